@@ -1,0 +1,1 @@
+"""shmstore: a shared-memory object store for the tensors of inference engines."""
