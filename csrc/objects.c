@@ -118,7 +118,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     shms_ring_insert(&w->ring, &place, slot);
     shms_set(&w->seg.sb->hand, w->ring.hand);
     shms_add(&w->seg.sb->used_bytes, span);
-    uint8_t *at = w->seg.data + place.at;
+    char *at = (char *)w->seg.data + place.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
     memcpy(at, key, key_len);
     if (meta_len)
@@ -155,7 +155,10 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
     w->unfinished--;
     w->books++; /* a slot in WRITING may never go, this one may */
-    hand_out(w, t->slot, t->entry, out);
+    if (out)
+        hand_out(w, t->slot, t->entry, out);
+    else
+        shms_leases_untake(&w->leases, t->entry);
     return leave(w, SHMS_OK);
 }
 
@@ -173,17 +176,34 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     return leave(w, SHMS_OK);
 }
 
-int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                    uint64_t payload_size, const uint64_t *spans, uint32_t n_spans, uint8_t *out) {
-    for (uint32_t i = 0; i < n_spans; i++)
-        if (spans[3 * i] > payload_size || spans[3 * i + 1] > payload_size - spans[3 * i])
+static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
+    for (uint32_t i = 0; i < n; i++)
+        if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset)
             return SHMS_EINVAL;
-    shms_ticket t;
-    int rc = shms_writer_begin(w, key, key_len, meta, meta_len, payload_size, &t);
-    if (rc)
+    return SHMS_OK;
+}
+
+/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's. */
+static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
+}
+
+int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
+    int rc = enter_with_ticket(w, t);
+    if (rc || (rc = leave(w, pieces_fit(pieces, n_pieces, t->payload_size))))
         return rc;
-    for (uint32_t i = 0; i < n_spans; i++)
-        shms_copy(t.payload + spans[3 * i], (const void *)(uintptr_t)spans[3 * i + 2], spans[3 * i + 1]);
+    copy_pieces(t, pieces, n_pieces);
+    return SHMS_OK;
+}
+
+int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
+    shms_ticket t;
+    int rc = pieces_fit(pieces, n_pieces, payload_size);
+    if (rc || (rc = shms_writer_begin(w, key, key_len, meta, meta_len, payload_size, &t)))
+        return rc;
+    copy_pieces(&t, pieces, n_pieces);
     return shms_writer_commit(w, &t, out);
 }
 

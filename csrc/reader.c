@@ -96,6 +96,8 @@ static void leave(struct shms_reader *r) {
 
 /* Counts a call in, so that the rank outlives it. */
 static int enter(struct shms_reader *r) {
+    if (!r)
+        return SHMS_ECLOSED;
     if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     atomic_fetch_add(&r->live, 1);
@@ -175,7 +177,7 @@ shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
     const shms_slot *s = &r->seg.slots[ref.slot];
     uint32_t key_len = shms_slot_key_len(s), meta_len = shms_slot_meta_len(s);
     uint64_t payload_at = shms_payload_at(key_len, meta_len), length = shms_get(&s->length);
-    const uint8_t *at = r->seg.data + ref.address;
+    const char *at = (const char *)r->seg.data + ref.address;
     *v = (shms_view){.key = at,
                      .meta = at + key_len,
                      .payload = at + payload_at,
@@ -196,6 +198,11 @@ void shms_view_release(shms_view *v) {
         leave(r);
     }
     free(v);
+}
+
+void shms_view_finish(shms_view *v, const shms_reader *keep, const char *payload) {
+    (void)keep, (void)payload;
+    shms_view_release(v);
 }
 
 int shms_reader_release(shms_reader *r, const uint8_t *packed) {
@@ -248,7 +255,11 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
     return SHMS_OK;
 }
 
+uint64_t shms_reader_store(const shms_reader *r) { return r->seg.sb->store; }
+
 int shms_reader_close(shms_reader *r) {
+    if (!r)
+        return SHMS_OK;
     if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     atomic_fetch_add(&r->live, 1);

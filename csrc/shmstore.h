@@ -13,8 +13,8 @@
  *     shms_writer_put(w, key, ..., ref);                  shms_view_release(v);
  *
  * ERRORS.  Functions return 0 or one of the negative codes below; those that return a pointer return NULL and
- * leave the negative code, made positive, in errno.  SHMS_ESYS alone means: a system call failed, errno says how.
- * Nothing is changed by a call that fails.
+ * leave the code, made positive, in errno.  SHMS_ESYS alone means: a system call failed, errno says how.  A handle that
+ * is NULL counts as closed.  Nothing is changed by a call that fails.
  *
  * THREADS.  Every function may be called from any thread.  Only the life of a handle is the caller's to order:
  * shms_*_free comes after every other call on the handle has returned.
@@ -90,18 +90,25 @@ typedef struct shms_ref {
 
 /* Space that is being written: between shms_writer_begin and shms_writer_commit or _abort. */
 typedef struct shms_ticket {
-    uint8_t *payload;
+    char *payload;
     uint64_t payload_size;
     uint64_t id;
     uint32_t slot;
     uint32_t entry;
 } shms_ticket;
 
+/* Bytes of the caller's, and where in the payload they go. */
+typedef struct shms_piece {
+    uint64_t offset;
+    uint64_t size;
+    uint64_t address;
+} shms_piece;
+
 /* An object held by a reader.  The bytes stay as they are until shms_view_release. */
 typedef struct shms_view {
-    const uint8_t *key;
-    const uint8_t *meta;
-    const uint8_t *payload;
+    const char *key;
+    const char *meta;
+    const char *payload;
     uint64_t payload_size;
     uint32_t key_len;
     uint32_t meta_len;
@@ -129,7 +136,7 @@ const char *shms_strerror(int code);        /* one line for each code of the tab
 uint32_t shms_layout_version(void);         /* of the shared layout that this build reads and writes */
 void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
-void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; non-temporal where that is faster */
+void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; past the caches where that is faster */
 uint64_t shms_space_free(void);             /* bytes free in the file system of segments, after SHMS_ENOSPC */
 uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
 
@@ -141,13 +148,14 @@ int shms_writer_close(shms_writer *w, int unlink); /* lets the lock go; the mapp
 void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
 uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number */
 
-/* Stores and hands out: begin, copy, commit in one call.  `spans` are n_spans triples (offset in the payload, bytes,
- * address), copied in order.  `out` gets a packed reference. */
+/* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                    uint64_t payload_size, const uint64_t *spans, uint32_t n_spans, uint8_t *out);
+                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out);
 /* Takes space for a payload of the caller's to write.  The key is taken; nobody can see the object yet. */
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out);
+int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece *pieces, uint32_t n_pieces);
+/* Publishes, and hands out; with `out` NULL it hands nothing out: the object is cached like one that was read. */
 int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
 int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
 
@@ -176,10 +184,13 @@ int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the 
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
 shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
-void shms_view_release(shms_view *v);                               /* and frees `v` */
+void shms_view_release(shms_view *v); /* unpins, and frees `v` */
+/* The same with two arguments that it ignores, for callers whose destructors are given more than a view. */
+void shms_view_finish(shms_view *v, const shms_reader *keep, const char *payload);
 int shms_reader_release(shms_reader *r, const uint8_t *ref);  /* acknowledges unread: 1, or 0 for a lease long over */
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
+uint64_t shms_reader_store(const shms_reader *r); /* the store's number */
 int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
 void shms_reader_free(shms_reader *r); /* after the last view; NULL is allowed */
 /* cdef: end */

@@ -22,6 +22,8 @@ uint64_t shms_now_ns(void) {
 }
 
 int shms_writer_enter(struct shms_writer *w) {
+    if (!w)
+        return SHMS_ECLOSED;
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* before the mutex: a child may have it locked */
         return SHMS_EFORKED;
     pthread_mutex_lock(&w->mutex);
