@@ -24,6 +24,7 @@ __all__ = [
     "StoreExistsError",
     "StoreFullError",
     "StoreNotFoundError",
+    "StoreSpaceError",
     "UnknownTypeError",
     "UnsupportedValueError",
     "WriterActiveError",
@@ -94,6 +95,37 @@ class StoreFullError(ShmStoreError, MemoryError):
                 held = sorted(self.held_bytes_by_rank.items())
                 message += "; held by " + ", ".join(f"rank {rank}: {size} bytes" for rank, size in held)
         super().__init__(message, hint=hint)
+
+
+class StoreSpaceError(ShmStoreError, OSError):
+    """The file system of shared memory cannot hold a store of that size (`errno` is ENOSPC); none was made.
+
+    `needed` and `free` are in bytes.
+    """
+
+    default_message = "the file system of shared memory is too small"
+    default_hint = "ask for less capacity, or enlarge /dev/shm (containers: --shm-size)"
+
+    needed: int | None
+    free: int | None
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        needed: int | None = None,
+        free: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.needed = needed
+        self.free = free
+        if message is None:
+            message = self.default_message
+            if needed is not None:
+                message += f": {needed} bytes needed, {free} free"
+        super().__init__(message, hint=hint)
+        self.errno = _errno.ENOSPC
+        self.strerror = self.message
 
 
 class ObjectTooLargeError(ShmStoreError, ValueError):
