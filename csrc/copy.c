@@ -17,8 +17,6 @@
 
 __attribute__((target("avx"))) static void stream_avx(uint8_t *d, const uint8_t *s, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 128) {
-        _mm_prefetch((const char *)s + i + 1024, _MM_HINT_NTA);
-        _mm_prefetch((const char *)s + i + 1088, _MM_HINT_NTA);
         __m256i a = _mm256_loadu_si256((const __m256i *)(s + i));
         __m256i b = _mm256_loadu_si256((const __m256i *)(s + i + 32));
         __m256i c = _mm256_loadu_si256((const __m256i *)(s + i + 64));
