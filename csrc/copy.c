@@ -13,7 +13,7 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define NON_TEMPORAL_FROM (UINT64_C(1) << 20)
+#define NON_TEMPORAL_FROM (UINT64_C(2) << 20)
 
 __attribute__((target("avx"))) static void stream_avx(uint8_t *d, const uint8_t *s, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 128) {
