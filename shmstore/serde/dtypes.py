@@ -91,7 +91,10 @@ def torch_view(kind: TorchKind, shape: tuple[int, ...], buffer: Any) -> torch.Te
     return torch_viewer(kind, shape, 0)(buffer)
 
 
-_NUMPY_STR = re.compile(r"[<>|][biufcSUVMm][0-9]{1,10}(\[[0-9]{0,10}[A-Za-z]{1,8}(/[0-9]{1,10})?\])?")
+# Strict, since numpy's own parser cannot be trusted with forged text: it divides by the 0 of "<M8[s/0]" (SIGFPE).
+_NUMPY_STR = re.compile(
+    r"[<>|]([biufcSUV](0|[1-9][0-9]{0,9})|[Mm]8(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
+)
 
 
 def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
