@@ -26,7 +26,7 @@ HOSTILE = {
     "timestamp": msgpack.packb(msgpack.Timestamp(1)),
     "timestamp of a wrong size": b"\xc7\x05\xff\0\0\0\0\0",
     "unknown ext": msgpack.packb(msgpack.ExtType(99, b"")),
-    "mark with data": msgpack.packb(msgpack.ExtType(1, b"x")),
+    "mark with data": msgpack.packb([msgpack.ExtType(TUPLE.code, b"x"), 1]),
     "mark alone": msgpack.packb(TENSOR),
     "mark as an item": msgpack.packb([1, TUPLE]),
     "mark as a key": msgpack.packb({TUPLE: 1}),
@@ -96,13 +96,7 @@ HOSTILE = {
     "too deep by far by tuples": (b"\x92" + msgpack.packb(TUPLE)) * 5000 + b"\xc0",
     "too deep by objects": (b"\x93" + msgpack.packb(OBJECT) + b"\xa1x") * 5000 + b"\xc0",
     "key too deep": b"\x81" + (b"\x92" + msgpack.packb(TUPLE)) * 400 + b"\xc0\x01",
-    "dtype too deep": msgpack.packb([ARRAY])[:0]
-    + b"\x93"
-    + msgpack.packb(ARRAY)
-    + b"\x92" * 300
-    + b"\xa3<f4"
-    + b"\x91\x01" * 300
-    + b"\x00",
+    "dtype too deep": b"\x93" + msgpack.packb(ARRAY) + b"\x92" * 300 + b"\xa3<f4" + b"\x91\x01" * 300 + b"\x00",
 }
 
 

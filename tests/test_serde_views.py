@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import weakref
 
+import cffi
 import numpy as np
 import pytest
 import torch
@@ -78,6 +79,25 @@ def test_whatever_shares_a_tensors_storage_keeps_the_payload_and_the_last_one_le
 @pytest.mark.parametrize("name", ARRAY_PATHS)
 def test_whatever_shares_an_arrays_memory_keeps_the_payload_and_the_last_one_lets_it_go(name):
     check_pinning(np.arange(16, dtype=np.float32).reshape(4, 4), ARRAY_PATHS[name])
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(4), torch.ones(4, dtype=torch.bfloat16), np.ones(4)], ids=["t", "bf16", "a"]
+)
+def test_the_buffer_objects_of_cffi_are_pinned_too(value):
+    ffi = cffi.FFI()
+    encoded = SERDE.encode(value)
+    memory = store(encoded)
+    payload = ffi.buffer(ffi.from_buffer(memory))
+    gone = weakref.ref(payload)
+    back = SERDE.decode(encoded.meta, payload)
+    del payload
+    assert exact(back) == exact(value)
+    part = back[1:]
+    del back
+    assert gone() is not None
+    del part
+    assert gone() is None
 
 
 def test_one_leaf_of_a_tree_keeps_the_payload():

@@ -103,10 +103,11 @@ def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
     if wire is None:
         return None
     try:
-        same = numpy_dtype_from_wire(wire) == dtype
+        back = numpy_dtype_from_wire(wire)
     except ValueError:
         return None
-    return wire if same else None  # e.g. ml_dtypes' bfloat16 calls itself <V2
+    # A dtype of another package may call itself <V2, and a record is a void to its name.
+    return wire if back == dtype and back.type is dtype.type else None
 
 
 def _to_wire(dtype: "np.dtype[Any]", depth: int) -> Any:
