@@ -1,6 +1,6 @@
 """Prints the figures of a pytest-benchmark JSON file as a table: measured, reference, ratio, limit.
 
-    pytest bench --benchmark-only --benchmark-json=out.json && python bench/table.py out.json
+pytest bench --benchmark-only --benchmark-json=out.json && python bench/table.py out.json
 """
 
 import json
@@ -48,7 +48,8 @@ def main() -> None:
         print("| " + " | ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=False)), "|", mark)
         if number == 0:
             print("|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    print(f"\n{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}")
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}"
+    print(f"\n{machine}, Python {platform.python_version()}")
 
 
 if __name__ == "__main__":
