@@ -1,7 +1,198 @@
+/*
+ * shmstore.h - a shared-memory object store: one writer, many readers, no locks between them.
+ *
+ * WHAT IT IS.  A store is one file in /dev/shm.  Its writer puts objects (a key, some metadata, a payload) into
+ * a ring and hands out references of 40 bytes; readers, one process per rank, turn a reference into a pointer
+ * into the same pages.  Nothing is copied on the way out, nobody waits for anybody, and what a process held
+ * when it died is free again without anybody's help.
+ *
+ *     shms_writer *w;                                     shms_reader *r;
+ *     shms_options o = {.capacity = 1 << 30,              shms_reader_attach(&r, "frames", 0);
+ *                       .n_readers = 2};                  shms_view *v = shms_reader_acquire(r, ref);
+ *     shms_writer_create(&w, "frames", &o);               ... v->payload, v->payload_size ...
+ *     shms_writer_put(w, key, ..., ref);                  shms_view_release(v);
+ *
+ * ERRORS.  Functions return 0 or one of the negative codes below; those that return a pointer return NULL and
+ * leave the code, made positive, in errno.  SHMS_ESYS alone means: a system call failed, errno says how.  A handle that
+ * is NULL counts as closed.  Nothing is changed by a call that fails.
+ *
+ * THREADS.  Every function may be called from any thread.  Only the life of a handle is the caller's to order:
+ * shms_*_free comes after every other call on the handle has returned.
+ *
+ * CAVEATS.
+ *  - A view's bytes are mapped read-only.  Writing to them is SIGSEGV, by design.
+ *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock.  What the
+ *    child inherits is a mapping, not a pin: it must not look at the parent's views.
+ *  - shms_reader_close lets the rank go when the last view dies, not before.
+ *  - After shms_writer_close the segment's pages live on until the last process that maps them has gone.
+ *  - A program that closes file descriptors it does not own closes liveness locks: its objects are then let go.
+ */
 #ifndef SHMSTORE_H
 #define SHMSTORE_H
+
 #include <stdint.h>
+
 /* cdef: begin */
-uint32_t shms_layout_version(void); /* version of the shared layout that this build reads and writes */
+#define SHMS_OK 0              /* done */
+#define SHMS_EINVAL -1         /* an argument is out of range */
+#define SHMS_ENOMEM -2         /* this process is out of private memory */
+#define SHMS_ESYS -3           /* a system call failed; errno says how */
+#define SHMS_ENOSPC -4         /* the file system cannot hold a segment of that size */
+#define SHMS_EFULL -5          /* what is held leaves no room (or no lease entry) */
+#define SHMS_ETOOLARGE -6      /* the object is larger than the store allows for one */
+#define SHMS_EEXISTS -7        /* the key is already in the store */
+#define SHMS_ENOTFOUND -8      /* the key is not in the store */
+#define SHMS_ESTALE -9         /* the reference does not name a live object of this store */
+#define SHMS_ENOSTORE -10      /* no segment of that name */
+#define SHMS_ESTOREEXISTS -11  /* a segment of that name exists */
+#define SHMS_EWRITERACTIVE -12 /* the store's writer is alive */
+#define SHMS_ERANKINUSE -13    /* a live process (or live views of this one) has this rank */
+#define SHMS_ELAYOUT -14       /* not a segment of this version, size and architecture */
+#define SHMS_ECORRUPT -15      /* a segment of ours whose contents contradict themselves */
+#define SHMS_ECLOSED -16       /* the handle is closed */
+#define SHMS_EFORKED -17       /* the handle belongs to the parent of this process */
+
+#define SHMS_REF_SIZE 40        /* bytes of a packed reference */
+#define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
+#define SHMS_MAX_READERS 256    /* ranks */
+#define SHMS_MAX_OBJECTS 16777216 /* slots; the same limit holds for lease entries */
+#define SHMS_MAX_CAPACITY 0x1000000000000 /* bytes of the data region: 2^48, what a reference's address holds */
+#define SHMS_MAX_NAME 200       /* bytes of a store's name */
+#define SHMS_MAX_KEY 65536      /* bytes of a key */
+#define SHMS_MAX_META 0x40000000 /* bytes of an object's metadata */
+
+#define SHMS_PREFAULT 1   /* map every page of the writer's data now, not at the first touch */
+#define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
+#define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
+
+typedef struct shms_writer shms_writer;
+typedef struct shms_reader shms_reader;
+
+typedef struct shms_options {
+    uint64_t capacity;        /* bytes of the data region; rounded up to SHMS_ALIGN */
+    uint64_t max_object_size; /* bytes of key, metadata and payload together; 0: the capacity */
+    uint32_t n_readers;       /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
+    uint32_t max_objects;     /* slots; 0: from the capacity */
+    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO */
+} shms_options;
+
+/* A reference, unpacked.  Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then
+ * id, lease and tag (8 each).  A reader believes none of it: every field is compared with the slot table. */
+typedef struct shms_ref {
+    uint32_t store; /* which store: the superblock's random number */
+    uint32_t slot;
+    uint32_t entry;   /* of the lease table */
+    uint64_t address; /* the object's offset in the data region */
+    uint64_t id;      /* monotonic, never reused */
+    uint64_t lease;   /* number of the hand-out; never reused */
+    uint64_t tag;     /* random, per object */
+} shms_ref;
+
+/* Space that is being written: between shms_writer_begin and shms_writer_commit or _abort. */
+typedef struct shms_ticket {
+    char *payload;
+    uint64_t payload_size;
+    uint64_t id;
+    uint32_t slot;
+    uint32_t entry;
+} shms_ticket;
+
+/* Bytes of the caller's, and where in the payload they go. */
+typedef struct shms_piece {
+    uint64_t offset;
+    uint64_t size;
+    uint64_t address;
+} shms_piece;
+
+/* An object held by a reader.  The bytes stay as they are until shms_view_release. */
+typedef struct shms_view {
+    const char *key;
+    const char *meta;
+    const char *payload;
+    uint64_t payload_size;
+    uint32_t key_len;
+    uint32_t meta_len;
+    uint64_t id;
+    uint32_t slot;      /* private from here */
+    shms_reader *owner;
+} shms_view;
+
+typedef struct shms_stats {
+    uint64_t capacity, max_object_size, max_objects, n_readers;
+    uint64_t objects, used_bytes;            /* live objects and the ring bytes they and unfinished puts occupy */
+    uint64_t next_id, next_lease, open_leases;
+    uint64_t puts, put_bytes, hits, misses;  /* put_bytes: payload; hits and misses: of shms_writer_hit */
+    uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
+    uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
+} shms_stats;
+
+typedef struct shms_reader_stats {
+    uint64_t gets, stale, releases, live_views;
+} shms_reader_stats;
+
+/* ---- values ---- */
+
+const char *shms_strerror(int code);        /* one line for each code of the table above; never NULL */
+uint32_t shms_layout_version(void);         /* of the shared layout that this build reads and writes */
+void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
+void shms_ref_pack(uint8_t *out, const shms_ref *ref);
+void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; past the caches where that is faster */
+uint64_t shms_space_free(void);             /* bytes free in the file system of segments, after SHMS_ENOSPC */
+uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
+
+/* ---- the writer ---- */
+
+int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
+int shms_writer_recover(shms_writer **out, const char *name);
+int shms_writer_close(shms_writer *w, int unlink); /* lets the lock go; the mapping stays until _free */
+void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
+uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number */
+
+/* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
+int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out);
+/* Takes space for a payload of the caller's to write.  The key is taken; nobody can see the object yet. */
+int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                      uint64_t payload_size, shms_ticket *out);
+int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece *pieces, uint32_t n_pieces);
+/* Publishes, and hands out; with `out` NULL it hands nothing out: the object is cached like one that was read. */
+int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
+int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
+
+int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
+int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);   /* 1, 0 or an error; changes nothing */
+int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
+/* Keeps the object, also an unfinished one, from being reclaimed until _unprotect; they nest.  *slot names it. */
+int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, uint32_t *slot);
+int shms_writer_unprotect(shms_writer *w, uint32_t slot);
+int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open and is ended; 0 */
+int shms_writer_retire(shms_writer *w, uint32_t rank);
+int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
+int shms_writer_clear(shms_writer *w);
+int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
+/* Keys in order of age, each as a uint32_t length and its bytes; *size is the room, then what is needed. */
+int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
+int shms_writer_stats(shms_writer *w, shms_stats *out);
+/* Bytes that each rank holds (pinned, or promised and not yet read) as of the last refusal. */
+int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank);
+/* With `on`, keys that leave the store are noted; _take_evicted gives and forgets them (as _keys does). */
+int shms_writer_track_evictions(shms_writer *w, int on);
+int shms_writer_take_evicted(shms_writer *w, uint8_t *out, uint64_t *size);
+int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the first that is broken */
+
+/* ---- a reader ---- */
+
+int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
+shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
+void shms_view_release(shms_view *v); /* unpins, and frees `v` */
+/* The same with two arguments that it ignores, for callers whose destructors are given more than a view. */
+void shms_view_finish(shms_view *v, const shms_reader *keep, const char *payload);
+int shms_reader_release(shms_reader *r, const uint8_t *ref);  /* acknowledges unread: 1, or 0 for a lease long over */
+int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
+int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
+uint64_t shms_reader_store(const shms_reader *r); /* the store's number */
+int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
+void shms_reader_free(shms_reader *r); /* after the last view; NULL is allowed */
 /* cdef: end */
+
 #endif

@@ -1,1 +1,27 @@
-"""shmstore: a shared-memory object store for the tensors of inference engines."""
+"""shmstore: a shared-memory object store for the tensors of inference engines.
+
+One writer puts objects into shared memory, once; readers take them in place by references of 40 bytes.
+"""
+
+from shmstore import errors
+from shmstore.errors import *  # noqa: F403 - the public errors, as errors.__all__ lists them
+from shmstore.refs import ObjectRef, StoreHandle
+from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter, ReaderStats, StoreStats
+
+__version__ = "0.1.0"
+
+__all__ = [
+    *errors.__all__,
+    "MsgpackSerde",
+    "ObjectRef",
+    "ObjectSerde",
+    "ObjectStoreReader",
+    "ObjectStoreWriter",
+    "PickleSerde",
+    "ReaderStats",
+    "StoreHandle",
+    "StoreStats",
+    "TensorSpec",
+    "__version__",
+]

@@ -1,0 +1,67 @@
+/*
+ * copy.c - memcpy, and a copy that goes past the caches.
+ *
+ * A store to memory that is not in cache first reads the line it is about to overwrite.  Non-temporal stores do not:
+ * one read and one write of each line instead of two reads and one write, and the caches keep what they had.  Small
+ * objects, though, are likely in cache on one side or the other and are faster through it.  The threshold is where
+ * `python bench/copy_threshold.py` found the two equal (x86-64); elsewhere memcpy is left alone.
+ */
+#include "shmstore.h"
+
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#define NON_TEMPORAL_FROM (UINT64_C(1) << 20)
+
+__attribute__((target("avx"))) static void stream_avx(uint8_t *d, const uint8_t *s, uint64_t n) {
+    for (uint64_t i = 0; i < n; i += 128) {
+        _mm_prefetch((const char *)s + i + 1024, _MM_HINT_NTA);
+        _mm_prefetch((const char *)s + i + 1088, _MM_HINT_NTA);
+        __m256i a = _mm256_loadu_si256((const __m256i *)(s + i));
+        __m256i b = _mm256_loadu_si256((const __m256i *)(s + i + 32));
+        __m256i c = _mm256_loadu_si256((const __m256i *)(s + i + 64));
+        __m256i e = _mm256_loadu_si256((const __m256i *)(s + i + 96));
+        _mm256_stream_si256((__m256i *)(d + i), a);
+        _mm256_stream_si256((__m256i *)(d + i + 32), b);
+        _mm256_stream_si256((__m256i *)(d + i + 64), c);
+        _mm256_stream_si256((__m256i *)(d + i + 96), e);
+    }
+}
+
+static void stream_sse2(uint8_t *d, const uint8_t *s, uint64_t n) {
+    for (uint64_t i = 0; i < n; i += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(s + i));
+        __m128i b = _mm_loadu_si128((const __m128i *)(s + i + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(s + i + 32));
+        __m128i e = _mm_loadu_si128((const __m128i *)(s + i + 48));
+        _mm_stream_si128((__m128i *)(d + i), a);
+        _mm_stream_si128((__m128i *)(d + i + 16), b);
+        _mm_stream_si128((__m128i *)(d + i + 32), c);
+        _mm_stream_si128((__m128i *)(d + i + 48), e);
+    }
+}
+
+void shms_copy(void *dst, const void *src, uint64_t n) {
+    uint8_t *d = dst;
+    const uint8_t *s = src;
+    if (n < NON_TEMPORAL_FROM) {
+        memcpy(d, s, n);
+        return;
+    }
+    uint64_t head = (64 - ((uintptr_t)d & 63)) & 63, body = (n - head) & ~UINT64_C(127);
+    memcpy(d, s, head);
+    if (__builtin_cpu_supports("avx"))
+        stream_avx(d + head, s + head, body);
+    else
+        stream_sse2(d + head, s + head, body);
+    _mm_sfence(); /* streaming stores are not ordered by the release that publishes the object (P4) */
+    memcpy(d + head + body, s + head + body, n - head - body);
+}
+
+#else
+
+void shms_copy(void *dst, const void *src, uint64_t n) { memcpy(dst, src, n); }
+
+#endif

@@ -1,0 +1,175 @@
+/*
+ * layout.h - what lies where in a segment, and who may write it.
+ *
+ *   file offset 0
+ *   +-------------------+----------------------------------------------------------------------------+
+ *   | superblock        | written by the writer: geometry (once), ids, hand, statistics, retirements  |
+ *   +-------------------+----------------------------------------------------------------------------+
+ *   | slot table        | written by the writer: 64 bytes an object                                   |
+ *   +-------------------+----------------------------------------------------------------------------+
+ *   | lease table       | written by the writer: 32 bytes a hand-out                                  |
+ *   +=== page ==========+----------------------------------------------------------------------------+
+ *   | reader table 0    | written by rank 0 alone: header, pins[max_objects], acks[max_leases]        |
+ *   +=== page ==========+----------------------------------------------------------------------------+
+ *   | reader table 1 ...| written by rank 1 alone                                                     |
+ *   +=== page or 2 MiB =+----------------------------------------------------------------------------+
+ *   | data              | written by the writer: objects in address order, with gaps                  |
+ *   +-------------------+----------------------------------------------------------------------------+
+ *
+ * An object in the data region, at slot.offset (a multiple of 64):
+ *
+ *     | key | metadata | zero to 63 bytes | payload ... | zero to 63 bytes |
+ *     ^ offset         ^ multiple of 64 -^             ^ offset + length  ^ the next object at the earliest
+ *
+ * A worked example, which tests/c/test_layout.c checks: key "k", metadata "mm", payload of 5 bytes at offset 128:
+ *
+ *     128: 6b 6d 6d 00 ...       192: payload[0..4]      length = 69, span = 128: the ring goes on at 256
+ *
+ * Every word that two processes see is a 64-bit atomic (pins: 32-bit), naturally aligned, little-endian.  Nothing
+ * here is a pointer: all positions are offsets or indices, checked before they are used.
+ */
+#ifndef SHMS_LAYOUT_H
+#define SHMS_LAYOUT_H
+
+#include <assert.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "shmstore.h"
+
+#define SHMS_LAYOUT_VERSION 1u
+#define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
+#define SHMS_SUPERBLOCK_SIZE 4096u
+
+typedef _Atomic uint64_t shms_word;
+
+/* Counters of the writer; statistics only, so relaxed everywhere. */
+enum shms_counter {
+    SHMS_C_PUTS,
+    SHMS_C_PUT_BYTES,
+    SHMS_C_HITS,
+    SHMS_C_MISSES,
+    SHMS_C_EVICTIONS,
+    SHMS_C_EVICTED_BYTES,
+    SHMS_C_DELETES,
+    SHMS_C_REFUSALS,
+    SHMS_C_CANCELS,
+    SHMS_C_COUNT
+};
+
+typedef struct shms_superblock {
+    uint64_t magic;
+    shms_word stamp;      /* shms_layout_stamp(); release, after everything else of the creation */
+    uint64_t page;        /* alignment of the regions */
+    uint64_t file_size;   /* geometry: written once, before the stamp */
+    uint64_t capacity;
+    uint64_t max_object_size;
+    uint64_t n_readers;
+    uint64_t max_objects;
+    uint64_t max_leases;
+    uint64_t flags;
+    uint64_t store;       /* random 32-bit number that references carry */
+    uint64_t created_ns;  /* CLOCK_REALTIME */
+    uint64_t slots_at;    /* file offsets */
+    uint64_t leases_at;
+    uint64_t readers_at;
+    uint64_t reader_stride;
+    uint64_t data_at;
+    uint64_t secret;      /* random; half of the key of every reference's tag */
+    uint64_t reserved[14];
+    shms_word writer_pid; /* for people; liveness is the lock */
+    shms_word writer_epoch; /* +1 by create and by each recover */
+    shms_word next_id;    /* P1; the next object's */
+    shms_word next_lease; /* L1; the next hand-out's */
+    shms_word hand;       /* offset where the next search starts */
+    shms_word used_bytes; /* ring bytes of live and unfinished objects */
+    shms_word objects;    /* live ones */
+    shms_word open_leases;
+    shms_word counters[24]; /* enum shms_counter */
+    /* retired[r] = epoch[r] + 1 at the time of shms_writer_retire; void as soon as the rank attaches again */
+    shms_word retired[SHMS_MAX_READERS];
+} shms_superblock;
+
+enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
+
+typedef struct shms_slot {
+    shms_word state;   /* enum shms_state */
+    shms_word id;      /* P2; before the LIVE that it belongs to */
+    shms_word secret;  /* random; the other half of that key */
+    shms_word offset;  /* of the key */
+    shms_word length;  /* to the payload's last byte */
+    shms_word head;    /* key_len | meta_len << 32 */
+    shms_word deleted; /* 1: no new hand-outs; goes when nobody holds it */
+    shms_word put_ns;  /* CLOCK_REALTIME of the commit */
+} shms_slot;
+
+typedef struct shms_lease {
+    shms_word number; /* 0: the entry is free; L2, published last */
+    shms_word slot;
+    shms_word id;
+    shms_word opened_ns; /* CLOCK_REALTIME */
+} shms_lease;
+
+typedef struct shms_reader_table {
+    shms_word epoch;    /* A4: how often this rank has attached */
+    shms_word base;     /* A3: leases below are not for the present process */
+    shms_word releases; /* +1 after whatever may let an object go: R3, R4 */
+    shms_word pid;      /* for people */
+    shms_word attached_ns;
+    shms_word gets;
+    shms_word stale;
+    shms_word released; /* leases ended unread */
+    shms_word reserved[8];
+    /* shms_pin pins[max_objects], then shms_word acks[max_leases] */
+} shms_reader_table;
+
+typedef _Atomic uint32_t shms_pin;
+
+_Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are plain words");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
+_Static_assert(offsetof(shms_superblock, stamp) == 8, "stamp");
+_Static_assert(offsetof(shms_superblock, capacity) == 32, "capacity");
+_Static_assert(offsetof(shms_superblock, store) == 80, "store");
+_Static_assert(offsetof(shms_superblock, data_at) == 128, "data_at");
+_Static_assert(offsetof(shms_superblock, writer_pid) == 256, "the writer's words start a cache line");
+_Static_assert(offsetof(shms_superblock, counters) == 320, "counters");
+_Static_assert(offsetof(shms_superblock, retired) == 512, "retired");
+_Static_assert(sizeof(shms_superblock) <= SHMS_SUPERBLOCK_SIZE, "superblock");
+_Static_assert(SHMS_C_COUNT <= 24, "counters");
+_Static_assert(sizeof(shms_slot) == 64, "one cache line an object");
+_Static_assert(offsetof(shms_slot, id) == 8 && offsetof(shms_slot, offset) == 24 && offsetof(shms_slot, head) == 40 &&
+                   offsetof(shms_slot, put_ns) == 56,
+               "slot");
+_Static_assert(sizeof(shms_lease) == 32 && offsetof(shms_lease, id) == 16, "lease");
+_Static_assert(sizeof(shms_reader_table) == 128 && offsetof(shms_reader_table, releases) == 16, "reader table");
+
+/* The geometry that follows from options; fields are named as in the superblock. */
+typedef struct shms_layout {
+    uint64_t page, file_size, capacity, max_object_size, n_readers, max_objects, max_leases, flags;
+    uint64_t slots_at, leases_at, readers_at, reader_stride, data_at;
+} shms_layout;
+
+/* Computes the geometry.  SHMS_EINVAL where an option is out of range.  `max_leases` 0: as many as fit the promise
+ * of 256 + 4 * n_readers bytes of bookkeeping an object. */
+int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page, uint64_t max_leases);
+
+/* A number that differs whenever two builds would read a segment differently: version, offsets, architecture. */
+uint64_t shms_layout_stamp(void);
+
+/* Reads the geometry from a superblock and checks it against itself and the file's size.  SHMS_ELAYOUT: another
+ * version or architecture, or never published.  SHMS_ECORRUPT: ours, but contradictory. */
+int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
+
+static inline uint64_t shms_align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
+
+/* Bytes of an object of these lengths up to its payload, and in the ring. */
+static inline uint64_t shms_payload_at(uint32_t key_len, uint32_t meta_len) {
+    return shms_align_up((uint64_t)key_len + meta_len, SHMS_ALIGN);
+}
+static inline uint64_t shms_span(uint64_t length) {
+    return length ? shms_align_up(length, SHMS_ALIGN) : SHMS_ALIGN;
+}
+
+#endif

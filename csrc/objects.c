@@ -1,0 +1,405 @@
+/*
+ * objects.c - what callers do with objects: put, hand out, cancel, delete.
+ *
+ * A put is P1 to P4, then L1 and L2.  Its bytes are copied outside the mutex: a slot in WRITING is nobody else's.
+ * Whatever can fail, fails before the first store to the segment: the lease entry is taken (in the books) before the
+ * space, so that a commit always succeeds.
+ *
+ * A writer that dies between P1 and P4 leaves a slot in WRITING, which its successor frees; one that dies between P4
+ * and L2 leaves an object without a lease, which is a cached object like any other.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "step.h"
+#include "writer.h"
+
+static int key_ok(const char *key, uint32_t key_len) {
+    return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
+}
+
+/* The slot of an object that may be handed out, or SHMS_NONE. */
+static uint32_t find_live(struct shms_writer *w, const char *key, uint32_t key_len) {
+    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
+}
+
+static int enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = key_ok(key, key_len);
+    return rc ? rc : shms_writer_enter(w);
+}
+
+static int leave(struct shms_writer *w, int rc) {
+    pthread_mutex_unlock(&w->mutex);
+    return rc;
+}
+
+static void note_key(shms_keylist *list, const uint8_t *key, uint32_t len) {
+    if (list->room < list->size + 4 + len) {
+        uint64_t room = 2 * (list->size + 4 + len) + 4096;
+        uint8_t *bytes = realloc(list->bytes, room);
+        if (!bytes)
+            return;
+        list->bytes = bytes;
+        list->room = room;
+    }
+    memcpy(list->bytes + list->size, &len, 4);
+    memcpy(list->bytes + list->size + 4, key, len);
+    list->size += 4 + len;
+}
+
+void shms_forget_key(struct shms_writer *w, uint32_t slot) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    if (shms_index_remove(&w->index, slot) && w->tracking)
+        note_key(&w->evicted, w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
+}
+
+static int next_secret(struct shms_writer *w, uint64_t *out) {
+    if (w->n_random == 0) {
+        if (getrandom(w->random, sizeof w->random, 0) != sizeof w->random)
+            return SHMS_ESYS;
+        w->n_random = sizeof w->random / sizeof *w->random;
+    }
+    *out = w->random[--w->n_random];
+    return SHMS_OK;
+}
+
+/* Opens a lease on a taken entry and packs the reference to it. */
+static void hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t *out) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    shms_ref ref = {.store = (uint32_t)w->seg.sb->store, .slot = slot, .entry = entry,
+                    .address = shms_get(&s->offset), .id = shms_get(&s->id)};
+    ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, shms_now_ns());
+    shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
+}
+
+int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                      uint64_t payload_size, shms_ticket *out) {
+    int rc = enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint64_t payload_at = shms_payload_at(key_len, meta_len);
+    if (meta_len > SHMS_MAX_META)
+        return leave(w, SHMS_EINVAL);
+    if (payload_size > w->seg.layout.capacity)
+        return leave(w, SHMS_ETOOLARGE);
+    uint64_t length = payload_size ? payload_at + payload_size : (uint64_t)key_len + meta_len;
+    uint64_t span = shms_span(length), secret;
+    if (length > w->seg.layout.max_object_size || span > w->seg.layout.capacity)
+        return leave(w, SHMS_ETOOLARGE);
+    if (shms_index_find(&w->index, key, key_len) != SHMS_NONE)
+        return leave(w, SHMS_EEXISTS);
+    if ((rc = next_secret(w, &secret)))
+        return leave(w, rc);
+    shms_reclaim_begin(w);
+    uint32_t entry = shms_reclaim_lease(w);
+    if (entry == SHMS_NONE)
+        return leave(w, SHMS_EFULL);
+    shms_place place;
+    if ((rc = shms_reclaim_space(w, span, &place))) {
+        shms_leases_untake(&w->leases, entry);
+        return leave(w, rc);
+    }
+    uint32_t slot = w->free_slots[--w->n_free_slots];
+    shms_slot *s = shms_writer_slot(w, slot);
+    uint64_t id = shms_get(&w->seg.sb->next_id);
+    SHMS_STEP("P1"); /* the id is taken before anything bears it: a crash loses a number, nothing else */
+    atomic_store_explicit(&w->seg.sb->next_id, id + 1, memory_order_release);
+    SHMS_STEP("P2"); /* first WRITING, then what it is: a successor drops the slot unread */
+    atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
+    atomic_thread_fence(memory_order_release);
+    shms_set(&s->id, id);
+    shms_set(&s->secret, secret);
+    shms_set(&s->offset, place.at);
+    shms_set(&s->length, length);
+    shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
+    shms_set(&s->deleted, 0);
+    shms_ring_insert(&w->ring, &place, slot);
+    shms_set(&w->seg.sb->hand, w->ring.hand);
+    shms_add(&w->seg.sb->used_bytes, span);
+    char *at = (char *)w->seg.data + place.at;
+    SHMS_STEP("P3"); /* the bytes, here and until the commit */
+    memcpy(at, key, key_len);
+    if (meta_len)
+        memcpy(at + key_len, meta, meta_len);
+    shms_index_add(&w->index, slot);
+    w->unfinished++;
+    *out = (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot,
+                         .entry = entry};
+    return leave(w, SHMS_OK);
+}
+
+/* Enters, and checks that the ticket is one that is out. */
+static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    if (t->slot >= w->seg.layout.max_objects || t->entry >= w->seg.layout.max_leases ||
+        shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
+        shms_get(&shms_writer_slot(w, t->slot)->id) != t->id)
+        return leave(w, SHMS_EINVAL);
+    return SHMS_OK;
+}
+
+int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
+    int rc = enter_with_ticket(w, t);
+    if (rc)
+        return rc;
+    shms_slot *s = shms_writer_slot(w, t->slot);
+    shms_set(&s->put_ns, shms_now_ns());
+    SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
+    atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
+    shms_add(&w->seg.sb->objects, 1);
+    shms_count(w, SHMS_C_PUTS, 1);
+    shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
+    w->unfinished--;
+    w->books++; /* a slot in WRITING may never go, this one may */
+    if (out)
+        hand_out(w, t->slot, t->entry, out);
+    else
+        shms_leases_untake(&w->leases, t->entry);
+    return leave(w, SHMS_OK);
+}
+
+int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
+    int rc = enter_with_ticket(w, t);
+    if (rc)
+        return rc;
+    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
+    SHMS_STEP("P5");
+    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
+    shms_forget(w, t->slot);
+    shms_leases_untake(&w->leases, t->entry);
+    w->unfinished--;
+    w->books++;
+    return leave(w, SHMS_OK);
+}
+
+static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
+    for (uint32_t i = 0; i < n; i++)
+        if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset)
+            return SHMS_EINVAL;
+    return SHMS_OK;
+}
+
+/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's. */
+static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++)
+        shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
+}
+
+int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
+    int rc = enter_with_ticket(w, t);
+    if (rc || (rc = leave(w, pieces_fit(pieces, n_pieces, t->payload_size))))
+        return rc;
+    copy_pieces(t, pieces, n_pieces);
+    return SHMS_OK;
+}
+
+int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
+    shms_ticket t;
+    int rc = pieces_fit(pieces, n_pieces, payload_size);
+    if (rc || (rc = shms_writer_begin(w, key, key_len, meta, meta_len, payload_size, &t)))
+        return rc;
+    copy_pieces(&t, pieces, n_pieces);
+    return shms_writer_commit(w, &t, out);
+}
+
+int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+    int rc = enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = find_live(w, key, key_len);
+    if (slot == SHMS_NONE) {
+        shms_count(w, SHMS_C_MISSES, 1);
+        return leave(w, SHMS_ENOTFOUND);
+    }
+    shms_reclaim_begin(w);
+    uint32_t entry = shms_reclaim_lease(w);
+    if (entry == SHMS_NONE)
+        return leave(w, SHMS_EFULL);
+    w->ring.used[slot] = 1;
+    shms_count(w, SHMS_C_HITS, 1);
+    hand_out(w, slot, entry, out);
+    return leave(w, SHMS_OK);
+}
+
+int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = enter_with_key(w, key, key_len);
+    return rc ? rc : leave(w, find_live(w, key, key_len) != SHMS_NONE);
+}
+
+int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = find_live(w, key, key_len);
+    if (slot != SHMS_NONE)
+        w->ring.used[slot] = 1;
+    return leave(w, slot != SHMS_NONE);
+}
+
+int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, uint32_t *out) {
+    int rc = enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    if (slot == SHMS_NONE)
+        return leave(w, SHMS_ENOTFOUND);
+    w->protected[slot]++;
+    *out = slot;
+    return leave(w, SHMS_OK);
+}
+
+int shms_writer_unprotect(shms_writer *w, uint32_t slot) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    if (slot >= w->seg.layout.max_objects || w->protected[slot] == 0)
+        return leave(w, SHMS_EINVAL);
+    w->protected[slot]--;
+    w->books++;
+    return leave(w, SHMS_OK);
+}
+
+int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    shms_ref ref;
+    if ((rc = shms_ref_read(&ref, packed, w->seg.sb, &w->seg.layout)))
+        return leave(w, rc);
+    const shms_lease *e = &w->leases.table[ref.entry];
+    const shms_slot *s = shms_writer_slot(w, ref.slot);
+    if (shms_get(&s->state) == SHMS_FREE || shms_get(&s->id) != ref.id)
+        return leave(w, 0); /* the object has gone, and its leases before it */
+    if (!shms_ref_sealed(packed, w->seg.sb->secret, shms_get(&s->secret)))
+        return leave(w, SHMS_ESTALE);
+    if (shms_get(&e->number) != ref.lease)
+        return leave(w, 0);
+    shms_leases_close(&w->leases, ref.entry);
+    shms_count(w, SHMS_C_CANCELS, 1);
+    w->books++;
+    return leave(w, 1);
+}
+
+int shms_writer_retire(shms_writer *w, uint32_t rank) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    if (rank >= w->seg.layout.n_readers)
+        return leave(w, SHMS_EINVAL);
+    uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, rank)->epoch, memory_order_acquire);
+    shms_set(&w->seg.sb->retired[rank], epoch + 1);
+    w->books++;
+    return leave(w, SHMS_OK);
+}
+
+static void delete_slot(struct shms_writer *w, uint32_t slot) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    shms_forget_key(w, slot);
+    SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
+    atomic_store_explicit(&s->deleted, 1, memory_order_release);
+    w->ring.used[slot] = 0;
+    shms_count(w, SHMS_C_DELETES, 1);
+    shms_reclaim_slot(w, slot);
+}
+
+int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = find_live(w, key, key_len);
+    shms_reclaim_begin(w);
+    if (slot != SHMS_NONE)
+        delete_slot(w, slot);
+    return leave(w, slot != SHMS_NONE);
+}
+
+int shms_writer_clear(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    shms_reclaim_begin(w);
+    for (uint32_t s = w->ring.first, next; s != SHMS_NONE; s = next) {
+        next = w->ring.next[s];
+        if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE)
+            continue;
+        if (shms_get(&shms_writer_slot(w, s)->deleted))
+            shms_reclaim_slot(w, s);
+        else
+            delete_slot(w, s);
+    }
+    return leave(w, SHMS_OK);
+}
+
+int64_t shms_writer_count(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    return rc ? rc : leave(w, (int)(w->index.count - w->unfinished));
+}
+
+typedef struct aged {
+    uint64_t id;
+    uint32_t slot;
+} aged;
+
+static int by_id(const void *a, const void *b) {
+    uint64_t x = ((const aged *)a)->id, y = ((const aged *)b)->id;
+    return x < y ? -1 : x > y;
+}
+
+int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    aged *found = malloc(((size_t)w->ring.count + 1) * sizeof *found);
+    if (!found)
+        return leave(w, SHMS_ENOMEM);
+    uint32_t n = 0;
+    uint64_t need = 0;
+    for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i]) {
+        const shms_slot *s = shms_writer_slot(w, i);
+        if (shms_get(&s->state) == SHMS_LIVE && !shms_get(&s->deleted)) {
+            found[n++] = (aged){shms_get(&s->id), i};
+            need += 4 + shms_slot_key_len(s);
+        }
+    }
+    if (need <= *size) {
+        qsort(found, n, sizeof *found, by_id);
+        for (uint32_t i = 0; i < n; i++) {
+            const shms_slot *s = shms_writer_slot(w, found[i].slot);
+            uint32_t len = shms_slot_key_len(s);
+            memcpy(out, &len, 4);
+            memcpy(out + 4, w->seg.data + shms_get(&s->offset), len);
+            out += 4 + len;
+        }
+    }
+    *size = need;
+    free(found);
+    return leave(w, SHMS_OK);
+}
+
+int shms_writer_track_evictions(shms_writer *w, int on) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    w->tracking = on != 0;
+    if (!on)
+        w->evicted.size = 0;
+    return leave(w, SHMS_OK);
+}
+
+int shms_writer_take_evicted(shms_writer *w, uint8_t *out, uint64_t *size) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    uint64_t need = w->evicted.size;
+    if (need && need <= *size) {
+        memcpy(out, w->evicted.bytes, need);
+        w->evicted.size = 0;
+    }
+    *size = need;
+    return leave(w, SHMS_OK);
+}

@@ -1,0 +1,276 @@
+/*
+ * reader.c - a reader's life, and its views.
+ *
+ * A reader takes no lock and waits for nobody but, rarely, for the two stores of an eviction that it met half-way.
+ * What it is handed, a reference from another process, it believes only as far as the slot table confirms it; what the
+ * slot table says, only as far as it stays inside the data region.
+ *
+ * The rank stays taken until the reader is closed *and* its last view is gone: a writer that found the lock free would
+ * ignore the pins under those views.
+ */
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "readers.h"
+#include "ref.h"
+#include "segment.h"
+#include "step.h"
+
+/* How long a reader waits for a living writer to decide about an object that it met in EVICTING.  The writer decides
+ * within a few hundred nanoseconds unless it is descheduled, or stopped. */
+#define PATIENCE_NS UINT64_C(1000000000)
+
+struct shms_reader {
+    shms_segment seg;
+    shms_reader_table *table;
+    uint32_t rank;
+    _Atomic int closed;
+    _Atomic uint64_t live; /* views, and calls in progress */
+};
+
+static uint64_t monotonic_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static uint64_t realtime_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+static int take_rank(struct shms_reader *r) {
+    SHMS_STEP("A1");
+    int rc = shms_segment_lock(&r->seg, (int)r->rank);
+    if (rc)
+        return rc;
+    r->table = shms_segment_reader(&r->seg, r->rank);
+    shms_reader_table_attach(r->table, &r->seg.layout, &r->seg.sb->next_lease, (uint64_t)getpid(), realtime_ns());
+    return SHMS_OK;
+}
+
+int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank) {
+    if (rank >= SHMS_MAX_READERS)
+        return SHMS_EINVAL;
+    struct shms_reader *r = calloc(1, sizeof *r);
+    if (!r)
+        return SHMS_ENOMEM;
+    r->rank = rank;
+    int rc = shms_segment_open(&r->seg, name, (int)rank);
+    if (rc == SHMS_OK && (rc = take_rank(r))) {
+        int saved = errno;
+        shms_segment_close(&r->seg);
+        errno = saved;
+    }
+    if (rc) {
+        free(r);
+        return rc;
+    }
+    *out = r;
+    return SHMS_OK;
+}
+
+#ifdef SHMS_STEPS
+/* For tests: a reader on another segment's mapping. */
+int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
+int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank) {
+    struct shms_reader *r = calloc(1, sizeof *r);
+    r->rank = rank;
+    int rc = shms_segment_borrow(&r->seg, of);
+    if (rc == SHMS_OK)
+        rc = take_rank(r);
+    *out = r;
+    return rc;
+}
+#endif
+
+static void leave(struct shms_reader *r) {
+    if (atomic_fetch_sub(&r->live, 1) == 1 && atomic_load(&r->closed))
+        shms_segment_unlock(&r->seg);
+}
+
+/* Counts a call in, so that the rank outlives it. */
+static int enter(struct shms_reader *r) {
+    if (!r)
+        return SHMS_ECLOSED;
+    if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
+        return SHMS_EFORKED;
+    atomic_fetch_add(&r->live, 1);
+    if (!atomic_load(&r->closed))
+        return SHMS_OK;
+    leave(r);
+    return SHMS_ECLOSED;
+}
+
+/* Pinned and EVICTING: until the writer has said LIVE (it saw the pin) or something else (it did not).  A writer that
+ * has died there has not reused the bytes and never will; its successor cannot miss a pin that stood before it. */
+static bool outlast_eviction(struct shms_reader *r, const shms_slot *s, uint64_t id) {
+    uint64_t start = 0;
+    for (uint32_t turn = 0;; turn++) {
+        uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
+        if (atomic_load_explicit(&s->id, memory_order_seq_cst) != id)
+            return false;
+        if (state != SHMS_EVICTING)
+            return state == SHMS_LIVE;
+        if (turn < 1000)
+            continue;
+        if (!shms_segment_held(&r->seg, SHMS_ROLE_WRITER))
+            return true;
+        uint64_t now = monotonic_ns();
+        if (start == 0)
+            start = now;
+        else if (now - start > PATIENCE_NS)
+            return false;
+        sched_yield();
+    }
+}
+
+/* R1 and R2, and everything else that a reference must withstand.  SHMS_OK: pinned. */
+static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref) {
+    const shms_superblock *sb = r->seg.sb;
+    if (shms_ref_read(ref, packed, sb, &r->seg.layout))
+        return SHMS_ESTALE;
+    const shms_slot *s = &r->seg.slots[ref->slot];
+    enum shms_state state = shms_reader_table_pin(r->table, s, ref->slot, ref->id);
+    if (state == SHMS_FREE)
+        return SHMS_ESTALE;
+    if (state == SHMS_EVICTING && !outlast_eviction(r, s, ref->id)) {
+        shms_reader_table_unpin(r->table, ref->slot);
+        return SHMS_ESTALE;
+    }
+    int rc = !shms_ref_sealed(packed, sb->secret, shms_get(&s->secret)) || shms_get(&s->offset) != ref->address
+                 ? SHMS_ESTALE
+             : shms_slot_bounded(s, r->seg.layout.capacity) ? SHMS_OK
+                                                            : SHMS_ECORRUPT;
+    if (rc)
+        shms_reader_table_unpin(r->table, ref->slot);
+    return rc;
+}
+
+shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
+    shms_view *v = NULL;
+    shms_ref ref;
+    int rc = enter(r);
+    if (rc) {
+        errno = -rc;
+        return NULL;
+    }
+    if (!(v = malloc(sizeof *v)))
+        rc = SHMS_ENOMEM;
+    else
+        rc = pin(r, packed, &ref);
+    if (rc) {
+        if (rc == SHMS_ESTALE)
+            atomic_fetch_add_explicit(&r->table->stale, 1, memory_order_relaxed);
+        free(v);
+        leave(r);
+        errno = -rc;
+        return NULL;
+    }
+    shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
+    atomic_fetch_add_explicit(&r->table->gets, 1, memory_order_relaxed);
+    const shms_slot *s = &r->seg.slots[ref.slot];
+    uint32_t key_len = shms_slot_key_len(s), meta_len = shms_slot_meta_len(s);
+    uint64_t payload_at = shms_payload_at(key_len, meta_len), length = shms_get(&s->length);
+    const char *at = (const char *)r->seg.data + ref.address;
+    *v = (shms_view){.key = at,
+                     .meta = at + key_len,
+                     .payload = at + payload_at,
+                     .payload_size = length > payload_at ? length - payload_at : 0,
+                     .key_len = key_len,
+                     .meta_len = meta_len,
+                     .id = ref.id,
+                     .slot = ref.slot,
+                     .owner = r};
+    return v;
+}
+
+void shms_view_release(shms_view *v) {
+    struct shms_reader *r = v->owner;
+    /* In a forked child the view is the parent's, and so is the pin. */
+    if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
+        shms_reader_table_unpin(r->table, v->slot);
+        leave(r);
+    }
+    free(v);
+}
+
+void shms_view_finish(shms_view *v, const shms_reader *keep, const char *payload) {
+    (void)keep, (void)payload;
+    shms_view_release(v);
+}
+
+int shms_reader_release(shms_reader *r, const uint8_t *packed) {
+    shms_ref ref;
+    int rc = enter(r);
+    if (rc)
+        return rc;
+    if ((rc = shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout)) == SHMS_OK) {
+        /* No pin: only a lease that is still open keeps the slot what it was, and where it is not, there is nothing to
+         * acknowledge.  A secret read from a slot that has gone on fits no tag. */
+        const shms_slot *s = &r->seg.slots[ref.slot];
+        if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id) {
+            if (shms_ref_sealed(packed, r->seg.sb->secret, shms_get(&s->secret)))
+                rc = shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
+            else if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id)
+                rc = SHMS_ESTALE;
+        }
+    }
+    if (rc == 1)
+        atomic_fetch_add_explicit(&r->table->released, 1, memory_order_relaxed);
+    leave(r);
+    return rc;
+}
+
+int shms_reader_validate(shms_reader *r, const uint8_t *packed) {
+    shms_ref ref;
+    int rc = enter(r);
+    if (rc)
+        return rc;
+    if (shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout) == SHMS_OK) {
+        const shms_slot *s = &r->seg.slots[ref.slot];
+        uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
+        rc = (state == SHMS_LIVE || state == SHMS_EVICTING) &&
+             atomic_load_explicit(&s->id, memory_order_seq_cst) == ref.id &&
+             shms_ref_sealed(packed, r->seg.sb->secret, shms_get(&s->secret)) && shms_get(&s->offset) == ref.address;
+    }
+    leave(r);
+    return rc;
+}
+
+int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
+    int rc = enter(r);
+    if (rc)
+        return rc;
+    *out = (shms_reader_stats){.gets = shms_get(&r->table->gets),
+                               .stale = shms_get(&r->table->stale),
+                               .releases = shms_get(&r->table->released),
+                               .live_views = atomic_load(&r->live) - 1};
+    leave(r);
+    return SHMS_OK;
+}
+
+uint64_t shms_reader_store(const shms_reader *r) { return r->seg.sb->store; }
+
+int shms_reader_close(shms_reader *r) {
+    if (!r)
+        return SHMS_OK;
+    if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
+        return SHMS_EFORKED;
+    atomic_fetch_add(&r->live, 1);
+    atomic_store(&r->closed, 1);
+    leave(r);
+    return SHMS_OK;
+}
+
+void shms_reader_free(shms_reader *r) {
+    if (!r)
+        return;
+    shms_segment_close(&r->seg);
+    free(r);
+}

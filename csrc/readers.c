@@ -1,0 +1,71 @@
+/*
+ * readers.c - what a rank writes.  See readers.h for the argument; the labels are those of the protocol.
+ */
+#include "readers.h"
+
+#include "step.h"
+
+void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_word *next_lease, uint64_t pid,
+                              uint64_t now_ns) {
+    shms_pin *pins = shms_reader_pins(t);
+    uint64_t epoch = shms_get(&t->epoch);
+    if (epoch > 0) {
+        SHMS_STEP("A2"); /* release: the predecessor's reads, ended by its death, come before; pairs with W3 */
+        for (uint64_t i = 0; i < l->max_objects; i++)
+            if (atomic_load_explicit(&pins[i], memory_order_relaxed))
+                atomic_store_explicit(&pins[i], 0, memory_order_release);
+        SHMS_STEP("A3"); /* release; pairs with W1 */
+        atomic_store_explicit(&t->base, atomic_load_explicit(next_lease, memory_order_seq_cst), memory_order_release);
+    }
+    shms_set(&t->pid, pid);
+    shms_set(&t->attached_ns, now_ns);
+    SHMS_STEP("A4"); /* pairs with W1, which reads the epoch before it probes the lock; the lock is held since A1 */
+    atomic_store_explicit(&t->epoch, epoch + 1, memory_order_seq_cst);
+}
+
+/* Counts one more thing that may have let an object go: after it, a release; the writer reads it before it looks. */
+static void released(shms_reader_table *t) { atomic_fetch_add_explicit(&t->releases, 1, memory_order_release); }
+
+enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_slot *slot, uint32_t i, uint64_t id) {
+    SHMS_STEP("R1"); /* pairs with W3 */
+    atomic_fetch_add_explicit(&shms_reader_pins(t)[i], 1, memory_order_seq_cst);
+    SHMS_STEP("R2a"); /* pairs with W2 */
+    uint64_t state = atomic_load_explicit(&slot->state, memory_order_seq_cst);
+    SHMS_STEP("R2b"); /* after R2a: an id that still matches once LIVE was seen is the live one's */
+    if (atomic_load_explicit(&slot->id, memory_order_seq_cst) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
+        return (enum shms_state)state;
+    shms_reader_table_unpin(t, i);
+    return SHMS_FREE;
+}
+
+void shms_reader_table_unpin(shms_reader_table *t, uint32_t i) {
+    SHMS_STEP("R4"); /* pairs with W3 */
+    atomic_fetch_sub_explicit(&shms_reader_pins(t)[i], 1, memory_order_release);
+    released(t);
+}
+
+int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
+                          uint64_t number) {
+    SHMS_STEP("R3a"); /* an old reference must not answer for the entry's next lease; pairs with L2, C1 */
+    if (atomic_load_explicit(&leases[entry].number, memory_order_acquire) != number)
+        return 0;
+    shms_word *ack = &shms_reader_acks(t, l->max_objects)[entry];
+    SHMS_STEP("R3b"); /* pairs with W1.  A maximum: a thread that slept since R3a must not take back a newer one */
+    uint64_t seen = atomic_load_explicit(ack, memory_order_relaxed);
+    while (seen < number)
+        if (atomic_compare_exchange_weak_explicit(ack, &seen, number, memory_order_release, memory_order_relaxed)) {
+            released(t);
+            return 1;
+        }
+    return 0;
+}
+
+int shms_reader_table_valid(const shms_reader_table *t, const shms_layout *l, uint64_t next_lease) {
+    const shms_word *acks = shms_reader_acks((shms_reader_table *)t, l->max_objects);
+    if (shms_get(&t->base) > next_lease)
+        return SHMS_ECORRUPT;
+    for (uint64_t i = 0; i < l->max_leases; i++)
+        if (shms_get(&acks[i]) >= next_lease)
+            return SHMS_ECORRUPT;
+    return SHMS_OK;
+}

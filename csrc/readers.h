@@ -1,0 +1,40 @@
+/*
+ * readers.h - the table of one rank: its pins, acknowledgements and epoch.
+ *
+ * Written by that rank's process alone, from any of its threads (hence read-modify-write atomics here, which never
+ * cross a process).  The writer only reads it: W1 and W3 in reclaim.c.
+ *
+ * The handshake.  R1 (pin) then R2 (state), both sequentially consistent, against the writer's W2 (state) then W3
+ * (pins), both sequentially consistent: in the one total order of these four, either R1 comes before W3, and the
+ * writer sees the pin, or W2 comes before R2, and the reader sees EVICTING.  Both may happen; that neither does cannot.
+ *
+ * R3 (acknowledge) is a release after R1: a writer that sees the acknowledgement (W1, acquire) sees the pin.
+ * R4 (unpin) is a release: whatever the views read came before it, and W3's acquire puts the reuse of the bytes after.
+ */
+#ifndef SHMS_READERS_H
+#define SHMS_READERS_H
+
+#include "slots.h"
+
+static inline shms_pin *shms_reader_pins(shms_reader_table *t) { return (shms_pin *)(t + 1); }
+static inline shms_word *shms_reader_acks(shms_reader_table *t, uint64_t max_objects) {
+    return (shms_word *)((uint8_t *)(t + 1) + shms_align_up(max_objects * sizeof(shms_pin), 8));
+}
+
+/* A2, A3, A4: takes over from whoever had the rank.  The rank's lock is held. */
+void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_word *next_lease, uint64_t pid,
+                              uint64_t now_ns);
+
+/* R1, R2.  SHMS_LIVE: pinned, and the slot holds this object.  SHMS_EVICTING: pinned; the writer will say LIVE if it
+ * saw the pin, else FREE.  SHMS_FREE: not pinned; the object is not there. */
+enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_slot *slot, uint32_t i, uint64_t id);
+/* R4 */
+void shms_reader_table_unpin(shms_reader_table *t, uint32_t i);
+/* R3, for a reference whose tag was found right: 1, or 0 where the lease is over or was acknowledged before. */
+int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
+                          uint64_t number);
+
+/* Acknowledgements below next_lease, base below or equal. */
+int shms_reader_table_valid(const shms_reader_table *t, const shms_layout *l, uint64_t next_lease);
+
+#endif

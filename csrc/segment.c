@@ -1,0 +1,337 @@
+/*
+ * segment.c - creation, mapping, liveness locks, fork.
+ *
+ * Creation order matters to whoever dies in it or comes late: O_EXCL decides who creates, the lock is taken before
+ * anything else so that nobody takes the file for a dead one's, space is reserved before it is mapped so that no
+ * store to it can be SIGBUS, and the stamp is published last.
+ *
+ * Forks.  An open-file-description lock lives as long as any descriptor of its opening, and fork copies descriptors:
+ * a child that merely exists would keep a dead parent's rank taken for ever.  So every open segment is on a list, and
+ * a pthread_atfork handler closes their descriptors in the child and marks them.  The list's mutex is taken around
+ * fork, so that the child never sees half a list.
+ */
+#include "segment.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+#ifndef MADV_COLLAPSE
+#define MADV_COLLAPSE 25
+#endif
+
+#define HUGE_PAGE ((uint64_t)2 << 20)
+
+static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
+static shms_segment *open_segments;
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+
+static void fork_prepare(void) { pthread_mutex_lock(&open_mutex); }
+static void fork_parent(void) { pthread_mutex_unlock(&open_mutex); }
+static void fork_child(void) {
+    for (shms_segment *s = open_segments; s; s = s->next) {
+        atomic_store(&s->forked, 1);
+        if (s->fd >= 0)
+            close(s->fd);
+        s->fd = -1;
+    }
+    pthread_mutex_unlock(&open_mutex);
+}
+static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
+
+static void list_add(shms_segment *seg) {
+    pthread_once(&fork_once, fork_register);
+    pthread_mutex_lock(&open_mutex);
+    seg->prev = NULL;
+    seg->next = open_segments;
+    if (open_segments)
+        open_segments->prev = seg;
+    open_segments = seg;
+    pthread_mutex_unlock(&open_mutex);
+}
+
+static void list_remove(shms_segment *seg) {
+    pthread_mutex_lock(&open_mutex);
+    if (seg->prev)
+        seg->prev->next = seg->next;
+    else if (open_segments == seg)
+        open_segments = seg->next;
+    if (seg->next)
+        seg->next->prev = seg->prev;
+    seg->next = seg->prev = NULL;
+    pthread_mutex_unlock(&open_mutex);
+}
+
+static int name_set(shms_segment *seg, const char *name) {
+    size_t n = strlen(name);
+    if (n == 0 || n > SHMS_MAX_NAME || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
+        return SHMS_EINVAL;
+    seg->name[0] = '/';
+    memcpy(seg->name + 1, name, n + 1);
+    return SHMS_OK;
+}
+
+static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
+
+uint64_t shms_space_free(void) {
+    struct statvfs fs;
+    return statvfs("/dev/shm", &fs) ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
+}
+
+uint64_t shms_space_needed(const shms_options *options) {
+    shms_layout l;
+    return shms_layout_compute(&l, options, page_size(), 0) ? 0 : l.file_size;
+}
+
+/* posix_fallocate would fill the memory before it found out that it is not enough: ask first. */
+static int reserve(int fd, uint64_t at, uint64_t size) {
+    struct statvfs fs;
+    if (fstatvfs(fd, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < size)
+        return SHMS_ENOSPC;
+    int rc;
+    do
+        rc = posix_fallocate(fd, (off_t)at, (off_t)size);
+    while (rc == EINTR);
+    if (rc == 0)
+        return SHMS_OK;
+    errno = rc;
+    return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+}
+
+/* Maps the data region at an address that huge pages can use. */
+static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) {
+    if (l->capacity < HUGE_PAGE) {
+        void *p = mmap(NULL, size, prot, MAP_SHARED, fd, (off_t)l->data_at);
+        return p == MAP_FAILED ? NULL : p;
+    }
+    uint8_t *room = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (room == MAP_FAILED)
+        return NULL;
+    uint8_t *at = (uint8_t *)shms_align_up((uint64_t)room, HUGE_PAGE);
+    if (mmap(at, size, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)l->data_at) == MAP_FAILED) {
+        munmap(room, size + HUGE_PAGE);
+        return NULL;
+    }
+    if (at > room)
+        munmap(room, (size_t)(at - room));
+    if (room + HUGE_PAGE > at)
+        munmap(at + size, (size_t)(room + HUGE_PAGE - at));
+    return at;
+}
+
+static int map(shms_segment *seg, int role) {
+    const shms_layout *l = &seg->layout;
+    bool writer = role == SHMS_ROLE_WRITER;
+    seg->control_size = l->readers_at + l->n_readers * l->reader_stride;
+    seg->data_size = shms_align_up(l->capacity, l->page);
+    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, seg->fd, 0);
+    if (control == MAP_FAILED)
+        return SHMS_ESYS;
+    seg->control = control;
+    /* The one rule, enforced by the memory management unit. */
+    if (writer && mprotect(seg->control + l->readers_at, l->n_readers * l->reader_stride, PROT_READ))
+        return SHMS_ESYS;
+    if (role >= 0 && mprotect(shms_segment_reader(seg, (uint32_t)role), l->reader_stride, PROT_READ | PROT_WRITE))
+        return SHMS_ESYS;
+    seg->data = map_data(seg->fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
+    if (!seg->data)
+        return SHMS_ESYS;
+    seg->sb = control;
+    seg->slots = (shms_slot *)(seg->control + l->slots_at);
+    seg->leases = (shms_lease *)(seg->control + l->leases_at);
+    return SHMS_OK;
+}
+
+void shms_segment_warm(shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    if (l->flags & SHMS_HUGE_PAGES) { /* best effort: both are refused where shared huge pages are off */
+        madvise(seg->data, seg->data_size, MADV_HUGEPAGE);
+        madvise(seg->data, seg->data_size, MADV_COLLAPSE);
+    }
+    if ((l->flags & SHMS_PREFAULT) && madvise(seg->data, seg->data_size, MADV_POPULATE_WRITE))
+        for (uint64_t i = 0; i < seg->data_size; i += l->page) /* kernels before 5.14 */
+            *(volatile uint8_t *)(seg->data + i) = *(volatile uint8_t *)(seg->data + i);
+}
+
+static int identify(shms_segment *seg, uint64_t *size) {
+    struct stat st;
+    if (fstat(seg->fd, &st))
+        return SHMS_ESYS;
+    seg->dev = st.st_dev;
+    seg->ino = st.st_ino;
+    *size = (uint64_t)st.st_size;
+    return SHMS_OK;
+}
+
+static int create_locked(shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride;
+    int rc;
+    if ((rc = identify(seg, &size)) || (rc = shms_segment_lock(seg, SHMS_ROLE_WRITER)))
+        return rc;
+    if (ftruncate(seg->fd, (off_t)l->file_size))
+        return errno == EFBIG ? SHMS_ENOSPC : SHMS_ESYS;
+    /* What lies between the tables and a data region aligned for huge pages stays a hole. */
+    if ((rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at)) || (rc = reserve(seg->fd, 0, control_end)))
+        return rc;
+    if ((rc = map(seg, SHMS_ROLE_WRITER)))
+        return rc;
+    uint64_t random[2];
+    if (getrandom(random, sizeof random, 0) != sizeof random)
+        return SHMS_ESYS;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    shms_superblock *sb = seg->sb;
+    sb->magic = SHMS_MAGIC;
+    sb->page = l->page;
+    sb->file_size = l->file_size;
+    sb->capacity = l->capacity;
+    sb->max_object_size = l->max_object_size;
+    sb->n_readers = l->n_readers;
+    sb->max_objects = l->max_objects;
+    sb->max_leases = l->max_leases;
+    sb->flags = l->flags;
+    sb->store = (uint32_t)random[0];
+    sb->secret = random[1];
+    sb->created_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    sb->slots_at = l->slots_at;
+    sb->leases_at = l->leases_at;
+    sb->readers_at = l->readers_at;
+    sb->reader_stride = l->reader_stride;
+    sb->data_at = l->data_at;
+    atomic_store_explicit(&sb->next_id, 1, memory_order_relaxed);
+    atomic_store_explicit(&sb->next_lease, 1, memory_order_relaxed);
+    shms_segment_warm(seg);
+    return SHMS_OK;
+}
+
+int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options) {
+    memset(seg, 0, sizeof *seg);
+    seg->fd = -1;
+    int rc;
+    if ((rc = name_set(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size(), 0)))
+        return rc;
+    seg->fd = shm_open(seg->name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    if (seg->fd < 0)
+        return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
+    list_add(seg);
+    if ((rc = create_locked(seg))) {
+        int saved = errno;
+        shms_segment_unlink(seg);
+        shms_segment_close(seg);
+        errno = saved;
+    }
+    return rc;
+}
+
+void shms_segment_publish(shms_segment *seg) {
+    atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
+}
+
+static int open_mapped(shms_segment *seg, int role) {
+    uint64_t size;
+    int rc = identify(seg, &size);
+    if (rc)
+        return rc;
+    if (size < sizeof(shms_superblock))
+        return SHMS_ELAYOUT;
+    shms_superblock *sb = mmap(NULL, SHMS_SUPERBLOCK_SIZE, PROT_READ, MAP_SHARED, seg->fd, 0);
+    if (sb == MAP_FAILED)
+        return SHMS_ESYS;
+    rc = shms_layout_read(&seg->layout, sb, size);
+    if (rc == SHMS_OK && seg->layout.page % page_size())
+        rc = SHMS_ELAYOUT;
+    munmap(sb, SHMS_SUPERBLOCK_SIZE);
+    if (rc)
+        return rc;
+    if (role >= 0 && (uint64_t)role >= seg->layout.n_readers)
+        return SHMS_EINVAL;
+    return map(seg, role);
+}
+
+int shms_segment_open(shms_segment *seg, const char *name, int role) {
+    memset(seg, 0, sizeof *seg);
+    seg->fd = -1;
+    int rc = name_set(seg, name);
+    if (rc)
+        return rc;
+    seg->fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
+    if (seg->fd < 0)
+        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+    list_add(seg);
+    if ((rc = open_mapped(seg, role))) {
+        int saved = errno;
+        shms_segment_close(seg);
+        errno = saved;
+    }
+    return rc;
+}
+
+int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
+    *seg = *of;
+    seg->borrowed = true;
+    seg->fd = shm_open(seg->name, O_RDWR, 0);
+    if (seg->fd < 0)
+        return SHMS_ESYS;
+    list_add(seg);
+    return mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) ? SHMS_ESYS : SHMS_OK;
+}
+
+static struct flock role_byte(int role) {
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + role, .l_len = 1};
+}
+
+int shms_segment_lock(shms_segment *seg, int role) {
+    struct flock fl = role_byte(role);
+    if (fcntl(seg->fd, F_OFD_SETLK, &fl) == 0)
+        return SHMS_OK;
+    if (errno != EAGAIN && errno != EACCES)
+        return SHMS_ESYS;
+    return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
+}
+
+bool shms_segment_held(const shms_segment *seg, int role) {
+    struct flock fl = role_byte(role);
+    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK;
+}
+
+void shms_segment_unlock(shms_segment *seg) {
+    pthread_mutex_lock(&open_mutex); /* or a fork's child would close the number a second time */
+    if (seg->fd >= 0)
+        close(seg->fd);
+    seg->fd = -1;
+    pthread_mutex_unlock(&open_mutex);
+}
+
+void shms_segment_unlink(const shms_segment *seg) {
+    int fd = shm_open(seg->name, O_RDONLY, 0);
+    struct stat st;
+    if (fd < 0)
+        return;
+    if (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino)
+        shm_unlink(seg->name);
+    close(fd);
+}
+
+void shms_segment_close(shms_segment *seg) {
+    shms_segment_unlock(seg);
+    list_remove(seg);
+    if (seg->borrowed)
+        return;
+    if (seg->data)
+        munmap(seg->data, seg->data_size);
+    if (seg->control)
+        munmap(seg->control, seg->control_size);
+    seg->control = seg->data = NULL;
+}

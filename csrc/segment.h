@@ -1,0 +1,70 @@
+/*
+ * segment.h - the file in /dev/shm: made, mapped, locked, and let go.
+ *
+ * A segment is mapped in up to three pieces with different rights:
+ *   control (superblock, slots, leases, reader tables): the writer may write all but the reader tables, rank r only
+ *           its own table, an inspector nothing;
+ *   data:   the writer may write, everybody else may read.
+ *
+ * Liveness is an open-file-description lock on one byte per process: byte 0 the writer's, byte 1 + r rank r's.  The
+ * kernel drops it when the last descriptor of that opening is closed, on whatever kind of death.  So that this is the
+ * process's own death and not its last child's, the descriptor is close-on-exec and is closed in forked children.
+ *
+ * A segment must not move in memory while it is open: forks look for it.
+ */
+#ifndef SHMS_SEGMENT_H
+#define SHMS_SEGMENT_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+#include "layout.h"
+
+#define SHMS_ROLE_WRITER (-1)
+#define SHMS_ROLE_INSPECTOR (-2) /* 0 and up: that rank's reader */
+
+typedef struct shms_segment {
+    shms_layout layout;
+    shms_superblock *sb;
+    shms_slot *slots;
+    shms_lease *leases;
+    uint8_t *control;
+    uint8_t *data;
+    uint64_t control_size, data_size; /* as mapped */
+    int fd;                           /* -1: closed, its locks gone */
+    _Atomic int forked;               /* this process is a child of the one that opened it */
+    bool borrowed;                    /* the mappings are another segment's */
+    dev_t dev;
+    ino_t ino;
+    char name[SHMS_MAX_NAME + 2]; /* with the slash of shm_open */
+    struct shms_segment *next, *prev; /* of the list that forks walk */
+} shms_segment;
+
+/* Makes a segment, maps it as its writer and holds the writer's lock; nobody can open it before _publish.
+ * After an error nothing is left, in memory or in the file system. */
+int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options);
+void shms_segment_publish(shms_segment *seg);
+/* Prefaults and asks for huge pages, as the options say.  For the holder of the writer's lock. */
+void shms_segment_warm(shms_segment *seg);
+
+/* Opens a published segment in a role, without taking a lock.  A rank beyond n_readers: SHMS_EINVAL. */
+int shms_segment_open(shms_segment *seg, const char *name, int role);
+
+/* For tests under ThreadSanitizer, which sees no race between two mappings: a second role on `of`'s mapping. */
+int shms_segment_borrow(shms_segment *seg, const shms_segment *of);
+
+/* Takes the role's lock: SHMS_EWRITERACTIVE or SHMS_ERANKINUSE where another opening has it. */
+int shms_segment_lock(shms_segment *seg, int role);
+/* Does another opening hold the role's lock?  About 0.4 us.  In doubt: yes. */
+bool shms_segment_held(const shms_segment *seg, int role);
+void shms_segment_unlock(shms_segment *seg); /* closes the descriptor, and with it every lock; idempotent */
+/* Removes the name, if it still names this segment. */
+void shms_segment_unlink(const shms_segment *seg);
+void shms_segment_close(shms_segment *seg); /* unlocks, unmaps */
+
+/* The table of rank r, and its arrays. */
+static inline shms_reader_table *shms_segment_reader(const shms_segment *seg, uint32_t rank) {
+    return (shms_reader_table *)(seg->control + seg->layout.readers_at + rank * seg->layout.reader_stride);
+}
+
+#endif

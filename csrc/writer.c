@@ -1,0 +1,248 @@
+/*
+ * writer.c - a writer's life: create, recover, close; and what it says about itself.
+ *
+ * All that a writer knows is in the segment.  Its private memory (address order, key index, lists of leases, stacks of
+ * what is free) is built by one function, from an empty segment by create and from a full one by recover, so that the
+ * state after a crash is reached on the same path as every other.
+ */
+#include "writer.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "step.h"
+
+uint64_t shms_now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME_COARSE, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+int shms_writer_enter(struct shms_writer *w) {
+    if (!w)
+        return SHMS_ECLOSED;
+    if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* before the mutex: a child may have it locked */
+        return SHMS_EFORKED;
+    pthread_mutex_lock(&w->mutex);
+    if (!w->closed)
+        return SHMS_OK;
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_ECLOSED;
+}
+
+/* V1, V2: what a death between two steps leaves.  All of it can be done again by the next successor. */
+static int settle_slots(struct shms_writer *w) {
+    const shms_layout *l = &w->seg.layout;
+    for (uint32_t i = 0; i < l->max_objects; i++) {
+        shms_word *state = &shms_writer_slot(w, i)->state;
+        switch (shms_get(state)) {
+        case SHMS_WRITING:
+            SHMS_STEP("V1"); /* never seen by anybody */
+            atomic_store_explicit(state, SHMS_FREE, memory_order_seq_cst);
+            break;
+        case SHMS_EVICTING:
+            SHMS_STEP("V2"); /* its bytes are whole: none is reused before FREE (W4) */
+            atomic_store_explicit(state, SHMS_LIVE, memory_order_seq_cst);
+            break;
+        }
+    }
+    return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.sb->next_id));
+}
+
+/* Builds the private memory from the segment. */
+static int build(struct shms_writer *w) {
+    const shms_layout *l = &w->seg.layout;
+    uint32_t n = (uint32_t)l->max_objects, leases = (uint32_t)l->max_leases;
+    uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
+    uint64_t size = index_size + lease_size + 2 * sizeof(uint32_t) * (uint64_t)n + shms_ring_memory(n);
+    uint8_t *memory = calloc(1, size);
+    uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
+    uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
+    if (count == SHMS_NONE) {
+        free(memory);
+        free(order);
+        return SHMS_ENOMEM;
+    }
+    w->memory = memory;
+    w->heap_bytes = size + sizeof *w;
+    shms_superblock *sb = w->seg.sb;
+    shms_index_init(&w->index, memory, n, sb->secret, w->seg.slots, w->seg.data);
+    shms_leases_init(&w->leases, memory + index_size, l, sb, w->seg.leases, w->seg.slots);
+    w->protected = (uint32_t *)(memory + index_size + lease_size);
+    w->free_slots = w->protected + n;
+    shms_ring_init(&w->ring, w->free_slots + n, n, w->seg.slots, l->capacity, l->flags & SHMS_FIFO, shms_get(&sb->hand),
+                   order, count);
+    for (uint32_t i = n; i-- > 0;)
+        if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
+            w->free_slots[w->n_free_slots++] = i;
+    int rc = SHMS_OK;
+    uint64_t used = 0;
+    for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
+        shms_slot *s = shms_writer_slot(w, order[i]);
+        used += shms_span(shms_get(&s->length));
+        if (shms_get(&s->deleted))
+            continue;
+        if (shms_slot_key_len(s) == 0 ||
+            shms_index_find(&w->index, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s)) !=
+                SHMS_NONE)
+            rc = SHMS_ECORRUPT; /* D1 makes sure that a key is found once */
+        else
+            shms_index_add(&w->index, order[i]);
+    }
+    free(order);
+    shms_set(&sb->used_bytes, used);
+    shms_set(&sb->objects, count);
+    shms_set(&sb->writer_pid, (uint64_t)getpid());
+    shms_add(&sb->writer_epoch, 1);
+    return rc;
+}
+
+static int start(shms_writer **out, const char *name, const shms_options *options) {
+    struct shms_writer *w = calloc(1, sizeof *w);
+    if (!w)
+        return SHMS_ENOMEM;
+    int rc = options ? shms_segment_create(&w->seg, name, options)
+                     : shms_segment_open(&w->seg, name, SHMS_ROLE_WRITER);
+    if (rc) {
+        free(w);
+        return rc;
+    }
+    if (!options && (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
+        shms_segment_warm(&w->seg);
+        rc = settle_slots(w);
+    }
+    if (rc == SHMS_OK)
+        rc = build(w);
+    if (rc) {
+        int saved = errno;
+        if (options)
+            shms_segment_unlink(&w->seg);
+        shms_segment_close(&w->seg);
+        free(w->memory);
+        free(w);
+        errno = saved;
+        return rc;
+    }
+    pthread_mutex_init(&w->mutex, NULL);
+    if (options)
+        shms_segment_publish(&w->seg);
+    *out = w;
+    return SHMS_OK;
+}
+
+int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
+    return start(out, name, options);
+}
+
+int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL); }
+
+int shms_writer_close(shms_writer *w, int unlink) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc == SHMS_ECLOSED ? SHMS_OK : rc;
+    w->closed = true;
+    if (unlink)
+        shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
+    shms_segment_unlock(&w->seg);
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_OK;
+}
+
+void shms_writer_free(shms_writer *w) {
+    if (!w)
+        return;
+    shms_writer_close(w, 0);
+    shms_segment_close(&w->seg);
+    free(w->evicted.bytes);
+    free(w->memory);
+    free(w);
+}
+
+uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
+    const shms_layout *l = &w->seg.layout;
+    *out = (shms_options){.capacity = l->capacity,
+                          .max_object_size = l->max_object_size,
+                          .n_readers = (uint32_t)l->n_readers,
+                          .max_objects = (uint32_t)l->max_objects,
+                          .flags = (uint32_t)l->flags};
+    return w->seg.sb->store;
+}
+
+int shms_writer_stats(shms_writer *w, shms_stats *out) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    const shms_layout *l = &w->seg.layout;
+    const shms_superblock *sb = w->seg.sb;
+    *out = (shms_stats){.capacity = l->capacity,
+                        .max_object_size = l->max_object_size,
+                        .max_objects = l->max_objects,
+                        .n_readers = l->n_readers,
+                        .objects = shms_get(&sb->objects),
+                        .used_bytes = shms_get(&sb->used_bytes),
+                        .next_id = shms_get(&sb->next_id),
+                        .next_lease = shms_get(&sb->next_lease),
+                        .open_leases = shms_get(&sb->open_leases),
+                        .puts = shms_get(&sb->counters[SHMS_C_PUTS]),
+                        .put_bytes = shms_get(&sb->counters[SHMS_C_PUT_BYTES]),
+                        .hits = shms_get(&sb->counters[SHMS_C_HITS]),
+                        .misses = shms_get(&sb->counters[SHMS_C_MISSES]),
+                        .evictions = shms_get(&sb->counters[SHMS_C_EVICTIONS]),
+                        .evicted_bytes = shms_get(&sb->counters[SHMS_C_EVICTED_BYTES]),
+                        .deletes = shms_get(&sb->counters[SHMS_C_DELETES]),
+                        .refusals = shms_get(&sb->counters[SHMS_C_REFUSALS]),
+                        .cancels = shms_get(&sb->counters[SHMS_C_CANCELS]),
+                        .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
+                        .heap_bytes = w->heap_bytes};
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_OK;
+}
+
+int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    memcpy(bytes_by_rank, w->held, w->seg.layout.n_readers * sizeof *w->held);
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_OK;
+}
+
+static int check(struct shms_writer *w) {
+    const shms_layout *l = &w->seg.layout;
+    uint32_t n = (uint32_t)l->max_objects, live = 0, occupied = 0;
+    uint64_t used = 0;
+    int rc;
+    if ((rc = shms_slots_valid(w->seg.slots, n, l->capacity, shms_get(&w->seg.sb->next_id))) ||
+        (rc = shms_ring_valid(&w->ring, n)) || (rc = shms_index_valid(&w->index, n)) ||
+        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->unfinished)))
+        return rc;
+    for (uint32_t r = 0; r < l->n_readers; r++)
+        if ((rc = shms_reader_table_valid(shms_segment_reader(&w->seg, r), l, shms_get(&w->seg.sb->next_lease))))
+            return rc;
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t state = shms_get(&w->seg.slots[i].state);
+        if (state == SHMS_FREE)
+            continue;
+        occupied++;
+        live += state == SHMS_LIVE;
+        used += shms_span(shms_get(&w->seg.slots[i].length));
+        if (state == SHMS_EVICTING)
+            return SHMS_ECORRUPT; /* only for as long as the mutex is held */
+    }
+    return occupied == w->ring.count && occupied + w->n_free_slots == n && occupied - live == w->unfinished &&
+                   live == shms_get(&w->seg.sb->objects) && used == shms_get(&w->seg.sb->used_bytes)
+               ? SHMS_OK
+               : SHMS_ECORRUPT;
+}
+
+int shms_writer_valid(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    rc = check(w);
+    pthread_mutex_unlock(&w->mutex);
+    return rc;
+}

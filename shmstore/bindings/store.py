@@ -1,0 +1,344 @@
+"""The C store as two Python classes: bytes, ints and buffers in and out, an exception for each code.
+
+A handle of C is freed when the last Python object that needs its mapping has gone, so views stay readable after
+`close`. After `close` the pointer is NULL, which C takes for a closed handle.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from shmstore import errors
+from shmstore.bindings._shmstore import ffi, lib
+
+_new = ffi.new
+_buffer = ffi.buffer
+_gc = ffi.gc
+_unpack = ffi.unpack
+_put = lib.shms_writer_put
+_hit = lib.shms_writer_hit
+_has = lib.shms_writer_has
+_acquire = lib.shms_reader_acquire
+_finish = lib.shms_view_finish
+
+MAX_READERS: int = lib.SHMS_MAX_READERS
+MAX_OBJECTS: int = lib.SHMS_MAX_OBJECTS
+MAX_CAPACITY: int = lib.SHMS_MAX_CAPACITY
+MAX_NAME: int = lib.SHMS_MAX_NAME
+MAX_KEY: int = lib.SHMS_MAX_KEY
+ALIGN: int = lib.SHMS_ALIGN
+
+_ERRORS: dict[int, type[Exception]] = {
+    lib.SHMS_EFULL: errors.StoreFullError,
+    lib.SHMS_ETOOLARGE: errors.ObjectTooLargeError,
+    lib.SHMS_EEXISTS: errors.ObjectExistsError,
+    lib.SHMS_ENOTFOUND: errors.ObjectNotFoundError,
+    lib.SHMS_ESTALE: errors.StaleRefError,
+    lib.SHMS_ENOSTORE: errors.StoreNotFoundError,
+    lib.SHMS_ESTOREEXISTS: errors.StoreExistsError,
+    lib.SHMS_EWRITERACTIVE: errors.WriterActiveError,
+    lib.SHMS_ERANKINUSE: errors.RankInUseError,
+    lib.SHMS_ELAYOUT: errors.LayoutMismatchError,
+    lib.SHMS_ECORRUPT: errors.CorruptStoreError,
+    lib.SHMS_ECLOSED: errors.StoreClosedError,
+    lib.SHMS_ENOMEM: MemoryError,
+}
+
+
+def fail(code: int) -> NoReturn:
+    """Raise what a negative code of C means; for SHMS_ESYS the OSError of errno."""
+    if code == lib.SHMS_ESYS:
+        raise OSError(ffi.errno, os.strerror(ffi.errno))
+    text = ffi.string(lib.shms_strerror(code)).decode()
+    if code == lib.SHMS_EFORKED:
+        raise errors.StoreClosedError(
+            "this object was inherited through fork and belongs to the parent process",
+            hint="attach in the child, after the fork",
+        )
+    if code == lib.SHMS_EINVAL:
+        raise ValueError(text)
+    error = _ERRORS.get(code)
+    if error is None or code == lib.SHMS_ENOMEM:
+        raise (error or errors.ShmStoreError)(text)
+    raise error()
+
+
+def _require(code: int) -> int:
+    if code < 0:
+        fail(code)
+    return code
+
+
+def _opened(open_it: Callable[..., int], kind: str, *arguments: Any) -> Any:
+    out = _new(f"{kind} **")
+    _require(open_it(out, *arguments))
+    return out[0]
+
+
+def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
+    record = _new(f"{kind} *")
+    _require(fill(handle, record))
+    return {name: getattr(record, name) for name, _ in ffi.typeof(kind).fields}
+
+
+def _split(packed: bytes) -> list[bytes]:
+    keys, at = [], 0
+    while at < len(packed):
+        size = int.from_bytes(packed[at : at + 4], "little")
+        keys.append(packed[at + 4 : at + 4 + size])
+        at += 4 + size
+    return keys
+
+
+def _key_list(call: Callable[..., int], handle: Any) -> list[bytes]:
+    size = _new("uint64_t *", 4096)
+    while True:
+        room = size[0]
+        out = _new("uint8_t[]", room)
+        _require(call(handle, out, size))
+        if size[0] <= room:
+            return _split(_buffer(out, size[0])[:])
+
+
+def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
+    """Return the bytes that a segment of these options takes and those that its file system has free."""
+    options = _options(capacity, n_readers, max_objects, max_object_size, 0)
+    return lib.shms_space_needed(options), lib.shms_space_free()
+
+
+def _options(capacity: int, n_readers: int, max_objects: int, max_object_size: int, flags: int) -> Any:
+    return _new(
+        "shms_options *",
+        {
+            "capacity": capacity,
+            "max_object_size": max_object_size,
+            "n_readers": n_readers,
+            "max_objects": max_objects,
+            "flags": flags,
+        },
+    )
+
+
+class Writer:
+    """The writer's side of a segment; every method may raise StoreClosedError."""
+
+    __slots__ = ("_w", "max_object_size", "n_readers", "store_id")
+
+    def __init__(self, handle: Any) -> None:
+        self._w = _gc(handle, lib.shms_writer_free)
+        options = _new("shms_options *")
+        self.store_id: int = lib.shms_writer_options(handle, options)
+        self.n_readers: int = options.n_readers
+        self.max_object_size: int = options.max_object_size
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        *,
+        capacity: int,
+        n_readers: int,
+        max_objects: int,
+        max_object_size: int,
+        prefault: bool,
+        huge_pages: bool,
+        fifo: bool,
+    ) -> "Writer":
+        """Create a segment; the numbers are in range already."""
+        flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
+        options = _options(capacity, n_readers, max_objects, max_object_size, flags)
+        out = _new("shms_writer **")
+        code = lib.shms_writer_create(out, os.fsencode(name), options)
+        if code == lib.SHMS_ENOSPC:
+            needed, free = space(capacity, n_readers, max_objects, max_object_size)
+            raise errors.StoreSpaceError(needed=needed, free=free)
+        _require(code)
+        return cls(out[0])
+
+    @classmethod
+    def recover(cls, name: str) -> "Writer":
+        """Take over the segment of a writer that is dead or closed."""
+        return cls(_opened(lib.shms_writer_recover, "shms_writer", os.fsencode(name)))
+
+    def close(self, unlink: bool) -> None:
+        """Let the segment go; idempotent."""
+        handle, self._w = self._w, ffi.NULL
+        if handle:
+            code = lib.shms_writer_close(handle, unlink)
+            if code < 0:
+                self._w = handle
+                fail(code)
+
+    def put(self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]]) -> bytes:
+        """Store pieces of (offset, bytes, address) and hand out; returns the packed reference."""
+        out = _new("uint8_t[40]")
+        code = _put(self._w, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), out)
+        if code:
+            fail(code)
+        packed: bytes = _buffer(out)[:]
+        return packed
+
+    def begin(self, key: bytes, meta: bytes, nbytes: int) -> "Ticket":
+        """Take space; the ticket is to be committed or aborted."""
+        ticket = _new("shms_ticket *")
+        _require(lib.shms_writer_begin(self._w, key, len(key), meta, len(meta), nbytes, ticket))
+        return Ticket(self._w, ticket)
+
+    def hit(self, key: bytes) -> bytes:
+        """Hand out again."""
+        out = _new("uint8_t[40]")
+        code = _hit(self._w, key, len(key), out)
+        if code:
+            fail(code)
+        packed: bytes = _buffer(out)[:]
+        return packed
+
+    def has(self, key: bytes) -> bool:
+        """Say whether the key can be handed out."""
+        code = _has(self._w, key, len(key))
+        if code < 0:
+            fail(code)
+        return code == 1
+
+    def touch(self, key: bytes) -> bool:
+        """Count a use."""
+        return _require(lib.shms_writer_touch(self._w, key, len(key))) == 1
+
+    def protect(self, key: bytes) -> int | None:
+        """Keep an object, also one being written, until `unprotect`; returns its slot, None where absent."""
+        slot = _new("uint32_t *")
+        code = lib.shms_writer_protect(self._w, key, len(key), slot)
+        if code == lib.SHMS_ENOTFOUND:
+            return None
+        _require(code)
+        return int(slot[0])
+
+    def unprotect(self, slot: int) -> None:
+        """Undo one `protect`."""
+        _require(lib.shms_writer_unprotect(self._w, slot))
+
+    def cancel(self, packed: bytes) -> bool:
+        """End a lease."""
+        return _require(lib.shms_writer_cancel(self._w, packed)) == 1
+
+    def retire(self, rank: int) -> None:
+        """Expect a rank no longer."""
+        _require(lib.shms_writer_retire(self._w, rank))
+
+    def delete(self, key: bytes) -> bool:
+        """Take a key out."""
+        return _require(lib.shms_writer_delete(self._w, key, len(key))) == 1
+
+    def clear(self) -> None:
+        """Take all keys out."""
+        _require(lib.shms_writer_clear(self._w))
+
+    def count(self) -> int:
+        """Return the number of keys."""
+        return _require(lib.shms_writer_count(self._w))
+
+    def keys(self) -> list[bytes]:
+        """Return the keys, oldest object first."""
+        return _key_list(lib.shms_writer_keys, self._w)
+
+    def track_evictions(self, on: bool) -> None:
+        """Note keys that leave, or stop noting."""
+        _require(lib.shms_writer_track_evictions(self._w, on))
+
+    def take_evicted(self) -> list[bytes]:
+        """Return the keys that have left since the last call."""
+        return _key_list(lib.shms_writer_take_evicted, self._w)
+
+    def stats(self) -> dict[str, int]:
+        """Return the fields of shms_stats."""
+        return _record("shms_stats", lib.shms_writer_stats, self._w)
+
+    def holders(self) -> dict[int, int]:
+        """Return the bytes that each rank held at the last refusal; ranks that held nothing are left out."""
+        out = _new("uint64_t[]", self.n_readers)
+        _require(lib.shms_writer_holders(self._w, out))
+        return {rank: out[rank] for rank in range(self.n_readers) if out[rank]}
+
+    def check_valid(self) -> None:
+        """Raise CorruptStoreError at the first broken invariant."""
+        _require(lib.shms_writer_valid(self._w))
+
+
+def _keep(*_: object) -> None:
+    """Do nothing: called by a buffer's end, for the sake of the arguments that it kept alive."""
+
+
+class Ticket:
+    """Space in the ring that is being written."""
+
+    __slots__ = ("_ticket", "_w")
+
+    def __init__(self, writer: Any, ticket: Any) -> None:
+        self._w = writer
+        self._ticket = ticket
+
+    def buffer(self) -> Any:
+        """Return the payload area as a writable buffer, which keeps the mapping alive."""
+        payload = self._ticket.payload
+        return _buffer(_gc(payload, partial(_keep, self._w)), self._ticket.payload_size)
+
+    def copy(self, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Copy pieces of (offset, bytes, address)."""
+        _require(lib.shms_writer_copy(self._w, self._ticket, pieces, len(pieces)))
+
+    def commit(self, hand_out: bool = True) -> bytes:
+        """Publish; returns the packed reference, or nothing where none was to be handed out."""
+        out = _new("uint8_t[40]") if hand_out else ffi.NULL
+        _require(lib.shms_writer_commit(self._w, self._ticket, out))
+        packed: bytes = _buffer(out)[:] if hand_out else b""
+        return packed
+
+    def abort(self) -> None:
+        """Give the space back."""
+        _require(lib.shms_writer_abort(self._w, self._ticket))
+
+
+class Reader:
+    """One rank's side of a segment; every method may raise StoreClosedError."""
+
+    __slots__ = ("_r", "store_id")
+
+    def __init__(self, handle: Any) -> None:
+        self._r = _gc(handle, lib.shms_reader_free)
+        self.store_id: int = lib.shms_reader_store(handle)
+
+    @classmethod
+    def attach(cls, name: str, rank: int) -> "Reader":
+        """Attach as `rank`."""
+        return cls(_opened(lib.shms_reader_attach, "shms_reader", os.fsencode(name), rank))
+
+    def close(self) -> None:
+        """Make no more calls; the rank is free when the last view has gone. Idempotent."""
+        handle, self._r = self._r, ffi.NULL
+        if handle:
+            code = lib.shms_reader_close(handle)
+            if code < 0:
+                self._r = handle
+                fail(code)
+
+    def acquire(self, packed: bytes) -> tuple[bytes, Any]:
+        """Pin and acknowledge; returns the metadata and the payload as a buffer, whose end is the pin's end."""
+        reader = self._r
+        view = _acquire(reader, packed)
+        if not view:
+            fail(-ffi.errno)
+        payload = _gc(view.payload, partial(_finish, view, reader))
+        return _unpack(view.meta, view.meta_len), _buffer(payload, view.payload_size)
+
+    def release(self, packed: bytes) -> bool:
+        """Acknowledge unread."""
+        return _require(lib.shms_reader_release(self._r, packed)) == 1
+
+    def validate(self, packed: bytes) -> bool:
+        """Say whether the object is there."""
+        return _require(lib.shms_reader_validate(self._r, packed)) == 1
+
+    def stats(self) -> dict[str, int]:
+        """Return the fields of shms_reader_stats."""
+        return _record("shms_reader_stats", lib.shms_reader_stats_get, self._r)

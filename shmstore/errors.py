@@ -1,0 +1,266 @@
+"""Every error that shmstore raises on purpose: a type to catch, and a hint to act on.
+
+Each class is a `ShmStoreError` and also the built-in that a caller would catch anyway. ``str(error)`` is one
+line: what happened, then what to do about it. All of them pickle with their attributes, since errors of a
+worker are read by the process that started it.
+"""
+
+import errno as _errno
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+__all__ = [
+    "CacheMissError",
+    "CorruptStoreError",
+    "LayoutMismatchError",
+    "NestingError",
+    "ObjectExistsError",
+    "ObjectNotFoundError",
+    "ObjectTooLargeError",
+    "RankInUseError",
+    "ShmStoreError",
+    "StaleRefError",
+    "StoreClosedError",
+    "StoreExistsError",
+    "StoreFullError",
+    "StoreNotFoundError",
+    "StoreSpaceError",
+    "UnknownTypeError",
+    "UnsupportedValueError",
+    "WriterActiveError",
+]
+
+
+class ShmStoreError(Exception):
+    """The base of all errors of shmstore; `message` says what happened, `hint` what to do, each in one line."""
+
+    default_message: ClassVar[str] = "the shared-memory store failed"
+    default_hint: ClassVar[str] = "see the message"
+
+    message: str
+    hint: str
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
+        self.message = self.default_message if message is None else message
+        self.hint = self.default_hint if hint is None else hint
+        super().__init__(self.message)
+
+    # Not the built-in's: KeyError would quote the message, OSError would put the number in front.
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})"
+
+    # Not the built-in's: it would call the class with `args`, which are not the arguments of every class here,
+    # and MemoryError and OSError keep state of their own.
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.args, self.__dict__.copy())
+
+
+def _rebuild(cls: type[ShmStoreError], args: tuple[Any, ...], state: dict[str, Any]) -> ShmStoreError:
+    error = cls()  # every argument has a default; this sets what lies outside __dict__, such as errno
+    error.args = args
+    error.__dict__.update(state)
+    if isinstance(error, OSError):
+        error.strerror = error.message
+    return error
+
+
+class StoreFullError(ShmStoreError, MemoryError):
+    """No gap is large enough, and nothing that may be reclaimed would make one.
+
+    `needed` is the size asked for in bytes, `held_bytes_by_rank` what each rank still holds or is promised;
+    both are None where they are not known.
+    """
+
+    default_message = "the store is full"
+    default_hint = "release references, cancel the leases of aborted requests, or create the store with more capacity"
+
+    needed: int | None
+    held_bytes_by_rank: dict[int, int] | None
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        needed: int | None = None,
+        held_bytes_by_rank: Mapping[int, int] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.needed = needed
+        self.held_bytes_by_rank = None if held_bytes_by_rank is None else dict(held_bytes_by_rank)
+        if message is None:
+            message = self.default_message
+            if needed is not None:
+                message += f": {needed} bytes needed"
+            if self.held_bytes_by_rank:
+                held = sorted(self.held_bytes_by_rank.items())
+                message += "; held by " + ", ".join(f"rank {rank}: {size} bytes" for rank, size in held)
+        super().__init__(message, hint=hint)
+
+
+class StoreSpaceError(ShmStoreError, OSError):
+    """The file system of shared memory cannot hold a store of that size (`errno` is ENOSPC); none was made.
+
+    `needed` and `free` are in bytes.
+    """
+
+    default_message = "the file system of shared memory is too small"
+    default_hint = "ask for less capacity, or enlarge /dev/shm (containers: --shm-size)"
+
+    needed: int | None
+    free: int | None
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        needed: int | None = None,
+        free: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.needed = needed
+        self.free = free
+        if message is None:
+            message = self.default_message
+            if needed is not None:
+                message += f": {needed} bytes needed, {free} free"
+        super().__init__(message, hint=hint)
+        self.errno = _errno.ENOSPC
+        self.strerror = self.message
+
+
+class ObjectTooLargeError(ShmStoreError, ValueError):
+    """The object is larger than `max_object_size`, so that no amount of eviction would help."""
+
+    default_message = "the object is larger than the store takes"
+    default_hint = "create the store with a larger max_object_size and capacity, or send this object inline"
+
+
+class ObjectExistsError(ShmStoreError, ValueError):
+    """An object of this key is stored already; keys are content hashes, so its bytes are the same."""
+
+    default_message = "the object already exists in the storage"
+    default_hint = "call get_cached(key) for another reference to it, or delete(key) first"
+
+
+class ObjectNotFoundError(ShmStoreError, KeyError):
+    """No object of this key is stored: it was never put, or it has been evicted or deleted."""
+
+    default_message = "no object of this key is in the storage"
+    default_hint = "put it (again); ask is_cached(key) first where a miss is expected"
+
+
+class StaleRefError(ShmStoreError, ValueError):
+    """The reference names no live object of this store: its lease has ended, or its bits are wrong."""
+
+    default_message = "the object has been modified or is invalid"
+    default_hint = "the lease was read, cancelled or never given by this store; ask the writer for a new reference"
+
+
+class StoreNotFoundError(ShmStoreError, FileNotFoundError):
+    """There is no store of this name on this host (`errno` is ENOENT)."""
+
+    default_message = "there is no store of this name"
+    default_hint = "create the store first, and share /dev/shm between the containers that use it"
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.errno = _errno.ENOENT
+        self.strerror = self.message
+
+
+class StoreExistsError(ShmStoreError, FileExistsError):
+    """A store of this name exists already (`errno` is EEXIST); it was left as it is."""
+
+    default_message = "a store of this name exists already"
+    default_hint = "choose another name or none, take it over with recover(name), or remove a dead one: shmstore gc"
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.errno = _errno.EEXIST
+        self.strerror = self.message
+
+
+class WriterActiveError(ShmStoreError, RuntimeError):
+    """Another process writes to this store, and a store has one writer."""
+
+    default_message = "the store has a live writer"
+    default_hint = "close that writer or wait until its process has ended, then recover"
+
+
+class RankInUseError(ShmStoreError, RuntimeError):
+    """A live reader holds this rank."""
+
+    default_message = "the rank is taken by a live reader"
+    default_hint = "give each worker a rank of its own, or close the reader that holds this one"
+
+
+class LayoutMismatchError(ShmStoreError, ValueError):
+    """The segment was laid out by another version of shmstore, or for another architecture."""
+
+    default_message = "the segment has another layout"
+    default_hint = "run the same version of shmstore in every process that shares the store"
+
+
+class CorruptStoreError(ShmStoreError, ValueError):
+    """The bytes found contradict each other; nothing was built from them."""
+
+    default_message = "the stored bytes are not valid"
+    default_hint = "use one serializer and one version on both sides; `shmstore verify NAME` checks a segment"
+
+
+class UnknownTypeError(CorruptStoreError):
+    """An object holds a value of a type that this process has not registered; `type_name` is its name."""
+
+    default_message = "the object holds a value of an unregistered type"
+    default_hint = "import the module that calls shmstore.serde.register_type for this name"
+
+    type_name: str
+
+    def __init__(self, message: str | None = None, *, type_name: str = "", hint: str | None = None) -> None:
+        self.type_name = type_name
+        if type_name:
+            message = message or f"no type is registered under the name {type_name!r}"
+            hint = hint or f"import the module that registers {type_name!r} before reading this object"
+        super().__init__(message, hint=hint)
+
+
+class StoreClosedError(ShmStoreError, ValueError):
+    """The writer or reader was closed, or belongs to another process."""
+
+    default_message = "the store is closed"
+    default_hint = "use it before close(); after a fork, attach anew in the child"
+
+
+class CacheMissError(ShmStoreError, LookupError):
+    """Items that were announced as cached are not; `mm_hashes` names every one that is missing."""
+
+    default_message = "items are missing from the cache"
+    default_hint = "process these items again and send them with the request"
+
+    mm_hashes: tuple[str, ...]
+
+    def __init__(self, mm_hashes: Iterable[str] = (), message: str | None = None, *, hint: str | None = None) -> None:
+        self.mm_hashes = (mm_hashes,) if isinstance(mm_hashes, str) else tuple(mm_hashes)
+        if message is None and self.mm_hashes:
+            message = f"{self.default_message}: {', '.join(self.mm_hashes)}"
+        super().__init__(message, hint=hint)
+
+
+class UnsupportedValueError(ShmStoreError, TypeError):
+    """A value cannot be stored; `path` leads to it in the tree, as in ``value['a'][2]``."""
+
+    default_message = "no serializer for this value"
+    default_hint = "convert it to a tensor, an array or plain data, or register its type (shmstore.serde.register_type)"
+
+    path: str
+
+    def __init__(self, message: str | None = None, *, path: str = "", hint: str | None = None) -> None:
+        self.path = path
+        super().__init__(message, hint=hint)
+
+
+class NestingError(ShmStoreError, ValueError):
+    """A value is nested too deeply, which is also what one that contains itself looks like."""
+
+    default_message = "the value is nested too deeply"
+    default_hint = "look for a container that contains itself, or flatten the value"

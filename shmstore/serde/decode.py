@@ -1,0 +1,263 @@
+"""From meta to a plan, and from a plan and a payload to a value.
+
+A plan is a pure function of the meta bytes, so plans are kept, by these bytes: the items of one model have few
+shapes, and a `get` then costs a lookup and one view per leaf. All checks that the bytes allow are made when the plan
+is; the one that is left for each use is that the payload is as long as the plan says.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import msgpack
+import numpy as np
+import torch
+
+from shmstore.errors import CorruptStoreError, UnknownTypeError
+from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_BY_NAME, numpy_dtype_from_wire, torch_viewer
+from shmstore.serde.protocol import ALIGNMENT
+from shmstore.serde.registry import BY_NAME
+from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE
+
+__all__ = ["Mode", "Plan", "make_plan"]
+
+Mode = Literal["view", "copy", "write"]
+"""What leaves a plan makes: read-only views, private copies, or writable views."""
+
+Build = Callable[[Any], Any]
+
+
+class Plan(NamedTuple):
+    """How to make a value from a payload."""
+
+    needed: int
+    """The least number of bytes that the payload must have."""
+    build: Build
+    """Takes the payload, returns the value."""
+
+
+class _Mark:
+    """What an ext value of the format decodes to; see shmstore.serde.wire."""
+
+
+_TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT = (_Mark() for _ in range(5))
+_MARKS = {TUPLE.code: _TUPLE, INT.code: _INT, TENSOR.code: _TENSOR, ARRAY.code: _ARRAY, OBJECT.code: _OBJECT}
+
+
+def _ext_hook(code: int, data: bytes) -> _Mark:
+    mark = _MARKS.get(code)
+    if mark is None:
+        other = "; PickleSerde wrote this object" if code == PICKLE else ""
+        raise CorruptStoreError(f"the meta bytes hold an unknown ext code {code}{other}")
+    if data:
+        raise CorruptStoreError("the meta bytes hold a mark with data")
+    return mark
+
+
+class _Constant:
+    """A subtree that is the same immutable object in every value made by the plan."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def make_plan(meta: bytes, mode: Mode) -> Plan:
+    """Return the plan of `meta`; raises CorruptStoreError, whatever the bytes are, where it describes no value."""
+    try:
+        node = msgpack.unpackb(
+            meta,
+            use_list=False,
+            raw=False,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+            ext_hook=_ext_hook,
+        )
+    except CorruptStoreError:
+        raise
+    # TypeError: a map as the key of a map.
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise CorruptStoreError(f"the meta bytes are not msgpack: {error}") from error
+    compiler = _Compiler(mode)
+    root = _as_build(compiler.node(node, 0))
+    return Plan(compiler.needed, root)
+
+
+def _as_build(part: "_Constant | Build") -> Build:
+    if isinstance(part, _Constant):
+        value = part.value
+        return lambda payload: value
+    return part
+
+
+class _Compiler:
+    """Checks a parsed meta and makes functions of it."""
+
+    def __init__(self, mode: Mode) -> None:
+        self.mode = mode
+        self.needed = 0
+
+    def node(self, node: Any, depth: int) -> "_Constant | Build":
+        kind = type(node)
+        if kind in ATOMS:
+            return _Constant(node)
+        if depth > MAX_DEPTH:
+            raise CorruptStoreError(f"the meta bytes are nested more than {MAX_DEPTH} deep")
+        if kind is dict:
+            return self.mapping(node, depth)
+        if kind is not tuple:
+            raise CorruptStoreError(f"the meta bytes hold a {kind.__name__} where a value belongs")
+        mark = node[0] if node else None
+        if type(mark) is not _Mark:
+            return self.sequence(node, depth)
+        if mark is _TENSOR:
+            return self.tensor(node)
+        if mark is _ARRAY:
+            return self.array(node)
+        if mark is _TUPLE:
+            return self.tuple_of(node[1:], depth)
+        if mark is _INT:
+            return _Constant(_big_int(node))
+        return self.registered(node, depth)
+
+    def mapping(self, node: dict[Any, Any], depth: int) -> Build:
+        parts = [(_key(key, depth), self.node(item, depth + 1)) for key, item in node.items()]
+        if all(isinstance(part, _Constant) for _, part in parts):
+            constant = {key: part.value for key, part in parts if isinstance(part, _Constant)}
+            return lambda payload: constant.copy()
+        builds = [(key, _as_build(part)) for key, part in parts]
+        return lambda payload: {key: build(payload) for key, build in builds}
+
+    def sequence(self, node: tuple[Any, ...], depth: int) -> Build:
+        if ATOMS.issuperset(map(type, node)):
+            return lambda payload: list(node)
+        builds = [_as_build(self.node(item, depth + 1)) for item in node]
+        return lambda payload: [build(payload) for build in builds]
+
+    def tuple_of(self, node: tuple[Any, ...], depth: int) -> "_Constant | Build":
+        parts = [self.node(item, depth + 1) for item in node]
+        if all(isinstance(part, _Constant) for part in parts):
+            return _Constant(tuple(part.value for part in parts if isinstance(part, _Constant)))
+        builds = [_as_build(part) for part in parts]
+        return lambda payload: tuple([build(payload) for build in builds])
+
+    def registered(self, node: tuple[Any, ...], depth: int) -> Build:
+        if len(node) != 3 or type(node[1]) is not str:
+            raise CorruptStoreError("the meta bytes hold a malformed registered value")
+        registration = BY_NAME.get(node[1])
+        if registration is None:
+            raise UnknownTypeError(type_name=node[1])
+        name, cls, from_tree = registration.name, registration.cls, registration.from_tree
+        inner = _as_build(self.node(node[2], depth + 1))
+
+        def build(payload: Any) -> Any:
+            tree = inner(payload)
+            try:
+                value = from_tree(tree)
+            except Exception as error:
+                raise CorruptStoreError(f"from_tree of {name!r} failed: {type(error).__name__}: {error}") from error
+            if type(value) is not cls:
+                raise CorruptStoreError(f"from_tree of {name!r} returned a {type(value).__name__}")
+            return value
+
+        return build
+
+    def place(self, node: tuple[Any, ...], itemsize: int, max_ndim: int) -> tuple[int, tuple[int, ...], int]:
+        """Return offset, shape and number of bytes of a leaf, all of them checked."""
+        offset, shape = node[2], node[3:]
+        if len(shape) > max_ndim:
+            raise CorruptStoreError(f"the meta bytes hold a leaf of {len(shape)} dimensions")
+        if type(offset) is not int or offset < 0 or offset % ALIGNMENT:
+            raise CorruptStoreError("the meta bytes hold an offset that is no multiple of the alignment")
+        for dim in shape:
+            if type(dim) is not int or not 0 <= dim <= MAX_NBYTES:
+                raise CorruptStoreError("the meta bytes hold a dimension out of range")
+        nbytes = math.prod(shape) * itemsize
+        if nbytes:
+            end = offset + nbytes
+            if end > MAX_NBYTES:
+                raise CorruptStoreError("the meta bytes hold a leaf beyond every payload")
+            self.needed = max(self.needed, end)
+        return offset, shape, nbytes
+
+    def tensor(self, node: tuple[Any, ...]) -> Build:
+        if len(node) < 3 or type(node[1]) is not str:
+            raise CorruptStoreError("the meta bytes hold a malformed tensor")
+        kind = TORCH_BY_NAME.get(node[1])
+        if kind is None:
+            raise CorruptStoreError(
+                f"the meta bytes hold a tensor of unknown dtype {node[1]!r}",
+                hint="the writer's torch may be newer; use one version of torch on both sides",
+            )
+        offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
+        dtype = kind.dtype
+        if nbytes == 0:  # nothing to view, hence nothing to pin
+            try:
+                torch.empty(shape, dtype=dtype)
+            except (RuntimeError, TypeError, ValueError, OverflowError) as error:
+                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {error}") from error
+            return lambda payload: torch.empty(shape, dtype=dtype)
+        view = torch_viewer(kind, shape, offset)
+        if self.mode != "copy":
+            return view
+        carrier = kind.carrier_torch
+        if carrier is dtype:
+            return lambda payload: view(payload).clone()
+        return lambda payload: view(payload).view(carrier).clone().view(dtype)
+
+    def array(self, node: tuple[Any, ...]) -> Build:
+        if len(node) < 3:
+            raise CorruptStoreError("the meta bytes hold a malformed array")
+        try:
+            dtype = numpy_dtype_from_wire(node[1])
+        except ValueError as error:
+            raise CorruptStoreError(f"the meta bytes hold no dtype of an array: {error}") from error
+        if dtype.subdtype is not None:
+            raise CorruptStoreError("the meta bytes hold an array of subarrays")
+        offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM)
+        ndarray = np.ndarray
+        writable = self.mode != "view"
+        if nbytes == 0:
+
+            def build_empty(payload: Any) -> Any:
+                array = ndarray(shape, dtype, bytearray())
+                array.setflags(write=writable)
+                return array
+
+            try:
+                build_empty(None)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {error}") from error
+            return build_empty
+        if self.mode == "copy":
+            # By bytes, as numpy's own copy would leave the padding of structured dtypes out.
+            raw = (nbytes,)
+            return lambda payload: ndarray(shape, dtype, ndarray(raw, np.uint8, payload, offset).copy())
+        if self.mode == "write":
+            return lambda payload: ndarray(shape, dtype, payload, offset)
+
+        def build(payload: Any) -> Any:
+            array = ndarray(shape, dtype, payload, offset)
+            array.setflags(write=False)
+            return array
+
+        return build
+
+
+def _big_int(node: tuple[Any, ...]) -> int:
+    if len(node) != 2 or type(node[1]) is not bytes:
+        raise CorruptStoreError("the meta bytes hold a malformed int")
+    return int.from_bytes(node[1], "little", signed=True)
+
+
+def _key(node: Any, depth: int) -> Any:
+    if type(node) in ATOMS:
+        return node
+    if depth > MAX_DEPTH or type(node) is not tuple or not node:
+        raise CorruptStoreError("the meta bytes hold a key that is no scalar and no tuple of scalars")
+    if node[0] is _TUPLE:
+        return tuple([_key(item, depth + 1) for item in node[1:]])
+    if node[0] is _INT:
+        return _big_int(node)
+    raise CorruptStoreError("the meta bytes hold a key that is no scalar and no tuple of scalars")

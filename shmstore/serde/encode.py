@@ -1,0 +1,301 @@
+"""From a value to meta, spans and fills: one walk over the tree, which refuses before anything is allocated.
+
+The walk is in Python where there are leaves and in C (msgpack) for lists and dicts of nothing but scalars. Types
+are compared exactly: an OrderedDict, a namedtuple, an IntEnum or a numpy scalar would come back as something else.
+"""
+
+import ctypes
+import math
+from typing import Any
+
+import msgpack
+import numpy as np
+import torch
+
+from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError
+from shmstore.serde.dtypes import MAX_NDIM, TORCH_KINDS, numpy_dtype_to_wire, torch_view
+from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
+from shmstore.serde.registry import BY_CLASS
+from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, TENSOR, TUPLE
+
+__all__ = ["array_address", "encode_tree", "fill_leaf"]
+
+_Tensor = torch.Tensor
+_Parameter = torch.nn.Parameter
+_strided = torch.strided
+_addressof = ctypes.addressof
+_from_buffer = ctypes.c_char.from_buffer
+
+
+def array_address(array: "np.ndarray[Any, Any]") -> int:
+    """Return where the bytes of a non-empty `array` start."""
+    try:
+        return _addressof(_from_buffer(array))  # type: ignore[arg-type]
+    except (TypeError, ValueError, BufferError):  # read-only, or a dtype that the buffer protocol cannot name
+        return array.ctypes.data
+
+
+class _RefusedError(Exception):
+    """A value that cannot be stored, on its way up through the containers that each add their part of the path."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        self.parts: list[str] = []
+
+
+def _no_serializer(value: Any) -> str:
+    return f"no serializer for {type(value).__name__}"
+
+
+def _big_int(value: Any) -> Any:
+    # msgpack asks for help with ints of more than 64 bits; the walk has let nothing else pass.
+    return [INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
+
+
+def _make_packer() -> msgpack.Packer:
+    return msgpack.Packer(default=_big_int, strict_types=True, autoreset=False, unicode_errors="surrogatepass")
+
+
+# Packers own a large buffer, so they are kept; one is taken out while it is used, hence safe for threads and for a
+# `to_tree` that encodes something itself.
+_PACKERS: list[msgpack.Packer] = []
+_KEPT_PACKER_BYTES = 1 << 18
+
+# numpy dtype -> its wire form; dtypes are few, but an application could make them without end.
+_NUMPY_WIRE: dict[Any, Any] = {}
+_NUMPY_WIRE_LIMIT = 1024
+
+
+def _wire_of(dtype: "np.dtype[Any]") -> Any:
+    # Dtypes that compare equal may differ in their wire form (titles, alignment); those are structured.
+    if dtype.names is not None:
+        return numpy_dtype_to_wire(dtype)
+    try:
+        return _NUMPY_WIRE[dtype]
+    except KeyError:
+        wire = numpy_dtype_to_wire(dtype)
+        if len(_NUMPY_WIRE) >= _NUMPY_WIRE_LIMIT:
+            _NUMPY_WIRE.clear()
+        _NUMPY_WIRE[dtype] = wire
+        return wire
+
+
+class _Walk:
+    """One encoding under way; `template` accepts leaves without bytes and names none."""
+
+    __slots__ = ("end", "fills", "keep", "pack", "packer", "spans", "template")
+
+    def __init__(self, packer: msgpack.Packer, template: bool) -> None:
+        self.packer = packer
+        self.pack = packer.pack
+        self.template = template
+        self.end = 0
+        self.spans: list[tuple[int, int, int]] = []
+        self.fills: list[tuple[int, int, Any]] = []
+        self.keep: list[Any] = []
+
+    def value(self, value: Any, depth: int) -> None:
+        kind = type(value)
+        if kind is _Tensor or kind is _Parameter:
+            self.tensor(value)
+        elif kind in ATOMS:
+            self.pack(value)
+        elif kind is np.ndarray:
+            self.array(value)
+        elif kind is dict:
+            self.mapping(value, depth)
+        elif kind is list:
+            if ATOMS.issuperset(map(type, value)):
+                self.pack(value)
+            else:
+                self.packer.pack_array_header(len(value))
+                self.items(value, depth)
+        elif kind is tuple:
+            self.packer.pack_array_header(len(value) + 1)
+            self.pack(TUPLE)
+            self.items(value, depth)
+        elif kind is TensorSpec and self.template:
+            self.spec(value)
+        else:
+            self.registered(value, depth)
+
+    def items(self, values: Any, depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
+        index = 0
+        try:
+            for item in values:
+                self.value(item, depth + 1)
+                index += 1
+        except _RefusedError as refusal:
+            refusal.parts.append(f"[{index}]")
+            raise
+
+    def mapping(self, value: dict[Any, Any], depth: int) -> None:
+        if depth >= MAX_DEPTH:
+            raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
+        pack = self.pack
+        if ATOMS.issuperset(map(type, value.values())) and ATOMS.issuperset(map(type, value)):
+            pack(value)
+            return
+        self.packer.pack_map_header(len(value))
+        for key, item in value.items():
+            if type(key) in ATOMS:
+                pack(key)
+            else:
+                self.key(key, depth)
+            try:
+                self.value(item, depth + 1)
+            except _RefusedError as refusal:
+                text = repr(key)
+                refusal.parts.append(f"[{text if len(text) <= 60 else text[:57] + '...'}]")
+                raise
+
+    def key(self, key: Any, depth: int) -> None:
+        if type(key) in ATOMS:
+            self.pack(key)
+        elif type(key) is tuple:
+            if depth >= MAX_DEPTH:
+                raise NestingError(f"a dict key is nested more than {MAX_DEPTH} tuples deep")
+            self.packer.pack_array_header(len(key) + 1)
+            self.pack(TUPLE)
+            for item in key:
+                self.key(item, depth + 1)
+        else:
+            raise _RefusedError(f"no serializer for a dict key of type {type(key).__name__}")
+
+    def registered(self, value: Any, depth: int) -> None:
+        registration = BY_CLASS.get(type(value))
+        if registration is None:
+            raise _RefusedError(_no_serializer(value))
+        if depth >= MAX_DEPTH:
+            raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
+        self.packer.pack_array_header(3)
+        self.pack(OBJECT)
+        self.pack(registration.name)
+        tree = registration.to_tree(value)
+        self.keep.append(tree)  # what it made may own the memory of its leaves
+        try:
+            self.value(tree, depth + 1)
+        except _RefusedError as refusal:
+            refusal.parts.append(f"<{registration.cls.__name__}>")
+            raise
+
+    def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int) -> int:
+        """Write the leaf's node and return the offset of its bytes."""
+        if nbytes == 0:
+            self.pack([mark, dtype, 0, *shape])
+            return 0
+        offset = (self.end + (ALIGNMENT - 1)) & -ALIGNMENT
+        self.pack([mark, dtype, offset, *shape])
+        self.end = offset + nbytes
+        if self.end > MAX_NBYTES:
+            raise ObjectTooLargeError(f"the value needs more than {MAX_NBYTES} bytes")
+        return offset
+
+    def tensor(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not _strided:
+            raise _RefusedError(f"no serializer for a tensor of layout {tensor.layout}")
+        kind = TORCH_KINDS.get(tensor.dtype)
+        if kind is None:
+            raise _RefusedError(f"no serializer for a tensor of dtype {tensor.dtype}")
+        if tensor.is_nested:
+            raise _RefusedError("no serializer for a nested tensor")
+        shape = tensor.shape
+        nbytes = tensor.numel() * kind.itemsize
+        if len(shape) > MAX_NDIM:
+            raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions")
+        if self.template:
+            self.place(TENSOR, kind.name, shape, nbytes)
+            return
+        if tensor.is_meta:
+            raise _RefusedError("no serializer for a tensor on the meta device, which has no bytes")
+        if tensor.requires_grad:
+            tensor = tensor.detach()
+        address = 0
+        if tensor.is_cpu and nbytes:
+            try:
+                address = tensor.data_ptr()
+            except RuntimeError:
+                raise _RefusedError(
+                    "no serializer for a tensor without storage of its own (inside a transform?)"
+                ) from None
+            if not address and not tensor._is_zerotensor():
+                raise _RefusedError("no serializer for a tensor whose storage has been freed")
+        offset = self.place(TENSOR, kind.name, shape, nbytes)
+        if nbytes == 0:
+            return
+        if address and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj():
+            self.spans.append((offset, nbytes, address))
+            self.keep.append(tensor)
+        else:
+            self.fills.append((offset, nbytes, tensor))
+
+    def array(self, array: "np.ndarray[Any, Any]") -> None:
+        wire = _wire_of(array.dtype)
+        if wire is None:
+            what = "object dtype" if array.dtype.hasobject else f"dtype {array.dtype!r}"
+            raise _RefusedError(f"no serializer for an array of {what}")
+        nbytes = array.nbytes
+        offset = self.place(ARRAY, wire, array.shape, nbytes)
+        if nbytes == 0 or self.template:
+            return
+        if array.flags.c_contiguous:
+            self.spans.append((offset, nbytes, array_address(array)))
+            self.keep.append(array)
+        else:
+            self.fills.append((offset, nbytes, array))
+
+    def spec(self, spec: TensorSpec) -> None:
+        count = math.prod(spec.shape)
+        if isinstance(spec.dtype, torch.dtype):
+            kind = TORCH_KINDS.get(spec.dtype)
+            if kind is None:
+                raise _RefusedError(f"no serializer for a tensor of dtype {spec.dtype}")
+            if len(spec.shape) > MAX_NDIM:
+                raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions")
+            nbytes, mark, wire = count * kind.itemsize, TENSOR, kind.name
+        else:
+            wire = _wire_of(spec.dtype)
+            if wire is None or spec.dtype.subdtype is not None:
+                raise _RefusedError(f"no serializer for an array of dtype {spec.dtype!r}")
+            nbytes, mark = count * spec.dtype.itemsize, ARRAY
+        if any(dim > MAX_NBYTES for dim in spec.shape) or nbytes > MAX_NBYTES:
+            raise ObjectTooLargeError(f"a leaf of shape {spec.shape} needs more than {MAX_NBYTES} bytes")
+        self.place(mark, wire, spec.shape, nbytes)
+
+
+def encode_tree(value: Any, *, template: bool = False) -> Encoded:
+    """Take any tree apart; with `template` its leaves need no bytes, and spans and fills stay empty.
+
+    Raises UnsupportedValueError (TypeError) naming the path, NestingError (ValueError) for what is too deep.
+    """
+    packer = _PACKERS.pop() if _PACKERS else _make_packer()
+    walk = _Walk(packer, template)
+    try:
+        walk.value(value, 0)
+    except _RefusedError as refusal:
+        path = "value" + "".join(reversed(refusal.parts))
+        raise UnsupportedValueError(f"{path}: {refusal.reason}", path=path) from None
+    meta = packer.bytes()
+    if len(meta) <= _KEPT_PACKER_BYTES:
+        packer.reset()
+        _PACKERS.append(packer)
+    return Encoded(meta, walk.end, walk.spans, walk.fills, walk.keep)
+
+
+def fill_leaf(dst: Any, source: Any) -> None:
+    """Write `source`, a tensor or an array, to the writable buffer `dst` of its size, in C order, in one pass."""
+    if isinstance(source, torch.Tensor):
+        kind = TORCH_KINDS[source.dtype]
+        view = torch_view(kind, tuple(source.shape), dst)
+        if kind.carrier_torch is source.dtype or source.is_conj() or source.is_neg():
+            view.copy_(source)
+        else:  # by its bits: some of these dtypes have no copy kernel
+            view.view(kind.carrier_torch).copy_(source.view(kind.carrier_torch))
+        return
+    dtype = source.dtype
+    if dtype.names is not None:  # by its bytes: a copy by fields would leave what was in the padding before
+        dtype = np.dtype((np.void, dtype.itemsize))
+        source = source.view(dtype)
+    np.copyto(np.ndarray(source.shape, dtype, dst), source)

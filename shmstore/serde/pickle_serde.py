@@ -1,0 +1,64 @@
+"""`PickleSerde`: any Python object, at a price and at a risk."""
+
+import pickle
+from typing import Any
+
+import msgpack
+
+from shmstore.errors import CorruptStoreError, UnsupportedValueError
+from shmstore.serde.protocol import Encoded, Layout
+from shmstore.serde.wire import PICKLE
+
+__all__ = ["PickleSerde"]
+
+
+class PickleSerde:
+    """Stores whatever pickles, for those who ask for it by name; it is never a default.
+
+    **Risk: unpickling runs code that the bytes name.** Whoever can write to the segment, or be the writer, executes
+    what they like in every reader. Use it only where all processes that share the store trust each other fully.
+
+    It also gives up what the store is for: the whole value is pickled to one byte string, copied into the store, and
+    each `get` makes a private copy of everything, with the GIL held.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "PickleSerde()"
+
+    def encode(self, value: Any) -> Encoded:
+        """Pickle `value`; raises UnsupportedValueError (TypeError) where pickle refuses it."""
+        try:
+            data = pickle.dumps(value, protocol=5)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise UnsupportedValueError(f"value: pickle refuses it: {error}", path="value") from error
+        meta = msgpack.packb(msgpack.ExtType(PICKLE, len(data).to_bytes(8, "little")))
+        return Encoded(meta, len(data), (), ((0, len(data), data),), data)
+
+    def fill(self, dst: Any, source: Any) -> None:
+        """Copy the pickled bytes."""
+        memoryview(dst).cast("B")[:] = source
+
+    def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
+        """Return a private copy of the value, whatever `copy` says; **runs code that the bytes name**."""
+        size = len(payload)
+        try:
+            ext = msgpack.unpackb(meta)
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise CorruptStoreError(f"the meta bytes are not msgpack: {error}") from error
+        if type(ext) is not msgpack.ExtType or ext.code != PICKLE or len(ext.data) != 8:
+            raise CorruptStoreError("the meta bytes were not written by PickleSerde")
+        nbytes = int.from_bytes(ext.data, "little")
+        if nbytes > size:
+            raise CorruptStoreError(f"the payload has {size} bytes where {nbytes} are described")
+        try:
+            return pickle.loads(memoryview(payload)[:nbytes])
+        except Exception as error:  # anything at all can come out of a damaged pickle
+            raise CorruptStoreError(f"unpickling failed: {type(error).__name__}: {error}") from error
+
+    def layout(self, template: Any) -> Layout:
+        """Raises UnsupportedValueError: pickled bytes have no places for leaves."""
+        raise UnsupportedValueError(
+            "value: PickleSerde cannot lay out a template", path="value", hint="use MsgpackSerde for reserve()"
+        )

@@ -1,0 +1,553 @@
+"""The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` takes in place. Two roles, two types."""
+
+import logging
+import operator
+import os
+import secrets
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from shmstore.bindings import store as native
+from shmstore.errors import (
+    ObjectTooLargeError,
+    StoreClosedError,
+    StoreExistsError,
+    StoreFullError,
+    StoreNotFoundError,
+    WriterActiveError,
+)
+from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
+from shmstore.serde import MsgpackSerde, ObjectSerde
+
+__all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"]
+
+_log = logging.getLogger(__name__)
+_DEFAULT_SERDE = MsgpackSerde()
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """What a store holds, and what its writers have done with it since it was created (also before a `recover`)."""
+
+    capacity: int
+    """Bytes of the data region."""
+    max_object_size: int
+    """Bytes that one object may have: key, metadata and tensors together."""
+    max_objects: int
+    """Slots; one an object."""
+    n_readers: int
+    """Ranks that each hand-out expects."""
+    objects: int
+    """Objects stored, deleted ones that somebody still holds among them."""
+    used_bytes: int
+    """Bytes of the data region under objects and unfinished puts, with their padding."""
+    next_id: int
+    """`monotonic_id` of the next object."""
+    next_lease: int
+    """Number of the next hand-out."""
+    open_leases: int
+    """Hand-outs not known to be over. The writer looks only when it needs room, so that some of them may be."""
+    puts: int
+    """Objects stored."""
+    put_bytes: int
+    """Bytes of tensors copied in."""
+    hits: int
+    """Calls of `get_cached` that found their key."""
+    misses: int
+    """Calls of `get_cached` that did not."""
+    evictions: int
+    """Objects reclaimed for another's sake."""
+    evicted_bytes: int
+    """Bytes of the data region that they had."""
+    deletes: int
+    """Objects taken out by `delete` and `clear`."""
+    refusals: int
+    """Puts and hand-outs answered with StoreFullError."""
+    cancels: int
+    """Leases ended by `cancel`."""
+    control_bytes: int
+    """Bytes of the segment besides the data region."""
+    heap_bytes: int
+    """Bytes of the writer's private books."""
+
+    @property
+    def hit_ratio(self) -> float:
+        """Hits per call of `get_cached`; 0 where there was none."""
+        calls = self.hits + self.misses
+        return self.hits / calls if calls else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStats:
+    """What the processes of one rank have done; the counts survive them."""
+
+    gets: int
+    """References turned into values."""
+    stale: int
+    """References refused."""
+    releases: int
+    """Leases ended unread by `release`."""
+    live_views: int
+    """Values of this reader that somebody still looks at."""
+
+
+def _int(name: str, value: Any, low: int, high: int) -> int:
+    """Return `value` as an int of the range; TypeError or ValueError, naming the argument, where it is none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, not {number}")
+    return number
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a str, not {type(name).__name__}")
+    if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > native.MAX_NAME:
+        raise ValueError(f"not a store's name: {name!r}; up to {native.MAX_NAME} bytes, without a slash, not . or ..")
+    return name
+
+
+def _key(key: str) -> bytes:
+    try:
+        packed = key.encode()
+    except AttributeError:
+        raise TypeError(f"a key must be a str, not {type(key).__name__}") from None
+    if not 0 < len(packed) <= native.MAX_KEY:
+        raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
+    return packed
+
+
+def _packed(ref: ObjectRef) -> bytes:
+    try:
+        return ref._packed
+    except AttributeError:
+        raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}") from None
+
+
+@dataclass(slots=True)
+class _Protected:
+    """A key inside at least one `protect` block, and the slots kept for it."""
+
+    blocks: int = 0
+    slots: set[int] = field(default_factory=set)
+
+
+class _Closable:
+    """Context manager, and a warning where a store's end was forgotten."""
+
+    _open = False
+    _pid = 0
+
+    def close(self) -> None:
+        raise NotImplementedError  # pragma: no cover - both subclasses have their own
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._open and self._pid == os.getpid():
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"a {type(self).__name__} cannot be pickled; send the writer's `handle` and attach there")
+
+
+class ObjectStoreWriter(_Closable):
+    """The one process that puts objects into a store and hands out references; made by `create` or `recover`.
+
+    Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager: a store that
+    nobody closes stays in /dev/shm, where `recover` finds it.
+    """
+
+    def __init__(self, writer: native.Writer, name: str, serde: ObjectSerde | None) -> None:
+        """Wrap an opened segment; callers use `create` or `recover`."""
+        self._writer = writer
+        self._serde = serde if serde is not None else _DEFAULT_SERDE
+        self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
+        self._lock = threading.Lock()  # over _protected
+        self._protected: dict[bytes, _Protected] = {}
+        self._open = True
+        self._pid = os.getpid()
+
+    @classmethod
+    def create(
+        cls,
+        name: str | None = None,
+        *,
+        capacity: int,
+        n_readers: int,
+        max_object_size: int | None = None,
+        max_objects: int | None = None,
+        eviction: Literal["clock", "fifo"] = "clock",
+        prefault: bool = False,
+        huge_pages: bool = False,
+        serde: ObjectSerde | None = None,
+    ) -> "ObjectStoreWriter":
+        """Create a store and be its writer; all its space is reserved before this returns.
+
+        `capacity` is in bytes, rounded up to 64; `name` None makes a unique one. `prefault` maps every page now
+        instead of at its first use (the first put into a cold page costs many times a warm one), `huge_pages`
+        asks for 2 MiB pages and takes what it gets. Raises StoreExistsError; StoreSpaceError where /dev/shm is too
+        small; ValueError for numbers out of range.
+        """
+        capacity = _int("capacity", capacity, 1, native.MAX_CAPACITY)
+        n_readers = _int("n_readers", n_readers, 1, native.MAX_READERS)
+        size = capacity if max_object_size is None else _int("max_object_size", max_object_size, 1, capacity)
+        objects = 0 if max_objects is None else _int("max_objects", max_objects, 1, native.MAX_OBJECTS)
+        if eviction not in ("clock", "fifo"):
+            raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
+        chosen = f"shmstore-{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        try:
+            writer = native.Writer.create(
+                chosen,
+                capacity=capacity,
+                n_readers=n_readers,
+                max_objects=objects,
+                max_object_size=size if max_object_size is not None else 0,
+                prefault=bool(prefault),
+                huge_pages=bool(huge_pages),
+                fifo=eviction == "fifo",
+            )
+        except StoreExistsError:
+            raise StoreExistsError(f"a store named {chosen!r} exists already") from None
+        _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
+        return cls(writer, chosen, serde)
+
+    @classmethod
+    def recover(cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None) -> "ObjectStoreWriter":
+        """Take over the store of a writer that is dead or closed: every committed object, its key and open leases.
+
+        What was half-written is dropped. Raises WriterActiveError while a writer lives, StoreNotFoundError,
+        LayoutMismatchError for what is no store of this version, CorruptStoreError for a damaged one.
+        """
+        wanted = name.name if isinstance(name, StoreHandle) else name
+        try:
+            writer = native.Writer.recover(_checked_name(wanted))
+        except StoreNotFoundError:
+            raise StoreNotFoundError(f"there is no store named {wanted!r}") from None
+        except WriterActiveError:
+            raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
+        if isinstance(name, StoreHandle) and name.store_id != writer.store_id:
+            writer.close(unlink=False)
+            raise StoreNotFoundError(f"the store named {wanted!r} is not the one of this handle, but a later one")
+        _log.info("recovered store %s with %d objects", wanted, writer.count())
+        return cls(writer, wanted, serde)
+
+    def __repr__(self) -> str:
+        return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"
+
+    @property
+    def handle(self) -> StoreHandle:
+        """What a reader attaches with; small, picklable."""
+        return self._handle
+
+    @property
+    def name(self) -> str:
+        """The store's POSIX name, without a slash."""
+        return self._handle.name
+
+    # ---- putting and handing out
+
+    def put(self, key: str, value: Any) -> ObjectRef:
+        """Store `value` under `key` with one copy, open one lease and return the reference to it.
+
+        Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), and TypeError, with
+        the path, for a value that the serializer refuses. A put that fails leaves the store as it was.
+        """
+        packed_key = _key(key)
+        encoded = self._serde.encode(value)
+        try:
+            if encoded.fills or self._protected:
+                return self._put_in_steps(packed_key, encoded)
+            packed = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans)
+        except (StoreFullError, ObjectTooLargeError) as error:
+            raise self._explain(error, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
+        if self._protected:
+            self._protect_late(packed_key)
+        return trusted_ref(packed)
+
+    def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
+        ticket = self._writer.begin(key, encoded.meta, encoded.nbytes)
+        try:
+            ticket.copy(encoded.spans)
+            if encoded.fills:
+                with memoryview(ticket.buffer()) as payload:
+                    for offset, size, source in encoded.fills:
+                        self._serde.fill(payload[offset : offset + size], source)
+            self._protect_late(key)
+            return trusted_ref(ticket.commit())
+        except BaseException:
+            self._abort(ticket, key)
+            raise
+
+    def _explain(self, error: Exception, nbytes: int, extra: int) -> Exception:
+        """Return the same error with what the caller wants to know."""
+        if isinstance(error, ObjectTooLargeError):
+            limit = self._writer.max_object_size
+            return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
+        return StoreFullError(needed=nbytes, held_bytes_by_rank=self._writer.holders())
+
+    @contextmanager
+    def reserve(self, key: str, template: Any) -> Iterator[Any]:
+        """Give writable views laid out like `template`, to be filled in place: no copy at all.
+
+        `template` is a tree whose tensors, arrays and `TensorSpec` stand for shapes and dtypes; the rest of it is
+        stored as it is. A clean exit commits, without a lease: `get_cached(key)` hands the object out. An
+        exception gives everything back. Raises as `put` does. The views must not be written to after the block.
+        """
+        packed_key = _key(key)
+        layout = self._serde.layout(template)
+        try:
+            ticket = self._writer.begin(packed_key, layout.meta, layout.nbytes)
+        except (StoreFullError, ObjectTooLargeError) as error:
+            raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
+        try:
+            self._protect_late(packed_key)
+            yield layout.build(ticket.buffer())
+            ticket.commit(hand_out=False)
+        except BaseException:
+            self._abort(ticket, packed_key)
+            raise
+
+    def _abort(self, ticket: native.Ticket, key: bytes) -> None:
+        try:
+            self._forget_protected(key)
+            ticket.abort()
+        except StoreClosedError:
+            _log.debug("the store was closed during a put; its successor will drop the half-written object")
+
+    def get_cached(self, key: str) -> ObjectRef:
+        """Hand out what is stored under `key`: opens another lease and counts as a use.
+
+        Raises ObjectNotFoundError; StoreFullError where every lease entry is taken by an open lease.
+        """
+        try:
+            return trusted_ref(self._writer.hit(_key(key)))
+        except StoreFullError:
+            held = self._writer.holders()
+            raise StoreFullError(
+                "every lease entry is taken; open leases keep " + (str(held) if held else "none") + " bytes by rank",
+                held_bytes_by_rank=held,
+            ) from None
+
+    def is_cached(self, key: str) -> bool:
+        """Say whether `get_cached` would find `key`; changes no order and no count."""
+        return self._writer.has(_key(key))
+
+    def touch(self, key: str) -> bool:
+        """Count a use of `key` without handing it out; False where it is absent."""
+        return self._writer.touch(_key(key))
+
+    @contextmanager
+    def protect(self, keys: Iterable[str]) -> Iterator[None]:
+        """Let none of `keys` be reclaimed inside the block, whether stored before it or during it."""
+        packed = [_key(key) for key in dict.fromkeys(keys)]
+        entered: list[bytes] = []
+        try:
+            for key in packed:
+                with self._lock:
+                    entry = self._protected.setdefault(key, _Protected())
+                    entry.blocks += 1
+                    entered.append(key)
+                    if entry.blocks == 1:
+                        self._take_slot(key, entry)
+            yield
+        finally:
+            with self._lock:
+                for key in entered:
+                    entry = self._protected[key]
+                    entry.blocks -= 1
+                    if entry.blocks == 0:
+                        del self._protected[key]
+                        self._drop_slots(entry)
+
+    def _take_slot(self, key: bytes, entry: _Protected) -> None:
+        slot = self._writer.protect(key)
+        if slot is None:
+            return
+        if slot in entry.slots:
+            self._writer.unprotect(slot)
+        else:
+            entry.slots.add(slot)
+
+    def _drop_slots(self, entry: _Protected) -> None:
+        try:
+            while entry.slots:
+                self._writer.unprotect(entry.slots.pop())
+        except StoreClosedError:
+            _log.debug("the store was closed inside a protect block")
+
+    def _protect_late(self, key: bytes) -> None:
+        """Protect what is being put, if its key is inside a block."""
+        if self._protected:
+            with self._lock:
+                entry = self._protected.get(key)
+                if entry is not None:
+                    self._take_slot(key, entry)
+
+    def _forget_protected(self, key: bytes) -> None:
+        """Take back the protection of a put that fails: its slot will be another object's."""
+        if self._protected:
+            with self._lock:
+                entry = self._protected.get(key)
+                slot = None if entry is None else self._writer.protect(key)
+                if entry is not None and slot is not None:
+                    self._writer.unprotect(slot)
+                    if slot in entry.slots:
+                        entry.slots.remove(slot)
+                        self._writer.unprotect(slot)
+
+    # ---- letting go
+
+    def cancel(self, ref: ObjectRef) -> bool:
+        """End a lease whose request was aborted; False where it is over already.
+
+        Safe after the readers have read, and twice. StaleRefError for a reference that this store never gave.
+        """
+        return self._writer.cancel(_packed(ref))
+
+    def retire(self, rank: int) -> None:
+        """Stop expecting `rank`, which has never come or will not come again, until it attaches."""
+        self._writer.retire(_int("rank", rank, 0, self._writer.n_readers - 1))
+
+    def delete(self, key: str) -> bool:
+        """Take `key` out: no new hand-outs, and the bytes are free when nobody holds them; False where absent."""
+        return self._writer.delete(_key(key))
+
+    def clear(self) -> None:
+        """Delete every key; ids go on counting."""
+        self._writer.clear()
+
+    # ---- looking
+
+    def keys(self) -> list[str]:
+        """Return the keys that can be handed out, oldest object first."""
+        return [key.decode() for key in self._writer.keys()]
+
+    def __len__(self) -> int:
+        return self._writer.count()
+
+    def __bool__(self) -> bool:
+        return True  # a writer of an empty store is still a writer
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self._writer.has(_key(key))
+
+    def stats(self) -> StoreStats:
+        """Return the store's figures as of now."""
+        return StoreStats(**self._writer.stats())
+
+    def track_evictions(self, on: bool = True) -> None:
+        """Note the keys that leave the store from now on, for `take_evicted`; or stop, and forget them."""
+        self._writer.track_evictions(on)
+
+    def take_evicted(self) -> list[str]:
+        """Return the keys that were evicted or deleted since the last call, in that order; for caches beside it."""
+        return [key.decode() for key in self._writer.take_evicted()]
+
+    def check_valid(self) -> None:
+        """Check every invariant between the segment and the writer's books; CorruptStoreError at the first broken."""
+        self._writer.check_valid()
+
+    def close(self, unlink: bool = True) -> None:
+        """Let the store go, and with `unlink` remove its name; idempotent.
+
+        Readers keep what they have; views stay valid. Without `unlink` the segment waits for `recover`.
+        """
+        if self._open:
+            self._writer.close(unlink)
+            self._open = False
+            _log.debug("closed store %s%s", self._handle.name, "" if unlink else ", which stays")
+
+
+class ObjectStoreReader(_Closable):
+    """One rank of a store: turns references into read-only views of the shared pages; made by `attach`.
+
+    Thread-safe. Attach after a fork or in a spawned process, never before.
+    """
+
+    def __init__(self, reader: native.Reader, name: str, rank: int, serde: ObjectSerde | None) -> None:
+        """Wrap an opened segment; callers use `attach`."""
+        self._reader = reader
+        self._serde = serde if serde is not None else _DEFAULT_SERDE
+        self._name = name
+        self._rank = rank
+        self._open = True
+        self._pid = os.getpid()
+
+    @classmethod
+    def attach(
+        cls, handle_or_name: StoreHandle | str, rank: int = 0, *, serde: ObjectSerde | None = None
+    ) -> "ObjectStoreReader":
+        """Attach to a store as `rank`, from 0 to n_readers - 1; `serde` must be the writer's.
+
+        A rank that attaches again starts anew: older leases are not for it. Raises StoreNotFoundError,
+        RankInUseError while a process (or views of a closed reader) has the rank, ValueError for a rank out of range,
+        LayoutMismatchError and CorruptStoreError for what is no intact store.
+        """
+        handle = handle_or_name if isinstance(handle_or_name, StoreHandle) else None
+        name = _checked_name(handle.name if handle else handle_or_name)
+        rank = _int("rank", rank, 0, (handle.n_readers if handle else native.MAX_READERS) - 1)
+        try:
+            reader = native.Reader.attach(name, rank)
+        except StoreNotFoundError:
+            raise StoreNotFoundError(f"there is no store named {name!r}") from None
+        if handle and handle.store_id != reader.store_id:
+            reader.close()
+            raise StoreNotFoundError(f"the store named {name!r} is not the one of this handle, but a later one")
+        return cls(reader, name, rank, serde)
+
+    def __repr__(self) -> str:
+        return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
+
+    @property
+    def rank(self) -> int:
+        """The rank attached as."""
+        return self._rank
+
+    @property
+    def store_id(self) -> int:
+        """The store's number, as in `ObjectRef.store_id`."""
+        return self._reader.store_id
+
+    def get(self, ref: ObjectRef, copy: bool = False) -> Any:
+        """Return the object and acknowledge its lease: read-only views that keep it alive until the last has gone.
+
+        Writing to a tensor view is a segmentation fault: torch has no read-only tensors, the pages are. With `copy`
+        the value is private and writable, and nothing is kept. Raises StaleRefError.
+        """
+        meta, payload = self._reader.acquire(_packed(ref))
+        return self._serde.decode(meta, payload, copy=copy)
+
+    def release(self, ref: ObjectRef) -> bool:
+        """Acknowledge without reading; False where the lease is over, StaleRefError where it was never given."""
+        return self._reader.release(_packed(ref))
+
+    def validate(self, ref: ObjectRef) -> bool:
+        """Say whether `get` would find the object; changes nothing."""
+        return self._reader.validate(_packed(ref))
+
+    def stats(self) -> ReaderStats:
+        """Return the rank's figures as of now."""
+        return ReaderStats(**self._reader.stats())
+
+    def close(self) -> None:
+        """Make no more calls; views stay valid, and the rank is taken until the last of them has gone. Idempotent."""
+        if self._open:
+            self._reader.close()
+            self._open = False

@@ -1,0 +1,133 @@
+"""The errors: what a caller catches, reads and pickles."""
+
+import errno
+import pickle
+
+import pytest
+
+from shmstore import errors
+from shmstore.errors import (
+    CacheMissError,
+    ShmStoreError,
+    StoreExistsError,
+    StoreFullError,
+    StoreNotFoundError,
+    UnknownTypeError,
+    UnsupportedValueError,
+)
+
+BUILT_IN = {
+    "StoreFullError": MemoryError,
+    "ObjectTooLargeError": ValueError,
+    "ObjectExistsError": ValueError,
+    "ObjectNotFoundError": KeyError,
+    "StaleRefError": ValueError,
+    "StoreNotFoundError": FileNotFoundError,
+    "StoreExistsError": FileExistsError,
+    "WriterActiveError": RuntimeError,
+    "RankInUseError": RuntimeError,
+    "LayoutMismatchError": ValueError,
+    "CorruptStoreError": ValueError,
+    "StoreClosedError": ValueError,
+    "CacheMissError": LookupError,
+    "UnknownTypeError": ValueError,
+    "UnsupportedValueError": TypeError,
+    "NestingError": ValueError,
+}
+CLASSES = [getattr(errors, name) for name in BUILT_IN]
+
+
+def test_every_public_error_is_in_the_table_of_this_test():
+    assert sorted([*BUILT_IN, "ShmStoreError"]) == sorted(errors.__all__)
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_each_error_is_a_store_error_and_the_built_in_one_would_catch(cls):
+    error = cls()
+    assert isinstance(error, ShmStoreError)
+    assert isinstance(error, BUILT_IN[cls.__name__])
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_each_error_has_its_own_one_line_hint_and_shows_it(cls):
+    error = cls()
+    assert error.hint
+    assert error.hint != ShmStoreError.default_hint
+    assert str(error) == f"{error.message} (hint: {error.hint})"
+    assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls is not CacheMissError])
+def test_a_message_is_printed_as_given_without_quotes_or_numbers(cls):
+    error = cls("no 'x' here", hint="look there")
+    assert str(error) == "no 'x' here (hint: look there)"
+    assert (error.message, error.hint) == ("no 'x' here", "look there")
+
+
+def test_the_messages_that_the_contract_names_are_the_defaults():
+    assert "already exists in the storage" in str(errors.ObjectExistsError())
+    assert "has been modified or is invalid" in str(errors.StaleRefError())
+
+
+EXAMPLES = [
+    *(cls() for cls in CLASSES),
+    *(cls("said so", hint="do that") for cls in CLASSES if cls is not CacheMissError),
+    StoreFullError(needed=10, held_bytes_by_rank={0: 5, 3: 7}),
+    StoreFullError("full", needed=0),
+    CacheMissError(["a", "b"]),
+    CacheMissError(("a",), "gone", hint="again"),
+    UnknownTypeError(type_name="mod.Foo"),
+    UnsupportedValueError("value[1]: no serializer for Foo", path="value[1]"),
+]
+
+
+@pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: f"{type(e).__name__}-{e.message[:20]}")
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_error_pickles_with_every_attribute(error, protocol):
+    back = pickle.loads(pickle.dumps(error, protocol))
+    assert type(back) is type(error)
+    assert back.args == error.args
+    assert back.__dict__ == error.__dict__
+    assert str(back) == str(error)
+    assert getattr(back, "errno", None) == getattr(error, "errno", None)
+    assert getattr(back, "strerror", None) == getattr(error, "strerror", None)
+
+
+def test_attributes_added_later_and_changed_args_survive_pickling():
+    error = StoreExistsError("there")
+    error.store = "abc"  # type: ignore[attr-defined]
+    back = pickle.loads(pickle.dumps(error))
+    assert back.store == "abc"
+
+
+def test_a_full_store_says_what_was_needed_and_who_holds_what():
+    error = StoreFullError(needed=4096, held_bytes_by_rank={2: 30, 0: 10})
+    assert error.needed == 4096
+    assert error.held_bytes_by_rank == {0: 10, 2: 30}
+    assert error.message == "the store is full: 4096 bytes needed; held by rank 0: 10 bytes, rank 2: 30 bytes"
+
+
+def test_what_a_full_store_knows_is_optional():
+    error = StoreFullError()
+    assert (error.needed, error.held_bytes_by_rank) == (None, None)
+
+
+def test_a_cache_miss_carries_every_missing_hash_in_order():
+    error = CacheMissError(iter(["b", "a"]))
+    assert error.mm_hashes == ("b", "a")
+    assert "b, a" in str(error)
+
+
+def test_one_hash_given_as_a_string_is_one_hash():
+    assert CacheMissError("abc").mm_hashes == ("abc",)
+
+
+def test_file_errors_carry_the_number_that_callers_compare():
+    assert StoreNotFoundError("gone").errno == errno.ENOENT
+    assert StoreExistsError("there").errno == errno.EEXIST
+
+
+def test_an_unknown_type_is_named_in_the_message_and_in_the_hint():
+    error = UnknownTypeError(type_name="mod.Foo")
+    assert "'mod.Foo'" in error.message
+    assert "'mod.Foo'" in error.hint
