@@ -55,11 +55,11 @@ class FailingProcessor:
 
 @dataclass(frozen=True)
 class StuckProcessor:
-    """The processor never comes back."""
+    """The processor never comes back from its second image."""
 
     def __len__(self) -> int:
-        return 1
+        return 2
 
     def __iter__(self) -> Iterator[PreparedItem]:
+        yield from RandomItems(rows=(1,))
         time.sleep(3600)
-        yield from ()

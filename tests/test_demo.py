@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -16,12 +18,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from demo_items import BrokenImage, FailingProcessor, RandomItems
+from demo_items import BrokenImage, FailingProcessor, RandomItems, StuckProcessor
+from rich.console import Console
+from rich.progress import Progress as RichProgress
 
 from shmstore.cli import COMMANDS, main
 from shmstore.command import parse_size
 from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
-from shmstore.demo.main import execute, run
+from shmstore.demo.main import ProgressBar, execute, run
 from shmstore.demo.messages import Progress
 from shmstore.demo.processes import RunSettings, default_capacity, request_order
 from shmstore.demo.processing import (
@@ -94,9 +98,7 @@ def test_both_modes_deliver_every_byte_under_pressure_and_say_in_json_what_they_
     payload = 4 * sum(item_bytes(item) for item in items)
     assert (status, captured.err) == (0, "")
     assert report["ok"] is True
-    assert settings == RunSettings(
-        **{name: report[name] for name in ("workers", "capacity", "rounds", "seed", "in_flight")}
-    )
+    assert asdict(settings) == {"spoil": None} | {name: report[name] for name in asdict(settings) if name in report}
     assert (report["distinct_items"], report["distinct_bytes"] * 4) == (9, payload)
     assert list(report["modes"]) == ["store", "pickle"]
     assert observer.stages == [(mode, stage) for mode in report["modes"] for stage in ("processing", "sending")]
@@ -120,20 +122,18 @@ def test_both_modes_deliver_every_byte_under_pressure_and_say_in_json_what_they_
     assert 0 < put < payload - inline, "hits were not copied again"
 
 
-def test_one_wrong_byte_is_seen_in_each_mode_named_and_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = RunSettings(workers=2, rounds=2, seed=1, spoil=3)
-    status = execute(settings, RandomItems(rows=(10, 20, 30)))
-    captured = capfd.readouterr()
+def test_one_wrong_byte_is_seen_and_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = RunSettings(workers=1, rounds=2, seed=1, spoil=3)
+    status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["store"])
     assert status == 1
-    for mode in ("store", "pickle"):
-        assert f"{mode}: 2 of 12 arrived wrong: item " in captured.out
+    assert "store: 1 of 6 arrived wrong: item " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("victim", ["worker 1", "the engine process", "the API process"])
 def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
     victim: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    settings = RunSettings(workers=2, rounds=100_000)
+    settings = RunSettings(workers=2 if victim == "worker 1" else 1, rounds=100_000)
     observer = Recorder(kill=victim)
     status = execute(settings, RandomItems(rows=(10, 20, 30)), as_json=True, observer=observer)
     captured = capfd.readouterr()
@@ -155,21 +155,18 @@ def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixt
 SCRIPT = """
 import sys
 sys.path.insert(0, "tests")
-from demo_items import RandomItems, StuckProcessor
+from demo_items import RandomItems
 from shmstore.demo.main import execute
 from shmstore.demo.processes import RunSettings
 from shmstore.demo.supervisor import SilentObserver
 
 class Teller(SilentObserver):
-    def started(self, mode, pids):
-        if sys.argv[1] == "StuckProcessor":
-            print("under way", flush=True)
     def progressed(self, mode, progress):
         if progress.stage == "sending" and progress.done == 4:
             print("under way", flush=True)
 
-source = StuckProcessor() if sys.argv[1] == "StuckProcessor" else RandomItems(rows=(10, 20, 30))
-sys.exit(execute(RunSettings(rounds=100_000), source, observer=Teller()))
+source = RandomItems(rows=(10, 20, 30))
+sys.exit(execute(RunSettings(workers=1, rounds=100_000), source, observer=Teller()))
 """
 
 
@@ -187,17 +184,16 @@ def processes_of_session(session: int) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("number", "source", "status"),
-    [
-        (signal.SIGINT, "RandomItems", 130),
-        (signal.SIGTERM, "StuckProcessor", 130),
-        (signal.SIGKILL, "RandomItems", -signal.SIGKILL),
-    ],
+    ("number", "whole_group", "status", "said"),
+    [(signal.SIGINT, True, 130, "shmstore demo: interrupted\n"), (signal.SIGKILL, False, -signal.SIGKILL, "")],
+    ids=["ctrl_c", "kill"],
 )
-def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(number: int, source: str, status: int) -> None:
-    """Ctrl-C reaches the whole group, as from a terminal; the others only the demo's first process."""
+def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
+    number: int, whole_group: bool, status: int, said: str
+) -> None:
+    """Ctrl-C reaches every process, as from a terminal; SIGKILL only the first, and the others find out."""
     demo = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, source],
+        [sys.executable, "-c", SCRIPT],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -208,14 +204,12 @@ def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(number: int, sour
     assert demo.stdout is not None
     try:
         assert demo.stdout.readline() == "under way\n"
-        if number == signal.SIGINT:
+        if whole_group:
             os.killpg(demo.pid, number)
         else:
             demo.send_signal(number)
         _, errors = demo.communicate(timeout=60)
-        assert status == demo.returncode
-        if number != signal.SIGKILL:
-            assert errors == "shmstore demo: interrupted\n"
+        assert (demo.returncode, errors) == (status, said)
         deadline = time.monotonic() + 30
         while processes_of_session(demo.pid) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -224,6 +218,24 @@ def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(number: int, sour
     finally:
         for pid in processes_of_session(demo.pid):
             os.kill(pid, signal.SIGKILL)
+
+
+def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixture[str]) -> None:
+    class Terminator(SilentObserver):
+        def progressed(self, mode: str, progress: Progress) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    status = execute(RunSettings(workers=1), StuckProcessor(), observer=Terminator())
+    assert (status, capfd.readouterr().err) == (130, "shmstore demo: interrupted\n")
+
+
+def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
+    lines = RichProgress(console=Console(file=io.StringIO()))
+    bar = ProgressBar(lines)
+    for mode, stage, done in [("store", "processing", 1), ("store", "sending", 1), ("store", "sending", 2)]:
+        bar.progressed(mode, Progress(stage, done, 3))
+    drawn = [(task.description, task.completed, task.total) for task in lines.tasks]
+    assert drawn == [("store: processing", 1, 3), ("store: sending", 2, 3)]
 
 
 @needs_extra
@@ -236,15 +248,15 @@ def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
     (tmp_path / "notes.txt").write_text("not an image")
     command = [sys.executable, "-m", "shmstore", "demo", "--json", "--images", str(tmp_path)]
-    command += ["--workers", "2", "--rounds", "3", "--capacity", "1MiB", "--seed", "7", "--in-flight", "2"]
+    command += ["--workers", "1", "--rounds", "3", "--capacity", "1MiB", "--seed", "7", "--in-flight", "2"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)
     patches = (4 * 6) + (8 * 4) + (6 * 6)  # each side rounded to a multiple of 28 pixels, in patches of 14
     assert (True, 3, patches * ROW + 3 * 24) == (figures["ok"], figures["distinct_items"], figures["distinct_bytes"])
-    assert (figures["capacity"], figures["seed"], figures["workers"], figures["rounds"]) == (1 << 20, 7, 2, 3)
+    assert (figures["capacity"], figures["seed"], figures["workers"], figures["rounds"]) == (1 << 20, 7, 1, 3)
     for mode in ("store", "pickle"):
-        assert tuple(figures["modes"][mode][name] for name in ("requests", "checked", "mismatches")) == (9, 18, 0)
+        assert tuple(figures["modes"][mode][name] for name in ("requests", "checked", "mismatches")) == (9, 9, 0)
         assert figures["modes"][mode]["processing_ms"] > 0
     assert figures["modes"]["store"]["hits"] == 6, "it all fits: each image is put once and hit twice"
 

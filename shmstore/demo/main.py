@@ -123,15 +123,20 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def execute(
-    settings: RunSettings, source: ItemSource, *, as_json: bool = False, observer: Observer | None = None
+    settings: RunSettings,
+    source: ItemSource,
+    *,
+    modes: Sequence[str] = tuple(TRANSPORTS),
+    as_json: bool = False,
+    observer: Observer | None = None,
 ) -> int:
-    """Run every mode, print the report on stdout, and return the exit status; errors become a line on stderr.
+    """Run each of `modes`, print the report on stdout, and return the exit status; errors become a line on stderr.
 
     Without an `observer` a progress bar is drawn on stderr, where that is a terminal.
     """
     try:
         with _terminated_as_interrupted(), _progress_bar() as bar:
-            report = run(settings, source, observer=observer or bar)
+            report = run(settings, source, modes=modes, observer=observer or bar)
     except ImageError as error:
         return _complain(str(error), EXIT_USAGE)
     except DemoError as error:

@@ -19,16 +19,16 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Protocol
 
-from shmstore import ObjectStoreWriter, StoreNotFoundError
 from shmstore.demo.images import ImageError
 from shmstore.demo.messages import PEER_LOST_EXIT, Failure, Link, Progress
 from shmstore.demo.processes import Measured, RunSettings, api_process, engine_process, worker_process
 from shmstore.demo.processing import ItemSource
 from shmstore.demo.transports import TRANSPORTS
 
-_SHM = "/dev/shm"
+_SHM = Path("/dev/shm")
 _GRACE_S = 10.0
 """How long a process that was asked to end may take before it is killed."""
 
@@ -87,7 +87,8 @@ def run_mode(mode: str, settings: RunSettings, source: ItemSource, observer: Obs
         with _interrupts_held_back():  # a second Ctrl-C must not cut this short
             _end(children, in_order=clean)
             if TRANSPORTS[mode].keeps_segment:
-                _unlink(store_name)
+                # That of an API process killed before it could do so, perhaps half made; nobody is left to use it.
+                (_SHM / store_name).unlink(missing_ok=True)
 
 
 @contextmanager
@@ -204,11 +205,3 @@ def _end(children: list[_Child], *, in_order: bool) -> None:
             child.process.join()
         child.process.close()
         child.status.close()
-
-
-def _unlink(store_name: str) -> None:
-    """Remove the segment of an API process that was killed before it could do so."""
-    try:
-        ObjectStoreWriter.recover(store_name).close(unlink=True)
-    except StoreNotFoundError:
-        return

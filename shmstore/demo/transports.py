@@ -19,7 +19,7 @@ from shmstore import (
     StoreFullError,
     StoreHandle,
 )
-from shmstore.demo.processing import Item, item_bytes
+from shmstore.demo.processing import Item
 
 
 @dataclass(frozen=True)
@@ -168,9 +168,7 @@ class StoreSender:
             settings.store_name, capacity=settings.capacity, n_readers=settings.workers, prefault=True
         )
         self._inline = PickleSender()
-        self._hits = 0
         self._inline_fallbacks = 0
-        self._copied = 0
 
     @property
     def opening(self) -> StoreHandle:
@@ -180,24 +178,23 @@ class StoreSender:
     def pack(self, key: str, item: Item) -> Parcel:
         """Return a reference to the stored item, or the pickled item where there is no room for it."""
         try:
-            ref = self._writer.get_cached(key)
-            self._hits += 1
-        except ObjectNotFoundError:
             try:
+                ref = self._writer.get_cached(key)
+            except ObjectNotFoundError:
                 ref = self._writer.put(key, item)
-            except (StoreFullError, ObjectTooLargeError):
-                self._inline_fallbacks += 1
-                return self._inline.pack(key, item)
-            self._copied += item_bytes(item)
+        except (StoreFullError, ObjectTooLargeError):
+            self._inline_fallbacks += 1
+            return self._inline.pack(key, item)
         return Parcel(ref.to_bytes(), inline=False)
 
     def counts(self) -> SenderCounts:
         """Return what was done so far."""
+        stats = self._writer.stats()
         return SenderCounts(
-            hits=self._hits,
-            evictions=self._writer.stats().evictions,
+            hits=stats.hits,
+            evictions=stats.evictions,
             inline_fallbacks=self._inline_fallbacks,
-            copied=self._copied + self._inline.counts().copied,
+            copied=stats.put_bytes + self._inline.counts().copied,
         )
 
     def close(self) -> None:
