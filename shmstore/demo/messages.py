@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-PEER_LOST_EXIT = 3
-"""Exit status of a process that stopped only because another one had gone."""
-
 
 class PeerLostError(Exception):
     """The process at the other end of a pipe has gone."""

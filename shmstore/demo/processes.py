@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from types import FrameType
@@ -23,7 +24,6 @@ from typing import NoReturn, TypeVar, cast
 
 from shmstore.demo.images import ImageError
 from shmstore.demo.messages import (
-    PEER_LOST_EXIT,
     Failure,
     Finish,
     Link,
@@ -308,15 +308,16 @@ class _ApiRun:
 
 
 def _guarded(process: str, status: Connection, body: Callable[[], None]) -> None:
-    """Run `body`; a failure is told to the supervisor in one line and becomes the exit status."""
+    """Run `body`; a failure is told to the supervisor in one line and becomes exit status 1.
+
+    The loss of a peer is none: what is to be reported is how that one went.
+    """
     try:
         body()
     except PeerLostError:
-        sys.exit(PEER_LOST_EXIT)
+        return
     except Exception as error:
         text = str(error) if isinstance(error, ImageError) else f"{type(error).__name__}: {error}"
-        try:
+        with suppress(PeerLostError):
             Link(status, status).send(Failure(process, text, usage=isinstance(error, ImageError)))
-        except PeerLostError:
-            sys.exit(PEER_LOST_EXIT)
         sys.exit(1)

@@ -1,8 +1,8 @@
 """Starts the processes of one run, watches them, and leaves nothing behind whatever happens to them.
 
-A process's end shows on its sentinel, without a timeout. A process that stopped only because another had gone says so
-by its exit status, so that what is reported is the one that went first. On the way out, after an error or Ctrl-C too,
-every process is ended and reaped, and the segment of an API process that could not unlink it is unlinked from here.
+A process's end shows on its sentinel, without a timeout. A process that stops only because another has gone does so in
+silence, so that what is reported is the one that went first. On the way out, after an error or Ctrl-C too, every
+process is ended and reaped, and the segment of an API process that could not unlink it is unlinked from here.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from shmstore.demo.images import ImageError
-from shmstore.demo.messages import PEER_LOST_EXIT, Failure, Link, Progress
+from shmstore.demo.messages import Failure, Link, Progress
 from shmstore.demo.processes import Measured, RunSettings, api_process, engine_process, worker_process
 from shmstore.demo.processing import ItemSource
 from shmstore.demo.transports import TRANSPORTS
 
 _SHM = Path("/dev/shm")
-_GRACE_S = 10.0
+GRACE_S = 10.0
 """How long a process that was asked to end may take before it is killed."""
 
 
@@ -168,7 +168,7 @@ def _watch(mode: str, children: list[_Child], observer: Observer) -> Measured:
             elif child.status not in by_handle:  # what it said comes first
                 child.process.join()
                 del by_handle[handle]
-                if child.process.exitcode not in (0, PEER_LOST_EXIT):
+                if child.process.exitcode != 0:
                     raise DemoError(f"{child.name} (pid {child.process.pid}) {_how_it_ended(child.process)}")
     if measured is None:
         raise DemoError("every process ended, and none said why")
@@ -197,7 +197,7 @@ def _end(children: list[_Child], *, in_order: bool) -> None:
     if not in_order:
         for child in children:
             child.process.terminate()
-    deadline = time.monotonic() + _GRACE_S
+    deadline = time.monotonic() + GRACE_S
     for child in children:
         child.process.join(max(0.0, deadline - time.monotonic()))
         if child.process.exitcode is None:
