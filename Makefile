@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*.c csrc/*.h) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo test test-c test-python lint model bench clean
+.PHONY: demo test test-c test-python lint model bench copy-threshold clean
 
 demo: $(VENV)/.demo $(VENV)/.built
 	$(BIN)/shmstore demo $(ARGS)
@@ -32,6 +32,11 @@ bench: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m pytest bench --benchmark-only -o addopts= -o python_files='bench_*.py' -q \
 		--benchmark-json=$(VENV)/bench.json $(ARGS) > $(VENV)/bench.log || { cat $(VENV)/bench.log; false; }
 	$(BIN)/python bench/table.py $(VENV)/bench.json
+
+copy-threshold:
+	@mkdir -p build
+	@$(CC) -std=c11 -D_GNU_SOURCE -O2 -Icsrc -o build/copy_threshold bench/copy_threshold.c
+	@build/copy_threshold
 
 $(VENV)/.venv:
 	$(PYTHON) -m venv $(VENV)
