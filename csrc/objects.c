@@ -130,10 +130,12 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     return leave(w, SHMS_OK);
 }
 
-/* Enters, and checks that the ticket is one that is out. */
+/* Takes the mutex with a ticket that is out; also after the close, which waits for it with the lock. */
 static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     int rc = shms_writer_enter(w);
-    if (rc)
+    if (rc == SHMS_ECLOSED && w)
+        pthread_mutex_lock(&w->mutex);
+    else if (rc)
         return rc;
     if (t->slot >= w->seg.layout.max_objects || t->entry >= w->seg.layout.max_leases ||
         shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
@@ -142,10 +144,30 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     return SHMS_OK;
 }
 
+static void ticket_done(struct shms_writer *w) {
+    w->unfinished--;
+    if (w->closed && w->unfinished == 0)
+        shms_segment_unlock(&w->seg);
+}
+
+static void drop(struct shms_writer *w, const shms_ticket *t) {
+    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
+    SHMS_STEP("P5");
+    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
+    shms_forget(w, t->slot);
+    shms_leases_untake(&w->leases, t->entry);
+    w->books++;
+    ticket_done(w);
+}
+
 int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
+    if (w->closed) {
+        drop(w, t);
+        return leave(w, SHMS_ECLOSED);
+    }
     shms_slot *s = shms_writer_slot(w, t->slot);
     shms_set(&s->put_ns, shms_now_ns());
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
@@ -153,7 +175,7 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_add(&w->seg.sb->objects, 1);
     shms_count(w, SHMS_C_PUTS, 1);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
-    w->unfinished--;
+    ticket_done(w);
     w->books++; /* a slot in WRITING may never go, this one may */
     if (out)
         hand_out(w, t->slot, t->entry, out);
@@ -166,13 +188,7 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
-    SHMS_STEP("P5");
-    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
-    shms_forget(w, t->slot);
-    shms_leases_untake(&w->leases, t->entry);
-    w->unfinished--;
-    w->books++;
+    drop(w, t);
     return leave(w, SHMS_OK);
 }
 

@@ -146,7 +146,8 @@ int shms_writer_close(shms_writer *w, int unlink) {
     w->closed = true;
     if (unlink)
         shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
-    shms_segment_unlock(&w->seg);
+    if (w->unfinished == 0) /* else a successor could give away bytes that a put of ours is still writing */
+        shms_segment_unlock(&w->seg);
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
 }
