@@ -140,7 +140,7 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     if (t->slot >= w->seg.layout.max_objects || t->entry >= w->seg.layout.max_leases ||
         shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
         shms_get(&shms_writer_slot(w, t->slot)->id) != t->id)
-        return leave(w, SHMS_EINVAL);
+        return leave(w, w->closed ? SHMS_ECLOSED : SHMS_EINVAL);
     return SHMS_OK;
 }
 
