@@ -130,12 +130,10 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     return leave(w, SHMS_OK);
 }
 
-/* Takes the mutex with a ticket that is out; also after the close, which waits for it with the lock. */
+/* Enters, if need be a closed writer, and checks that the ticket is one that is out. */
 static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
-    int rc = shms_writer_enter(w);
-    if (rc == SHMS_ECLOSED && w)
-        pthread_mutex_lock(&w->mutex);
-    else if (rc)
+    int rc = shms_writer_enter_to_end(w);
+    if (rc)
         return rc;
     if (t->slot >= w->seg.layout.max_objects || t->entry >= w->seg.layout.max_leases ||
         shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
@@ -144,20 +142,13 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     return SHMS_OK;
 }
 
-static void ticket_done(struct shms_writer *w) {
-    w->unfinished--;
-    if (w->closed && w->unfinished == 0)
-        shms_segment_unlock(&w->seg);
-}
-
-static void drop(struct shms_writer *w, const shms_ticket *t) {
+static void end_unborn(struct shms_writer *w, const shms_ticket *t) {
     shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
     SHMS_STEP("P5");
     atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
     shms_forget(w, t->slot);
     shms_leases_untake(&w->leases, t->entry);
-    w->books++;
-    ticket_done(w);
+    shms_writer_ticket_ended(w);
 }
 
 int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
@@ -165,7 +156,7 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     if (rc)
         return rc;
     if (w->closed) {
-        drop(w, t);
+        end_unborn(w, t);
         return leave(w, SHMS_ECLOSED);
     }
     shms_slot *s = shms_writer_slot(w, t->slot);
@@ -175,8 +166,7 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_add(&w->seg.sb->objects, 1);
     shms_count(w, SHMS_C_PUTS, 1);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
-    ticket_done(w);
-    w->books++; /* a slot in WRITING may never go, this one may */
+    shms_writer_ticket_ended(w); /* a slot in WRITING may never go, this one may */
     if (out)
         hand_out(w, t->slot, t->entry, out);
     else
@@ -188,7 +178,7 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    drop(w, t);
+    end_unborn(w, t);
     return leave(w, SHMS_OK);
 }
 
@@ -207,7 +197,7 @@ static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t
 
 int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
     int rc = enter_with_ticket(w, t);
-    if (rc || (rc = leave(w, pieces_fit(pieces, n_pieces, t->payload_size))))
+    if (rc || (rc = leave(w, w->closed ? SHMS_ECLOSED : pieces_fit(pieces, n_pieces, t->payload_size))))
         return rc;
     copy_pieces(t, pieces, n_pieces);
     return SHMS_OK;

@@ -24,6 +24,7 @@
  *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock.  What the
  *    child inherits is a mapping, not a pin: it must not look at the parent's views.
  *  - shms_reader_close lets the rank go when the last view dies, not before.
+ *  - shms_writer_close lets the writer's lock go when the last ticket is ended (a commit then fails), not before.
  *  - After shms_writer_close the segment's pages live on until the last process that maps them has gone.
  *  - A program that closes file descriptors it does not own closes liveness locks: its objects are then let go.
  */

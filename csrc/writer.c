@@ -33,6 +33,23 @@ int shms_writer_enter(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
+int shms_writer_enter_to_end(struct shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc != SHMS_ECLOSED || !w)
+        return rc;
+    pthread_mutex_lock(&w->mutex);
+    if (w->unfinished)
+        return SHMS_OK;
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_ECLOSED;
+}
+
+void shms_writer_ticket_ended(struct shms_writer *w) {
+    w->books++;
+    if (--w->unfinished == 0 && w->closed)
+        shms_segment_unlock(&w->seg);
+}
+
 /* V1, V2: what a death between two steps leaves.  All of it can be done again by the next successor. */
 static int settle_slots(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
@@ -146,7 +163,7 @@ int shms_writer_close(shms_writer *w, int unlink) {
     w->closed = true;
     if (unlink)
         shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
-    if (w->unfinished == 0) /* else a successor could give away bytes that a put of ours is still writing */
+    if (w->unfinished == 0) /* or else a successor would reuse bytes that the tickets' holders still write */
         shms_segment_unlock(&w->seg);
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;

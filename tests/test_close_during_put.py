@@ -1,22 +1,22 @@
-"""A writer that is closed while it puts keeps its successor out until the last byte is written."""
+"""A writer that is closed while bytes are still being written stays the writer until they are not."""
 
+import os
+
+import numpy as np
 import pytest
-import torch
 
-from shmstore import ObjectStoreWriter, StoreClosedError, TensorSpec, WriterActiveError
+from shmstore import ObjectStoreWriter, StoreClosedError, WriterActiveError
 
 
-def test_a_close_inside_reserve_keeps_the_lock_until_the_block_ends() -> None:
-    writer = ObjectStoreWriter.create(capacity=1 << 16, n_readers=1)
-    writer.put("before", torch.arange(4))
-    block = writer.reserve("late", {"x": TensorSpec((16,), torch.float32)})
-    views = block.__enter__()
-    writer.close(unlink=False)
-    views["x"].fill_(1.0)
-    with pytest.raises(WriterActiveError):
-        ObjectStoreWriter.recover(writer.name)
-    with pytest.raises(StoreClosedError):
-        block.__exit__(None, None, None)
-    with ObjectStoreWriter.recover(writer.name) as successor:
-        assert successor.keys() == ["before"]
+def test_a_successor_comes_only_when_the_last_reservation_has_ended() -> None:
+    name = f"closed-early-{os.getpid()}"
+    writer = ObjectStoreWriter.create(name, capacity=6400, n_readers=1)
+    writer.put("whole", np.arange(8))
+    with pytest.raises(StoreClosedError), writer.reserve("half", np.zeros(100, np.uint8)) as views:
+        writer.close(unlink=False)
+        with pytest.raises(WriterActiveError):
+            ObjectStoreWriter.recover(name)
+        views[:] = 1
+    with ObjectStoreWriter.recover(name) as successor:
+        assert successor.keys() == ["whole"]
         successor.check_valid()
