@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 
-from shmstore import MsgpackSerde
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings.store import ALIGN
 
 SHM = Path("/dev/shm")
@@ -47,6 +47,33 @@ def children() -> set[int]:
             if int(fields[1]) == os.getpid():
                 found.add(int(path.parent.name))
     return found - {tracker}
+
+
+class Stores:
+    """Creates writers and attaches readers that are closed when the test ends."""
+
+    def __init__(self) -> None:
+        self._opened: list[Any] = []
+
+    def create(self, capacity: int = 1 << 20, n_readers: int = 1, **options: Any) -> ObjectStoreWriter:
+        name = options.pop("name", None) or store_name()
+        return self.keep(ObjectStoreWriter.create(name, capacity=capacity, n_readers=n_readers, **options))
+
+    def attach(self, store: Any, rank: int = 0, **options: Any) -> ObjectStoreReader:
+        handle = store.handle if isinstance(store, ObjectStoreWriter) else store
+        return self.keep(ObjectStoreReader.attach(handle, rank, **options))
+
+    def recover(self, store: Any) -> ObjectStoreWriter:
+        return self.keep(ObjectStoreWriter.recover(store))
+
+    def keep(self, opened: Any) -> Any:
+        self._opened.append(opened)
+        return opened
+
+    def close(self) -> None:
+        for opened in reversed(self._opened):
+            opened.close()
+        self._opened.clear()
 
 
 # ---- values
