@@ -308,6 +308,10 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     return rc;
 }
 
+int shms_segment_is(const shms_segment *seg, int64_t store) {
+    return store == SHMS_ANY_STORE || (uint64_t)store == seg->sb->store ? SHMS_OK : SHMS_EOTHERSTORE;
+}
+
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
     *seg = *of;
     seg->borrowed = true;

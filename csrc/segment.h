@@ -51,6 +51,10 @@ void shms_segment_warm(shms_segment *seg);
 /* Opens a published segment in a role, without taking a lock.  A rank beyond n_readers: SHMS_EINVAL. */
 int shms_segment_open(shms_segment *seg, const char *name, int role);
 
+/* SHMS_EOTHERSTORE where the segment is not the store of that number (or SHMS_ANY_STORE).  To be asked before a lock is
+ * taken: a rank that attaches for an instant and goes counts as dead from then on, and is expected no longer. */
+int shms_segment_is(const shms_segment *seg, int64_t store);
+
 /* For tests under ThreadSanitizer, which sees no race between two mappings: a second role on `of`'s mapping. */
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of);
 

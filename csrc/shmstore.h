@@ -52,6 +52,7 @@
 #define SHMS_ECORRUPT -15      /* a segment of ours whose contents contradict themselves */
 #define SHMS_ECLOSED -16       /* the handle is closed */
 #define SHMS_EFORKED -17       /* the handle belongs to the parent of this process */
+#define SHMS_EOTHERSTORE -18   /* the name is now another store's */
 
 #define SHMS_REF_SIZE 40        /* bytes of a packed reference */
 #define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
@@ -65,6 +66,8 @@
 #define SHMS_PREFAULT 1   /* map every page of the writer's data now, not at the first touch */
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
 #define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
+
+#define SHMS_ANY_STORE -1 /* for _attach_to and _recover_to: whichever store bears the name */
 
 typedef struct shms_writer shms_writer;
 typedef struct shms_reader shms_reader;
@@ -145,6 +148,8 @@ uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
 int shms_writer_recover(shms_writer **out, const char *name);
+/* Only the store of that number; SHMS_EOTHERSTORE leaves another one untouched. */
+int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store);
 /* Lets the lock go, as soon as the last ticket is back: its commit gives SHMS_ECLOSED.  The mapping stays until _free. */
 int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
@@ -185,6 +190,7 @@ int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the 
 /* ---- a reader ---- */
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
+int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, int64_t store); /* as _recover_to */
 shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
 void shms_view_release(shms_view *v); /* unpins, and frees `v` */
 /* The same with two arguments that it ignores, for callers whose destructors are given more than a view. */

@@ -117,7 +117,7 @@ static int build(struct shms_writer *w) {
     return rc;
 }
 
-static int start(shms_writer **out, const char *name, const shms_options *options) {
+static int start(shms_writer **out, const char *name, const shms_options *options, int64_t store) {
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
         return SHMS_ENOMEM;
@@ -127,7 +127,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w);
         return rc;
     }
-    if (!options && (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
+    if (!options && (rc = shms_segment_is(&w->seg, store)) == SHMS_OK &&
+        (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
         shms_segment_warm(&w->seg);
         rc = settle_slots(w);
     }
@@ -151,10 +152,12 @@ static int start(shms_writer **out, const char *name, const shms_options *option
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    return start(out, name, options);
+    return start(out, name, options, SHMS_ANY_STORE);
 }
 
-int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL); }
+int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL, SHMS_ANY_STORE); }
+
+int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store) { return start(out, name, NULL, store); }
 
 int shms_writer_close(shms_writer *w, int unlink) {
     int rc = shms_writer_enter(w);

@@ -117,6 +117,10 @@ def _checked_name(name: Any) -> str:
     return name
 
 
+def _store_id(handle: StoreHandle) -> int:
+    return _int("store_id", handle.store_id, 0, 0xFFFFFFFF)
+
+
 def _key(key: str) -> bytes:
     try:
         packed = key.encode()
@@ -235,16 +239,13 @@ class ObjectStoreWriter(_Closable):
         What was half-written is dropped. Raises WriterActiveError while a writer lives, StoreNotFoundError,
         LayoutMismatchError for what is no store of this version, CorruptStoreError for a damaged one.
         """
-        wanted = name.name if isinstance(name, StoreHandle) else name
+        wanted, store_id = (name.name, _store_id(name)) if isinstance(name, StoreHandle) else (name, native.ANY_STORE)
         try:
-            writer = native.Writer.recover(_checked_name(wanted))
-        except StoreNotFoundError:
-            raise StoreNotFoundError(f"there is no store named {wanted!r}") from None
+            writer = native.Writer.recover(_checked_name(wanted), store_id)
+        except StoreNotFoundError as error:
+            raise StoreNotFoundError(f"store {wanted!r}: {error.message}") from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
-        if isinstance(name, StoreHandle) and name.store_id != writer.store_id:
-            writer.close(unlink=False)
-            raise StoreNotFoundError(f"the store named {wanted!r} is not the one of this handle, but a later one")
         _log.info("recovered store %s with %d objects", wanted, writer.count())
         return cls(writer, wanted, serde)
 
@@ -504,12 +505,9 @@ class ObjectStoreReader(_Closable):
         name = _checked_name(handle.name if handle else handle_or_name)
         rank = _int("rank", rank, 0, (handle.n_readers if handle else native.MAX_READERS) - 1)
         try:
-            reader = native.Reader.attach(name, rank)
-        except StoreNotFoundError:
-            raise StoreNotFoundError(f"there is no store named {name!r}") from None
-        if handle and handle.store_id != reader.store_id:
-            reader.close()
-            raise StoreNotFoundError(f"the store named {name!r} is not the one of this handle, but a later one")
+            reader = native.Reader.attach(name, rank, _store_id(handle) if handle else native.ANY_STORE)
+        except StoreNotFoundError as error:
+            raise StoreNotFoundError(f"store {name!r}: {error.message}") from None
         return cls(reader, name, rank, serde)
 
     def __repr__(self) -> str:
