@@ -133,7 +133,11 @@ def refusals(writer: ObjectStoreWriter) -> dict[str, tuple[type[Exception], str,
         ),
         "metadata too large": (ObjectTooLargeError, "exceed", lambda: writer.put("x", "x" * 3000)),
         "not found": (ObjectNotFoundError, "no object of this key", lambda: writer.get_cached("absent")),
-        "type": (TypeError, r"value\['a'\]\[2\]: no serializer for object", lambda: writer.put("x", {"a": [1, 2, object()]})),
+        "type": (
+            TypeError,
+            r"value\['a'\]\[2\]: no serializer for object",
+            lambda: writer.put("x", {"a": [1, 2, object()]}),
+        ),
         "template": (TypeError, "no serializer", lambda: writer.reserve("x", [object()]).__enter__()),
         "key bytes": (TypeError, "a key must be a str, not bytes", lambda: writer.put(b"x", 1)),  # type: ignore[arg-type]
         "key None": (TypeError, "not NoneType", lambda: writer.get_cached(None)),  # type: ignore[arg-type]
@@ -475,7 +479,12 @@ def test_a_store_closed_inside_a_block_ends_the_block_in_peace(stores: Stores) -
 def test_reserved_views_are_filled_in_place_and_handed_out_by_get_cached(stores: Stores) -> None:
     writer = stores.create(n_readers=1)
     reader = stores.attach(writer)
-    template = {"t": TensorSpec((2, 3), torch.float32), "a": np.zeros((4,), dtype=np.int16), "note": "as it is", "n": [1]}
+    template = {
+        "t": TensorSpec((2, 3), torch.float32),
+        "a": np.zeros((4,), dtype=np.int16),
+        "note": "as it is",
+        "n": [1],
+    }
     with writer.reserve("k", template) as views:
         assert "k" not in writer
         assert (torch.float32, (2, 3)) == (views["t"].dtype, tuple(views["t"].shape))
@@ -698,7 +707,12 @@ def test_a_handle_travels_by_json_by_pickle_and_through_the_environment(stores: 
     )
     environment = {"STORE": handle.to_json(), "REF": ref.to_bytes().hex(), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-W", "error", "-c", script],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert (0, "through the environment\n", "") == (done.returncode, done.stdout, done.stderr)
 

@@ -2,24 +2,7 @@
  * test_outlast.c - a reader that meets EVICTING, and a writer that dies at the worst moment: while the reader is about
  * to ask whether it lives (R2p).
  */
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "step.h"
-#include "writer.h"
-
-#define CHECK(what)                                                                                                   \
-    do {                                                                                                              \
-        if (!(what)) {                                                                                                \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);                                                \
-            exit(1);                                                                                                  \
-        }                                                                                                             \
-    } while (0)
-
-void (*shms_step_hook)(const char *label);
+#include "support.h"
 
 static shms_writer *writer;
 static shms_word *state; /* of the one object */
