@@ -16,7 +16,8 @@ The shadow may hold keys that are not cached: they are there for their size only
    rejects the request with `CacheMissError`. `invalidate` then has to take back more than the missing hashes: what the
    same request brought was rejected with it. P0 cannot know which request it was, but it was one that counted on
    the missing hash; so it takes back everything sent in or after the first batch that did (`first_hit`). Without this
-   two items of one request could reject each other for ever, each being sent only when the other is not.
+   two items of one request could reject each other for ever, each being sent only when the other is not. A batch may
+   itself push out a key that it counts on, so `first_hit` is remembered for a while after its key has gone.
 """
 
 from __future__ import annotations
@@ -94,6 +95,10 @@ class Offer(NamedTuple, Generic[V, T]):
     sent: T
 
 
+_REMEMBERED = 4096
+"""Keys whose `first_hit` outlives them; far more than requests in flight have items."""
+
+
 @dataclasses.dataclass(slots=True)
 class _Sent:
     size: int
@@ -113,9 +118,14 @@ class SentKeys(Generic[V, T]):
         self._shadow: LRUCache[str, _Sent] = LRUCache(capacity, _size, on_remove=self._gone)
         self._counts = counts
         self._batch = 0
+        self._departed: OrderedDict[str, int] = OrderedDict()
 
-    def _gone(self, key: str, _: _Sent) -> None:
+    def _gone(self, key: str, entry: _Sent) -> None:
         self._book.drop(key)
+        if entry.first_hit is not None:
+            self._departed[key] = entry.first_hit
+            if len(self._departed) > _REMEMBERED:
+                self._departed.popitem(last=False)
 
     def __contains__(self, mm_hash: str) -> bool:
         return mm_hash in self._book
@@ -143,9 +153,12 @@ class SentKeys(Generic[V, T]):
         held: dict[str, V] = {}
         for mm_hash in mm_hashes:
             self.touch(mm_hash)
-            entry = self._book.use(mm_hash)
-            if entry is not None:
-                held[mm_hash] = entry[0]
+            kept = self._book.use(mm_hash)
+            if kept is not None:
+                held[mm_hash] = kept[0]
+                entry = self._shadow.peek(mm_hash)
+                if entry is not None and entry.first_hit is None:
+                    entry.first_hit = self._batch
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
         for offer, mm_hash in zip(offers, mm_hashes, strict=True):
@@ -153,7 +166,7 @@ class SentKeys(Generic[V, T]):
             if mm_hash in held:
                 # Also where the batch itself has just pushed it out: P1 looks up its hits first, too.
                 self._counts.hits += 1
-                self._use(mm_hash)
+                self.touch(mm_hash)
                 outputs.append(on_hit(held[mm_hash]))
                 continue
             offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
@@ -161,13 +174,6 @@ class SentKeys(Generic[V, T]):
             if self._store(mm_hash, offer):
                 held[mm_hash] = offer.kept
         return outputs
-
-    def _use(self, mm_hash: str) -> None:
-        entry = self._shadow.peek(mm_hash)
-        if entry is not None:
-            self.touch(mm_hash)
-            if entry.first_hit is None:
-                entry.first_hit = self._batch
 
     def _store(self, mm_hash: str, offer: Offer[V, T]) -> bool:
         try:
@@ -189,8 +195,9 @@ class SentKeys(Generic[V, T]):
         for mm_hash in mm_hashes:
             self._book.drop(mm_hash)
             entry = self._shadow.peek(mm_hash)
-            if entry is not None and entry.first_hit is not None:
-                since = min(since, entry.first_hit)
+            first_hit = self._departed.get(mm_hash) if entry is None else entry.first_hit
+            if first_hit is not None:
+                since = min(since, first_hit)
         for mm_hash, entry in self._shadow.items():
             if entry.sent_at >= since:
                 self._book.drop(mm_hash)
@@ -199,3 +206,4 @@ class SentKeys(Generic[V, T]):
         """Forget all keys."""
         self._shadow.clear()
         self._book.clear()
+        self._departed.clear()

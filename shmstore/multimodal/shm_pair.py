@@ -267,7 +267,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
 def _warn(count: int, setting: str, error: Exception) -> None:
     if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: neither silence nor a flood
-        _log.warning("item sent inline (%d so far): %s; %s", count, setting, error)
+        # Its text: a handler that keeps the record would keep the error's frames, and with them the items in them.
+        _log.warning("item sent inline (%d so far): %s; %s", count, setting, str(error))
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):

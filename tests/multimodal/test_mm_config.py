@@ -44,9 +44,9 @@ def test_the_largest_object_is_a_setting_of_shm_only():
     assert 128 == MultiModalCacheConfig().shm_max_object_size_mb
     assert 6 * MIB == MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=6).max_object_bytes
     assert 2 * MIB == config(2 * MIB, cache_type="shm").max_object_bytes
-    with pytest.raises(ValueError, match="^shm_max_object_size_mb:"):
+    with pytest.raises(ValueError, match=r"^shm_max_object_size_mb:"):
         MultiModalCacheConfig(shm_max_object_size_mb=6)
-    with pytest.raises(ValueError, match="^shm_max_object_size_mb:"):
+    with pytest.raises(ValueError, match=r"^shm_max_object_size_mb:"):
         MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=0)
 
 
@@ -129,7 +129,7 @@ def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():
         assert (2 * MIB, 1 * MIB, 3) == (stats.capacity, stats.max_object_size, stats.n_readers)
         assert "shmstore-test-mm-name" == sender.handle.name
         for rank in (-1, 3):
-            with pytest.raises(ValueError, match="0 .. 2"):
+            with pytest.raises(ValueError, match=r"0 \.\. 2"):
                 worker_receiver_cache_from_config(settings, rank, sender.handle)
 
 

@@ -116,7 +116,8 @@ def test_what_cannot_be_hashed_is_named_by_its_path(value, path):
 
 
 def test_another_process_comes_to_the_same_hash():
-    code = "import torch; from shmstore.multimodal import hash_item as h; print(h([torch.arange(9), {'b': 1, 'a': 's'}], k=1))"
+    value = "[torch.arange(9), {'b': 1, 'a': 's'}]"
+    code = f"import torch; from shmstore.multimodal import hash_item; print(hash_item({value}, k=1))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert hash_item([torch.arange(9), {"a": "s", "b": 1}], k=1) == out.stdout.strip()
 

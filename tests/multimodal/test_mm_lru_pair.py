@@ -362,7 +362,7 @@ def test_what_came_with_a_rejected_request_is_sent_again_too():
 def test_what_came_with_a_rejected_request_item_by_item_heals_in_a_few_attempts():
     sender, receiver = pair(20)
     sender.get_and_update_item((item(2), []), "A")  # dropped on the way
-    for attempt in range(5):
+    for attempt in range(4):
         mm_hashes = ["B", "A", "C"]
         sent = [
             sender.get_and_update_item(None if sender.is_cached_item(h) else (item(2), []), h)[0] for h in mm_hashes
@@ -370,10 +370,18 @@ def test_what_came_with_a_rejected_request_item_by_item_heals_in_a_few_attempts(
         try:
             receiver.get_and_update(sent, mm_hashes)
         except CacheMissError as miss:
+            assert attempt < 3
             sender.invalidate(miss.mm_hashes)
         else:
             break
-    assert attempt <= 3
+
+
+def test_a_batch_that_pushes_out_what_it_counts_on_heals_too():
+    sender, receiver = pair(6)
+    sender.get_and_update([(item(3), [])], ["A"])  # dropped on the way
+    attempt, out = retry(sender, receiver, {"B": 5, "A": 3}, 3)
+    assert [item(5), item(3)] == out
+    assert 1 == attempt
 
 
 def test_p1_that_starts_anew_is_served_again():
