@@ -3,8 +3,10 @@
  *
  * Why a search ends, and misses nothing.  It visits at most `count` objects a lap, a second lap only where the first
  * stepped over something merely for having been used, and then goes on while a run is unbroken, at most to the end of
- * the region: so a run that lies across the hand is seen whole.  Every maximal run begins right behind a held object
- * or at offset 0, and the search starts a new run at each of these.
+ * the region: so a run that lies across the hand is seen whole.  That holds also where the last object of the lap is a
+ * held one: the gap behind it is the hand's (the object in front of the hand may be gone), and the first step saw only
+ * the part beyond the hand.  Every maximal run begins right behind a held object or at offset 0, and the search starts
+ * a new run at each of these.
  */
 #include "ring.h"
 
@@ -89,7 +91,8 @@ bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*ma
             out->victims = 0;
             out->first = SHMS_NONE;
         }
-        if (!goes && visited >= laps * r->count) /* only a run in progress is worth going on for */
+        /* Once round, only a run in progress is worth going on for; the one behind the last object of the lap, too. */
+        if (!goes && visited > laps * r->count)
             return false;
         cur = r->next[cur];
     }

@@ -86,7 +86,7 @@ class ObjectRef:
         return f"ObjectRef(id={self.monotonic_id}, lease={self.lease}, address={self.address:#x})"
 
 
-set_packed = ObjectRef._packed.__set__  # type: ignore[attr-defined]  # the slot's own setter: __setattr__ refuses
+set_packed = ObjectRef.__dict__["_packed"].__set__  # the slot's own setter, since __setattr__ refuses
 new_ref = ObjectRef.__new__
 
 

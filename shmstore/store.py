@@ -437,7 +437,7 @@ class ObjectStoreWriter(_Closable):
 
     def keys(self) -> list[str]:
         """Return the keys that can be handed out, oldest object first."""
-        return [key.decode() for key in self._writer.keys()]
+        return [key.decode() for key in self._writer.key_list()]
 
     def __len__(self) -> int:
         return self._writer.count()

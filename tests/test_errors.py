@@ -12,6 +12,7 @@ from shmstore.errors import (
     StoreExistsError,
     StoreFullError,
     StoreNotFoundError,
+    StoreSpaceError,
     UnknownTypeError,
     UnsupportedValueError,
 )
@@ -24,6 +25,7 @@ BUILT_IN = {
     "StaleRefError": ValueError,
     "StoreNotFoundError": FileNotFoundError,
     "StoreExistsError": FileExistsError,
+    "StoreSpaceError": OSError,
     "WriterActiveError": RuntimeError,
     "RankInUseError": RuntimeError,
     "LayoutMismatchError": ValueError,
@@ -74,6 +76,7 @@ EXAMPLES = [
     *(cls("said so", hint="do that") for cls in CLASSES if cls is not CacheMissError),
     StoreFullError(needed=10, held_bytes_by_rank={0: 5, 3: 7}),
     StoreFullError("full", needed=0),
+    StoreSpaceError(needed=1 << 40, free=5),
     CacheMissError(["a", "b"]),
     CacheMissError(("a",), "gone", hint="again"),
     UnknownTypeError(type_name="mod.Foo"),
@@ -125,6 +128,7 @@ def test_one_hash_given_as_a_string_is_one_hash():
 def test_file_errors_carry_the_number_that_callers_compare():
     assert StoreNotFoundError("gone").errno == errno.ENOENT
     assert StoreExistsError("there").errno == errno.EEXIST
+    assert StoreSpaceError(needed=2, free=1).errno == errno.ENOSPC
 
 
 def test_an_unknown_type_is_named_in_the_message_and_in_the_hint():

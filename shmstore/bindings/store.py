@@ -199,7 +199,7 @@ class Writer:
         code = _has(self._w, key, len(key))
         if code < 0:
             fail(code)
-        return code == 1
+        return bool(code)
 
     def touch(self, key: bytes) -> bool:
         """Count a use."""
@@ -238,7 +238,7 @@ class Writer:
         """Return the number of keys."""
         return _require(lib.shms_writer_count(self._w))
 
-    def keys(self) -> list[bytes]:
+    def key_list(self) -> list[bytes]:
         """Return the keys, oldest object first."""
         return _key_list(lib.shms_writer_keys, self._w)
 

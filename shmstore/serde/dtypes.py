@@ -91,7 +91,10 @@ def torch_view(kind: TorchKind, shape: tuple[int, ...], buffer: Any) -> torch.Te
     return torch_viewer(kind, shape, 0)(buffer)
 
 
-_NUMPY_STR = re.compile(r"[<>|][biufcSUVMm][0-9]{1,10}(\[[0-9]{0,10}[A-Za-z]{1,8}(/[0-9]{1,10})?\])?")
+# Strict, since numpy's own parser cannot be trusted with forged text: it divides by the 0 of "<M8[s/0]" (SIGFPE).
+_NUMPY_STR = re.compile(
+    r"[<>|]([biufcSUV](0|[1-9][0-9]{0,9})|[Mm]8(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
+)
 
 
 def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
@@ -100,10 +103,11 @@ def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
     if wire is None:
         return None
     try:
-        same = numpy_dtype_from_wire(wire) == dtype
+        back = numpy_dtype_from_wire(wire)
     except ValueError:
         return None
-    return wire if same else None  # e.g. ml_dtypes' bfloat16 calls itself <V2
+    # A dtype of another package may call itself <V2, and a record is a void to its name.
+    return wire if back == dtype and back.type is dtype.type else None
 
 
 def _to_wire(dtype: "np.dtype[Any]", depth: int) -> Any:

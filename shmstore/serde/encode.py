@@ -174,7 +174,6 @@ class _Walk:
         self.pack(OBJECT)
         self.pack(registration.name)
         tree = registration.to_tree(value)
-        self.keep.append(tree)  # what it made may own the memory of its leaves
         try:
             self.value(tree, depth + 1)
         except _RefusedError as refusal:

@@ -1,0 +1,444 @@
+"""`shmstore demo`: what it counts, what it notices, how it ends. Real processes throughout."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from importlib.util import find_spec
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from demo_items import BrokenImage, FailingProcessor, RandomItems, StuckProcessor
+from rich.console import Console
+from rich.progress import Progress as RichProgress
+
+from shmstore.cli import COMMANDS, main
+from shmstore.command import parse_size
+from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
+from shmstore.demo.main import ProgressBar, execute, run
+from shmstore.demo.messages import Progress
+from shmstore.demo.processes import RunSettings, default_capacity, request_order
+from shmstore.demo.processing import (
+    PROCESSING_PACKAGES,
+    PhotographSource,
+    image_key,
+    item_bytes,
+    item_digest,
+    load_processor,
+)
+from shmstore.demo.report import ModeFigures, percentile
+from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
+
+ROOT = Path(__file__).resolve().parent.parent
+ROW = 1176 * 4
+needs_extra = pytest.mark.skipif(
+    any(find_spec(package) is None for package in (*PROCESSING_PACKAGES, *SHIPPING_PACKAGES)),
+    reason="the demo extra (transformers, Pillow, scikit-image, scikit-learn) is not installed",
+)
+
+
+def children() -> set[int]:
+    """The processes that this one started and did not reap, but for multiprocessing's own helper."""
+    found = {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    return found - {getattr(resource_tracker, "_resource_tracker")._pid}  # noqa: B009 it has no public name
+
+
+def segments(of_pid: int) -> list[str]:
+    return [name for name in os.listdir("/dev/shm") if f"shmstore-demo-{of_pid}-" in name]
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    before = children()
+    yield
+    assert segments(os.getpid()) == []
+    assert children() == before
+
+
+class Recorder(SilentObserver):
+    """Notes the processes and stages of each mode, and acts once, when the first step of the first mode is through."""
+
+    def __init__(self, act: Callable[[dict[str, int]], None] | None = None) -> None:
+        self.pids: dict[str, dict[str, int]] = {}
+        self.stages: list[tuple[str, str]] = []
+        self._act = act
+
+    def started(self, mode: str, pids: dict[str, int]) -> None:
+        self.pids[mode] = pids
+
+    def progressed(self, mode: str, progress: Progress) -> None:
+        if (mode, progress.stage) not in self.stages:
+            self.stages.append((mode, progress.stage))
+        if progress.stage == "sending" and self._act is not None:
+            self._act(self.pids[mode])
+            self._act = None
+
+
+def interrupt_all(pids: dict[str, int]) -> None:
+    for pid in pids.values():
+        os.kill(pid, signal.SIGINT)
+
+
+def wait_for_ends(pids: Iterable[int]) -> None:
+    """Wait until all are zombies: ended, and not yet reaped."""
+    deadline = time.monotonic() + 30
+    while not all(stat_fields(pid)[0] == "Z" for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def stat_fields(pid: int) -> list[str]:
+    """The fields of a process's status line after its name: state, parent, group, session, ..."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def test_both_modes_deliver_every_byte_under_pressure_and_say_in_json_what_they_did(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    source = RandomItems(rows=(100, 120, 140, 160, 180, 200, 220, 240, 2000))
+    settings = RunSettings(workers=2, capacity=700 * ROW, rounds=4, seed=3, in_flight=2)
+    observer = Recorder(interrupt_all)  # Ctrl-C is the supervisor's business alone
+    status = execute(settings, source, as_json=True, observer=observer)
+    captured = capfd.readouterr()
+    report = json.loads(captured.out)
+
+    items = [prepared.tensors for prepared in source]
+    payload = 4 * sum(item_bytes(item) for item in items)
+    assert (status, captured.err) == (0, "")
+    assert report["ok"] is True
+    assert asdict(settings) == {"spoil": None} | {name: report[name] for name in asdict(settings) if name in report}
+    assert (report["distinct_items"], report["distinct_bytes"] * 4) == (9, payload)
+    assert list(report["modes"]) == ["store", "pickle"]
+    assert observer.stages == [(mode, stage) for mode in report["modes"] for stage in ("processing", "sending")]
+    store, pickled = (ModeFigures(**figures) for figures in report["modes"].values())
+    for figures in (store, pickled):
+        assert (figures.requests, figures.checked, figures.mismatches, figures.mismatched_names) == (36, 72, 0, [])
+        assert (figures.processing_ms, figures.hashing_ms) == (500, 250)
+        assert 0 < figures.latency_median_us <= figures.latency_p99_us
+        assert figures.items_per_s == pytest.approx(figures.megabytes_per_s * 36 / (payload / 1e6))
+    assert store.inline_fallbacks == 4, "the item larger than the store, once each round"
+    assert store.hits > 0
+    assert 0 < store.evictions < 32 - store.hits, "the last ones put are still there"
+    assert (pickled.hits, pickled.evictions, pickled.inline_fallbacks) == (0, 0, 0)
+    hops = 1 + settings.workers  # API to engine, engine to each worker
+    assert hops * payload < pickled.bytes_piped < 1.01 * hops * payload
+    # Into the pickle; into and out of each pipe; out of the pickle in each worker.
+    assert 3 * hops * payload == pytest.approx(pickled.bytes_copied, rel=0.01)
+    inline = 4 * item_bytes(items[-1])
+    assert hops * inline < store.bytes_piped < 1.01 * hops * inline
+    put, puts = store.bytes_copied - 3 * hops * inline, 32 - store.hits
+    assert puts * 100 * ROW < put < puts * 240 * ROW, "once into the store for each miss, of items of 100 to 240 rows"
+
+
+def test_one_wrong_byte_is_seen_and_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = RunSettings(workers=1, rounds=2, seed=1, spoil=3)
+    status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["store"])
+    assert status == 1
+    assert "store: 1 of 6 arrived wrong: item " in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("victim", ["worker 1", "the engine process", "the API process"])
+def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
+    victim: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = RunSettings(workers=2 if victim == "worker 1" else 1, rounds=100_000)
+
+    def kill(pids: dict[str, int]) -> None:
+        os.kill(pids[victim], signal.SIGKILL)
+        wait_for_ends(pids.values())  # so that the supervisor finds them all ended, and has to tell who was first
+
+    observer = Recorder(kill)
+    status = execute(settings, RandomItems(rows=(10, 20, 30)), as_json=True, observer=observer)
+    captured = capfd.readouterr()
+    expected = f"{victim} (pid {observer.pids['store'][victim]}) was ended by SIGKILL"
+    assert (1, f"shmstore demo: {expected}\n") == (status, captured.err)
+    assert {"ok": False, "error": expected} == json.loads(captured.out)
+
+
+def test_a_defect_in_a_process_is_told_in_one_line() -> None:
+    with pytest.raises(DemoError, match=r"^the API process: ZeroDivisionError: a defect$"):
+        run(RunSettings(workers=1), FailingProcessor())
+
+
+def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
+    assert execute(RunSettings(workers=1), BrokenImage()) == 2
+    assert capfd.readouterr().err == "shmstore demo: broken.png: truncated\n"
+
+
+SCRIPT = """
+import sys
+sys.path.insert(0, "tests")
+from demo_items import RandomItems
+from shmstore.demo.main import execute
+from shmstore.demo.processes import RunSettings
+from shmstore.demo.supervisor import SilentObserver
+
+class Teller(SilentObserver):
+    def progressed(self, mode, progress):
+        if progress.stage == "sending" and progress.done == 4:
+            print("under way", flush=True)
+
+source = RandomItems(rows=(10, 20, 30))
+sys.exit(execute(RunSettings(workers=1, rounds=100_000), source, observer=Teller()))
+"""
+
+
+def processes_of_session(session: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if int(stat_fields(int(entry.name))[3]) == session:
+                    found.append(int(entry.name))
+            except OSError:
+                continue  # it ended while we looked
+    return found
+
+
+@pytest.mark.parametrize(
+    ("number", "whole_group", "status", "said"),
+    [(signal.SIGINT, True, 130, "shmstore demo: interrupted\n"), (signal.SIGKILL, False, -signal.SIGKILL, "")],
+    ids=["ctrl_c", "kill"],
+)
+def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
+    number: int, whole_group: bool, status: int, said: str
+) -> None:
+    """Ctrl-C reaches every process, as from a terminal; SIGKILL only the first, and the others find out."""
+    demo = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+    )
+    assert demo.stdout is not None
+    try:
+        assert demo.stdout.readline() == "under way\n"
+        if whole_group:
+            os.killpg(demo.pid, number)
+        else:
+            demo.send_signal(number)
+        _, errors = demo.communicate(timeout=60)
+        assert (demo.returncode, errors) == (status, said)
+        deadline = time.monotonic() + 30
+        while processes_of_session(demo.pid) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert processes_of_session(demo.pid) == []
+        assert segments(demo.pid) == []
+    finally:
+        for pid in processes_of_session(demo.pid):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixture[str]) -> None:
+    class Terminator(SilentObserver):
+        def progressed(self, mode: str, progress: Progress) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    start = time.monotonic()
+    status = execute(RunSettings(workers=1), StuckProcessor(), observer=Terminator())
+    assert (status, capfd.readouterr().err) == (130, "shmstore demo: interrupted\n")
+    assert time.monotonic() - start < GRACE_S, "it was asked to end, not waited for and killed"
+
+
+def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
+    lines = RichProgress(console=Console(file=io.StringIO()))
+    bar = ProgressBar(lines)
+    for mode, stage, done in [("store", "processing", 1), ("store", "sending", 1), ("store", "sending", 2)]:
+        bar.progressed(mode, Progress(stage, done, 3))
+    drawn = [(task.description, task.completed, task.total) for task in lines.tasks]
+    assert drawn == [("store: processing", 1, 3), ("store: sending", 2, 3)]
+
+
+@needs_extra
+def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path) -> None:
+    from PIL import Image
+
+    chooser = np.random.default_rng(0)
+    for number, (height, width) in enumerate([(56, 84), (100, 60), (84, 84)]):
+        pixels = chooser.integers(0, 256, (height, width, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    (tmp_path / "notes.txt").write_text("not an image")
+    command = [sys.executable, "-m", "shmstore", "demo", "--json", "--images", str(tmp_path)]
+    command += ["--workers", "1", "--rounds", "3", "--capacity", "1MiB", "--seed", "7", "--in-flight", "2"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    figures = json.loads(done.stdout)
+    patches = (4 * 6) + (8 * 4) + (6 * 6)  # each side rounded to a multiple of 28 pixels, in patches of 14
+    assert (True, 3, patches * ROW + 3 * 24) == (figures["ok"], figures["distinct_items"], figures["distinct_bytes"])
+    assert (figures["capacity"], figures["seed"], figures["workers"], figures["rounds"]) == (1 << 20, 7, 1, 3)
+    for mode in ("store", "pickle"):
+        assert tuple(figures["modes"][mode][name] for name in ("requests", "checked", "mismatches")) == (9, 9, 0)
+        assert figures["modes"][mode]["processing_ms"] > 0
+    assert figures["modes"]["store"]["hits"] == 6, "it all fits: each image is put once and hit twice"
+
+
+@needs_extra
+def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None:
+    processor = load_processor()
+    assert type(processor).__name__.startswith("Qwen2VLImageProcessor")
+    assert type(processor).__module__.startswith("transformers.models.qwen2_vl.")
+    (photograph,) = [path for path in shipped_photographs() if path.name == "china.jpg"]
+    (item,) = PhotographSource((photograph,))
+    assert {"pixel_values": torch.float32, "image_grid_thw": torch.int64} == {
+        name: tensor.dtype for name, tensor in item.tensors.items()
+    }
+    assert item.tensors["image_grid_thw"].tolist() == [[1, 30, 46]]  # 640 x 427 pixels in patches of 14
+    assert item.tensors["pixel_values"].shape == (30 * 46, 1176)
+    pixels = np.asarray(load_image(photograph))
+    assert item.key == image_key(pixels, processor)
+    changed = pixels.copy()
+    changed[0, 0, 0] ^= 1
+    assert item.key != image_key(changed, processor)
+    assert item.key != image_key(pixels.reshape(640, 427, 3), processor)
+    processor.image_mean = [0.5, 0.5, 0.5]
+    assert item.key != image_key(pixels, processor)
+
+
+@needs_extra
+def test_both_packages_ship_photographs_that_can_be_read_without_a_network() -> None:
+    paths = shipped_photographs()
+    assert {"astronaut.png", "retina.jpg", "china.jpg", "flower.jpg"} <= {path.name for path in paths}
+    assert (load_image(paths[-1]).size, load_image(paths[-1]).mode) == ((640, 427), "RGB")
+
+
+@needs_extra
+def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(b"\x89PNG\r\n")
+    with pytest.raises(ImageError, match=r"broken\.png"):
+        load_image(broken)
+
+
+def test_a_folder_gives_its_images_by_name_and_nothing_else(tmp_path: Path) -> None:
+    for name in ("b.PNG", "a.jpg", "c.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "d.png").mkdir()
+    assert (tmp_path / "a.jpg", tmp_path / "b.PNG") == folder_photographs(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["empty", "absent"])
+def test_a_folder_without_images_is_a_usage_error(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["demo", "--images", str(tmp_path / folder)]) == 2
+    assert f"{tmp_path / folder}: " in capsys.readouterr().err
+
+
+def test_a_missing_extra_is_one_line_that_names_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for package in (*PROCESSING_PACKAGES, *SHIPPING_PACKAGES):
+        monkeypatch.setitem(sys.modules, package, None)
+    assert main(["demo"]) == 2
+    captured = capsys.readouterr()
+    assert captured.err == (
+        "shmstore demo: transformers, PIL, skimage, sklearn not installed: pip install 'shmstore[demo]'\n"
+    )
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["no-such-command"],
+        ["demo", "--workers", "0"],
+        ["demo", "--rounds", "-1"],
+        ["demo", "--in-flight", "x"],
+        ["demo", "--capacity", "lots"],
+        ["demo", "--capacity", "0"],
+        ["demo", "--no-such-option"],
+    ],
+)
+def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
+def test_every_command_has_help_with_an_example(command: object, capsys: pytest.CaptureFixture[str]) -> None:
+    name = getattr(command, "name")  # noqa: B009
+    assert main([name, "--help"]) == 0
+    assert f"example: shmstore {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1", 1),
+        ("4096", 4096),
+        ("64M", 64 << 20),
+        ("64MiB", 64 << 20),
+        ("64MB", 64_000_000),
+        ("1GiB", 1 << 30),
+        ("1g", 1 << 30),
+        ("2T", 2 << 40),
+        ("1.5K", 1536),
+        (" 8 KiB ", 8192),
+        ("12B", 12),
+    ],
+)
+def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
+    assert size == parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["", "M", "-1", "0", "0.2", "1Q", "1MM", "nan", "1e6", "0x10"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="size"):
+        parse_size(text)
+
+
+def test_the_digest_sees_every_bit_the_dtype_the_shape_and_the_names() -> None:
+    item = {"a": torch.arange(6, dtype=torch.int32).reshape(2, 3), "b": torch.tensor(1.0), "c": torch.empty(0)}
+    flipped = item["a"].clone()
+    flipped[1, 2] ^= 1
+    others = [
+        {**item, "a": flipped},
+        {**item, "a": item["a"].reshape(3, 2)},
+        {**item, "a": item["a"].view(torch.float32)},
+        {**item, "b": torch.tensor([1.0])},
+        {"x": item["a"], "b": item["b"], "c": item["c"]},
+        {"a": item["a"], "b": item["b"]},
+    ]
+    assert item_digest(item) == item_digest({**item, "a": item["a"].t().contiguous().t()})
+    assert len(others) + 1 == len({item_digest(other) for other in [item, *others]})
+
+
+def test_the_default_capacity_is_less_than_the_data_and_holds_its_largest_item() -> None:
+    items = list(RandomItems(rows=(1000,) * 10))
+    one = item_bytes(items[0].tensors)
+    assert int(10 * one * 0.6) == default_capacity(items, free_shm=1 << 40)
+    assert one < default_capacity(items[:1], free_shm=1 << 40)
+    assert default_capacity(items, free_shm=1_000_000) == 800_000
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert [
+        percentile(range(1, 101), 99),
+        percentile(range(1, 102), 99),
+        percentile([3, 2, 1], 1),
+        percentile([7], 99),
+    ] == [99, 100, 1, 7]
+
+
+def test_the_order_of_the_requests_follows_the_seed_and_asks_for_each_item_once_a_round() -> None:
+    order = request_order(items=50, rounds=3, seed=1)
+    assert order == request_order(items=50, rounds=3, seed=1)
+    assert order != request_order(items=50, rounds=3, seed=2)
+    rounds = [order[:50], order[50:100], order[100:]]
+    assert [list(range(50))] * 3 == [sorted(once) for once in rounds]
+    assert rounds[0] != rounds[1] != rounds[2]

@@ -1,0 +1,544 @@
+"""MsgpackSerde: what comes back equals what went in, bit for bit, and nothing else is let in."""
+
+import collections
+import enum
+import math
+import pickle
+import struct
+import sys
+import threading
+import warnings
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmstore.errors import NestingError, UnsupportedValueError
+from shmstore.serde import ALIGNMENT, Encoded, MsgpackSerde, ObjectSerde, PickleSerde
+from shmstore.serde.dtypes import TORCH_KINDS
+from shmstore.serde.wire import MAX_DEPTH
+from tests.serde_values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
+
+TORCH_DTYPES = sorted(TORCH_KINDS, key=str)
+NUMPY_DTYPES = [
+    *("?", "i1", "<i2", ">i2", "<i4", "<i8", ">i8", "u1", "<u2", "<u4", ">u4", "<u8", "l", "q"),
+    *("<f2", ">f2", "<f4", ">f4", "<f8", "g", "<c8", ">c8", "<c16", "G"),
+    *("S1", "S7", "<U3", ">U3", "V5", "M8", "M8[ns]", ">M8[3s]", "m8[D]", "m8[us]"),
+]
+STRUCTURED = [
+    np.dtype([("a", "<f4"), ("b", ">i8")]),
+    np.dtype([("a", "i1"), ("b", "<f8")], align=True),
+    np.dtype([("xy", "<f4", (2, 3)), ("name", "<U4")]),
+    np.dtype([("in", [("x", "u1"), ("y", "<M8[s]")]), ("z", "S3")]),
+    np.dtype({"names": ["b", "a"], "formats": ["<i4", "<i2"], "offsets": [4, 0], "itemsize": 16}),
+    np.dtype({"names": ["lo", "all"], "formats": ["<u4", "<u8"], "offsets": [0, 0]}),
+    np.dtype([(("a title", "a"), "<f4"), ("b", "u1")]),
+    np.dtype([("é", "u1"), ("\ud800", "u1")]),
+]
+SHAPES = [(), (0,), (1,), (7,), (2, 3), (0, 3), (3, 0, 2), (1, 5, 1), (2, 1, 3, 4)]
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
+def test_a_tensor_of_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape, copy):
+    tensor = random_tensor(dtype, shape)
+    back = round_trip(tensor, copy=copy)
+    assert exact(back) == exact(tensor)
+    assert type(back) is torch.Tensor
+    assert back.is_contiguous()
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [*map(np.dtype, NUMPY_DTYPES), *STRUCTURED], ids=str)
+def test_an_array_of_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape, copy):
+    array = random_array(dtype, shape)
+    back = round_trip(array, copy=copy)
+    assert exact(back) == exact(array)
+    assert back.flags.writeable is copy
+
+
+def test_no_dtype_of_this_torch_is_left_out_but_the_quantised():
+    every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+    assert {str(dtype) for dtype in every - set(TORCH_KINDS)} == {
+        *("torch.qint8", "torch.qint32", "torch.quint8", "torch.quint4x2", "torch.quint2x4")
+    }
+
+
+@pytest.mark.parametrize("dtype", ["S0", "U0", "V0"])
+def test_dtypes_without_bytes_keep_dtype_and_shape(dtype):
+    array = np.zeros(3, [("a", dtype)])["a"]
+    assert exact(round_trip(array)) == exact(array)
+
+
+def strided_tensors():
+    base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+    complex_ = torch.complex(torch.randn(3, 4), torch.randn(3, 4))
+    yield "transposed", base.t()
+    yield "sliced", base[::2, 1::3]
+    yield "offset", base[1:, 2:]
+    yield "expanded", torch.arange(3).expand(4, 3)
+    yield "channels_last", torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    yield "conj", complex_.conj()
+    yield "conj transposed", complex_.t().conj()
+    yield "conj 0-d", complex_[0, 0].conj()
+    yield "neg", complex_.conj().imag
+    yield "neg contiguous", torch._neg_view(torch.randn(3, 4))
+    yield "neg conj", torch._neg_view(complex_).conj()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls complex32 experimental
+        yield "conj half", complex_.to(torch.complex32).conj()
+    yield "zero tensor", torch._efficientzerotensor((2, 3))
+    yield "overlapping", torch.arange(6).as_strided((4, 3), (1, 1))
+    yield "diagonal", torch.arange(16).reshape(4, 4).diagonal()
+    yield "many dimensions", torch.arange(2).reshape([1] * 40 + [2] + [1] * 40)
+    yield "many dimensions strided", torch.arange(4).reshape(2, *[1] * 70, 2).transpose(0, -1)
+    for dtype in TORCH_DTYPES:
+        yield f"transposed {dtype}", random_tensor(dtype, (5, 3)).t()
+
+
+STRIDED_TENSORS = dict(strided_tensors())
+
+
+@pytest.mark.parametrize("name", STRIDED_TENSORS)
+@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
+def test_a_strided_or_lazy_tensor_is_stored_as_what_it_shows(name, copy):
+    tensor = STRIDED_TENSORS[name]
+    back = round_trip(tensor, copy=copy)
+    if name == "zero tensor":
+        assert exact(back) == exact(torch.zeros(2, 3))
+    else:
+        assert exact(back) == exact(tensor)
+    assert (back.is_conj(), back.is_neg(), back.is_contiguous()) == (False, False, True)
+
+
+@pytest.mark.parametrize(
+    "lazy", [torch.zeros(2, 3, dtype=torch.complex64).add(1 + 2j).conj(), torch._neg_view(torch.ones(2))]
+)
+@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"a": t}, lambda t: [t], lambda t: {"a": [t]}])
+def test_the_lazy_bits_of_a_contiguous_tensor_are_seen_whatever_was_stored_before(lazy, wrap):
+    plain = torch.zeros(lazy.shape, dtype=lazy.dtype)
+    for value in (plain, plain, lazy, lazy):
+        assert lazy.is_contiguous()
+        assert exact(round_trip(wrap(value))) == exact(wrap(value))
+
+
+def strided_arrays():
+    base = np.arange(24, dtype=np.int32).reshape(4, 6)
+    yield "fortran", np.asfortranarray(base)
+    yield "reversed", base[::-1, ::-2]
+    yield "broadcast", np.broadcast_to(np.arange(3), (4, 3))
+    yield "sliced", base[1:, ::3]
+    yield "field", random_array("<f8,<i4", (5,))["f1"]
+    yield "reversed structured", random_array(np.dtype([("a", "i1"), ("b", "<i8")], align=True), (5,))[::-1]
+    yield "reversed dates", random_array(">M8[s]", (5,))[::-2]
+    yield "reversed text", random_array(">U3", (4, 2))[::-1].T
+    yield "reversed void", random_array("V5", (4,))[::-1]
+    yield "unaligned", np.ndarray((3,), "<f8", random_array("u1", (25,)), 1)
+
+
+STRIDED_ARRAYS = dict(strided_arrays())
+
+
+@pytest.mark.parametrize("name", STRIDED_ARRAYS)
+@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
+def test_a_strided_array_is_stored_in_c_order(name, copy):
+    array = STRIDED_ARRAYS[name]
+    back = round_trip(array, copy=copy)
+    assert exact(back) == exact(array)
+    assert back.flags.c_contiguous
+
+
+def test_the_padding_of_structured_arrays_is_written_too_rather_than_left_as_found():
+    dtype = np.dtype([("a", "i1"), ("b", "<i8")], align=True)
+    raw = np.arange(4 * dtype.itemsize, dtype=np.uint8)
+    array = raw.view(dtype)[::-1]
+    payload = store(SERDE.encode(array))
+    assert bytes(payload) == raw.reshape(4, -1)[::-1].tobytes()
+
+
+def test_contiguous_leaves_become_spans_and_only_the_others_fills():
+    contiguous, transposed = torch.zeros(4, 4), torch.zeros(4, 5).t()
+    encoded = SERDE.encode([contiguous, transposed, np.zeros((2, 2)), np.zeros((2, 3)).T])
+    assert encoded.spans[0][2] == contiguous.data_ptr()
+    assert (len(encoded.spans), len(encoded.fills)) == (2, 2)
+    assert encoded.fills[0][2] is transposed
+
+
+def test_a_read_only_array_is_stored_without_a_copy():
+    array = np.arange(9.0)
+    array.setflags(write=False)
+    assert SERDE.encode(array).spans[0][2] == array.ctypes.data
+    assert exact(round_trip(array)) == exact(array)
+
+
+@pytest.mark.parametrize("make", [torch.nn.Parameter, lambda t: t.requires_grad_()], ids=["Parameter", "requires_grad"])
+def test_what_requires_a_gradient_comes_back_as_a_plain_tensor(make):
+    tensor = make(torch.randn(3, 4))
+    for value in (tensor, tensor.t()):
+        back = round_trip({"w": value, "n": 1})["w"]
+        assert type(back) is torch.Tensor
+        assert back.requires_grad is False
+        assert exact(back) == exact(value)
+        assert [source.requires_grad for _, _, source in SERDE.encode([value]).fills] in ([], [False])
+
+
+SCALARS = [
+    *("", "a", "é", "\ud800", "a\udfffb", "\0", "x" * 300, b"", b"\0\xff", True, False, None),
+    *(0, -1, 2**63 - 1, 2**63, 2**64 - 1, 2**64, -(2**63), -(2**63) - 1, 10**100, -(10**100), 255 << 64, -128 << 64),
+    *(0.0, -0.0, math.inf, -math.inf, 5e-324, 1.5),
+    struct.unpack("<d", b"\x01\x02\x03\x04\x05\x06\xf8\x7f")[0],
+    struct.unpack("<d", b"\x01\x02\x03\x04\x05\x06\xf8\xff")[0],
+    struct.unpack("<d", b"\x01\x00\x00\x00\x00\x00\xf0\x7f")[0],
+]
+
+
+@pytest.mark.parametrize("scalar", SCALARS, ids=lambda s: repr(s)[:20])
+def test_a_scalar_comes_back_exactly_alone_in_containers_and_as_a_key(scalar):
+    for value in (scalar, [scalar], (scalar,), {scalar: scalar}, {(scalar, (scalar,)): [torch.ones(1), scalar]}):
+        assert exact(round_trip(value)) == exact(value)
+
+
+CONTAINERS = [
+    *([], (), {}, [[]], ((),), ({},), [()], {"b": 1, "a": 2}, {1: {2: {3: [4, (5,)]}}}),
+    {"x": {}, "y": [], "z": ()},
+    {(): 1, (1, (2, "a")): 2, (None,): torch.zeros(2)},
+    {True: 1, 0: 2, 2.5: 3, None: 4, b"k": 5, "k": 6},
+    [list(range(1000)), tuple(range(1000)), {i: str(i) for i in range(1000)}],
+]
+
+
+@pytest.mark.parametrize("value", CONTAINERS, ids=lambda v: repr(v)[:30])
+@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
+def test_containers_keep_their_type_and_order(value, copy):
+    assert exact(round_trip(value, copy=copy)) == exact(value)
+
+
+def test_containers_that_come_back_are_the_callers_own():
+    encoded = SERDE.encode({"a": [1, 2], "b": {"c": 1}, "d": ([3],)})
+    first = SERDE.decode(encoded.meta, b"")
+    first["a"].append(3)
+    first["b"]["c"] = 2
+    first["d"][0].clear()
+    first["e"] = 1
+    assert SERDE.decode(encoded.meta, b"") == {"a": [1, 2], "b": {"c": 1}, "d": ([3],)}
+
+
+leaves = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(st.characters(), max_size=8),
+    st.binary(max_size=8),
+    st.builds(
+        random_tensor,
+        st.sampled_from(TORCH_DTYPES),
+        st.lists(st.integers(0, 4), max_size=4).map(tuple),
+        st.integers(0, 9),
+    ),
+    st.builds(
+        lambda dtype, shape, seed: random_array(dtype, shape, seed),
+        st.sampled_from(NUMPY_DTYPES),
+        st.lists(st.integers(0, 4), max_size=4).map(tuple),
+        st.integers(0, 9),
+    ),
+    st.sampled_from(sorted(STRIDED_ARRAYS)).map(lambda name: STRIDED_ARRAYS[name]),
+    st.sampled_from(sorted({*STRIDED_TENSORS} - {"zero tensor"})).map(lambda name: STRIDED_TENSORS[name]),
+)
+scalar_keys = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.binary(max_size=4)
+)
+keys = st.recursive(scalar_keys, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4), st.lists(inner, max_size=4).map(tuple), st.dictionaries(keys, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(trees, st.booleans())
+def test_any_tree_comes_back_equal_and_every_leaf_is_aligned_and_apart(value, copy):
+    encoded = SERDE.encode(value)
+    regions = sorted((offset, nbytes) for offset, nbytes, _ in [*encoded.spans, *encoded.fills])
+    assert all(offset % ALIGNMENT == 0 for offset, _ in regions)
+    ends = [0, *(offset + nbytes for offset, nbytes in regions)]
+    assert all(end <= offset for end, (offset, _) in zip(ends, regions, strict=False))
+    assert encoded.nbytes == ends[-1]
+    back = SERDE.decode(encoded.meta, store(encoded), copy=copy)
+    assert exact(back) == exact(value)
+    again = SERDE.encode(value)
+    assert (again.meta, again.nbytes) == (encoded.meta, encoded.nbytes)
+
+
+def test_views_of_leaves_lie_at_aligned_addresses():
+    value = [torch.zeros(3, dtype=torch.uint8), np.zeros(5, np.int16), {"a": torch.zeros(1)}, torch.zeros(2, 3).t()]
+    a, b, c, d = round_trip(value)
+    assert [p % ALIGNMENT for p in (a.data_ptr(), b.ctypes.data, c["a"].data_ptr(), d.data_ptr())] == [0] * 4
+
+
+@pytest.mark.parametrize("first", [torch.zeros(2, 3), np.zeros((2, 3)), {"a": torch.zeros(2), "b": torch.zeros(3)}])
+def test_the_fast_paths_write_the_same_bytes_the_first_and_every_later_time(first):
+    for _ in range(3):
+        assert exact(round_trip(first)) == exact(first)
+    assert SERDE.encode(first).meta == SERDE.encode(first).meta
+
+
+def test_equal_shapes_of_different_dtype_or_kind_are_not_mixed_up_by_the_caches():
+    for _ in range(2):
+        for value in (torch.zeros(4), torch.zeros(4, dtype=torch.int32), np.zeros(4, np.float32), np.zeros(4, ">f4")):
+            assert exact(round_trip(value)) == exact(value)
+            assert exact(round_trip({"a": value})) == exact({"a": value})
+
+
+def test_keys_that_compare_equal_are_not_mixed_up_by_the_caches():
+    for _ in range(2):
+        for key in (1, True, 1.0, "1", b"1"):
+            assert exact(round_trip({key: torch.ones(2)})) == exact({key: torch.ones(2)})
+
+
+def test_the_caches_are_bounded():
+    from shmstore.serde import msgpack_serde
+
+    caches = [msgpack_serde._ONE_TENSOR, msgpack_serde._ONE_ARRAY, msgpack_serde._FLAT, *msgpack_serde._PLANS.values()]
+    for n in range(1, msgpack_serde._CACHE_ENTRIES + 100):
+        for value in (torch.empty(n), np.empty(n), {"a": torch.empty(n)}):
+            encoded = SERDE.encode(value)
+            SERDE.decode(encoded.meta, bytearray(encoded.nbytes))
+        assert all(len(cache) <= msgpack_serde._CACHE_ENTRIES for cache in caches)
+    large = SERDE.encode([*range(5000)])
+    SERDE.decode(large.meta, b"")
+    assert large.meta not in msgpack_serde._VIEW_PLANS
+
+
+def test_the_worked_example_in_the_description_of_the_format_is_true():
+    from shmstore.serde import wire
+
+    line = next(line for line in wire.__doc__.splitlines() if "c7 00 03" in line)
+    assert SERDE.encode(torch.zeros(2, 3)).meta == bytes.fromhex(line)
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Text(str):
+    pass
+
+
+class Foo:
+    pass
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+Point = collections.namedtuple("Point", "x y")
+
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # torch means to drop them
+    quantised = torch._empty_affine_quantized([2], scale=1, zero_point=0, dtype=torch.qint8)
+
+REFUSED = {
+    "Foo": Foo(),
+    "OrderedDict": collections.OrderedDict(a=1),
+    "defaultdict": collections.defaultdict(int),
+    "Point": Point(1, 2),
+    "Colour": Colour.RED,
+    "Text": Text("a"),
+    "float64": np.float64(1),
+    "int64": np.int64(1),
+    "bool": np.bool_(True),
+    "bytearray": bytearray(b"a"),
+    "memoryview": memoryview(b"a"),
+    "set": {1},
+    "complex": 1j,
+    "range": range(3),
+    "ExtType": msgpack.ExtType(3, b""),
+    "Timestamp": msgpack.Timestamp(1),
+    "Sub": torch.zeros(2).as_subclass(Sub),
+    "MaskedArray": np.ma.masked_array([1, 2]),
+    "object dtype": np.array([None]),
+    "record": np.zeros(2, np.dtype((np.record, [("a", "f4")]))),
+    "object dtype ": np.zeros(2, [("a", "O")]),
+    "layout torch.sparse_coo": torch.ones(2).to_sparse(),
+    "meta device": torch.empty(2, device="meta"),
+    "torch.qint8": quantised,
+    "storage has been freed": torch.zeros(3),
+    "type": int,
+    "function": test_the_caches_are_bounded,
+    "dtype": torch.float32,
+}
+REFUSED["storage has been freed"].untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize(
+    ("wrap", "path"),
+    [
+        (lambda v: v, "value"),
+        (lambda v: [1, v], "value[1]"),
+        (lambda v: (v,), "value[0]"),
+        (lambda v: {"a": v}, "value['a']"),
+        (lambda v: {"t": torch.zeros(1), "a": v}, "value['a']"),
+        (lambda v: {"a": [1, torch.zeros(2), {3: (None, v)}]}, "value['a'][2][3][1]"),
+        (lambda v: {(1, "x"): {b"k": v}}, "value[(1, 'x')][b'k']"),
+    ],
+)
+def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path(name, wrap, path):
+    with pytest.raises(UnsupportedValueError, match="no serializer for") as caught:
+        SERDE.encode(wrap(REFUSED[name]))
+    assert isinstance(caught.value, TypeError)
+    assert caught.value.path == path
+    assert caught.value.message.startswith(f"{path}: no serializer for ")
+    assert name.strip() in caught.value.message
+
+
+def test_the_message_is_the_one_of_the_contract():
+    with pytest.raises(TypeError, match=r"^value\['a'\]\[2\]: no serializer for Foo \(hint: .+\)$"):
+        SERDE.encode({"a": [0, 1, Foo()]})
+
+
+@pytest.mark.parametrize("key", [Foo(), torch.zeros(1), Colour.RED, np.int64(1), (1, Foo()), frozenset(), Point(1, 2)])
+def test_a_dict_key_that_is_no_scalar_is_refused_where_its_dict_is(key):
+    with pytest.raises(UnsupportedValueError, match="dict key of type") as caught:
+        SERDE.encode([{"a": {key: 1}}])
+    assert caught.value.path == "value[0]['a']"
+
+
+def test_a_nested_tensor_is_refused():
+    with pytest.warns(UserWarning, match="nested tensors"):
+        nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
+    with pytest.raises(UnsupportedValueError, match="nested tensor"):
+        SERDE.encode(nested)
+
+
+def test_a_tensor_inside_a_transform_is_refused():
+    with pytest.raises(UnsupportedValueError, match="storage of its own"):
+        torch.vmap(lambda t: SERDE.encode(t) and t)(torch.zeros(3, 2))
+
+
+def test_a_refused_value_does_not_disturb_the_next():
+    for _ in range(3):
+        with pytest.raises(UnsupportedValueError):
+            SERDE.encode(["half written", (1, Foo())])
+        assert exact(round_trip([1, (2,)])) == exact([1, (2,)])
+
+
+def nested_lists(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def nested_dicts(depth):
+    value = torch.ones(1)
+    for _ in range(depth):
+        value = {"a": (value,)}
+    return value
+
+
+def test_the_deepest_allowed_value_comes_back():
+    for value in (nested_lists(MAX_DEPTH), nested_dicts(MAX_DEPTH // 2)):
+        assert exact(round_trip(value)) == exact(value)
+
+
+@pytest.mark.parametrize("make", [nested_lists, nested_dicts, lambda n: {tuple_key(n): 1}])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900])
+def test_a_value_that_is_too_deep_is_refused_with_a_hint(make, depth):
+    with pytest.raises(NestingError, match="contains itself"):
+        SERDE.encode(make(depth))
+
+
+def tuple_key(depth):
+    key = ()
+    for _ in range(depth):
+        key = (key,)
+    return key
+
+
+def test_a_value_that_contains_itself_is_refused():
+    lst, dct = [], {}
+    lst.append(lst)
+    dct["a"] = (1, dct)
+    for value in (lst, dct):
+        with pytest.raises(NestingError):
+            SERDE.encode(value)
+
+
+def test_what_is_kept_alive_is_what_the_spans_point_into():
+    value = {"a": torch.ones(1000), "b": np.ones(1000), "c": (torch.ones(3),)}
+    encoded = SERDE.encode(value)
+    expected = exact(value)
+    value.clear()
+    junk = [torch.zeros(1000) for _ in range(50)]
+    assert exact(SERDE.decode(encoded.meta, store(encoded))) == expected
+    assert len(junk) == 50
+
+
+def test_encoding_copies_no_leaf():
+    big = torch.zeros(64 << 20, dtype=torch.uint8)
+    for value in (big, {"a": big}, [big, 1]):
+        assert SERDE.encode(value).spans[0][2] == big.data_ptr()
+
+
+def test_many_threads_share_one_serde():
+    errors = []
+
+    def work(seed):
+        try:
+            for i in range(200):
+                value = {
+                    "a": random_tensor(torch.float32, (seed, i % 5), seed),
+                    "n": [i, 10**30, (seed,)],
+                    "k": "x" * i,
+                }
+                assert exact(round_trip(value)) == exact(value)
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+
+
+def test_the_serializers_meet_the_protocol_and_pickle():
+    for serde in (MsgpackSerde(), PickleSerde()):
+        assert isinstance(serde, ObjectSerde)
+        assert type(pickle.loads(pickle.dumps(serde))) is type(serde)
+
+
+def test_every_path_returns_the_record_of_the_protocol():
+    for value in (torch.zeros(2), np.zeros(2), {"a": torch.zeros(2)}, [1]):
+        assert [type(SERDE.encode(value)) for _ in range(2)] == [Encoded, Encoded]
+
+
+def test_a_fill_writes_all_of_its_region_and_nothing_beside_it():
+    for source in [*STRIDED_TENSORS.values(), *STRIDED_ARRAYS.values()]:
+        nbytes = source.nbytes
+        region = aligned(nbytes + 2 * ALIGNMENT)
+        dst = memoryview(region).cast("B")[ALIGNMENT : ALIGNMENT + nbytes]
+        SERDE.fill(dst, source)
+        around = bytes(region)
+        assert around[:ALIGNMENT] + around[ALIGNMENT + nbytes :] == b"\xa5" * (2 * ALIGNMENT)
+        if isinstance(source, torch.Tensor) and source._is_zerotensor():
+            source = torch.zeros(source.shape)
+        assert around[ALIGNMENT : ALIGNMENT + nbytes] == exact(source)[-1]

@@ -1,0 +1,221 @@
+"""Decoding bytes that nobody wrote: a value or CorruptStoreError, never a crash, another error or an over-read."""
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shmstore.errors import CorruptStoreError
+from shmstore.serde import PickleSerde
+from shmstore.serde.decode import make_plan
+from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, OBJECT, TENSOR, TUPLE
+from tests.serde_values import SERDE, aligned, exact, random_array, store
+
+BIG = 2**62
+HOSTILE = {
+    "nothing": b"",
+    "truncated array": b"\x93\x01",
+    "array of 2^32 - 1 items": b"\xdd\xff\xff\xff\xff",
+    "map of 2^32 - 1 items": b"\xdf\xff\xff\xff\xff",
+    "string of 2^32 - 1 bytes": b"\xdb\xff\xff\xff\xff",
+    "trailing byte": msgpack.packb([1]) + b"\x01",
+    "reserved byte": b"\xc1",
+    "bad utf-8": b"\xa1\xff",
+    "timestamp": msgpack.packb(msgpack.Timestamp(1)),
+    "timestamp of a wrong size": b"\xc7\x05\xff\0\0\0\0\0",
+    "unknown ext": msgpack.packb(msgpack.ExtType(99, b"")),
+    "mark with data": msgpack.packb([msgpack.ExtType(TUPLE.code, b"x"), 1]),
+    "mark alone": msgpack.packb(TENSOR),
+    "mark as an item": msgpack.packb([1, TUPLE]),
+    "mark as a key": msgpack.packb({TUPLE: 1}),
+    "list as a key": msgpack.packb({(1, 2): 1}),
+    "empty list as a key": msgpack.packb({(): 1}),
+    "tensor as a key": msgpack.packb({(TENSOR, "float32", 0): 1}),
+    "map as a key": b"\x81\x80\x01",
+    "map in a tuple key": b"\x81\x92" + msgpack.packb(TUPLE) + b"\x80\x01",
+    "tensor without anything": msgpack.packb([TENSOR]),
+    "tensor without offset": msgpack.packb([TENSOR, "float32"]),
+    "tensor of no dtype": msgpack.packb([TENSOR, 1, 0, 2]),
+    "tensor of unknown dtype": msgpack.packb([TENSOR, "float7", 0, 2]),
+    "tensor of a quantised dtype": msgpack.packb([TENSOR, "qint8", 0, 2]),
+    "tensor of an attribute of torch": msgpack.packb([TENSOR, "nn", 0, 2]),
+    "negative offset": msgpack.packb([TENSOR, "float32", -64, 2]),
+    "unaligned offset": msgpack.packb([TENSOR, "float32", 4, 2]),
+    "offset True": msgpack.packb([TENSOR, "float32", False, 2]),
+    "offset of a float": msgpack.packb([TENSOR, "float32", 0.0, 2]),
+    "huge offset": msgpack.packb([TENSOR, "float32", 2**63, 2]),
+    "offset just outside": msgpack.packb([TENSOR, "uint8", 128, 1]),
+    "one element too many": msgpack.packb([TENSOR, "float32", 64, 17]),
+    "negative dimension": msgpack.packb([TENSOR, "float32", 0, -1]),
+    "two negative dimensions": msgpack.packb([TENSOR, "float32", 0, -1, -1]),
+    "dimension True": msgpack.packb([TENSOR, "float32", 0, True]),
+    "dimension None": msgpack.packb([TENSOR, "float32", 0, None]),
+    "dimension a list": msgpack.packb([TENSOR, "float32", 0, [1]]),
+    "product that wraps to 0": msgpack.packb([TENSOR, "float32", 0, 2**32, 2**32]),
+    "product that wraps to 16": msgpack.packb([TENSOR, "uint8", 0, 2**61 + 2, 8]),
+    "size that wraps": msgpack.packb([TENSOR, "float64", 0, 2**61]),
+    "dimension of 2^64 - 1": msgpack.packb([TENSOR, "float32", 0, 2**64 - 1]),
+    "empty but impossible": msgpack.packb([TENSOR, "float32", 0, 0, BIG, BIG]),
+    "empty with a dimension of 2^64 - 1": msgpack.packb([TENSOR, "float32", 0, 0, 2**64 - 1]),
+    "too many dimensions": msgpack.packb([TENSOR, "float32", 0, *[1] * 2000]),
+    "array without dtype": msgpack.packb([ARRAY]),
+    "array of objects": msgpack.packb([ARRAY, "|O", 0, 2]),
+    "array of objects by another name": msgpack.packb([ARRAY, "O8", 0, 2]),
+    "array of a dtype expression": msgpack.packb([ARRAY, "f4,O", 0, 2]),
+    "array of subarrays": msgpack.packb([ARRAY, ["<f4", [2]], 0, 2]),
+    "array of a string type": msgpack.packb([ARRAY, "|T16", 0, 2]),
+    "array of a strange size": msgpack.packb([ARRAY, "<f3", 0, 2]),
+    "array of a huge size": msgpack.packb([ARRAY, "|S9999999999", 0, 2]),
+    "array of a strange unit": msgpack.packb([ARRAY, "<M8[xyz]", 0, 2]),
+    "array of unit 0": msgpack.packb([ARRAY, "<M8[0s]", 0, 2]),
+    "array of unit 1/0": msgpack.packb([ARRAY, "<M8[s/0]", 0, 2]),
+    "structured, field of objects": msgpack.packb([ARRAY, [["a"], ["|O"], [0], [None], 8, False], 0, 2]),
+    "structured, offset outside": msgpack.packb([ARRAY, [["a"], ["<f4"], [99], [None], 8, False], 0, 2]),
+    "structured, negative offset": msgpack.packb([ARRAY, [["a"], ["<f4"], [-4], [None], 8, False], 0, 2]),
+    "structured, item too small": msgpack.packb([ARRAY, [["a"], ["<f4"], [0], [None], 0, False], 0, 2]),
+    "structured, same name twice": msgpack.packb([ARRAY, [["a", "a"], ["<f4"] * 2, [0, 4], [None] * 2, 8, False], 0]),
+    "structured, fewer formats": msgpack.packb([ARRAY, [["a", "b"], ["<f4"], [0, 4], [None] * 2, 8, False], 0]),
+    "structured, names a number": msgpack.packb([ARRAY, [1, ["<f4"], [0], [None], 8, False], 0]),
+    "structured, name a number": msgpack.packb([ARRAY, [[1], ["<f4"], [0], [None], 8, False], 0]),
+    "structured, huge subarray": msgpack.packb([ARRAY, [["a"], [["<f4", [2**30, 2**30]]], [0], [None], 8, False], 0]),
+    "array, one byte too many": msgpack.packb([ARRAY, "|u1", 64, 65]),
+    "array, wraps": msgpack.packb([ARRAY, "<f8", 0, 2**61]),
+    "array, 65 dimensions": msgpack.packb([ARRAY, "<f8", 0, *[1] * 65]),
+    "array, empty but impossible": msgpack.packb([ARRAY, "<f8", 0, 0, BIG, BIG]),
+    "int without bytes": msgpack.packb([INT]),
+    "int of a string": msgpack.packb([INT, "12"]),
+    "int of two": msgpack.packb([INT, b"1", b"2"]),
+    "registered without a tree": msgpack.packb([OBJECT, "x"]),
+    "registered without a name": msgpack.packb([OBJECT, 1, 2]),
+    "registered, unknown": msgpack.packb([OBJECT, "x", 2]),
+    "too deep": b"\x91" * (MAX_DEPTH + 1) + b"\x91\xc0",
+    "far too deep": b"\x91" * 5000 + b"\xc0",
+    "too deep by tuples": (b"\x92" + msgpack.packb(TUPLE)) * 400 + b"\xc0",
+    "too deep by far by tuples": (b"\x92" + msgpack.packb(TUPLE)) * 5000 + b"\xc0",
+    "too deep by objects": (b"\x93" + msgpack.packb(OBJECT) + b"\xa1x") * 5000 + b"\xc0",
+    "key too deep": b"\x81" + (b"\x92" + msgpack.packb(TUPLE)) * 400 + b"\xc0\x01",
+    "dtype too deep": b"\x93" + msgpack.packb(ARRAY) + b"\x92" * 300 + b"\xa3<f4" + b"\x91\x01" * 300 + b"\x00",
+}
+
+
+@pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_meta_bytes_that_describe_no_value_are_refused(name, copy):
+    with pytest.raises(CorruptStoreError):
+        SERDE.decode(HOSTILE[name], aligned(128), copy=copy)
+
+
+VALUES = [
+    {"a": torch.zeros(3, 5), "b": [np.zeros(4, [("x", "<f4"), ("y", "<M8[s]")]), (1, 10**30)], ("k", 1): "text"},
+    {"pixel_values": torch.zeros(3, 5), "grid": torch.zeros(2, dtype=torch.bfloat16)},
+    [random_array("U3", (2, 2)), torch.zeros(0, 3), torch.tensor(1.5), b"bytes", None, 2.5],
+]
+ENCODED = [SERDE.encode(value) for value in VALUES]
+
+
+def decode_or_refuse(meta, payload, copy):
+    try:
+        value = SERDE.decode(meta, payload, copy=copy)
+    except CorruptStoreError:
+        return
+    exact(value)  # reads every byte of every leaf
+
+
+@pytest.mark.parametrize("encoded", ENCODED, ids=range(len(ENCODED)))
+def test_every_truncation_is_refused_and_every_changed_byte_gives_a_value_or_a_refusal(encoded):
+    payload = store(encoded)
+    for length in range(len(encoded.meta)):
+        with pytest.raises(CorruptStoreError):
+            SERDE.decode(encoded.meta[:length], payload)
+    for position in range(len(encoded.meta)):
+        for byte in range(256):
+            meta = encoded.meta[:position] + bytes([byte]) + encoded.meta[position + 1 :]
+            decode_or_refuse(meta, payload, copy=byte % 2 == 0)
+
+
+@pytest.mark.parametrize("encoded", ENCODED, ids=range(len(ENCODED)))
+def test_a_payload_that_is_too_short_is_refused(encoded):
+    for length in {0, 1, 64, encoded.nbytes - 1}:
+        with pytest.raises(CorruptStoreError, match="payload"):
+            SERDE.decode(encoded.meta, aligned(length))
+    SERDE.decode(encoded.meta, aligned(encoded.nbytes))
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.binary(max_size=64), st.booleans())
+def test_any_bytes_at_all_give_a_value_or_a_refusal(meta, copy):
+    decode_or_refuse(meta, aligned(256), copy)
+
+
+ints = st.one_of(
+    st.integers(-2, 8), st.sampled_from([64, 128, 192, 2**31, 2**32, 2**61, BIG, 2**63, 2**64 - 1, -(2**63)])
+)
+nodes = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        ints,
+        st.floats(),
+        st.sampled_from(
+            ["float32", "bfloat16", "uint4", "complex32", "<f4", "|S3", "<U2", ">M8[ns]", "|V4", "|S0", "a"]
+        ),
+        st.binary(max_size=3),
+        st.sampled_from([TUPLE, INT, TENSOR, ARRAY, OBJECT]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=6),
+        st.dictionaries(st.one_of(st.text(max_size=2), ints), inner, max_size=3),
+        st.builds(lambda d, o, s: [TENSOR, d, o, *s], inner, ints, st.lists(ints, max_size=5)),
+        st.builds(lambda d, o, s: [ARRAY, d, o, *s], inner, ints, st.lists(ints, max_size=5)),
+        st.builds(lambda n, f, o, t, i, a: [n, f, o, t, i, a], inner, inner, inner, inner, ints, st.booleans()),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(nodes, st.booleans())
+def test_any_msgpack_with_the_marks_of_the_format_gives_a_value_or_a_refusal(node, copy):
+    decode_or_refuse(msgpack.packb(node), aligned(256), copy)
+
+
+@settings(max_examples=800, deadline=None)
+@given(
+    st.sampled_from([(TENSOR, "float32"), (TENSOR, "bfloat16"), (TENSOR, "uint8"), (ARRAY, "<f4"), (ARRAY, "|S3")]),
+    st.sampled_from([0, 64, 128, 192, 256, 320]),
+    st.lists(st.integers(0, 20), max_size=4),
+    st.integers(0, 320),
+)
+def test_a_leaf_is_built_just_when_it_lies_inside_the_payload(leaf, offset, shape, size):
+    mark, dtype = leaf
+    itemsize = {"float32": 4, "bfloat16": 2, "uint8": 1, "<f4": 4, "|S3": 3}[dtype]
+    nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
+    meta = msgpack.packb([mark, dtype, offset, *shape])
+    if nbytes == 0 or offset + nbytes <= size:
+        assert tuple(SERDE.decode(meta, aligned(size)).shape) == tuple(shape)
+    else:
+        with pytest.raises(CorruptStoreError):
+            SERDE.decode(meta, aligned(size))
+
+
+def test_a_plan_asks_for_exactly_the_bytes_that_its_leaves_need():
+    for encoded in ENCODED:
+        assert make_plan(encoded.meta, "view").needed == encoded.nbytes
+
+
+def test_neither_serializer_reads_what_the_other_wrote():
+    pickled, packed = PickleSerde().encode([1]), SERDE.encode([1])
+    with pytest.raises(CorruptStoreError, match="PickleSerde"):
+        SERDE.decode(pickled.meta, store(pickled, PickleSerde()))
+    with pytest.raises(CorruptStoreError, match="PickleSerde"):
+        PickleSerde().decode(packed.meta, b"")
+
+
+def test_meta_may_be_another_buffer_and_is_then_compared_by_its_bytes():
+    meta = bytearray(SERDE.encode([1, 2]).meta)
+    assert SERDE.decode(meta, b"") == [1, 2]
+    meta[:] = SERDE.encode([3, 4]).meta
+    assert SERDE.decode(meta, b"") == [3, 4]
+    assert SERDE.decode(memoryview(meta), b"") == [3, 4]

@@ -1,0 +1,390 @@
+"""How long views keep the payload alive, and what of the rest of the interface there is: types, layouts, pickle."""
+
+import dataclasses
+import gc
+import weakref
+
+import cffi
+import numpy as np
+import pytest
+import torch
+
+from shmstore.errors import CorruptStoreError, ObjectTooLargeError, UnknownTypeError, UnsupportedValueError
+from shmstore.serde import ALIGNMENT, PickleSerde, TensorSpec, register_type, registry
+from tests.serde_values import SERDE, aligned, exact, round_trip, store
+
+TENSOR_PATHS = {
+    "itself": lambda t: t,
+    "slice": lambda t: t[1:, ::2],
+    "element": lambda t: t[0, 0],
+    "view": lambda t: t.view(-1),
+    "view of another dtype": lambda t: t.view(torch.int32),
+    "transpose": lambda t: t.t(),
+    "numpy": lambda t: t.numpy(),
+    "slice of numpy": lambda t: t.numpy()[1:],
+    "Parameter": lambda t: torch.nn.Parameter(t),
+    "detach": lambda t: t.detach(),
+    "dlpack": lambda t: torch.from_dlpack(t),
+    "dlpack to numpy": lambda t: np.from_dlpack(t),
+    "storage": lambda t: t.untyped_storage(),
+    "tensor over its storage": lambda t: torch.empty(0).set_(t.untyped_storage()),
+    "memoryview": lambda t: memoryview(t.numpy()),
+    "unbind": lambda t: t.unbind()[1],
+    "as_strided": lambda t: t.as_strided((2,), (1,)),
+}
+ARRAY_PATHS = {
+    "itself": lambda a: a,
+    "slice": lambda a: a[1:, ::2],
+    "view": lambda a: a.view(np.int32),
+    "reshape": lambda a: a.reshape(-1),
+    "transpose": lambda a: a.T,
+    "memoryview": lambda a: memoryview(a),
+    "flat iterator": lambda a: a.flat,
+    "asarray": lambda a: np.asarray(a),
+    "broadcast": lambda a: np.broadcast_to(a, (2, *a.shape)),
+}
+
+
+def decoded_and_watched(value, path, copy=False):
+    encoded = SERDE.encode(value)
+    payload = store(encoded)
+    gone = weakref.ref(payload)
+    # A ctypes array made by from_buffer ends with its last reference; what torch and numpy keep is this object.
+    back = path(SERDE.decode(encoded.meta, payload, copy=copy))
+    return back, gone
+
+
+def check_pinning(value, path):
+    back, gone = decoded_and_watched(value, path)
+    gc.collect()
+    assert gone() is not None
+    del back
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", TENSOR_PATHS)
+def test_whatever_shares_a_tensors_storage_keeps_the_payload_and_the_last_one_lets_it_go(name, dtype):
+    value = torch.arange(16, dtype=dtype).reshape(4, 4)
+    if dtype is torch.bfloat16 and ("numpy" in name or name in ("memoryview", "view of another dtype")):
+        path = TENSOR_PATHS[name]
+        check_pinning(
+            value, lambda t: path(t.view(torch.int16)) if name != "view of another dtype" else t.view(torch.int16)
+        )
+    else:
+        check_pinning(value, TENSOR_PATHS[name])
+
+
+@pytest.mark.parametrize("name", ARRAY_PATHS)
+def test_whatever_shares_an_arrays_memory_keeps_the_payload_and_the_last_one_lets_it_go(name):
+    check_pinning(np.arange(16, dtype=np.float32).reshape(4, 4), ARRAY_PATHS[name])
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(4), torch.ones(4, dtype=torch.bfloat16), np.ones(4)], ids=["t", "bf16", "a"]
+)
+def test_the_buffer_objects_of_cffi_are_pinned_too(value):
+    ffi = cffi.FFI()
+    encoded = SERDE.encode(value)
+    memory = store(encoded)
+    payload = ffi.buffer(ffi.from_buffer(memory))
+    gone = weakref.ref(payload)
+    back = SERDE.decode(encoded.meta, payload)
+    del payload
+    assert exact(back) == exact(value)
+    part = back[1:]
+    del back
+    assert gone() is not None
+    del part
+    assert gone() is None
+
+
+def test_one_leaf_of_a_tree_keeps_the_payload():
+    value = {"a": torch.ones(3), "b": [np.ones(4), {"c": torch.ones(2, 2)}]}
+    check_pinning(value, lambda tree: tree["b"][0])
+    check_pinning(value, lambda tree: tree["b"][1]["c"])
+
+
+@pytest.mark.parametrize(
+    "value", [torch.ones(3), np.ones(3), torch.ones(3, dtype=torch.bfloat16), [torch.ones(2), np.ones(1)]]
+)
+def test_private_copies_keep_nothing_and_are_writable(value):
+    back, gone = decoded_and_watched(value, lambda v: v, copy=True)
+    assert gone() is None
+    for leaf in back if isinstance(back, list) else [back]:
+        leaf[...] = 2
+        assert float(leaf.reshape(-1)[0]) == 2
+    assert exact(value) != exact(back)
+
+
+@pytest.mark.parametrize("value", [torch.zeros(0, 3), np.zeros((3, 0)), [1, "a"]])
+def test_values_without_bytes_keep_nothing(value):
+    _, gone = decoded_and_watched([value, torch.zeros(4)], lambda v: v[0])
+    gc.collect()
+    assert gone() is None
+
+
+def test_views_show_the_payload_itself():
+    encoded = SERDE.encode([torch.zeros(4, dtype=torch.uint8), np.zeros(4, np.uint8)])
+    payload = store(encoded)
+    tensor, array = SERDE.decode(encoded.meta, payload)
+    payload[0], payload[ALIGNMENT] = 7, 9
+    assert (int(tensor[0]), int(array[0])) == (7, 9)
+
+
+def test_arrays_cannot_be_written_to():
+    for value in (np.zeros(3), np.zeros(3, "M8[s]"), np.zeros(0), np.zeros(2, "<f4,<i8")):
+        back = round_trip(value)
+        assert back.flags.writeable is False
+        with pytest.raises(ValueError, match="read-only"):
+            back[...] = value
+
+
+# ---- registered types
+
+
+@dataclasses.dataclass
+class Field:
+    key: str
+    data: torch.Tensor
+
+
+class Node:
+    def __init__(self, *children):
+        self.children = children
+
+
+class Flawed:
+    pass
+
+
+class Impostor:
+    pass
+
+
+class Derived(Field):
+    pass
+
+
+@pytest.fixture
+def registered(monkeypatch):
+    monkeypatch.setattr(registry, "BY_CLASS", registry.BY_CLASS)
+    before = dict(registry.BY_CLASS), dict(registry.BY_NAME)
+    register_type("t.Field", Field, lambda f: (f.key, f.data), lambda tree: Field(*tree))
+    register_type("t.Node", Node, lambda n: list(n.children), lambda tree: Node(*tree))
+    yield
+    for table, old in zip((registry.BY_CLASS, registry.BY_NAME), before, strict=True):
+        table.clear()
+        table.update(old)
+
+
+def forget_plans():
+    from shmstore.serde import msgpack_serde
+
+    for plans in msgpack_serde._PLANS.values():
+        plans.clear()
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_registered_type_comes_back_with_its_tensors_out_of_band():
+    field = Field("pixel_values", torch.randn(100, 100))
+    encoded = SERDE.encode({"a": [Node(field, 1), (field,)]})
+    assert [span[2] for span in encoded.spans] == [field.data.data_ptr()] * 2
+    assert len(encoded.meta) < 120
+    back = SERDE.decode(encoded.meta, store(encoded))
+    node, (other,) = back["a"]
+    assert (type(node), type(other)) == (Node, Field)
+    assert (node.children[0].key, node.children[1]) == ("pixel_values", 1)
+    assert exact(node.children[0].data) == exact(field.data)
+    assert exact(other.data) == exact(field.data)
+
+
+@pytest.mark.usefixtures("registered")
+def test_the_path_leads_through_registered_types():
+    with pytest.raises(UnsupportedValueError) as caught:
+        SERDE.encode({"a": [Node(1, Field("x", {1}))]})
+    assert caught.value.path == "value['a'][0]<Node>[1]<Field>[1]"
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_subclass_of_a_registered_type_is_refused():
+    with pytest.raises(UnsupportedValueError, match="no serializer for Derived"):
+        SERDE.encode(Derived("a", torch.zeros(1)))
+
+
+@pytest.mark.usefixtures("registered")
+def test_tensors_that_only_to_tree_made_live_until_the_copy():
+    register_type("t.Flawed", Flawed, lambda f: {"made": torch.full((50_000,), 7.0).t()}, lambda tree: Flawed())
+    encoded = SERDE.encode(Flawed())
+    junk = [torch.zeros(50_000) for _ in range(20)]
+    assert bytes(store(encoded)) == torch.full((50_000,), 7.0).numpy().tobytes()
+    assert len(junk) == 20
+
+
+def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered):
+    encoded = SERDE.encode([Field("k", torch.zeros(2))])
+    payload = store(encoded)
+    forget_plans()
+    del registry.BY_NAME["t.Field"]
+    for _ in range(2):
+        with pytest.raises(UnknownTypeError, match=r"hint: import the module that registers 't\.Field'") as caught:
+            SERDE.decode(encoded.meta, payload)
+        assert caught.value.type_name == "t.Field"
+        assert isinstance(caught.value, CorruptStoreError)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_from_tree_that_fails_or_lies_is_reported_as_corruption():
+    register_type("t.Flawed", Flawed, lambda f: 1, lambda tree: tree["x"])
+    register_type("t.Impostor", Impostor, lambda f: 1, lambda tree: Flawed())
+    for value, message in ((Flawed(), "from_tree of 't.Flawed' failed: TypeError"), (Impostor(), "returned a Flawed")):
+        with pytest.raises(CorruptStoreError, match=message):
+            round_trip(value)
+
+
+@pytest.mark.usefixtures("registered")
+def test_a_to_tree_may_encode_something_itself():
+    inner = SERDE.encode([(1, 2)]).meta
+    register_type("t.Flawed", Flawed, lambda f: [SERDE.encode([(1, 2)]).meta], lambda tree: Flawed())
+    assert inner in SERDE.encode(["before", Flawed(), "after"]).meta
+
+
+@pytest.mark.usefixtures("registered")
+def test_names_and_classes_are_registered_once():
+    def to_tree(f):
+        return 1
+
+    register_type("t.Flawed", Flawed, to_tree, Flawed)
+    register_type("t.Flawed", Flawed, to_tree, Flawed)
+    for name, cls in (("t.Flawed", Impostor), ("t.Other", Flawed), ("t.Tensor", torch.Tensor), ("t.dict", dict)):
+        with pytest.raises(ValueError, match=r"already|part of the format"):
+            register_type(name, cls, to_tree, Flawed)
+    assert "t.Other" not in registry.BY_NAME
+    for arguments in ((1, Impostor, to_tree, Flawed), ("", Impostor, to_tree, Flawed), ("t.I", 1, to_tree, Flawed)):
+        with pytest.raises(TypeError):
+            register_type(*arguments)
+    with pytest.raises(TypeError):
+        register_type("t.I", Impostor, None, Flawed)
+
+
+# ---- layouts
+
+
+def test_a_layout_gives_writable_views_whose_bytes_decode_reads():
+    template = {
+        "p": TensorSpec((2, 3), torch.bfloat16),
+        "q": [TensorSpec([4], np.float32), TensorSpec((), ">i8"), torch.empty(2, 2, device="meta")],
+        "r": (torch.zeros(3, 2).t(), np.zeros((2, 3)).T, "kept", 10**30),
+        "e": TensorSpec((0, 3), torch.int8),
+    }
+    layout = SERDE.layout(template)
+    payload = aligned(layout.nbytes)
+    views = layout.build(payload)
+    leaves = [views["p"], *views["q"], *views["r"][:2]]
+    for n, leaf in enumerate(leaves):
+        leaf[...] = n + 1
+    back = SERDE.decode(layout.meta, payload)
+    assert exact(back) == exact(views)
+    assert [float(leaf.reshape(-1)[-1]) for leaf in [back["p"], *back["q"], *back["r"][:2]]] == [1, 2, 3, 4, 5, 6]
+    assert [(type(leaf), leaf.dtype, tuple(leaf.shape)) for leaf in leaves] == [
+        (torch.Tensor, torch.bfloat16, (2, 3)),
+        (np.ndarray, np.dtype("f4"), (4,)),
+        (np.ndarray, np.dtype(">i8"), ()),
+        (torch.Tensor, torch.float32, (2, 2)),
+        (torch.Tensor, torch.float32, (2, 3)),
+        (np.ndarray, np.dtype("f8"), (3, 2)),
+    ]
+    assert back["r"][2:] == ("kept", 10**30)
+    assert tuple(back["e"].shape) == (0, 3)
+
+
+def test_a_layout_is_that_of_a_value_of_the_same_shapes():
+    value = {"a": torch.randn(5, 7), "b": [np.zeros(9, np.int16), (torch.zeros(3, dtype=torch.bool),)]}
+    encoded, layout = SERDE.encode(value), SERDE.layout(value)
+    assert (layout.meta, layout.nbytes) == (encoded.meta, encoded.nbytes)
+
+
+def test_the_views_of_a_layout_keep_its_buffer_and_do_not_show_the_templates_bytes():
+    layout = SERDE.layout([torch.ones(4), np.ones(4)])
+    payload = aligned(layout.nbytes, filler=0)
+    gone = weakref.ref(payload)
+    views = layout.build(payload)
+    assert [float(view.sum()) for view in views] == [0, 0]
+    del payload
+    assert gone() is not None
+    del views
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_layout_refuses_a_buffer_that_is_too_small():
+    layout = SERDE.layout(TensorSpec((4,), torch.float32))
+    with pytest.raises(ValueError, match="too small"):
+        layout.build(aligned(15))
+
+
+def test_specs_are_checked_when_they_are_made():
+    assert TensorSpec([2, np.int64(3)], "f4") == TensorSpec((2, 3), np.float32)
+    assert hash(TensorSpec((2,), torch.int8)) == hash(TensorSpec((2,), torch.int8))
+    for shape, error in (((-1,), ValueError), ((1.5,), TypeError), (3, TypeError)):
+        with pytest.raises(error):
+            TensorSpec(shape, torch.int8)
+    with pytest.raises(TypeError):
+        TensorSpec((1,), "no such dtype")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec((1,), object),
+        TensorSpec((1,), torch.qint8),
+        TensorSpec((1,), ("f4", (2,))),
+        TensorSpec([1] * 2000, torch.int8),
+    ],
+)
+def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec):
+    with pytest.raises(UnsupportedValueError) as caught:
+        SERDE.layout({"a": [spec]})
+    assert caught.value.path == "value['a'][0]"
+
+
+@pytest.mark.parametrize("shape", [(2**62, 2), (2**70,), (0, 2**70), (2**61,)])
+def test_a_spec_beyond_every_store_is_too_large(shape):
+    with pytest.raises(ObjectTooLargeError):
+        SERDE.layout(TensorSpec(shape, torch.float64))
+
+
+def test_a_spec_is_no_value():
+    with pytest.raises(UnsupportedValueError, match="no serializer for TensorSpec"):
+        SERDE.encode([TensorSpec((1,), torch.int8)])
+
+
+# ---- pickle
+
+
+def test_pickle_stores_any_object_as_private_copies():
+    serde = PickleSerde()
+    value = {"set": {1, 2}, "t": torch.arange(4), "a": np.arange(3), "f": Field("k", torch.ones(1))}
+    encoded = serde.encode(value)
+    payload = store(encoded, serde)
+    gone = weakref.ref(payload)
+    back = serde.decode(encoded.meta, payload)
+    del payload
+    assert gone() is None
+    assert back["set"] == {1, 2}
+    assert exact([back["t"], back["a"], back["f"].data]) == exact([value["t"], value["a"], value["f"].data])
+    back["t"][0] = 5
+    back["a"][0] = 5
+
+
+def test_pickle_says_what_it_cannot_store_and_what_is_damaged():
+    serde = PickleSerde()
+    with pytest.raises(UnsupportedValueError, match="value: pickle refuses it"):
+        serde.encode(lambda: None)
+    with pytest.raises(UnsupportedValueError, match="lay out"):
+        serde.layout(torch.zeros(1))
+    encoded = serde.encode([1, 2])
+    for meta, payload in ((encoded.meta, b"short"), (encoded.meta, b"\xff" * 100), (b"", b""), (b"\x01", b"x")):
+        with pytest.raises(CorruptStoreError):
+            serde.decode(meta, payload)
