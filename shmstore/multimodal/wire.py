@@ -1,13 +1,17 @@
 """How the multi-modal types lie in the store: as the trees that its own serializer takes, tensors in place.
 
-No second serializer: `register` tells the store's one (`shmstore.serde`) what tree each type is. An item is one
-flat list,  [modality, key, field, data, key, field, data, ...],  and a field one small value, so that an item of
-three tensors costs about as much as the three tensors:
+No second serializer: `register` tells the store's one (`shmstore.serde`) what tree each type is. An item is the flat
+dict of its data, and under the key "" one text with all the rest, a line for each key's field and then the modality:
 
-    batched          0
-    shared by n      n (at least 1)
-    flat             [dim, start, stop, step, start, stop, step, ...], an item of several slices being a list:
-                     [dim, [start, stop, step, start, stop, step], ...]
+    {"": "b\\ns2\\nf0 0:5:;5:9:\\nimage", "pixel_values": tensor, "image_grid_thw": tensor, "patches": tensor}
+
+    b                   batched
+    s2                  shared by 2
+    f0 0:5:;5:9:        flat along dimension 0; one slice for each item of the batch, start:stop:step, empty for None
+    f1 (0:2:,1:3:       several slices for an item, after a parenthesis
+
+A flat dict of tensors is what the serializer is fastest at, and a text that came before is not parsed again; so an item
+of three tensors costs about as much as the three tensors. (An item with an element of key "" is [text, dict].)
 
 What comes back is built without the checks of the constructors, which it has passed on the way in; that the shapes of
 these trees are right is checked, since a store can be written by a process of another version.
@@ -16,6 +20,8 @@ these trees are right is checked, since a store can be written by a process of a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
+from operator import index
 from typing import Any, TypeVar
 
 from shmstore.multimodal.items import (
@@ -38,80 +44,95 @@ T = TypeVar("T")
 _BATCHED = MultiModalBatchedField()
 
 
-def _field_to_tree(field: MultiModalField) -> Any:
+def _field_to_text(field: MultiModalField) -> str:
     kind = type(field)
     if kind is MultiModalBatchedField:
-        return 0
-    if isinstance(field, MultiModalSharedField):
-        return field.batch_size
-    if isinstance(field, MultiModalFlatField):
-        tree: list[Any] = [field.dim]
-        for cut in field.slices:
-            if isinstance(cut, slice):
-                tree += (cut.start, cut.stop, cut.step)
-            else:
-                tree.append([bound for part in cut for bound in (part.start, part.stop, part.step)])
-        return tree
+        return "b"
+    if kind is MultiModalSharedField and isinstance(field, MultiModalSharedField):
+        return f"s{field.batch_size}"
+    if kind is MultiModalFlatField and isinstance(field, MultiModalFlatField):
+        return f"f{field.dim} " + ";".join(
+            _slice_to_text(cut) if isinstance(cut, slice) else "(" + ",".join(map(_slice_to_text, cut))
+            for cut in field.slices
+        )
     raise TypeError(f"no serializer for a field of {kind.__name__}")
 
 
-def _flat_from_tree(dim: Any, bounds: list[Any]) -> MultiModalFlatField:
-    cuts: list[Any] = []
-    at = 0
-    while at < len(bounds):
-        if isinstance(bounds[at], list):
-            part = bounds[at]
-            cuts.append(tuple(slice(*part[i : i + 3]) for i in range(0, len(part), 3)))
-            at += 1
-        else:
-            start, stop, step = bounds[at : at + 3]
-            cuts.append(slice(start, stop, step))
-            at += 3
-    field = _new(MultiModalFlatField)
-    _set_slices(field, tuple(cuts))
-    _set_dim(field, dim)
-    return field
+def _slice_to_text(cut: slice) -> str:
+    return ":".join("" if bound is None else str(index(bound)) for bound in (cut.start, cut.stop, cut.step))
 
 
-def _field_from_tree(tree: Any) -> MultiModalField:
-    if type(tree) is list and tree:
-        return _flat_from_tree(tree[0], tree[1:])
-    if type(tree) is not int:
-        raise ValueError(f"not the tree of a field: {tree!r}")
-    return MultiModalSharedField(tree) if tree else _BATCHED
+def _slice_from_text(text: str) -> slice:
+    start, stop, step = (int(bound) if bound else None for bound in text.split(":"))
+    return slice(start, stop, step)
+
+
+def _field_from_text(text: Any) -> MultiModalField:
+    if text == "b":
+        return _BATCHED
+    if type(text) is str and text[:1] == "s":
+        return MultiModalSharedField(int(text[1:]))
+    if type(text) is str and text[:1] == "f":
+        dim, cuts = text[1:].split(" ", 1)
+        return MultiModalFlatField(
+            [
+                tuple(map(_slice_from_text, cut[1:].split(","))) if cut[:1] == "(" else _slice_from_text(cut)
+                for cut in cuts.split(";")
+                if cut
+            ],
+            int(dim),
+        )
+    raise ValueError(f"not the text of a field: {text!r}")
+
+
+@lru_cache(maxsize=4096)
+def _head_from_text(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...]]:
+    lines = text.split("\n", n_keys)
+    if len(lines) != n_keys + 1 or n_keys == 0:
+        raise ValueError("not the tree of an item")
+    return lines[n_keys], tuple(map(_field_from_text, lines[:n_keys]))
 
 
 # `object.__setattr__` four times for each element would take most of the time that a worker has for an item; the
 # slots' own setters take a third of it.
 _new: Callable[[type[T]], T] = object.__new__
-_set_slices = MultiModalFlatField.__dict__["slices"].__set__
-_set_dim = MultiModalFlatField.__dict__["dim"].__set__
 _set_modality = MultiModalFieldElem.__dict__["modality"].__set__
 _set_key = MultiModalFieldElem.__dict__["key"].__set__
 _set_data = MultiModalFieldElem.__dict__["data"].__set__
 _set_field = MultiModalFieldElem.__dict__["field"].__set__
 
 
-def _item_to_tree(item: MultiModalKwargsItem) -> list[Any]:
-    tree: list[Any] = [item.modality]
+def _item_to_tree(item: MultiModalKwargsItem) -> Any:
+    tree: dict[str, Any] = {"": ""}
+    text = ""
     for key, elem in item._elems.items():
         field = elem.field
-        tree += (key, 0 if type(field) is MultiModalBatchedField else _field_to_tree(field), elem.data)
+        text += "b\n" if type(field) is MultiModalBatchedField else _field_to_text(field) + "\n"
+        tree[key] = elem.data
+    text += item._modality
+    if "" in item._elems:
+        return [text, tree]
+    tree[""] = text
     return tree
 
 
 def _item_from_tree(tree: Any) -> MultiModalKwargsItem:
-    if type(tree) is not list or len(tree) < 4 or len(tree) % 3 != 1:
+    if type(tree) is dict and tree:
+        text = tree.pop("", None)
+    elif type(tree) is list and len(tree) == 2 and type(tree[1]) is dict:
+        text, tree = tree
+    else:
         raise ValueError("not the tree of an item")
-    parts = iter(tree)
-    modality = next(parts)
+    if type(text) is not str:
+        raise ValueError("not the tree of an item")
+    modality, fields = _head_from_text(text, len(tree))
     elems: dict[str, MultiModalFieldElem] = {}
-    for key, field, data in zip(parts, parts, parts, strict=True):
+    for (key, data), field in zip(tree.items(), fields, strict=True):
         elem = _new(MultiModalFieldElem)
         _set_modality(elem, modality)
         _set_key(elem, key)
         _set_data(elem, data)
-        _set_field(elem, _BATCHED if field == 0 else _field_from_tree(field))
+        _set_field(elem, field)
         elems[key] = elem
     item = _new(MultiModalKwargsItem)
     item._elems = elems
@@ -120,12 +141,12 @@ def _item_from_tree(tree: Any) -> MultiModalKwargsItem:
 
 
 def _elem_to_tree(elem: MultiModalFieldElem) -> list[Any]:
-    return [elem.modality, elem.key, _field_to_tree(elem.field), elem.data]
+    return [elem.modality, elem.key, _field_to_text(elem.field), elem.data]
 
 
 def _elem_from_tree(tree: Any) -> MultiModalFieldElem:
     modality, key, field, data = tree
-    return MultiModalFieldElem(modality, key, data, _field_from_tree(field))
+    return MultiModalFieldElem(modality, key, data, _field_from_text(field))
 
 
 def _items_to_tree(items: MultiModalKwargsItems) -> dict[str, Any]:
@@ -175,9 +196,9 @@ _TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]],
     ("shmstore.mm.Item", MultiModalKwargsItem, _item_to_tree, _item_from_tree),
     ("shmstore.mm.Items", MultiModalKwargsItems, _items_to_tree, _items_from_tree),
     ("shmstore.mm.Elem", MultiModalFieldElem, _elem_to_tree, _elem_from_tree),
-    ("shmstore.mm.Batched", MultiModalBatchedField, _field_to_tree, _field_from_tree),
-    ("shmstore.mm.Flat", MultiModalFlatField, _field_to_tree, _field_from_tree),
-    ("shmstore.mm.Shared", MultiModalSharedField, _field_to_tree, _field_from_tree),
+    ("shmstore.mm.Batched", MultiModalBatchedField, _field_to_text, _field_from_text),
+    ("shmstore.mm.Flat", MultiModalFlatField, _field_to_text, _field_from_text),
+    ("shmstore.mm.Shared", MultiModalSharedField, _field_to_text, _field_from_text),
     ("shmstore.mm.Feature", MultiModalFeatureSpec, _feature_to_tree, _feature_from_tree),
     ("shmstore.mm.Range", PlaceholderRange, _range_to_tree, _range_from_tree),
     ("shmstore.mm.Update", ResolvedPromptUpdate, _update_to_tree, _update_from_tree),
