@@ -14,10 +14,12 @@
 
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
-/* Lease entries cost 32 bytes, 12 in the writer's heap and 8 a rank; slots and their books about 106 and 4 a rank.
- * One entry an object is wanted; with many ranks there are fewer, so that an object's share stays in its promise. */
-static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers) {
-    uint64_t affordable = max_objects * 144 / (44 + 8 * n_readers);
+/* Lease entries cost 32 bytes, 12 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
+ * and each rank's table ends with part of a page.  One entry an object is wanted; with many ranks there are fewer, so
+ * that an object's share stays in its promise. */
+static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t page) {
+    uint64_t spare = max_objects * (256 - 117), once = (n_readers + 5) * page;
+    uint64_t affordable = spare > once ? (spare - once) / (44 + 8 * n_readers) : 0;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;
     return leases < MIN_LEASES ? MIN_LEASES : leases;
 }
@@ -39,7 +41,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     if (l.max_object_size > l.capacity)
         return SHMS_EINVAL;
     l.max_objects = options->max_objects ? options->max_objects : default_objects(l.capacity);
-    l.max_leases = max_leases ? max_leases : default_leases(l.max_objects, l.n_readers);
+    l.max_leases = max_leases ? max_leases : default_leases(l.max_objects, l.n_readers, page);
     l.slots_at = SHMS_SUPERBLOCK_SIZE;
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);
     l.readers_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), page);
