@@ -183,18 +183,21 @@ static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_siz
     return SHMS_OK;
 }
 
-/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's. */
-static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
-    for (uint32_t i = 0; i < n; i++)
-        shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
-}
-
 int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
     int rc = enter_with_ticket(w, t);
-    if (rc || (rc = leave(w, pieces_fit(pieces, n_pieces, t->payload_size))))
+    if (rc)
         return rc;
-    copy_pieces(t, pieces, n_pieces);
-    return SHMS_OK;
+    if ((rc = pieces_fit(pieces, n_pieces, t->payload_size)))
+        return leave(w, rc);
+    w->copying++;
+    leave(w, SHMS_OK);
+    SHMS_STEP("P3c"); /* outside the mutex: the slot is WRITING, so the bytes are the ticket holder's */
+    for (uint32_t i = 0; i < n_pieces; i++)
+        shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
+    pthread_mutex_lock(&w->mutex);
+    if (--w->copying == 0)
+        pthread_cond_broadcast(&w->copied);
+    return leave(w, SHMS_OK);
 }
 
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
@@ -203,7 +206,8 @@ int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const cha
     int rc = pieces_fit(pieces, n_pieces, payload_size);
     if (rc || (rc = shms_writer_begin(w, key, key_len, meta, meta_len, payload_size, &t)))
         return rc;
-    copy_pieces(&t, pieces, n_pieces);
+    if ((rc = shms_writer_copy(w, &t, pieces, n_pieces)))
+        return rc; /* closed meanwhile, and the slot with it */
     return shms_writer_commit(w, &t, out);
 }
 

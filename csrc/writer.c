@@ -127,6 +127,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         return rc;
     }
     pthread_mutex_init(&w->mutex, NULL);
+    pthread_cond_init(&w->copied, NULL);
     if (options)
         shms_segment_publish(&w->seg);
     *out = w;
@@ -144,6 +145,8 @@ int shms_writer_close(shms_writer *w, int unlink) {
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
+    while (w->copying) /* a successor would free, and fill, the slots that are being written */
+        pthread_cond_wait(&w->copied, &w->mutex);
     if (unlink)
         shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
     shms_segment_unlock(&w->seg);

@@ -33,6 +33,8 @@ struct shms_writer {
     shms_segment seg;
     pthread_mutex_t mutex; /* over everything below and every word that the writer writes */
     bool closed;
+    uint32_t copying;      /* calls that write into a slot of theirs without the mutex */
+    pthread_cond_t copied; /* none is left */
     shms_ring ring;
     shms_index index;
     shms_leases leases;
