@@ -189,8 +189,9 @@ static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_siz
     return SHMS_OK;
 }
 
-/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's. */
+/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's, also after a close. */
 static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
+    SHMS_STEP("P3c");
     for (uint32_t i = 0; i < n; i++)
         shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
 }

@@ -158,7 +158,8 @@ uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; 
 /* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out);
-/* Takes space for a payload of the caller's to write.  The key is taken; nobody can see the object yet. */
+/* Takes space for a payload of the caller's to write, until _commit, _abort or _close.  The key is taken; nobody can
+ * see the object yet. */
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out);
 int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece *pieces, uint32_t n_pieces);

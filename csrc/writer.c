@@ -95,7 +95,7 @@ static int build(struct shms_writer *w) {
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
-    int rc = SHMS_OK;
+    int rc = shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number at or above next_lease would be given twice */
     uint64_t used = 0;
     for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
         shms_slot *s = shms_writer_slot(w, order[i]);

@@ -46,7 +46,7 @@ struct shms_writer {
     uint64_t held[SHMS_MAX_READERS]; /* bytes by rank at the last refusal */
     bool tracking;
     shms_keylist evicted;
-    uint64_t random[64]; /* secrets of the next objects */
+    uint64_t random[32]; /* secrets of the next objects; 256 bytes, which no signal interrupts (getrandom(2)) */
     uint32_t n_random;
     void *memory;
     uint64_t heap_bytes;
