@@ -9,10 +9,11 @@
  * Free queue: a doubly linked ring through free_prev/free_next with the null block's record as its sentinel, so that no
  * operation has a special case for an end. A block outside the queue has free_next = -1, and only then.
  *
- * Map: n_slots = 3/2 n slots of 8 bytes {tag, block}; block 0 means empty, which no key can name. The tag is 32 bits mixed
+ * Map: n_slots = 15/8 n slots of 8 bytes {tag, block}; block 0 means empty, which no key can name. The tag is 32 bits mixed
  * from hash and group; a key's home slot is tag * n_slots / 2^32 (any table size, no division), collisions go to the next
  * slot round the end, and a removal shifts back what stood there only because of it. So there are no tombstones, and a probe ends at
- * the first empty slot, of which a third always exist: at most n - 1 keys live in 3/2 n slots.
+ * the first empty slot: at most n - 1 keys live in 15/8 n slots, so nearly half are always empty. (With 3/2 n, removals
+ * took a third longer; with more, a block would take over 80 bytes in all.)
  *
  * Equal keys: a slot names the block that got the key first ("first" = 1); the others hang behind it in the ring
  * key_prev/key_next in the order they came, its key_prev being the last: append and removal are O(1). Removing the first
@@ -62,7 +63,7 @@ struct shms_blockpool {
 
 shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
     if (n_blocks < 1 || (free_order != SHMS_BLOCKPOOL_TAIL && free_order != SHMS_BLOCKPOOL_UNCACHED_FIRST)) return NULL;
-    uint32_t n_slots = (uint32_t)n_blocks + (uint32_t)n_blocks / 2 + 2;
+    uint32_t n_slots = (uint32_t)n_blocks + (uint32_t)n_blocks / 8 * 7 + 2;
     size_t head = (sizeof(shms_blockpool) + 63) / 64 * 64;
     size_t bytes = head + (size_t)n_blocks * sizeof(block) + (size_t)n_slots * sizeof(slot);
     bytes = (bytes + 63) / 64 * 64;
@@ -220,6 +221,9 @@ static void drop_key(shms_blockpool *pool, int32_t id) {
 
 /* ---- handing out and taking back ---- */
 
+/* Long runs are bound by memory: while one key is worked on, the slots of the keys to come are on their way. */
+enum { AHEAD = 8 };
+
 int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     if (n < 0) return SHMS_BOOKS_ARGUMENT;
     if (n > pool->n_free) return SHMS_BOOKS_FULL;
@@ -228,17 +232,18 @@ int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     block *blocks = pool->blocks;
     int32_t id = blocks[0].free_next;
     for (int64_t i = 0; i < n; i++) {
-        block *b = blocks + id;
-        int32_t next = b->free_next;
-        __builtin_prefetch(blocks + blocks[next].free_next, 1);
-        if (b->width) drop_key(pool, id);
-        b->ref = 1;
-        b->free_next = -1;
         out[i] = id;
-        id = next;
+        id = blocks[id].free_next;
     }
     blocks[0].free_next = id;
     blocks[id].free_prev = 0;
+    for (int64_t i = 0; i < n; i++) {
+        block *b = blocks + out[i];
+        if (i + AHEAD < n) __builtin_prefetch(pool->slots + home_of(pool, blocks[out[i + AHEAD]].tag), 1);
+        if (b->width) drop_key(pool, out[i]);
+        b->ref = 1;
+        b->free_next = -1;
+    }
     pool->n_free -= (int32_t)n;
     return 0;
 }
@@ -293,9 +298,6 @@ void shms_blockpool_find_all(const shms_blockpool *pool, int32_t *out, const uin
     for (int32_t i = 0; i < n_groups; i++)
         out[i] = pool->slots[slot_of(pool, tag_of(hash, groups[i]), hash, width, groups[i])].id;
 }
-
-/* Long runs are bound by memory: while one key is compared, the slots of the keys to come are on their way. */
-enum { AHEAD = 8 };
 
 int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const shms_hashlist *hashes, int64_t first,
                                 int64_t n, int64_t factor, int32_t group) {
