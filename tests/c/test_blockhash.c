@@ -43,7 +43,7 @@ static void both_ways_hash_the_same_messages(void) {
     uint8_t *bodies = malloc((size_t)room);
     CHECK(shms_blockhash_bodies(bodies, room, ends, 0, N, SIZE, tokens, 8, &x) > 0);
     if (shms_blockhash_ready()) {
-        fprintf(stderr, "no libcrypto here: only the messages were checked\n");
+        printf("no libcrypto here: only the messages were checked\n");
         free(bodies);
         return;
     }
