@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import msgpack
@@ -20,7 +20,7 @@ class KVCacheEvent:
 
     def to_list(self) -> list[Any]:
         """Return the name and the fields in order."""
-        return [type(self).__name__, *astuple(self)]
+        return [type(self).__name__, *(getattr(self, field.name) for field in fields(self))]
 
     def to_msgpack(self) -> bytes:
         """Return the wire form."""
@@ -31,9 +31,10 @@ class KVCacheEvent:
     def from_msgpack(data: bytes) -> KVCacheEvent:
         """Return the event whose wire form is `data`; ValueError for anything else."""
         try:
-            fields = msgpack.unpackb(data, raw=False)
-            return _BY_NAME[fields[0]](*fields[1:])
-        except (KeyError, IndexError, TypeError, msgpack.UnpackException) as error:
+            name, *values = msgpack.unpackb(data, raw=False)
+            event: KVCacheEvent = _BY_NAME[name](*values)
+            return event
+        except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
             raise ValueError(f"not a KV-cache event: {data[:40]!r}") from error
 
 
