@@ -119,15 +119,14 @@ class BlockHasher:
             return NO_EXTRAS
         places = ((feature, feature.mm_position.offset, feature.mm_position.length) for feature in features)
         items = [(at, n, encode_cbor(feature.identifier)) for feature, at, n in places if at < stop and at + n > start]
-        return HashExtras(
-            b"" if lora is None else encode_cbor(lora), b"" if salt is None else encode_cbor(salt), items
-        )
+        return HashExtras(b"" if lora is None else encode_cbor(lora), b"" if salt is None else encode_cbor(salt), items)
 
     def _embed_digests(self, embeds: Any, first: int, n: int) -> bytes:
-        """SHA-256 of the rows of each block that has any; a row is thousands of bytes, so Python's loop costs nothing."""
+        """SHA-256 of the rows of each block that has any; a row is thousands of bytes: a loop here costs nothing."""
         if embeds is None:
             return b""
         size, rows = self.block_size, len(embeds)
         return b"".join(
-            _sha256(_rows(embeds, s, min(s + size, rows))) for s in range(first * size, min((first + n) * size, rows), size)
+            _sha256(_rows(embeds, s, min(s + size, rows)))
+            for s in range(first * size, min((first + n) * size, rows), size)
         )

@@ -44,8 +44,8 @@ class _Stored:
 class BlockPool:
     """Blocks 0 … num_blocks-1: who uses each, which are free in which order, and which contents each still has.
 
-    Block 0 is the null block: a placeholder that is never handed out, freed or counted. `hash_block_size`: tokens per block
-    hash (default: the block size of each call). `events`: keep KV events for :meth:`take_events`;
+    Block 0 is the null block: a placeholder that is never handed out, freed or counted. `hash_block_size`: tokens per
+    block hash (default: the block size of each call). `events`: keep KV events for :meth:`take_events`;
     `int_event_hashes`: with hashes as integers. `metrics`: told of blocks handed out, accessed and evicted.
     `free_order`: where freed blocks without a hash go: "uncached_first" to the head of the queue (they are worth
     nothing), "tail" behind the others.
@@ -128,7 +128,7 @@ class BlockPool:
         return BlockSequence(self, ids)
 
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
-        """Add a reference to each block of each group; those that were free leave the queue. Null blocks are skipped."""
+        """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
         ids = b"".join(ids_of(blocks) for blocks in groups)
         self.books.touch(ids)
         if self.metrics is not None:
@@ -151,8 +151,8 @@ class BlockPool:
     ) -> None:
         """Give blocks num_cached … num_full-1 of a request the keys that its block hashes say.
 
-        Null blocks may lead the range and get none. ValueError for a null block behind another one, for a block that has a key,
-        for fewer blocks or hashes than `num_full` needs, with caching off.
+        Null blocks may lead the range and get none. ValueError for a null block behind another one, for a block that
+        has a key, for fewer blocks or hashes than `num_full` needs, with caching off.
         """
         if not self.enable_caching:
             raise ValueError("the pool was made with enable_caching=False: it keeps no contents")

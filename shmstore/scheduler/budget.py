@@ -20,14 +20,16 @@ def compute_encoder_budget(
 ) -> tuple[int, int]:
     """Return (compute budget of a step, cache size), in encoder tokens; both hold at least the largest item.
 
-    `max_tokens_by_modality`: tokens of the largest item of each modality; None: not a multimodal model, (0, 0); empty: all
-    are switched off, (0, 0) with a warning. ValueError where items may not be split and the largest one exceeds
-    `max_num_batched_tokens`.
+    `max_tokens_by_modality`: tokens of the largest item of each modality; None: not a multimodal model, (0, 0);
+    empty: all are switched off, (0, 0) with a warning. ValueError where items may not be split and the largest one
+    exceeds `max_num_batched_tokens`.
     """
     if max_tokens_by_modality is None:
         return 0, 0
     if not max_tokens_by_modality:
-        logger.warning("All modalities are switched off: the multimodal model runs with text only, without encoder cache")
+        logger.warning(
+            "All modalities are switched off: the multimodal model runs with text only, without encoder cache"
+        )
         return 0, 0
     largest = max(max_tokens_by_modality.values())
     if disable_chunked_mm_input and largest > max_num_batched_tokens:
@@ -41,8 +43,8 @@ def compute_encoder_budget(
 class MultiModalBudget:
     """How many items of each modality fit into a prompt and into a batch.
 
-    `max_tokens_by_modality`: encoder tokens of the largest item; `limits_per_prompt`: items that a prompt may have (ValueError
-    where a modality has none). The budget of a step is the smaller of `compute_budget` and `cache_size`.
+    `max_tokens_by_modality`: encoder tokens of the largest item; `limits_per_prompt`: items that a prompt may have
+    (ValueError where a modality has none). The budget of a step is the smaller of `compute_budget` and `cache_size`.
     """
 
     def __init__(

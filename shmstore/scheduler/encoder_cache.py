@@ -38,9 +38,9 @@ def _check_size(cache_size: int) -> None:
 class EncoderCacheManager:
     """Encoder outputs shared by content hash; an entry that nobody uses stays until its space is needed.
 
-    `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings that
-    its placeholder's mask selects. Every i that a request has taken counts once, also where two of them are the same
-    content. Each call that raises leaves everything as it was.
+    `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings
+    that its placeholder's mask selects. Every i that a request has taken counts once, also where two of them are the
+    same content. Each call that raises leaves everything as it was.
     """
 
     def __init__(self, cache_size: int) -> None:
@@ -72,7 +72,9 @@ class EncoderCacheManager:
     def _take(self, request: Any, i: int, mm_hash: str) -> None:
         taken = self._taken.get(request.request_id, {})
         if taken.get(i, mm_hash) != mm_hash:
-            raise ValueError(f"request {request.request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}")
+            raise ValueError(
+                f"request {request.request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}"
+            )
         if mm_hash in self.freeable:
             self.num_freeable_slots -= self.freeable.pop(mm_hash)
         self.cached[mm_hash].add(request.request_id)
@@ -109,7 +111,9 @@ class EncoderCacheManager:
                 raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, "embeddings")
             held = self._taken.get(request.request_id, {}).get(i)
             if held is not None:
-                raise ValueError(f"request {request.request_id!r} holds item {i} as {held!r}: free it before {mm_hash!r}")
+                raise ValueError(
+                    f"request {request.request_id!r} holds item {i} as {held!r}: free it before {mm_hash!r}"
+                )
             while self.num_free_slots < size:
                 self._evict_oldest()
             self.num_free_slots -= size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from shmstore.bindings.scheduler import pack_ids, unpack_ids
@@ -73,10 +73,10 @@ class BlockSequence(Sequence[KVCacheBlock]):
     @overload
     def __getitem__(self, index: slice) -> BlockSequence: ...
     def __getitem__(self, index: int | slice) -> KVCacheBlock | BlockSequence:
-        picked = memoryview(self._ids).cast("i")[index]
+        ids = memoryview(self._ids).cast("i")
         if isinstance(index, slice):
-            return BlockSequence(self._pool, picked.tobytes())  # type: ignore[attr-defined]
-        return KVCacheBlock(self._pool, picked)
+            return BlockSequence(self._pool, ids[index].tobytes())
+        return KVCacheBlock(self._pool, ids[index])
 
     def __iter__(self) -> Iterator[KVCacheBlock]:
         return (KVCacheBlock(self._pool, block_id) for block_id in unpack_ids(self._ids))
@@ -147,7 +147,7 @@ class KVCacheBlocks:
         if len(self._counts) == 1:
             return [self._ids]
         ends = list(accumulate(self._counts, initial=0))
-        return [self._ids[4 * start : 4 * end] for start, end in zip(ends, ends[1:], strict=False)]
+        return [self._ids[4 * start : 4 * end] for start, end in pairwise(ends)]
 
     @overload
     def get_block_ids(self, allow_none: Literal[False] = False) -> tuple[list[int], ...]: ...

@@ -192,11 +192,13 @@ def _one_spec(specs: Sequence[KVCacheSpec]) -> KVCacheSpec | None:
     if not isinstance(first, FullAttentionSpec):
         return None
     plain = replace(first, sliding_window=None)
-    if any(type(spec) is not type(first) or replace(spec, sliding_window=None) != plain for spec in specs):  # type: ignore[call-arg]
-        return None
-    windows = {spec.sliding_window for spec in specs if isinstance(spec, FullAttentionSpec)} - {None}
+    for spec in specs:
+        if not isinstance(spec, FullAttentionSpec) or replace(spec, sliding_window=None) != plain:
+            return None
+    recorded = (spec.sliding_window for spec in specs if isinstance(spec, FullAttentionSpec))
+    windows = {window for window in recorded if window is not None}
     if len(windows) > 1:
-        raise ValueError(f"full attention layers record different windows, which do not merge: {sorted(map(int, windows))}")  # type: ignore[arg-type]
+        raise ValueError(f"full attention layers record different windows, which do not merge: {sorted(windows)}")
     return replace(first, sliding_window=windows.pop())
 
 
@@ -208,7 +210,7 @@ def _equal_pages(layers: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
         grown = replace(spec, block_size=spec.block_size * factor)
         if rest or grown.page_size_bytes != largest:
             raise ValueError(
-                f"layer {name!r} has pages of {spec.page_size_bytes} bytes, which no block size makes the {largest} bytes of others"
+                f"layer {name!r} has pages of {spec.page_size_bytes} bytes: no block size makes them {largest}"
             )
         made[name] = grown
     return made
@@ -218,9 +220,10 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
     """Group layers so that all groups have equal pages and as many layers, and say how many blocks fit into the memory.
 
     `layers`: spec of each layer, in the model's order. Equal specs, and full attention that differs only in a recorded
-    window, give one group. Otherwise pages are made equal by larger blocks, and the layers of one spec are dealt out to as
-    few groups as hold at most g each, where g is the smallest number of layers per spec, or the largest where that is
-    below 1.25 times the smallest. ValueError without layers, for pages that cannot be made equal, and for negative memory.
+    window, give one group. Otherwise pages are made equal by larger blocks, and the layers of one spec are dealt out
+    to as few groups as hold at most g each, where g is the smallest number of layers per spec, or the largest where
+    that is below 1.25 times the smallest. ValueError without layers, for pages that cannot be made equal, and for
+    negative memory.
     """
     if not layers:
         raise ValueError("there are no layers: nothing needs a KV cache")

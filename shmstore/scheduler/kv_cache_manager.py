@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import Any
@@ -47,8 +48,14 @@ def _check_groups(
     """Refuse what the look-ups cannot do; return the alignment of hit lengths in tokens."""
     if eagle and any(isinstance(spec, ChunkedLocalAttentionSpec | MambaSpec) for spec in specs):
         raise ValueError("EAGLE works with neither chunked local attention nor mamba")
-    if len(specs) > 1 and len(set(sizes)) > 1 and (eagle or any(isinstance(s, ChunkedLocalAttentionSpec) for s in specs)):
-        raise ValueError(f"EAGLE and chunked local attention need equal block sizes in all groups, not {sorted(set(sizes))}")
+    if (
+        len(specs) > 1
+        and len(set(sizes)) > 1
+        and (eagle or any(isinstance(s, ChunkedLocalAttentionSpec) for s in specs))
+    ):
+        raise ValueError(
+            f"EAGLE and chunked local attention need equal block sizes in all groups, not {sorted(set(sizes))}"
+        )
     if not caching:
         return 1
     if any(isinstance(spec, CrossAttentionSpec) for spec in specs):
@@ -60,10 +67,11 @@ def _check_groups(
     if any(size % hash_block_size for size in sizes):
         raise ValueError(f"block sizes {list(sizes)} must be multiples of the hash block size {hash_block_size}")
     full = [isinstance(spec, FullAttentionSpec) for spec in specs]
-    changes = sum(a != b for a, b in zip(full, full[1:], strict=False))
+    changes = sum(a != b for a, b in itertools.pairwise(full))
     if len(set(specs)) != 2 or changes != 1:
         raise ValueError(
-            "prefix caching over several groups needs one full-attention spec and one other spec, the groups of each together"
+            "prefix caching over several groups needs one full-attention spec and one other spec, "
+            "the groups of each together"
         )
     return lcm(*sizes)
 
@@ -71,14 +79,14 @@ def _check_groups(
 class KVCacheManager:
     """The block tables of all requests, the prefix cache, and its statistics and events.
 
-    `config`: the pool's size and the groups of layers. `max_model_len`: no table grows beyond it. `hash_block_size`: tokens
-    per block hash of the requests. `use_eagle`: the draft model needs the last hit block's hidden states, so it is not
-    reused. `log_stats`: keep :class:`PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context parallelism; the ranks
-    share a block's tokens, so a block of a single full-attention group holds as many times more, and `hash_block_size`
-    counts them already. The rest goes to :class:`BlockPool`.
+    `config`: the pool's size and the groups of layers. `max_model_len`: no table grows beyond it. `hash_block_size`:
+    tokens per block hash of the requests. `use_eagle`: the draft model needs the last hit block's hidden states, so
+    it is not reused. `log_stats`: keep :class:`PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context
+    parallelism; the ranks share a block's tokens, so a block of a single full-attention group holds as many times
+    more, and `hash_block_size` counts them already. The rest goes to :class:`BlockPool`.
 
-    Nothing here touches the bytes of a block. ValueError for what cannot work together; every refusal leaves the books as
-    they were. Not for several threads at once.
+    Nothing here touches the bytes of a block. ValueError for what cannot work together; every refusal leaves the
+    books as they were. Not for several threads at once.
     """
 
     def __init__(
@@ -180,8 +188,8 @@ class KVCacheManager:
         """Make room for the request's next tokens and return the blocks added; None where too few are free.
 
         The tokens stand behind `request.num_computed_tokens` + `num_new_computed_tokens`. `new_computed_blocks`: what
-        :meth:`get_computed_blocks` gave for a request that has no blocks yet. `num_lookahead_tokens`: speculative tokens that
-        need room but are never cached. `delay_cache_blocks`: the contents arrive later, by
+        :meth:`get_computed_blocks` gave for a request that has no blocks yet. `num_lookahead_tokens`: speculative
+        tokens that need room but are never cached. `delay_cache_blocks`: the contents arrive later, by
         :meth:`cache_blocks`. `num_encoder_tokens`: for cross attention.
 
         Blocks that a window has passed are given back, also where the answer is None. ValueError for fewer than one new

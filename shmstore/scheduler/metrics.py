@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections import deque
@@ -113,8 +114,8 @@ class _Sample:
 class KVCacheMetricsCollector:
     """Samples blocks and tells, when one loses its contents, how long it lived, lay idle, and between accesses.
 
-    A block that is handed out is sampled with probability `sample_rate` (ValueError outside 0 … 1). `clock` gives seconds,
-    `rng` numbers in [0, 1).
+    A block that is handed out is sampled with probability `sample_rate` (ValueError outside 0 … 1). `clock` gives
+    seconds, `rng` numbers in [0, 1).
     """
 
     def __init__(
@@ -169,7 +170,7 @@ class KVCacheMetricsCollector:
             if sample is None:
                 continue
             seen = list(sample.accesses)
-            gaps = tuple(later - earlier for earlier, later in zip(seen, seen[1:], strict=False))
+            gaps = tuple(later - earlier for earlier, later in itertools.pairwise(seen))
             last = seen[-1] if seen else sample.born
             self._events.append(BlockLifetime(now - sample.born, now - last, gaps))
 

@@ -96,9 +96,9 @@ class TokenView(Sequence[int]):
 class Request:
     """One request as the schedulers' books see it: its tokens, how many are computed, and its block hashes.
 
-    `prompt_token_ids`: integers, or None with `prompt_embeds` (an array or tensor with one row a token; all token ids are 0
-    then). `block_hasher`: called with the request whenever it has grown; None leaves `block_hashes` empty, which is
-    enough where caching is off. `mm_features`: items with `identifier` and `mm_position`, in order of offset
+    `prompt_token_ids`: integers, or None with `prompt_embeds` (an array or tensor with one row a token; all token ids
+    are 0 then). `block_hasher`: called with the request whenever it has grown; None leaves `block_hashes` empty,
+    which is enough where caching is off. `mm_features`: items with `identifier` and `mm_position`, in order of offset
     (ValueError names the first that is not). ValueError without any token.
     """
 

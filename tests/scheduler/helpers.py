@@ -76,13 +76,13 @@ def spec(kind: str, block_size: int, parameter: int = 0) -> KVCacheSpec:
 
 
 def config(num_blocks: int, *groups: Sequence[Any]) -> KVCacheConfig:
-    return KVCacheConfig(
-        num_blocks, [KVCacheGroupSpec([f"layer{i}"], spec(*group)) for i, group in enumerate(groups)]
-    )
+    return KVCacheConfig(num_blocks, [KVCacheGroupSpec([f"layer{i}"], spec(*group)) for i, group in enumerate(groups)])
 
 
 def manager(num_blocks: int, *groups: Sequence[Any], hash_block_size: int = 4, **options: Any) -> KVCacheManager:
-    return KVCacheManager(config(num_blocks, *groups), options.pop("max_model_len", 1 << 20), hash_block_size, **options)
+    return KVCacheManager(
+        config(num_blocks, *groups), options.pop("max_model_len", 1 << 20), hash_block_size, **options
+    )
 
 
 def request(request_id: str, tokens: Sequence[int], block_size: int = 4, **options: Any) -> Request:

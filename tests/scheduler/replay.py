@@ -158,7 +158,7 @@ class Replayer:
 
 
 def differences(trace: Iterator[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any], Any]]:
-    """Yield (line number, line, answer) for each line that is not answered as recorded; checks invariants as it goes."""
+    """Yield (line number, line, answer) for each line that is not answered as recorded; checks invariants too."""
     replayer: Replayer | None = None
     for number, line in enumerate(trace, 1):
         if "cfg" in line:

@@ -42,8 +42,12 @@ def test_an_item_that_may_not_be_split_must_fit_into_a_batch() -> None:
 
 def budget(tokens: dict[str, int], limits: dict[str, int], **options: Any) -> MultiModalBudget:
     numbers: dict[str, Any] = {
-        "compute_budget": 1000, "cache_size": 900, "max_model_len": 400, "max_num_seqs": 8, "max_num_batched_tokens": 500,
-    }  # fmt: skip
+        "compute_budget": 1000,
+        "cache_size": 900,
+        "max_model_len": 400,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 500,
+    }
     return MultiModalBudget(tokens, limits, **{**numbers, **options})
 
 
@@ -64,7 +68,9 @@ def budget(tokens: dict[str, int], limits: dict[str, int], **options: Any) -> Mu
         (100, 5, {"compute_budget": 250}, (4, 2)),
     ],
 )
-def test_items_per_prompt_and_per_batch(tokens: int, limit: int, options: dict[str, Any], want: tuple[int, int]) -> None:
+def test_items_per_prompt_and_per_batch(
+    tokens: int, limit: int, options: dict[str, Any], want: tuple[int, int]
+) -> None:
     assert want == budget({"image": tokens}, {"image": limit}, **options).get_max_items("image")
 
 

@@ -1,4 +1,4 @@
-"""The C tests of the books, each compiled by itself: plain, and under the address and undefined-behaviour sanitizers."""
+"""The C tests of the books, each compiled by itself: plain, and under the sanitizers."""
 
 from __future__ import annotations
 

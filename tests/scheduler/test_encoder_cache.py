@@ -83,7 +83,11 @@ def test_an_item_that_occurs_twice_stays_until_both_are_freed() -> None:
     cache = EncoderCacheManager(10)
     r = req("r", ("A", 4), ("A", 4))
     cache.allocate(r, 0)
-    assert ({0}, True, {0, 1}) == (cache.get_cached_input_ids(r), cache.check_and_update_cache(r, 1), cache.get_cached_input_ids(r))
+    assert ({0}, True, {0, 1}) == (
+        cache.get_cached_input_ids(r),
+        cache.check_and_update_cache(r, 1),
+        cache.get_cached_input_ids(r),
+    )
     cache.free_encoder_input(r, 0)
     assert ({}, {1}, {"A": {"r"}}) == (cache.freeable, cache.get_cached_input_ids(r), cache.cached)
     cache.free_encoder_input(r, 1)

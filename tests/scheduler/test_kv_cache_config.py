@@ -33,7 +33,9 @@ def sliding(block_size: int = 16, heads: int = 4, window: int = 128) -> SlidingW
     return SlidingWindowSpec(block_size, heads, 8, "bfloat16", window)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "torch.bfloat16", "float16", torch.bfloat16, np.float16, np.dtype("float16")])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "torch.bfloat16", "float16", torch.bfloat16, np.float16, np.dtype("float16")]
+)
 def test_pages_are_keys_and_values_of_a_block(dtype: Any) -> None:
     itemsize = 2
     assert 2 * 16 * 4 * 8 * itemsize == FullAttentionSpec(16, 4, 8, dtype).page_size_bytes
@@ -104,7 +106,9 @@ def test_nearly_equal_counts_make_groups_of_the_larger_one() -> None:
 
 
 def test_pages_are_made_equal_by_larger_blocks() -> None:
-    config = make_kv_cache_config(layers(f=(1, full(16, heads=2)), w=(1, sliding(16, heads=8))), 100 * sliding(16, 8).page_size_bytes)
+    config = make_kv_cache_config(
+        layers(f=(1, full(16, heads=2)), w=(1, sliding(16, heads=8))), 100 * sliding(16, 8).page_size_bytes
+    )
     assert [full(64, heads=2), sliding(16, heads=8)] == [group.kv_cache_spec for group in config.kv_cache_groups]
     assert 100 == config.num_blocks
 

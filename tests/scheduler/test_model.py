@@ -15,7 +15,7 @@ from shmstore.scheduler import BlockHasher, KVCacheManager, Request
 from tests.scheduler import model
 from tests.scheduler.helpers import features, manager
 
-# (groups, hash block size, options): every kind alone and beside full attention, unlike block sizes, several groups of a kind.
+# (groups, hash block size, options): every kind alone and beside full attention, unlike sizes, several of a kind.
 SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
     ([("full", 4)], 4, {}),
     ([("mla", 4)], 4, {"use_eagle": True}),
@@ -41,7 +41,9 @@ SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
 class Pair:
     """The books and the model side by side; every operation does both and compares."""
 
-    def __init__(self, setup: int, num_blocks: int, free_order: str, events: bool, max_model_len: int = 1 << 20) -> None:
+    def __init__(
+        self, setup: int, num_blocks: int, free_order: str, events: bool, max_model_len: int = 1 << 20
+    ) -> None:
         groups, self.size, options = SETUPS[setup]
         options = dict(options)
         if options.pop("uneven", False):  # chunked local attention needs equal block sizes
@@ -89,7 +91,9 @@ class Pair:
         req.num_computed_tokens += new
         return True
 
-    def allocate(self, req: Request, new: int, hit: int, found: Any, want_found: Any, lookahead: int, delay: bool, encoder: int) -> bool:
+    def allocate(
+        self, req: Request, new: int, hit: int, found: Any, want_found: Any, lookahead: int, delay: bool, encoder: int
+    ) -> bool:
         encoder = encoder if self.cross else 0
         want = self.model.allocate_slots(req, new, hit, want_found, lookahead, delay, encoder)
         got = self.books.allocate_slots(req, new, hit, found, lookahead, delay, encoder)
