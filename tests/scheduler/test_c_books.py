@@ -1,0 +1,31 @@
+"""The C tests of the books, each compiled by itself: plain, and under the sanitizers."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+FLAGS = {
+    "plain": ["-O2"],
+    "sanitized": ["-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
+}
+
+
+@pytest.mark.skipif(COMPILER is None, reason="no C compiler here: the C tests are compiled when they run")
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("name", ["test_hashlist", "test_blockhash", "test_blockpool", "test_kvcache"])
+def test_c(name: str, flags: str, tmp_path: Path) -> None:
+    program = tmp_path / name
+    command = [
+        str(COMPILER), "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", *FLAGS[flags], f"-I{ROOT / 'csrc'}",
+        str(ROOT / "tests" / "c" / f"{name}.c"), "-o", str(program), "-pthread", "-ldl",
+    ]  # fmt: skip
+    built = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (0, "") == (built.returncode, built.stderr)
+    ran = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=120)
+    assert (0, "") == (ran.returncode, ran.stderr)
