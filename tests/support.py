@@ -1,4 +1,4 @@
-"""What several tests of the store need: names that can be traced, values that can be compared, children that are seen."""
+"""What several tests of the store need: names to trace, values to compare, children that are seen."""
 
 import itertools
 import os
