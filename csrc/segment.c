@@ -5,6 +5,10 @@
  * anything else so that nobody takes the file for a dead one's, space is reserved before it is mapped so that no
  * store to it can be SIGBUS, and the stamp is published last.
  *
+ * Two openings.  A mapping keeps the opening that it was made from alive, and with it the locks: after close, and in a
+ * forked child for as long as that lives.  So the pages are mapped from an opening of their own, which is closed at
+ * once, and the one that bears the locks is never mapped.
+ *
  * Forks.  An open-file-description lock lives as long as any descriptor of its opening, and fork copies descriptors:
  * a child that merely exists would keep a dead parent's rank taken for ever.  So every open segment is on a list, and
  * a pthread_atfork handler closes their descriptors in the child and marks them.  The list's mutex is taken around
@@ -130,12 +134,12 @@ static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) 
     return at;
 }
 
-static int map(shms_segment *seg, int role) {
+static int map(shms_segment *seg, int fd, int role) {
     const shms_layout *l = &seg->layout;
     bool writer = role == SHMS_ROLE_WRITER;
     seg->control_size = l->readers_at + l->n_readers * l->reader_stride;
     seg->data_size = shms_align_up(l->capacity, l->page);
-    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, seg->fd, 0);
+    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
     if (control == MAP_FAILED)
         return SHMS_ESYS;
     seg->control = control;
@@ -144,7 +148,7 @@ static int map(shms_segment *seg, int role) {
         return SHMS_ESYS;
     if (role >= 0 && mprotect(shms_segment_reader(seg, (uint32_t)role), l->reader_stride, PROT_READ | PROT_WRITE))
         return SHMS_ESYS;
-    seg->data = map_data(seg->fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
+    seg->data = map_data(fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
     if (!seg->data)
         return SHMS_ESYS;
     seg->sb = control;
@@ -174,6 +178,26 @@ static int identify(shms_segment *seg, uint64_t *size) {
     return SHMS_OK;
 }
 
+/* The second opening of the file that seg->fd has open: SHMS_ENOSTORE where the name is another's by now. */
+static int open_again(const shms_segment *seg, int role, int *out) {
+    struct stat st;
+    int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
+    if (fd < 0)
+        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+    if (fstat(fd, &st) || st.st_dev != seg->dev || st.st_ino != seg->ino) {
+        close(fd);
+        return SHMS_ENOSTORE;
+    }
+    *out = fd;
+    return SHMS_OK;
+}
+
+static void close_quietly(int fd) {
+    int saved = errno;
+    close(fd);
+    errno = saved;
+}
+
 static int create_locked(shms_segment *seg) {
     const shms_layout *l = &seg->layout;
     uint64_t size, control_end = l->readers_at + l->n_readers * l->reader_stride;
@@ -185,7 +209,12 @@ static int create_locked(shms_segment *seg) {
     /* What lies between the tables and a data region aligned for huge pages stays a hole. */
     if ((rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at)) || (rc = reserve(seg->fd, 0, control_end)))
         return rc;
-    if ((rc = map(seg, SHMS_ROLE_WRITER)))
+    int fd;
+    if ((rc = open_again(seg, SHMS_ROLE_WRITER, &fd)))
+        return rc;
+    rc = map(seg, fd, SHMS_ROLE_WRITER);
+    close_quietly(fd);
+    if (rc)
         return rc;
     uint64_t random[2];
     if (getrandom(random, sizeof random, 0) != sizeof random)
@@ -240,17 +269,11 @@ void shms_segment_publish(shms_segment *seg) {
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
 }
 
-static int open_mapped(shms_segment *seg, int role) {
-    uint64_t size;
-    int rc = identify(seg, &size);
-    if (rc)
-        return rc;
-    if (size < sizeof(shms_superblock))
-        return SHMS_ELAYOUT;
-    shms_superblock *sb = mmap(NULL, SHMS_SUPERBLOCK_SIZE, PROT_READ, MAP_SHARED, seg->fd, 0);
+static int map_checked(shms_segment *seg, int fd, uint64_t size, int role) {
+    shms_superblock *sb = mmap(NULL, SHMS_SUPERBLOCK_SIZE, PROT_READ, MAP_SHARED, fd, 0);
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
-    rc = shms_layout_read(&seg->layout, sb, size);
+    int rc = shms_layout_read(&seg->layout, sb, size);
     if (rc == SHMS_OK && seg->layout.page % page_size())
         rc = SHMS_ELAYOUT;
     munmap(sb, SHMS_SUPERBLOCK_SIZE);
@@ -258,7 +281,21 @@ static int open_mapped(shms_segment *seg, int role) {
         return rc;
     if (role >= 0 && (uint64_t)role >= seg->layout.n_readers)
         return SHMS_EINVAL;
-    return map(seg, role);
+    return map(seg, fd, role);
+}
+
+static int open_mapped(shms_segment *seg, int role) {
+    uint64_t size;
+    int fd, rc = identify(seg, &size);
+    if (rc)
+        return rc;
+    if (size < sizeof(shms_superblock))
+        return SHMS_ELAYOUT;
+    if ((rc = open_again(seg, role, &fd)))
+        return rc;
+    rc = map_checked(seg, fd, size, role);
+    close_quietly(fd);
+    return rc;
 }
 
 int shms_segment_open(shms_segment *seg, const char *name, int role) {

@@ -31,7 +31,7 @@ typedef struct shms_segment {
     uint8_t *control;
     uint8_t *data;
     uint64_t control_size, data_size; /* as mapped */
-    int fd;                           /* -1: closed, its locks gone */
+    int fd;                           /* never mapped, as a mapping would keep its locks; -1: closed, its locks gone */
     _Atomic int forked;               /* this process is a child of the one that opened it */
     bool borrowed;                    /* the mappings are another segment's */
     dev_t dev;
