@@ -274,11 +274,11 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
         CHECK_EQ(SHMS_EFORKED, shms_reader_validate(r, ref));
         CHECK_EQ(SHMS_EFORKED, shms_reader_close(r));
         shms_view_release(v); /* its memory only: the pin is the parent's */
-        shms_writer_free(w);
-        shms_reader_free(r);
         close(go[1]);
         char c;
-        CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has made sure */
+        CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has made sure, with the mappings that fork copied */
+        shms_writer_free(w);
+        shms_reader_free(r);
         _exit(0);
     }
     close(go[0]);
