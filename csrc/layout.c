@@ -101,7 +101,7 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
         return SHMS_ELAYOUT;
     if (sb->page < 4096 || sb->page > HUGE_PAGE || (sb->page & (sb->page - 1)) || sb->n_readers > SHMS_MAX_READERS ||
         sb->max_objects == 0 || sb->max_objects > SHMS_MAX_OBJECTS || sb->max_leases == 0 || sb->flags > UINT32_MAX ||
-        sb->check != shms_layout_check(sb))
+        sb->store > UINT32_MAX || sb->check != shms_layout_check(sb))
         return SHMS_ECORRUPT;
     shms_options options = {.capacity = sb->capacity,
                             .max_object_size = sb->max_object_size,
@@ -109,7 +109,8 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
                             .max_objects = (uint32_t)sb->max_objects,
                             .flags = (uint32_t)sb->flags};
     shms_layout l;
-    if (shms_layout_compute(&l, &options, sb->page, sb->max_leases) != SHMS_OK || l.capacity != sb->capacity ||
+    if (shms_layout_compute(&l, &options, sb->page, 0) != SHMS_OK || l.capacity != sb->capacity ||
+        l.max_leases != sb->max_leases ||
         l.slots_at != sb->slots_at || l.leases_at != sb->leases_at || l.readers_at != sb->readers_at ||
         l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.file_size != sb->file_size)
         return SHMS_ECORRUPT;

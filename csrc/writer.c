@@ -69,6 +69,12 @@ static int settle_slots(struct shms_writer *w) {
     return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.sb->next_id));
 }
 
+/* The two counters count from 1, and would take centuries to get half-way round. */
+static bool counters_valid(const shms_superblock *sb) {
+    uint64_t id = shms_get(&sb->next_id), lease = shms_get(&sb->next_lease);
+    return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX;
+}
+
 /* Builds the private memory from the segment. */
 static int build(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
@@ -130,10 +136,12 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     if (!options && (rc = shms_segment_is(&w->seg, store)) == SHMS_OK &&
         (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
         shms_segment_warm(&w->seg);
-        rc = settle_slots(w);
+        rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
     }
     if (rc == SHMS_OK)
         rc = build(w);
+    if (rc == SHMS_OK && !options) /* a number that is not below the next would be given out again */
+        rc = shms_leases_valid(&w->leases, w->seg.slots, 0);
     if (rc) {
         int saved = errno;
         if (options)
