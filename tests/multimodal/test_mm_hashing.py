@@ -37,6 +37,8 @@ DIFFERENT = [
     ("a", "b"),
     [["a"], "b"],
     [["a", "b"]],
+    ["aSb", "c"],
+    ["a", "bSc"],
     {"a": "b"},
     {"a": {"b": None}},
     {"a": None, "b": None},

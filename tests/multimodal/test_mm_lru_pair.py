@@ -404,6 +404,17 @@ def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on(
     assert [True, False, False] == sender.is_cached(["old", "lost", "new"])
 
 
+def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():
+    sender, receiver = pair(6)
+    request(sender, receiver, {"A": 2, "B": 2, "C": 2})
+    sender.invalidate(["B"])  # an error told twice
+    assert not sender.is_cached_item("B")
+    request(sender, receiver, {"D": 2})
+    assert (("B", "C", "D"), ("B", "C", "D")) == (sender.order, receiver.order)
+    assert [item(2), item(2)] == [feature.data for feature in request(sender, receiver, {"B": 2, "C": 2})]
+    assert receiver.order == sender.order
+
+
 def test_sides_that_did_not_see_the_same_order_never_give_a_wrong_item():
     sender, receiver = pair(6)
     first = sender.get_and_update([(item(3), [])], ["A"])

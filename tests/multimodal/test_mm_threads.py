@@ -111,6 +111,25 @@ def test_lru_pair():
     assert sum(sizes(h) for h in receiver.order) == receiver.nbytes
 
 
+def test_the_senders_books_agree_after_many_threads_sent_and_took_back_the_same_few_items():
+    sender = MultiModalProcessorSenderCache(config(2000, 60))
+
+    def work(rng):
+        counted = []
+        for _ in range(4 * BATCHES):
+            mm_hashes = [str(rng.randrange(5)) for _ in range(3)]
+            send(sender, mm_hashes, counted)
+            sender.invalidate(mm_hashes[:2])
+            sender.touch_sender_cache_item(mm_hashes[2])
+        return sum(counted)
+
+    assert sum(in_threads(work)) == sender.make_stats().total
+    book = sender._sent._book
+    assert set(book._entries) <= set(sender.order)
+    assert sum(size for _, size in book._entries.values()) == book.nbytes
+    assert sum(entry.size for entry in sender._sent._shadow.values()) == sender._sent._shadow.currsize
+
+
 def test_shm_pair():
     settings = config(MIB, 4 << 10, cache_type="shm", world_size=2)
     with processor_cache_from_config(settings) as sender:
