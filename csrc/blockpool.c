@@ -25,39 +25,10 @@
  *   2. ref == 0 if and only if the block is in the queue: get and touch take it out when they make it positive, put
  *      appends when it reaches 0, and the test free_next < 0 keeps an id given twice from being appended twice.
  *   3. A key is in the map if and only if a block bears it: only add_key and drop_key write either, both write both. */
-#include "blockpool.h"
+#include "blockpool_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct block {
-    uint8_t hash[SHMS_HASH_BYTES];
-    int32_t ref;
-    uint32_t tag;
-    int32_t free_prev, free_next;
-    int32_t key_prev, key_next;
-    int32_t group;
-    uint8_t width; /* 0: bears no key */
-    uint8_t first; /* 1: its slot names it */
-    uint8_t pad[2];
-} block;
-_Static_assert(sizeof(block) == 64, "one block, one cache line");
-
-typedef struct slot {
-    uint32_t tag;
-    int32_t id;
-} slot;
-
-struct shms_blockpool {
-    block *blocks;
-    slot *slots;
-    uint32_t n_slots;
-    int32_t n_blocks, n_free, n_keys;
-    int free_order, log_on;
-    uint8_t *log;
-    int64_t log_n, log_cap;
-    int64_t nbytes;
-};
 
 /* ---- making one ---- */
 
@@ -65,21 +36,21 @@ shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
     if (n_blocks < 1 || (free_order != SHMS_BLOCKPOOL_TAIL && free_order != SHMS_BLOCKPOOL_UNCACHED_FIRST)) return NULL;
     uint32_t n_slots = (uint32_t)n_blocks + (uint32_t)n_blocks / 8 * 7 + 2;
     size_t head = (sizeof(shms_blockpool) + 63) / 64 * 64;
-    size_t bytes = head + (size_t)n_blocks * sizeof(block) + (size_t)n_slots * sizeof(slot);
+    size_t bytes = head + (size_t)n_blocks * sizeof(shms_pool_block) + (size_t)n_slots * sizeof(shms_pool_slot);
     bytes = (bytes + 63) / 64 * 64;
     shms_blockpool *pool = aligned_alloc(64, bytes);
     if (!pool) return NULL;
     memset(pool, 0, sizeof *pool);
-    pool->blocks = (block *)((char *)pool + head);
-    pool->slots = (slot *)(pool->blocks + n_blocks);
+    pool->blocks = (shms_pool_block *)((char *)pool + head);
+    pool->slots = (shms_pool_slot *)(pool->blocks + n_blocks);
     pool->n_slots = n_slots;
     pool->n_blocks = n_blocks;
     pool->n_free = n_blocks - 1;
     pool->free_order = free_order;
     pool->nbytes = (int64_t)bytes;
     for (int32_t i = 0; i < n_blocks; i++)
-        pool->blocks[i] = (block){.free_prev = i ? i - 1 : n_blocks - 1, .free_next = i + 1 < n_blocks ? i + 1 : 0};
-    memset(pool->slots, 0, (size_t)n_slots * sizeof(slot));
+        pool->blocks[i] = (shms_pool_block){.free_prev = i ? i - 1 : n_blocks - 1, .free_next = i + 1 < n_blocks ? i + 1 : 0};
+    memset(pool->slots, 0, (size_t)n_slots * sizeof(shms_pool_slot));
     return pool;
 }
 
@@ -104,7 +75,7 @@ static inline int outside(const shms_blockpool *pool, int32_t id) { return (uint
 /* ---- the free queue ---- */
 
 static inline void queue_insert_after(shms_blockpool *pool, int32_t at, int32_t id) {
-    block *blocks = pool->blocks;
+    shms_pool_block *blocks = pool->blocks;
     int32_t next = blocks[at].free_next;
     blocks[id].free_prev = at;
     blocks[id].free_next = next;
@@ -114,7 +85,7 @@ static inline void queue_insert_after(shms_blockpool *pool, int32_t at, int32_t 
 }
 
 static inline void queue_remove(shms_blockpool *pool, int32_t id) {
-    block *blocks = pool->blocks;
+    shms_pool_block *blocks = pool->blocks;
     blocks[blocks[id].free_prev].free_next = blocks[id].free_next;
     blocks[blocks[id].free_next].free_prev = blocks[id].free_prev;
     blocks[id].free_next = -1;
@@ -144,7 +115,7 @@ static inline uint32_t tag_of(const uint8_t *hash, int32_t group) {
 static inline uint32_t home_of(const shms_blockpool *pool, uint32_t tag) { return (uint32_t)((uint64_t)tag * pool->n_slots >> 32); }
 static inline uint32_t slot_after(const shms_blockpool *pool, uint32_t s) { return s + 1 == pool->n_slots ? 0 : s + 1; }
 
-static inline int bears(const block *b, const uint8_t *hash, int32_t width, int32_t group) {
+static inline int bears(const shms_pool_block *b, const uint8_t *hash, int32_t width, int32_t group) {
     return b->width == width && b->group == group && !memcmp(b->hash, hash, SHMS_HASH_BYTES);
 }
 
@@ -169,11 +140,11 @@ static void slot_clear(shms_blockpool *pool, uint32_t hole) {
             hole = s;
         }
     }
-    pool->slots[hole] = (slot){0, 0};
+    pool->slots[hole] = (shms_pool_slot){0, 0};
 }
 
 static void add_key(shms_blockpool *pool, int32_t id, uint32_t tag, const uint8_t *hash, int32_t width, int32_t group) {
-    block *blocks = pool->blocks, *b = blocks + id;
+    shms_pool_block *blocks = pool->blocks, *b = blocks + id;
     uint32_t s = slot_of(pool, tag, hash, width, group);
     int32_t first = pool->slots[s].id;
     memcpy(b->hash, hash, SHMS_HASH_BYTES);
@@ -189,13 +160,13 @@ static void add_key(shms_blockpool *pool, int32_t id, uint32_t tag, const uint8_
         blocks[first].key_prev = id;
     } else {
         b->key_prev = b->key_next = id;
-        pool->slots[s] = (slot){tag, id};
+        pool->slots[s] = (shms_pool_slot){tag, id};
         pool->n_keys++;
     }
 }
 
 static void drop_key(shms_blockpool *pool, int32_t id) {
-    block *blocks = pool->blocks, *b = blocks + id;
+    shms_pool_block *blocks = pool->blocks, *b = blocks + id;
     if (pool->log_on) {
         uint8_t *record = pool->log + pool->log_n++ * SHMS_LOG_BYTES;
         int32_t width = b->width;
@@ -229,7 +200,7 @@ int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     if (n > pool->n_free) return SHMS_BOOKS_FULL;
     int rc = shms_blockpool_log_reserve(pool, n);
     if (rc) return rc;
-    block *blocks = pool->blocks;
+    shms_pool_block *blocks = pool->blocks;
     int32_t id = blocks[0].free_next;
     for (int64_t i = 0; i < n; i++) {
         out[i] = id;
@@ -238,7 +209,7 @@ int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     blocks[0].free_next = id;
     blocks[id].free_prev = 0;
     for (int64_t i = 0; i < n; i++) {
-        block *b = blocks + out[i];
+        shms_pool_block *b = blocks + out[i];
         if (i + AHEAD < n) __builtin_prefetch(pool->slots + home_of(pool, blocks[out[i + AHEAD]].tag), 1);
         if (b->width) drop_key(pool, out[i]);
         b->ref = 1;
@@ -259,7 +230,7 @@ int shms_blockpool_touch(shms_blockpool *pool, const void *ids, int64_t n) {
 }
 
 int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int reverse) {
-    block *blocks = pool->blocks;
+    shms_pool_block *blocks = pool->blocks;
     int32_t head = 0; /* what went to the head last: the next one goes behind it */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
@@ -367,7 +338,7 @@ int shms_blockpool_evict(shms_blockpool *pool, const void *ids, int64_t n) {
 int shms_blockpool_reset(shms_blockpool *pool) {
     if (pool->n_free != pool->n_blocks - 1) return SHMS_BOOKS_BUSY;
     for (int32_t i = 1; i < pool->n_blocks; i++) pool->blocks[i].width = pool->blocks[i].first = 0;
-    memset(pool->slots, 0, (size_t)pool->n_slots * sizeof(slot));
+    memset(pool->slots, 0, (size_t)pool->n_slots * sizeof(shms_pool_slot));
     pool->n_keys = 0;
     return 0;
 }
@@ -453,12 +424,12 @@ static int queue_valid(const shms_blockpool *pool) {
 }
 
 static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers) {
-    const block *first = pool->blocks + pool->slots[s].id;
+    const shms_pool_block *first = pool->blocks + pool->slots[s].id;
     int32_t id = pool->slots[s].id, n = 0;
     if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group)) return SHMS_BOOKS_BAD_KEY;
     if (slot_of(pool, first->tag, first->hash, first->width, first->group) != s) return SHMS_BOOKS_BAD_KEY;
     do {
-        const block *b = pool->blocks + id;
+        const shms_pool_block *b = pool->blocks + id;
         if (!b->width || !bears(b, first->hash, first->width, first->group) || (n && b->first)) return SHMS_BOOKS_BAD_KEY;
         if (outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id) return SHMS_BOOKS_BAD_KEY;
         if (++n > pool->n_blocks) return SHMS_BOOKS_BAD_KEY;
@@ -473,7 +444,7 @@ int shms_blockpool_valid(const shms_blockpool *pool) {
     int32_t n_keys = 0, in_rings = 0, bearers = 0;
     if (rc) return rc;
     for (int32_t id = 1; id < pool->n_blocks; id++) {
-        const block *b = pool->blocks + id;
+        const shms_pool_block *b = pool->blocks + id;
         /* queue_valid met only blocks with ref 0, and as many as there are: here each of them must be one */
         if (b->ref < 0 || (b->ref == 0) != (b->free_next >= 0)) return SHMS_BOOKS_BAD_STATE;
         bearers += b->width != 0;

@@ -21,51 +21,16 @@
  * The quiet limit is the largest T such that an allocate with seen <= computed, computed + new + lookahead <= T would
  * find no block to add (T <= blocks * size), none to key (T < (cached + 1) * size) and none to skip. It holds whatever
  * happens to other requests, as it speaks of this request's table alone. */
-#include "kvcache.h"
+#include "kvcache_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct ids {
-    int32_t *at;
-    int64_t cap;
-} ids;
-
-typedef struct table {
-    int32_t *ids;
-    int32_t len, cap, cached, nulls;
-} table;
-
-typedef struct group {
-    int32_t kind, size, factor;
-    int64_t param;
-    int32_t n_holders; /* requests whose table is not empty */
-} group;
-
-struct shms_kvcache {
-    shms_blockpool *pool;
-    group *groups;
-    int32_t n_groups, caching, eagle;
-    int64_t alignment, max_model_len;
-    int32_t *full, *other; /* indices of the groups of either type */
-    int32_t n_full, n_other;
-    table *tables; /* n_groups for each handle */
-    uint8_t *live; /* one for each handle */
-    int64_t *idle; /* handles to be used again, a stack */
-    int64_t n_handles, cap_handles, n_idle;
-    ids out;       /* the last answer */
-    int32_t *counts;
-    int64_t *stored, *needed;
-    int64_t n_out;
-    ids *scratch; /* one for each group: look-ups */
-    int32_t *found;
-};
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cdiv(int64_t a, int64_t b) { return a <= 0 ? 0 : (a + b - 1) / b; }
 
-static int ids_reserve(ids *a, int64_t n) {
+static int ids_reserve(shms_kv_ids *a, int64_t n) {
     if (n <= a->cap) return 0;
     int64_t cap = max64(n, 2 * a->cap);
     int32_t *at = realloc(a->at, (size_t)cap * sizeof *at);
@@ -75,7 +40,7 @@ static int ids_reserve(ids *a, int64_t n) {
     return 0;
 }
 
-static int table_reserve(table *t, int64_t n) {
+static int table_reserve(shms_kv_table *t, int64_t n) {
     if (n <= t->cap) return 0;
     int64_t cap = max64(n, 2 * (int64_t)t->cap);
     if (cap > INT32_MAX) return SHMS_BOOKS_MEMORY;
@@ -115,7 +80,7 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
         return NULL;
     }
     for (int32_t g = 0; g < n_groups; g++) {
-        kv->groups[g] = (group){kinds[g], block_sizes[g], (int32_t)max64(1, block_sizes[g] / hash_block_size), params[g], 0};
+        kv->groups[g] = (shms_kv_group){kinds[g], block_sizes[g], (int32_t)max64(1, block_sizes[g] / hash_block_size), params[g], 0};
         if (kinds[g] == SHMS_KV_FULL)
             kv->full[kv->n_full++] = g;
         else
@@ -146,14 +111,14 @@ void shms_kvcache_free(shms_kvcache *kv) {
 /* ---- handles ---- */
 
 static int handle_bad(const shms_kvcache *kv, int64_t h) { return h < 0 || h >= kv->n_handles || !kv->live[h]; }
-static table *tables_of(const shms_kvcache *kv, int64_t h) { return kv->tables + h * kv->n_groups; }
+static shms_kv_table *tables_of(const shms_kvcache *kv, int64_t h) { return kv->tables + h * kv->n_groups; }
 
 /* Makes sure that one more handle is there, idle, on top of the stack; nobody can see that it is. */
 static int handle_reserve(shms_kvcache *kv) {
     if (kv->n_idle) return 0;
     if (kv->n_handles == kv->cap_handles) {
         int64_t cap = kv->cap_handles ? 2 * kv->cap_handles : 64;
-        table *tables = realloc(kv->tables, (size_t)(cap * kv->n_groups) * sizeof *tables);
+        shms_kv_table *tables = realloc(kv->tables, (size_t)(cap * kv->n_groups) * sizeof *tables);
         if (tables) kv->tables = tables;
         uint8_t *live = realloc(kv->live, (size_t)cap);
         if (live) kv->live = live;
@@ -163,7 +128,7 @@ static int handle_reserve(shms_kvcache *kv) {
         kv->cap_handles = cap;
     }
     int64_t h = kv->n_handles++;
-    memset(tables_of(kv, h), 0, (size_t)kv->n_groups * sizeof(table));
+    memset(tables_of(kv, h), 0, (size_t)kv->n_groups * sizeof(shms_kv_table));
     kv->live[h] = 0;
     kv->idle[kv->n_idle++] = h;
     return 0;
@@ -200,7 +165,7 @@ static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const in
 }
 
 static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t end) {
-    const group *g = kv->groups + which[0];
+    const shms_kv_group *g = kv->groups + which[0];
     int64_t need = max64(1, cdiv(g->param - 1, g->size) + kv->eagle), run = 0, len = 0;
     for (int64_t i = end - 1; i >= 0; i--) {
         if (run == 0 && (i + 1) * g->size % kv->alignment) continue; /* a run must end where the other groups can end too */
@@ -230,7 +195,7 @@ static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const i
 
 /* Blocks (of the type's own size) of the longest prefix of at most max_tokens, left in scratch. */
 static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t max_tokens) {
-    const group *g = kv->groups + which[0];
+    const shms_kv_group *g = kv->groups + which[0];
     int64_t end = min64(max_tokens / g->size, hashes->n / g->factor), from, len;
     switch (g->kind) {
     case SHMS_KV_WINDOW: return find_window(kv, hashes, which, n, end);
@@ -269,7 +234,7 @@ int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t
 
 /* ---- allocation ---- */
 
-static int64_t skipped_tokens(const group *g, int64_t computed) {
+static int64_t skipped_tokens(const shms_kv_group *g, int64_t computed) {
     switch (g->kind) {
     case SHMS_KV_WINDOW: return computed - g->param + 1;
     case SHMS_KV_CHUNK: return computed / g->param * g->param;
@@ -277,7 +242,7 @@ static int64_t skipped_tokens(const group *g, int64_t computed) {
     }
 }
 
-static void skip_passed(shms_kvcache *kv, table *t, const group *g, int64_t computed) {
+static void skip_passed(shms_kvcache *kv, shms_kv_table *t, const shms_kv_group *g, int64_t computed) {
     int64_t tokens = skipped_tokens(g, computed);
     int32_t k = tokens <= 0 ? 0 : (int32_t)min64(tokens / g->size, t->len);
     if (k <= t->nulls) return;
@@ -287,13 +252,13 @@ static void skip_passed(shms_kvcache *kv, table *t, const group *g, int64_t comp
 }
 
 /* How many blocks a table of this group must have for so many tokens. */
-static int64_t blocks_for(const group *g, int64_t tokens, int64_t n_encoder) {
+static int64_t blocks_for(const shms_kv_group *g, int64_t tokens, int64_t n_encoder) {
     if (g->kind == SHMS_KV_CROSS) return cdiv(n_encoder, g->size);
     return cdiv(tokens + (g->kind == SHMS_KV_MAMBA ? g->param * g->size : 0), g->size);
 }
 
 /* May blocks [cached, end) of a table be given their keys? */
-static int may_cache(const shms_kvcache *kv, const group *g, const table *t, int64_t cached, int64_t end, const shms_hashlist *hashes) {
+static int may_cache(const shms_kvcache *kv, const shms_kv_group *g, const shms_kv_table *t, int64_t cached, int64_t end, const shms_hashlist *hashes) {
     if (end <= cached) return 0;
     if (end * g->factor > hashes->n) return SHMS_BOOKS_NOHASH;
     for (int64_t i = cached; t && i < min64(end, t->len); i++)
@@ -302,7 +267,7 @@ static int may_cache(const shms_kvcache *kv, const group *g, const table *t, int
 }
 
 /* Gives blocks [cached, end) their keys, after may_cache, and notes which really got one. */
-static void do_cache(shms_kvcache *kv, int32_t g, table *t, int64_t end, const shms_hashlist *hashes) {
+static void do_cache(shms_kvcache *kv, int32_t g, shms_kv_table *t, int64_t end, const shms_hashlist *hashes) {
     int64_t from = max64(t->cached, t->nulls);
     kv->stored[2 * g] = kv->stored[2 * g + 1] = 0;
     if (end <= t->cached) return;
@@ -322,7 +287,7 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
         return SHMS_BOOKS_ARGUMENT;
     int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
     int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
-    table *tables = is_new ? NULL : tables_of(kv, handle);
+    shms_kv_table *tables = is_new ? NULL : tables_of(kv, handle);
     for (int32_t g = 0; counts && g < kv->n_groups; g++) {
         if (counts[g] < 0) return SHMS_BOOKS_ARGUMENT;
         n_given += counts[g];
@@ -337,7 +302,7 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
         }
     }
     for (int32_t g = 0; g < kv->n_groups; g++) {
-        const group *gr = kv->groups + g;
+        const shms_kv_group *gr = kv->groups + g;
         int64_t have = is_new ? (counts ? counts[g] : 0) : tables[g].len;
         int64_t len = max64(have, blocks_for(gr, tokens, n_encoder));
         int64_t cached = is_new ? have : tables[g].cached;
@@ -365,7 +330,7 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
     }
     kv->n_out = 0;
     for (int32_t g = 0, at = 0; g < kv->n_groups; g++) {
-        table *t = tables + g;
+        shms_kv_table *t = tables + g;
         int had = t->len > 0;
         if (is_new) {
             int32_t n = counts ? counts[g] : 0;
@@ -393,8 +358,8 @@ int64_t shms_kvcache_quiet(const shms_kvcache *kv, int64_t handle) {
     int64_t limit = INT64_MAX;
     if (handle_bad(kv, handle)) return 0;
     for (int32_t g = 0; g < kv->n_groups; g++) {
-        const group *gr = kv->groups + g;
-        const table *t = tables_of(kv, handle) + g;
+        const shms_kv_group *gr = kv->groups + g;
+        const shms_kv_table *t = tables_of(kv, handle) + g;
         int64_t size = gr->size, next = (t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
         if (gr->kind == SHMS_KV_CROSS) return 0; /* its need comes with each call */
         limit = min64(limit, (t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
@@ -409,7 +374,7 @@ int64_t shms_kvcache_quiet(const shms_kvcache *kv, int64_t handle) {
 int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *hashes, int64_t n_tokens) {
     int rc;
     if (handle_bad(kv, handle) || n_tokens < 0) return SHMS_BOOKS_ARGUMENT;
-    table *tables = tables_of(kv, handle);
+    shms_kv_table *tables = tables_of(kv, handle);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int64_t end = n_tokens / kv->groups[g].size;
         if (end > tables[g].len) return SHMS_BOOKS_SHORT;
@@ -421,13 +386,13 @@ int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *ha
 
 int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
     if (handle_bad(kv, handle)) return SHMS_BOOKS_ARGUMENT;
-    table *tables = tables_of(kv, handle);
+    shms_kv_table *tables = tables_of(kv, handle);
     for (int32_t g = 0; g < kv->n_groups; g++) {
-        table *t = tables + g;
+        shms_kv_table *t = tables + g;
         kv->groups[g].n_holders -= t->len > 0;
         shms_blockpool_put(kv->pool, t->ids + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
         free(t->ids);
-        *t = (table){0};
+        *t = (shms_kv_table){0};
     }
     kv->live[handle] = 0;
     kv->idle[kv->n_idle++] = handle;
@@ -438,7 +403,7 @@ int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
 
 int shms_kvcache_table(shms_kvcache *kv, int64_t handle) {
     if (handle_bad(kv, handle)) return SHMS_BOOKS_ARGUMENT;
-    const table *tables = tables_of(kv, handle);
+    const shms_kv_table *tables = tables_of(kv, handle);
     int64_t total = 0;
     for (int32_t g = 0; g < kv->n_groups; g++) total += tables[g].len;
     int rc = ids_reserve(&kv->out, total);
@@ -455,7 +420,7 @@ int shms_kvcache_table(shms_kvcache *kv, int64_t handle) {
 int shms_kvcache_common(shms_kvcache *kv, int64_t handle) {
     if (handle_bad(kv, handle)) return SHMS_BOOKS_ARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++) {
-        const table *t = tables_of(kv, handle) + g;
+        const shms_kv_table *t = tables_of(kv, handle) + g;
         int32_t n = 0;
         if (kv->groups[g].kind == SHMS_KV_FULL)
             while (n < t->len && shms_blockpool_ref(kv->pool, t->ids[n]) == kv->groups[g].n_holders) n++;
@@ -475,7 +440,7 @@ int shms_kvcache_valid(const shms_kvcache *kv) {
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int32_t holders = 0;
         for (int64_t h = 0; h < kv->n_handles; h++) {
-            const table *t = tables_of(kv, h) + g;
+            const shms_kv_table *t = tables_of(kv, h) + g;
             if (!kv->live[h]) {
                 if (t->len) return SHMS_BOOKS_BAD_TABLE;
                 continue;

@@ -1,6 +1,7 @@
 /* The pool against plain arrays, its checker after each step, and the checker against broken pools. */
-#include "../../csrc/blockpool.c"
-#include "../../csrc/hashlist.c"
+#include "blockpool_impl.h"
+
+#include <string.h>
 
 #include "check.h"
 

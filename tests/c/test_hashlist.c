@@ -1,6 +1,7 @@
 /* A list of hashes keeps its width, grows, and is checked. */
-#include "../../csrc/books.c"
-#include "../../csrc/hashlist.c"
+#include "hashlist.h"
+
+#include <string.h>
 
 #include "check.h"
 

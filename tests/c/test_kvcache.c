@@ -1,7 +1,8 @@
 /* Tables of several groups: the worked examples, and random schedulers with the checker after each step. */
-#include "../../csrc/blockpool.c"
-#include "../../csrc/hashlist.c"
-#include "../../csrc/kvcache.c"
+#include "blockpool.h"
+#include "kvcache_impl.h"
+
+#include <string.h>
 
 #include "check.h"
 
@@ -81,9 +82,9 @@ static void refusals_change_nothing(void) {
     kv->groups[0].n_holders = 2;
     CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_HOLDERS);
     kv->groups[0].n_holders = 1;
-    tables_of(kv, h)->ids[1] = 0;
+    kv->tables[h].ids[1] = 0;
     CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_TABLE);
-    tables_of(kv, h)->ids[1] = 4;
+    kv->tables[h].ids[1] = 4;
     CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_TABLE);
     shms_hashlist_free(none);
     shms_hashlist_free(hashes);
