@@ -58,7 +58,7 @@ static void settle(void) {
     views_are_whole();
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     for (int i = 0; i < 12; i++) {
-        char key[8];
+        char key[16];
         snprintf(key, sizeof key, "n%d", i);
         int rc = put_marked(w, key, (uint64_t)UNIT * (uint64_t)(i % 4), 99, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);

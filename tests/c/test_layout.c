@@ -120,7 +120,7 @@ static void make_victim(void) {
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, victim, &o));
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, victim, 0));
     for (int i = 0; i < 5; i++) {
-        char key[8];
+        char key[16];
         snprintf(key, sizeof key, "k%d", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 300, (uint64_t)i, ref));
     }

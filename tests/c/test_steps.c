@@ -201,7 +201,7 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
 /* Rank 0 has never attached, so that every open lease is still its: churn cannot touch what it is promised. */
 static void promises_are_kept(shms_writer *w, const state *before, const state *after) {
     for (int i = 0; i < 60; i++) {
-        char key[8];
+        char key[16];
         snprintf(key, sizeof key, "new%d", i);
         int rc = put_marked(w, key, 64 * (uint64_t)(1 + i % 7), 1, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);

@@ -40,7 +40,7 @@ static void post(uint64_t *seed, const uint8_t *ref) {
 static void *write_many(void *arg) {
     uint64_t seed = (uint64_t)(uintptr_t)arg * 77 + 1;
     for (int i = 0; i < PUTS; i++) {
-        char key[8];
+        char key[16];
         uint8_t ref[SHMS_REF_SIZE];
         uint32_t len = (uint32_t)snprintf(key, sizeof key, "k%d", (int)below(&seed, KEYS));
         int rc = shms_writer_hit(w, key, len, ref);
