@@ -9,6 +9,9 @@
  * a child that merely exists would keep a dead parent's rank taken for ever.  So every open segment is on a list, and
  * a pthread_atfork handler closes their descriptors in the child and marks them.  The list's mutex is taken around
  * fork, so that the child never sees half a list.
+ *
+ * Mappings.  They, too, keep an opening alive: until munmap, and in every child.  So the opening that holds the lock is
+ * never the one that is mapped; then closing its one descriptor is the end of the lock, whoever still looks at pages.
  */
 #include "segment.h"
 
@@ -109,6 +112,17 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
     return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
 }
 
+/* Another opening of the same file, to be mapped; a name that has been given to another file meanwhile is refused. */
+static int reopen(const shms_segment *seg, int role) {
+    int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
+    struct stat st;
+    if (fd < 0 || (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino))
+        return fd;
+    close(fd);
+    errno = ENOENT;
+    return -1;
+}
+
 /* Maps the data region at an address that huge pages can use. */
 static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) {
     if (l->capacity < HUGE_PAGE) {
@@ -130,12 +144,12 @@ static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) 
     return at;
 }
 
-static int map(shms_segment *seg, int role) {
+static int map_from(shms_segment *seg, int role, int fd) {
     const shms_layout *l = &seg->layout;
     bool writer = role == SHMS_ROLE_WRITER;
     seg->control_size = l->readers_at + l->n_readers * l->reader_stride;
     seg->data_size = shms_align_up(l->capacity, l->page);
-    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, seg->fd, 0);
+    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
     if (control == MAP_FAILED)
         return SHMS_ESYS;
     seg->control = control;
@@ -144,13 +158,23 @@ static int map(shms_segment *seg, int role) {
         return SHMS_ESYS;
     if (role >= 0 && mprotect(shms_segment_reader(seg, (uint32_t)role), l->reader_stride, PROT_READ | PROT_WRITE))
         return SHMS_ESYS;
-    seg->data = map_data(seg->fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
+    seg->data = map_data(fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
     if (!seg->data)
         return SHMS_ESYS;
     seg->sb = control;
     seg->slots = (shms_slot *)(seg->control + l->slots_at);
     seg->leases = (shms_lease *)(seg->control + l->leases_at);
     return SHMS_OK;
+}
+
+static int map(shms_segment *seg, int role) {
+    int fd = reopen(seg, role);
+    if (fd < 0)
+        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+    int rc = map_from(seg, role, fd), saved = errno;
+    close(fd);
+    errno = saved;
+    return rc;
 }
 
 void shms_segment_warm(shms_segment *seg) {
