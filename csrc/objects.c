@@ -130,16 +130,36 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     return leave(w, SHMS_OK);
 }
 
-/* Enters, and checks that the ticket is one that is out. */
+static bool ticket_is_out(struct shms_writer *w, const shms_ticket *t) {
+    return t->slot < w->seg.layout.max_objects && t->entry < w->seg.layout.max_leases &&
+           shms_get(&shms_writer_slot(w, t->slot)->state) == SHMS_WRITING &&
+           shms_get(&shms_writer_slot(w, t->slot)->id) == t->id;
+}
+
+static void drop(struct shms_writer *w, const shms_ticket *t) {
+    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
+    SHMS_STEP("P5");
+    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
+    shms_forget(w, t->slot);
+    shms_leases_untake(&w->leases, t->entry);
+    w->unfinished--;
+    w->books++;
+}
+
+/* Enters, and checks that the ticket is one that is out.  Where the writer was closed meanwhile, the ticket has come
+ * back, and the last one lets the lock go: until then a successor would have given its bytes to another object. */
 static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    if (t->slot >= w->seg.layout.max_objects || t->entry >= w->seg.layout.max_leases ||
-        shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
-        shms_get(&shms_writer_slot(w, t->slot)->id) != t->id)
-        return leave(w, SHMS_EINVAL);
-    return SHMS_OK;
+    if (rc == SHMS_ECLOSED && w) {
+        pthread_mutex_lock(&w->mutex);
+        if (w->unfinished && ticket_is_out(w, t)) {
+            drop(w, t);
+            if (w->unfinished == 0)
+                shms_segment_unlock(&w->seg);
+        }
+        return leave(w, rc);
+    }
+    return rc || ticket_is_out(w, t) ? rc : leave(w, SHMS_EINVAL);
 }
 
 int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
@@ -166,13 +186,7 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
-    SHMS_STEP("P5");
-    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
-    shms_forget(w, t->slot);
-    shms_leases_untake(&w->leases, t->entry);
-    w->unfinished--;
-    w->books++;
+    drop(w, t);
     return leave(w, SHMS_OK);
 }
 

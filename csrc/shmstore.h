@@ -149,7 +149,8 @@ int shms_writer_create(shms_writer **out, const char *name, const shms_options *
 int shms_writer_recover(shms_writer **out, const char *name);
 /* Only the store of that number; SHMS_EOTHERSTORE leaves another one untouched. */
 int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store);
-int shms_writer_close(shms_writer *w, int unlink); /* lets the lock go; the mapping stays until _free */
+/* Lets the lock go, once no ticket is out; the mapping stays until _free. */
+int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
 uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number */
 

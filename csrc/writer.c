@@ -157,7 +157,8 @@ int shms_writer_close(shms_writer *w, int unlink) {
     w->closed = true;
     if (unlink)
         shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
-    shms_segment_unlock(&w->seg);
+    if (w->unfinished == 0) /* or the last ticket's commit or abort does it: its bytes are being written */
+        shms_segment_unlock(&w->seg);
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
 }
