@@ -117,17 +117,6 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
     return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
 }
 
-/* Another opening of the same file, to be mapped; a name that has been given to another file meanwhile is refused. */
-static int reopen(const shms_segment *seg, int role) {
-    int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
-    struct stat st;
-    if (fd < 0 || (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino))
-        return fd;
-    close(fd);
-    errno = ENOENT;
-    return -1;
-}
-
 /* Maps the data region at an address that huge pages can use. */
 static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) {
     if (l->capacity < HUGE_PAGE) {
@@ -182,16 +171,6 @@ static int map(shms_segment *seg, int fd, int role) {
     seg->slots = (shms_slot *)(seg->control + l->slots_at);
     seg->leases = (shms_lease *)(seg->control + l->leases_at);
     return SHMS_OK;
-}
-
-static int map(shms_segment *seg, int role) {
-    int fd = reopen(seg, role);
-    if (fd < 0)
-        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    int rc = map_from(seg, role, fd), saved = errno;
-    close(fd);
-    errno = saved;
-    return rc;
 }
 
 void shms_segment_warm(shms_segment *seg) {
