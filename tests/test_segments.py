@@ -289,7 +289,8 @@ def make_socket(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "make", [Path.mkdir, os.mkfifo, make_socket, lambda path: path.symlink_to("/etc/passwd"), lambda path: path.touch(0)]
+    "make",
+    [Path.mkdir, os.mkfifo, make_socket, lambda path: path.symlink_to("/etc/passwd"), lambda path: path.touch(0)],
 )
 def test_what_is_no_regular_file_is_an_os_error_or_no_store(foreign: Path, make: Callable[[Path], None]) -> None:
     make(foreign)
@@ -459,7 +460,9 @@ def test_other_damage_to_the_superblock_is_an_error_or_does_no_harm(segment: Pat
     [("next_id", (0, 1, 4)), ("next_lease", (0, 1, 4, 2**64 - 1)), ("flags", (8, 2**32, 2**63))]
     + [("store", (2**32,)), ("max_object_size", (2**16 + 1,))],
 )
-def test_counters_that_contradict_what_is_stored_are_corrupt(segment: Path, field: str, values: tuple[int, ...]) -> None:
+def test_counters_that_contradict_what_is_stored_are_corrupt(
+    segment: Path, field: str, values: tuple[int, ...]
+) -> None:
     for value in values:
         put_word(segment, FIELDS[field], value)
         with pytest.raises(CorruptStoreError):
@@ -532,7 +535,9 @@ def test_a_reader_believes_a_slot_only_inside_the_data_region(stores: Stores) ->
     path = SHM / writer.name
     slot = next(at for at in all_slots(path) if word(path, at + SLOT["id"]) == 1)
     # Not "deleted", which is the writer's, and not a head that is another good one.
-    damages = [(slot + SLOT[field], value) for field in ("state", "id", "offset", "length") for value in BAD_SLOT[field]]
+    damages = [
+        (slot + SLOT[field], value) for field in ("state", "id", "offset", "length") for value in BAD_SLOT[field]
+    ]
     damages += [(slot + SLOT["head"], value) for value in BAD_SLOT["head"] if value not in (0, 1 << 32)]
     damages += [(slot + 16, 12345), (slot + SLOT["state"], 0), (slot + SLOT["state"], 1)]
     said = in_child(read_while_damaged, writer.name, refs, damages)

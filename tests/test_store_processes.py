@@ -101,7 +101,11 @@ def use_what_was_inherited(writer: Any, reader: Any, ref: ObjectRef) -> list[str
             call()
             said.append(f"call {number} returned")
         except StoreClosedError as error:
-            said.append("refused" if "inherited through fork" in str(error) and "attach in the child" in str(error) else str(error))
+            said.append(
+                "refused"
+                if "inherited through fork" in str(error) and "attach in the child" in str(error)
+                else str(error)
+            )
     return said
 
 
@@ -229,7 +233,9 @@ def hold_and_wait(handle: StoreHandle, rank: int, refs: list[bytes], ready: Sign
 
 
 @pytest.mark.parametrize("pinned", [0, 2, 4])
-def test_a_reader_killed_with_pins_and_leases_gives_everything_back_at_the_next_need(stores: Stores, pinned: int) -> None:
+def test_a_reader_killed_with_pins_and_leases_gives_everything_back_at_the_next_need(
+    stores: Stores, pinned: int
+) -> None:
     writer = stores.create(CAPACITY)
     refs = [writer.put(f"k{i}", random_tensor(i, 12_000)).to_bytes() for i in range(4)]
     ready = Signal()
