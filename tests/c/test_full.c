@@ -133,6 +133,15 @@ static void an_unpin_turns_it(void) {
     end();
 }
 
+static void a_smaller_object_is_no_repetition(void) {
+    begin(8, 16);
+    both_release(3);
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 200, 1, NULL));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 300, 1, NULL));
+    accepted();
+    end();
+}
+
 static void a_cancel_turns_it(void) {
     begin(8, 16);
     refused();
@@ -359,6 +368,7 @@ int main(void) {
     a_second_refusal_for_a_lease_entry_looks_at_nothing_either();
     a_release_turns_it();
     an_unpin_turns_it();
+    a_smaller_object_is_no_repetition();
     a_cancel_turns_it();
     a_delete_turns_it_once_nobody_holds_the_object();
     an_abort_turns_it();

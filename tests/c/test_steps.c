@@ -39,7 +39,7 @@ typedef struct state {
         uint64_t id, size, deleted;
         char key;
     } objects[SLOTS];
-    uint64_t leases[64]; /* numbers by entry */
+    uint64_t leases[64], lease_of[64]; /* by entry: number, object id */
 } state;
 
 /* What a child tells, whatever becomes of it. */
@@ -78,7 +78,8 @@ static void look(shms_writer *w, state *s) {
         CHECK(filled(payload, s->objects[i].size, s->objects[i].id)); /* bit for bit */
     }
     for (uint64_t e = 0; e < w->seg.layout.max_leases; e++)
-        s->leases[e] = shms_get(&w->seg.leases[e].number);
+        if ((s->leases[e] = shms_get(&w->seg.leases[e].number)))
+            s->lease_of[e] = shms_get(&w->seg.leases[e].id);
 }
 
 static int put(shms_writer *w, char key, uint32_t size, uint8_t *out, bool abort) {
@@ -173,11 +174,12 @@ static const struct object *object(const state *s, uint64_t id) {
     return NULL;
 }
 
-static bool lease(const state *s, uint64_t number) {
+/* The id of the object that an open lease is for; 0: no such lease. */
+static uint64_t lease(const state *s, uint64_t number) {
     for (int e = 0; e < 64; e++)
         if (number && s->leases[e] == number)
-            return true;
-    return false;
+            return s->lease_of[e];
+    return 0;
 }
 
 static void nothing_is_lost(shms_writer *w, const state *before, const state *after) {
@@ -198,7 +200,8 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
     }
     for (int e = 0; e < 64; e++) {
         CHECK(!lease(before, before->leases[e]) || !lease(after, before->leases[e]) || lease(&now, before->leases[e]));
-        CHECK(!now.leases[e] || lease(before, now.leases[e]) || lease(after, now.leases[e]));
+        uint64_t number = now.leases[e], id = now.lease_of[e];
+        CHECK(!number || lease(before, number) == id || lease(after, number) == id);
     }
     for (int k = 0; k < REFS; k++) { /* a key that is in the index is the key of one live object */
         char key = (char)('a' + k);
