@@ -61,7 +61,9 @@ def test_forged_bytes_with_some_true_fields_are_stale(packed: bytes, keep: int, 
             refs = [writer.put(f"k{i}", i).to_bytes() for i in range(3)]
             forged = bytearray(packed)
             for _ in range(keep):  # fields of one or several true ones
-                start, end = parts.draw(st.sampled_from([(0, 4), (4, 7), (7, 10), (10, 16), (16, 24), (24, 32), (32, 40)]))
+                start, end = parts.draw(
+                    st.sampled_from([(0, 4), (4, 7), (7, 10), (10, 16), (16, 24), (24, 32), (32, 40)])
+                )
                 forged[start:end] = parts.draw(st.sampled_from(refs))[start:end]
             ref = ObjectRef.from_bytes(bytes(forged))
             if bytes(forged) in refs:
