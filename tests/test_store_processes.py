@@ -101,11 +101,8 @@ def use_what_was_inherited(writer: Any, reader: Any, ref: ObjectRef) -> list[str
             call()
             said.append(f"call {number} returned")
         except StoreClosedError as error:
-            said.append(
-                "refused"
-                if "inherited through fork" in str(error) and "attach in the child" in str(error)
-                else str(error)
-            )
+            told = "inherited through fork" in error.message and "attach in the child" in error.hint
+            said.append("refused" if told else str(error))
     return said
 
 
@@ -297,7 +294,7 @@ def value_of(seed: int) -> torch.Tensor:
 
 
 def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int) -> None:
-    """Takes the store over and changes it at random, saying before each step what it is and after it what came of it."""
+    """Takes the store over and changes it at random; says before each step what it is, after it what came of it."""
 
     def say(*message: Any) -> None:
         os.write(pipe, (json.dumps(message) + "\n").encode())  # whole or not at all: less than PIPE_BUF
@@ -378,7 +375,7 @@ class Book:
         """Compare with what is there, and take over what the last step did without having said so."""
         writer.check_valid()
         found = writer.keys()
-        kind, what = (self.doing + ["", ""])[:2]
+        kind, what = [*self.doing, "", ""][:2]
         missing = self.live.keys() - set(found)
         more = set(found) - self.live.keys()
         assert more <= ({what} if kind == "put" else set())
@@ -449,7 +446,7 @@ def test_a_writer_killed_at_any_moment_leaves_every_committed_object_to_its_succ
         writer = stores.recover(handle if generation % 2 else handle.name)
         book.check(writer, reader)
         if book.doing and book.doing[0] in ("put", "hit"):
-            # A lease may have been opened whose reference was lost with the writer: the rank that it waits for restarts.
+            # A lease may be open whose reference was lost with the writer: the rank that it waits for restarts.
             idle.close()
             idle = stores.attach(handle, 1)
             book.leases.clear()
