@@ -22,10 +22,9 @@ FLAGS = {
 @pytest.mark.parametrize("name", ["test_hashlist", "test_blockhash", "test_blockpool", "test_kvcache"])
 def test_c(name: str, flags: str, tmp_path: Path) -> None:
     program = tmp_path / name
-    command = [
-        str(COMPILER), "-std=c11", "-Wall", "-Wextra", "-Werror", "-D_GNU_SOURCE", *FLAGS[flags], f"-I{ROOT / 'csrc'}",
-        str(ROOT / "tests" / "c" / f"{name}.c"), *(str(ROOT / "csrc" / f"{part}.c") for part in PARTS), "-o", str(program), "-pthread", "-ldl",
-    ]  # fmt: skip
+    sources = [f"{ROOT}/tests/c/{name}.c", *(f"{ROOT}/csrc/{part}.c" for part in PARTS)]
+    options = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-D_GNU_SOURCE", *FLAGS[flags], f"-I{ROOT}/csrc"]
+    command = [str(COMPILER), *options, *sources, "-o", str(program), "-pthread", "-ldl"]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (0, "") == (built.returncode, built.stderr)
     ran = subprocess.run([str(program)], capture_output=True, text=True, check=False, timeout=120)

@@ -524,7 +524,6 @@ def test_any_object_with_the_attributes_serves_as_a_request() -> None:
         num_computed_tokens = 0
         num_preemptions = 0
         skip_reading_prefix_cache = False
-        lora_id = None
         all_token_ids = tuple(range(9))
         num_tokens = 9
         block_hashes = tuple(Request("x", range(9), block_hasher=BlockHasher(4)).block_hashes)
