@@ -2,7 +2,15 @@
 
 
 class ShmStoreError(Exception):
-    """Base of every error that shmstore raises by itself."""
+    """Base of every error that shmstore raises by itself: what happened, and a hint what to do."""
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message} (hint: {self.hint})" if self.hint else self.message
 
 
 class StoreFullError(ShmStoreError, MemoryError):
