@@ -410,11 +410,12 @@ GEOMETRY = [
     "leases_at",
     "readers_at",
     "reader_stride",
-    "data_at created_ns check",
+    "data_at",
+    "created_ns",
+    "check",
 ]
 # What can be any number: people read it, or recover computes it anew.
 FREE_FIELDS = [
-    "created_ns",
     "writer_pid",
     "writer_epoch",
     "used_bytes",

@@ -71,6 +71,14 @@ def test_lookahead_takes_room_that_the_next_step_uses() -> None:
     assert [1] == books.block_pool.cached_block_ids()
 
 
+def test_tokens_that_the_request_does_not_have_yet_are_never_cached() -> None:
+    books = manager(20, ("full", 4), free_order="tail")
+    r = request("a", range(6))
+    got = books.allocate_slots(r, 6 + 3)
+    assert got is not None
+    assert (([1, 2, 3],), [1]) == (got.get_block_ids(), books.block_pool.cached_block_ids())
+
+
 def test_eagle_drops_in_each_type() -> None:
     books = manager(30, ("full", 4), ("sw", 4, 5), use_eagle=True, free_order="tail")
     r = request("a", range(25))
@@ -524,7 +532,6 @@ def test_any_object_with_the_attributes_serves_as_a_request() -> None:
         num_computed_tokens = 0
         num_preemptions = 0
         skip_reading_prefix_cache = False
-        lora_id = None
         all_token_ids = tuple(range(9))
         num_tokens = 9
         block_hashes = tuple(Request("x", range(9), block_hasher=BlockHasher(4)).block_hashes)
