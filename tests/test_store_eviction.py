@@ -126,6 +126,17 @@ def test_a_failed_put_protects_no_slot_that_is_another_objects_later(stores: Sto
         assert ["c"] == writer.keys()
 
 
+def test_a_failed_reservation_protects_no_slot_that_is_another_objects_later(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1, max_objects=1)
+    writer.retire(0)
+    with writer.protect(["a"]):
+        with pytest.raises(ZeroDivisionError), writer.reserve("a", TensorSpec((10,), torch.uint8)):
+            raise ZeroDivisionError
+        writer.put("b", 1)  # the one slot
+        writer.put("c", 1)
+        assert ["c"] == writer.keys()
+
+
 def test_protected_objects_that_fill_the_store_are_not_reclaimed_for_another(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=1)
     writer.retire(0)

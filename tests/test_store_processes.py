@@ -463,6 +463,35 @@ def test_a_writer_killed_at_any_moment_leaves_every_committed_object_to_its_succ
         assert expected == bits(view)
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_a_writer_killed_inside_a_reservation_leaves_nothing_of_it(stores: Stores, written: bool) -> None:
+    name = store_name()
+    ready = Signal()
+
+    def reserve() -> None:
+        writer = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
+        ref = writer.put("whole", VALUE)
+        with writer.reserve("half", TensorSpec((50_000,), torch.uint8)) as view:
+            if written:
+                view.fill_(7)
+            ready.send()
+            while ref:
+                time.sleep(60)
+
+    child = Child(reserve)
+    try:
+        ready.wait()
+    finally:
+        child.kill()
+        ready.close()
+    writer = stores.recover(name)
+    reader = stores.attach(name)
+    assert ["whole"] == writer.keys()
+    assert bits(VALUE) == bits(reader.get(writer.get_cached("whole")))
+    writer.put("half", random_tensor(2, 50_000))  # the key and the bytes are free
+    assert ["whole", "half"] == writer.keys()
+
+
 def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing_that_passes_for_one() -> None:
     generator = random.Random(1)
     outcomes = set()
