@@ -62,6 +62,14 @@ def test_mamba_finds_the_rightmost_state() -> None:
     assert (16, ([7],)) == admit(books, b)
 
 
+def test_a_mamba_state_counts_only_where_a_block_of_the_other_group_ends() -> None:
+    books = manager(30, ("full", 8), ("mamba", 4), free_order="tail")
+    assert (0, ([1, 2, 3], nums(4, 9))) == admit(books, request("a", range(21)))
+    books.evict_blocks([7])  # the state after 16 tokens; that after 12 is no help
+    blocks, tokens = books.get_computed_blocks(request("b", range(21)))
+    assert (([1], [0, 5]), 8) == (blocks.get_block_ids(), tokens)
+
+
 def test_lookahead_takes_room_that_the_next_step_uses() -> None:
     books = manager(20, ("full", 4), free_order="tail")
     r = request("a", range(6))

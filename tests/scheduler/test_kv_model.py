@@ -33,6 +33,7 @@ SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
     ([("full", 4), ("sw", 6, 13)], 2, {}),
     ([("full", 4), ("chunk", 4, 12)], 4, {}),
     ([("mamba", 8, 1), ("mamba", 8, 1), ("full", 4)], 4, {}),
+    ([("full", 8), ("mamba", 4, 0)], 4, {}),
     ([("full", 4), ("sw", 2, 3), ("chunk", 3, 6)], 4, {"enable_caching": False, "uneven": True}),
     ([("full", 4), ("cross", 4)], 4, {"enable_caching": False}),
 ]
