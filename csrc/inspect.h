@@ -41,7 +41,8 @@ typedef struct shms_probe {
     uint64_t size, device, inode, modified_ns, uid;
     uint64_t ours;         /* 1: it begins with the magic number */
     uint64_t blank;        /* 1: its first page is all zeros (or the file is empty): perhaps a creation cut short */
-    uint64_t published;    /* 1: its creation was completed; by this or another version */
+    uint64_t published;    /* 1: its creation was completed, by this or another version */
+    uint64_t same_version; /* 1: by this one */
     uint64_t writer_alive; /* 1: somebody holds the writer's lock */
     uint64_t ranks_alive;  /* locks held of the SHMS_MAX_READERS ranks */
 } shms_probe;
@@ -141,7 +142,8 @@ int shms_inspector_check(shms_inspector *i, uint64_t slot, uint64_t id, shms_fin
 
 /* Removes the name of a segment, or of what is left of one, whose writer is dead.  It must still be the file that was
  * probed (device, inode; else SHMS_ENOSTORE).  SHMS_EWRITERACTIVE; SHMS_ERANKINUSE where a rank is alive, unless
- * `force`.  The writer's lock is held meanwhile, so that nobody recovers what is being removed.  Who maps it keeps it. */
+ * `force`.  The writer's lock is held meanwhile, so that nobody recovers what is being removed.  Who maps it
+ * keeps it. */
 int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int force);
 /* cdef: end */
 

@@ -358,6 +358,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
                             .uid = st.st_uid,
                             .ours = page.sb.magic == SHMS_MAGIC,
                             .published = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) != 0,
+                            .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
                             .blank = 1,
                             .writer_alive = shms_segment_held(&seg, SHMS_ROLE_WRITER)};
         for (size_t i = 0; i < sizeof page; i++)

@@ -203,9 +203,9 @@ class ObjectStoreWriter(_Closable):
 
         `capacity` is in bytes, rounded up to 64; `name` None makes a unique one. `prefault` maps every page now
         instead of at its first use (the first put into a cold page costs many times a warm one), `huge_pages`
-        asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each object when it is committed,
-        which `shmstore verify` compares; a `recover` keeps that. Raises StoreExistsError; StoreSpaceError where /dev/shm is too
-        small; ValueError for numbers out of range.
+        asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each object at its commit, for
+        `shmstore verify` to compare; `recover` keeps that. Raises StoreExistsError; StoreSpaceError where /dev/shm is
+        too small; ValueError for numbers out of range.
         """
         capacity = _int("capacity", capacity, 1, native.MAX_CAPACITY)
         n_readers = _int("n_readers", n_readers, 1, native.MAX_READERS)
