@@ -21,6 +21,7 @@ const char *shms_strerror(int code) {
     case SHMS_ECORRUPT: return "the segment's contents contradict themselves";
     case SHMS_ECLOSED: return "the handle is closed";
     case SHMS_EFORKED: return "the handle belongs to the parent process";
+    case SHMS_EOTHERSTORE: return "the name is another store's";
     default: return "unknown code";
     }
 }

@@ -2,7 +2,8 @@
  * layout.c - geometry of a segment, from options or from a superblock that may lie.
  *
  * The same function computes both, so that what is read back is accepted only if this build would have laid it out
- * the same way: a changed size, count or offset cannot get past it.  Lengths are at most 2^48 + tables of 2^24
+ * the same way.  Some changes leave every offset where it was (a capacity within its last page, a flag): those the
+ * check word finds.  It is there against accidents; a forger gets a geometry that is sound, if not the true one.  Lengths are at most 2^48 + tables of 2^24
  * entries for 2^8 ranks, so no sum here comes near 2^64.
  */
 #include "layout.h"
@@ -14,10 +15,12 @@
 
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
-/* Lease entries cost 32 bytes, 12 in the writer's heap and 8 a rank; slots and their books about 106 and 4 a rank.
- * One entry an object is wanted; with many ranks there are fewer, so that an object's share stays in its promise. */
-static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers) {
-    uint64_t affordable = max_objects * 144 / (44 + 8 * n_readers);
+/* Lease entries cost 32 bytes, 12 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
+ * and each rank's table ends with part of a page.  One entry an object is wanted; with many ranks there are fewer, so
+ * that an object's share stays in its promise. */
+static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t page) {
+    uint64_t spare = max_objects * (256 - 117), once = (n_readers + 5) * page;
+    uint64_t affordable = spare > once ? (spare - once) / (44 + 8 * n_readers) : 0;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;
     return leases < MIN_LEASES ? MIN_LEASES : leases;
 }
@@ -40,7 +43,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     if (l.max_object_size > l.capacity)
         return SHMS_EINVAL;
     l.max_objects = options->max_objects ? options->max_objects : default_objects(l.capacity);
-    l.max_leases = max_leases ? max_leases : default_leases(l.max_objects, l.n_readers);
+    l.max_leases = max_leases ? max_leases : default_leases(l.max_objects, l.n_readers, page);
     l.slots_at = SHMS_SUPERBLOCK_SIZE;
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);
     l.readers_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), page);
@@ -55,6 +58,13 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     return SHMS_OK;
 }
 
+static uint64_t hash_words(const uint64_t *words, ptrdiff_t n) {
+    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a over words */
+    for (ptrdiff_t i = 0; i < n; i++)
+        h = (h ^ words[i]) * UINT64_C(0x100000001b3);
+    return h;
+}
+
 uint64_t shms_layout_stamp(void) {
     static const uint64_t facts[] = {
         SHMS_LAYOUT_VERSION,
@@ -62,6 +72,7 @@ uint64_t shms_layout_stamp(void) {
         SHMS_ALIGN,
         sizeof(shms_superblock),
         offsetof(shms_superblock, data_at),
+        offsetof(shms_superblock, check),
         offsetof(shms_superblock, next_id),
         offsetof(shms_superblock, retired),
         sizeof(shms_slot),
@@ -79,11 +90,10 @@ uint64_t shms_layout_stamp(void) {
 #error "shmstore supports x86-64 and aarch64"
 #endif
     };
-    uint64_t h = UINT64_C(0xcbf29ce484222325); /* FNV-1a over words */
-    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
-        h = (h ^ facts[i]) * UINT64_C(0x100000001b3);
-    return h;
+    return hash_words(facts, sizeof facts / sizeof *facts);
 }
+
+uint64_t shms_layout_check(const shms_superblock *sb) { return hash_words(&sb->page, &sb->check - &sb->page); }
 
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size) {
     if (sb->magic != SHMS_MAGIC)
@@ -92,7 +102,8 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
     if (atomic_load_explicit(&sb->stamp, memory_order_acquire) != shms_layout_stamp())
         return SHMS_ELAYOUT;
     if (sb->page < 4096 || sb->page > HUGE_PAGE || (sb->page & (sb->page - 1)) || sb->n_readers > SHMS_MAX_READERS ||
-        sb->max_objects == 0 || sb->max_objects > SHMS_MAX_OBJECTS || sb->max_leases == 0 || sb->flags > UINT32_MAX)
+        sb->max_objects == 0 || sb->max_objects > SHMS_MAX_OBJECTS || sb->max_leases == 0 || sb->flags > UINT32_MAX ||
+        sb->store > UINT32_MAX || sb->check != shms_layout_check(sb))
         return SHMS_ECORRUPT;
     shms_options options = {.capacity = sb->capacity,
                             .max_object_size = sb->max_object_size,
@@ -100,7 +111,8 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
                             .max_objects = (uint32_t)sb->max_objects,
                             .flags = (uint32_t)sb->flags};
     shms_layout l;
-    if (shms_layout_compute(&l, &options, sb->page, sb->max_leases) != SHMS_OK || l.capacity != sb->capacity ||
+    if (shms_layout_compute(&l, &options, sb->page, 0) != SHMS_OK || l.capacity != sb->capacity ||
+        l.max_leases != sb->max_leases ||
         l.slots_at != sb->slots_at || l.leases_at != sb->leases_at || l.readers_at != sb->readers_at ||
         l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.file_size != sb->file_size)
         return SHMS_ECORRUPT;

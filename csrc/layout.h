@@ -77,7 +77,8 @@ typedef struct shms_superblock {
     uint64_t reader_stride;
     uint64_t data_at;
     uint64_t secret;      /* random; half of the key of every reference's tag */
-    uint64_t reserved[14];
+    uint64_t check;       /* shms_layout_check(): all that the creation wrote */
+    uint64_t reserved[13];
     shms_word writer_pid; /* for people; liveness is the lock */
     shms_word writer_epoch; /* +1 by create and by each recover */
     shms_word next_id;    /* P1; the next object's */
@@ -137,6 +138,7 @@ _Static_assert(offsetof(shms_superblock, stamp) == 8, "stamp");
 _Static_assert(offsetof(shms_superblock, capacity) == 32, "capacity");
 _Static_assert(offsetof(shms_superblock, store) == 80, "store");
 _Static_assert(offsetof(shms_superblock, data_at) == 128, "data_at");
+_Static_assert(offsetof(shms_superblock, check) == 144, "check");
 _Static_assert(offsetof(shms_superblock, writer_pid) == 256, "the writer's words start a cache line");
 _Static_assert(offsetof(shms_superblock, counters) == 320, "counters");
 _Static_assert(offsetof(shms_superblock, retired) == 512, "retired");
@@ -161,6 +163,9 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
 
 /* A number that differs whenever two builds would read a segment differently: version, offsets, architecture. */
 uint64_t shms_layout_stamp(void);
+
+/* A hash of what stands from `page` to `secret`. */
+uint64_t shms_layout_check(const shms_superblock *sb);
 
 /* Reads the geometry from a superblock and checks it against itself and the file's size.  SHMS_ELAYOUT: another
  * version or architecture, or never published.  SHMS_ECORRUPT: ours, but contradictory. */

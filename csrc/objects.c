@@ -131,16 +131,25 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     return leave(w, SHMS_OK);
 }
 
-/* Enters, and checks that the ticket is one that is out. */
+/* Enters, if need be a closed writer, and checks that the ticket is one that is out. */
 static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
-    int rc = shms_writer_enter(w);
+    int rc = shms_writer_enter_to_end(w);
     if (rc)
         return rc;
     if (t->slot >= w->seg.layout.max_objects || t->entry >= w->seg.layout.max_leases ||
         shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
         shms_get(&shms_writer_slot(w, t->slot)->id) != t->id)
-        return leave(w, SHMS_EINVAL);
+        return leave(w, w->closed ? SHMS_ECLOSED : SHMS_EINVAL);
     return SHMS_OK;
+}
+
+static void end_unborn(struct shms_writer *w, const shms_ticket *t) {
+    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
+    SHMS_STEP("P5");
+    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
+    shms_forget(w, t->slot);
+    shms_leases_untake(&w->leases, t->entry);
+    shms_writer_ticket_ended(w);
 }
 
 int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
@@ -148,23 +157,29 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     if (rc)
         return rc;
     shms_slot *s = shms_writer_slot(w, t->slot);
-    if (w->seg.layout.flags & SHMS_CHECKSUMS) {
+    uint64_t flags = 0;
+    if (w->seg.layout.flags & SHMS_CHECKSUMS && !w->closed) {
         /* Outside the mutex, like the copy: nobody but the ticket's holder touches a slot in WRITING. */
         leave(w, SHMS_OK);
         uint64_t crc = shms_object_crc(w->seg.data, shms_get(&s->offset), shms_slot_key_len(s), shms_slot_meta_len(s),
                                        shms_get(&s->length));
+        flags = crc << SHMS_SLOT_CRC_SHIFT | SHMS_SLOT_CHECKED;
         if ((rc = enter_with_ticket(w, t)))
             return rc;
-        shms_set(&s->flags, crc << SHMS_SLOT_CRC_SHIFT | SHMS_SLOT_CHECKED);
     }
+    if (w->closed) {
+        end_unborn(w, t);
+        return leave(w, SHMS_ECLOSED);
+    }
+    if (flags)
+        shms_set(&s->flags, flags);
     shms_set(&s->put_ns, shms_now_ns());
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
     shms_add(&w->seg.sb->objects, 1);
     shms_count(w, SHMS_C_PUTS, 1);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
-    w->unfinished--;
-    w->books++; /* a slot in WRITING may never go, this one may */
+    shms_writer_ticket_ended(w); /* a slot in WRITING may never go, this one may */
     if (out)
         hand_out(w, t->slot, t->entry, out);
     else
@@ -176,13 +191,7 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
-    SHMS_STEP("P5");
-    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
-    shms_forget(w, t->slot);
-    shms_leases_untake(&w->leases, t->entry);
-    w->unfinished--;
-    w->books++;
+    end_unborn(w, t);
     return leave(w, SHMS_OK);
 }
 
@@ -193,15 +202,16 @@ static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_siz
     return SHMS_OK;
 }
 
-/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's. */
+/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's, also after a close. */
 static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
+    SHMS_STEP("P3c");
     for (uint32_t i = 0; i < n; i++)
         shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
 }
 
 int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
     int rc = enter_with_ticket(w, t);
-    if (rc || (rc = leave(w, pieces_fit(pieces, n_pieces, t->payload_size))))
+    if (rc || (rc = leave(w, w->closed ? SHMS_ECLOSED : pieces_fit(pieces, n_pieces, t->payload_size))))
         return rc;
     copy_pieces(t, pieces, n_pieces);
     return SHMS_OK;

@@ -55,6 +55,10 @@ static int take_rank(struct shms_reader *r) {
 }
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank) {
+    return shms_reader_attach_to(out, name, rank, SHMS_ANY_STORE);
+}
+
+int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, int64_t store) {
     if (rank >= SHMS_MAX_READERS)
         return SHMS_EINVAL;
     struct shms_reader *r = calloc(1, sizeof *r);
@@ -62,7 +66,7 @@ int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank) {
         return SHMS_ENOMEM;
     r->rank = rank;
     int rc = shms_segment_open(&r->seg, name, (int)rank);
-    if (rc == SHMS_OK && (rc = take_rank(r))) {
+    if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, store)) || (rc = take_rank(r)))) {
         int saved = errno;
         shms_segment_close(&r->seg);
         errno = saved;
@@ -107,20 +111,31 @@ static int enter(struct shms_reader *r) {
     return SHMS_ECLOSED;
 }
 
-/* Pinned and EVICTING: until the writer has said LIVE (it saw the pin) or something else (it did not).  A writer that
- * has died there has not reused the bytes and never will; its successor cannot miss a pin that stood before it. */
+/* Pinned and EVICTING: until the writer has said LIVE (it saw the pin) or something else (it did not).
+ *
+ * A writer that has died in EVICTING has not reused the bytes and never will; its successor cannot miss a pin that
+ * stood before it, and starts with LIVE.  So the object may be taken as it is, if the dead one died *there*: between
+ * the look that found EVICTING and the probe that found the lock free it may have gone on to FREE, and only then have
+ * died or closed the store.  Hence R2c, behind the probe: what it sees is the dead writer's last word, or the word of
+ * a successor that cannot have missed the pin. */
 static bool outlast_eviction(struct shms_reader *r, const shms_slot *s, uint64_t id) {
     uint64_t start = 0;
+    bool orphan = false;
     for (uint32_t turn = 0;; turn++) {
+        SHMS_STEP("R2c");
         uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
         if (atomic_load_explicit(&s->id, memory_order_seq_cst) != id)
             return false;
         if (state != SHMS_EVICTING)
             return state == SHMS_LIVE;
+        if (orphan)
+            return true;
         if (turn < 1000)
             continue;
-        if (!shms_segment_held(&r->seg, SHMS_ROLE_WRITER))
-            return true;
+        SHMS_STEP("R2p"); /* pairs with the writer's death */
+        orphan = !shms_segment_held(&r->seg, SHMS_ROLE_WRITER);
+        if (orphan)
+            continue;
         uint64_t now = monotonic_ns();
         if (start == 0)
             start = now;

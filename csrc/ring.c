@@ -54,9 +54,10 @@ bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*ma
         if (!found && end - start >= span) {
             found = true;
             out->at = start;
-            out->behind = cur;
             if (out->victims)
                 out->extra = SHMS_NONE;
+            /* `extra` may have been met on the way out, in front of the gap that is found on the way back. */
+            out->behind = cur != SHMS_NONE && cur == out->extra ? r->next[cur] : cur;
             out->passed = (uint32_t)visited - out->victims - (out->extra != SHMS_NONE);
         }
         if (found && (!need_slot || out->victims || out->extra != SHMS_NONE))

@@ -8,7 +8,10 @@
  * Forks.  An open-file-description lock lives as long as any descriptor of its opening, and fork copies descriptors:
  * a child that merely exists would keep a dead parent's rank taken for ever.  So every open segment is on a list, and
  * a pthread_atfork handler closes their descriptors in the child and marks them.  The list's mutex is taken around
- * fork, so that the child never sees half a list.
+ * fork, so that the child never sees half a list, nor a descriptor that is not on it yet.
+ *
+ * A mapping counts as a descriptor: it keeps its opening alive, and is inherited by children, too.  So the opening
+ * that bears the lock is never mapped; each mapping is made through another one of the same file.
  */
 #include "segment.h"
 
@@ -53,15 +56,20 @@ static void fork_child(void) {
 }
 static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
 
-static void list_add(shms_segment *seg) {
+/* Opens the file and enters the segment in the list; no fork can come between the two.  -1 and errno: neither. */
+static int open_listed(shms_segment *seg, int flags) {
     pthread_once(&fork_once, fork_register);
     pthread_mutex_lock(&open_mutex);
-    seg->prev = NULL;
-    seg->next = open_segments;
-    if (open_segments)
-        open_segments->prev = seg;
-    open_segments = seg;
+    seg->fd = shm_open(seg->name, flags, 0600);
+    if (seg->fd >= 0) {
+        seg->prev = NULL;
+        seg->next = open_segments;
+        if (open_segments)
+            open_segments->prev = seg;
+        open_segments = seg;
+    }
     pthread_mutex_unlock(&open_mutex);
+    return seg->fd;
 }
 
 static void list_remove(shms_segment *seg) {
@@ -133,12 +141,24 @@ static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) 
     return at;
 }
 
-static int map(shms_segment *seg, int role) {
+/* A second opening of the segment's file, for mappings. */
+static int open_again(const shms_segment *seg, int role) {
+    struct stat st;
+    int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
+    if (fd < 0)
+        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+    if (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino)
+        return fd;
+    close(fd); /* the name has become another segment's in the meantime */
+    return SHMS_ENOSTORE;
+}
+
+static int map(shms_segment *seg, int fd, int role) {
     const shms_layout *l = &seg->layout;
     bool writer = role == SHMS_ROLE_WRITER;
     seg->control_size = l->readers_at + l->n_readers * l->reader_stride;
     seg->data_size = shms_align_up(l->capacity, l->page);
-    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, seg->fd, 0);
+    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
     if (control == MAP_FAILED)
         return SHMS_ESYS;
     seg->control = control;
@@ -147,7 +167,7 @@ static int map(shms_segment *seg, int role) {
         return SHMS_ESYS;
     if (role >= 0 && mprotect(shms_segment_reader(seg, (uint32_t)role), l->reader_stride, PROT_READ | PROT_WRITE))
         return SHMS_ESYS;
-    seg->data = map_data(seg->fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
+    seg->data = map_data(fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
     if (!seg->data)
         return SHMS_ESYS;
     seg->sb = control;
@@ -190,7 +210,12 @@ static int create_locked(shms_segment *seg) {
     /* What lies between the tables and a data region aligned for huge pages stays a hole. */
     if ((rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at)) || (rc = reserve(seg->fd, 0, control_end)))
         return rc;
-    if ((rc = map(seg, SHMS_ROLE_WRITER)))
+    int fd = open_again(seg, SHMS_ROLE_WRITER);
+    if (fd < 0)
+        return fd;
+    rc = map(seg, fd, SHMS_ROLE_WRITER);
+    close(fd);
+    if (rc)
         return rc;
     uint64_t random[2];
     if (getrandom(random, sizeof random, 0) != sizeof random)
@@ -215,6 +240,7 @@ static int create_locked(shms_segment *seg) {
     sb->readers_at = l->readers_at;
     sb->reader_stride = l->reader_stride;
     sb->data_at = l->data_at;
+    sb->check = shms_layout_check(sb);
     atomic_store_explicit(&sb->next_id, 1, memory_order_relaxed);
     atomic_store_explicit(&sb->next_lease, 1, memory_order_relaxed);
     shms_segment_warm(seg);
@@ -227,10 +253,8 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     int rc;
     if ((rc = name_set(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size(), 0)))
         return rc;
-    seg->fd = shm_open(seg->name, O_RDWR | O_CREAT | O_EXCL, 0600);
-    if (seg->fd < 0)
+    if (open_listed(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
-    list_add(seg);
     if ((rc = create_locked(seg))) {
         int saved = errno;
         shms_segment_unlink(seg);
@@ -244,17 +268,11 @@ void shms_segment_publish(shms_segment *seg) {
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
 }
 
-static int open_mapped(shms_segment *seg, int role) {
-    uint64_t size;
-    int rc = identify(seg, &size);
-    if (rc)
-        return rc;
-    if (size < sizeof(shms_superblock))
-        return SHMS_ELAYOUT;
-    shms_superblock *sb = mmap(NULL, SHMS_SUPERBLOCK_SIZE, PROT_READ, MAP_SHARED, seg->fd, 0);
+static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
+    shms_superblock *sb = mmap(NULL, SHMS_SUPERBLOCK_SIZE, PROT_READ, MAP_SHARED, fd, 0);
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
-    rc = shms_layout_read(&seg->layout, sb, size);
+    int rc = shms_layout_read(&seg->layout, sb, size);
     if (rc == SHMS_OK && seg->layout.page % page_size())
         rc = SHMS_ELAYOUT;
     munmap(sb, SHMS_SUPERBLOCK_SIZE);
@@ -262,7 +280,22 @@ static int open_mapped(shms_segment *seg, int role) {
         return rc;
     if (role >= 0 && (uint64_t)role >= seg->layout.n_readers)
         return SHMS_EINVAL;
-    return map(seg, role);
+    return map(seg, fd, role);
+}
+
+static int open_mapped(shms_segment *seg, int role) {
+    uint64_t size;
+    int rc = identify(seg, &size);
+    if (rc)
+        return rc;
+    if (size < sizeof(shms_superblock))
+        return SHMS_ELAYOUT;
+    int fd = open_again(seg, role);
+    if (fd < 0)
+        return fd;
+    rc = read_and_map(seg, fd, size, role);
+    close(fd);
+    return rc;
 }
 
 int shms_segment_open(shms_segment *seg, const char *name, int role) {
@@ -271,10 +304,8 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     int rc = name_set(seg, name);
     if (rc)
         return rc;
-    seg->fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
-    if (seg->fd < 0)
+    if (open_listed(seg, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    list_add(seg);
     if ((rc = open_mapped(seg, role))) {
         int saved = errno;
         shms_segment_close(seg);
@@ -283,13 +314,15 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     return rc;
 }
 
+int shms_segment_is(const shms_segment *seg, int64_t store) {
+    return store == SHMS_ANY_STORE || (uint64_t)store == seg->sb->store ? SHMS_OK : SHMS_EOTHERSTORE;
+}
+
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
     *seg = *of;
     seg->borrowed = true;
-    seg->fd = shm_open(seg->name, O_RDWR, 0);
-    if (seg->fd < 0)
+    if (open_listed(seg, O_RDWR) < 0)
         return SHMS_ESYS;
-    list_add(seg);
     return mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) ? SHMS_ESYS : SHMS_OK;
 }
 

@@ -7,8 +7,9 @@
  *   data:   the writer may write, everybody else may read.
  *
  * Liveness is an open-file-description lock on one byte per process: byte 0 the writer's, byte 1 + r rank r's.  The
- * kernel drops it when the last descriptor of that opening is closed, on whatever kind of death.  So that this is the
- * process's own death and not its last child's, the descriptor is close-on-exec and is closed in forked children.
+ * kernel drops it when the last descriptor and the last mapping of that opening have gone, on whatever kind of death.
+ * So that this is the process's own death and not its last child's, the descriptor is close-on-exec and is closed in
+ * forked children, and the opening is never mapped: children inherit mappings, too.
  *
  * A segment must not move in memory while it is open: forks look for it.
  */
@@ -31,7 +32,7 @@ typedef struct shms_segment {
     uint8_t *control;
     uint8_t *data;
     uint64_t control_size, data_size; /* as mapped */
-    int fd;                           /* -1: closed, its locks gone */
+    int fd;                           /* bears the lock, is never mapped; -1: closed, its locks gone */
     _Atomic int forked;               /* this process is a child of the one that opened it */
     bool borrowed;                    /* the mappings are another segment's */
     dev_t dev;
@@ -49,6 +50,10 @@ void shms_segment_warm(shms_segment *seg);
 
 /* Opens a published segment in a role, without taking a lock.  A rank beyond n_readers: SHMS_EINVAL. */
 int shms_segment_open(shms_segment *seg, const char *name, int role);
+
+/* SHMS_EOTHERSTORE where the segment is not the store of that number (or SHMS_ANY_STORE).  To be asked before a lock is
+ * taken: a rank that attaches for an instant and goes counts as dead from then on, and is expected no longer. */
+int shms_segment_is(const shms_segment *seg, int64_t store);
 
 /* For tests under ThreadSanitizer, which sees no race between two mappings: a second role on `of`'s mapping. */
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of);

@@ -24,6 +24,7 @@
  *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock.  What the
  *    child inherits is a mapping, not a pin: it must not look at the parent's views.
  *  - shms_reader_close lets the rank go when the last view dies, not before.
+ *  - shms_writer_close lets the writer's lock go when the last ticket is ended (a commit then fails), not before.
  *  - After shms_writer_close the segment's pages live on until the last process that maps them has gone.
  *  - A program that closes file descriptors it does not own closes liveness locks: its objects are then let go.
  */
@@ -51,6 +52,7 @@
 #define SHMS_ECORRUPT -15      /* a segment of ours whose contents contradict themselves */
 #define SHMS_ECLOSED -16       /* the handle is closed */
 #define SHMS_EFORKED -17       /* the handle belongs to the parent of this process */
+#define SHMS_EOTHERSTORE -18   /* the name is now another store's */
 
 #define SHMS_REF_SIZE 40        /* bytes of a packed reference */
 #define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
@@ -65,6 +67,8 @@
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
 #define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
 #define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
+
+#define SHMS_ANY_STORE -1 /* for _attach_to and _recover_to: whichever store bears the name */
 
 typedef struct shms_writer shms_writer;
 typedef struct shms_reader shms_reader;
@@ -145,14 +149,18 @@ uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
 int shms_writer_recover(shms_writer **out, const char *name);
-int shms_writer_close(shms_writer *w, int unlink); /* lets the lock go; the mapping stays until _free */
+/* Only the store of that number; SHMS_EOTHERSTORE leaves another one untouched. */
+int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store);
+/* Lets the lock go, as soon as the last ticket is back: its commit gives SHMS_ECLOSED.  The mapping stays until _free. */
+int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
 uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number */
 
 /* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out);
-/* Takes space for a payload of the caller's to write.  The key is taken; nobody can see the object yet. */
+/* Takes space for a payload of the caller's to write, until _commit, _abort or _close.  The key is taken; nobody can
+ * see the object yet. */
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out);
 int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece *pieces, uint32_t n_pieces);
@@ -184,6 +192,7 @@ int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the 
 /* ---- a reader ---- */
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
+int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, int64_t store); /* as _recover_to */
 shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
 void shms_view_release(shms_view *v); /* unpins, and frees `v` */
 /* The same with two arguments that it ignores, for callers whose destructors are given more than a view. */

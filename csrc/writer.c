@@ -33,6 +33,23 @@ int shms_writer_enter(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
+int shms_writer_enter_to_end(struct shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc != SHMS_ECLOSED || !w)
+        return rc;
+    pthread_mutex_lock(&w->mutex);
+    if (w->unfinished)
+        return SHMS_OK;
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_ECLOSED;
+}
+
+void shms_writer_ticket_ended(struct shms_writer *w) {
+    w->books++;
+    if (--w->unfinished == 0 && w->closed)
+        shms_segment_unlock(&w->seg);
+}
+
 /* V1, V2: what a death between two steps leaves.  All of it can be done again by the next successor. */
 static int settle_slots(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
@@ -50,6 +67,12 @@ static int settle_slots(struct shms_writer *w) {
         }
     }
     return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.sb->next_id));
+}
+
+/* The two counters count from 1, and would take centuries to get half-way round. */
+static bool counters_valid(const shms_superblock *sb) {
+    uint64_t id = shms_get(&sb->next_id), lease = shms_get(&sb->next_lease);
+    return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX;
 }
 
 /* Builds the private memory from the segment. */
@@ -78,7 +101,7 @@ static int build(struct shms_writer *w) {
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
-    int rc = SHMS_OK;
+    int rc = shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number at or above next_lease would be given twice */
     uint64_t used = 0;
     for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
         shms_slot *s = shms_writer_slot(w, order[i]);
@@ -100,7 +123,7 @@ static int build(struct shms_writer *w) {
     return rc;
 }
 
-static int start(shms_writer **out, const char *name, const shms_options *options) {
+static int start(shms_writer **out, const char *name, const shms_options *options, int64_t store) {
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
         return SHMS_ENOMEM;
@@ -110,12 +133,15 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w);
         return rc;
     }
-    if (!options && (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
+    if (!options && (rc = shms_segment_is(&w->seg, store)) == SHMS_OK &&
+        (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
         shms_segment_warm(&w->seg);
-        rc = settle_slots(w);
+        rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
     }
     if (rc == SHMS_OK)
         rc = build(w);
+    if (rc == SHMS_OK && !options) /* a number that is not below the next would be given out again */
+        rc = shms_leases_valid(&w->leases, w->seg.slots, 0);
     if (rc) {
         int saved = errno;
         if (options)
@@ -134,10 +160,12 @@ static int start(shms_writer **out, const char *name, const shms_options *option
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    return start(out, name, options);
+    return start(out, name, options, SHMS_ANY_STORE);
 }
 
-int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL); }
+int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL, SHMS_ANY_STORE); }
+
+int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store) { return start(out, name, NULL, store); }
 
 int shms_writer_close(shms_writer *w, int unlink) {
     int rc = shms_writer_enter(w);
@@ -146,7 +174,8 @@ int shms_writer_close(shms_writer *w, int unlink) {
     w->closed = true;
     if (unlink)
         shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
-    shms_segment_unlock(&w->seg);
+    if (w->unfinished == 0) /* or else a successor would reuse bytes that the tickets' holders still write */
+        shms_segment_unlock(&w->seg);
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
 }

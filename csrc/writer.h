@@ -46,7 +46,7 @@ struct shms_writer {
     uint64_t held[SHMS_MAX_READERS]; /* bytes by rank at the last refusal */
     bool tracking;
     shms_keylist evicted;
-    uint64_t random[64]; /* secrets of the next objects */
+    uint64_t random[32]; /* secrets of the next objects; 256 bytes, which no signal interrupts (getrandom(2)) */
     uint32_t n_random;
     void *memory;
     uint64_t heap_bytes;
@@ -79,6 +79,10 @@ void shms_forget_key(struct shms_writer *w, uint32_t slot);
 
 /* Takes the mutex, or says why the handle is of no use. */
 int shms_writer_enter(struct shms_writer *w);
+/* The same for whoever ends a ticket: a closed writer stays the writer until its last ticket has ended. */
+int shms_writer_enter_to_end(struct shms_writer *w);
+/* The ticket's slot is not in WRITING any more; on a closed writer, the last ticket lets the lock go. */
+void shms_writer_ticket_ended(struct shms_writer *w);
 uint64_t shms_now_ns(void); /* CLOCK_REALTIME, to the tick */
 
 #endif

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 
 from shmstore.bindings import store as native
 from shmstore.errors import (
+    CorruptStoreError,
     ObjectTooLargeError,
     StoreClosedError,
     StoreExistsError,
@@ -117,6 +118,10 @@ def _checked_name(name: Any) -> str:
     return name
 
 
+def _store_id(handle: StoreHandle) -> int:
+    return _int("store_id", handle.store_id, 0, 0xFFFFFFFF)
+
+
 def _key(key: str) -> bytes:
     try:
         packed = key.encode()
@@ -125,6 +130,13 @@ def _key(key: str) -> bytes:
     if not 0 < len(packed) <= native.MAX_KEY:
         raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
     return packed
+
+
+def _texts(keys: Iterable[bytes]) -> list[str]:
+    try:
+        return [key.decode() for key in keys]
+    except UnicodeDecodeError as error:
+        raise CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
 
 
 def _packed(ref: ObjectRef) -> bytes:
@@ -238,16 +250,13 @@ class ObjectStoreWriter(_Closable):
         What was half-written is dropped. Raises WriterActiveError while a writer lives, StoreNotFoundError,
         LayoutMismatchError for what is no store of this version, CorruptStoreError for a damaged one.
         """
-        wanted = name.name if isinstance(name, StoreHandle) else name
+        wanted, store_id = (name.name, _store_id(name)) if isinstance(name, StoreHandle) else (name, native.ANY_STORE)
         try:
-            writer = native.Writer.recover(_checked_name(wanted))
-        except StoreNotFoundError:
-            raise StoreNotFoundError(f"there is no store named {wanted!r}") from None
+            writer = native.Writer.recover(_checked_name(wanted), store_id)
+        except StoreNotFoundError as error:
+            raise StoreNotFoundError(f"store {wanted!r}: {error.message}") from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
-        if isinstance(name, StoreHandle) and name.store_id != writer.store_id:
-            writer.close(unlink=False)
-            raise StoreNotFoundError(f"the store named {wanted!r} is not the one of this handle, but a later one")
         _log.info("recovered store %s with %d objects", wanted, writer.count())
         return cls(writer, wanted, serde)
 
@@ -440,7 +449,7 @@ class ObjectStoreWriter(_Closable):
 
     def keys(self) -> list[str]:
         """Return the keys that can be handed out, oldest object first."""
-        return [key.decode() for key in self._writer.key_list()]
+        return _texts(self._writer.key_list())
 
     def __len__(self) -> int:
         return self._writer.count()
@@ -461,7 +470,7 @@ class ObjectStoreWriter(_Closable):
 
     def take_evicted(self) -> list[str]:
         """Return the keys that were evicted or deleted since the last call, in that order; for caches beside it."""
-        return [key.decode() for key in self._writer.take_evicted()]
+        return _texts(self._writer.take_evicted())
 
     def check_valid(self) -> None:
         """Check every invariant between the segment and the writer's books; CorruptStoreError at the first broken."""
@@ -507,12 +516,9 @@ class ObjectStoreReader(_Closable):
         name = _checked_name(handle.name if handle else handle_or_name)
         rank = _int("rank", rank, 0, (handle.n_readers if handle else native.MAX_READERS) - 1)
         try:
-            reader = native.Reader.attach(name, rank)
-        except StoreNotFoundError:
-            raise StoreNotFoundError(f"there is no store named {name!r}") from None
-        if handle and handle.store_id != reader.store_id:
-            reader.close()
-            raise StoreNotFoundError(f"the store named {name!r} is not the one of this handle, but a later one")
+            reader = native.Reader.attach(name, rank, _store_id(handle) if handle else native.ANY_STORE)
+        except StoreNotFoundError as error:
+            raise StoreNotFoundError(f"store {name!r}: {error.message}") from None
         return cls(reader, name, rank, serde)
 
     def __repr__(self) -> str:

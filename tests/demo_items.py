@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,6 +33,14 @@ class RandomItems:
             yield PreparedItem(f"item {number}", f"{number:064x}", tensors, processing_s=0.5, hashing_s=0.25)
 
 
+class LateTerminationError(ImageError):
+    """Has the process get SIGTERM while it is on its way out, at the latest moment before its supervisor knows why."""
+
+    def __str__(self) -> str:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return super().__str__()
+
+
 @dataclass(frozen=True)
 class BrokenImage:
     """The image cannot be read."""
@@ -39,7 +49,7 @@ class BrokenImage:
         return 1
 
     def __iter__(self) -> Iterator[PreparedItem]:
-        raise ImageError("broken.png: truncated")
+        raise LateTerminationError("broken.png: truncated")
 
 
 @dataclass(frozen=True)

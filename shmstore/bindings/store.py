@@ -28,6 +28,7 @@ MAX_CAPACITY: int = lib.SHMS_MAX_CAPACITY
 MAX_NAME: int = lib.SHMS_MAX_NAME
 MAX_KEY: int = lib.SHMS_MAX_KEY
 ALIGN: int = lib.SHMS_ALIGN
+ANY_STORE: int = lib.SHMS_ANY_STORE
 
 _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_EFULL: errors.StoreFullError,
@@ -56,6 +57,8 @@ def fail(code: int) -> NoReturn:
             "this object was inherited through fork and belongs to the parent process",
             hint="attach in the child, after the fork",
         )
+    if code == lib.SHMS_EOTHERSTORE:
+        raise errors.StoreNotFoundError("its name is a later store's")
     if code == lib.SHMS_EINVAL:
         raise ValueError(text)
     error = _ERRORS.get(code)
@@ -159,9 +162,9 @@ class Writer:
         return cls(out[0])
 
     @classmethod
-    def recover(cls, name: str) -> "Writer":
-        """Take over the segment of a writer that is dead or closed."""
-        return cls(_opened(lib.shms_writer_recover, "shms_writer", os.fsencode(name)))
+    def recover(cls, name: str, store_id: int) -> "Writer":
+        """Take over the segment of a writer that is dead or closed, if it is that store or ANY_STORE is wanted."""
+        return cls(_opened(lib.shms_writer_recover_to, "shms_writer", os.fsencode(name), store_id))
 
     def close(self, unlink: bool) -> None:
         """Let the segment go; idempotent."""
@@ -311,9 +314,9 @@ class Reader:
         self.store_id: int = lib.shms_reader_store(handle)
 
     @classmethod
-    def attach(cls, name: str, rank: int) -> "Reader":
-        """Attach as `rank`."""
-        return cls(_opened(lib.shms_reader_attach, "shms_reader", os.fsencode(name), rank))
+    def attach(cls, name: str, rank: int, store_id: int) -> "Reader":
+        """Attach as `rank`, if it is that store or ANY_STORE is wanted."""
+        return cls(_opened(lib.shms_reader_attach_to, "shms_reader", os.fsencode(name), rank, store_id))
 
     def close(self) -> None:
         """Make no more calls; the rank is free when the last view has gone. Idempotent."""

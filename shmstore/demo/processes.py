@@ -113,13 +113,13 @@ def api_process(
     """Prepare the items, send every request through the engine, and tell the supervisor what was `Measured`."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        signal.signal(number, signal.SIG_IGN)  # a second one must not cut the way out short
+        ignore_termination()  # a second one must not cut the way out short
         sys.exit(128 + number)  # as an exception, so that the store is closed on the way out
 
-    signal.signal(signal.SIGTERM, stop)
+    def ignore_termination() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def body() -> None:
-        supervisor = Link(status, status)
+    def prepare_and_send(supervisor: Link) -> Measured:
         items: list[PreparedItem] = []
         for item in source:
             items.append(item)
@@ -128,12 +128,20 @@ def api_process(
         sender = TRANSPORTS[mode].sender(TransportSettings(settings.workers, store_name, capacity))
         try:
             run = _ApiRun(settings, items, sender, engine, supervisor)
-            measured = run.measure(mode, capacity if TRANSPORTS[mode].keeps_segment else None)
+            return run.measure(mode, capacity if TRANSPORTS[mode].keeps_segment else None)
         finally:
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is on its way out already
+            ignore_termination()
             sender.close()
+
+    def body() -> None:
+        supervisor = Link(status, status)
+        try:
+            measured = prepare_and_send(supervisor)
+        finally:
+            ignore_termination()  # it is on its way out already, and Python's own exit must not be interrupted
         supervisor.send(measured)
 
+    signal.signal(signal.SIGTERM, stop)
     _guarded("the API process", status, body)
 
 

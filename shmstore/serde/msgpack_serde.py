@@ -9,6 +9,7 @@ from shmstore.errors import CorruptStoreError
 from shmstore.serde.decode import Mode, Plan, make_plan
 from shmstore.serde.encode import array_address, encode_tree, fill_leaf
 from shmstore.serde.protocol import Encoded, Layout
+from shmstore.serde.registry import BY_CLASS
 
 __all__ = ["MsgpackSerde"]
 
@@ -81,7 +82,7 @@ class MsgpackSerde:
                 _remember(_ONE_TENSOR, (value.dtype, value.shape), (encoded.meta, encoded.nbytes))
             return encoded
         if kind is dict and 0 < len(value) <= _FLAT_LEAVES:
-            return self._encode_dict(value)
+            return self._encode_dict(value, value)
         if kind is _ndarray and value.flags.c_contiguous:
             entry = _ONE_ARRAY.get((value.dtype, value.shape))
             if entry is not None:
@@ -91,15 +92,25 @@ class MsgpackSerde:
             if encoded.spans and value.dtype.names is None:
                 _remember(_ONE_ARRAY, (value.dtype, value.shape), (encoded.meta, encoded.nbytes))
             return encoded
+        registration = BY_CLASS.get(kind)
+        if registration is not None:
+            tree = registration.to_tree(value)
+            if type(tree) is dict and 0 < len(tree) <= _FLAT_LEAVES:
+                return self._encode_dict(tree, value)
         return encode_tree(value)
 
-    def _encode_dict(self, value: dict[Any, Any]) -> Encoded:
-        key: list[Any] = []
+    def _encode_dict(self, tree: dict[Any, Any], value: Any) -> Encoded:
+        """Encode `value`, which is `tree`, or of a registered type and `tree` is its tree."""
+        key: list[Any] = [type(value)]
         add = key.append
         leaves: list[Any] = []
         addresses = []
         try:
-            for name, leaf in value.items():
+            for name, leaf in tree.items():
+                if type(leaf) is str and type(name) is str:
+                    add(name)
+                    add(leaf)
+                    continue
                 if not (
                     type(leaf) is _Tensor
                     and type(name) is str

@@ -1,0 +1,47 @@
+/* blockhash.h: the hash chain over the full blocks of a request: SHA-256 over canonical CBOR.
+ *
+ * hash(block i) = SHA-256 of the CBOR array of three elements
+ *
+ *     83                      array of three
+ *     58 20 <32 bytes>        the parent: hash of block i-1, or the seed hash
+ *     90 <16 token ids>       the tokens (an array header and one integer each)
+ *     f6 | 8n <n extra keys>  null, or what else tells this block from another with the same tokens
+ *
+ * Extra keys of block [s, e), one flat array: the LoRA name; for each item that overlaps the block its identifier and
+ * its offset minus s; the cache salt (block 0 only); a digest of the block's prompt embeddings.
+ *
+ * SHA-256 comes from the system's libcrypto, looked for when the first hash is asked for; where there is none,
+ * shms_blockhash_bodies gives what stands behind the parent in each message, and the caller hashes by itself.
+ *
+ * Caveats: identifiers, LoRA name and salt come as ready CBOR (this file encodes numbers only). Items are in order of
+ * offset. Nothing here is kept between calls. */
+#ifndef SHMS_BLOCKHASH_H
+#define SHMS_BLOCKHASH_H
+#include <stddef.h>
+#include <stdint.h>
+
+#include "hashlist.h"
+
+/* cdef: begin */
+typedef struct shms_blockhash_extras {
+    const uint8_t *lora; int64_t lora_len;     /* CBOR of the LoRA name; length 0: none */
+    const uint8_t *salt; int64_t salt_len;     /* CBOR of the cache salt; length 0: none */
+    const int64_t *items; int64_t n_items;     /* three numbers each: offset, length, end of its identifier in idents */
+    const uint8_t *idents;                     /* the identifiers' CBOR, one after the other */
+    const uint8_t *embeds; int64_t n_embeds;   /* 32-byte digests of the first n_embeds blocks of the call */
+} shms_blockhash_extras;
+
+int shms_blockhash_ready(void);                /* 0: libcrypto was found and answers rightly; NOLIB */
+int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n); /* 32 bytes into out; NOLIB */
+int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks, int32_t block_size,
+                          const void *tokens, int32_t token_bytes, const shms_blockhash_extras *extras);
+/* appends to out the hashes of blocks first .. first+n_blocks-1, whose tokens (int32 or int64: token_bytes) begin at
+ * `tokens`; parent: 32 bytes. NOLIB, MEMORY, WIDTH, ARGUMENT: nothing appended. */
+int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks, int32_t block_size,
+                              const void *tokens, int32_t token_bytes, const shms_blockhash_extras *extras);
+/* writes the messages without array header and parent, one after the other, the end of each into ends; gives the bytes
+ * used. FULL: more than `room`, ask shms_blockhash_bound. */
+int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *extras);
+/* bytes that always suffice for n_blocks bodies */
+/* cdef: end */
+#endif

@@ -1,0 +1,464 @@
+/* blockpool.c: a ring through an array, and an open-addressed map into it.
+ *
+ * One block is one record of 64 bytes, aligned to a cache line, so that taking, keying and freeing a block costs one
+ * miss for the block and one for the map:
+ *
+ *     0        32    36    40         44         48        52        56      60      61
+ *     | hash   | ref | tag | free_prev| free_next| key_prev| key_next| group | width | first | pad to 64 |
+ *
+ * Free queue: a doubly linked ring through free_prev/free_next with the null block's record as its sentinel, so that no
+ * operation has a special case for an end. A block outside the queue has free_next = -1, and only then.
+ *
+ * Map: n_slots = 15/8 n slots of 8 bytes {tag, block}; block 0 means empty, which no key can name. The tag is 32 bits mixed
+ * from hash and group; a key's home slot is tag * n_slots / 2^32 (any table size, no division), collisions go to the next
+ * slot round the end, and a removal shifts back what stood there only because of it. So there are no tombstones, and a probe ends at
+ * the first empty slot: at most n - 1 keys live in 15/8 n slots, so nearly half are always empty. (With 3/2 n, removals
+ * took a third longer; with more, a block would take over 80 bytes in all.)
+ *
+ * Equal keys: a slot names the block that got the key first ("first" = 1); the others hang behind it in the ring
+ * key_prev/key_next in the order they came, its key_prev being the last: append and removal are O(1). Removing the first
+ * one puts the second in its slot; removing another does not touch the map.
+ *
+ * Why the pool is always whole:
+ *   1. Each operation checks all its arguments and reserves its memory before it writes. `put` must count down to
+ *      notice a block given back once too often (an id may stand twice in one call), and counts up again then.
+ *   2. ref == 0 if and only if the block is in the queue: get and touch take it out when they make it positive, put
+ *      appends when it reaches 0, and the test free_next < 0 keeps an id given twice from being appended twice.
+ *   3. A key is in the map if and only if a block bears it: only add_key and drop_key write either, both write both. */
+#include "blockpool_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- making one ---- */
+
+shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
+    if (n_blocks < 1 || (free_order != SHMS_BLOCKPOOL_TAIL && free_order != SHMS_BLOCKPOOL_UNCACHED_FIRST)) return NULL;
+    uint32_t n_slots = (uint32_t)n_blocks + (uint32_t)n_blocks / 8 * 7 + 2;
+    size_t head = (sizeof(shms_blockpool) + 63) / 64 * 64;
+    size_t bytes = head + (size_t)n_blocks * sizeof(shms_pool_block) + (size_t)n_slots * sizeof(shms_pool_slot);
+    bytes = (bytes + 63) / 64 * 64;
+    shms_blockpool *pool = aligned_alloc(64, bytes);
+    if (!pool) return NULL;
+    memset(pool, 0, sizeof *pool);
+    pool->blocks = (shms_pool_block *)((char *)pool + head);
+    pool->slots = (shms_pool_slot *)(pool->blocks + n_blocks);
+    pool->n_slots = n_slots;
+    pool->n_blocks = n_blocks;
+    pool->n_free = n_blocks - 1;
+    pool->free_order = free_order;
+    pool->nbytes = (int64_t)bytes;
+    for (int32_t i = 0; i < n_blocks; i++)
+        pool->blocks[i] = (shms_pool_block){.free_prev = i ? i - 1 : n_blocks - 1, .free_next = i + 1 < n_blocks ? i + 1 : 0};
+    memset(pool->slots, 0, (size_t)n_slots * sizeof(shms_pool_slot));
+    return pool;
+}
+
+void shms_blockpool_free(shms_blockpool *pool) {
+    if (pool) free(pool->log);
+    free(pool);
+}
+
+int64_t shms_blockpool_nbytes(const shms_blockpool *pool) { return pool->nbytes; }
+int32_t shms_blockpool_len(const shms_blockpool *pool) { return pool->n_blocks; }
+int32_t shms_blockpool_n_free(const shms_blockpool *pool) { return pool->n_free; }
+int32_t shms_blockpool_n_keys(const shms_blockpool *pool) { return pool->n_keys; }
+
+static inline int32_t id_at(const void *ids, int64_t i) {
+    int32_t id; /* ids come from byte strings too: no alignment is promised */
+    memcpy(&id, (const char *)ids + 4 * i, sizeof id);
+    return id;
+}
+
+static inline int outside(const shms_blockpool *pool, int32_t id) { return (uint32_t)id >= (uint32_t)pool->n_blocks; }
+
+/* ---- the free queue ---- */
+
+static inline void queue_insert_after(shms_blockpool *pool, int32_t at, int32_t id) {
+    shms_pool_block *blocks = pool->blocks;
+    int32_t next = blocks[at].free_next;
+    blocks[id].free_prev = at;
+    blocks[id].free_next = next;
+    blocks[at].free_next = id;
+    blocks[next].free_prev = id;
+    pool->n_free++;
+}
+
+static inline void queue_remove(shms_blockpool *pool, int32_t id) {
+    shms_pool_block *blocks = pool->blocks;
+    blocks[blocks[id].free_prev].free_next = blocks[id].free_next;
+    blocks[blocks[id].free_next].free_prev = blocks[id].free_prev;
+    blocks[id].free_next = -1;
+    pool->n_free--;
+}
+
+int shms_blockpool_is_free(const shms_blockpool *pool, int32_t id) { return pool->blocks[id].ref == 0; }
+int shms_blockpool_is_keyed(const shms_blockpool *pool, int32_t id) { return pool->blocks[id].width != 0; }
+
+/* ---- the map ---- */
+
+static inline uint64_t word(const uint8_t *p) {
+    uint64_t w;
+    memcpy(&w, p, sizeof w);
+    return w;
+}
+
+/* The hash is usually SHA-256 and needs no mixing; hashes of the caller's own making (counters, say) do. */
+static inline uint32_t tag_of(const uint8_t *hash, int32_t group) {
+    uint64_t x = word(hash) * 0x9e3779b97f4a7c15u + word(hash + 8) * 0xc2b2ae3d27d4eb4fu;
+    x ^= x >> 29;
+    x += word(hash + 16) * 0x165667b19e3779f9u + word(hash + 24) * 0xd6e8feb86659fd93u + (uint64_t)(uint32_t)group;
+    x = (x ^ x >> 32) * 0xd6e8feb86659fd93u;
+    return (uint32_t)(x >> 32);
+}
+
+static inline uint32_t home_of(const shms_blockpool *pool, uint32_t tag) { return (uint32_t)((uint64_t)tag * pool->n_slots >> 32); }
+static inline uint32_t slot_after(const shms_blockpool *pool, uint32_t s) { return s + 1 == pool->n_slots ? 0 : s + 1; }
+
+static inline int bears(const shms_pool_block *b, const uint8_t *hash, int32_t width, int32_t group) {
+    return b->width == width && b->group == group && !memcmp(b->hash, hash, SHMS_HASH_BYTES);
+}
+
+/* The slot of this key, or the empty one where it would go. */
+static inline uint32_t slot_of(const shms_blockpool *pool, uint32_t tag, const uint8_t *hash, int32_t width, int32_t group) {
+    uint32_t s = home_of(pool, tag);
+    while (pool->slots[s].id && !(pool->slots[s].tag == tag && bears(pool->blocks + pool->slots[s].id, hash, width, group)))
+        s = slot_after(pool, s);
+    return s;
+}
+
+static void slot_clear(shms_blockpool *pool, uint32_t hole) {
+    uint32_t s = hole, n = pool->n_slots;
+    for (;;) {
+        s = slot_after(pool, s);
+        if (!pool->slots[s].id) break;
+        uint32_t home = home_of(pool, pool->slots[s].tag);
+        uint32_t from_home = s >= home ? s - home : s + n - home;
+        uint32_t from_hole = s >= hole ? s - hole : s + n - hole;
+        if (from_home >= from_hole) { /* its home is at or before the hole: it may move there */
+            pool->slots[hole] = pool->slots[s];
+            hole = s;
+        }
+    }
+    pool->slots[hole] = (shms_pool_slot){0, 0};
+}
+
+static void add_key(shms_blockpool *pool, int32_t id, uint32_t tag, const uint8_t *hash, int32_t width, int32_t group) {
+    shms_pool_block *blocks = pool->blocks, *b = blocks + id;
+    uint32_t s = slot_of(pool, tag, hash, width, group);
+    int32_t first = pool->slots[s].id;
+    memcpy(b->hash, hash, SHMS_HASH_BYTES);
+    b->tag = tag;
+    b->group = group;
+    b->width = (uint8_t)width;
+    b->first = first == 0;
+    if (first) {
+        int32_t last = blocks[first].key_prev;
+        b->key_prev = last;
+        b->key_next = first;
+        blocks[last].key_next = id;
+        blocks[first].key_prev = id;
+    } else {
+        b->key_prev = b->key_next = id;
+        pool->slots[s] = (shms_pool_slot){tag, id};
+        pool->n_keys++;
+    }
+}
+
+static void drop_key(shms_blockpool *pool, int32_t id) {
+    shms_pool_block *blocks = pool->blocks, *b = blocks + id;
+    if (pool->log_on) {
+        uint8_t *record = pool->log + pool->log_n++ * SHMS_LOG_BYTES;
+        int32_t width = b->width;
+        memcpy(record, b->hash, SHMS_HASH_BYTES);
+        memcpy(record + 32, &width, 4);
+        memcpy(record + 36, &b->group, 4);
+    }
+    if (b->first) {
+        uint32_t s = home_of(pool, b->tag);
+        while (pool->slots[s].id != id) s = slot_after(pool, s);
+        if (b->key_next == id) {
+            slot_clear(pool, s);
+            pool->n_keys--;
+        } else {
+            pool->slots[s].id = b->key_next;
+            blocks[b->key_next].first = 1;
+        }
+    }
+    blocks[b->key_prev].key_next = b->key_next;
+    blocks[b->key_next].key_prev = b->key_prev;
+    b->width = b->first = 0;
+}
+
+/* ---- handing out and taking back ---- */
+
+/* Long runs are bound by memory: while one key is worked on, the slots of the keys to come are on their way. */
+enum { AHEAD = 8 };
+
+int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
+    if (n < 0) return SHMS_BOOKS_ARGUMENT;
+    if (n > pool->n_free) return SHMS_BOOKS_FULL;
+    int rc = shms_blockpool_log_reserve(pool, n);
+    if (rc) return rc;
+    shms_pool_block *blocks = pool->blocks;
+    int32_t id = blocks[0].free_next;
+    for (int64_t i = 0; i < n; i++) {
+        out[i] = id;
+        id = blocks[id].free_next;
+    }
+    blocks[0].free_next = id;
+    blocks[id].free_prev = 0;
+    for (int64_t i = 0; i < n; i++) {
+        shms_pool_block *b = blocks + out[i];
+        if (i + AHEAD < n) __builtin_prefetch(pool->slots + home_of(pool, blocks[out[i + AHEAD]].tag), 1);
+        if (b->width) drop_key(pool, out[i]);
+        b->ref = 1;
+        b->free_next = -1;
+    }
+    pool->n_free -= (int32_t)n;
+    return 0;
+}
+
+int shms_blockpool_touch(shms_blockpool *pool, const void *ids, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (outside(pool, id_at(ids, i))) return SHMS_BOOKS_RANGE;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t id = id_at(ids, i);
+        if (id && pool->blocks[id].ref++ == 0) queue_remove(pool, id);
+    }
+    return 0;
+}
+
+int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int reverse) {
+    shms_pool_block *blocks = pool->blocks;
+    int32_t head = 0; /* what went to the head last: the next one goes behind it */
+    for (int64_t i = 0; i < n; i++) {
+        int32_t id = id_at(ids, i);
+        int rc = outside(pool, id) ? SHMS_BOOKS_RANGE : id && blocks[id].ref == 0 ? SHMS_BOOKS_UNUSED : 0;
+        if (rc) {
+            while (i-- > 0)
+                if (id_at(ids, i)) blocks[id_at(ids, i)].ref++;
+            return rc;
+        }
+        if (id) blocks[id].ref--;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int32_t id = id_at(ids, reverse ? n - 1 - i : i);
+        if (!id || blocks[id].ref || blocks[id].free_next >= 0) continue;
+        if (pool->free_order == SHMS_BLOCKPOOL_UNCACHED_FIRST && !blocks[id].width) {
+            queue_insert_after(pool, head, id);
+            head = id;
+        } else {
+            queue_insert_after(pool, blocks[0].free_prev, id);
+        }
+    }
+    return 0;
+}
+
+/* ---- keys ---- */
+
+int32_t shms_blockpool_find(const shms_blockpool *pool, const uint8_t *hash, int32_t width, int32_t group) {
+    uint8_t padded[SHMS_HASH_BYTES] = {0};
+    if (width < 1 || width > SHMS_HASH_BYTES) return 0;
+    memcpy(padded, hash, (size_t)width);
+    return pool->slots[slot_of(pool, tag_of(padded, group), padded, width, group)].id;
+}
+
+void shms_blockpool_find_all(const shms_blockpool *pool, int32_t *out, const uint8_t *hash, int32_t width,
+                             const int32_t *groups, int32_t n_groups) {
+    for (int32_t i = 0; i < n_groups; i++)
+        out[i] = pool->slots[slot_of(pool, tag_of(hash, groups[i]), hash, width, groups[i])].id;
+}
+
+int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const shms_hashlist *hashes, int64_t first,
+                                int64_t n, int64_t factor, int32_t group) {
+    uint32_t tags[AHEAD];
+    const uint8_t *base = hashes->data + ((first + 1) * factor - 1) * SHMS_HASH_BYTES;
+    int64_t step = factor * SHMS_HASH_BYTES, i;
+    for (i = 0; i < AHEAD && i < n; i++) {
+        tags[i] = tag_of(base + i * step, group);
+        __builtin_prefetch(pool->slots + home_of(pool, tags[i]));
+    }
+    for (i = 0; i < n; i++) {
+        const uint8_t *hash = base + i * step;
+        uint32_t tag = tags[i % AHEAD];
+        if (i + AHEAD < n) {
+            tags[i % AHEAD] = tag_of(hash + AHEAD * step, group);
+            __builtin_prefetch(pool->slots + home_of(pool, tags[i % AHEAD]));
+        }
+        if (i + AHEAD / 2 < n) /* its slot has arrived: now the block that it names */
+            __builtin_prefetch(pool->blocks + pool->slots[home_of(pool, tags[(i + AHEAD / 2) % AHEAD])].id);
+        out[i] = pool->slots[slot_of(pool, tag, hash, hashes->width, group)].id;
+        if (!out[i]) break;
+    }
+    return i;
+}
+
+int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const shms_hashlist *hashes, int64_t first,
+                       int64_t factor, int32_t group) {
+    if (n <= 0) return n < 0 ? SHMS_BOOKS_ARGUMENT : 0;
+    if (first < 0 || factor < 1) return SHMS_BOOKS_ARGUMENT;
+    if ((first + n) * factor > hashes->n) return SHMS_BOOKS_NOHASH;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t id = id_at(ids, i);
+        if (outside(pool, id)) return SHMS_BOOKS_RANGE;
+        if (id && pool->blocks[id].width) return SHMS_BOOKS_KEYED;
+    }
+    uint32_t tags[AHEAD];
+    const uint8_t *base = hashes->data + ((first + 1) * factor - 1) * SHMS_HASH_BYTES;
+    int64_t step = factor * SHMS_HASH_BYTES;
+    for (int64_t i = 0; i < AHEAD && i < n; i++) {
+        tags[i] = tag_of(base + i * step, group);
+        __builtin_prefetch(pool->slots + home_of(pool, tags[i]), 1);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const uint8_t *hash = base + i * step;
+        uint32_t tag = tags[i % AHEAD];
+        if (i + AHEAD < n) {
+            tags[i % AHEAD] = tag_of(hash + AHEAD * step, group);
+            __builtin_prefetch(pool->slots + home_of(pool, tags[i % AHEAD]), 1);
+        }
+        int32_t id = id_at(ids, i);
+        /* An id given twice bears its first key by now; the second would have to be dropped, so it gets none. */
+        if (id && !pool->blocks[id].width) add_key(pool, id, tag, hash, hashes->width, group);
+    }
+    return 0;
+}
+
+int shms_blockpool_evict(shms_blockpool *pool, const void *ids, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (outside(pool, id_at(ids, i)) || id_at(ids, i) == 0) return SHMS_BOOKS_RANGE;
+    int rc = shms_blockpool_log_reserve(pool, n);
+    if (rc) return rc;
+    for (int64_t i = 0; i < n; i++)
+        if (pool->blocks[id_at(ids, i)].width) drop_key(pool, id_at(ids, i));
+    return 0;
+}
+
+int shms_blockpool_reset(shms_blockpool *pool) {
+    if (pool->n_free != pool->n_blocks - 1) return SHMS_BOOKS_BUSY;
+    for (int32_t i = 1; i < pool->n_blocks; i++) pool->blocks[i].width = pool->blocks[i].first = 0;
+    memset(pool->slots, 0, (size_t)pool->n_slots * sizeof(shms_pool_slot));
+    pool->n_keys = 0;
+    return 0;
+}
+
+/* ---- looking ---- */
+
+int32_t shms_blockpool_ref(const shms_blockpool *pool, int32_t id) {
+    return outside(pool, id) ? SHMS_BOOKS_RANGE : pool->blocks[id].ref;
+}
+
+int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash, int32_t *group) {
+    if (outside(pool, id)) return SHMS_BOOKS_RANGE;
+    memcpy(hash, pool->blocks[id].hash, SHMS_HASH_BYTES);
+    *group = pool->blocks[id].group;
+    return pool->blocks[id].width;
+}
+
+int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out) {
+    int32_t n = 0;
+    for (int32_t id = pool->blocks[0].free_next; id && n < pool->n_free; id = pool->blocks[id].free_next) out[n++] = id;
+    return n;
+}
+
+int32_t shms_blockpool_ref_counts(const shms_blockpool *pool, int32_t *ids, int32_t *counts) {
+    int32_t n = 0;
+    for (int32_t id = 1; id < pool->n_blocks; id++)
+        if (pool->blocks[id].ref) {
+            ids[n] = id;
+            counts[n++] = pool->blocks[id].ref;
+        }
+    return n;
+}
+
+int32_t shms_blockpool_keyed_ids(const shms_blockpool *pool, int32_t *out) {
+    int32_t n = 0;
+    for (int32_t id = 1; id < pool->n_blocks; id++)
+        if (pool->blocks[id].width) out[n++] = id;
+    return n;
+}
+
+int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const void *ids, int64_t n) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < n; i++) {
+        int32_t id = id_at(ids, i);
+        if (outside(pool, id)) return SHMS_BOOKS_RANGE;
+        if (id && !pool->blocks[id].width) out[found++] = id;
+    }
+    return found;
+}
+
+/* ---- the log of removed keys ---- */
+
+int shms_blockpool_log(shms_blockpool *pool, int on) {
+    pool->log_on = on != 0;
+    return 0;
+}
+
+int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more) {
+    if (!pool->log_on || pool->log_n + more <= pool->log_cap) return 0;
+    int64_t cap = pool->log_n + more > 2 * pool->log_cap ? pool->log_n + more : 2 * pool->log_cap;
+    uint8_t *log = realloc(pool->log, (size_t)cap * SHMS_LOG_BYTES);
+    if (!log) return SHMS_BOOKS_MEMORY;
+    pool->log = log;
+    pool->log_cap = cap;
+    return 0;
+}
+
+int64_t shms_blockpool_log_len(const shms_blockpool *pool) { return pool->log_n; }
+const uint8_t *shms_blockpool_log_data(const shms_blockpool *pool) { return pool->log; }
+void shms_blockpool_log_clear(shms_blockpool *pool) { pool->log_n = 0; }
+
+/* ---- the checker: believes nothing, writes nothing, ends on any contents ---- */
+
+static int queue_valid(const shms_blockpool *pool) {
+    int32_t n = 0, before = 0, id = pool->blocks[0].free_next;
+    for (; id; before = id, id = pool->blocks[id].free_next) {
+        if (outside(pool, id) || pool->blocks[id].free_prev != before) return SHMS_BOOKS_BAD_QUEUE;
+        if (pool->blocks[id].ref) return SHMS_BOOKS_BAD_STATE;
+        if (++n > pool->n_blocks) return SHMS_BOOKS_BAD_QUEUE;
+    }
+    if (pool->blocks[0].free_prev != before) return SHMS_BOOKS_BAD_QUEUE;
+    return n == pool->n_free ? 0 : SHMS_BOOKS_BAD_COUNT;
+}
+
+static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers) {
+    const shms_pool_block *first = pool->blocks + pool->slots[s].id;
+    int32_t id = pool->slots[s].id, n = 0;
+    if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group)) return SHMS_BOOKS_BAD_KEY;
+    if (slot_of(pool, first->tag, first->hash, first->width, first->group) != s) return SHMS_BOOKS_BAD_KEY;
+    do {
+        const shms_pool_block *b = pool->blocks + id;
+        if (!b->width || !bears(b, first->hash, first->width, first->group) || (n && b->first)) return SHMS_BOOKS_BAD_KEY;
+        if (outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id) return SHMS_BOOKS_BAD_KEY;
+        if (++n > pool->n_blocks) return SHMS_BOOKS_BAD_KEY;
+        id = b->key_next;
+    } while (id != pool->slots[s].id);
+    *n_bearers += n;
+    return 0;
+}
+
+int shms_blockpool_valid(const shms_blockpool *pool) {
+    int rc = queue_valid(pool);
+    int32_t n_keys = 0, in_rings = 0, bearers = 0;
+    if (rc) return rc;
+    for (int32_t id = 1; id < pool->n_blocks; id++) {
+        const shms_pool_block *b = pool->blocks + id;
+        /* queue_valid met only blocks with ref 0, and as many as there are: here each of them must be one */
+        if (b->ref < 0 || (b->ref == 0) != (b->free_next >= 0)) return SHMS_BOOKS_BAD_STATE;
+        bearers += b->width != 0;
+    }
+    if (pool->blocks[0].ref || pool->blocks[0].width) return SHMS_BOOKS_BAD_STATE;
+    int32_t n_free = 0;
+    for (int32_t id = 1; id < pool->n_blocks; id++) n_free += pool->blocks[id].ref == 0;
+    if (n_free != pool->n_free) return SHMS_BOOKS_BAD_STATE;
+    for (uint32_t s = 0; s < pool->n_slots; s++) {
+        if (!pool->slots[s].id) continue;
+        if (outside(pool, pool->slots[s].id)) return SHMS_BOOKS_BAD_KEY;
+        if ((rc = ring_valid(pool, s, &in_rings))) return rc;
+        n_keys++;
+    }
+    if (n_keys != pool->n_keys) return SHMS_BOOKS_BAD_KEYS;
+    return in_rings == bearers ? 0 : SHMS_BOOKS_BAD_KEY;
+}

@@ -1,0 +1,35 @@
+/* blockpool_impl.h: the memory of a block pool, for blockpool.c and for tests that break it. What it means is argued on top
+ * of blockpool.c. */
+#ifndef SHMS_BLOCKPOOL_IMPL_H
+#define SHMS_BLOCKPOOL_IMPL_H
+#include "blockpool.h"
+
+typedef struct shms_pool_block {
+    uint8_t hash[SHMS_HASH_BYTES];
+    int32_t ref;
+    uint32_t tag;
+    int32_t free_prev, free_next;
+    int32_t key_prev, key_next;
+    int32_t group;
+    uint8_t width; /* 0: bears no key */
+    uint8_t first; /* 1: its slot names it */
+    uint8_t pad[2];
+} shms_pool_block;
+_Static_assert(sizeof(shms_pool_block) == 64, "one block, one cache line");
+
+typedef struct shms_pool_slot {
+    uint32_t tag;
+    int32_t id;
+} shms_pool_slot;
+
+struct shms_blockpool {
+    shms_pool_block *blocks;
+    shms_pool_slot *slots;
+    uint32_t n_slots;
+    int32_t n_blocks, n_free, n_keys;
+    int free_order, log_on;
+    uint8_t *log;
+    int64_t log_n, log_cap;
+    int64_t nbytes;
+};
+#endif

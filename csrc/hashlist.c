@@ -1,0 +1,73 @@
+/* hashlist.c: why the list is what its header says.
+ *
+ * 1. data holds cap slots of 32 bytes, of which the first n are in use, and 0 <= n <= cap. Only reserve changes cap,
+ *    and it does so after realloc has succeeded, so a refusal leaves list and contents alone.
+ * 2. Every slot in use is zero beyond `width`: append writes all 32 bytes. Hence equal hashes of equal width are
+ *    equal in all 32 bytes, and the pool may compare words.
+ * 3. The width is fixed by the first append and checked by all later ones before a byte is written. */
+#include "hashlist.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+shms_hashlist *shms_hashlist_new(void) { return calloc(1, sizeof(shms_hashlist)); }
+
+void shms_hashlist_free(shms_hashlist *list) {
+    if (list) free(list->data);
+    free(list);
+}
+
+int64_t shms_hashlist_len(const shms_hashlist *list) { return list->n; }
+int32_t shms_hashlist_width(const shms_hashlist *list) { return list->width; }
+const uint8_t *shms_hashlist_data(const shms_hashlist *list) { return list->data; }
+
+int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
+    int64_t want = list->n + more;
+    if (want <= list->cap) return 0;
+    if (want < list->cap * 2) want = list->cap * 2; /* doubling: appending one at a time stays linear */
+    uint8_t *data = realloc(list->data, (size_t)want * SHMS_HASH_BYTES);
+    if (!data) return SHMS_BOOKS_MEMORY;
+    list->data = data;
+    list->cap = want;
+    return 0;
+}
+
+int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, int32_t width) {
+    if (n < 0) return SHMS_BOOKS_ARGUMENT;
+    if (n == 0) return 0;
+    if (width < 1 || width > SHMS_HASH_BYTES || (list->width && list->width != width)) return SHMS_BOOKS_WIDTH;
+    int rc = shms_hashlist_reserve(list, n);
+    if (rc) return rc;
+    uint8_t *to = list->data + list->n * SHMS_HASH_BYTES;
+    if (width == SHMS_HASH_BYTES) {
+        memcpy(to, hashes, (size_t)n * SHMS_HASH_BYTES);
+    } else {
+        memset(to, 0, (size_t)n * SHMS_HASH_BYTES);
+        for (int64_t i = 0; i < n; i++) memcpy(to + i * SHMS_HASH_BYTES, hashes + i * width, (size_t)width);
+    }
+    list->width = width;
+    list->n += n;
+    return 0;
+}
+
+int shms_hashlist_join(shms_hashlist *list, const shms_hashlist *more) {
+    int64_t n = more->n; /* read once: `more` may be `list` itself */
+    if (n == 0) return 0;
+    if (list->width && list->width != more->width) return SHMS_BOOKS_WIDTH;
+    int rc = shms_hashlist_reserve(list, n);
+    if (rc) return rc;
+    memcpy(list->data + list->n * SHMS_HASH_BYTES, more->data, (size_t)n * SHMS_HASH_BYTES);
+    list->width = more->width;
+    list->n += n;
+    return 0;
+}
+
+int shms_hashlist_valid(const shms_hashlist *list) {
+    static const uint8_t zeros[SHMS_HASH_BYTES];
+    if (list->n < 0 || list->n > list->cap || list->width < 0 || list->width > SHMS_HASH_BYTES) return SHMS_BOOKS_CORRUPT;
+    if (list->n && (!list->data || !list->width)) return SHMS_BOOKS_CORRUPT;
+    for (int64_t i = 0; i < list->n; i++)
+        if (memcmp(list->data + i * SHMS_HASH_BYTES + list->width, zeros, (size_t)(SHMS_HASH_BYTES - list->width)))
+            return SHMS_BOOKS_CORRUPT;
+    return 0;
+}

@@ -1,0 +1,41 @@
+/* kvcache_impl.h: the memory behind the block tables, for kvcache.c and for tests that break it. What it means is argued on
+ * top of kvcache.c. */
+#ifndef SHMS_KVCACHE_IMPL_H
+#define SHMS_KVCACHE_IMPL_H
+#include "kvcache.h"
+
+typedef struct shms_kv_ids {
+    int32_t *at;
+    int64_t cap;
+} shms_kv_ids;
+
+typedef struct shms_kv_table {
+    int32_t *ids;
+    int32_t len, cap, cached, nulls;
+} shms_kv_table;
+
+typedef struct shms_kv_group {
+    int32_t kind, size, factor;
+    int64_t param;
+    int32_t n_holders; /* requests whose table is not empty */
+} shms_kv_group;
+
+struct shms_kvcache {
+    shms_blockpool *pool;
+    shms_kv_group *groups;
+    int32_t n_groups, caching, eagle;
+    int64_t alignment, max_model_len;
+    int32_t *full, *other; /* indices of the groups of either type */
+    int32_t n_full, n_other;
+    shms_kv_table *tables; /* n_groups for each handle */
+    uint8_t *live; /* one for each handle */
+    int64_t *idle; /* handles to be used again, a stack */
+    int64_t n_handles, cap_handles, n_idle;
+    shms_kv_ids out;       /* the last answer */
+    int32_t *counts;
+    int64_t *stored, *needed;
+    int64_t n_out;
+    shms_kv_ids *scratch; /* one for each group: look-ups */
+    int32_t *found;
+};
+#endif

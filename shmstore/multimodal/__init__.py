@@ -1,0 +1,69 @@
+"""Caches of preprocessed multi-modal items: don't preprocess twice, don't send twice.
+
+The API server has a processor cache, the engine core or the workers a receiver cache; `MultiModalCacheConfig` says
+which, and the factories build them.
+"""
+
+from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.factories import (
+    engine_receiver_cache_from_config,
+    processor_cache_from_config,
+    processor_only_cache_from_config,
+    worker_receiver_cache_from_config,
+)
+from shmstore.multimodal.hashing import hash_item
+from shmstore.multimodal.interfaces import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from shmstore.multimodal.items import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalField,
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    MultiModalSharedField,
+    PlaceholderRange,
+    ResolvedPromptUpdate,
+)
+from shmstore.multimodal.lru import CacheInfo, LRUCache
+from shmstore.multimodal.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
+from shmstore.multimodal.mirrored import MirroredProcessingCache
+from shmstore.multimodal.processor_only import MultiModalProcessorOnlyCache
+from shmstore.multimodal.shm_pair import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
+from shmstore.multimodal.sizes import MultiModalCache
+from shmstore.multimodal.wire import register as _register
+from shmstore.serde import register_type as _register_type
+
+__all__ = [
+    "BaseMultiModalProcessorCache",
+    "BaseMultiModalReceiverCache",
+    "CacheInfo",
+    "LRUCache",
+    "MirroredProcessingCache",
+    "MultiModalBatchedField",
+    "MultiModalCache",
+    "MultiModalCacheConfig",
+    "MultiModalFeatureSpec",
+    "MultiModalField",
+    "MultiModalFieldConfig",
+    "MultiModalFieldElem",
+    "MultiModalFlatField",
+    "MultiModalKwargsItem",
+    "MultiModalKwargsItems",
+    "MultiModalProcessorOnlyCache",
+    "MultiModalProcessorSenderCache",
+    "MultiModalReceiverCache",
+    "MultiModalSharedField",
+    "PlaceholderRange",
+    "ResolvedPromptUpdate",
+    "ShmObjectStoreReceiverCache",
+    "ShmObjectStoreSenderCache",
+    "engine_receiver_cache_from_config",
+    "hash_item",
+    "processor_cache_from_config",
+    "processor_only_cache_from_config",
+    "worker_receiver_cache_from_config",
+]
+
+_register(_register_type)

@@ -1,0 +1,149 @@
+"""`MultiModalCacheConfig`: what to cache where, checked once, and told in words.
+
+Two independent questions: is the *processor* cache on (don't preprocess twice), and is the *IPC* cache on (don't send
+twice)? The first bounds what the API server keeps for itself, the second what the two sides share.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from shmstore.multimodal.sizes import GIB
+
+__all__ = ["MultiModalCacheConfig"]
+
+_DEFAULT_MAX_OBJECT_SIZE_MB = 128
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class MultiModalCacheConfig:
+    """The configuration of every cache of one engine; each process builds its own part from it.
+
+    Sizes in GiB, 0 switches off. ValueError at construction, naming the field.
+    """
+
+    processor_cache_gb: float = 4.0
+    """Of each API server: preprocessed items and prompt updates; with an IPC cache the prompt updates alone."""
+    ipc_cache_gb: float | None = None
+    """Of the items beyond the API server: in the engine core (`lru`) or in shared memory (`shm`).
+
+    None: as `processor_cache_gb`."""
+    cache_type: Literal["lru", "shm"] = "lru"
+    """Where the IPC cache is: in the engine core's memory, or in shared memory that the workers read."""
+    shm_max_object_size_mb: int = _DEFAULT_MAX_OBJECT_SIZE_MB
+    """MiB; a larger item is sent inline. `shm` only."""
+    shm_name: str | None = None
+    """POSIX name of the segment; None: a unique one. Used by `shm` only."""
+    world_size: int = 1
+    """Worker processes that read each item."""
+    api_process_count: int = 1
+    """API servers; with more than one there is no IPC cache, since each would have to know what the others sent."""
+    data_parallel_size: int = 1
+    """Engine cores; with more than one there is no IPC cache unless each has its own API server, see below."""
+    data_parallel_external_lb: bool = False
+    """Requests are spread over complete replicas from outside: each API server has one engine core."""
+    supports_multimodal: bool = True
+    """Whether the model takes anything but text."""
+
+    def __post_init__(self) -> None:
+        for name in ("processor_cache_gb", "ipc_cache_gb"):
+            size = getattr(self, name)
+            if size is None and name == "ipc_cache_gb":
+                continue
+            if isinstance(size, bool) or not isinstance(size, (int, float)):
+                raise ValueError(f"{name}: expected a number of GiB, got {size!r}")
+            if not math.isfinite(size) or size < 0:
+                raise ValueError(f"{name}: expected 0 (off) or more GiB, got {size!r}")
+        if self.cache_type not in ("lru", "shm"):
+            raise ValueError(f"cache_type: expected 'lru' or 'shm', got {self.cache_type!r}")
+        for name in ("shm_max_object_size_mb", "world_size", "api_process_count", "data_parallel_size"):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+                raise ValueError(f"{name}: expected an integer of at least 1, got {count!r}")
+        if self.cache_type != "shm" and self.shm_max_object_size_mb != _DEFAULT_MAX_OBJECT_SIZE_MB:
+            raise ValueError(
+                f"shm_max_object_size_mb: has no meaning with cache_type={self.cache_type!r}, only with 'shm'"
+            )
+        if self.shm_name is not None and (
+            not isinstance(self.shm_name, str) or not self.shm_name or "/" in self.shm_name or "\0" in self.shm_name
+        ):
+            raise ValueError(f"shm_name: expected a name without a slash, got {self.shm_name!r}")
+
+    @property
+    def processor_cache_bytes(self) -> int:
+        """`processor_cache_gb` in bytes."""
+        return round(self.processor_cache_gb * GIB)
+
+    @property
+    def ipc_cache_bytes(self) -> int:
+        """`ipc_cache_gb` in bytes, or its default."""
+        gb = self.processor_cache_gb if self.ipc_cache_gb is None else self.ipc_cache_gb
+        return round(gb * GIB)
+
+    @property
+    def max_object_bytes(self) -> int:
+        """The largest object that the shared-memory store takes, in bytes."""
+        return min(self.shm_max_object_size_mb << 20, self.ipc_cache_bytes)
+
+    @property
+    def processor_cache_enabled(self) -> bool:
+        """Whether anything is cached at all."""
+        return self.supports_multimodal and self.processor_cache_bytes > 0
+
+    @property
+    def ipc_cache_enabled(self) -> bool:
+        """Whether an item that was sent once need not be sent again."""
+        one_to_one = self.data_parallel_size == 1 or self.data_parallel_external_lb
+        return self.processor_cache_enabled and self.ipc_cache_bytes > 0 and self.api_process_count == 1 and one_to_one
+
+    def describe(self) -> str:
+        """Which process keeps what, and how much memory that takes at most, one line for each kind of process."""
+        p0, p1, workers = self._processes()
+        if not self.processor_cache_enabled:
+            why = "processor_cache_gb is 0" if self.supports_multimodal else "the model takes text only"
+            return (
+                f"No multi-modal cache: {why}. Each item is preprocessed and sent every time.\n"
+                f"{p0}, {p1}, {workers}: nothing."
+            )
+        processor, ipc = _gib(self.processor_cache_bytes), _gib(self.ipc_cache_bytes)
+        if not self.ipc_cache_enabled:
+            return (
+                f"Processor cache only: {self._why_no_ipc()}. "
+                "Nothing is preprocessed twice; each item is sent every time.\n"
+                f"{p0}: up to {processor} of items and prompt updates.\n{p1}, {workers}: nothing."
+            )
+        if self.cache_type == "lru":
+            return (
+                "Processor and IPC cache, in the engine core's memory: nothing is preprocessed or sent twice.\n"
+                f"{p0}: keys, sizes and up to {processor} of prompt updates; no tensors.\n"
+                f"{p1}: up to {ipc} of items.\n{workers}: nothing; items reach them from the engine core each time."
+            )
+        return (
+            "Processor and IPC cache, in shared memory: nothing is preprocessed or sent twice.\n"
+            f"{p0}: writes one segment of {ipc}, taken from /dev/shm at the start, once for all processes of the host; "
+            f"beside it up to {processor} of prompt updates. "
+            f"Items over {_gib(self.max_object_bytes)} are sent inline.\n"
+            f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
+        )
+
+    def _processes(self) -> tuple[str, str, str]:
+        p0 = "API server" if self.api_process_count == 1 else f"Each of {self.api_process_count} API servers"
+        p1 = "Engine core" if self.data_parallel_size == 1 else f"Each of {self.data_parallel_size} engine cores"
+        workers = "Worker" if self.world_size == 1 else f"Each of {self.world_size} workers"
+        return p0, p1, workers
+
+    def _why_no_ipc(self) -> str:
+        if self.ipc_cache_bytes == 0:
+            return "ipc_cache_gb is 0"
+        if self.api_process_count > 1:
+            return f"there are {self.api_process_count} API servers, and none knows what the others have sent"
+        return f"{self.data_parallel_size} engine cores share one API server, and an item may go to any of them"
+
+
+def _gib(nbytes: int) -> str:
+    for unit, size in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes} bytes"

@@ -1,0 +1,157 @@
+"""The two interfaces of the multi-modal caches, for those who use one and for those who write one.
+
+P0, the API server, has a `BaseMultiModalProcessorCache`: it is asked before preprocessing what need not be
+preprocessed, and takes and returns what is. P1, the engine core, and the workers have a
+`BaseMultiModalReceiverCache`: it turns what arrives into items. For each request the order is
+
+    P0: is_cached → preprocess the rest → get_and_update → send the outputs as `MultiModalFeatureSpec.data`
+    P1 or worker: get_and_update_features → the model
+
+An implementation needs the methods for one item; the batch methods here are made of them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence, Sized
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from shmstore.errors import CacheMissError
+from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
+from shmstore.multimodal.lru import CacheInfo
+
+if TYPE_CHECKING:
+    from shmstore.refs import ObjectRef
+
+__all__ = [
+    "BaseMultiModalProcessorCache",
+    "BaseMultiModalReceiverCache",
+    "ProcessorInput",
+    "ProcessorOutput",
+    "ReceiverInput",
+    "check_batch",
+    "check_lengths",
+]
+
+PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
+ProcessorInput: TypeAlias = tuple[MultiModalKwargsItem, PromptUpdates] | None
+"""What P0 has of an item: it and its prompt updates, or None where `is_cached_item` said that it need not."""
+ProcessorOutput: TypeAlias = tuple[Union[MultiModalKwargsItem, "ObjectRef", None], PromptUpdates]
+"""What P0 sends of an item (itself, a reference, nothing), and the prompt updates, which stay in P0."""
+ReceiverInput: TypeAlias = Union[MultiModalKwargsItem, "ObjectRef", None]
+"""What arrives of an item."""
+
+
+def check_batch(items: Sequence[object], mm_hashes: Sequence[str], known: Callable[[str], bool]) -> None:
+    """Reject a batch before anything is changed.
+
+    ValueError where the lengths differ; CacheMissError naming every hash whose item is None and is neither `known`
+    nor given earlier in the batch.
+    """
+    check_lengths(items, mm_hashes)
+    given: set[str] = set()
+    missing: dict[str, None] = {}
+    for item, mm_hash in zip(items, mm_hashes, strict=True):
+        if item is not None:
+            given.add(mm_hash)
+        elif mm_hash not in given and not known(mm_hash):
+            missing[mm_hash] = None
+    if missing:
+        raise CacheMissError(missing)
+
+
+def check_lengths(items: Sized, mm_hashes: Sized) -> None:
+    """ValueError where there is not one hash for each item."""
+    if len(items) != len(mm_hashes):
+        raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes")
+
+
+class BaseMultiModalProcessorCache(ABC):
+    """The cache of P0: input `(item, prompt_updates)` or None, output `(item or reference or None, prompt_updates)`.
+
+    Implementations are thread-safe: an API server calls from a pool of threads.
+    """
+
+    @abstractmethod
+    def is_cached_item(self, mm_hash: str) -> bool:
+        """Whether None will do as input for this hash; changes neither order nor counts, however often it is asked."""
+
+    @abstractmethod
+    def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
+        """What to send of this item, recording that it was; CacheMissError for None where nothing is cached."""
+
+    @abstractmethod
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        """Mark the item as just used; absent: nothing."""
+
+    @abstractmethod
+    def clear_cache(self) -> None:
+        """Forget all items, prompt updates and counts."""
+
+    @abstractmethod
+    def make_stats(self, delta: bool = False) -> CacheInfo:
+        """Hits and total so far; with `delta` since the last call with `delta`."""
+
+    def is_cached(self, mm_hashes: Sequence[str]) -> list[bool]:
+        """`is_cached_item` of each."""
+        return [self.is_cached_item(mm_hash) for mm_hash in mm_hashes]
+
+    def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
+        """`get_and_update_item` of each, the items that are cached being touched before the first is stored.
+
+        ValueError where the lengths differ, CacheMissError with all missing hashes of the batch, both before anything
+        is changed. The caches of this package also undo the batch where an item fails later; one that is made of this
+        method alone has then recorded the items before it.
+        """
+        check_batch(mm_items, mm_hashes, self.is_cached_item)
+        for mm_hash in mm_hashes:
+            self.touch_sender_cache_item(mm_hash)
+        given: dict[str, ProcessorInput] = {}
+        outputs = []
+        for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
+            if mm_item is not None:
+                given[mm_hash] = mm_item
+            outputs.append(self.get_and_update_item(given.get(mm_hash), mm_hash))
+        return outputs
+
+
+class BaseMultiModalReceiverCache(ABC):
+    """The cache of P1 or of a worker: whatever arrives goes in, items come out. Thread-safe."""
+
+    @abstractmethod
+    def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
+        """The item, recording it if it came; CacheMissError for None where nothing is cached."""
+
+    @abstractmethod
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
+        """Mark the item as just used; absent: nothing. `mm_item` is what arrived of it."""
+
+    @abstractmethod
+    def clear_cache(self) -> None:
+        """Forget all items."""
+
+    def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
+        """`get_and_update_item` of each, in order, all of them being touched first.
+
+        ValueError where the lengths differ. The caches of this package raise CacheMissError with all missing hashes
+        of the batch, with nothing changed; one that is made of this method alone, at the first.
+        """
+        check_lengths(mm_items, mm_hashes)
+        for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
+            self.touch_receiver_cache_item(mm_hash, mm_item)
+        return [
+            self.get_and_update_item(mm_item, mm_hash) for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
+        ]
+
+    def get_and_update_features(self, features: Sequence[MultiModalFeatureSpec]) -> Sequence[MultiModalFeatureSpec]:
+        """Replace each feature's `data` by its item and return `features`.
+
+        All identifiers are touched before the first is replaced, so that no item of the batch pushes out another one
+        of it. An error leaves every feature as it was.
+        """
+        items = self.get_and_update(
+            [feature.data for feature in features], [feature.identifier for feature in features]
+        )
+        for feature, item in zip(features, items, strict=True):
+            feature.data = item
+        return features

@@ -1,0 +1,544 @@
+"""The values of the multi-modal path: field elements, the fields that batch them, items, features, positions.
+
+A processor's output (one batched tensor per key) is cut into one `MultiModalKwargsItem` per image, clip or
+recording; items are what the caches keep; `MultiModalKwargsItems.get_data` puts a batch together again. How a key
+is cut and joined is the business of its field. Nothing here knows a cache or a store.
+
+All values but `MultiModalFeatureSpec` are frozen: threads and caches share them. Equality compares dtype, shape and
+bits of every leaf, so that -0.0 differs from 0.0 and a NaN equals itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from shmstore.refs import ObjectRef
+
+__all__ = [
+    "MultiModalBatchedField",
+    "MultiModalFeatureSpec",
+    "MultiModalField",
+    "MultiModalFieldConfig",
+    "MultiModalFieldElem",
+    "MultiModalFlatField",
+    "MultiModalKwargsItem",
+    "MultiModalKwargsItems",
+    "MultiModalSharedField",
+    "NestedTensors",
+    "PlaceholderRange",
+    "ResolvedPromptUpdate",
+    "nested_equal",
+]
+
+NestedTensors: TypeAlias = Any
+"""A tensor, or lists and tuples of them to any depth; numbers and arrays are let through. (Recursive: so `Any`.)"""
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a is b or a.numel() == 0:
+        return True
+    if a.is_floating_point() or a.is_complex():
+        # torch.equal says that NaN differs from NaN; bits do not. A contiguous copy of a view has its values.
+        return torch.equal(_bits(a), _bits(b))
+    return torch.equal(a, b.to(a.device))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def _same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return a is b or (bool(np.array_equal(a, b)) if a.dtype.hasobject else a.tobytes() == b.tobytes())
+
+
+def nested_equal(a: object, b: object) -> bool:
+    """True where both are the same tree: kinds of container, keys, dtypes, shapes and bits."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and _same_tensor(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and _same_array(a, b)
+    if isinstance(a, (list, tuple)):
+        if isinstance(a, list) is not isinstance(b, list) or not isinstance(b, (list, tuple)):
+            return False
+        return len(a) == len(b) and all(map(nested_equal, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(nested_equal(a[k], b[k]) for k in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return type(a) is type(b) and a.hex() == b.hex()
+    return type(a) is type(b) and bool(a == b)
+
+
+def _to_device(data: NestedTensors, device: torch.device | str | None) -> NestedTensors:
+    if device is None:
+        return data
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, (list, tuple)):
+        return type(data)(_to_device(part, device) for part in data)
+    return data
+
+
+class MultiModalField(ABC):
+    """How the data of one key is cut into one piece per item, and how the pieces are joined for the model."""
+
+    __slots__ = ()
+
+    def build_elems(self, modality: str, key: str, data: NestedTensors) -> list[MultiModalFieldElem]:
+        """One element for each item, in order; views of `data` wherever it is a tensor."""
+        return [MultiModalFieldElem(modality, key, piece, self) for piece in self._cut(data)]
+
+    def reduce_data(
+        self,
+        elems: Sequence[MultiModalFieldElem],
+        *,
+        device: torch.device | str | None = None,
+        pin_memory: bool = False,
+    ) -> NestedTensors:
+        """The data of `elems` joined as this kind of field does it, on `device`, through page-locked memory if asked.
+
+        ValueError where the elements' fields are not all of this kind, or there are none.
+        """
+        if not elems:
+            raise ValueError("no elements to reduce")
+        for elem in elems:
+            if not self._joins_with(elem.field):
+                kinds = sorted({type(e.field).__name__ for e in elems} | {type(self).__name__})
+                raise ValueError(f"cannot reduce mixed fields of key {elem.key!r} together: {', '.join(kinds)}")
+        return _to_device(self._join([elem.data for elem in elems], pin_memory), device)
+
+    def _joins_with(self, other: MultiModalField) -> bool:
+        return type(other) is type(self)
+
+    @abstractmethod
+    def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]: ...
+
+    @abstractmethod
+    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors: ...
+
+
+def _all_tensors(pieces: list[NestedTensors]) -> bool:
+    first = pieces[0]
+    return isinstance(first, torch.Tensor) and all(
+        isinstance(piece, torch.Tensor) and piece.dtype == first.dtype and piece.device == first.device
+        for piece in pieces
+    )
+
+
+def _room(first: torch.Tensor, shape: Sequence[int], pin_memory: bool) -> torch.Tensor | None:
+    # Only host memory can be page-locked, and only where there is an accelerator to lock it for.
+    if not pin_memory or first.device.type != "cpu":
+        return None
+    return torch.empty(tuple(shape), dtype=first.dtype, pin_memory=True)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MultiModalBatchedField(MultiModalField):
+    """One element per index of the first dimension; joined by stacking equal shapes, else a list."""
+
+    def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
+        return list(data)
+
+    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
+        if not _all_tensors(pieces) or any(piece.shape != pieces[0].shape for piece in pieces):
+            return pieces
+        if len(pieces) == 1 and not pin_memory:
+            return pieces[0].unsqueeze(0)  # the common case, one image: a view and no copy
+        room = _room(pieces[0], (len(pieces), *pieces[0].shape), pin_memory)
+        return torch.stack(pieces, out=room)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class MultiModalFlatField(MultiModalField):
+    """Each item owns a slice of one tensor; joined by concatenation along `dim`, else a flat list.
+
+    `slices` has one entry per item: a slice, taken along `dim`, or a tuple of slices, taken as it is.
+    """
+
+    slices: Sequence[slice | Sequence[slice]]
+    dim: int = 0
+
+    def __post_init__(self) -> None:
+        cuts: list[slice | Sequence[slice]] = []
+        for cut in self.slices:
+            parts = (cut,) if isinstance(cut, slice) else tuple(cut) if isinstance(cut, (list, tuple)) else ()
+            if not parts or not all(isinstance(part, slice) for part in parts):
+                raise TypeError(f"slices: expected a slice or a tuple of slices for each item, got {cut!r}")
+            cuts.append(cut if isinstance(cut, slice) else parts)
+        object.__setattr__(self, "slices", tuple(cuts))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MultiModalFlatField):
+            return NotImplemented
+        return self.dim == other.dim and self.slices == other.slices
+
+    def __hash__(self) -> int:
+        return hash((self.dim, repr(self.slices)))  # slices are hashable from Python 3.12 on only
+
+    def _joins_with(self, other: MultiModalField) -> bool:
+        return isinstance(other, MultiModalFlatField) and other.dim == self.dim
+
+    def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
+        if not isinstance(data, torch.Tensor):
+            if self.dim != 0 or not all(isinstance(cut, slice) for cut in self.slices):
+                raise ValueError("slices of anything but the first dimension need one tensor")
+            return [data[cut] for cut in self.slices]
+        before = (slice(None),) * (self.dim % data.ndim if data.ndim else 0)
+        return [data[(*before, cut)] if isinstance(cut, slice) else data[tuple(cut)] for cut in self.slices]
+
+    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
+        if not _all_tensors(pieces):
+            return list(chain.from_iterable([piece] if isinstance(piece, torch.Tensor) else piece for piece in pieces))
+        first: torch.Tensor = pieces[0]
+        if first.ndim == 0:
+            return pieces
+        dim = self.dim % first.ndim
+        if any(piece.ndim != first.ndim for piece in pieces):
+            return pieces
+        around = first.shape[:dim] + first.shape[dim + 1 :]
+        if any(piece.shape[:dim] + piece.shape[dim + 1 :] != around for piece in pieces):
+            return pieces
+        if len(pieces) == 1 and not pin_memory:
+            return first
+        shape = list(first.shape)
+        shape[dim] = sum(piece.shape[dim] for piece in pieces)
+        return torch.cat(pieces, dim=dim, out=_room(first, shape, pin_memory))
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MultiModalSharedField(MultiModalField):
+    """The same data for each of `batch_size` items; joined to the first."""
+
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size: {self.batch_size} is not at least 1")
+
+    def _joins_with(self, other: MultiModalField) -> bool:
+        return isinstance(other, MultiModalSharedField)
+
+    def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
+        return [data] * self.batch_size
+
+    def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
+        return pieces[0]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class MultiModalFieldElem:
+    """One key of one item: its data, and the field that joins it with the same key of other items."""
+
+    modality: str
+    key: str
+    data: NestedTensors
+    field: MultiModalField
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MultiModalFieldElem):
+            return NotImplemented
+        return (
+            self.modality == other.modality
+            and self.key == other.key
+            and self.field == other.field
+            and nested_equal(self.data, other.data)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MultiModalFieldConfig:
+    """Of which modality a processor's output key is, and by which field it is cut."""
+
+    modality: str
+    field: MultiModalField
+
+    @classmethod
+    def batched(cls, modality: str) -> MultiModalFieldConfig:
+        """One item per index of the first dimension."""
+        return cls(modality, MultiModalBatchedField())
+
+    @classmethod
+    def flat(cls, modality: str, slices: Sequence[slice | Sequence[slice]], dim: int = 0) -> MultiModalFieldConfig:
+        """One item per slice along `dim`."""
+        return cls(modality, MultiModalFlatField(slices, dim))
+
+    @classmethod
+    def flat_from_sizes(cls, modality: str, sizes: Iterable[int], dim: int = 0) -> MultiModalFieldConfig:
+        """One item per size: consecutive slices along `dim` of these lengths."""
+        slices, start = [], 0
+        for size in sizes:
+            slices.append(slice(start, start + int(size)))
+            start += int(size)
+        return cls.flat(modality, slices, dim)
+
+    @classmethod
+    def shared(cls, modality: str, batch_size: int) -> MultiModalFieldConfig:
+        """The same data for each of `batch_size` items."""
+        return cls(modality, MultiModalSharedField(batch_size))
+
+
+class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
+    """One preprocessed item (one image, one clip): its elements by key, all of one modality; immutable.
+
+    ValueError where there is no element, where modalities differ, or where a key is not its element's.
+    """
+
+    __slots__ = ("_elems", "_modality")
+
+    _elems: dict[str, MultiModalFieldElem]
+    _modality: str
+
+    def __init__(self, elems: Mapping[str, MultiModalFieldElem]) -> None:
+        modalities = {elem.modality for elem in elems.values()}
+        if len(modalities) != 1:
+            found = ", ".join(sorted(map(repr, modalities))) or "none"
+            raise ValueError(f"the elements of an item must have one modality, found {found}")
+        for key, elem in elems.items():
+            if key != elem.key:
+                raise ValueError(f"element of key {elem.key!r} given as {key!r}")
+        self._elems = dict(elems)
+        self._modality = next(iter(modalities))
+
+    @classmethod
+    def from_elems(cls, elems: Iterable[MultiModalFieldElem]) -> MultiModalKwargsItem:
+        """The item made of these elements; ValueError where two have the same key."""
+        by_key: dict[str, MultiModalFieldElem] = {}
+        for elem in elems:
+            if elem.key in by_key:
+                raise ValueError(f"two elements of key {elem.key!r}")
+            by_key[elem.key] = elem
+        return cls(by_key)
+
+    @classmethod
+    def dummy(cls, modality: str, nbytes: int = 1) -> MultiModalKwargsItem:
+        """An item of `nbytes` zero bytes under the key "dummy": for profiling runs and tests."""
+        if nbytes < 0:
+            raise ValueError(f"nbytes: {nbytes} is negative")
+        data = torch.zeros(nbytes, dtype=torch.uint8)
+        return cls.from_elems([MultiModalFieldElem(modality, "dummy", data, MultiModalSharedField(1))])
+
+    @property
+    def modality(self) -> str:
+        """The modality of every element."""
+        return self._modality
+
+    def get_data(self) -> dict[str, NestedTensors]:
+        """The bare data by key."""
+        return {key: elem.data for key, elem in self._elems.items()}
+
+    def __getitem__(self, key: str) -> MultiModalFieldElem:
+        return self._elems[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._elems)
+
+    def __len__(self) -> int:
+        return len(self._elems)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MultiModalKwargsItem):
+            return NotImplemented
+        return self._elems == other._elems
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(modality={self._modality!r}, keys={list(self._elems)})"
+
+
+class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]]):
+    """The items of one request by modality, in the order in which they appear; immutable.
+
+    An item is None where only its hash travels, because the other side has it already.
+    """
+
+    __slots__ = ("_items",)
+
+    _items: dict[str, list[MultiModalKwargsItem | None]]
+
+    def __init__(self, items: Mapping[str, Sequence[MultiModalKwargsItem | None]] | None = None) -> None:
+        self._items = {modality: list(row) for modality, row in (items or {}).items()}
+
+    @classmethod
+    def from_seq(cls, items: Iterable[MultiModalKwargsItem]) -> MultiModalKwargsItems:
+        """The items grouped by their modality, otherwise in the order given."""
+        rows: dict[str, list[MultiModalKwargsItem | None]] = {}
+        for item in items:
+            rows.setdefault(item.modality, []).append(item)
+        return cls(rows)
+
+    @classmethod
+    def from_hf_inputs(
+        cls, inputs: Mapping[str, NestedTensors], config_by_key: Mapping[str, MultiModalFieldConfig]
+    ) -> MultiModalKwargsItems:
+        """A processor's output cut into items; keys without a configuration are left out, and the reverse too.
+
+        ValueError where the keys of one modality give different numbers of items.
+        """
+        elems_by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
+        for key, config in config_by_key.items():
+            if (data := inputs.get(key)) is not None:
+                elems = config.field.build_elems(config.modality, key, data)
+                elems_by_modality.setdefault(config.modality, {})[key] = elems
+        rows: dict[str, list[MultiModalKwargsItem | None]] = {}
+        for modality, by_key in elems_by_modality.items():
+            counts = {key: len(elems) for key, elems in by_key.items()}
+            if len(set(counts.values())) > 1:
+                raise ValueError(f"the keys of modality {modality!r} give different numbers of items: {counts}")
+            rows[modality] = [MultiModalKwargsItem.from_elems(elems) for elems in zip(*by_key.values(), strict=True)]
+        return cls(rows)
+
+    def require_data(self) -> MultiModalKwargsItems:
+        """Itself; ValueError naming the first item that is None."""
+        for modality, row in self._items.items():
+            for index, item in enumerate(row):
+                if item is None:
+                    raise ValueError(f"item {index} of modality {modality!r} is None: a cache has to fill it in first")
+        return self
+
+    def get_data(self, device: torch.device | str | None = None, pin_memory: bool = False) -> dict[str, NestedTensors]:
+        """The model's keyword arguments: for each key the data of all items, joined by its field.
+
+        ValueError where an item is None, or a key's elements have fields of different kinds.
+        """
+        elems_by_key: dict[str, list[MultiModalFieldElem]] = {}
+        for item in chain.from_iterable(self.require_data().values()):
+            for key, elem in (item or {}).items():
+                elems_by_key.setdefault(key, []).append(elem)
+        return {
+            key: elems[0].field.reduce_data(elems, device=device, pin_memory=pin_memory)
+            for key, elems in elems_by_key.items()
+        }
+
+    def __getitem__(self, modality: str) -> Sequence[MultiModalKwargsItem | None]:
+        return self._items[modality]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MultiModalKwargsItems):
+            return NotImplemented
+        return self._items == other._items
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({ {modality: len(row) for modality, row in self._items.items()} })"
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class PlaceholderRange:
+    """The tokens of the prompt that stand for one item: `length` of them from `offset` on.
+
+    `is_embed` is a bool tensor of `length`, true where an embedding replaces the token; None: everywhere.
+    """
+
+    offset: int
+    length: int
+    is_embed: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.offset < 0 or self.length < 0:
+            raise ValueError(f"offset {self.offset} and length {self.length} must not be negative")
+        if self.is_embed is not None and tuple(self.is_embed.shape) != (self.length,):
+            raise ValueError(f"is_embed has shape {tuple(self.is_embed.shape)}, expected ({self.length},)")
+
+    def get_num_embeds(self) -> int:
+        """How many embeddings the item has."""
+        return self.length if self.is_embed is None else int(self.is_embed.sum())
+
+    def get_embeds_indices_in_range(self, start_idx: int, end_idx: int) -> tuple[int, int]:
+        """Which of the item's embeddings [first, last) fall on its placeholders [start_idx, end_idx)."""
+        if not 0 <= start_idx <= end_idx <= self.length:
+            raise ValueError(f"[{start_idx}, {end_idx}) does not lie in the {self.length} placeholders")
+        if self.is_embed is None:
+            return start_idx, end_idx
+        first = int(self.is_embed[:start_idx].sum())
+        return first, first + int(self.is_embed[start_idx:end_idx].sum())
+
+    def extract_embeds_range(self) -> list[tuple[int, int]]:
+        """The runs of embeddings as positions in the prompt, (first, last) with both inclusive, `offset` added."""
+        if self.is_embed is None:
+            return [(self.offset, self.offset + self.length - 1)] if self.length else []
+        padded = torch.zeros(self.length + 2, dtype=torch.int8)
+        padded[1:-1] = self.is_embed.to(torch.int8).ne(0)
+        steps = padded.diff()
+        starts = (steps == 1).nonzero().flatten().tolist()
+        ends = (steps == -1).nonzero().flatten().tolist()
+        return [(self.offset + start, self.offset + end - 1) for start, end in zip(starts, ends, strict=True)]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, PlaceholderRange):
+            return NotImplemented
+        return (self.offset, self.length) == (other.offset, other.length) and nested_equal(
+            self.is_embed, other.is_embed
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.offset, self.length))
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class MultiModalFeatureSpec:
+    """One item of a request on its way: what identifies it, where it stands, and its data in whatever form.
+
+    `data` is None where the receiver has it cached, an item, or a reference into the store; a receiver cache
+    replaces it by the item (`get_and_update_features`), so this one type is mutable.
+    """
+
+    data: MultiModalKwargsItem | ObjectRef | None
+    modality: str
+    identifier: str
+    mm_position: PlaceholderRange
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, MultiModalFeatureSpec):
+            return NotImplemented
+        return (
+            (self.modality, self.identifier, self.mm_position) == (other.modality, other.identifier, other.mm_position)
+            and type(self.data) is type(other.data)
+            and self.data == other.data
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ResolvedPromptUpdate:
+    """What to do with the prompt for one item: insert `content` at `target`, or replace `target` by it.
+
+    It depends on the text, not on tensors, so it stays in the API server. `target` and `content` are text or
+    token ids. A cache hands it out as it was stored: the caller sets its own index with `with_item_idx`.
+    """
+
+    modality: str
+    item_idx: int
+    mode: Literal["insert", "replace"]
+    target: Any
+    content: Any
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("insert", "replace"):
+            raise ValueError(f"mode: {self.mode!r} is neither 'insert' nor 'replace'")
+
+    def with_item_idx(self, item_idx: int) -> ResolvedPromptUpdate:
+        """The same update for the item at `item_idx` of another request."""
+        return dataclasses.replace(self, item_idx=item_idx)

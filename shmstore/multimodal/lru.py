@@ -1,0 +1,255 @@
+"""`LRUCache`: a bounded mapping in order of use, with pins, counts and a hook; and `CacheInfo`, what it counted.
+
+cachetools keeps the values, their sizes and the sum, and decides when something has to go; which entry goes is
+decided here, by `popitem`, from an order of use of our own. Only public names of cachetools are used: the order that
+its own LRUCache keeps is private, and its pins would have had to be threaded through it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, ItemsView, Iterator, ValuesView
+from typing import TypeVar, overload
+
+import cachetools
+
+__all__ = ["CacheInfo", "HitCounter", "LRUCache"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """How often a cache was asked, and how often it had the answer."""
+
+    hits: int = 0
+    """Lookups that were answered from the cache."""
+    total: int = 0
+    """All lookups."""
+
+    @property
+    def hit_ratio(self) -> float:
+        """hits / total; 0.0 before the first lookup."""
+        return self.hits / self.total if self.total else 0.0
+
+    def __sub__(self, earlier: CacheInfo) -> CacheInfo:
+        """What was counted since `earlier`."""
+        return CacheInfo(self.hits - earlier.hits, self.total - earlier.total)
+
+
+class HitCounter:
+    """Counts lookups; the lock is its owner's."""
+
+    __slots__ = ("_reported", "hits", "total")
+
+    def __init__(self) -> None:
+        self.hits = 0
+        self.total = 0
+        self._reported = CacheInfo()
+
+    def stat(self, delta: bool = False) -> CacheInfo:
+        """Everything counted; with `delta` what was counted since the last call with `delta`."""
+        now = CacheInfo(self.hits, self.total)
+        if not delta:
+            return now
+        since, self._reported = now - self._reported, now
+        return since
+
+    def clear(self) -> None:
+        """Start again from 0."""
+        self.hits = self.total = 0
+        self._reported = CacheInfo()
+
+
+class _Required:
+    pass
+
+
+_required = _Required()
+
+
+class LRUCache(cachetools.Cache[K, V]):
+    """A mapping bounded by the sum of its values' sizes, in order of use, least recently used first.
+
+    `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Looking up (`[]`, `get`) and storing
+    is a use; `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity`
+    is a ValueError, and nothing is evicted for it. Pinned entries are never evicted: RuntimeError where the rest
+    would not make room, with nothing changed.
+
+    `on_remove(key, value)` is called for each entry that has left, by whatever way, with the lock held; a value that
+    is replaced under its key has not left. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        capacity: float,
+        getsizeof: Callable[[V], float] | None = None,
+        *,
+        on_remove: Callable[[K, V], None] | None = None,
+    ) -> None:
+        super().__init__(capacity, getsizeof)
+        self._lock = threading.RLock()
+        self._order: OrderedDict[K, None] = OrderedDict()
+        self._pinned: dict[K, float] = {}  # size of each pinned entry: what no eviction can give
+        self._replacing: K | _Required = _required
+        self._counts = HitCounter()
+        self._on_remove = on_remove
+
+    @property
+    def capacity(self) -> float:
+        """What the sizes may add up to."""
+        return self.maxsize
+
+    @property
+    def usage(self) -> float:
+        """The part of the capacity in use, 0 to 1."""
+        return self.currsize / self.maxsize if self.maxsize else 0.0
+
+    @property
+    def order(self) -> tuple[K, ...]:
+        """The keys, least recently used first."""
+        with self._lock:
+            return tuple(self._order)
+
+    def stat(self, delta: bool = False) -> CacheInfo:
+        """How many lookups there were and how many hits; with `delta` since the last call with `delta`."""
+        with self._lock:
+            return self._counts.stat(delta)
+
+    def __getitem__(self, key: K) -> V:
+        with self._lock:
+            self._counts.total += 1
+            value = super().__getitem__(key)
+            self._counts.hits += 1
+            self._order.move_to_end(key)
+            return value
+
+    @overload
+    def get(self, key: K, default: None = None) -> V | None: ...
+    @overload
+    def get(self, key: K, default: V) -> V: ...
+    @overload
+    def get(self, key: K, default: D) -> V | D: ...
+    def get(self, key: K, default: object = None) -> object:
+        """The value, which counts as a use and a hit, or `default`, which counts as a lookup."""
+        try:
+            return self[key]
+        except KeyError:
+            return default
+
+    def peek(self, key: K) -> V | None:
+        """The value or None; no use, not counted."""
+        with self._lock:
+            return super().__getitem__(key) if key in self._order else None
+
+    def __setitem__(self, key: K, value: V) -> None:
+        with self._lock:
+            if self._pinned:
+                self._check_room(key, value)
+            self._replacing = key
+            try:
+                super().__setitem__(key, value)
+            finally:
+                self._replacing = _required
+            self._order[key] = None
+            self._order.move_to_end(key)
+            if key in self._pinned:
+                self._pinned[key] = self.getsizeof(value)
+
+    def _check_room(self, key: K, value: V) -> None:
+        # cachetools evicts one by one and would stop half-way with some gone, so ask before it starts.
+        size = self.getsizeof(value)
+        if size > self.maxsize:
+            raise ValueError("value too large")
+        held = sum(self._pinned.values()) - self._pinned.get(key, 0)
+        if held + size > self.maxsize:
+            raise RuntimeError(f"no room for {size}: {held} of {self.maxsize} is pinned")
+
+    def __delitem__(self, key: K) -> None:
+        with self._lock:
+            value = super().__getitem__(key)
+            super().__delitem__(key)
+            del self._order[key]
+            self._pinned.pop(key, None)
+            if self._on_remove is not None:
+                self._on_remove(key, value)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self.order)
+
+    def items(self) -> ItemsView[K, V]:
+        """A snapshot, least recently used first."""
+        with self._lock:
+            return {key: super(LRUCache, self).__getitem__(key) for key in self._order}.items()
+
+    def values(self) -> ValuesView[V]:
+        """A snapshot, least recently used first."""
+        return dict(self.items()).values()
+
+    @overload
+    def pop(self, key: K) -> V: ...
+    @overload
+    def pop(self, key: K, default: V | D) -> V | D: ...
+    def pop(self, key: K, default: object = _required) -> object:
+        """Remove the entry, pinned or not, and return its value; absent: `default`, KeyError without one."""
+        with self._lock:
+            if key not in self._order:
+                if default is _required:
+                    raise KeyError(key)
+                return default
+            value = super().__getitem__(key)
+            del self[key]
+            return value
+
+    def popitem(self) -> tuple[K, V]:
+        """Remove and return the least recently used entry that is not pinned.
+
+        KeyError where the cache is empty, RuntimeError where all of it is pinned.
+        """
+        with self._lock:
+            for key in self._order:
+                if key not in self._pinned and key != self._replacing:
+                    return key, self.pop(key)
+            if self._order:
+                raise RuntimeError("all entries are pinned")
+            raise KeyError("the cache is empty")
+
+    def setdefault(self, key: K, default: V) -> V:  # type: ignore[override]
+        """The value of `key`, which is `default` from now on where there was none."""
+        with self._lock:
+            if key in self._order:
+                return self[key]
+            self[key] = default
+            return default
+
+    def touch(self, key: K) -> None:
+        """Mark the entry as just used, without counting; absent: nothing."""
+        with self._lock:
+            if key in self._order:
+                self._order.move_to_end(key)
+
+    def pin(self, key: K) -> None:
+        """Never evict this entry, until `unpin`, `pop` or `clear`; ValueError where it is absent."""
+        with self._lock:
+            if key not in self._order:
+                raise ValueError(f"cannot pin {key!r}: it is not in the cache")
+            self._pinned[key] = self.getsizeof(super().__getitem__(key))
+
+    def unpin(self, key: K) -> None:
+        """Let this entry be evicted again; where it is not pinned: nothing."""
+        with self._lock:
+            self._pinned.pop(key, None)
+
+    def clear(self) -> None:
+        """Remove everything, the pinned entries and the counts too."""
+        with self._lock:
+            for key in tuple(self._order):
+                del self[key]
+            self._counts.clear()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.maxsize})"

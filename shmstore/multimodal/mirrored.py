@@ -1,0 +1,86 @@
+"""`MirroredProcessingCache`: the earlier form of `lru`, in which both sides store everything.
+
+Kept because engines still use it. It costs the memory of every item twice; new code takes the `lru` pair.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.interfaces import check_batch
+from shmstore.multimodal.items import MultiModalKwargsItem
+from shmstore.multimodal.lockstep import Offer, SentKeys
+from shmstore.multimodal.lru import CacheInfo, HitCounter
+from shmstore.multimodal.lru_pair import MultiModalReceiverCache
+from shmstore.multimodal.sizes import MultiModalCache
+
+__all__ = ["MirroredProcessingCache"]
+
+
+class MirroredProcessingCache:
+    """One side of a mirrored pair: make one in each process, and call the method of that side. Thread-safe.
+
+    Both sides hold up to `ipc_cache_gb` of items.
+    """
+
+    def __init__(self, config: MultiModalCacheConfig) -> None:
+        self._lock = threading.RLock()
+        self._counts = HitCounter()
+        capacity = config.ipc_cache_bytes
+        self._p0: SentKeys[MultiModalKwargsItem, MultiModalKwargsItem | None] = SentKeys(
+            capacity, capacity, self._counts
+        )
+        self._p1 = MultiModalReceiverCache(config)
+
+    def get_and_update_p0(
+        self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
+    ) -> list[MultiModalKwargsItem | None]:
+        """What to send of each item: None where the other side has it, else the item, stored here, too.
+
+        ValueError where the lengths differ, CacheMissError with all hashes for which nothing is given or stored;
+        the batch has then changed nothing.
+        """
+        with self._lock:
+            check_batch(mm_items, mm_hashes, self._p0.__contains__)
+            offers = [None if item is None else _offer(item) for item in mm_items]
+            return self._p0.exchange(offers, mm_hashes, _nothing_to_send)
+
+    def get_and_update_p1(
+        self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
+    ) -> list[MultiModalKwargsItem]:
+        """Each item: what arrived, stored, or what is stored already; errors as in `get_and_update_p0`."""
+        return self._p1.get_and_update(mm_items, mm_hashes)
+
+    def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
+        """The item stored on the P0 side, so that it need not be preprocessed again; None where there is none."""
+        with self._lock:
+            return self._p0.peek(mm_hash)
+
+    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+        """P1 has rejected a request with `CacheMissError`: P0 sends these, and what it brought, again."""
+        with self._lock:
+            self._p0.invalidate(mm_hashes)
+
+    def make_stats(self, delta: bool = False) -> CacheInfo:
+        """Hits and total on the P0 side; with `delta` since the last call with `delta`."""
+        with self._lock:
+            return self._counts.stat(delta)
+
+    def reset(self) -> bool:
+        """Forget everything on this side; True."""
+        with self._lock:
+            self._p0.clear()
+            self._counts.clear()
+        self._p1.clear_cache()
+        return True
+
+
+def _offer(item: MultiModalKwargsItem) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
+    size = MultiModalCache.get_item_size(item)
+    return Offer(size, item, size, item)
+
+
+def _nothing_to_send(_: MultiModalKwargsItem) -> None:
+    return None

@@ -1,0 +1,79 @@
+"""`MultiModalCache`: how large the caches take a value to be.
+
+Both sides of a lockstep pair must come to the same number for the same item, so that they evict the same keys: it
+depends on the content alone, not on how the tensors lie in memory or what owns them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+
+from shmstore.multimodal.items import MultiModalFieldElem, ResolvedPromptUpdate
+from shmstore.multimodal.lru import LRUCache
+
+__all__ = ["GIB", "MultiModalCache", "updates_size"]
+
+GIB = 1 << 30
+
+T = TypeVar("T")
+
+
+def _leaves(value: object) -> Iterator[Any]:
+    pending = [value]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, (list, tuple)):
+            pending.extend(part)
+        elif isinstance(part, Mapping):  # also MultiModalKwargsItem and MultiModalKwargsItems
+            pending.extend(part.values())
+        elif isinstance(part, MultiModalFieldElem):
+            pending.append(part.data)
+        else:
+            yield part
+
+
+def _leaf_size(leaf: Any) -> int:
+    if isinstance(leaf, (torch.Tensor, np.ndarray)):
+        return leaf.nbytes
+    return sys.getsizeof(leaf)
+
+
+class MultiModalCache:
+    """Sizes of cached values, and caches bounded by them."""
+
+    @classmethod
+    def get_item_size(cls, value: object) -> int:
+        """Bytes of the leaves of dicts, lists, tuples and items; 0 where there are none.
+
+        A tensor or array counts its elements, whatever its memory holds besides; any other leaf `sys.getsizeof`.
+        """
+        return sum(map(_leaf_size, _leaves(value)))
+
+    @classmethod
+    def get_item_complexity(cls, value: object) -> int:
+        """How many leaves the value has."""
+        return sum(1 for _ in _leaves(value))
+
+    @classmethod
+    def get_lru_cache(cls, capacity_gb: float, value_type: type[T]) -> LRUCache[str, T]:
+        """An empty cache of values of `value_type` by hash, bounded to `capacity_gb` GiB of `get_item_size`."""
+        return LRUCache(GIB * capacity_gb, cls.get_item_size)
+
+
+def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
+    """Bytes that prompt updates keep alive in P0, counted as the memory they take there.
+
+    Their text or token list is taken as one piece: a placeholder repeats one token, which is one object.
+    """
+    size = 0
+    for update in updates:
+        if isinstance(update, ResolvedPromptUpdate):
+            size += sys.getsizeof(update) + sys.getsizeof(update.target) + sys.getsizeof(update.content)
+        else:
+            size += MultiModalCache.get_item_size(update)
+    return size

@@ -1,0 +1,211 @@
+"""How the multi-modal types lie in the store: as the trees that its own serializer takes, tensors in place.
+
+No second serializer: `register` tells the store's one (`shmstore.serde`) what tree each type is. An item is the flat
+dict of its data, and under the key "" one text with all the rest, a line for each key's field and then the modality:
+
+    {"": "b\\ns2\\nf0 0:5:;5:9:\\nimage", "pixel_values": tensor, "image_grid_thw": tensor, "patches": tensor}
+
+    b                   batched
+    s2                  shared by 2
+    f0 0:5:;5:9:        flat along dimension 0; one slice for each item of the batch, start:stop:step, empty for None
+    f1 (0:2:,1:3:       several slices for an item, after a parenthesis
+
+A flat dict of tensors is what the serializer is fastest at, and a text that came before is not parsed again; so an item
+of three tensors costs about as much as the three tensors. (An item with an element of key "" is [text, dict].)
+
+What comes back is built without the checks of the constructors, which it has passed on the way in; that the shapes of
+these trees are right is checked, since a store can be written by a process of another version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from operator import index
+from typing import Any, TypeVar
+
+from shmstore.multimodal.items import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    MultiModalSharedField,
+    PlaceholderRange,
+    ResolvedPromptUpdate,
+)
+
+__all__ = ["register"]
+
+T = TypeVar("T")
+
+_BATCHED = MultiModalBatchedField()
+
+
+def _field_to_text(field: MultiModalField) -> str:
+    kind = type(field)
+    if kind is MultiModalBatchedField:
+        return "b"
+    if kind is MultiModalSharedField and isinstance(field, MultiModalSharedField):
+        return f"s{field.batch_size}"
+    if kind is MultiModalFlatField and isinstance(field, MultiModalFlatField):
+        return f"f{field.dim} " + ";".join(
+            _slice_to_text(cut) if isinstance(cut, slice) else "(" + ",".join(map(_slice_to_text, cut))
+            for cut in field.slices
+        )
+    raise TypeError(f"no serializer for a field of {kind.__name__}")
+
+
+def _slice_to_text(cut: slice) -> str:
+    return ":".join("" if bound is None else str(index(bound)) for bound in (cut.start, cut.stop, cut.step))
+
+
+def _slice_from_text(text: str) -> slice:
+    start, stop, step = (int(bound) if bound else None for bound in text.split(":"))
+    return slice(start, stop, step)
+
+
+def _field_from_text(text: Any) -> MultiModalField:
+    if text == "b":
+        return _BATCHED
+    if type(text) is str and text[:1] == "s":
+        return MultiModalSharedField(int(text[1:]))
+    if type(text) is str and text[:1] == "f":
+        dim, cuts = text[1:].split(" ", 1)
+        return MultiModalFlatField(
+            [
+                tuple(map(_slice_from_text, cut[1:].split(","))) if cut[:1] == "(" else _slice_from_text(cut)
+                for cut in cuts.split(";")
+                if cut
+            ],
+            int(dim),
+        )
+    raise ValueError(f"not the text of a field: {text!r}")
+
+
+@lru_cache(maxsize=4096)
+def _head_from_text(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...]]:
+    lines = text.split("\n", n_keys)
+    if len(lines) != n_keys + 1 or n_keys == 0:
+        raise ValueError("not the tree of an item")
+    return lines[n_keys], tuple(map(_field_from_text, lines[:n_keys]))
+
+
+# `object.__setattr__` four times for each element would take most of the time that a worker has for an item; the
+# slots' own setters take a third of it.
+_new: Callable[[type[T]], T] = object.__new__
+_set_modality = MultiModalFieldElem.__dict__["modality"].__set__
+_set_key = MultiModalFieldElem.__dict__["key"].__set__
+_set_data = MultiModalFieldElem.__dict__["data"].__set__
+_set_field = MultiModalFieldElem.__dict__["field"].__set__
+
+
+def _item_to_tree(item: MultiModalKwargsItem) -> Any:
+    tree: dict[str, Any] = {"": ""}
+    text = ""
+    for key, elem in item._elems.items():
+        field = elem.field
+        text += "b\n" if type(field) is MultiModalBatchedField else _field_to_text(field) + "\n"
+        tree[key] = elem.data
+    text += item._modality
+    if "" in item._elems:
+        return [text, tree]
+    tree[""] = text
+    return tree
+
+
+def _item_from_tree(tree: Any) -> MultiModalKwargsItem:
+    if type(tree) is dict and tree:
+        text = tree.pop("", None)
+    elif type(tree) is list and len(tree) == 2 and type(tree[1]) is dict:
+        text, tree = tree
+    else:
+        raise ValueError("not the tree of an item")
+    if type(text) is not str:
+        raise ValueError("not the tree of an item")
+    modality, fields = _head_from_text(text, len(tree))
+    elems: dict[str, MultiModalFieldElem] = {}
+    for (key, data), field in zip(tree.items(), fields, strict=True):
+        elem = _new(MultiModalFieldElem)
+        _set_modality(elem, modality)
+        _set_key(elem, key)
+        _set_data(elem, data)
+        _set_field(elem, field)
+        elems[key] = elem
+    item = _new(MultiModalKwargsItem)
+    item._elems = elems
+    item._modality = modality
+    return item
+
+
+def _elem_to_tree(elem: MultiModalFieldElem) -> list[Any]:
+    return [elem.modality, elem.key, _field_to_text(elem.field), elem.data]
+
+
+def _elem_from_tree(tree: Any) -> MultiModalFieldElem:
+    modality, key, field, data = tree
+    return MultiModalFieldElem(modality, key, data, _field_from_text(field))
+
+
+def _items_to_tree(items: MultiModalKwargsItems) -> dict[str, Any]:
+    return {
+        modality: [None if item is None else _item_to_tree(item) for item in row] for modality, row in items.items()
+    }
+
+
+def _items_from_tree(tree: Any) -> MultiModalKwargsItems:
+    rows = {m: [None if item is None else _item_from_tree(item) for item in row] for m, row in tree.items()}
+    return MultiModalKwargsItems(rows)
+
+
+def _feature_to_tree(feature: MultiModalFeatureSpec) -> list[Any]:
+    data = feature.data
+    if not (data is None or isinstance(data, MultiModalKwargsItem)):
+        raise TypeError(f"no serializer for a feature whose data is a {type(data).__name__}")
+    item = None if data is None else _item_to_tree(data)
+    return [item, feature.modality, feature.identifier, *_range_to_tree(feature.mm_position)]
+
+
+def _feature_from_tree(tree: Any) -> MultiModalFeatureSpec:
+    item, modality, identifier, *position = tree
+    data = None if item is None else _item_from_tree(item)
+    return MultiModalFeatureSpec(data, modality, identifier, _range_from_tree(position))
+
+
+def _range_to_tree(position: PlaceholderRange) -> list[Any]:
+    return [position.offset, position.length, position.is_embed]
+
+
+def _range_from_tree(tree: Any) -> PlaceholderRange:
+    offset, length, is_embed = tree
+    return PlaceholderRange(offset, length, is_embed)
+
+
+def _update_to_tree(update: ResolvedPromptUpdate) -> list[Any]:
+    return [update.modality, update.item_idx, update.mode, update.target, update.content]
+
+
+def _update_from_tree(tree: Any) -> ResolvedPromptUpdate:
+    modality, item_idx, mode, target, content = tree
+    return ResolvedPromptUpdate(modality, item_idx, mode, target, content)
+
+
+_TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]], ...] = (
+    ("shmstore.mm.Item", MultiModalKwargsItem, _item_to_tree, _item_from_tree),
+    ("shmstore.mm.Items", MultiModalKwargsItems, _items_to_tree, _items_from_tree),
+    ("shmstore.mm.Elem", MultiModalFieldElem, _elem_to_tree, _elem_from_tree),
+    ("shmstore.mm.Batched", MultiModalBatchedField, _field_to_text, _field_from_text),
+    ("shmstore.mm.Flat", MultiModalFlatField, _field_to_text, _field_from_text),
+    ("shmstore.mm.Shared", MultiModalSharedField, _field_to_text, _field_from_text),
+    ("shmstore.mm.Feature", MultiModalFeatureSpec, _feature_to_tree, _feature_from_tree),
+    ("shmstore.mm.Range", PlaceholderRange, _range_to_tree, _range_from_tree),
+    ("shmstore.mm.Update", ResolvedPromptUpdate, _update_to_tree, _update_from_tree),
+)
+
+
+def register(register_type: Callable[[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]], None]) -> None:
+    """Tell the store's serializer every multi-modal type, by its `register_type`."""
+    for name, cls, to_tree, from_tree in _TYPES:
+        register_type(name, cls, to_tree, from_tree)

@@ -1,0 +1,67 @@
+"""Schedulers' books: what may stay in the KV cache and the encoder cache, not where it is.
+
+Start with :class:`KVCacheManager` (``docs/schedulers.md`` has a whole step loop), :class:`EncoderCacheManager` and
+:func:`compute_encoder_budget`. Nothing here knows shared memory, and nothing is for several threads at once.
+"""
+
+from shmstore.scheduler.block_hasher import BlockHasher
+from shmstore.scheduler.block_pool import BlockPool
+from shmstore.scheduler.budget import MultiModalBudget, compute_encoder_budget
+from shmstore.scheduler.encoder_cache import (
+    EncoderCacheManager,
+    EncoderDecoderCacheManager,
+    RequestEncoderCacheManager,
+)
+from shmstore.scheduler.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks
+from shmstore.scheduler.kv_cache_config import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+    make_kv_cache_config,
+)
+from shmstore.scheduler.kv_cache_manager import KVCacheManager
+from shmstore.scheduler.metrics import BlockLifetime, CachingMetrics, KVCacheMetricsCollector, PrefixCacheStats
+from shmstore.scheduler.request import BlockHashes, Request, RequestLike
+
+__all__ = [
+    "AllBlocksCleared",
+    "AttentionSpec",
+    "BlockHasher",
+    "BlockHashes",
+    "BlockLifetime",
+    "BlockPool",
+    "BlockRemoved",
+    "BlockStored",
+    "CachingMetrics",
+    "ChunkedLocalAttentionSpec",
+    "CrossAttentionSpec",
+    "EncoderCacheManager",
+    "EncoderDecoderCacheManager",
+    "FullAttentionSpec",
+    "KVCacheBlock",
+    "KVCacheBlocks",
+    "KVCacheConfig",
+    "KVCacheEvent",
+    "KVCacheGroupSpec",
+    "KVCacheManager",
+    "KVCacheMetricsCollector",
+    "KVCacheSpec",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "MultiModalBudget",
+    "PrefixCacheStats",
+    "Request",
+    "RequestEncoderCacheManager",
+    "RequestLike",
+    "SlidingWindowSpec",
+    "compute_encoder_budget",
+    "make_kv_cache_config",
+]

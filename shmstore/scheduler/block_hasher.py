@@ -1,0 +1,132 @@
+"""The hash chain that names the contents of full blocks, the same on every host."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from shmstore.bindings import scheduler as books
+from shmstore.bindings.scheduler import NO_EXTRAS, HashExtras
+
+__all__ = ["BlockHasher", "encode_cbor"]
+
+
+def _head(major: int, value: int) -> bytes:
+    if value < 24:
+        return bytes([major | value])
+    for code, size in ((24, 1), (25, 2), (26, 4), (27, 8)):
+        if value < 1 << 8 * size:
+            return bytes([major | code]) + value.to_bytes(size, "big")
+    raise ValueError(f"an integer of more than 64 bits has no canonical CBOR here: {value}")
+
+
+def encode_cbor(value: Any) -> bytes:
+    """Return canonical CBOR of a str, bytes, int, None, or a list or tuple of these; TypeError for anything else."""
+    if value is None:
+        return b"\xf6"
+    if isinstance(value, str):
+        text = value.encode()
+        return _head(0x60, len(text)) + text
+    if isinstance(value, bytes):
+        return _head(0x40, len(value)) + value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return _head(0x00, value) if value >= 0 else _head(0x20, -1 - value)
+    if isinstance(value, list | tuple):
+        return _head(0x80, len(value)) + b"".join(map(encode_cbor, value))
+    raise TypeError(f"a block key holds str, bytes and int only, not {type(value).__name__}")
+
+
+def _sha256(message: bytes) -> bytes:
+    return hashlib.sha256(message).digest()
+
+
+def _xxh3() -> Callable[[bytes], bytes]:
+    try:
+        import xxhash
+    except ImportError as error:
+        raise ImportError('algorithm="xxh3_cbor" needs the package xxhash: pip install xxhash') from error
+    digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
+    return digest
+
+
+def _rows(embeds: Any, start: int, stop: int) -> bytes:
+    """The raw bytes of rows start to stop, C order, own dtype."""
+    rows = embeds[start:stop]
+    if hasattr(rows, "detach"):  # a tensor: numpy lacks bfloat16 and others, their bytes it has
+        import torch
+
+        flat = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return bytes(flat.numpy().tobytes())
+    return bytes(rows.tobytes("C"))
+
+
+class BlockHasher:
+    """Hashes the full blocks of requests; ``hasher(request)`` gives those not yet in ``request.block_hashes``.
+
+    hash(block i) = H(CBOR of [hash of block i-1, [token ids], null or [extra keys]]), with the seed hash H(CBOR of
+    `seed`) before the first. Extra keys are, in this order, the LoRA name, for each multi-modal item that overlaps the
+    block its identifier and relative offset, the cache salt (first block), and a digest of the block's prompt
+    embeddings. Processes and hosts with the same block size, algorithm and seed agree.
+
+    `algorithm`: "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). ValueError for
+    another one and for a `block_size` below 1.
+
+    `library`: "auto" takes the system's libcrypto for SHA-256 if there is one, one C call for all blocks of a request;
+    "hashlib" writes the messages in C and hashes them in Python. Both give the same hashes.
+    """
+
+    def __init__(
+        self, block_size: int, algorithm: str = "sha256_cbor", seed: str = "0", *, library: str = "auto"
+    ) -> None:
+        if block_size < 1:
+            raise ValueError(f"block_size must be at least 1, not {block_size}")
+        if library not in ("auto", "hashlib"):
+            raise ValueError(f'library must be "auto" or "hashlib", not {library!r}')
+        if algorithm == "sha256_cbor":
+            self._digest: Callable[[bytes], bytes] = _sha256
+        elif algorithm == "xxh3_cbor":
+            self._digest = _xxh3()
+        else:
+            raise ValueError(f'unknown algorithm {algorithm!r}: it is "sha256_cbor" or "xxh3_cbor"')
+        self.block_size = block_size
+        self.algorithm = algorithm
+        self.seed = seed
+        self.seed_hash: bytes = self._digest(encode_cbor(seed))
+        self._in_c = algorithm == "sha256_cbor" and library == "auto" and books.sha256_ready()
+
+    def __call__(self, request: Any) -> Sequence[bytes]:
+        """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; changes nothing."""
+        known = request.block_hashes
+        first, size = len(known), self.block_size
+        n = request.num_tokens // size - first
+        if n <= 0:
+            return []
+        parent = known[first - 1] if first else self.seed_hash
+        tokens = request.all_token_ids[first * size : (first + n) * size]
+        extras = self._extras_of(request, first * size, (first + n) * size)
+        embeds = self._embed_digests(getattr(request, "prompt_embeds", None), first, n)
+        if self._in_c:
+            return books.sha256_chain(parent, first, size, tokens, extras, embeds)
+        return books.digest_chain(self._digest, parent, first, size, tokens, extras, embeds)
+
+    @staticmethod
+    def _extras_of(request: Any, start: int, stop: int) -> HashExtras:
+        """What tokens start to stop have beside their ids; items that end before or begin later are left out."""
+        lora, salt = getattr(request, "lora_name", None), getattr(request, "cache_salt", None)
+        features = getattr(request, "mm_features", ())
+        if not features and lora is None and salt is None:
+            return NO_EXTRAS
+        places = ((feature, feature.mm_position.offset, feature.mm_position.length) for feature in features)
+        items = [(at, n, encode_cbor(feature.identifier)) for feature, at, n in places if at < stop and at + n > start]
+        return HashExtras(b"" if lora is None else encode_cbor(lora), b"" if salt is None else encode_cbor(salt), items)
+
+    def _embed_digests(self, embeds: Any, first: int, n: int) -> bytes:
+        """SHA-256 of the rows of each block that has any; a row is thousands of bytes: a loop here costs nothing."""
+        if embeds is None:
+            return b""
+        size, rows = self.block_size, len(embeds)
+        return b"".join(
+            _sha256(_rows(embeds, s, min(s + size, rows)))
+            for s in range(first * size, min((first + n) * size, rows), size)
+        )

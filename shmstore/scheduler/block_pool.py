@@ -1,0 +1,313 @@
+"""The pool of KV-cache blocks: free queue, reference counts, and which contents can still be found."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from shmstore.bindings.scheduler import FREE_ORDERS, HASH_BYTES, BlockHashes, Pool, pack_ids, split_hashes, unpack_ids
+from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
+from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, ids_of
+from shmstore.scheduler.metrics import KVCacheMetricsCollector
+
+__all__ = ["BlockPool"]
+
+logger = logging.getLogger(__name__)
+
+_RECORD = struct.Struct("=32sii")
+
+
+class _Stored:
+    """A BlockStored to be: its hashes become Python objects when the events are taken."""
+
+    __slots__ = ("block_size", "factor", "group", "hashes", "lora_id", "parent", "tokens", "width")
+
+    def __init__(
+        self,
+        hashes: bytes,
+        parent: bytes,
+        width: int,
+        factor: int,
+        tokens: list[int],
+        block_size: int,
+        lora_id: int | None,
+        group: int,
+    ) -> None:
+        self.hashes, self.parent, self.width, self.factor = hashes, parent, width, factor
+        self.tokens, self.block_size, self.lora_id, self.group = tokens, block_size, lora_id, group
+
+
+class BlockPool:
+    """Blocks 0 … num_blocks-1: who uses each, which are free in which order, and which contents each still has.
+
+    Block 0 is the null block: a placeholder that is never handed out, freed or counted. `hash_block_size`: tokens per
+    block hash (default: the block size of each call). `events`: keep KV events for :meth:`take_events`;
+    `int_event_hashes`: with hashes as integers. `metrics`: told of blocks handed out, accessed and evicted.
+    `free_order`: where freed blocks without a hash go: "uncached_first" to the head of the queue (they are worth
+    nothing), "tail" behind the others.
+
+    ValueError for a number of blocks below 1 and for another free order; every other refusal is a ValueError too, and
+    leaves the pool as it was.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        enable_caching: bool,
+        *,
+        hash_block_size: int | None = None,
+        events: bool = False,
+        int_event_hashes: bool = False,
+        metrics: KVCacheMetricsCollector | Any | None = None,
+        free_order: str = "uncached_first",
+    ) -> None:
+        if not 1 <= num_blocks < 1 << 30:
+            raise ValueError(f"num_blocks must be at least 1 and below 2**30, not {num_blocks}")
+        if free_order not in FREE_ORDERS:
+            raise ValueError(f"free_order must be one of {', '.join(FREE_ORDERS)}, not {free_order!r}")
+        if hash_block_size is not None and hash_block_size < 1:
+            raise ValueError(f"hash_block_size must be at least 1, not {hash_block_size}")
+        self.num_blocks = num_blocks
+        self.enable_caching = enable_caching
+        self.hash_block_size = hash_block_size
+        self.int_event_hashes = int_event_hashes
+        self.metrics = metrics
+        self.events_enabled = events
+        self.watched = events or metrics is not None
+        """Somebody wants to hear of what happens to blocks."""
+        self.books = Pool(num_blocks, FREE_ORDERS[free_order])
+        """The C pool behind this one; for the managers."""
+        self.books.log(events)
+        self._pending: list[bytes | _Stored | KVCacheEvent] = []
+        self._empty: dict[int, KVCacheBlocks] = {}
+
+    # ---- blocks ----
+
+    @property
+    def null_block(self) -> KVCacheBlock:
+        """The placeholder, block 0."""
+        return KVCacheBlock(self, 0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the books of all blocks take."""
+        return self.books.nbytes
+
+    def empty_blocks(self, num_groups: int) -> KVCacheBlocks:
+        """Return the one shared instance with no blocks for so many groups."""
+        if num_groups not in self._empty:
+            self._empty[num_groups] = KVCacheBlocks.from_ids(self, b"", (0,) * num_groups)
+        return self._empty[num_groups]
+
+    def get_num_free_blocks(self) -> int:
+        """Return the length of the free queue."""
+        return self.books.n_free
+
+    def get_usage(self) -> float:
+        """Return the share of blocks in use, 0 … 1."""
+        return 1.0 - self.books.n_free / (self.num_blocks - 1) if self.num_blocks > 1 else 0.0
+
+    def get_cached_block(self, block_hash: bytes, group_ids: Sequence[int]) -> list[KVCacheBlock] | None:
+        """Return for each group the block that got this key first and still has it; None if one misses."""
+        found = [self.books.find(block_hash, group) for group in group_ids]
+        return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
+
+    def get_new_blocks(self, n: int) -> BlockSequence:
+        """Take n blocks from the head of the queue; each loses its contents. ValueError where fewer are free."""
+        if n < 0:
+            raise ValueError(f"a number of blocks cannot be {n}")
+        if n > self.books.n_free:
+            raise ValueError(f"Cannot get {n} free blocks from the pool")
+        ids = self.books.get(n)
+        if self.watched:
+            self.note_allocated(ids)
+        return BlockSequence(self, ids)
+
+    def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
+        """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
+        ids = b"".join(ids_of(blocks) for blocks in groups)
+        self.books.touch(ids)
+        if self.metrics is not None:
+            self.note_accessed(ids)
+
+    def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
+        """Take a reference from each block, then let those without one join the queue, in this order."""
+        self.books.put(ids_of(ordered))
+
+    # ---- contents ----
+
+    def cache_full_blocks(
+        self,
+        request: Any,
+        blocks: Sequence[KVCacheBlock],
+        num_cached: int,
+        num_full: int,
+        block_size: int,
+        group_id: int,
+    ) -> None:
+        """Give blocks num_cached … num_full-1 of a request the keys that its block hashes say.
+
+        Null blocks may lead the range and get none. ValueError for a null block behind another one, for a block that
+        has a key, for fewer blocks or hashes than `num_full` needs, with caching off.
+        """
+        if not self.enable_caching:
+            raise ValueError("the pool was made with enable_caching=False: it keeps no contents")
+        if num_cached < 0 or num_full > len(blocks):
+            raise ValueError(f"blocks {num_cached} to {num_full} of {len(blocks)}")
+        factor, rest = divmod(block_size, self.hash_block_size or block_size)
+        if rest or not factor:
+            raise ValueError(f"block_size {block_size} is not a multiple of the hash block size {self.hash_block_size}")
+        ids = ids_of(blocks[num_cached:num_full])
+        numbers = unpack_ids(ids)
+        lead = next((i for i, block_id in enumerate(numbers) if block_id), len(numbers))
+        if not all(numbers[lead:]):
+            raise ValueError("null blocks can only lead the blocks to be cached")
+        if lead == len(numbers):
+            return
+        hashes = request.block_hashes
+        self.books.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
+        if self.events_enabled:
+            self.note_stored(request, hashes, num_cached + lead, num_full, block_size, factor, group_id)
+
+    def evict_blocks(self, ids: Iterable[int]) -> None:
+        """Drop the keys of these blocks, in this order; users keep the blocks. ValueError for an id outside 1 … n-1."""
+        packed = pack_ids(ids)
+        unkeyed = set(self.books.unkeyed(packed)) if self.metrics is not None else set()
+        self.books.evict(packed)
+        if self.events_enabled:
+            self._take_removed()
+        if self.metrics is not None:
+            self._note_evicted([block_id for block_id in dict.fromkeys(unpack_ids(packed)) if block_id not in unkeyed])
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all contents and return True; False, with a warning, while any block is in use."""
+        if not self.books.reset():
+            in_use = self.num_blocks - 1 - self.books.n_free
+            logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
+            return False
+        if self.metrics is not None:
+            self.metrics.reset()
+        if self.events_enabled:
+            self._pending.append(AllBlocksCleared())
+        return True
+
+    # ---- what others hear; called by the managers after each change ----
+
+    def note_allocated(self, ids: bytes) -> None:
+        """Take in that these blocks were handed out, and the keys that went with it."""
+        if self.events_enabled:
+            self._take_removed()
+        metrics = self.metrics
+        if metrics is None:
+            return
+        numbers = unpack_ids(ids)
+        self._note_evicted(numbers)
+        if isinstance(metrics, KVCacheMetricsCollector):
+            metrics.on_ids_allocated(numbers)
+        else:
+            for block_id in numbers:
+                metrics.on_block_allocated(KVCacheBlock(self, block_id))
+
+    def note_accessed(self, ids: bytes) -> None:
+        """Tell the metrics that these blocks were found and taken."""
+        metrics, numbers = self.metrics, [block_id for block_id in unpack_ids(ids) if block_id]
+        if isinstance(metrics, KVCacheMetricsCollector):
+            metrics.on_ids_accessed(numbers)
+        elif metrics is not None:
+            for block_id in numbers:
+                metrics.on_block_accessed(KVCacheBlock(self, block_id))
+
+    def _note_evicted(self, numbers: list[int]) -> None:
+        metrics = self.metrics
+        if isinstance(metrics, KVCacheMetricsCollector):
+            metrics.on_ids_evicted(numbers)
+        elif metrics is not None:
+            for block_id in numbers:
+                metrics.on_block_evicted(KVCacheBlock(self, block_id))
+
+    def note_stored(
+        self, request: Any, hashes: Sequence[bytes], first: int, end: int, block_size: int, factor: int, group_id: int
+    ) -> None:
+        """Take in that blocks first … end-1 of a request got their keys."""
+        chain = hashes if isinstance(hashes, BlockHashes) else BlockHashes(hashes)
+        parent = chain.raw(first * factor - 1, first * factor) if first else b""
+        tokens = request.all_token_ids[first * block_size : end * block_size]
+        self._pending.append(
+            _Stored(
+                chain.raw(first * factor, end * factor),
+                parent,
+                chain.width,
+                factor,
+                tokens if isinstance(tokens, list) else list(tokens),
+                block_size,
+                request.lora_id,
+                group_id,
+            )
+        )
+
+    def _take_removed(self) -> None:
+        records = self.books.take_log()
+        if records:
+            self._pending.append(records)
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Return the events since the last call, oldest first."""
+        pending, self._pending = self._pending, []
+        events: list[KVCacheEvent] = []
+        for item in pending:
+            if isinstance(item, bytes):
+                for block_hash, width, group in _RECORD.iter_unpack(item):
+                    events.append(BlockRemoved(self._shown(block_hash, width), MEDIUM_GPU, group))
+            elif isinstance(item, _Stored):
+                shown, width = self._shown, item.width
+                events.append(
+                    BlockStored(
+                        shown(item.hashes, width, item.factor),
+                        shown(item.parent, width)[0] if item.parent else None,
+                        item.tokens,
+                        item.block_size,
+                        item.lora_id,
+                        MEDIUM_GPU,
+                        item.group,
+                    )
+                )
+            else:
+                events.append(item)
+        return events
+
+    def _shown(self, raw: bytes, width: int, factor: int = 1) -> list[EventHash]:
+        """Every factor-th of the padded hashes in `raw`, as events show it."""
+        if not self.int_event_hashes:
+            return list[EventHash](split_hashes(raw, width, factor))
+        if width % 8 or len(raw) <= 4 * HASH_BYTES:
+            return [int.from_bytes(block_hash[-8:], "big") for block_hash in split_hashes(raw, width, factor)]
+        words = np.frombuffer(raw, ">u8").reshape(-1, factor, HASH_BYTES // 8)
+        low: list[EventHash] = words[:, -1, width // 8 - 1].tolist()
+        return low
+
+    # ---- for tests and tools ----
+
+    def free_block_ids(self) -> list[int]:
+        """Return the free queue, head to tail."""
+        return self.books.free_ids()
+
+    def ref_counts(self) -> dict[int, int]:
+        """Return the reference counts above 0, by block id."""
+        return self.books.ref_counts()
+
+    def cached_block_ids(self) -> list[int]:
+        """Return the blocks that bear a key, ascending."""
+        return self.books.keyed_ids()
+
+    @property
+    def num_cached_keys(self) -> int:
+        """How many keys find a block."""
+        return self.books.n_keys
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError at the first broken invariant."""
+        self.books.check_valid()

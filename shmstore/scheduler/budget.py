@@ -1,0 +1,89 @@
+"""How much encoder work a step may hold, and how many items that is."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+__all__ = ["MultiModalBudget", "compute_encoder_budget"]
+
+logger = logging.getLogger(__name__)
+
+
+def compute_encoder_budget(
+    max_tokens_by_modality: Mapping[str, int] | None,
+    *,
+    max_num_encoder_input_tokens: int,
+    encoder_cache_size: int,
+    max_num_batched_tokens: int,
+    disable_chunked_mm_input: bool = False,
+) -> tuple[int, int]:
+    """Return (compute budget of a step, cache size), in encoder tokens; both hold at least the largest item.
+
+    `max_tokens_by_modality`: tokens of the largest item of each modality; None: not a multimodal model, (0, 0);
+    empty: all are switched off, (0, 0) with a warning. ValueError where items may not be split and the largest one
+    exceeds `max_num_batched_tokens`.
+    """
+    if max_tokens_by_modality is None:
+        return 0, 0
+    if not max_tokens_by_modality:
+        logger.warning(
+            "All modalities are switched off: the multimodal model runs with text only, without encoder cache"
+        )
+        return 0, 0
+    largest = max(max_tokens_by_modality.values())
+    if disable_chunked_mm_input and largest > max_num_batched_tokens:
+        raise ValueError(
+            f"Chunked MM input disabled but max_tokens_per_mm_item ({largest}) is larger than max_num_batched_tokens "
+            f"({max_num_batched_tokens}). Please increase max_num_batched_tokens."
+        )
+    return max(max_num_encoder_input_tokens, largest), max(encoder_cache_size, largest)
+
+
+class MultiModalBudget:
+    """How many items of each modality fit into a prompt and into a batch.
+
+    `max_tokens_by_modality`: encoder tokens of the largest item; `limits_per_prompt`: items that a prompt may have
+    (ValueError where a modality has none). The budget of a step is the smaller of `compute_budget` and `cache_size`.
+    """
+
+    def __init__(
+        self,
+        max_tokens_by_modality: Mapping[str, int],
+        limits_per_prompt: Mapping[str, int],
+        *,
+        compute_budget: int,
+        cache_size: int,
+        max_model_len: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        enable_chunked_prefill: bool = True,
+    ) -> None:
+        for modality in max_tokens_by_modality:
+            if modality not in limits_per_prompt:
+                raise ValueError(f"limits_per_prompt says nothing of {modality!r}")
+        self.max_tokens_by_modality = dict(max_tokens_by_modality)
+        self.limits_per_prompt = dict(limits_per_prompt)
+        self.budget = min(compute_budget, cache_size)
+        """Encoder tokens of a step."""
+        self.max_model_len = max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.enable_chunked_prefill = enable_chunked_prefill
+
+    def get_max_items(self, modality: str) -> tuple[int, int]:
+        """Return (items per prompt, items per batch); (0, 0) without tokens or budget. KeyError: no such modality."""
+        tokens = self.max_tokens_by_modality[modality]
+        if tokens == 0 or self.budget == 0:
+            return 0, 0
+        per_prompt = max(1, min(self.limits_per_prompt[modality], self.max_model_len // tokens))
+        requests = self.max_num_seqs
+        if not self.enable_chunked_prefill:
+            requests = min(requests, self.max_num_batched_tokens // tokens)
+        return per_prompt, max(1, min(self.budget // tokens, requests * per_prompt))
+
+    def get_modality_with_max_tokens(self) -> str:
+        """Return the modality with the largest items, the first of several; ValueError without any."""
+        if not self.max_tokens_by_modality:
+            raise ValueError("there are no modalities")
+        return max(self.max_tokens_by_modality, key=self.max_tokens_by_modality.__getitem__)

@@ -1,0 +1,305 @@
+"""Which encoder outputs are still held: books only, the workers hold the tensors.
+
+Three ways of holding them, three managers: shared between requests by content hash, per request, and straight into
+cross-attention blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shmstore.errors import StoreFullError
+
+__all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderCacheManager"]
+
+
+def _item(request: Any, i: int) -> Any:
+    if i < 0:
+        raise IndexError(f"item {i}: items are counted from 0")
+    return request.mm_features[i]
+
+
+def _hash_and_size(request: Any, i: int) -> tuple[str, int]:
+    """Content hash and embeddings of item i."""
+    item = _item(request, i)
+    size = item.mm_position.get_num_embeds
+    return item.identifier, size() if callable(size) else size
+
+
+def _full(what: str, size: int, room: int, unit: str) -> StoreFullError:
+    return StoreFullError(f"{what} needs {size} {unit} and {room} are left: ask can_allocate first, or free a request")
+
+
+def _check_size(cache_size: int) -> None:
+    if cache_size < 0:
+        raise ValueError(f"cache_size must not be negative: {cache_size}")
+
+
+class EncoderCacheManager:
+    """Encoder outputs shared by content hash; an entry that nobody uses stays until its space is needed.
+
+    `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings
+    that its placeholder's mask selects. Every i that a request has taken counts once, also where two of them are the
+    same content. Each call that raises leaves everything as it was.
+    """
+
+    def __init__(self, cache_size: int) -> None:
+        _check_size(cache_size)
+        self.cache_size = cache_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.num_free_slots = self.cache_size
+        """Embeddings that nothing takes."""
+        self.num_freeable_slots = self.cache_size
+        """Embeddings that nothing takes or that nobody references."""
+        self.cached: dict[str, set[str]] = {}
+        """Ids of the requests that use each entry, by content hash."""
+        self.freeable: dict[str, int] = {}
+        """Entries that nobody uses and their sizes, the first to go first."""
+        self._sizes: dict[str, int] = {}
+        self._taken: dict[str, dict[int, str]] = {}
+        self._freed: dict[str, None] = {}
+
+    def _look(self, request: Any, i: int) -> tuple[str, int]:
+        mm_hash, size = _hash_and_size(request, i)
+        cached = self._sizes.get(mm_hash, size)
+        if cached != size:
+            raise ValueError(f"item {i} ({mm_hash!r}) has {size} embeddings, the entry cached under its hash {cached}")
+        return mm_hash, size
+
+    def _take(self, request: Any, i: int, mm_hash: str) -> None:
+        taken = self._taken.get(request.request_id, {})
+        if taken.get(i, mm_hash) != mm_hash:
+            raise ValueError(
+                f"request {request.request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}"
+            )
+        if mm_hash in self.freeable:
+            self.num_freeable_slots -= self.freeable.pop(mm_hash)
+        self.cached[mm_hash].add(request.request_id)
+        self._taken.setdefault(request.request_id, {})[i] = mm_hash
+
+    def check_and_update_cache(self, request: Any, i: int) -> bool:
+        """Return whether item i is cached; a hit makes the request a user of it.
+
+        ValueError where the cached entry has another size.
+        """
+        mm_hash, _ = self._look(request, i)
+        if mm_hash not in self.cached:
+            return False
+        self._take(request, i, mm_hash)
+        return True
+
+    def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
+        """Return whether item i fits into the budget and, with what is scheduled already, into the cache.
+
+        Pure: it evicts nothing. ValueError where the cached entry has another size.
+        """
+        _, size = self._look(request, i)
+        return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_freeable_slots
+
+    def allocate(self, request: Any, i: int) -> None:
+        """Take the space for item i, evicting entries without users, oldest first, as far as needed.
+
+        An item that is cached already is only referenced. StoreFullError where it does not fit; ValueError where the
+        cached entry has another size.
+        """
+        mm_hash, size = self._look(request, i)
+        if mm_hash not in self.cached:
+            if size > self.num_freeable_slots:
+                raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, "embeddings")
+            held = self._taken.get(request.request_id, {}).get(i)
+            if held is not None:
+                raise ValueError(
+                    f"request {request.request_id!r} holds item {i} as {held!r}: free it before {mm_hash!r}"
+                )
+            while self.num_free_slots < size:
+                self._evict_oldest()
+            self.num_free_slots -= size
+            self.num_freeable_slots -= size
+            self.cached[mm_hash] = set()
+            self._sizes[mm_hash] = size
+            self._freed.pop(mm_hash, None)
+        self._take(request, i, mm_hash)
+
+    def _evict_oldest(self) -> None:
+        mm_hash = next(iter(self.freeable))
+        self.num_free_slots += self.freeable.pop(mm_hash)
+        del self.cached[mm_hash], self._sizes[mm_hash]
+        self._freed[mm_hash] = None
+
+    def get_cached_input_ids(self, request: Any) -> set[int]:
+        """Return the items that this request has taken and not freed."""
+        return set(self._taken.get(request.request_id, ()))
+
+    def free_encoder_input(self, request: Any, i: int) -> None:
+        """Give up item i of this request; nothing where it does not hold it.
+
+        With the last item of the last user the entry becomes the newest of those that may go.
+        """
+        taken = self._taken.get(request.request_id)
+        if taken is None or i not in taken:
+            return
+        mm_hash = taken.pop(i)
+        if not taken:
+            del self._taken[request.request_id]
+        if mm_hash in taken.values():
+            return
+        users = self.cached[mm_hash]
+        users.discard(request.request_id)
+        if not users:
+            self.freeable[mm_hash] = self._sizes[mm_hash]
+            self.num_freeable_slots += self._sizes[mm_hash]
+
+    def free(self, request: Any) -> None:
+        """Give up all items of this request, in ascending order."""
+        for i in sorted(self.get_cached_input_ids(request)):
+            self.free_encoder_input(request, i)
+
+    def get_freed_mm_hashes(self) -> list[str]:
+        """Return what was evicted since the last call and is not cached again, in order of eviction."""
+        freed, self._freed = list(self._freed), {}
+        return freed
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError at the first broken invariant."""
+        used = sum(self._sizes.values())
+        _require(self.num_free_slots == self.cache_size - used, "free slots are not what the entries leave")
+        _require(self.num_freeable_slots == self.num_free_slots + sum(self.freeable.values()), "freeable slots")
+        _require(self.num_free_slots >= 0, "more is cached than the capacity")
+        _require(self.cached.keys() == self._sizes.keys(), "an entry without a size")
+        _require(self.freeable.keys() == {h for h, users in self.cached.items() if not users}, "entries without users")
+        _require(not self._freed.keys() & self.cached.keys(), "an entry is cached and freed")
+        holders: dict[str, set[str]] = {mm_hash: set() for mm_hash in self.cached}
+        for request_id, taken in self._taken.items():
+            for mm_hash in taken.values():
+                holders[mm_hash].add(request_id)
+        _require(holders == self.cached, "users that hold no item")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise RuntimeError(f"broken invariant: {what}")
+
+
+class RequestEncoderCacheManager:
+    """Encoder outputs held for each request by itself, in encoder tokens (``request.get_num_encoder_tokens(i)``).
+
+    `num_free_slots` stays within 0 … `cache_size`: freeing what is not held is nothing, allocating twice counts once.
+    """
+
+    def __init__(self, cache_size: int) -> None:
+        _check_size(cache_size)
+        self.cache_size = cache_size
+        self.num_free_slots = cache_size
+        """Encoder tokens that nothing takes."""
+        self._held: dict[str, dict[int, int]] = {}
+        self._freed: list[tuple[str, int]] = []
+
+    def has_cache(self, request: Any, i: int) -> bool:
+        """Return whether the request holds item i."""
+        return i in self._held.get(request.request_id, ())
+
+    def can_allocate(self, request: Any, i: int) -> bool:
+        """Return whether item i fits; pure."""
+        _item(request, i)
+        return bool(request.get_num_encoder_tokens(i) <= self.num_free_slots)
+
+    def allocate(self, request: Any, i: int) -> None:
+        """Take the space for item i; nothing where the request holds it. StoreFullError where it does not fit."""
+        _item(request, i)
+        if self.has_cache(request, i):
+            return
+        size = request.get_num_encoder_tokens(i)
+        if size > self.num_free_slots:
+            raise _full(f"item {i} of request {request.request_id!r}", size, self.num_free_slots, "encoder tokens")
+        self.num_free_slots -= size
+        self._held.setdefault(request.request_id, {})[i] = size
+
+    def get_cached_input_ids(self, request: Any) -> set[int]:
+        """Return the items that the request holds, as a set of the caller's own."""
+        return set(self._held.get(request.request_id, ()))
+
+    def free_encoder_input(self, request: Any, i: int) -> None:
+        """Give back item i; nothing where the request does not hold it."""
+        held = self._held.get(request.request_id)
+        if held is None or i not in held:
+            return
+        self.num_free_slots += held.pop(i)
+        if not held:
+            del self._held[request.request_id]
+        self._freed.append((request.request_id, i))
+
+    def free(self, request: Any) -> None:
+        """Give back all items of the request, in ascending order."""
+        for i in sorted(self.get_cached_input_ids(request)):
+            self.free_encoder_input(request, i)
+
+    def get_freed_ids(self) -> list[tuple[str, int]]:
+        """Return (request id, item) of what was given back since the last call, in that order."""
+        freed, self._freed = self._freed, []
+        return freed
+
+
+class EncoderDecoderCacheManager:
+    """Encoder outputs that go straight into cross-attention blocks: held for one step, never shared, never hit.
+
+    The calls of :class:`EncoderCacheManager`; sizes in embeddings.
+    """
+
+    def __init__(self, cache_size: int) -> None:
+        _check_size(cache_size)
+        self.cache_size = cache_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.num_free_slots = self.cache_size
+        """Embeddings that nothing takes."""
+        self._held: dict[str, dict[int, int]] = {}
+        self._new: dict[str, None] = {}
+        self._old: dict[str, None] = {}
+
+    def check_and_update_cache(self, request: Any, i: int) -> bool:
+        """Return False: nothing is kept that another request could use."""
+        _item(request, i)
+        return False
+
+    def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
+        """Return whether item i fits into the budget and, with what is scheduled already, into the free space; pure."""
+        _, size = _hash_and_size(request, i)
+        return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_free_slots
+
+    def allocate(self, request: Any, i: int) -> None:
+        """Take the space for item i; nothing where the request holds it. StoreFullError where it does not fit."""
+        mm_hash, size = _hash_and_size(request, i)
+        if i in self._held.get(request.request_id, ()):
+            return
+        if size > self.num_free_slots:
+            raise _full(f"item {i} ({mm_hash!r})", size, self.num_free_slots, "embeddings")
+        self.num_free_slots -= size
+        self._held.setdefault(request.request_id, {})[i] = size
+        self._new[mm_hash] = None
+
+    def get_cached_input_ids(self, request: Any) -> set[int]:
+        """Return the items that the request holds."""
+        return set(self._held.get(request.request_id, ()))
+
+    def free_encoder_input(self, request: Any, i: int) -> None:
+        """Give back the space of item i; nothing where the request does not hold it."""
+        held = self._held.get(request.request_id, {})
+        if i in held:
+            self.num_free_slots += held.pop(i)
+            if not held:
+                del self._held[request.request_id]
+
+    def free(self, request: Any) -> None:
+        """Give back the space of all items of the request."""
+        for i in self.get_cached_input_ids(request):
+            self.free_encoder_input(request, i)
+
+    def get_freed_mm_hashes(self) -> list[str]:
+        """Return what was allocated before the last call: the worker has made use of it by now."""
+        freed, self._old, self._new = list(self._old), self._new, {}
+        return freed

@@ -1,0 +1,246 @@
+"""What the layers of a model need of a KV cache, and how they share one pool of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+__all__ = [
+    "AttentionSpec",
+    "ChunkedLocalAttentionSpec",
+    "CrossAttentionSpec",
+    "FullAttentionSpec",
+    "KVCacheConfig",
+    "KVCacheGroupSpec",
+    "KVCacheSpec",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "SlidingWindowSpec",
+    "make_kv_cache_config",
+]
+
+_ITEM_SIZES = {
+    "bfloat16": 2,
+    "half": 2,
+    "float": 4,
+    "double": 8,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2fnuz": 1,
+    "fp8": 1,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+}
+
+
+def item_size(dtype: Any) -> int:
+    """Return the bytes of one element of a torch dtype, a numpy dtype, or its name; ValueError for anything else."""
+    size = getattr(dtype, "itemsize", None)
+    if isinstance(size, int):
+        return size
+    name = dtype.removeprefix("torch.") if isinstance(dtype, str) else dtype
+    if isinstance(name, str) and name in _ITEM_SIZES:
+        return _ITEM_SIZES[name]
+    import numpy as np
+
+    try:
+        return np.dtype(name).itemsize
+    except TypeError as error:
+        raise ValueError(f"not a dtype: {dtype!r}") from error
+
+
+def _at_least(minimum: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, not {value}")
+
+
+@dataclass(frozen=True)
+class KVCacheSpec:
+    """What one layer keeps. Specs are values: layers with equal specs can share a group."""
+
+    block_size: int
+    """Tokens per block."""
+
+    def __post_init__(self) -> None:
+        _at_least(1, block_size=self.block_size)
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AttentionSpec(KVCacheSpec):
+    """A layer that keeps keys and values of each token."""
+
+    num_kv_heads: int
+    """Heads of keys and values."""
+    head_size: int
+    """Elements per head."""
+    dtype: Any
+    """Of the elements: a torch or numpy dtype, or its name."""
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer: keys and values."""
+        return 2 * self.block_size * self.num_kv_heads * self.head_size * item_size(self.dtype)
+
+
+@dataclass(frozen=True)
+class FullAttentionSpec(AttentionSpec):
+    """Attention to all tokens before."""
+
+    sliding_window: int | None = None
+    """A window that the layer has but that is not made use of: recorded only."""
+
+
+@dataclass(frozen=True)
+class MLAAttentionSpec(FullAttentionSpec):
+    """Attention to all tokens through one latent vector: keys and values are one."""
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer: one vector for keys and values."""
+        return super().page_size_bytes // 2
+
+
+@dataclass(frozen=True)
+class SlidingWindowSpec(AttentionSpec):
+    """Attention to the last `sliding_window` tokens, the own one included."""
+
+    sliding_window: int
+    """Tokens in the window."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(1, sliding_window=self.sliding_window)
+
+
+@dataclass(frozen=True)
+class ChunkedLocalAttentionSpec(AttentionSpec):
+    """Attention within chunks of `attention_chunk_size` tokens."""
+
+    attention_chunk_size: int
+    """Tokens in a chunk."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(1, attention_chunk_size=self.attention_chunk_size)
+
+
+@dataclass(frozen=True)
+class MambaSpec(KVCacheSpec):
+    """A layer that keeps a state instead of tokens; a block holds the state after its last token."""
+
+    shapes: tuple[tuple[int, ...], ...]
+    """Shape of each of its states."""
+    dtypes: tuple[Any, ...]
+    """Dtype of each of its states."""
+    num_speculative_blocks: int = 0
+    """Blocks kept ready for speculative tokens."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(0, num_speculative_blocks=self.num_speculative_blocks)
+        # Lists would make the spec unhashable, and unequal to the same one with tuples.
+        object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
+        object.__setattr__(self, "dtypes", tuple(self.dtypes))
+        if len(self.shapes) != len(self.dtypes):
+            raise ValueError(f"{len(self.shapes)} shapes and {len(self.dtypes)} dtypes")
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of one layer: all its states."""
+        return sum(prod(shape) * item_size(dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
+
+
+@dataclass(frozen=True)
+class CrossAttentionSpec(AttentionSpec):
+    """Attention of a decoder to the encoder's tokens."""
+
+
+@dataclass(frozen=True)
+class KVCacheGroupSpec:
+    """Layers that share one block table per request."""
+
+    layer_names: Sequence[str]
+    """The layers."""
+    kv_cache_spec: KVCacheSpec
+    """What each of them keeps."""
+
+
+@dataclass(frozen=True)
+class KVCacheConfig:
+    """A pool of blocks and the groups of layers that use it."""
+
+    num_blocks: int
+    """Blocks in the pool, the null block included."""
+    kv_cache_groups: Sequence[KVCacheGroupSpec]
+    """The groups; a group's number is its place here."""
+
+
+def _one_spec(specs: Sequence[KVCacheSpec]) -> KVCacheSpec | None:
+    """The spec that all layers can share; None where there is no such one."""
+    first = specs[0]
+    if all(spec == first for spec in specs):
+        return first
+    if not isinstance(first, FullAttentionSpec):
+        return None
+    plain = replace(first, sliding_window=None)
+    for spec in specs:
+        if not isinstance(spec, FullAttentionSpec) or replace(spec, sliding_window=None) != plain:
+            return None
+    recorded = (spec.sliding_window for spec in specs if isinstance(spec, FullAttentionSpec))
+    windows = {window for window in recorded if window is not None}
+    if len(windows) > 1:
+        raise ValueError(f"full attention layers record different windows, which do not merge: {sorted(windows)}")
+    return replace(first, sliding_window=windows.pop())
+
+
+def _equal_pages(layers: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
+    largest = max(spec.page_size_bytes for spec in layers.values())
+    made = {}
+    for name, spec in layers.items():
+        factor, rest = divmod(largest, spec.page_size_bytes)
+        grown = replace(spec, block_size=spec.block_size * factor)
+        if rest or grown.page_size_bytes != largest:
+            raise ValueError(
+                f"layer {name!r} has pages of {spec.page_size_bytes} bytes: no block size makes them {largest}"
+            )
+        made[name] = grown
+    return made
+
+
+def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -> KVCacheConfig:
+    """Group layers so that all groups have equal pages and as many layers, and say how many blocks fit into the memory.
+
+    `layers`: spec of each layer, in the model's order. Equal specs, and full attention that differs only in a recorded
+    window, give one group. Otherwise pages are made equal by larger blocks, and the layers of one spec are dealt out
+    to as few groups as hold at most g each, where g is the smallest number of layers per spec, or the largest where
+    that is below 1.25 times the smallest. ValueError without layers, for pages that cannot be made equal, and for
+    negative memory.
+    """
+    if not layers:
+        raise ValueError("there are no layers: nothing needs a KV cache")
+    if memory_bytes < 0:
+        raise ValueError(f"memory_bytes must not be negative: {memory_bytes}")
+    shared = _one_spec(list(layers.values()))
+    if shared is not None:
+        groups = [KVCacheGroupSpec(tuple(layers), shared)]
+        return KVCacheConfig(memory_bytes // shared.page_size_bytes // len(layers), groups)
+    by_spec: dict[KVCacheSpec, list[str]] = {}
+    for name, spec in _equal_pages(layers).items():
+        by_spec.setdefault(spec, []).append(name)
+    smallest, largest = min(map(len, by_spec.values())), max(map(len, by_spec.values()))
+    g = largest if largest < 1.25 * smallest else smallest
+    groups = []
+    for spec, names in by_spec.items():
+        k = -(-len(names) // g)
+        groups += [KVCacheGroupSpec(tuple(names[i::k]), spec) for i in range(k)]
+    page = next(iter(by_spec)).page_size_bytes
+    return KVCacheConfig(memory_bytes // page // g, groups)

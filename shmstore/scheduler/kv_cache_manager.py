@@ -1,0 +1,340 @@
+"""Which KV-cache blocks each request may use; the layer between a scheduler and the block pool."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from math import lcm
+from typing import Any
+
+from shmstore.bindings.scheduler import FULL, KINDS, BlockHashes, Tables, refusal
+from shmstore.scheduler.block_pool import BlockPool
+from shmstore.scheduler.events import KVCacheEvent
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks
+from shmstore.scheduler.kv_cache_config import (
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
+from shmstore.scheduler.metrics import PrefixCacheStats
+from shmstore.scheduler.request import RequestLike
+
+__all__ = ["KVCacheManager"]
+
+_NO_HASHES = BlockHashes()
+
+
+def _kind_and_parameter(spec: KVCacheSpec) -> tuple[str, int]:
+    if isinstance(spec, FullAttentionSpec):
+        return "full", 0
+    if isinstance(spec, SlidingWindowSpec):
+        return "window", spec.sliding_window
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return "chunk", spec.attention_chunk_size
+    if isinstance(spec, MambaSpec):
+        return "mamba", spec.num_speculative_blocks
+    if isinstance(spec, CrossAttentionSpec):
+        return "cross", 0
+    raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
+
+
+def _check_groups(
+    specs: Sequence[KVCacheSpec], sizes: Sequence[int], hash_block_size: int, caching: bool, eagle: bool
+) -> int:
+    """Refuse what the look-ups cannot do; return the alignment of hit lengths in tokens."""
+    if eagle and any(isinstance(spec, ChunkedLocalAttentionSpec | MambaSpec) for spec in specs):
+        raise ValueError("EAGLE works with neither chunked local attention nor mamba")
+    if (
+        len(specs) > 1
+        and len(set(sizes)) > 1
+        and (eagle or any(isinstance(s, ChunkedLocalAttentionSpec) for s in specs))
+    ):
+        raise ValueError(
+            f"EAGLE and chunked local attention need equal block sizes in all groups, not {sorted(set(sizes))}"
+        )
+    if not caching:
+        return 1
+    if any(isinstance(spec, CrossAttentionSpec) for spec in specs):
+        raise ValueError("cross attention cannot be cached: pass enable_caching=False")
+    if len(specs) == 1:
+        if sizes[0] != hash_block_size:
+            raise ValueError(f"the group's block size {sizes[0]} must be the hash block size {hash_block_size}")
+        return sizes[0]
+    if any(size % hash_block_size for size in sizes):
+        raise ValueError(f"block sizes {list(sizes)} must be multiples of the hash block size {hash_block_size}")
+    full = [isinstance(spec, FullAttentionSpec) for spec in specs]
+    changes = sum(a != b for a, b in itertools.pairwise(full))
+    if len(set(specs)) != 2 or changes != 1:
+        raise ValueError(
+            "prefix caching over several groups needs one full-attention spec and one other spec, "
+            "the groups of each together"
+        )
+    return lcm(*sizes)
+
+
+class KVCacheManager:
+    """The block tables of all requests, the prefix cache, and its statistics and events.
+
+    `config`: the pool's size and the groups of layers. `max_model_len`: no table grows beyond it. `hash_block_size`:
+    tokens per block hash of the requests. `use_eagle`: the draft model needs the last hit block's hidden states, so
+    it is not reused. `log_stats`: keep :class:`PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context
+    parallelism; the ranks share a block's tokens, so a block of a single full-attention group holds as many times
+    more, and `hash_block_size` counts them already. The rest goes to :class:`BlockPool`.
+
+    Nothing here touches the bytes of a block. ValueError for what cannot work together; every refusal leaves the
+    books as they were. Not for several threads at once.
+    """
+
+    def __init__(
+        self,
+        config: KVCacheConfig,
+        max_model_len: int,
+        hash_block_size: int,
+        *,
+        enable_caching: bool = True,
+        use_eagle: bool = False,
+        log_stats: bool = False,
+        enable_kv_cache_events: bool = False,
+        dcp_world_size: int = 1,
+        pcp_world_size: int = 1,
+        metrics_collector: Any | None = None,
+        free_order: str = "uncached_first",
+        int_event_hashes: bool = False,
+    ) -> None:
+        groups = config.kv_cache_groups
+        if not groups:
+            raise ValueError("the configuration has no groups")
+        for name, value in (
+            ("max_model_len", max_model_len),
+            ("hash_block_size", hash_block_size),
+            ("dcp_world_size", dcp_world_size),
+            ("pcp_world_size", pcp_world_size),
+        ):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, not {value}")
+        specs = [group.kv_cache_spec for group in groups]
+        kinds = [_kind_and_parameter(spec) for spec in specs]
+        ranks = dcp_world_size * pcp_world_size
+        if ranks > 1 and (len(specs) > 1 or not isinstance(specs[0], FullAttentionSpec)):
+            raise ValueError("context parallelism works with a single group of full attention only")
+        sizes = [spec.block_size * ranks for spec in specs]
+        alignment = _check_groups(specs, sizes, hash_block_size, enable_caching, use_eagle)
+        self.config = config
+        self.max_model_len = max_model_len
+        self.hash_block_size = hash_block_size
+        self.enable_caching = enable_caching
+        self.use_eagle = use_eagle
+        self.log_stats = log_stats
+        self.num_groups = len(groups)
+        self.block_pool = BlockPool(
+            config.num_blocks,
+            enable_caching,
+            hash_block_size=hash_block_size,
+            events=enable_kv_cache_events,
+            int_event_hashes=int_event_hashes,
+            metrics=metrics_collector,
+            free_order=free_order,
+        )
+        self.empty_kv_cache_blocks = self.block_pool.empty_blocks(self.num_groups)
+        """The one instance that stands for no blocks."""
+        self._tables = Tables(
+            self.block_pool.books,
+            [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)],
+            hash_block_size,
+            alignment,
+            max_model_len,
+            enable_caching,
+            use_eagle,
+        )
+        self._sizes = sizes
+        self._handles: dict[str, int] = {}
+        # Up to how many tokens a request's next call has nothing to do: most decode steps end here.
+        self._quiet: dict[str, int] = {}
+        self._stats = PrefixCacheStats()
+
+    # ---- the scheduler's step ----
+
+    def get_computed_blocks(self, request: RequestLike) -> tuple[KVCacheBlocks, int]:
+        """Return the longest cached prefix of the request, and its tokens; at least one token is left to compute.
+
+        Touches nothing: until they are given to :meth:`allocate_slots`, the blocks may be handed out to others.
+        """
+        if not self.enable_caching or request.skip_reading_prefix_cache:
+            return self.empty_kv_cache_blocks, 0
+        num_tokens = request.num_tokens
+        tokens = self._tables.find(request.block_hashes, num_tokens - 1)
+        if tokens < 0:
+            raise refusal(tokens)
+        if self.log_stats:
+            self._stats.record(num_tokens, tokens, request.num_preemptions > 0)
+        if not tokens:
+            return self.empty_kv_cache_blocks, 0
+        return KVCacheBlocks.from_ids(self.block_pool, self._tables.ids(), self._tables.counts()), tokens
+
+    def allocate_slots(
+        self,
+        request: RequestLike,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: KVCacheBlocks | None = None,
+        num_lookahead_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+    ) -> KVCacheBlocks | None:
+        """Make room for the request's next tokens and return the blocks added; None where too few are free.
+
+        The tokens stand behind `request.num_computed_tokens` + `num_new_computed_tokens`. `new_computed_blocks`: what
+        :meth:`get_computed_blocks` gave for a request that has no blocks yet. `num_lookahead_tokens`: speculative
+        tokens that need room but are never cached. `delay_cache_blocks`: the contents arrive later, by
+        :meth:`cache_blocks`. `num_encoder_tokens`: for cross attention.
+
+        Blocks that a window has passed are given back, also where the answer is None. ValueError for fewer than one new
+        token, for computed blocks where the request has a table or caching is off, for missing block hashes.
+        """
+        if num_new_tokens < 1:
+            raise ValueError("num_new_tokens must be greater than 0")
+        seen = request.num_computed_tokens
+        request_id = request.request_id
+        if (
+            new_computed_blocks is None
+            and num_new_computed_tokens == 0
+            and num_lookahead_tokens >= 0
+            and seen + num_new_tokens + num_lookahead_tokens <= self._quiet.get(request_id, 0)
+        ):
+            return self.empty_kv_cache_blocks
+        tables = self._tables
+        ids, counts = b"", None
+        if new_computed_blocks is not None and new_computed_blocks.packed_ids:
+            ids, counts = new_computed_blocks.packed_ids, new_computed_blocks.counts
+            if len(counts) != self.num_groups:
+                raise ValueError(f"new_computed_blocks has {len(counts)} groups, the manager {self.num_groups}")
+        caches = self.enable_caching and not delay_cache_blocks
+        hashes = request.block_hashes if caches else _NO_HASHES
+        handle = tables.allocate(
+            self._handles.get(request_id, -1),
+            seen,
+            seen + num_new_computed_tokens,
+            num_new_tokens,
+            num_lookahead_tokens,
+            request.num_tokens if caches else 0,
+            num_encoder_tokens,
+            delay_cache_blocks,
+            hashes,
+            ids,
+            counts,
+        )
+        if handle < 0:
+            if handle == FULL:
+                return None
+            raise refusal(handle)
+        self._handles[request_id] = handle
+        self._quiet[request_id] = tables.quiet(handle)
+        new_ids = tables.ids()
+        if self.block_pool.watched:
+            self._tell(request, hashes, ids, new_ids)
+        if not new_ids:
+            return self.empty_kv_cache_blocks
+        new_counts = (len(new_ids) // 4,) if self.num_groups == 1 else tables.counts()
+        return KVCacheBlocks.from_ids(self.block_pool, new_ids, new_counts)
+
+    def free(self, request: RequestLike) -> None:
+        """Give the request's blocks back, its last ones to be reused first; nothing for an unknown request."""
+        handle = self._handles.pop(request.request_id, None)
+        if handle is not None:
+            del self._quiet[request.request_id]
+            self._tables.release(handle)
+
+    def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
+        """Let others find the full blocks of the request's first tokens; nothing with caching off.
+
+        ValueError where the request has fewer blocks or hashes than that.
+        """
+        if not self.enable_caching:
+            return
+        handle = self._handles.get(request.request_id)
+        if handle is None:
+            if num_computed_tokens >= min(self._sizes):
+                raise ValueError(f"request {request.request_id!r} has no blocks to cache: allocate_slots comes first")
+            return
+        hashes = request.block_hashes
+        rc = self._tables.cache(handle, hashes, num_computed_tokens)
+        if rc:
+            raise refusal(rc)
+        self._quiet[request.request_id] = self._tables.quiet(handle)
+        if self.block_pool.watched:
+            self._tell(request, hashes, b"", b"")
+
+    def _tell(self, request: Any, hashes: Sequence[bytes], found: bytes, new: bytes) -> None:
+        """Events and metrics of the last change."""
+        pool = self.block_pool
+        if found:
+            pool.note_accessed(found)
+        pool.note_allocated(new)
+        if pool.events_enabled:
+            for group, first, end in self._tables.stored():
+                size = self._sizes[group]
+                pool.note_stored(request, hashes, first, end, size, size // self.hash_block_size, group)
+
+    # ---- the prefix cache ----
+
+    def evict_blocks(self, ids: Iterable[int]) -> None:
+        """Forget the contents of these blocks; users keep them. ValueError for an id outside 1 … num_blocks-1."""
+        self.block_pool.evict_blocks(ids)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget all contents and return True; False, with a warning, while any block is in use."""
+        if not self.block_pool.reset_prefix_cache():
+            return False
+        if self.log_stats:
+            self._stats.reset = True
+        return True
+
+    def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
+        """Return the record since the last call and start a fresh one; None without `log_stats`."""
+        if not self.log_stats:
+            return None
+        stats, self._stats = self._stats, PrefixCacheStats()
+        return stats
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Return the KV events since the last call, oldest first."""
+        return self.block_pool.take_events()
+
+    # ---- questions ----
+
+    @property
+    def usage(self) -> float:
+        """Share of the pool's blocks in use, 0 … 1."""
+        return self.block_pool.get_usage()
+
+    def get_blocks(self, request_id: str) -> KVCacheBlocks:
+        """Return the request's blocks; none for an unknown one."""
+        handle = self._handles.get(request_id)
+        if handle is None:
+            return self.empty_kv_cache_blocks
+        ids, counts = self._tables.table(handle)
+        return KVCacheBlocks.from_ids(self.block_pool, ids, counts) if ids else self.empty_kv_cache_blocks
+
+    def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
+        """Return the ids of the request's blocks in each group."""
+        return self.get_blocks(request_id).get_block_ids()
+
+    def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
+        """Return for each group how many leading blocks of this request all requests with blocks share."""
+        handle = self._handles.get(request_id)
+        return [0] * self.num_groups if handle is None else self._tables.common(handle)
+
+    def create_kv_cache_blocks(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> KVCacheBlocks:
+        """Return `blocks`, one sequence for each group, as KVCacheBlocks; ValueError for another number of groups."""
+        if len(blocks) != self.num_groups:
+            raise ValueError(f"{len(blocks)} sequences of blocks for {self.num_groups} groups")
+        made = KVCacheBlocks(blocks)
+        return made if made.packed_ids else self.empty_kv_cache_blocks
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError at the first broken invariant of the tables or the pool."""
+        self._tables.check_valid()

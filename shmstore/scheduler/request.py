@@ -1,0 +1,177 @@
+"""What the schedulers' books ask of a request, and a request that has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, overload
+
+from shmstore.bindings.scheduler import BlockHashes
+
+__all__ = ["BlockHashes", "Placeholder", "Request", "RequestLike", "TokenView"]
+
+
+class Placeholder(Protocol):
+    """The tokens of a prompt that one multi-modal item stands for."""
+
+    @property
+    def offset(self) -> int:
+        """First token."""
+
+    @property
+    def length(self) -> int:
+        """Number of tokens."""
+
+
+class Feature(Protocol):
+    """One multi-modal item of a request."""
+
+    @property
+    def identifier(self) -> str:
+        """Content hash: equal identifiers mean equal encoder outputs."""
+
+    @property
+    def mm_position(self) -> Any:
+        """Its :class:`Placeholder`; the encoder cache also asks for ``get_num_embeds``."""
+
+
+class RequestLike(Protocol):
+    """What the managers read of a request; any object with these attributes serves.
+
+    `block_hashes` may be any sequence of bytes. A :class:`BlockHashes` is read in place, anything else is copied
+    for each call that needs it.
+    """
+
+    request_id: str
+    num_computed_tokens: int
+    num_preemptions: int
+    skip_reading_prefix_cache: bool
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens so far."""
+
+    @property
+    def all_token_ids(self) -> Sequence[int]:
+        """Prompt and output tokens; a slice of it is a list."""
+
+    @property
+    def block_hashes(self) -> Sequence[bytes]:
+        """Hashes of the full blocks."""
+
+
+class TokenView(Sequence[int]):
+    """A read-only view of a request's tokens that follows them as they grow; a slice of it is a list."""
+
+    __slots__ = ("_tokens",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> int: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[int]: ...
+    def __getitem__(self, index: int | slice) -> int | list[int]:
+        return self._tokens[index]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._tokens)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._tokens
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, TokenView):
+            return self._tokens == other._tokens
+        return self._tokens == list(other) if isinstance(other, Sequence) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"TokenView({self._tokens!r})"
+
+
+class Request:
+    """One request as the schedulers' books see it: its tokens, how many are computed, and its block hashes.
+
+    `prompt_token_ids`: integers, or None with `prompt_embeds` (an array or tensor with one row a token; all token ids
+    are 0 then). `block_hasher`: called with the request whenever it has grown; None leaves `block_hashes` empty,
+    which is enough where caching is off. `mm_features`: items with `identifier` and `mm_position`, in order of offset
+    (ValueError names the first that is not). ValueError without any token.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int] | None,
+        *,
+        block_hasher: Callable[[Any], Sequence[bytes]] | None = None,
+        mm_features: Sequence[Any] = (),
+        cache_salt: str | None = None,
+        lora_name: str | None = None,
+        lora_id: int | None = None,
+        skip_reading_prefix_cache: bool = False,
+        prompt_embeds: Any = None,
+    ) -> None:
+        if prompt_token_ids is None and prompt_embeds is None:
+            raise ValueError("a request needs prompt_token_ids or prompt_embeds")
+        for i in range(1, len(mm_features)):
+            if mm_features[i].mm_position.offset < mm_features[i - 1].mm_position.offset:
+                raise ValueError(f"mm_features must be in order of offset: item {i} begins before item {i - 1}")
+        self.request_id = request_id
+        self.prompt_embeds = prompt_embeds
+        if prompt_token_ids is None:
+            self._token_ids = [0] * len(prompt_embeds)
+        else:
+            tolist = getattr(prompt_token_ids, "tolist", None)  # an array: its items would not be Python integers
+            self._token_ids = list(tolist() if tolist is not None else prompt_token_ids)
+        self.num_prompt_tokens = len(self._token_ids)
+        self.prompt_token_ids = prompt_token_ids
+        self.mm_features = list(mm_features)
+        self.cache_salt = cache_salt
+        self.lora_name = lora_name
+        self.lora_id = lora_id
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.num_computed_tokens = 0
+        self.num_preemptions = 0
+        self.all_token_ids = TokenView(self._token_ids)
+        self.block_hashes = BlockHashes()
+        self._block_hasher = block_hasher
+        if block_hasher is not None:
+            self.block_hashes.extend(block_hasher(self))
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt plus output tokens so far."""
+        return len(self._token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that were appended to the prompt."""
+        return len(self._token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """A copy of the tokens that were appended to the prompt."""
+        return self._token_ids[self.num_prompt_tokens :]
+
+    def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
+        """Append generated tokens, and the hashes of the blocks that they fill."""
+        if isinstance(token_ids, int):
+            self._token_ids.append(token_ids)
+        else:
+            self._token_ids.extend(token_ids)
+        if self._block_hasher is not None:
+            new = self._block_hasher(self)
+            if new:
+                self.block_hashes.extend(new)
+
+    def get_num_encoder_tokens(self, i: int) -> int:
+        """Return the length of item i's placeholder range."""
+        length: int = self.mm_features[i].mm_position.length
+        return length
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id!r}, {self.num_tokens} tokens, {self.num_computed_tokens} computed)"

@@ -1,0 +1,55 @@
+/* support.c - see support.h.  The hook of step.h lives here, so that every test links. */
+#include "support.h"
+
+#include <fcntl.h>
+
+#define NAMES 64
+
+void (*shms_step_hook)(const char *label);
+
+static char names[NAMES][64];
+static int n_names;
+static pid_t owner;
+
+int store_names_left(void) {
+    int left = 0;
+    for (int i = 0; i < n_names && getpid() == owner; i++)
+        left += shm_unlink(names[i]) == 0;
+    return left;
+}
+
+static void clean(void) { store_names_left(); }
+
+const char *store_name(const char *what) {
+    if (owner != getpid()) { /* a child's are its own */
+        owner = getpid();
+        n_names = 0;
+        atexit(clean);
+    }
+    CHECK(n_names < NAMES);
+    snprintf(names[n_names], sizeof names[0], "/shms-test-%s-%d-%d", what, (int)getpid(), n_names);
+    return names[n_names++] + 1;
+}
+
+int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out) {
+    shms_ticket t;
+    int rc = shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
+    if (rc)
+        return rc;
+    fill(t.payload, size, mark);
+    return shms_writer_commit(w, &t, out);
+}
+
+void *zeroed(uint64_t size) {
+    void *memory = aligned_alloc(4096, shms_align_up(size, 4096));
+    CHECK(memory);
+    memset(memory, 0, shms_align_up(size, 4096));
+    return memory;
+}
+
+int reap(pid_t pid) {
+    int status;
+    while (waitpid(pid, &status, 0) < 0)
+        CHECK(errno == EINTR);
+    return WIFSIGNALED(status) ? 1000 + WTERMSIG(status) : WEXITSTATUS(status);
+}

@@ -1,0 +1,86 @@
+/* The messages are canonical CBOR, and both ways to hash see the same ones. */
+#include "blockhash.h"
+
+#include <string.h>
+
+#include "check.h"
+
+static void the_worked_example_is_encoded_byte_for_byte(void) {
+    int64_t tokens[16], items[] = {4, 3, 4}, ends[1];
+    uint8_t out[256];
+    /* tokens 0..15, extras ("lora", "img", an offset, a byte string): tail of the example in the layout comment */
+    const uint8_t want[] = {0x90, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0x84, 0x64, 'l', 'o', 'r', 'a', 0x63, 'i', 'm', 'g', 0x04, 0x41, 0x01};
+    shms_blockhash_extras x = {.lora = (const uint8_t *)"\x64lora", .lora_len = 5, .salt = (const uint8_t *)"\x41\x01", .salt_len = 2,
+                               .items = items, .n_items = 1, .idents = (const uint8_t *)"\x63img"};
+    for (int i = 0; i < 16; i++) tokens[i] = i;
+    CHECK(shms_blockhash_bound(1, 16, &x) <= (int64_t)sizeof out);
+    CHECK(shms_blockhash_bodies(out, sizeof out, ends, 0, 1, 16, tokens, 8, &x) == (int64_t)sizeof want);
+    CHECK(ends[0] == (int64_t)sizeof want && !memcmp(out, want, sizeof want));
+    CHECK(shms_blockhash_bodies(out, 10, ends, 0, 1, 16, tokens, 8, &x) == SHMS_BOOKS_FULL);
+}
+
+static void numbers_take_the_shortest_head(void) {
+    static const struct { int64_t v; int n; uint8_t bytes[9]; } cases[] = {
+        {0, 1, {0}}, {23, 1, {23}}, {24, 2, {24, 24}}, {255, 2, {24, 255}}, {256, 3, {25, 1, 0}}, {65535, 3, {25, 255, 255}},
+        {65536, 5, {26, 0, 1, 0, 0}}, {0xffffffff, 5, {26, 255, 255, 255, 255}}, {0x100000000, 9, {27, 0, 0, 0, 1, 0, 0, 0, 0}},
+        {-1, 1, {0x20}}, {-24, 1, {0x37}}, {-25, 2, {0x38, 24}}, {-257, 3, {0x39, 1, 0}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        uint8_t out[64];
+        int64_t end;
+        shms_blockhash_extras none = {0};
+        CHECK(shms_blockhash_bodies(out, sizeof out, &end, 0, 1, 1, &cases[i].v, 8, &none) == cases[i].n + 2);
+        CHECK(out[0] == 0x81 && out[1 + cases[i].n] == 0xf6); /* an array of the one token, and no extra keys */
+        CHECK(!memcmp(out + 1, cases[i].bytes, (size_t)cases[i].n));
+    }
+}
+
+static void both_ways_hash_the_same_messages(void) {
+    enum { N = 37, SIZE = 5 };
+    int64_t tokens[N * SIZE], items[] = {3, 20, 5, 3, 0, 9, 20, 30, 11, 90, 1, 15}, ends[N];
+    int32_t narrow[N * SIZE];
+    uint8_t embeds[32 * 4] = {9}, seed[32] = {7}, parent[32], message[4096];
+    shms_blockhash_extras x = {.lora = (const uint8_t *)"\x61L", .lora_len = 2, .items = items, .n_items = 4,
+                               .idents = (const uint8_t *)"\x64" "aaaa" "\x63" "bbb" "\x61" "c" "\x63" "ddd", .embeds = embeds, .n_embeds = 4};
+    for (int i = 0; i < N * SIZE; i++) tokens[i] = narrow[i] = (i * 7919) % 70000;
+    int64_t room = shms_blockhash_bound(N, SIZE, &x);
+    uint8_t *bodies = malloc((size_t)room);
+    CHECK(shms_blockhash_bodies(bodies, room, ends, 0, N, SIZE, tokens, 8, &x) > 0);
+    if (shms_blockhash_ready()) {
+        printf("no libcrypto here: only the messages were checked\n");
+        free(bodies);
+        return;
+    }
+    shms_hashlist *list = shms_hashlist_new(), *pieces = shms_hashlist_new();
+    CHECK(shms_blockhash_extend(list, seed, 0, N, SIZE, narrow, 4, &x) == 0 && list->n == N);
+    memcpy(parent, seed, 32);
+    for (int i = 0; i < N; i++) {
+        int64_t from = i ? ends[i - 1] : 0, n = ends[i] - from;
+        memcpy(message, "\x83\x58\x20", 3);
+        memcpy(message + 3, parent, 32);
+        memcpy(message + 35, bodies + from, (size_t)n);
+        CHECK(shms_blockhash_sha256(parent, message, 35 + n) == 0);
+        CHECK(!memcmp(parent, list->data + 32 * i, 32));
+    }
+    /* block by block, the parent taken from the list that grows (and moves) */
+    for (int i = 0; i < N; i++) {
+        shms_blockhash_extras one = x;
+        one.embeds = i < 4 ? embeds + 32 * i : NULL;
+        one.n_embeds = i < 4;
+        const uint8_t *before = i ? pieces->data + 32 * (i - 1) : seed;
+        CHECK(shms_blockhash_extend(pieces, before, i, 1, SIZE, tokens + SIZE * i, 8, &one) == 0);
+    }
+    CHECK(!memcmp(pieces->data, list->data, 32 * N) && shms_hashlist_valid(pieces) == 0);
+    CHECK(shms_blockhash_extend(list, seed, 0, 1, SIZE, tokens, 3, &x) == SHMS_BOOKS_ARGUMENT && list->n == N);
+    CHECK(shms_blockhash_extend(list, seed, -1, 1, SIZE, tokens, 8, &x) == SHMS_BOOKS_ARGUMENT);
+    shms_hashlist_free(list);
+    shms_hashlist_free(pieces);
+    free(bodies);
+}
+
+int main(void) {
+    the_worked_example_is_encoded_byte_for_byte();
+    numbers_take_the_shortest_head();
+    both_ways_hash_the_same_messages();
+    return 0;
+}

@@ -1,0 +1,372 @@
+/*
+ * test_full.c - a store without room: what turns a refusal, what does not, and that refusing is cheap.
+ *
+ * Work is counted in steps (W1a: one look at one rank's acknowledgement), not in time.
+ */
+#include "support.h"
+
+enum { MANY = 2000 };
+
+static uint64_t looks;
+static void count_looks(const char *label) { looks += !strcmp(label, "W1a") || !strncmp(label, "W3", 2); }
+
+static shms_writer *w;
+static shms_reader *readers[2];
+static const char *name;
+static uint8_t refs[MANY][SHMS_REF_SIZE];
+
+static void key_of(char *key, int i) { snprintf(key, 16, "k%d", i); }
+
+/* A store of `n` objects of 128 bytes, all handed out, so that nothing else fits. */
+static void begin(int n, uint32_t max_objects) {
+    shms_options o = {.capacity = (uint64_t)n * 128, .n_readers = 2, .max_objects = max_objects};
+    name = store_name("full");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+    for (int i = 0; i < n; i++) {
+        char key[16];
+        key_of(key, i);
+        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, (uint64_t)i, refs[i]));
+    }
+}
+
+static void end(void) {
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    for (int r = 0; r < 2; r++) {
+        shms_reader_close(readers[r]);
+        shms_reader_free(readers[r]);
+    }
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+/* A put that must be refused; returns how much it looked at. */
+static uint64_t refused(void) {
+    shms_stats before, after;
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &before));
+    looks = 0;
+    shms_step_hook = count_looks;
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, ref));
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &after));
+    CHECK_EQ(before.refusals + 1, after.refusals);
+    before.refusals++;
+    before.open_leases = after.open_leases; /* those found complete are closed */
+    CHECK(!memcmp(&before, &after, sizeof before)); /* nothing else has changed */
+    return looks;
+}
+
+static void accepted(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+}
+
+static void a_second_refusal_looks_at_nothing(void) {
+    begin(MANY, MANY + 1);
+    uint64_t first = refused();
+    CHECK(first >= MANY);
+    for (int i = 0; i < 20; i++)
+        CHECK_EQ(0, refused());
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[5])); /* news: looked into, and in vain */
+    CHECK(refused() >= MANY);
+    CHECK_EQ(0, refused());
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 128, 1, refs[0]));
+    CHECK_EQ(0, refused());
+    uint64_t held[2];
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, held));
+    CHECK_EQ((MANY - 1) * 128, held[0]);
+    CHECK_EQ(MANY * 128, held[1]);
+    end();
+}
+
+static void a_second_refusal_for_a_lease_entry_looks_at_nothing_either(void) {
+    begin(4, 2000);
+    uint64_t entries = w->seg.layout.max_leases;
+    uint8_t ref[SHMS_REF_SIZE];
+    for (uint64_t i = 4; i < entries; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+    looks = 0;
+    shms_step_hook = count_looks;
+    CHECK_EQ(SHMS_EFULL, shms_writer_hit(w, "k0", 2, ref));
+    CHECK(looks >= entries);
+    looks = 0;
+    CHECK_EQ(SHMS_EFULL, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(0, looks);
+    CHECK_EQ(0, refused());
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[2]));
+    CHECK_EQ(1, shms_reader_release(readers[1], refs[2]));
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_EFULL, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+    end();
+}
+
+static void both_release(int i) {
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+    CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
+}
+
+static void a_release_turns_it(void) {
+    begin(8, 16);
+    refused();
+    both_release(3);
+    accepted();
+    CHECK_EQ(0, shms_writer_has(w, "k3", 2));
+    end();
+}
+
+static void an_unpin_turns_it(void) {
+    begin(8, 16);
+    shms_view *v = shms_reader_acquire(readers[0], refs[3]), *u = shms_reader_acquire(readers[1], refs[3]);
+    CHECK(v && u);
+    shms_view_release(u);
+    refused();
+    refused();
+    CHECK(filled(v->payload, 64, 3));
+    shms_view_release(v);
+    accepted();
+    end();
+}
+
+static void a_cancel_turns_it(void) {
+    begin(8, 16);
+    refused();
+    CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
+    accepted();
+    end();
+}
+
+static void a_delete_turns_it_once_nobody_holds_the_object(void) {
+    begin(8, 16);
+    CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, NULL) == SHMS_EFULL ? SHMS_OK : 1);
+    CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
+    refused();
+    both_release(2);
+    accepted();
+    end();
+}
+
+static void an_abort_turns_it(void) {
+    begin(8, 16);
+    shms_ticket t;
+    CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "ticket", 6, NULL, 0, 64, &t));
+    refused();
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    accepted();
+    end();
+}
+
+static void a_commit_without_a_hand_out_turns_it(void) {
+    begin(8, 16);
+    shms_ticket t;
+    CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "ticket", 6, NULL, 0, 64, &t));
+    refused();
+    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+    accepted();
+    end();
+}
+
+static void an_unprotect_turns_it(void) {
+    begin(8, 16);
+    uint32_t slot;
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &slot));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &slot));
+    both_release(2);
+    refused();
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, slot));
+    refused();
+    CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by its protection, deleted or not */
+    refused();
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, slot));
+    accepted();
+    end();
+}
+
+static void a_retirement_turns_it(void) {
+    begin(8, 16);
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
+    refused();
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1)); /* though it lives: no lease waits for it any more */
+    accepted();
+    end();
+}
+
+static void a_retirement_ends_when_the_rank_attaches(void) {
+    begin(8, 16);
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+    shms_reader_close(readers[1]);
+    shms_reader_free(readers[1]);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
+    accepted(); /* leases from before are not for it; this one is */
+    for (int i = 2; i < 8; i++)
+        CHECK_EQ(1, shms_writer_cancel(w, refs[i]));
+    CHECK_EQ(1, shms_writer_cancel(w, refs[0]));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(1, shms_writer_count(w) == 0 && w->seg.sb->objects == 1); /* "new" is promised to both */
+    end();
+}
+
+static void a_detaching_turns_it(void) {
+    begin(8, 16);
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
+    refused();
+    CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
+    accepted();
+    end();
+}
+
+static void an_attaching_turns_it(void) {
+    begin(8, 16);
+    for (int i = 0; i < 8; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+    refused();
+    /* Gone and come again between two puts: the lock looks as it did. */
+    CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
+    shms_reader_free(readers[1]);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    accepted();
+    end();
+}
+
+static void a_death_turns_it(void) {
+    begin(8, 16);
+    shms_reader_close(readers[1]);
+    shms_reader_free(readers[1]);
+    int ready[2];
+    char c;
+    CHECK(pipe(ready) == 0);
+    pid_t child = fork();
+    if (child == 0) {
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+        CHECK(shms_reader_acquire(readers[1], refs[4])); /* never released */
+        CHECK_EQ(1, write(ready[1], "x", 1));
+        pause();
+    }
+    CHECK_EQ(1, read(ready[0], &c, 1));
+    for (int i = 0; i < 8; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+    for (int i = 0; i < 7; i++) { /* older than the child's attaching: it is not asked, except for its pin */
+        char key[16];
+        key_of(key, 100 + i);
+        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, refs[10 + i]));
+    }
+    CHECK_EQ(1, shms_writer_has(w, "k4", 2));
+    for (int i = 0; i < 7; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[10 + i]));
+    refused();
+    CHECK_EQ(0, refused());
+    kill(child, SIGKILL);
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+    for (int i = 0; i < 8; i++) { /* the pinned one and the promised ones: all of it */
+        char key[16];
+        key_of(key, 200 + i);
+        CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, NULL));
+    }
+    CHECK_EQ(0, shms_writer_has(w, "k4", 2));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    close(ready[0]);
+    close(ready[1]);
+    end();
+}
+
+static void slots_run_out_like_bytes_do(void) {
+    begin(8, 8);
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 0, 1, NULL));
+    both_release(6);
+    both_release(5);
+    CHECK_EQ(1, shms_writer_delete(w, "k5", 2)); /* a slot and bytes */
+    accepted();
+    CHECK_EQ(1, shms_writer_has(w, "k6", 2)); /* not one object more than needed */
+    end();
+}
+
+static void a_rank_that_never_came_is_waited_for_until_it_is_retired(void) {
+    shms_options o = {.capacity = 1024, .n_readers = 2, .max_objects = 8};
+    uint8_t ref[SHMS_REF_SIZE];
+    name = store_name("never");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 800, 1, ref));
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1)); /* late, and finds what it was promised */
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
+    shms_view *v = shms_reader_acquire(readers[1], ref);
+    CHECK(v && filled(v->payload, 800, 1));
+    shms_view_release(v);
+    CHECK_EQ(SHMS_OK, put_marked(w, "new", 800, 2, ref));
+    CHECK_EQ(SHMS_OK, shms_reader_close(readers[0]));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "newer", 800, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+    CHECK_EQ(SHMS_OK, put_marked(w, "newer", 800, 3, NULL));
+    end();
+}
+
+static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
+    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
+        shms_options o = {.capacity = 64 << 10, .max_object_size = 16 << 10, .n_readers = 1, .max_objects = 512, .flags = flags};
+        uint8_t ref[SHMS_REF_SIZE], held[SHMS_REF_SIZE];
+        uint64_t seed = 8, put = 0;
+        name = store_name("turn");
+        CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+        CHECK_EQ(SHMS_OK, put_marked(w, "some", 9999, 1, NULL));
+        CHECK_EQ(SHMS_OK, put_marked(w, "held", 5000, 42, held));
+        shms_view *v = shms_reader_acquire(readers[0], held);
+        CHECK(v);
+        for (int i = 0; put < 100 * o.capacity; i++) {
+            char key[16];
+            key_of(key, i);
+            uint64_t size = below(&seed, (16 << 10) - 64);
+            CHECK_EQ(SHMS_OK, put_marked(w, key, size, (uint64_t)i, ref));
+            put += size;
+            if (below(&seed, 2)) {
+                shms_view *u = shms_reader_acquire(readers[0], ref);
+                CHECK(u && filled(u->payload, size, (uint64_t)i));
+                shms_view_release(u);
+            } else {
+                CHECK_EQ(1, shms_reader_release(readers[0], ref));
+            }
+            if (below(&seed, 2)) {
+                shms_writer_touch(w, key, (uint32_t)strlen(key));
+            }
+        }
+        CHECK(filled(v->payload, 5000, 42));
+        CHECK_EQ(1, shms_reader_validate(readers[0], held));
+        CHECK_EQ(0, w->seg.sb->counters[SHMS_C_REFUSALS]);
+        shms_view_release(v);
+        readers[1] = NULL;
+        end();
+    }
+}
+
+int main(void) {
+    a_second_refusal_looks_at_nothing();
+    a_second_refusal_for_a_lease_entry_looks_at_nothing_either();
+    a_release_turns_it();
+    an_unpin_turns_it();
+    a_cancel_turns_it();
+    a_delete_turns_it_once_nobody_holds_the_object();
+    an_abort_turns_it();
+    a_commit_without_a_hand_out_turns_it();
+    an_unprotect_turns_it();
+    a_retirement_turns_it();
+    a_retirement_ends_when_the_rank_attaches();
+    a_detaching_turns_it();
+    an_attaching_turns_it();
+    a_death_turns_it();
+    slots_run_out_like_bytes_do();
+    a_rank_that_never_came_is_waited_for_until_it_is_retired();
+    one_object_held_for_ever_stops_no_put_in_100_turnovers();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

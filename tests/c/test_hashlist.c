@@ -1,0 +1,55 @@
+/* A list of hashes keeps its width, grows, and is checked. */
+#include "hashlist.h"
+
+#include <string.h>
+
+#include "check.h"
+
+static void a_list_gives_back_what_was_appended(void) {
+    shms_hashlist *list = shms_hashlist_new(), *other = shms_hashlist_new();
+    uint8_t hashes[100 * 16], wide[32] = {0};
+    for (int i = 0; i < 100 * 16; i++) hashes[i] = (uint8_t)(i * 7 + 1);
+    CHECK(shms_hashlist_width(list) == 0 && shms_hashlist_len(list) == 0);
+    for (int i = 0; i < 100; i++) {
+        CHECK(shms_hashlist_append(list, hashes + 16 * i, 1, 16) == 0);
+        CHECK(shms_hashlist_valid(list) == 0);
+    }
+    CHECK(shms_hashlist_len(list) == 100 && shms_hashlist_width(list) == 16);
+    for (int i = 0; i < 100; i++) {
+        CHECK(!memcmp(shms_hashlist_data(list) + 32 * i, hashes + 16 * i, 16));
+        CHECK(!memcmp(shms_hashlist_data(list) + 32 * i + 16, wide, 16));
+    }
+    CHECK(shms_hashlist_append(list, wide, 1, 32) == SHMS_BOOKS_WIDTH);
+    CHECK(shms_hashlist_append(other, wide, 1, 33) == SHMS_BOOKS_WIDTH);
+    CHECK(shms_hashlist_append(other, wide, 1, 0) == SHMS_BOOKS_WIDTH);
+    CHECK(shms_hashlist_append(other, wide, -1, 32) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_hashlist_append(other, wide, 1, 32) == 0);
+    CHECK(shms_hashlist_join(list, other) == SHMS_BOOKS_WIDTH && shms_hashlist_len(list) == 100);
+    CHECK(shms_hashlist_join(list, list) == 0 && shms_hashlist_len(list) == 200);
+    CHECK(!memcmp(shms_hashlist_data(list), shms_hashlist_data(list) + 3200, 3200));
+    CHECK(shms_hashlist_valid(list) == 0);
+    list->data[31] = 1;
+    CHECK(shms_hashlist_valid(list) == SHMS_BOOKS_CORRUPT);
+    list->data[31] = 0;
+    list->n = list->cap + 1;
+    CHECK(shms_hashlist_valid(list) == SHMS_BOOKS_CORRUPT);
+    shms_hashlist_free(list);
+    shms_hashlist_free(other);
+    shms_hashlist_free(NULL);
+}
+
+static void every_code_has_its_own_meaning(void) {
+    for (int a = -127; a <= -101; a++)
+        for (int b = -127; b < a; b++) {
+            int both = strcmp(shms_books_meaning(a), "an unknown code") && strcmp(shms_books_meaning(b), "an unknown code");
+            CHECK(!both || strcmp(shms_books_meaning(a), shms_books_meaning(b)));
+        }
+    CHECK(!strcmp(shms_books_meaning(7), "an unknown code"));
+    CHECK(strcmp(shms_books_meaning(SHMS_BOOKS_FULL), "an unknown code"));
+}
+
+int main(void) {
+    a_list_gives_back_what_was_appended();
+    every_code_has_its_own_meaning();
+    return 0;
+}

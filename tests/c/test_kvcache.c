@@ -1,0 +1,163 @@
+/* Tables of several groups: the worked examples, and random schedulers with the checker after each step. */
+#include "blockpool.h"
+#include "kvcache_impl.h"
+
+#include <string.h>
+
+#include "check.h"
+
+static uint32_t seed = 1;
+static uint32_t draw(uint32_t n) {
+    seed = seed * 1664525 + 1013904223;
+    return (uint32_t)((uint64_t)seed * n >> 32);
+}
+
+/* Hashes of a prompt: a chain over a few letters, so that prompts share prefixes. */
+static shms_hashlist *chain(int64_t n, uint32_t variant) {
+    shms_hashlist *list = shms_hashlist_new();
+    for (int64_t i = 0; i < n; i++) {
+        uint8_t hash[32] = {1};
+        uint32_t parts[2] = {(uint32_t)i, i < 3 ? 0 : variant};
+        memcpy(hash + 8, parts, sizeof parts);
+        CHECK(shms_hashlist_append(list, hash, 1, 32) == 0);
+    }
+    return list;
+}
+
+static int answers(const shms_kvcache *kv, int64_t n, const int32_t *want) {
+    return shms_kvcache_n_ids(kv) == n && (n == 0 || !memcmp(shms_kvcache_ids(kv), want, (size_t)n * sizeof *want));
+}
+
+static void full_and_window_as_in_the_book(void) {
+    int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
+    int64_t params[] = {0, 8};
+    shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
+    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
+    shms_hashlist *hashes = chain(6, 0);
+    CHECK(shms_kvcache_find(kv, hashes, 23) == 0);
+    int64_t h = shms_kvcache_allocate(kv, -1, 0, 0, 24, 0, 24, 0, 0, hashes, NULL, NULL);
+    CHECK(h >= 0 && answers(kv, 12, (int32_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+    CHECK(shms_kvcache_valid(kv) == 0);
+    CHECK(shms_kvcache_allocate(kv, h, 24, 24, 1, 0, 25, 0, 0, hashes, NULL, NULL) == h);
+    CHECK(answers(kv, 2, (int32_t[]){13, 14}));
+    CHECK(shms_kvcache_table(kv, h) == 0);
+    CHECK(answers(kv, 14, (int32_t[]){1, 2, 3, 4, 5, 6, 13, 0, 0, 0, 0, 11, 12, 14}));
+    CHECK(shms_kvcache_common(kv, h) == 0 && shms_kvcache_counts(kv)[0] == 7 && shms_kvcache_counts(kv)[1] == 0);
+    CHECK(shms_kvcache_quiet(kv, h) == 27);
+    CHECK(shms_kvcache_release(kv, h) == 0 && shms_kvcache_release(kv, h) == SHMS_BOOKS_ARGUMENT);
+    int32_t queue[20];
+    CHECK(shms_blockpool_free_ids(pool, queue) == 19);
+    CHECK(!memcmp(queue, (int32_t[]){15, 16, 17, 18, 19, 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11}, 19 * sizeof(int32_t)));
+    CHECK(shms_kvcache_find(kv, hashes, 23) == 20 && answers(kv, 10, (int32_t[]){1, 2, 3, 4, 5, 0, 0, 0, 10, 11}));
+    CHECK(shms_kvcache_valid(kv) == 0);
+    shms_hashlist_free(hashes);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+}
+
+static void refusals_change_nothing(void) {
+    int32_t kinds[] = {SHMS_KV_FULL}, sizes[] = {4}, counts[] = {1}, id[] = {1}, far[] = {99}, holes[] = {1, 0}, two[] = {2};
+    int64_t params[] = {0};
+    shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
+    shms_hashlist *hashes = chain(3, 0), *none = chain(0, 0);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 17, 0, 0, none, NULL, NULL) == SHMS_BOOKS_NOHASH);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 0, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, 7, 0, 0, 1, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 4, 4, 0, 12, 0, 0, hashes, far, counts) == SHMS_BOOKS_RANGE);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 8, 4, 0, 12, 0, 0, hashes, holes, two) == SHMS_BOOKS_RANGE);
+    CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4 && kv->n_handles - kv->n_idle == 0);
+    int64_t h = shms_kvcache_allocate(kv, -1, 0, 0, 12, 0, 12, 0, 1, hashes, NULL, NULL);
+    CHECK(h >= 0 && shms_blockpool_n_keys(pool) == 0);
+    CHECK(shms_kvcache_allocate(kv, h, 0, 4, 4, 0, 12, 0, 0, hashes, id, counts) == SHMS_BOOKS_COMPUTED);
+    CHECK(shms_kvcache_cache(kv, h, hashes, 16) == SHMS_BOOKS_SHORT);
+    CHECK(shms_blockpool_key(pool, id, 1, hashes, 2, 1, 0) == 0);
+    CHECK(shms_kvcache_cache(kv, h, hashes, 12) == SHMS_BOOKS_KEYED && shms_blockpool_n_keys(pool) == 1);
+    CHECK(shms_blockpool_evict(pool, id, 1) == 0 && shms_kvcache_cache(kv, h, hashes, 12) == 0);
+    CHECK(shms_blockpool_n_keys(pool) == 3 && shms_kvcache_stored(kv)[0] == 0 && shms_kvcache_stored(kv)[1] == 3);
+    CHECK(shms_kvcache_valid(kv) == 0);
+    kv->groups[0].n_holders = 2;
+    CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_HOLDERS);
+    kv->groups[0].n_holders = 1;
+    kv->tables[h].ids[1] = 0;
+    CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_TABLE);
+    kv->tables[h].ids[1] = 4;
+    CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_TABLE);
+    shms_hashlist_free(none);
+    shms_hashlist_free(hashes);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+}
+
+/* A scheduler that does anything at all; says only that nothing breaks, that the answers are right is for others. */
+static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int order, int flags) {
+    enum { REQUESTS = 6, SIZE = 4 };
+    int32_t kinds[] = {SHMS_KV_FULL, kind}, sizes[] = {SIZE, kind == SHMS_KV_WINDOW ? 2 * SIZE : SIZE};
+    int64_t params[] = {0, param};
+    if (flags & SHMS_KV_EAGLE) sizes[1] = SIZE;
+    shms_blockpool *pool = shms_blockpool_new(30, order);
+    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, flags);
+    struct { int64_t handle, tokens, computed; shms_hashlist *hashes; } r[REQUESTS];
+    memset(r, 0, sizeof r);
+    for (int i = 0; i < REQUESTS; i++) r[i].handle = -1;
+    shms_blockpool_log(pool, 1);
+    for (int step = 0; step < 4000; step++) {
+        int i = (int)draw(REQUESTS);
+        shms_blockpool_log_clear(pool);
+        if (r[i].handle < 0) {
+            int32_t ids[64], counts[2] = {0, 0};
+            if (r[i].hashes) shms_hashlist_free(r[i].hashes);
+            r[i].tokens = 1 + draw(40);
+            r[i].hashes = chain(40, draw(3));
+            r[i].hashes->n = r[i].tokens / SIZE;
+            int64_t hit = flags & SHMS_KV_CACHING ? shms_kvcache_find(kv, r[i].hashes, r[i].tokens - 1) : 0;
+            CHECK(hit >= 0 && hit < r[i].tokens);
+            if (hit) {
+                memcpy(counts, shms_kvcache_counts(kv), sizeof counts);
+                memcpy(ids, shms_kvcache_ids(kv), (size_t)shms_kvcache_n_ids(kv) * 4);
+            }
+            int64_t n = 1 + draw((uint32_t)(r[i].tokens - hit));
+            int64_t h = shms_kvcache_allocate(kv, -1, 0, hit, n, draw(3), r[i].tokens, 0, (int)draw(5) == 0, r[i].hashes, ids, counts);
+            CHECK(h >= 0 || h == SHMS_BOOKS_FULL);
+            r[i].handle = h < 0 ? -1 : h;
+            r[i].computed = hit + n;
+        } else if (draw(8) == 0) {
+            CHECK(shms_kvcache_release(kv, r[i].handle) == 0);
+            r[i].handle = -1;
+        } else {
+            if (r[i].computed == r[i].tokens && r[i].tokens < 80) r[i].tokens++;
+            r[i].hashes->n = r[i].tokens / SIZE;
+            if (r[i].computed == r[i].tokens) continue;
+            int64_t look = draw(3), quiet = shms_kvcache_quiet(kv, r[i].handle);
+            int32_t n_free = shms_blockpool_n_free(pool), n_keys = shms_blockpool_n_keys(pool);
+            int64_t h = shms_kvcache_allocate(kv, r[i].handle, r[i].computed, r[i].computed, 1, look, r[i].tokens, 0, 0, r[i].hashes, NULL, NULL);
+            if (r[i].computed + 1 + look <= quiet)
+                CHECK(h == r[i].handle && !shms_kvcache_n_ids(kv) && n_free == shms_blockpool_n_free(pool) && n_keys == shms_blockpool_n_keys(pool));
+            if (h >= 0) r[i].computed++;
+        }
+        CHECK(shms_kvcache_valid(kv) == 0);
+    }
+    for (int i = 0; i < REQUESTS; i++) {
+        if (r[i].handle >= 0) CHECK(shms_kvcache_release(kv, r[i].handle) == 0);
+        shms_hashlist_free(r[i].hashes);
+    }
+    CHECK(shms_blockpool_n_free(pool) == 29 && shms_kvcache_valid(kv) == 0);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+}
+
+int main(void) {
+    full_and_window_as_in_the_book();
+    refusals_change_nothing();
+    for (int order = 0; order < 2; order++) {
+        random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
+        random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
+        random_schedulers_keep_the_books_whole(SHMS_KV_CHUNK, 8, order, SHMS_KV_CACHING);
+        random_schedulers_keep_the_books_whole(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
+        random_schedulers_keep_the_books_whole(SHMS_KV_CROSS, 0, order, 0);
+    }
+    return 0;
+}

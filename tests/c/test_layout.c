@@ -1,0 +1,256 @@
+/* test_layout.c - the geometry, the worked example, and segments that lie. */
+#include <fcntl.h>
+#include <stddef.h>
+#include <sys/stat.h>
+
+#include "support.h"
+
+static void regions_follow_one_another_and_hold_what_they_must(void) {
+    static const uint64_t capacities[] = {1, 64, 65, 4096, 100000, 2 << 20, (2 << 20) + 1, UINT64_C(1) << 40, SHMS_MAX_CAPACITY};
+    static const uint32_t objects[] = {0, 1, 2, 63, 1000, SHMS_MAX_OBJECTS}, readers[] = {1, 2, 7, SHMS_MAX_READERS};
+    for (uint64_t page = 4096; page <= 65536; page *= 16)
+        for (size_t i = 0; i < sizeof capacities / 8; i++)
+            for (size_t j = 0; j < sizeof objects / 4; j++)
+                for (size_t k = 0; k < sizeof readers / 4; k++) {
+                    shms_options o = {.capacity = capacities[i], .max_objects = objects[j], .n_readers = readers[k]};
+                    shms_layout l;
+                    CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, page, 0));
+                    CHECK(l.capacity >= o.capacity && l.capacity < o.capacity + 64 && l.capacity % 64 == 0);
+                    CHECK_EQ(l.capacity, l.max_object_size);
+                    CHECK(objects[j] ? l.max_objects == objects[j] : l.max_objects >= 1);
+                    CHECK(l.slots_at >= sizeof(shms_superblock) && l.slots_at % 64 == 0);
+                    CHECK(l.leases_at >= l.slots_at + l.max_objects * sizeof(shms_slot));
+                    CHECK(l.readers_at >= l.leases_at + l.max_leases * sizeof(shms_lease));
+                    shms_reader_table *t = NULL;
+                    uint64_t acks = (uint64_t)((uint8_t *)shms_reader_acks(t, l.max_objects) - (uint8_t *)t);
+                    CHECK(acks % 8 == 0 && acks >= sizeof *t + 4 * l.max_objects);
+                    CHECK(l.reader_stride >= acks + 8 * l.max_leases);
+                    CHECK(l.data_at >= l.readers_at + l.n_readers * l.reader_stride);
+                    CHECK_EQ(l.data_at + shms_align_up(l.capacity, page), l.file_size);
+                    CHECK(l.readers_at % page == 0 && l.reader_stride % page == 0 && l.data_at % page == 0);
+                    CHECK(l.capacity < 2 << 20 || l.data_at % (2 << 20) == 0);
+                }
+}
+
+static void options_out_of_range_are_refused(void) {
+    static const shms_options bad[] = {
+        {.capacity = 0, .n_readers = 1},
+        {.capacity = SHMS_MAX_CAPACITY + 1, .n_readers = 1},
+        {.capacity = UINT64_MAX, .n_readers = 1},
+        {.capacity = 4096, .n_readers = 0},
+        {.capacity = 4096, .n_readers = SHMS_MAX_READERS + 1},
+        {.capacity = 4096, .n_readers = 1, .max_objects = SHMS_MAX_OBJECTS + 1},
+        {.capacity = 4096, .n_readers = 1, .max_object_size = 4097},
+        {.capacity = 4096, .n_readers = 1, .flags = 8},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        shms_layout l;
+        CHECK_EQ(SHMS_EINVAL, shms_layout_compute(&l, &bad[i], 4096, 0));
+        CHECK_EQ(0, shms_space_needed(&bad[i]));
+    }
+}
+
+static void the_worked_example_of_the_header_is_true_byte_for_byte(void) {
+    const char *name = store_name("example");
+    shms_options o = {.capacity = 4096, .n_readers = 1};
+    shms_writer *w;
+    uint8_t ref[SHMS_REF_SIZE];
+    char payload[5] = {1, 2, 3, 4, 5};
+    shms_piece piece = {0, 5, (uint64_t)(uintptr_t)payload};
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK(!memcmp(w->seg.sb, "SHMSTOR1", 8));
+    memset(w->seg.data, 0, 4096);
+    CHECK_EQ(SHMS_OK, put_marked(w, "first", 64, 1, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, "k", 1, "mm", 2, 5, &piece, 1, ref));
+    uint8_t expected[128] = {[0] = 0x6b, [1] = 0x6d, [2] = 0x6d, [64] = 1, [65] = 2, [66] = 3, [67] = 4, [68] = 5};
+    CHECK(!memcmp(expected, w->seg.data + 128, 128));
+    shms_ref unpacked;
+    shms_ref_unpack(&unpacked, ref);
+    CHECK_EQ(128, unpacked.address);
+    const shms_slot *s = &w->seg.slots[unpacked.slot];
+    CHECK_EQ(128, s->offset);
+    CHECK_EQ(69, s->length);
+    CHECK_EQ(128, shms_span(s->length));
+    CHECK_EQ(1 | UINT64_C(2) << 32, s->head);
+    CHECK_EQ(256, w->seg.sb->hand);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+/* Bookkeeping of 10^5 objects: the segment's by its own count, the writer's heap by the parts it is made of. */
+static void an_object_s_books_stay_within_256_bytes_and_4_a_rank(void) {
+    const uint32_t n = 100000;
+    for (uint32_t readers = 1; readers <= SHMS_MAX_READERS; readers++) {
+        shms_options o = {.capacity = UINT64_C(1) << 30, .n_readers = readers, .max_objects = n};
+        shms_layout l;
+        CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096, 0));
+        uint64_t control = l.readers_at + readers * l.reader_stride;
+        uint64_t heap = shms_index_memory(n) + shms_leases_memory((uint32_t)l.max_leases, n) + shms_ring_memory(n) +
+                        8 * (uint64_t)n + sizeof(struct shms_writer);
+        if (control + heap > n * (256 + 4 * (uint64_t)readers)) fprintf(stderr, "%u: %lu leases, per object %f of %u\n", readers, l.max_leases, (double)(control+heap)/n, 256+4*readers); else
+        CHECK(control + heap <= n * (256 + 4 * (uint64_t)readers));
+        CHECK(l.max_leases >= 1000);
+        if (readers > 2)
+            continue;
+        const char *name = store_name("books"); /* the parts are all there is */
+        shms_writer *w;
+        shms_stats stats;
+        o.capacity = n * 64;
+        CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+        CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
+        CHECK_EQ(control, stats.control_bytes);
+        CHECK_EQ(heap, stats.heap_bytes);
+        shms_writer_close(w, 1);
+        shms_writer_free(w);
+    }
+}
+
+/* ---- a segment with one bit wrong ---- */
+
+static const char *victim;
+static uint8_t *file; /* the whole of it, to be changed at will */
+static uint64_t file_size;
+
+static void make_victim(void) {
+    shms_options o = {.capacity = 10000, .max_object_size = 5000, .n_readers = 2, .max_objects = 21};
+    shms_writer *w;
+    shms_reader *r;
+    uint8_t ref[SHMS_REF_SIZE];
+    victim = store_name("victim");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, victim, &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, victim, 0));
+    for (int i = 0; i < 5; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "k%d", i);
+        CHECK_EQ(SHMS_OK, put_marked(w, key, 300, (uint64_t)i, ref));
+    }
+    CHECK_EQ(SHMS_OK, put_marked(w, "cached", 300, 9, NULL));
+    CHECK_EQ(1, shms_writer_delete(w, "k1", 2));
+    CHECK_EQ(1, shms_writer_delete(w, "cached", 6));
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+    shms_reader_free(r);
+    file_size = w->seg.layout.file_size;
+    shms_writer_close(w, 0);
+    shms_writer_free(w);
+    int fd = shm_open(victim, O_RDWR, 0);
+    file = mmap(NULL, file_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(fd >= 0 && file != MAP_FAILED);
+    close(fd);
+}
+
+static int recovered(void) {
+    shms_writer *w;
+    int rc = shms_writer_recover(&w, victim);
+    if (rc == SHMS_OK) {
+        if (shms_writer_valid(w) != SHMS_OK)
+            rc = 1;
+        shms_writer_free(w);
+    }
+    return rc;
+}
+
+static int attached(void) {
+    shms_reader *r;
+    int rc = shms_reader_attach(&r, victim, 1);
+    if (rc == SHMS_OK)
+        shms_reader_free(r);
+    return rc;
+}
+
+static void no_bit_of_the_geometry_can_be_changed(void) {
+    shms_superblock *sb = (shms_superblock *)file;
+    CHECK_EQ(SHMS_OK, recovered());
+    for (uint64_t *word = &sb->magic; word < (uint64_t *)&sb->writer_pid; word++) {
+        if (word >= sb->reserved) {
+            CHECK_EQ(0, *word);
+            continue;
+        }
+        for (int bit = 0; bit < 64; bit++) {
+            *word ^= UINT64_C(1) << bit;
+            int rc = recovered(), rc2 = attached();
+            CHECK_EQ(rc, rc2);
+            if (word <= &sb->magic + 1)
+                CHECK_EQ(SHMS_ELAYOUT, rc);
+            else if (rc != SHMS_ECORRUPT && rc != SHMS_ELAYOUT)
+                fprintf(stderr, "word %d bit %d: ", (int)(word - &sb->magic), bit);
+            CHECK(rc == SHMS_ECORRUPT || rc == SHMS_ELAYOUT);
+            *word ^= UINT64_C(1) << bit;
+        }
+        static const uint64_t odd[] = {0, 1, 3, 4097, UINT32_MAX, UINT64_MAX, UINT64_C(1) << 48};
+        uint64_t good = *word;
+        for (size_t i = 0; i < sizeof odd / 8; i++) {
+            *word = odd[i];
+            int rc = recovered();
+            CHECK(odd[i] == good || rc == SHMS_ECORRUPT || rc == SHMS_ELAYOUT);
+        }
+        *word = good;
+    }
+    CHECK_EQ(SHMS_OK, recovered());
+    CHECK_EQ(SHMS_OK, attached());
+}
+
+/* What may change while a store lives cannot all be refused; but what is accepted must be sound. */
+static void whatever_bit_of_the_tables_is_wrong_a_successor_is_sound_or_refuses(void) {
+    shms_superblock *sb = (shms_superblock *)file;
+    uint8_t *saved = malloc(file_size), *tables_end = file + sb->readers_at;
+    memcpy(saved, file, file_size);
+    uint64_t refused = 0, accepted = 0;
+    for (uint64_t *word = (uint64_t *)&sb->writer_pid; (uint8_t *)word < tables_end; word++) {
+        if ((uint8_t *)word >= (uint8_t *)(sb->counters + 3) && (uint8_t *)word < (uint8_t *)&sb->retired[2] - 8)
+            continue; /* more of the same */
+        if ((uint8_t *)word >= (uint8_t *)&sb->retired[2] && (uint8_t *)word < file + sb->slots_at)
+            continue;
+        for (int bit = 0; bit < 64; bit += bit < 16 ? 1 : 5) {
+            *word ^= UINT64_C(1) << bit;
+            int rc = recovered();
+            if (rc != SHMS_OK && rc != SHMS_ECORRUPT)
+                fprintf(stderr, "offset %d bit %d: ", (int)((uint8_t *)word - file), bit);
+            CHECK(rc == SHMS_OK || rc == SHMS_ECORRUPT);
+            refused += rc != SHMS_OK;
+            accepted += rc == SHMS_OK;
+            memcpy(file + offsetof(shms_superblock, writer_pid), saved + offsetof(shms_superblock, writer_pid),
+                   sb->readers_at - offsetof(shms_superblock, writer_pid));
+        }
+    }
+    CHECK(refused > 100 && accepted > 100);
+    free(saved);
+}
+
+static void a_file_that_is_no_segment_is_refused(void) {
+    const char *name = store_name("file");
+    int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    shms_writer *w;
+    shms_reader *r;
+    CHECK(fd >= 0);
+    static const off_t sizes[] = {0, 1, 511, 4095, 4096, 100000};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        CHECK(ftruncate(fd, sizes[i]) == 0);
+        CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0));
+    }
+    /* A segment cut short, and one grown. */
+    for (int delta = -1; delta <= 1; delta++) {
+        CHECK(ftruncate(fd, 0) == 0 && ftruncate(fd, (off_t)file_size) == 0);
+        CHECK(write(fd, file, file_size) == (ssize_t)file_size && lseek(fd, 0, SEEK_SET) == 0);
+        CHECK(ftruncate(fd, (off_t)file_size + delta * 4096) == 0);
+        int rc = shms_reader_attach(&r, name, 0);
+        CHECK_EQ(delta ? SHMS_ELAYOUT : SHMS_OK, rc);
+        if (rc == SHMS_OK)
+            shms_reader_free(r);
+    }
+    close(fd);
+}
+
+int main(void) {
+    regions_follow_one_another_and_hold_what_they_must();
+    options_out_of_range_are_refused();
+    the_worked_example_of_the_header_is_true_byte_for_byte();
+    an_object_s_books_stay_within_256_bytes_and_4_a_rank();
+    make_victim();
+    no_bit_of_the_geometry_can_be_changed();
+    whatever_bit_of_the_tables_is_wrong_a_successor_is_sound_or_refuses();
+    a_file_that_is_no_segment_is_refused();
+    munmap(file, file_size);
+    store_names_left();
+    return 0;
+}

@@ -1,0 +1,465 @@
+/* test_store.c - the public API: what each call answers, who may have a store, and what outlives a handle. */
+#include <fcntl.h>
+#include <pthread.h>
+
+#include "support.h"
+
+static shms_writer *make(const char *name, uint64_t capacity, uint32_t n_readers, uint32_t max_objects) {
+    shms_options o = {.capacity = capacity, .n_readers = n_readers, .max_objects = max_objects};
+    shms_writer *w = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    return w;
+}
+
+static void end(shms_writer *w) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    shms_writer_free(w);
+}
+
+static shms_reader *attach(const char *name, uint32_t rank) {
+    shms_reader *r = NULL;
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank));
+    return r;
+}
+
+static void detach(shms_reader *r) {
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+    shms_reader_free(r);
+}
+
+static shms_stats stats_of(shms_writer *w) {
+    shms_stats s;
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &s));
+    return s;
+}
+
+static void names_that_are_no_file_names_are_refused(void) {
+    char longest[SHMS_MAX_NAME + 2];
+    memset(longest, 'x', sizeof longest);
+    longest[SHMS_MAX_NAME + 1] = 0;
+    const char *bad[] = {"", "a/b", "/a", ".", "..", longest};
+    shms_options o = {.capacity = 4096, .n_readers = 1};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        shms_writer *w;
+        shms_reader *r;
+        CHECK_EQ(SHMS_EINVAL, shms_writer_create(&w, bad[i], &o));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_recover(&w, bad[i]));
+        CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r, bad[i], 0));
+    }
+    longest[SHMS_MAX_NAME] = 0;
+    shms_writer *w = make(longest, 4096, 1, 0);
+    end(w);
+}
+
+static void a_store_has_one_writer_and_each_rank_one_reader(void) {
+    const char *name = store_name("one");
+    shms_options o = {.capacity = 4096, .n_readers = 2};
+    shms_writer *w2;
+    shms_reader *r2;
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name));
+    CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r2, name, 0));
+    shms_writer *w = make(name, 4096, 2, 0);
+    CHECK_EQ(SHMS_ESTOREEXISTS, shms_writer_create(&w2, name, &o));
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w2, name));
+    shms_reader *r = attach(name, 0);
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&r2, name, 0));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, 2));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, SHMS_MAX_READERS));
+    CHECK_EQ(shms_reader_store(r), shms_writer_options(w, &o));
+    shms_reader *other = attach(name, 1);
+    detach(other);
+    detach(r);
+    detach(attach(name, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1)); /* idempotent, and not a second unlink */
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
+    shms_writer_free(w);
+    end(w2);
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name));
+}
+
+static void a_segment_that_cannot_fit_leaves_no_file(void) {
+    const char *name = store_name("huge");
+    shms_options o = {.capacity = SHMS_MAX_CAPACITY, .n_readers = 1, .max_objects = 16};
+    shms_writer *w;
+    CHECK(shms_space_needed(&o) > shms_space_free() && shms_space_free() > 0);
+    CHECK_EQ(SHMS_ENOSPC, shms_writer_create(&w, name, &o));
+    o.capacity = 0;
+    CHECK_EQ(SHMS_EINVAL, shms_writer_create(&w, name, &o));
+    CHECK_EQ(0, store_names_left());
+}
+
+static void unlinking_never_removes_a_namesake(void) {
+    const char *name = store_name("namesake");
+    shms_writer *old = make(name, 4096, 1, 0), *heir;
+    char path[300];
+    snprintf(path, sizeof path, "/%s", name);
+    CHECK(shm_unlink(path) == 0);
+    heir = make(name, 4096, 1, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_close(old, 1));
+    shms_writer_free(old);
+    detach(attach(name, 0));
+    end(heir);
+}
+
+static void every_code_has_words_of_its_own(void) {
+    for (int a = 0; a >= SHMS_EFORKED; a--) {
+        CHECK(strcmp(shms_strerror(a), shms_strerror(SHMS_EFORKED - 1)));
+        for (int b = 0; b > a; b--)
+            CHECK(strcmp(shms_strerror(a), shms_strerror(b)));
+    }
+    CHECK_EQ(SHMS_LAYOUT_VERSION, shms_layout_version());
+}
+
+static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
+    const char *name = store_name("put");
+    shms_options o = {.capacity = 8192, .max_object_size = 4000, .n_readers = 1, .max_objects = 8};
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    shms_reader *r = attach(name, 0);
+    uint8_t ref[SHMS_REF_SIZE];
+    char bytes[300];
+    fill(bytes, sizeof bytes, 3);
+    shms_piece pieces[] = {{100, 200, (uintptr_t)bytes + 100}, {0, 100, (uintptr_t)bytes}};
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, "key", 3, "meta", 4, 300, pieces, 2, ref));
+    shms_view *v = shms_reader_acquire(r, ref);
+    CHECK(v && v->key_len == 3 && !memcmp(v->key, "key", 3) && v->meta_len == 4 && !memcmp(v->meta, "meta", 4));
+    CHECK(v->payload_size == 300 && (uintptr_t)v->payload % SHMS_ALIGN == 0 && filled(v->payload, 300, 3));
+    shms_view_finish(v, r, v->payload);
+
+    shms_stats before = stats_of(w);
+    shms_ticket t;
+    CHECK_EQ(SHMS_EEXISTS, put_marked(w, "key", 10, 1, ref));
+    CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", 4000, 1, ref));
+    CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", UINT64_MAX, 1, ref));
+    CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META, 0, &t));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 0, NULL, 0, 1, &t));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, NULL, 1, NULL, 0, 1, &t));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", SHMS_MAX_KEY + 1, NULL, 0, 1, &t));
+    pieces[0].size = 201;
+    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, "other", 5, NULL, 0, 300, pieces, 2, ref));
+    pieces[0] = (shms_piece){UINT64_MAX, 2, (uintptr_t)bytes};
+    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, "other", 5, NULL, 0, 300, pieces, 2, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_hit(w, "k", 0, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_has(w, NULL, 3));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_retire(w, 1));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_unprotect(w, 0));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_unprotect(w, 8));
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_protect(w, "absent", 6, &(uint32_t){0}));
+    CHECK_EQ(0, shms_writer_has(w, "absent", 6));
+    CHECK_EQ(0, shms_writer_touch(w, "absent", 6));
+    CHECK_EQ(0, shms_writer_delete(w, "absent", 6));
+    shms_stats after = stats_of(w);
+    CHECK(!memcmp(&before, &after, sizeof before));
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(w, "absent", 6, ref));
+    CHECK_EQ(1, stats_of(w).misses);
+
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, "empty", 5, NULL, 0, 0, NULL, 0, ref)); /* nothing is also something */
+    v = shms_reader_acquire(r, ref);
+    CHECK(v && v->payload_size == 0 && v->meta_len == 0 && !memcmp(v->key, "empty", 5));
+    shms_view_release(v);
+    CHECK_EQ(SHMS_OK, put_marked(w, "most", 4000 - SHMS_ALIGN, 1, ref));
+    detach(r);
+    end(w);
+}
+
+static void an_unfinished_object_is_nobody_s_until_it_is_committed(void) {
+    const char *name = store_name("ticket");
+    shms_writer *w = make(name, 4096, 1, 4), *w2;
+    uint8_t ref[SHMS_REF_SIZE];
+    shms_ticket t, twin;
+    uint32_t slot;
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k", 1, NULL, 0, 100, &t));
+    CHECK_EQ(0, shms_writer_has(w, "k", 1));
+    CHECK_EQ(0, shms_writer_count(w));
+    CHECK_EQ(0, shms_writer_delete(w, "k", 1));
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(w, "k", 1, ref));
+    CHECK_EQ(SHMS_EEXISTS, shms_writer_begin(w, "k", 1, NULL, 0, 100, &twin));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k", 1, &slot));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, slot));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_abort(w, &t)); /* twice */
+    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &t, NULL, 0));
+    CHECK_EQ(0, stats_of(w).used_bytes);
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k", 1, NULL, 0, 100, &twin));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref)); /* another's slot by now */
+    shms_piece beyond = {50, 51, (uintptr_t)&t};
+    CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &twin, &beyond, 1));
+    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &twin, ref));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &twin, ref));
+    CHECK_EQ(1, shms_writer_count(w));
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "half", 4, NULL, 0, 100, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(w, &t, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name)); /* the half-written one is gone, the other there */
+    CHECK_EQ(1, shms_writer_has(w2, "k", 1));
+    CHECK_EQ(0, shms_writer_has(w2, "half", 4));
+    CHECK_EQ(1, stats_of(w2).objects);
+    shms_writer_free(w);
+    end(w2);
+}
+
+static void a_closed_handle_says_so_from_every_call(void) {
+    const char *name = store_name("closed");
+    shms_writer *w = make(name, 4096, 1, 4), *handles[] = {NULL, w};
+    shms_reader *r = attach(name, 0), *readers[] = {NULL, r};
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+    for (int i = 0; i < 2; i++) {
+        shms_writer *h = handles[i];
+        shms_ticket t = {0};
+        shms_stats stats;
+        uint64_t size = 0, by_rank[1];
+        CHECK_EQ(SHMS_ECLOSED, put_marked(h, "x", 1, 1, ref));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(h, &t, ref));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_abort(h, &t));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_copy(h, &t, NULL, 0));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_hit(h, "k", 1, ref));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_has(h, "k", 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_touch(h, "k", 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_protect(h, "k", 1, &(uint32_t){0}));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_unprotect(h, 0));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel(h, ref));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_retire(h, 0));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_delete(h, "k", 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_clear(h));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_count(h));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_keys(h, NULL, &size));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_holders(h, by_rank));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_track_evictions(h, 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_take_evicted(h, NULL, &size));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));
+        shms_reader_stats s;
+        CHECK(shms_reader_acquire(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
+        CHECK_EQ(SHMS_ECLOSED, shms_reader_release(readers[i], ref));
+        CHECK_EQ(SHMS_ECLOSED, shms_reader_validate(readers[i], ref));
+        CHECK_EQ(SHMS_ECLOSED, shms_reader_stats_get(readers[i], &s));
+        CHECK_EQ(SHMS_OK, shms_reader_close(readers[i]));
+        CHECK_EQ(SHMS_OK, shms_writer_close(h, 1));
+    }
+    shms_reader_free(r);
+    shms_reader_free(NULL);
+    shms_writer_free(w);
+    shms_writer_free(NULL);
+}
+
+static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
+    const char *name = store_name("fork");
+    shms_writer *w = make(name, 4096, 1, 4);
+    shms_reader *r = attach(name, 0);
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
+    shms_view *v = shms_reader_acquire(r, ref);
+    CHECK(v);
+    int go[2];
+    CHECK(pipe(go) == 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        shms_stats stats;
+        CHECK_EQ(SHMS_EFORKED, put_marked(w, "x", 1, 1, ref));
+        CHECK_EQ(SHMS_EFORKED, shms_writer_stats(w, &stats));
+        CHECK_EQ(SHMS_EFORKED, shms_writer_cancel(w, ref));
+        CHECK_EQ(SHMS_EFORKED, shms_writer_close(w, 1));
+        CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_EFORKED);
+        CHECK_EQ(SHMS_EFORKED, shms_reader_release(r, ref));
+        CHECK_EQ(SHMS_EFORKED, shms_reader_validate(r, ref));
+        CHECK_EQ(SHMS_EFORKED, shms_reader_close(r));
+        shms_view_release(v); /* its memory only: the pin is the parent's */
+        close(go[1]);
+        char c;
+        CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has made sure, with the mappings that fork copied */
+        shms_writer_free(w);
+        shms_reader_free(r);
+        _exit(0);
+    }
+    close(go[0]);
+    usleep(1000); /* gives a wrong child its chance; a right one needs none */
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(1, shms_reader_pins(shms_segment_reader(&w->seg, 0))[w->ring.first]);
+    shms_view_release(v);
+    detach(r);
+    detach(attach(name, 0)); /* the child lives, and has neither lock */
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    shms_writer *w2;
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
+    close(go[1]);
+    CHECK_EQ(0, reap(child));
+    CHECK_EQ(1, shms_writer_has(w2, "k", 1)); /* nothing unlinked, nothing lost */
+    shms_writer_free(w);
+    end(w2);
+}
+
+static void a_view_outlives_close_and_keeps_its_rank(void) {
+    const char *name = store_name("view");
+    shms_writer *w = make(name, 4096, 1, 4);
+    shms_reader *r = attach(name, 0), *next;
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put_marked(w, "held", 1000, 7, ref));
+    shms_view *v = shms_reader_acquire(r, ref), *v2 = shms_reader_acquire(r, ref);
+    CHECK(v && v2);
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+    shms_view_release(v2);
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0));
+    for (int i = 0; i < 50; i++) { /* the ring turns over, the view stays */
+        char key[8];
+        snprintf(key, sizeof key, "k%d", i);
+        CHECK_EQ(SHMS_OK, put_marked(w, key, 700, (uint64_t)i, NULL));
+        CHECK(filled(v->payload, 1000, 7));
+    }
+    shms_view_release(v);
+    next = attach(name, 0);
+    shms_reader_free(r);
+    detach(next);
+    end(w);
+}
+
+static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
+    const char *name = store_name("keys");
+    shms_writer *w = make(name, 1024, 1, 64);
+    uint8_t out[200];
+    uint64_t size = sizeof out;
+    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    for (char c = 'a'; c < 'a' + 10; c++) /* 8 fit: a and b go */
+        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
+    CHECK_EQ(1, shms_writer_delete(w, "d", 1));
+    size = 0;
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size)); /* asks for the room */
+    CHECK_EQ(7 * 5, size);
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size));
+    const uint8_t *p = out;
+    for (const char *expected = "cefghij"; *expected; expected++, p += 5)
+        CHECK(!memcmp(p, "\1\0\0", 4) && p[4] == (uint8_t)*expected);
+    CHECK_EQ(7, shms_writer_count(w));
+    size = 14;
+    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(15, size); /* not taken: too little room */
+    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK(size == 15 && out[4] == 'a' && out[9] == 'b' && out[14] == 'd');
+    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(0, size);
+    shms_ticket t; /* an aborted one was never there */
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 10, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 0));
+    size = sizeof out;
+    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(0, size);
+    CHECK_EQ(0, stats_of(w).objects);
+    end(w);
+}
+
+static shms_writer *closing;
+static pthread_t closer;
+static const char *closing_name;
+
+static void *close_it(void *unused) {
+    CHECK_EQ(SHMS_OK, shms_writer_close(closing, 0));
+    return unused;
+}
+
+static void close_in_the_midst(const char *label) {
+    if (strcmp(label, "P3c"))
+        return;
+    shms_writer *heir;
+    CHECK(pthread_create(&closer, NULL, close_it, NULL) == 0);
+    while (shms_writer_count(closing) != SHMS_ECLOSED)
+        ;
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&heir, closing_name));
+}
+
+static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    char byte = 1;
+    shms_piece piece = {0, 1, (uintptr_t)&byte};
+    closing_name = store_name("closing");
+    closing = make(closing_name, 4096, 1, 4);
+    shms_step_hook = close_in_the_midst;
+    CHECK_EQ(SHMS_ECLOSED, shms_writer_put(closing, "k", 1, NULL, 0, 1, &piece, 1, ref));
+    shms_step_hook = NULL;
+    CHECK(pthread_join(closer, NULL) == 0);
+    shms_writer *heir;
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&heir, closing_name));
+    CHECK_EQ(0, shms_writer_has(heir, "k", 1));
+    shms_writer_free(closing);
+    end(heir);
+}
+
+static void warm_segments_are_segments(void) {
+    shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
+    const char *name = store_name("warm");
+    shms_writer *w;
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    shms_reader *r = attach(name, 0);
+    char *bytes = malloc(4 << 20);
+    fill(bytes, 4 << 20, 5);
+    shms_piece piece = {0, 4 << 20, (uintptr_t)bytes};
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, "k", 1, NULL, 0, 4 << 20, &piece, 1, ref));
+    shms_view *v = shms_reader_acquire(r, ref);
+    CHECK(v && !memcmp(v->payload, bytes, 4 << 20));
+    shms_view_release(v);
+    free(bytes);
+    detach(r);
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(o.flags, (shms_writer_options(w, &o), o.flags));
+    end(w);
+}
+
+static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
+    const char *name = store_name("rights");
+    shms_writer *w = make(name, 4096, 2, 4);
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
+    for (int what = 0; what < 5; what++) {
+        pid_t child = fork();
+        if (child == 0) {
+            signal(SIGSEGV, SIG_DFL);
+            shms_segment seg;
+            CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, 1));
+            uint8_t *at[] = {(uint8_t *)&seg.sb->reserved[3], (uint8_t *)seg.slots, seg.data,
+                             (uint8_t *)&shms_segment_reader(&seg, 0)->reserved, (uint8_t *)&shms_segment_reader(&seg, 1)->reserved};
+            *(volatile uint8_t *)at[what] = 0;
+            _exit(0);
+        }
+        CHECK_EQ(what < 4 ? 1000 + SIGSEGV : 0, reap(child));
+    }
+    pid_t child = fork();
+    if (child == 0) { /* nor may the writer write a reader's */
+        signal(SIGSEGV, SIG_DFL);
+        *(volatile uint64_t *)&shms_segment_reader(&w->seg, 0)->reserved[0] = 0;
+        _exit(0);
+    }
+    CHECK_EQ(1000 + SIGSEGV, reap(child));
+    end(w);
+}
+
+int main(void) {
+    names_that_are_no_file_names_are_refused();
+    a_store_has_one_writer_and_each_rank_one_reader();
+    a_segment_that_cannot_fit_leaves_no_file();
+    unlinking_never_removes_a_namesake();
+    every_code_has_words_of_its_own();
+    what_is_put_comes_back_and_what_is_wrong_changes_nothing();
+    an_unfinished_object_is_nobody_s_until_it_is_committed();
+    a_closed_handle_says_so_from_every_call();
+    a_forked_child_can_do_nothing_and_keeps_nothing_alive();
+    a_view_outlives_close_and_keeps_its_rank();
+    keys_come_in_order_of_age_and_evicted_ones_are_told();
+    a_writer_keeps_its_lock_while_bytes_are_being_copied();
+    warm_segments_are_segments();
+    a_reader_s_mapping_is_its_own_table_and_nothing_else();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

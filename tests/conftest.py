@@ -1,0 +1,27 @@
+"""Fixtures for all tests: stores that are closed at the end, and the check that nothing is left behind."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.support import Stores, children, segments
+
+torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> Iterator[None]:
+    """Fail a test that leaves a segment in /dev/shm or a process, running or not waited for."""
+    segments_before, children_before = segments(), children()
+    yield
+    left = segments() - segments_before
+    running = children() - children_before
+    assert (set(), set()) == (left, running), f"left in /dev/shm: {left or 'nothing'}, processes: {running or 'none'}"
+
+
+@pytest.fixture
+def stores() -> Iterator[Stores]:
+    made = Stores()
+    yield made
+    made.close()

@@ -1,0 +1,56 @@
+"""Items and configurations in bytes, shared by the tests of the multi-modal caches."""
+
+from typing import Any
+
+import torch
+
+from shmstore.multimodal import (
+    MultiModalBatchedField,
+    MultiModalCacheConfig,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+    PlaceholderRange,
+    ResolvedPromptUpdate,
+)
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+
+def item(nbytes: int, fill: int = 1) -> MultiModalKwargsItem:
+    """An item of exactly this size."""
+    data = torch.full((nbytes,), fill, dtype=torch.uint8)
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "pixels", data, MultiModalBatchedField())])
+
+
+def three_tensors(nbytes: int) -> MultiModalKwargsItem:
+    """An item such as a processor makes: pixels of about this size, a grid and token types, a field of each kind."""
+    pixels = torch.arange(nbytes // 2, dtype=torch.int16).view(torch.bfloat16)
+    elems = [
+        MultiModalFieldElem("image", "pixel_values", pixels, MultiModalFlatField([slice(0, len(pixels))])),
+        MultiModalFieldElem("image", "image_grid_thw", torch.tensor([1, 16, 16]), MultiModalBatchedField()),
+        MultiModalFieldElem("image", "token_types", torch.zeros(64, dtype=torch.int32), MultiModalSharedField(1)),
+    ]
+    return MultiModalKwargsItem.from_elems(elems)
+
+
+def update(mm_hash: str) -> ResolvedPromptUpdate:
+    """A prompt update that can be told from those of other items."""
+    return ResolvedPromptUpdate("image", 0, "replace", "<image>", f"<image:{mm_hash}>")
+
+
+def config(nbytes: int, ipc: int | None = None, **more: Any) -> MultiModalCacheConfig:
+    """A configuration with sizes in bytes."""
+    ipc_gb = None if ipc is None else ipc / GIB
+    return MultiModalCacheConfig(processor_cache_gb=nbytes / GIB, ipc_cache_gb=ipc_gb, **more)
+
+
+def features(mm_hashes: list[str], data: list[Any]) -> list[MultiModalFeatureSpec]:
+    """What P0 sends."""
+    return [
+        MultiModalFeatureSpec(piece, "image", mm_hash, PlaceholderRange(0, 4))
+        for mm_hash, piece in zip(mm_hashes, data, strict=True)
+    ]

@@ -1,0 +1,37 @@
+"""A worker process: reads what the sender's references name, checks every byte, and answers at its own pace."""
+
+import random
+import time
+
+import torch
+from mm_helpers import features
+
+from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
+from shmstore.multimodal import worker_receiver_cache_from_config as worker_cache
+
+
+def truth(mm_hash):
+    """The one content that this hash stands for; its last part is its size."""
+    seed, size = (int(part) for part in mm_hash.split(":"))
+    data = torch.arange(size, dtype=torch.int32).mul_(2 * seed + 1).add_(seed).to(torch.uint8)
+    elems = [
+        MultiModalFieldElem("image", "pixels", data, MultiModalBatchedField()),
+        MultiModalFieldElem("image", "seed", torch.tensor([seed, size]), MultiModalBatchedField()),
+    ]
+    return MultiModalKwargsItem.from_elems(elems)
+
+
+def main(conn, settings, rank, handle):
+    """Answer (request, every item right) for each request until None comes."""
+    torch.set_num_threads(1)  # of several processes on few cores
+    rng = random.Random(rank)
+    with worker_cache(settings, rank, handle) as cache:
+        conn.send("attached")
+        while (message := conn.recv()) is not None:
+            request, mm_hashes, sent = message
+            batch = cache.get_and_update_features(features(mm_hashes, sent))
+            time.sleep(rng.random() * 0.002 * (rank + 1))  # the model's step, of another length in each worker
+            right = all(truth(feature.identifier) == feature.data for feature in batch)
+            del batch, sent
+            conn.send((request, right))
+        conn.send("done")

@@ -1,0 +1,146 @@
+"""The configuration: what is checked, what it switches, which cache each process gets."""
+
+import dataclasses
+
+import pytest
+from mm_helpers import GIB, MIB, config, item
+
+from shmstore import ObjectStoreReader
+from shmstore.multimodal import (
+    MultiModalCacheConfig,
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+    engine_receiver_cache_from_config,
+    processor_cache_from_config,
+    processor_only_cache_from_config,
+    worker_receiver_cache_from_config,
+)
+
+SMALL = MIB / GIB
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("processor_cache_gb", [-1, float("nan"), float("inf"), "4", None, True]),
+        ("ipc_cache_gb", [-0.5, float("nan"), "4"]),
+        ("cache_type", ["disk", None, ""]),
+        ("shm_name", ["a/b", "", 3, "a\0"]),
+        ("world_size", [0, -1, 1.0, True]),
+        ("api_process_count", [0]),
+        ("data_parallel_size", [0]),
+    ],
+)
+def test_a_wrong_value_is_refused_and_the_field_named(field, values):
+    for value in values:
+        with pytest.raises(ValueError, match=f"^{field}:"):
+            MultiModalCacheConfig(**{field: value})
+
+
+def test_the_largest_object_is_a_setting_of_shm_only():
+    assert 128 == MultiModalCacheConfig().shm_max_object_size_mb
+    assert 6 * MIB == MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=6).max_object_bytes
+    assert 2 * MIB == config(2 * MIB, cache_type="shm").max_object_bytes
+    with pytest.raises(ValueError, match=r"^shm_max_object_size_mb:"):
+        MultiModalCacheConfig(shm_max_object_size_mb=6)
+    with pytest.raises(ValueError, match=r"^shm_max_object_size_mb:"):
+        MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=0)
+
+
+def test_it_is_frozen_and_in_gib():
+    default = MultiModalCacheConfig()
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        default.world_size = 2
+    assert (4 * GIB, 4 * GIB) == (default.processor_cache_bytes, default.ipc_cache_bytes)
+    assert (6, 7) == (config(6, 7).processor_cache_bytes, config(6, 7).ipc_cache_bytes)
+
+
+ONLY, SENDER, SHM = MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache, ShmObjectStoreSenderCache
+
+# fields, cache of the API server without shm and with it, whether `describe` finds an IPC cache
+TABLE = [
+    ({}, SENDER, SHM),
+    ({"ipc_cache_gb": SMALL / 2}, SENDER, SHM),
+    ({"ipc_cache_gb": 0}, ONLY, ONLY),
+    ({"processor_cache_gb": 0}, type(None), type(None)),
+    ({"processor_cache_gb": 0, "ipc_cache_gb": 1.0}, type(None), type(None)),
+    ({"supports_multimodal": False}, type(None), type(None)),
+    ({"api_process_count": 2}, ONLY, ONLY),
+    ({"data_parallel_size": 2}, ONLY, ONLY),
+    ({"data_parallel_size": 2, "data_parallel_external_lb": True}, SENDER, SHM),
+    ({"api_process_count": 2, "data_parallel_size": 2, "data_parallel_external_lb": True}, ONLY, ONLY),
+]
+
+
+@pytest.mark.parametrize("cache_type", ["lru", "shm"])
+@pytest.mark.parametrize(("fields", "lru", "shm"), TABLE)
+def test_each_process_gets_the_cache_of_the_table(fields, lru, shm, cache_type):
+    settings = MultiModalCacheConfig(**{"processor_cache_gb": SMALL, "cache_type": cache_type, **fields})
+    expected = lru if cache_type == "lru" else shm
+    cache = processor_cache_from_config(settings)
+    try:
+        assert expected is type(cache)
+        only = processor_only_cache_from_config(settings)
+        assert (type(None) if expected is type(None) else ONLY) is type(only)
+        engine = engine_receiver_cache_from_config(settings)
+        assert (MultiModalReceiverCache if expected is SENDER else type(None)) is type(engine)
+        handle = cache.handle if isinstance(cache, ShmObjectStoreSenderCache) else None
+        worker = worker_receiver_cache_from_config(settings, 0, handle)
+        assert (ShmObjectStoreReceiverCache if expected is SHM else type(None)) is type(worker)
+        if isinstance(worker, ShmObjectStoreReceiverCache):
+            worker.close()
+    finally:
+        if isinstance(cache, ShmObjectStoreSenderCache):
+            cache.close()
+    text = settings.describe()
+    starts = {type(None): "No multi-modal cache", ONLY: "Processor cache only"}
+    assert text.startswith(starts.get(expected, "Processor and IPC cache"))
+
+
+def test_describe_says_which_process_keeps_how_much():
+    lru = MultiModalCacheConfig(processor_cache_gb=2, ipc_cache_gb=8, world_size=4).describe().splitlines()
+    assert "API server: keys, sizes and up to 2 GiB of prompt updates; no tensors." == lru[1]
+    assert "Engine core: up to 8 GiB of items." == lru[2]
+    assert lru[3].startswith("Each of 4 workers: nothing")
+    shm = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.5, ipc_cache_gb=8).describe().splitlines()
+    assert "one segment of 8 GiB" in shm[1]
+    assert "up to 512 MiB of prompt updates" in shm[1]
+    assert "over 128 MiB are sent inline" in shm[1]
+    assert "Engine core: nothing; it forwards references." == shm[2]
+    many = MultiModalCacheConfig(api_process_count=3).describe()
+    assert "there are 3 API servers" in many
+    assert "Each of 3 API servers: up to 4 GiB of items and prompt updates." in many
+    assert "ipc_cache_gb is 0" in MultiModalCacheConfig(ipc_cache_gb=0).describe()
+    assert "2 engine cores share one API server" in MultiModalCacheConfig(data_parallel_size=2).describe()
+    assert "processor_cache_gb is 0" in MultiModalCacheConfig(processor_cache_gb=0).describe()
+    assert "text only" in MultiModalCacheConfig(supports_multimodal=False).describe()
+    assert "7 bytes" in config(7).describe()
+
+
+def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():
+    settings = config(
+        4 * MIB, 2 * MIB, cache_type="shm", shm_max_object_size_mb=1, shm_name="shmstore-test-mm-name", world_size=3
+    )
+    with processor_cache_from_config(settings) as sender:
+        stats = sender.writer.stats()
+        assert (2 * MIB, 1 * MIB, 3) == (stats.capacity, stats.max_object_size, stats.n_readers)
+        assert "shmstore-test-mm-name" == sender.handle.name
+        for rank in (-1, 3):
+            with pytest.raises(ValueError, match=r"0 \.\. 2"):
+                worker_receiver_cache_from_config(settings, rank, sender.handle)
+
+
+def test_a_worker_finds_the_handle_in_the_environment(monkeypatch):
+    settings = config(4 * MIB, cache_type="shm")
+    monkeypatch.delenv("SHMSTORE_HANDLE", raising=False)
+    with pytest.raises(ValueError, match="SHMSTORE_HANDLE"):
+        worker_receiver_cache_from_config(settings, 0)
+    with processor_cache_from_config(settings) as sender:
+        monkeypatch.setenv("SHMSTORE_HANDLE", sender.handle.to_json())
+        with worker_receiver_cache_from_config(settings, 0) as worker:
+            ref, _ = sender.get_and_update_item((item(3), []), "a")
+            assert item(3) == worker.get_and_update_item(ref, "a")
+            assert isinstance(worker.reader, ObjectStoreReader)

@@ -1,0 +1,296 @@
+"""Items, fields, positions: how a batch is cut into items and put together again."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from mm_helpers import item, three_tensors
+
+from shmstore.multimodal import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    MultiModalSharedField,
+    PlaceholderRange,
+    ResolvedPromptUpdate,
+)
+from shmstore.multimodal.items import nested_equal
+
+
+def elems_of(field, *data):
+    return [MultiModalFieldElem("image", "k", part, field) for part in data]
+
+
+def bits(tensor):
+    return tensor.contiguous().view(torch.uint8).tolist()
+
+
+# --- cutting and joining -------------------------------------------------------------------------------------------
+
+
+def test_a_processors_output_is_cut_into_items_and_joined_to_the_same():
+    inputs = {
+        "pixels": torch.randn(3, 4, 5),
+        "patches": torch.randn(9, 2),
+        "frames": torch.randn(2, 6),
+        "grid": torch.arange(7),
+        "extra": torch.ones(3),
+    }
+    config = {
+        "pixels": MultiModalFieldConfig.batched("image"),
+        "patches": MultiModalFieldConfig.flat_from_sizes("image", [2, 3, 4]),
+        "grid": MultiModalFieldConfig.shared("image", 3),
+        "frames": MultiModalFieldConfig.flat_from_sizes("video", [1, 5], dim=1),
+        "absent": MultiModalFieldConfig.batched("image"),
+    }
+    items = MultiModalKwargsItems.from_hf_inputs(inputs, config)
+    assert {"image": 3, "video": 2} == {modality: len(row) for modality, row in items.items()}
+    assert ["pixels", "patches", "grid"] == list(items["image"][1])
+    assert torch.equal(inputs["patches"][2:5], items["image"][1]["patches"].data)
+    assert torch.equal(inputs["frames"][:, 1:], items["video"][1]["frames"].data)
+    joined = items.require_data().get_data()
+    assert ["pixels", "patches", "grid", "frames"] == list(joined)
+    for key, tensor in joined.items():
+        assert bits(inputs[key]) == bits(tensor), key
+
+
+def test_keys_that_give_different_numbers_of_items_are_refused():
+    config = {"a": MultiModalFieldConfig.batched("image"), "b": MultiModalFieldConfig.batched("image")}
+    with pytest.raises(ValueError, match="different numbers of items"):
+        MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
+
+
+def test_batched_stacks_equal_shapes_and_lists_others():
+    field = MultiModalBatchedField()
+    a, b = torch.tensor([1, 2]), torch.tensor([3, 4])
+    assert [[1, 2], [3, 4]] == field.reduce_data(elems_of(field, a, b)).tolist()
+    assert [[1, 2]] == field.reduce_data(elems_of(field, a)).tolist()
+    ragged = field.reduce_data(elems_of(field, a, torch.tensor([5])))
+    assert isinstance(ragged, list)
+    assert [[1, 2], [5]] == [part.tolist() for part in ragged]
+    other_dtype = field.reduce_data(elems_of(field, a, b.to(torch.int32)))
+    assert isinstance(other_dtype, list)
+    assert [None, None] == field.reduce_data(elems_of(field, None, None))
+
+
+def test_flat_concatenates_where_the_other_dimensions_agree_and_lists_others():
+    field = MultiModalFlatField([slice(0, 1), slice(1, 3)])
+    a, b = torch.zeros(1, 2), torch.ones(2, 2)
+    assert [[0, 0], [1, 1], [1, 1]] == field.reduce_data(elems_of(field, a, b)).tolist()
+    wide = torch.ones(1, 3)
+    assert [(1, 2), (1, 3)] == [tuple(part.shape) for part in field.reduce_data(elems_of(field, a, wide))]
+    nested = field.reduce_data(elems_of(field, [a, b], [wide]))
+    assert [(1, 2), (2, 2), (1, 3)] == [tuple(part.shape) for part in nested]
+    last = MultiModalFlatField([slice(0, 2), slice(2, 3)], dim=-1)
+    assert (1, 5) == tuple(last.reduce_data(elems_of(last, a, wide)).shape)
+    apart = last.reduce_data(elems_of(last, a, torch.ones(1, 1, 2)))
+    assert isinstance(apart, list)
+
+
+def test_flat_takes_several_slices_for_an_item_and_lists_of_tensors():
+    data = torch.arange(12).reshape(3, 4)
+    field = MultiModalFlatField([(slice(0, 2), slice(0, 2)), (slice(2, 3), slice(1, 4))])
+    assert [[[0, 1], [4, 5]], [[9, 10, 11]]] == [e.data.tolist() for e in field.build_elems("image", "k", data)]
+    flat = MultiModalFlatField([slice(0, 1), slice(1, 3)])
+    assert [["x"], ["y", "z"]] == [e.data for e in flat.build_elems("image", "k", ["x", "y", "z"])]
+    with pytest.raises(ValueError, match="need one tensor"):
+        field.build_elems("image", "k", ["x"])
+    for wrong in (3, (3,), ()):
+        with pytest.raises(TypeError, match="expected a slice"):
+            MultiModalFlatField([wrong])
+
+
+def test_shared_repeats_the_data_and_is_reduced_to_the_first():
+    field = MultiModalSharedField(2)
+    data = torch.arange(3)
+    elems = field.build_elems("image", "k", data)
+    assert 2 == len(elems)
+    assert field.reduce_data(elems) is data
+    with pytest.raises(ValueError, match="batch_size"):
+        MultiModalSharedField(0)
+
+
+@pytest.mark.parametrize(
+    "other", [MultiModalSharedField(1), MultiModalFlatField([slice(0, 1)]), MultiModalFlatField([slice(0, 1)], dim=1)]
+)
+def test_mixed_fields_are_not_reduced_together(other):
+    flat = MultiModalFlatField([slice(0, 1)])
+    field = flat if other != flat else MultiModalBatchedField()
+    mixed = [*elems_of(field, torch.zeros(1, 1)), *elems_of(other, torch.zeros(1, 1))]
+    with pytest.raises(ValueError, match="mixed fields"):
+        field.reduce_data(mixed)
+    with pytest.raises(ValueError, match="no elements"):
+        field.reduce_data([])
+
+
+def test_get_data_moves_to_the_device():
+    items = MultiModalKwargsItems.from_seq([item(3), item(3)])
+    assert "meta" == items.get_data(device="meta")["pixels"].device.type
+
+
+def test_get_data_pins_memory_where_there_is_an_accelerator():
+    items = MultiModalKwargsItems.from_seq([item(3), item(3)])
+    if not torch.cuda.is_available():
+        with pytest.raises(RuntimeError):  # torch's own answer, not silence
+            items.get_data(pin_memory=True)
+        return
+    assert items.get_data(pin_memory=True)["pixels"].is_pinned()
+
+
+# --- items ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_item_has_one_modality_and_is_not_empty():
+    batched = MultiModalBatchedField()
+    a = MultiModalFieldElem("image", "a", torch.zeros(1), batched)
+    b = MultiModalFieldElem("audio", "b", torch.zeros(1), batched)
+    with pytest.raises(ValueError, match="'audio', 'image'"):
+        MultiModalKwargsItem.from_elems([a, b])
+    with pytest.raises(ValueError, match="none"):
+        MultiModalKwargsItem.from_elems([])
+    with pytest.raises(ValueError, match="none"):
+        MultiModalKwargsItem({})
+    with pytest.raises(ValueError, match="two elements"):
+        MultiModalKwargsItem.from_elems([a, a])
+    with pytest.raises(ValueError, match="given as 'x'"):
+        MultiModalKwargsItem({"x": a})
+    one = MultiModalKwargsItem({"a": a})
+    assert ("image", {"a": a}, {"a": a.data}) == (one.modality, dict(one), one.get_data())
+
+
+def test_a_dummy_has_the_size_asked_for():
+    assert (1, 7, 0) == tuple(MultiModalKwargsItem.dummy("image", n)["dummy"].data.nbytes for n in (1, 7, 0))
+    assert 1 == MultiModalKwargsItem.dummy("image")["dummy"].data.nbytes
+    with pytest.raises(ValueError, match="negative"):
+        MultiModalKwargsItem.dummy("image", -1)
+
+
+def test_items_are_grouped_by_modality_and_an_absent_one_is_told():
+    audio = MultiModalKwargsItem.dummy("audio")
+    a, b = item(1), item(2)
+    items = MultiModalKwargsItems.from_seq([a, audio, b])
+    assert {"image": [a, b], "audio": [audio]} == dict(items)
+    assert items is items.require_data()
+    holes = MultiModalKwargsItems({"image": [a, None]})
+    for ask in (holes.require_data, holes.get_data):
+        with pytest.raises(ValueError, match="item 1 of modality 'image'"):
+            ask()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        (torch.zeros(2), torch.zeros(2), True),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64), False),
+        (torch.zeros(2), torch.zeros(1, 2), False),
+        (torch.zeros(2), torch.ones(2), False),
+        (torch.tensor([float("nan")]), torch.tensor([float("nan")]), True),
+        (torch.tensor([0.0]), torch.tensor([-0.0]), False),
+        (torch.arange(4).reshape(2, 2).T, torch.arange(4).reshape(2, 2).T.contiguous(), True),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 - 2j]), True),
+        (torch.zeros(0), torch.zeros(0), True),
+        (torch.tensor(3), torch.tensor(3), True),
+        (np.arange(2), np.arange(2), True),
+        (np.arange(2), torch.arange(2), False),
+        (np.arange(2), np.arange(2).astype(np.int32), False),
+        ([torch.zeros(1)], [torch.zeros(1)], True),
+        ([torch.zeros(1)], (torch.zeros(1),), False),
+        ([torch.zeros(1)], [torch.zeros(1), torch.zeros(1)], False),
+        ({"a": torch.zeros(1)}, {"a": torch.zeros(1)}, True),
+        ({"a": torch.zeros(1)}, {"b": torch.zeros(1)}, False),
+        (1, True, False),
+        (float("nan"), float("nan"), True),
+        (0.0, -0.0, False),
+        (None, None, True),
+    ],
+)
+def test_equality_compares_kind_dtype_shape_and_bits(a, b, same):
+    assert same == nested_equal(a, b)
+    field = MultiModalBatchedField()
+    one, other = (MultiModalKwargsItem.from_elems(elems_of(field, part)) for part in (a, b))
+    assert same == (one == other)
+
+
+def test_equality_of_items_sees_modality_key_and_field():
+    data = torch.zeros(1)
+    base = MultiModalFieldElem("image", "k", data, MultiModalBatchedField())
+    changes = ({"modality": "audio"}, {"key": "q"}, {"field": MultiModalSharedField(1)})
+    assert base == dataclasses.replace(base)
+    assert [False] * 3 == [base == dataclasses.replace(base, **change) for change in changes]
+    assert MultiModalKwargsItems.from_seq([item(1)]) == MultiModalKwargsItems.from_seq([item(1)])
+    assert MultiModalKwargsItems.from_seq([item(1)]) != MultiModalKwargsItems.from_seq([item(1, 2)])
+    assert MultiModalFlatField([slice(0, 1)]) != MultiModalFlatField([slice(0, 2)])
+    assert MultiModalFlatField([slice(0, 1)]) != MultiModalFlatField([slice(0, 1)], 1)
+
+
+def test_values_are_frozen():
+    elem = three_tensors(64)["pixel_values"]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        elem.data = None
+    with pytest.raises(TypeError):
+        three_tensors(64)["pixel_values"] = elem
+
+
+# --- positions and prompt updates ----------------------------------------------------------------------------------
+
+
+def test_a_placeholder_without_mask_is_all_embeddings():
+    place = PlaceholderRange(2, 5)
+    assert (5, (1, 4), [(2, 6)]) == (
+        place.get_num_embeds(),
+        place.get_embeds_indices_in_range(1, 4),
+        place.extract_embeds_range(),
+    )
+    assert [] == PlaceholderRange(2, 0).extract_embeds_range()
+
+
+@pytest.mark.parametrize(
+    ("mask", "runs"),
+    [
+        ([0, 1, 0, 1, 1], [(3, 3), (5, 6)]),
+        ([1, 1, 0, 0, 1], [(2, 3), (6, 6)]),
+        ([1, 1, 1, 1, 1], [(2, 6)]),
+        ([0, 0, 0, 0, 0], []),
+    ],
+)
+def test_a_mask_says_which_placeholders_are_embeddings(mask, runs):
+    place = PlaceholderRange(2, 5, torch.tensor(mask, dtype=torch.bool))
+    assert runs == place.extract_embeds_range()
+    assert sum(mask) == place.get_num_embeds()
+    for start in range(6):
+        for end in range(start, 6):
+            expected = (sum(mask[:start]), sum(mask[:end]))
+            assert expected == place.get_embeds_indices_in_range(start, end)
+
+
+def test_a_placeholder_is_checked_and_compared():
+    mask = torch.tensor([True, False])
+    with pytest.raises(ValueError, match="is_embed has shape"):
+        PlaceholderRange(0, 3, mask)
+    with pytest.raises(ValueError, match="negative"):
+        PlaceholderRange(-1, 3)
+    with pytest.raises(ValueError, match="does not lie"):
+        PlaceholderRange(0, 3).get_embeds_indices_in_range(1, 4)
+    assert PlaceholderRange(0, 2, mask) == PlaceholderRange(0, 2, mask.clone())
+    assert PlaceholderRange(0, 2, mask) != PlaceholderRange(0, 2)
+    assert 1 == len({PlaceholderRange(0, 2, mask), PlaceholderRange(0, 2, mask.clone())})
+
+
+def test_a_feature_is_mutable_and_compares_by_value():
+    one, other = (MultiModalFeatureSpec(item(2), "image", "h", PlaceholderRange(0, 1)) for _ in range(2))
+    assert one == other
+    other.data = None
+    assert one != other
+
+
+def test_a_prompt_update_takes_the_callers_index():
+    stored = ResolvedPromptUpdate("image", 0, "insert", "a", "b")
+    assert ResolvedPromptUpdate("image", 3, "insert", "a", "b") == stored.with_item_idx(3)
+    assert 0 == stored.item_idx
+    with pytest.raises(ValueError, match="mode: 'append'"):
+        ResolvedPromptUpdate("image", 0, "append", "a", "b")

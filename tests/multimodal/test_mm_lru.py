@@ -1,0 +1,328 @@
+"""`LRUCache` and sizes, against a model that is a list."""
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from mm_helpers import item, update
+
+from shmstore.multimodal import CacheInfo, LRUCache, MultiModalCache, MultiModalKwargsItems
+from shmstore.multimodal.sizes import updates_size
+
+
+def filled(capacity=6, **sizes):
+    gone = []
+    cache = LRUCache(capacity, lambda value: value, on_remove=lambda key, value: gone.append((key, value)))
+    for key, size in sizes.items():
+        cache[key] = size
+    return cache, gone
+
+
+def test_get_counts_lookups_and_in_counts_nothing():
+    cache, _ = filled(a=1)
+    assert "a" in cache
+    assert "b" not in cache
+    assert CacheInfo(0, 0) == cache.stat()
+    assert 1 == cache.get("a")
+    assert cache.get("b") is None
+    assert 7 == cache.get("b", 7)
+    assert CacheInfo(1, 3) == cache.stat()
+    assert CacheInfo(1, 3) == cache.stat(delta=True)
+    assert CacheInfo(0, 0) == cache.stat(delta=True)
+    assert 1 == cache["a"]
+    assert CacheInfo(1, 1) == cache.stat(delta=True)
+    assert CacheInfo(2, 4) == cache.stat()
+    assert (0.5, 0.0) == (cache.stat().hit_ratio, CacheInfo(0, 0).hit_ratio)
+
+
+def test_use_moves_to_the_end_and_asking_does_not():
+    cache, _ = filled(a=1, b=1, c=1)
+    assert ("a", "b", "c") == cache.order
+    cache.get("a")
+    assert ("b", "c", "a") == cache.order
+    cache.touch("b")
+    cache.touch("missing")
+    assert ("c", "a", "b") == cache.order
+    assert ("c" in cache, cache.peek("c"), cache.peek("x")) == (True, 1, None)
+    assert [("c", 1), ("a", 1), ("b", 1)] == list(cache.items())
+    assert ([1, 1, 1], ["c", "a", "b"]) == (list(cache.values()), list(cache))
+    assert ("c", "a", "b") == cache.order
+    cache["c"] = 2
+    assert ("a", "b", "c") == cache.order
+    assert (4, 6, 4 / 6) == (cache.currsize, cache.capacity, cache.usage)
+
+
+def test_the_least_recently_used_goes_first_and_the_hook_is_told():
+    cache, gone = filled(a=2, b=2, c=2)
+    cache.touch("a")
+    cache["d"] = 3
+    assert [("b", 2), ("c", 2)] == gone
+    assert ("a", "d") == cache.order
+    cache["a"] = 1
+    assert 2 == len(gone)  # replaced, not removed
+    del cache["a"]
+    assert 3 == cache.pop("d")
+    assert [("a", 1), ("d", 3)] == gone[2:]
+    assert 0 == cache.currsize
+
+
+def test_a_value_that_grows_pushes_out_others_and_not_itself():
+    cache, gone = filled(a=2, b=2, c=2)
+    cache["a"] = 4
+    assert [("b", 2)] == gone
+    assert ("c", "a") == cache.order
+
+
+def test_too_large_for_the_whole_cache_evicts_nothing():
+    cache, gone = filled(a=2, b=2)
+    for key in ("new", "a"):
+        with pytest.raises(ValueError, match="value too large"):
+            cache[key] = 7
+    assert ([], ("a", "b"), 2) == (gone, cache.order, cache.peek("a"))
+    cache.pin("a")
+    with pytest.raises(ValueError, match="value too large"):
+        cache["new"] = 7
+
+
+def test_pinned_entries_are_never_evicted():
+    cache, gone = filled(a=2, b=2, c=2)
+    cache.pin("a")
+    cache["d"] = 3
+    assert [("b", 2), ("c", 2)] == gone
+    with pytest.raises(ValueError, match="cannot pin 'b'"):
+        cache.pin("b")
+    cache.pin("d")
+    with pytest.raises(RuntimeError, match="no room"):
+        cache["e"] = 2
+    with pytest.raises(RuntimeError, match="all entries are pinned"):
+        cache.popitem()
+    assert ({"a", "d"}, 5) == (set(cache), cache.currsize)
+    cache["a"] = 3  # a pinned entry may grow where there is room, and stays pinned
+    with pytest.raises(RuntimeError, match="no room"):
+        cache["e"] = 1
+    cache.unpin("a")
+    cache.unpin("a")
+    cache["e"] = 3
+    assert {"d", "e"} == set(cache)
+    assert 3 == cache.pop("d")  # asked for by name, a pin does not hold it
+    cache["d"] = 1
+    assert ("e", 3) == cache.popitem()
+
+
+def test_all_pinned_changes_nothing_even_where_some_could_go():
+    cache, gone = filled(a=4, b=1, c=1)
+    cache.pin("a")
+    with pytest.raises(RuntimeError, match="no room for 3"):
+        cache["d"] = 3
+    assert ([], ("a", "b", "c")) == (gone, cache.order)
+
+
+def test_pop_and_popitem_of_what_is_absent():
+    cache, _ = filled()
+    assert 5 == cache.pop("x", 5)
+    assert cache.pop("x", None) is None
+    with pytest.raises(KeyError):
+        cache.pop("x")
+    with pytest.raises(KeyError):
+        cache.popitem()
+    with pytest.raises(KeyError):
+        del cache["x"]
+    with pytest.raises(KeyError):
+        cache["x"]
+    assert 1 == cache.setdefault("x", 1)
+    assert 1 == cache.setdefault("x", 2)
+
+
+def test_clear_forgets_counts_and_pins_and_tells_the_hook():
+    cache, gone = filled(a=2, b=2)
+    cache.pin("a")
+    cache.get("a")
+    cache.clear()
+    assert ([("b", 2), ("a", 2)], 0, CacheInfo(0, 0)) == (gone, len(cache), cache.stat())
+    assert CacheInfo(0, 0) == cache.stat(delta=True)
+    cache["c"] = 6
+    assert ("c",) == cache.order
+
+
+def test_by_default_each_value_counts_one():
+    cache = LRUCache(2)
+    cache.update(a=10, b=20, c=30)
+    assert ("b", "c") == cache.order
+    assert 0.0 == LRUCache(0).usage
+
+
+class AgainstAList(RuleBasedStateMachine):
+    """The cache and a list of [key, size, pinned] in order of use do the same."""
+
+    keys = st.sampled_from("abcdef")
+    sizes = st.integers(0, 7)
+
+    def __init__(self):
+        super().__init__()
+        self.gone = []
+        self.cache = LRUCache(6, lambda value: value[0], on_remove=lambda key, value: self.gone.append(key))
+        self.model = []
+        self.model_gone = []
+        self.stamp = 0
+
+    def find(self, key):
+        return next((entry for entry in self.model if entry[0] == key), None)
+
+    @rule(key=keys, size=sizes)
+    def put(self, key, size):
+        self.stamp += 1
+        old = self.find(key)
+        others = [entry for entry in self.model if entry is not old]
+        pinned = sum(entry[1][0] for entry in others if entry[2])
+        if size > 6:
+            with pytest.raises(ValueError, match="value too large"):
+                self.cache[key] = (size, self.stamp)
+        elif pinned + size > 6:
+            with pytest.raises(RuntimeError):
+                self.cache[key] = (size, self.stamp)
+        else:
+            self.cache[key] = (size, self.stamp)
+            while sum(entry[1][0] for entry in others) + size > 6:
+                victim = next(entry for entry in others if not entry[2])
+                others.remove(victim)
+                self.model_gone.append(victim[0])
+            self.model = [*others, [key, (size, self.stamp), bool(old and old[2])]]
+
+    @rule(key=keys)
+    def get(self, key):
+        entry = self.find(key)
+        assert (entry and entry[1]) == self.cache.get(key)
+        if entry:
+            self.model.remove(entry)
+            self.model.append(entry)
+
+    @rule(key=keys)
+    def touch(self, key):
+        self.cache.touch(key)
+        entry = self.find(key)
+        if entry:
+            self.model.remove(entry)
+            self.model.append(entry)
+
+    @rule(key=keys, pinned=st.booleans())
+    def pin(self, key, pinned):
+        entry = self.find(key)
+        if not pinned:
+            self.cache.unpin(key)
+        elif entry is None:
+            with pytest.raises(ValueError, match="cannot pin"):
+                self.cache.pin(key)
+        else:
+            self.cache.pin(key)
+        if entry:
+            entry[2] = pinned
+
+    @rule(key=keys)
+    def pop(self, key):
+        entry = self.find(key)
+        assert (entry and entry[1]) == self.cache.pop(key, None)
+        if entry:
+            self.model.remove(entry)
+            self.model_gone.append(key)
+
+    @rule()
+    def popitem(self):
+        victim = next((entry for entry in self.model if not entry[2]), None)
+        if victim is None:
+            with pytest.raises(RuntimeError if self.model else KeyError):
+                self.cache.popitem()
+        else:
+            assert (victim[0], victim[1]) == self.cache.popitem()
+            self.model.remove(victim)
+            self.model_gone.append(victim[0])
+
+    @invariant()
+    def same(self):
+        assert [(key, value) for key, value, _ in self.model] == list(self.cache.items())
+        assert sum(value[0] for _, value, _ in self.model) == self.cache.currsize
+        assert self.model_gone == self.gone
+
+
+TestAgainstAList = AgainstAList.TestCase
+TestAgainstAList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_threads_leave_order_sizes_and_hook_consistent():
+    live = set()
+    cache = LRUCache(50, lambda value: value, on_remove=lambda key, _: live.discard(key))
+    lock_order = threading.Barrier(4)
+    errors = []
+
+    def work(seed):
+        lock_order.wait()
+        state = seed
+        try:
+            for _ in range(4000):
+                state = (state * 1103515245 + 12345) % 2**31
+                key, action = state % 40, state // 40 % 5
+                if action < 2:
+                    cache[key] = 1 + key % 7
+                elif action == 2:
+                    cache.get(key)
+                elif action == 3:
+                    cache.pop(key, None)
+                else:
+                    assert all(value == 1 + key % 7 for key, value in cache.items())
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert [] == errors
+    assert sum(cache.values()) == cache.currsize <= 50
+    assert set(cache.order) == {key for key in range(40) if key in cache}
+
+
+# --- sizes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "size", "leaves"),
+    [
+        (torch.zeros(3, 4), 48, 1),
+        (torch.zeros(100)[:2], 8, 1),
+        (np.zeros(3), 24, 1),
+        ({"a": torch.zeros(2), "b": [np.zeros(1), (torch.zeros(1),)]}, 20, 3),
+        ([], 0, 0),
+        ({"a": {}, "b": [(), []]}, 0, 0),
+        ("text", sys.getsizeof("text"), 1),
+        ([1, None], sys.getsizeof(1) + sys.getsizeof(None), 2),
+        (item(5), 5, 1),
+        (MultiModalKwargsItems.from_seq([item(5), item(7)]), 12, 2),
+        (item(5)["pixels"], 5, 1),
+    ],
+)
+def test_the_size_is_the_sum_over_the_leaves(value, size, leaves):
+    assert (size, leaves) == (MultiModalCache.get_item_size(value), MultiModalCache.get_item_complexity(value))
+
+
+def test_a_cache_of_gib_is_bounded_by_item_sizes():
+    cache = MultiModalCache.get_lru_cache(6 / 2**30, type(item(1)))
+    assert 6 == cache.capacity
+    cache["a"], cache["b"] = item(4), item(3)
+    assert (("b",), 3) == (cache.order, cache.currsize)
+
+
+def test_prompt_updates_count_their_own_text():
+    short, long = update("a"), update("a" * 1000)
+    assert 999 == updates_size([long]) - updates_size([short])
+    assert 0 == updates_size([])
+    assert sys.getsizeof("x") == updates_size(["x"])

@@ -1,0 +1,520 @@
+"""The caches without a store: each row of the tables, the lockstep of `lru`, and how drifted sides heal."""
+
+import random
+
+import pytest
+from mm_helpers import config, features, item, update
+
+from shmstore import CacheMissError, ObjectRef
+from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
+    CacheInfo,
+    MirroredProcessingCache,
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+)
+
+BOOK = 1 << 20
+
+
+def pair(capacity=6):
+    settings = config(BOOK, capacity)
+    return MultiModalProcessorSenderCache(settings), MultiModalReceiverCache(settings)
+
+
+def request(sender, receiver, sizes, given=None):
+    """One request through both sides, as an engine does it; returns the features."""
+    mm_hashes = list(sizes)
+    cached = sender.is_cached(mm_hashes)
+    inputs = [None if hit else (item(sizes[h]), [update(h)]) for h, hit in zip(mm_hashes, cached, strict=True)]
+    outputs = sender.get_and_update(given or inputs, mm_hashes)
+    batch = features(mm_hashes, [sent for sent, _ in outputs])
+    return receiver.get_and_update_features(batch)
+
+
+# --- rows of the tables --------------------------------------------------------------------------------------------
+
+
+def test_processor_only_hit_gives_the_stored_item_and_updates_and_miss_the_input():
+    cache = MultiModalProcessorOnlyCache(config(BOOK))
+    stored, updates = item(3), [update("a")]
+    first = cache.get_and_update_item((stored, updates), "a")
+    assert (stored, updates) == first
+    assert first[0] is stored
+    for again in (None, (item(3), [update("b")])):
+        hit = cache.get_and_update_item(again, "a")
+        assert hit[0] is stored
+        assert hit[1] is updates
+    assert CacheInfo(2, 3) == cache.make_stats()
+
+
+def test_sender_hit_sends_nothing_and_miss_sends_the_input():
+    sender, _ = pair()
+    stored, updates = item(3), [update("a")]
+    first = sender.get_and_update_item((stored, updates), "a")
+    assert first[0] is stored
+    for again in (None, (item(3), [update("b")])):
+        assert (None, updates) == sender.get_and_update_item(again, "a")
+    assert CacheInfo(2, 3) == sender.make_stats()
+
+
+def test_the_sender_keeps_no_item_alive():
+    import gc
+    import weakref
+
+    sender, _ = pair(1000)
+    mine = item(500)
+    alive = weakref.ref(mine["pixels"].data)
+    sender.get_and_update_item((mine, [update("a")]), "a")
+    assert sender.is_cached_item("a")
+    del mine
+    gc.collect()
+    assert alive() is None
+
+
+def test_receiver_hit_gives_the_stored_item_and_a_payload_replaces_it():
+    _, receiver = pair()
+    first, second = item(3), item(3, fill=2)
+    assert receiver.get_and_update_item(first, "a") is first
+    assert receiver.get_and_update_item(None, "a") is first
+    assert receiver.get_and_update_item(second, "a") is second
+    assert receiver.get_and_update_item(None, "a") is second
+    assert 3 == receiver.nbytes
+
+
+def test_mirrored_sides_store_both():
+    p0, p1 = (MirroredProcessingCache(config(6)) for _ in range(2))
+    a = item(3)
+    assert [a] == p0.get_and_update_p0([a], ["a"])
+    assert [None] == p0.get_and_update_p0([a], ["a"])
+    assert p0.get_item("a") is a
+    assert p0.get_item("b") is None
+    assert p1.get_and_update_p1([a], ["a"])[0] is a
+    assert p1.get_and_update_p1([None], ["a"])[0] is a
+    assert CacheInfo(1, 2) == p0.make_stats(delta=True)
+    assert p0.reset()
+    assert [a] == p0.get_and_update_p0([a], ["a"])
+    p1.reset()
+    with pytest.raises(CacheMissError):
+        p1.get_and_update_p1([None], ["a"])
+    assert CacheInfo(0, 1) == p0.make_stats()
+
+
+P0 = {
+    "only": lambda: MultiModalProcessorOnlyCache(config(BOOK)),
+    "sender": lambda: MultiModalProcessorSenderCache(config(BOOK)),
+}
+P1 = {"receiver": lambda: MultiModalReceiverCache(config(BOOK))}
+
+
+@pytest.mark.parametrize("make", P0.values(), ids=P0)
+def test_asking_changes_neither_order_nor_counts(make):
+    cache = make()
+    cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
+    before = (cache.order, cache.make_stats())
+    for _ in range(3):
+        assert cache.is_cached_item("a")
+        assert not cache.is_cached_item("x")
+        assert [True, True, False] == cache.is_cached(["a", "b", "x"])
+    assert before == (cache.order, cache.make_stats())
+
+
+@pytest.mark.parametrize("make", P0.values(), ids=P0)
+def test_touch_is_a_use_and_of_what_is_absent_nothing(make):
+    cache = make()
+    cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
+    cache.touch_sender_cache_item("a")
+    cache.touch_sender_cache_item("missing")
+    assert (("b", "a"), CacheInfo(0, 2)) == (cache.order, cache.make_stats())
+
+
+@pytest.mark.parametrize("make", P0.values(), ids=P0)
+def test_statistics_since_the_last_time_and_clear(make):
+    cache = make()
+    cache.get_and_update([(item(1), [])] * 2, ["a", "a"])
+    assert CacheInfo(1, 2) == cache.make_stats(delta=True)
+    assert CacheInfo(0, 0) == cache.make_stats(delta=True)
+    assert (CacheInfo(1, 2), 0.5) == (cache.make_stats(), cache.make_stats().hit_ratio)
+    cache.clear_cache()
+    assert (CacheInfo(0, 0), (), False) == (cache.make_stats(), cache.order, cache.is_cached_item("a"))
+    with pytest.raises(CacheMissError):
+        cache.get_and_update_item(None, "a")
+
+
+@pytest.mark.parametrize("make", [*P0.values(), *P1.values()], ids=[*P0, *P1])
+def test_different_lengths_are_a_value_error(make):
+    for items, mm_hashes in (([], ["a"]), ([None], []), ([None, None], ["a"])):
+        with pytest.raises(ValueError, match="items but"):
+            make().get_and_update(items, mm_hashes)
+
+
+@pytest.mark.parametrize("make", P0.values(), ids=P0)
+def test_none_and_nothing_cached_names_all_missing_and_changes_nothing(make):
+    cache = make()
+    cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
+    before = (cache.order, cache.make_stats())
+    with pytest.raises(CacheMissError) as caught:
+        cache.get_and_update([None, None, (item(3), []), None, None, None], ["x", "a", "new", "y", "x", "new"])
+    assert ("x", "y") == caught.value.mm_hashes
+    assert before == (cache.order, cache.make_stats())
+
+
+def test_receiver_miss_names_all_missing_and_changes_nothing():
+    _, receiver = pair()
+    receiver.get_and_update([item(1), item(2)], ["a", "b"])
+    batch = features(["x", "a", "new", "y"], [None, None, item(1), None])
+    with pytest.raises(CacheMissError) as caught:
+        receiver.get_and_update_features(batch)
+    assert ("x", "y") == caught.value.mm_hashes
+    assert ("a", "b") == receiver.order
+    assert features(["x", "a", "new", "y"], [None, None, item(1), None]) == batch
+
+
+class Broken:
+    """An item whose size cannot be found."""
+
+    def __sizeof__(self):
+        raise RuntimeError("broken")
+
+
+@pytest.mark.parametrize("make", P0.values(), ids=P0)
+@pytest.mark.parametrize("bad", [(Broken(), []), 5, (item(1),), (item(1), [Broken()])])
+def test_a_batch_in_which_one_item_fails_is_not_recorded(make, bad):
+    cache = make()
+    cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
+    before = (cache.order, cache.make_stats())
+    with pytest.raises((RuntimeError, TypeError, ValueError)):
+        cache.get_and_update([(item(1), []), None, bad], ["new", "a", "bad"])
+    assert before == (cache.order, cache.make_stats())
+    assert [False, False] == cache.is_cached(["new", "bad"])
+
+
+def test_a_reference_is_no_item_for_the_engine_core():
+    _, receiver = pair()
+    with pytest.raises(TypeError, match="forwards it"):
+        receiver.get_and_update([item(1), ObjectRef(bytes(40))], ["a", "b"])
+    assert () == receiver.order
+
+
+# --- the cases of the specification --------------------------------------------------------------------------------
+
+
+def test_six_bytes_what_is_asked_for_again_is_kept_and_the_other_goes():
+    sender, receiver = pair(6)
+    request(sender, receiver, {"A": 2, "B": 2, "C": 2})
+    out = request(sender, receiver, {"D": 1, "E": 1, "A": 2, "C": 2})
+    assert [item(1), item(1), item(2), item(2)] == [feature.data for feature in out]
+    assert ("D", "E", "A", "C") == sender.order
+    assert ("D", "E", "A", "C") == receiver.order
+    assert [True, False] == sender.is_cached(["A", "B"])
+    assert CacheInfo(2, 7) == sender.make_stats()
+
+
+def test_six_bytes_item_by_item_with_the_hits_touched_first():
+    settings = config(BOOK, 6)
+    sender = MultiModalProcessorSenderCache(settings)
+    for mm_hash in "ABC":
+        sender.get_and_update_item((item(2), []), mm_hash)
+    for mm_hash in "AC":
+        sender.touch_sender_cache_item(mm_hash)
+    for mm_hash, size in (("D", 1), ("E", 1), ("A", 2), ("C", 2)):
+        sender.get_and_update_item((item(size), []), mm_hash)
+    assert ("D", "E", "A", "C") == sender.order
+
+
+@pytest.mark.parametrize("asks", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_hundred_random_batches_reach_p1_as_without_a_cache(asks, seed):
+    rng = random.Random(seed)
+    sender, receiver = pair(8)
+    sizes = {f"h{n}": rng.randint(1, 4) for n in range(9)}
+    for _ in range(100):
+        mm_hashes = rng.choices(list(sizes), k=rng.randint(1, 4))
+        for _ in range(asks):
+            cached = [sender.is_cached_item(mm_hash) for mm_hash in mm_hashes]
+        inputs = [
+            None if hit else (item(sizes[h], int(h[1])), [update(h)]) for h, hit in zip(mm_hashes, cached, strict=True)
+        ]
+        outputs = sender.get_and_update(inputs, mm_hashes)
+        assert [[update(mm_hash)] for mm_hash in mm_hashes] == [updates for _, updates in outputs]
+        out = receiver.get_and_update_features(features(mm_hashes, [sent for sent, _ in outputs]))
+        assert [item(sizes[h], int(h[1])) for h in mm_hashes] == [feature.data for feature in out]
+        assert receiver.order == sender.order
+
+
+# --- within a batch ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("second", [None, (item(2), [update("A")])])
+def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit(second):
+    sender, receiver = pair(6)
+    outputs = sender.get_and_update([(item(2), [update("A")]), second], ["A", "A"])
+    assert [item(2), None] == [sent for sent, _ in outputs]
+    assert [[update("A")]] * 2 == [updates for _, updates in outputs]
+    assert CacheInfo(1, 2) == sender.make_stats()
+    out = receiver.get_and_update([sent for sent, _ in outputs], ["A", "A"])
+    assert [item(2)] * 2 == out
+    assert 2 == receiver.nbytes
+
+
+def test_the_same_item_twice_and_too_large_for_the_cache_is_sent_twice():
+    sender, receiver = pair(6)
+    outputs = sender.get_and_update([(item(7), []), None, (item(1), [])], ["A", "A", "B"])
+    assert [item(7), item(7), item(1)] == [sent for sent, _ in outputs]
+    assert CacheInfo(0, 3) == sender.make_stats()
+    assert [item(7), item(7), item(1)] == receiver.get_and_update([sent for sent, _ in outputs], ["A", "A", "B"])
+    assert (("B",), ("B",)) == (sender.order, receiver.order)
+
+
+def test_a_hit_that_the_batch_itself_pushes_out_is_still_answered():
+    sender, receiver = pair(6)
+    request(sender, receiver, {"A": 3})
+    out = request(sender, receiver, {"B": 5, "A": 3})
+    assert [item(5), item(3)] == [feature.data for feature in out]
+    assert (("B",), ("B",)) == (sender.order, receiver.order)
+    only = MultiModalProcessorOnlyCache(config(6))
+    only.get_and_update([(item(3), [])], ["A"])
+    assert [item(5), item(3)] == [got for got, _ in only.get_and_update([(item(5), []), None], ["B", "A"])]
+    assert (("B",), CacheInfo(1, 3)) == (only.order, only.make_stats())
+
+
+def test_processor_only_answers_the_same_item_twice_even_where_it_is_too_large():
+    cache = MultiModalProcessorOnlyCache(config(6))
+    outputs = cache.get_and_update([(item(7), []), None, (item(2), []), None], ["A", "A", "B", "B"])
+    assert [item(7), item(7), item(2), item(2)] == [got for got, _ in outputs]
+    assert (("B",), CacheInfo(1, 4)) == (cache.order, cache.make_stats())
+
+
+# --- prompt updates ------------------------------------------------------------------------------------------------
+
+
+def test_prompt_updates_count_against_the_size_of_the_processor_cache():
+    updates = [update("x" * 1000)]
+    only = MultiModalProcessorOnlyCache(config(2500))
+    for mm_hash in "abc":
+        only.get_and_update_item((item(1), updates), mm_hash)
+    assert ("b", "c") == only.order
+    sender = MultiModalProcessorSenderCache(config(2500, BOOK))
+    for mm_hash in "abc":
+        sender.get_and_update_item((item(1), updates), mm_hash)
+    assert [False, True, True] == sender.is_cached(["a", "b", "c"])
+
+
+def test_prompt_updates_go_with_their_item():
+    sender, receiver = pair(6)
+    request(sender, receiver, {"A": 2, "B": 2})
+    request(sender, receiver, {"C": 5})
+    assert 1 == len(sender._sent._book)
+    assert {"C"} == {h for h in "ABC" if sender.is_cached_item(h)}
+    sender.clear_cache()
+    assert (0, 0) == (len(sender._sent._book), sender._sent._book.nbytes)
+
+
+def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_step():
+    rng = random.Random(7)
+    settings = config(1500, 40)
+    sender, receiver = MultiModalProcessorSenderCache(settings), MultiModalReceiverCache(settings)
+    sizes = {f"h{n}": rng.randint(1, 9) for n in range(12)}
+    resent = 0
+    for _ in range(300):
+        mm_hashes = rng.choices(list(sizes), k=rng.randint(1, 4))
+        inputs = [
+            None if sender.is_cached_item(h) else (item(sizes[h]), [update(h * rng.choice([10, 100, 1000]))])
+            for h in mm_hashes
+        ]
+        resent += sum(given is not None and h in receiver.order for given, h in zip(inputs, mm_hashes, strict=True))
+        outputs = sender.get_and_update(inputs, mm_hashes)
+        out = receiver.get_and_update([sent for sent, _ in outputs], mm_hashes)
+        assert [item(sizes[h]) for h in mm_hashes] == out
+        assert receiver.order == sender.order
+        assert sender._sent._book.nbytes <= 1500
+    assert resent > 20  # the case was met
+
+
+# --- healing -------------------------------------------------------------------------------------------------------
+
+
+def retry(sender, receiver, sizes, limit):
+    for attempt in range(limit):
+        try:
+            return attempt, [feature.data for feature in request(sender, receiver, sizes)]
+        except CacheMissError as miss:
+            sender.invalidate(miss.mm_hashes)
+    raise AssertionError(f"not healed by {limit} attempts")
+
+
+def test_a_request_that_never_arrived_heals_by_invalidate():
+    sender, receiver = pair(20)
+    sender.get_and_update([(item(2), [update("A")])], ["A"])  # dropped on the way
+    attempt, out = retry(sender, receiver, {"A": 2}, 2)
+    assert (1, [item(2)]) == (attempt, out)
+
+
+def test_what_came_with_a_rejected_request_is_sent_again_too():
+    sender, receiver = pair(20)
+    sender.get_and_update([(item(2), [])], ["A"])  # dropped on the way
+    attempt, out = retry(sender, receiver, {"A": 2, "B": 3, "C": 4}, 2)
+    assert (1, [item(2), item(3), item(4)]) == (attempt, out)
+
+
+def test_what_came_with_a_rejected_request_item_by_item_heals_in_a_few_attempts():
+    sender, receiver = pair(20)
+    sender.get_and_update_item((item(2), []), "A")  # dropped on the way
+    for attempt in range(4):
+        mm_hashes = ["B", "A", "C"]
+        sent = [
+            sender.get_and_update_item(None if sender.is_cached_item(h) else (item(2), []), h)[0] for h in mm_hashes
+        ]
+        try:
+            receiver.get_and_update(sent, mm_hashes)
+        except CacheMissError as miss:
+            assert attempt < 3
+            sender.invalidate(miss.mm_hashes)
+        else:
+            break
+
+
+def test_a_batch_that_pushes_out_what_it_counts_on_heals_too():
+    sender, receiver = pair(6)
+    sender.get_and_update([(item(3), [])], ["A"])  # dropped on the way
+    attempt, out = retry(sender, receiver, {"B": 5, "A": 3}, 3)
+    assert [item(5), item(3)] == out
+    assert 1 == attempt
+
+
+def test_p1_that_starts_anew_is_served_again():
+    sender, receiver = pair(20)
+    sizes = {"A": 2, "B": 3, "C": 4}
+    for _ in range(3):
+        request(sender, receiver, sizes)
+    receiver.clear_cache()
+    attempt, out = retry(sender, receiver, sizes, 2)
+    assert (1, [item(2), item(3), item(4)]) == (attempt, out)
+
+
+def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on():
+    sender, receiver = pair(20)
+    request(sender, receiver, {"old": 2})
+    sender.get_and_update([(item(2), [])], ["lost"])
+    with pytest.raises(CacheMissError) as caught:
+        request(sender, receiver, {"lost": 2, "new": 2})
+    sender.invalidate([*caught.value.mm_hashes, "unknown"])
+    assert [True, False, False] == sender.is_cached(["old", "lost", "new"])
+
+
+def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():
+    sender, receiver = pair(6)
+    request(sender, receiver, {"A": 2, "B": 2, "C": 2})
+    sender.invalidate(["B"])  # an error told twice
+    assert not sender.is_cached_item("B")
+    request(sender, receiver, {"D": 2})
+    assert (("B", "C", "D"), ("B", "C", "D")) == (sender.order, receiver.order)
+    assert [item(2), item(2)] == [feature.data for feature in request(sender, receiver, {"B": 2, "C": 2})]
+    assert receiver.order == sender.order
+
+
+def test_sides_that_did_not_see_the_same_order_never_give_a_wrong_item():
+    sender, receiver = pair(6)
+    first = sender.get_and_update([(item(3), [])], ["A"])
+    second = sender.get_and_update([(item(3), [])], ["B"])
+    third = sender.get_and_update([(item(3), [])], ["C"])  # P0: A goes
+    receiver.get_and_update([second[0][0]], ["B"])
+    receiver.get_and_update([first[0][0]], ["A"])
+    receiver.get_and_update([third[0][0]], ["C"])  # P1: B goes
+    attempt, out = retry(sender, receiver, {"B": 3, "C": 3}, 3)
+    assert [item(3), item(3)] == out
+    assert attempt > 0
+
+
+def test_an_item_larger_than_the_cache_passes_and_changes_nothing():
+    sender, receiver = pair(6)
+    request(sender, receiver, {"A": 2, "B": 2})
+    for _ in range(2):
+        assert [item(7)] == [feature.data for feature in request(sender, receiver, {"big": 7})]
+    assert (("A", "B"), ("A", "B")) == (sender.order, receiver.order)
+
+
+def test_an_item_that_comes_again_and_is_too_large_now_is_forgotten_on_both_sides():
+    sender, receiver = pair(6)
+    request(sender, receiver, {"A": 2})
+    sender.invalidate(["A"])
+    request(sender, receiver, {"A": 7})
+    assert ((), ()) == (sender.order, receiver.order)
+
+
+def test_mirrored_sides_heal_too():
+    p0, p1 = (MirroredProcessingCache(config(20)) for _ in range(2))
+    p0.get_and_update_p0([item(2)], ["A"])
+    sent = p0.get_and_update_p0([item(2), item(3)], ["A", "B"])
+    assert [None, item(3)] == sent
+    with pytest.raises(CacheMissError) as caught:
+        p1.get_and_update_p1(sent, ["A", "B"])
+    p0.invalidate(caught.value.mm_hashes)
+    sent = p0.get_and_update_p0([item(2), item(3)], ["A", "B"])
+    assert [item(2), item(3)] == p1.get_and_update_p1(sent, ["A", "B"])
+
+
+# --- the interfaces, as users subclass them ------------------------------------------------------------------------
+
+
+class OwnProcessorCache(BaseMultiModalProcessorCache):
+    def __init__(self):
+        self.stored = {}
+        self.log = []
+
+    def is_cached_item(self, mm_hash):
+        return mm_hash in self.stored
+
+    def get_and_update_item(self, mm_item, mm_hash):
+        self.log.append(("get", mm_hash))
+        return self.stored.setdefault(mm_hash, mm_item)
+
+    def touch_sender_cache_item(self, mm_hash):
+        self.log.append(("touch", mm_hash))
+
+    def clear_cache(self):
+        self.stored.clear()
+
+    def make_stats(self, delta=False):
+        return CacheInfo()
+
+
+class OwnReceiverCache(BaseMultiModalReceiverCache):
+    def __init__(self):
+        self.stored = {}
+        self.log = []
+
+    def get_and_update_item(self, mm_item, mm_hash):
+        self.log.append(("get", mm_hash))
+        return self.stored.setdefault(mm_hash, mm_item)
+
+    def touch_receiver_cache_item(self, mm_hash, mm_item=None):
+        self.log.append(("touch", mm_hash))
+
+    def clear_cache(self):
+        self.stored.clear()
+
+
+def test_a_processor_cache_needs_only_the_methods_for_one_item():
+    cache = OwnProcessorCache()
+    a, b = (item(1), []), (item(2), [])
+    assert [a, a, b] == cache.get_and_update([a, None, b], ["a", "a", "b"])
+    order = [("touch", "a"), ("touch", "a"), ("touch", "b"), ("get", "a"), ("get", "a"), ("get", "b")]
+    assert order == cache.log
+    with pytest.raises(CacheMissError) as caught:
+        cache.get_and_update([None, None, None], ["x", "a", "y"])
+    assert (("x", "y"), order) == (caught.value.mm_hashes, cache.log)
+    with pytest.raises(ValueError, match="items but"):
+        cache.get_and_update([], ["a"])
+
+
+def test_a_receiver_cache_touches_all_features_before_it_replaces_the_first():
+    cache = OwnReceiverCache()
+    batch = features(["a", "b", "a"], [item(1), item(2), None])
+    assert batch is cache.get_and_update_features(batch)
+    assert [item(1), item(2), item(1)] == [feature.data for feature in batch]
+    assert [("touch", h) for h in "aba"] + [("get", h) for h in "aba"] == cache.log
+    with pytest.raises(ValueError, match="items but"):
+        cache.get_and_update([], ["a"])

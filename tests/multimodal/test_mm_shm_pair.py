@@ -1,0 +1,460 @@
+"""The `shm` pair on a real store: rows of the tables, the ring case, batches, leases, prompt updates."""
+
+import logging
+import pickle
+
+import pytest
+import torch
+from mm_helpers import MIB, config, features, item, three_tensors, update
+
+from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
+from shmstore.multimodal import (
+    CacheInfo,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+    processor_cache_from_config,
+    worker_receiver_cache_from_config,
+)
+
+KIB = 1 << 10
+
+
+class Engine:
+    """A sender and its workers, in one process."""
+
+    def __init__(self, capacity, *, workers=1, book=MIB, **more):
+        self.config = config(book, capacity, cache_type="shm", world_size=workers, **more)
+        self.sender = processor_cache_from_config(self.config)
+        assert isinstance(self.sender, ShmObjectStoreSenderCache)
+        self.workers = [worker_receiver_cache_from_config(self.config, r, self.sender.handle) for r in range(workers)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc):
+        for worker in self.workers:
+            worker.close()
+        self.sender.close()
+
+    def send(self, **sizes):
+        """The sender's outputs for a request of items of these sizes."""
+        cached = self.sender.is_cached(list(sizes))
+        inputs = [
+            None if hit else (item(size), [update(h)]) for (h, size), hit in zip(sizes.items(), cached, strict=True)
+        ]
+        return self.sender.get_and_update(inputs, list(sizes))
+
+    def read(self, outputs, mm_hashes):
+        for worker in self.workers:
+            batch = worker.get_and_update_features(features(list(mm_hashes), [sent for sent, _ in outputs]))
+        return [feature.data for feature in batch]
+
+    def fits_whole(self):
+        """Nothing is held: one object of nearly the whole capacity goes in, and out again."""
+        writer = self.sender.writer
+        try:
+            ref = writer.put("whole", torch.zeros(writer.stats().max_object_size - 128, dtype=torch.uint8))
+        except MemoryError:
+            return False
+        writer.cancel(ref)
+        writer.delete("whole")
+        return True
+
+
+def kinds(outputs):
+    return ["ref" if isinstance(sent, ObjectRef) else "inline" for sent, _ in outputs]
+
+
+# --- rows of the tables --------------------------------------------------------------------------------------------
+
+
+def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates():
+    with Engine(MIB) as engine:
+        mine = three_tensors(4 * KIB)
+        updates = [update("a")]
+        miss = engine.sender.get_and_update_item((mine, updates), "a")
+        hit = engine.sender.get_and_update_item(None, "a")
+        again = engine.sender.get_and_update_item((mine, [update("b")]), "a")
+        assert ["ref"] * 3 == kinds([miss, hit, again])
+        assert 3 == len({ref.lease for ref, _ in (miss, hit, again)})
+        assert 1 == len({ref.monotonic_id for ref, _ in (miss, hit, again)})
+        assert all(got is updates for _, got in (miss, hit, again))
+        assert CacheInfo(2, 3) == engine.sender.make_stats()
+        for ref, _ in (miss, hit, again):
+            got = engine.workers[0].get_and_update_item(ref, "a")
+            assert mine == got
+            assert mine["pixel_values"].field == got["pixel_values"].field
+
+
+def test_an_item_comes_out_as_it_went_in_and_is_read_in_place():
+    with Engine(8 * MIB) as engine:
+        mine = three_tensors(MIB)
+        ref, _ = engine.sender.get_and_update_item((mine, []), "a")
+        before = engine.workers[0].reader.stats().live_views
+        got = engine.workers[0].get_and_update_item(ref, "a")
+        assert mine == got
+        assert list(mine) == list(got)
+        assert before + 1 == engine.workers[0].reader.stats().live_views  # views, no copy
+        del got
+        assert before == engine.workers[0].reader.stats().live_views
+
+
+def test_an_inline_item_passes_through_the_worker():
+    with Engine(MIB) as engine:
+        mine = item(3)
+        assert engine.workers[0].get_and_update_item(mine, "a") is mine
+        assert [mine, mine] == engine.workers[0].get_and_update([mine, None], ["a", "a"])
+
+
+def test_asking_changes_neither_order_nor_counts():
+    with Engine(MIB) as engine:
+        engine.send(a=10, b=10)
+        before = (engine.sender.writer.stats(), engine.sender.make_stats())
+        for _ in range(3):
+            assert [True, True, False] == engine.sender.is_cached(["a", "b", "x"])
+        assert before == (engine.sender.writer.stats(), engine.sender.make_stats())
+
+
+def test_touch_is_a_use_and_of_what_is_absent_nothing():
+    with Engine(MIB) as engine:
+        engine.sender.touch_sender_cache_item("missing")
+        engine.workers[0].touch_receiver_cache_item("missing")
+        engine.workers[0].touch_receiver_cache_item("missing", item(1))
+        assert CacheInfo(0, 0) == engine.sender.make_stats()
+    # A ring of three: what was touched survives the lap in which the others go.
+    with Engine(400 * KIB) as engine:
+        for mm_hash in "abc":
+            engine.read(engine.send(**{mm_hash: 120 * KIB}), mm_hash)
+        engine.sender.touch_sender_cache_item("a")
+        engine.read(engine.send(d=120 * KIB), "d")
+        assert [True, False, True, True] == engine.sender.is_cached(list("abcd"))
+
+
+def test_different_lengths_are_a_value_error():
+    with Engine(MIB) as engine:
+        for cache in (engine.sender, engine.workers[0]):
+            with pytest.raises(ValueError, match="items but"):
+                cache.get_and_update([None], [])
+
+
+def test_none_and_nothing_cached_names_all_missing_and_changes_nothing():
+    with Engine(MIB) as engine:
+        engine.send(a=10)
+        before = (engine.sender.writer.stats(), engine.sender.make_stats())
+        with pytest.raises(CacheMissError) as caught:
+            engine.sender.get_and_update([None, (item(1), []), None, None], ["x", "new", "a", "y"])
+        assert ("x", "y") == caught.value.mm_hashes
+        with pytest.raises(CacheMissError) as caught:
+            engine.sender.get_and_update([None], ["x"])
+        assert ("x",) == caught.value.mm_hashes
+        assert before == (engine.sender.writer.stats(), engine.sender.make_stats())
+
+
+def test_a_worker_names_all_that_is_missing_and_reads_nothing():
+    with Engine(MIB) as engine:
+        outputs = engine.send(a=10, b=10, c=10)
+        refs = [sent for sent, _ in outputs]
+        engine.sender.release([refs[1]])
+        engine.sender.writer.delete("b")
+        before = engine.workers[0].reader.stats()
+        batch = features(["a", "b", "x"], [refs[0], refs[1], None])
+        with pytest.raises(CacheMissError) as caught:
+            engine.workers[0].get_and_update_features(batch)
+        assert ("b", "x") == caught.value.mm_hashes
+        assert before.gets == engine.workers[0].reader.stats().gets
+        assert [refs[0], refs[1], None] == [feature.data for feature in batch]
+        for given in (None, refs[1]):
+            with pytest.raises(CacheMissError):
+                engine.workers[0].get_and_update_item(given, "b")
+        assert item(10) == engine.workers[0].get_and_update_item(refs[0], "a")
+
+
+def test_clear_forgets_items_updates_and_counts():
+    with Engine(MIB) as engine:
+        engine.send(a=10, b=10)
+        engine.sender.clear_cache()
+        assert ([False, False], CacheInfo(0, 0)) == (engine.sender.is_cached(["a", "b"]), engine.sender.make_stats())
+        assert 0 == len(engine.sender._book)
+        engine.workers[0].clear_cache()
+        engine.send(a=10)
+        assert CacheInfo(0, 1) == engine.sender.make_stats(delta=True)
+
+
+# --- the case of the specification ---------------------------------------------------------------------------------
+
+
+def test_ring_of_three_a_hit_is_protected_and_the_new_item_takes_the_room_of_another():
+    with Engine(int(15.2 * MIB), shm_max_object_size_mb=6) as engine:
+        engine.read(engine.send(A=5 * MIB, B=5 * MIB, C=5 * MIB), "ABC")
+        outputs = engine.send(G=2 * MIB, A=5 * MIB)
+        assert ["ref", "ref"] == kinds(outputs)
+        assert CacheInfo(1, 5) == engine.sender.make_stats()
+        assert [item(2 * MIB), item(5 * MIB)] == engine.read(outputs, "GA")
+        cached = engine.sender.is_cached(list("ABCG"))
+        assert cached in ([True, True, False, True], [True, False, True, True])
+        assert {h for h, hit in zip("ABCG", cached, strict=True) if hit} == set(engine.sender._book._entries)
+
+
+def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing_else_changes(caplog):
+    with Engine(int(15.2 * MIB), shm_max_object_size_mb=6) as engine:
+        outputs = engine.send(A=5 * MIB, B=5 * MIB, C=5 * MIB)
+        with caplog.at_level(logging.WARNING):
+            more = engine.send(G=2 * MIB, A=5 * MIB)
+        assert ["inline", "ref"] == kinds(more)
+        assert [update("G")] == more[0][1]
+        assert (1, 0) == (engine.sender.inline_full, engine.sender.inline_too_large)
+        assert "ipc_cache_gb" in caplog.text
+        assert [True, True, True, False] == engine.sender.is_cached(list("ABCG"))
+        assert [item(5 * MIB)] * 3 == engine.read(outputs, "ABC")
+        assert [item(2 * MIB), item(5 * MIB)] == engine.read(more, "GA")
+        assert CacheInfo(1, 5) == engine.sender.make_stats()
+
+
+# --- inline --------------------------------------------------------------------------------------------------------
+
+
+def test_an_item_larger_than_the_store_takes_goes_inline_and_the_setting_is_named(caplog):
+    with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
+        for _ in range(4):
+            with caplog.at_level(logging.WARNING):
+                assert ["inline", "ref"] == kinds(engine.send(big=MIB + 1, small=1))
+        assert (0, 4) == (engine.sender.inline_full, engine.sender.inline_too_large)
+        assert 3 == sum("shm_max_object_size_mb" in record.message for record in caplog.records)  # 1st, 2nd, 4th
+        assert not engine.sender.is_cached_item("big")
+        engine.sender.clear_cache()
+        assert 0 == engine.sender.inline_too_large
+
+
+def test_a_log_record_that_is_kept_keeps_no_item(caplog):
+    with Engine(MIB, shm_max_object_size_mb=1) as engine:
+        engine.send(a=MIB // 2, b=MIB // 3)
+        with caplog.at_level(logging.WARNING):
+            assert ["inline", "inline"] == kinds(engine.send(full=MIB // 2, large=2 * MIB))
+        assert [{int, str}] * 2 == [{type(part) for part in record.args} for record in caplog.records]
+
+
+def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit():
+    with Engine(MIB) as engine:
+        for given in (None, (item(10), [])):
+            outputs = engine.sender.get_and_update([(item(10), [update("a")]), given], ["a", "a"])
+            assert ["ref", "ref"] == kinds(outputs)
+            assert 2 == len({ref.lease for ref, _ in outputs})
+            assert [[update("a")]] * 2 == [updates for _, updates in outputs]
+            assert CacheInfo(1, 2) == engine.sender.make_stats(delta=True)
+            assert [item(10), item(10)] == engine.read(outputs, "aa")
+            engine.sender.clear_cache()
+        assert engine.fits_whole()
+
+
+def test_the_same_item_twice_and_too_large_goes_inline_twice():
+    with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
+        big = (item(MIB + 1), [update("a")])
+        outputs = engine.sender.get_and_update([big, None], ["a", "a"])
+        assert [big, big] == outputs
+        assert CacheInfo(0, 2) == engine.sender.make_stats()
+
+
+# --- all or nothing ------------------------------------------------------------------------------------------------
+
+
+class Unknown:
+    """Nothing that the serializer knows."""
+
+
+def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
+    with Engine(MIB) as engine:
+        engine.read(engine.send(old=10), ["old"])
+        before = engine.sender.make_stats()
+        with pytest.raises(TypeError, match="no serializer"):
+            engine.sender.get_and_update(
+                [(item(5), []), None, (Unknown(), []), (item(6), [])], ["new", "old", "bad", "later"]
+            )
+        assert before == engine.sender.make_stats()
+        assert [True, False, False, False] == engine.sender.is_cached(["old", "new", "bad", "later"])
+        assert {"old"} == set(engine.sender._book._entries) == set(engine.sender.writer.keys())
+        assert engine.fits_whole()
+
+
+def test_a_batch_that_fails_gives_back_what_it_counted_inline():
+    with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
+        with pytest.raises(TypeError, match="no serializer"):
+            engine.sender.get_and_update([(item(2 * MIB), []), (Unknown(), [])], ["big", "bad"])
+        assert (0, CacheInfo(0, 0)) == (engine.sender.inline_too_large, engine.sender.make_stats())
+
+
+def test_items_of_a_batch_that_are_cached_are_protected_from_the_rest_of_it():
+    with Engine(400 * KIB) as engine:
+        engine.read(engine.send(a=120 * KIB, b=120 * KIB, c=120 * KIB), "abc")
+        for _ in range(4):  # wherever the hand of the ring stands
+            outputs = engine.send(**{f"new{_}": 120 * KIB, "a": 120 * KIB})
+            assert ["ref", "ref"] == kinds(outputs)
+            assert [item(120 * KIB)] * 2 == engine.read(outputs, [f"new{_}", "a"])
+        assert CacheInfo(4, 11) == engine.sender.make_stats()
+        assert engine.fits_whole()  # the protection ended with the batch
+
+
+def test_more_hits_than_lease_entries_are_told_as_missing_and_nothing_is_kept():
+    with Engine(64 * KIB) as engine:
+        outputs = engine.send(a=10)
+        error = None
+        while error is None:
+            try:
+                outputs += engine.sender.get_and_update([None], ["a"])
+            except CacheMissError as miss:
+                error = miss
+        assert ("a",) == error.mm_hashes
+        full = len(outputs)
+        with pytest.raises(CacheMissError):
+            engine.sender.get_and_update([None, None], ["a", "a"])
+        assert ["inline"] == kinds([engine.sender.get_and_update_item((item(10), []), "a")])
+        assert full == engine.sender.release([sent for sent, _ in outputs])
+        assert ["ref"] == kinds(engine.send(a=10))
+
+
+# --- leases --------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_ends_early_gives_its_leases_back_once_and_safely():
+    with Engine(MIB, workers=2) as engine:
+        outputs = engine.send(a=10, b=10)
+        sent = [*(ref for ref, _ in outputs), item(1), None]
+        assert not engine.fits_whole()
+        assert 2 == engine.sender.release(sent)
+        assert 0 == engine.sender.release(sent)
+        assert engine.fits_whole()
+        after = engine.send(c=10)
+        engine.read(after, "c")
+        engine.sender.release(ref for ref, _ in after)  # after they have read
+
+
+def test_a_lease_given_back_while_one_worker_reads_leaves_its_views_alone():
+    with Engine(300 * KIB, workers=2) as engine:
+        outputs = engine.send(a=120 * KIB)
+        reading = engine.workers[0].get_and_update_item(outputs[0][0], "a")
+        engine.sender.release([outputs[0][0]])
+        for n in range(6):
+            more = engine.send(**{f"n{n}": 120 * KIB})
+            engine.read(more, [f"n{n}"])
+        assert item(120 * KIB) == reading
+
+
+def test_release_goes_on_after_a_foreign_reference():
+    with Engine(MIB) as one, Engine(MIB) as other:
+        (foreign, _), (mine, _) = other.send(a=10)[0], one.send(a=10)[0]
+        with pytest.raises(StaleRefError):
+            one.sender.release([foreign, mine])
+        assert one.fits_whole()
+        with pytest.raises(CacheMissError):
+            one.workers[0].get_and_update([foreign], ["a"])
+
+
+def test_references_and_features_pickle():
+    with Engine(MIB) as engine:
+        outputs = engine.send(a=10)
+        batch = pickle.loads(pickle.dumps(features(["a"], [outputs[0][0]])))
+        assert item(10) == engine.workers[0].get_and_update_features(batch)[0].data
+
+
+# --- prompt updates ------------------------------------------------------------------------------------------------
+
+
+def test_prompt_updates_go_exactly_when_their_item_goes():
+    with Engine(400 * KIB) as engine:
+        for n in range(40):
+            engine.read(engine.send(**{f"h{n % 11}": (60 + n % 7 * 10) * KIB}), [f"h{n % 11}"])
+            stored = set(engine.sender.writer.keys())
+            assert stored == set(engine.sender._book._entries)
+        assert engine.sender.writer.stats().evictions > 10
+
+
+def test_prompt_updates_count_and_an_item_without_them_is_not_cached_but_handed_out_again():
+    with Engine(MIB, book=2500) as engine:
+        updates = [update("x" * 1000)]
+        for mm_hash in "abc":
+            engine.sender.get_and_update_item((item(10), updates), mm_hash)
+        assert [False, True, True] == engine.sender.is_cached(list("abc"))
+        with pytest.raises(CacheMissError):
+            engine.sender.get_and_update([None, None], ["a", "b"])
+        puts = engine.sender.writer.stats().puts
+        output = engine.sender.get_and_update_item((item(10), updates), "a")
+        assert ["ref"] == kinds([output])
+        assert puts == engine.sender.writer.stats().puts
+        assert [True, False, True] == engine.sender.is_cached(list("abc"))
+
+
+def test_a_hit_whose_updates_the_batch_itself_pushes_out_is_still_answered():
+    with Engine(MIB, book=2500) as engine:
+        updates = {h: [update(h * 1000)] for h in "abc"}
+        engine.sender.get_and_update([(item(10), updates[h]) for h in "ab"], list("ab"))
+        outputs = engine.sender.get_and_update([(item(10), updates["c"]), None, None], list("cab"))
+        assert ["ref"] * 3 == kinds(outputs)
+        assert [updates[h] for h in "cab"] == [got for _, got in outputs]
+
+
+def test_an_item_deleted_behind_the_senders_back_is_missing_and_leaves_no_updates():
+    with Engine(MIB) as engine:
+        engine.send(a=10, b=10)
+        engine.sender.writer.delete("a")
+        assert [False, True] == engine.sender.is_cached(["a", "b"])
+        with pytest.raises(CacheMissError):
+            engine.sender.get_and_update_item(None, "a")
+        assert {"b"} == set(engine.sender._book._entries)
+        assert ["ref", "ref"] == kinds(engine.send(a=10, b=10))
+
+
+def test_a_recovered_store_serves_its_items_once_their_updates_are_known_again():
+    with Engine(MIB) as engine:
+        engine.send(a=10)
+        engine.sender.writer.close(unlink=False)
+        writer = ObjectStoreWriter.recover(engine.sender.handle.name)
+        with ShmObjectStoreSenderCache(engine.config, writer) as sender:
+            assert not sender.is_cached_item("a")
+            ref, _ = sender.get_and_update_item((item(10), [update("a")]), "a")
+            assert 1 == writer.stats().puts
+            assert sender.is_cached_item("a")
+            assert item(10) == engine.workers[0].get_and_update_item(ref, "a")
+
+
+# --- healing -------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_misses_an_item_is_served_after_invalidate():
+    with Engine(MIB) as engine:
+        outputs = engine.send(a=10, b=10)
+        engine.sender.release([outputs[0][0]])
+        engine.sender.writer.delete("a")
+        with pytest.raises(CacheMissError) as caught:
+            engine.read(outputs, "ab")
+        engine.sender.release(sent for sent, _ in outputs)
+        engine.sender.invalidate(caught.value.mm_hashes)
+        assert [False, True] == engine.sender.is_cached(["a", "b"])
+        again = engine.send(a=10, b=10)
+        assert [item(10), item(10)] == engine.read(again, "ab")
+        assert engine.fits_whole()
+
+
+def test_invalidate_takes_an_item_out_without_touching_who_reads_it():
+    with Engine(MIB) as engine:
+        outputs = engine.send(a=10)
+        engine.sender.invalidate(["a", "unknown"])
+        assert not engine.sender.is_cached_item("a")
+        assert 0 == len(engine.sender._book)
+        assert [item(10)] == engine.read(outputs, "a")
+
+
+def test_after_close_nothing_works_and_views_live_on():
+    engine = Engine(MIB)
+    with engine:
+        got = engine.read(engine.send(a=10), "a")
+    engine.sender.close()
+    with pytest.raises(StoreClosedError):
+        engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
+    assert [item(10)] == got
+
+
+def test_a_sender_can_be_wired_by_hand():
+    writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
+    with ShmObjectStoreSenderCache(config(MIB), writer) as sender:
+        with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(sender.handle)) as worker:
+            ref, _ = sender.get_and_update_item((item(3), []), "a")
+            assert item(3) == worker.get_and_update_item(ref, "a")

@@ -1,0 +1,159 @@
+"""An API server calls its cache from a pool of threads: counts add up, and nobody gets another one's item."""
+
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from mm_helpers import MIB, config, features, item, update
+
+from shmstore import CacheMissError
+from shmstore.multimodal import (
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+    processor_cache_from_config,
+    worker_receiver_cache_from_config,
+)
+
+THREADS = 4
+BATCHES = 250
+
+
+@pytest.fixture(autouse=True)
+def switching_often():
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def in_threads(work):
+    barrier = threading.Barrier(THREADS)
+
+    def run(seed):
+        barrier.wait()
+        return work(random.Random(seed))
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [future.result() for future in [pool.submit(run, seed) for seed in range(THREADS)]]
+
+
+def sizes(mm_hash):
+    return 1 + int(mm_hash) * 37 % 190
+
+
+def truth(mm_hash):
+    return item(sizes(mm_hash), int(mm_hash))
+
+
+def everything(mm_hashes):
+    return [(truth(h), [update(h)]) for h in mm_hashes]
+
+
+def what_seems_needed(sender, mm_hashes):
+    cached = sender.is_cached(mm_hashes)
+    return [None if hit else given for hit, given in zip(cached, everything(mm_hashes), strict=True)]
+
+
+def send(sender, mm_hashes, counted):
+    """One request's outputs; between asking and sending another thread may have pushed something out."""
+    try:
+        outputs = sender.get_and_update(what_seems_needed(sender, mm_hashes), mm_hashes)
+    except CacheMissError:
+        outputs = sender.get_and_update(everything(mm_hashes), mm_hashes)
+    counted.append(len(mm_hashes))
+    assert [[update(h)] for h in mm_hashes] == [updates for _, updates in outputs]
+    return [sent for sent, _ in outputs]
+
+
+def hashes(rng):
+    return [str(rng.randrange(30)) for _ in range(rng.randint(1, 4))]
+
+
+def test_processor_only():
+    cache = MultiModalProcessorOnlyCache(config(4000))
+
+    def work(rng):
+        counted = []
+        for _ in range(BATCHES):
+            mm_hashes = hashes(rng)
+            assert [truth(h) for h in mm_hashes] == send(cache, mm_hashes, counted)
+        return sum(counted)
+
+    assert sum(in_threads(work)) == cache.make_stats().total
+    assert 0 < cache.make_stats().hits < cache.make_stats().total
+
+
+def test_lru_pair():
+    settings = config(MIB, 1000)
+    sender, receiver = MultiModalProcessorSenderCache(settings), MultiModalReceiverCache(settings)
+
+    def work(rng):
+        counted = []
+        for _ in range(BATCHES):
+            mm_hashes = hashes(rng)
+            while True:
+                batch = features(mm_hashes, send(sender, mm_hashes, counted))
+                try:
+                    receiver.get_and_update_features(batch)
+                    break
+                except CacheMissError as miss:
+                    sender.invalidate(miss.mm_hashes)
+            assert [truth(h) for h in mm_hashes] == [feature.data for feature in batch]
+        return sum(counted)
+
+    assert sum(in_threads(work)) == sender.make_stats().total
+    assert 0 < sender.make_stats().hits < sender.make_stats().total
+    assert receiver.nbytes <= 1000
+    assert sum(sizes(h) for h in receiver.order) == receiver.nbytes
+
+
+def test_the_senders_books_agree_after_many_threads_sent_and_took_back_the_same_few_items():
+    sender = MultiModalProcessorSenderCache(config(2000, 60))
+
+    def work(rng):
+        counted = []
+        for _ in range(4 * BATCHES):
+            mm_hashes = [str(rng.randrange(5)) for _ in range(3)]
+            send(sender, mm_hashes, counted)
+            sender.invalidate(mm_hashes[:2])
+            sender.touch_sender_cache_item(mm_hashes[2])
+        return sum(counted)
+
+    assert sum(in_threads(work)) == sender.make_stats().total
+    book = sender._sent._book
+    assert set(book._entries) <= set(sender.order)
+    assert sum(size for _, size in book._entries.values()) == book.nbytes
+    assert sum(entry.size for entry in sender._sent._shadow.values()) == sender._sent._shadow.currsize
+
+
+def test_shm_pair():
+    settings = config(MIB, 4 << 10, cache_type="shm", world_size=2)
+    with processor_cache_from_config(settings) as sender:
+        workers = [worker_receiver_cache_from_config(settings, rank, sender.handle) for rank in range(2)]
+
+        def work(rng):
+            counted = []
+            for _ in range(BATCHES):
+                mm_hashes = hashes(rng)
+                sent = send(sender, mm_hashes, counted)
+                if rng.random() < 0.2:
+                    sender.release(sent)
+                    continue
+                for worker in workers:
+                    batch = worker.get_and_update_features(features(mm_hashes, sent))
+                    assert [truth(h) for h in mm_hashes] == [feature.data for feature in batch]
+            return sum(counted)
+
+        assert sum(in_threads(work)) == sender.make_stats().total
+        assert 0 < sender.make_stats().hits < sender.make_stats().total
+        assert set(sender._book._entries) == set(sender.writer.keys())
+        assert sender.writer.stats().evictions > 0
+        nearly_all = torch.zeros(sender.writer.stats().max_object_size - 128, dtype=torch.uint8)
+        sender.release([sender.writer.put("whole", nearly_all)])  # nothing is held any more
+        sender.writer.check_valid()
+        for worker in workers:
+            worker.close()

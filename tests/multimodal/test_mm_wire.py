@@ -1,0 +1,128 @@
+"""Every multi-modal type goes through the store's own serializer and comes back equal."""
+
+import pytest
+import torch
+from mm_helpers import item, three_tensors, update
+
+from shmstore import CorruptStoreError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore.multimodal import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    MultiModalSharedField,
+    PlaceholderRange,
+    items,
+    wire,
+)
+
+FIELDS = [
+    MultiModalBatchedField(),
+    MultiModalSharedField(1),
+    MultiModalSharedField(2**40),
+    MultiModalFlatField([]),
+    MultiModalFlatField([slice(0, 3), slice(3, None), slice(None, 9, 2)], dim=-1),
+    MultiModalFlatField([(slice(0, 1), slice(2, 3)), slice(1, 2), (slice(4, 5),)], dim=1),
+]
+
+
+def elem(field, data):
+    return MultiModalFieldElem("audio", "key", data, field)
+
+
+VALUES = [
+    *FIELDS,
+    *(elem(field, torch.arange(3)) for field in FIELDS),
+    *(MultiModalKwargsItem.from_elems([elem(field, [torch.zeros(2, 2), (None, "x")])]) for field in FIELDS),
+    elem(FIELDS[0], None),
+    MultiModalKwargsItem({"": MultiModalFieldElem("m\nn", "", torch.ones(2), FIELDS[1])}),
+    MultiModalKwargsItem.from_elems([MultiModalFieldElem("m", key, torch.ones(2), FIELDS[0]) for key in ("", "b")]),
+    MultiModalKwargsItem.from_elems([MultiModalFieldElem("m", f"k{n}", torch.ones(2), FIELDS[4]) for n in range(30)]),
+    three_tensors(1000),
+    MultiModalKwargsItem.dummy("image"),
+    MultiModalKwargsItems.from_seq([item(3), three_tensors(9), MultiModalKwargsItem.dummy("video", 0)]),
+    MultiModalKwargsItems({"image": [item(3), None], "audio": []}),
+    MultiModalKwargsItems(),
+    PlaceholderRange(3, 4),
+    PlaceholderRange(3, 2, torch.tensor([True, False])),
+    MultiModalFeatureSpec(item(4), "image", "hash", PlaceholderRange(0, 1)),
+    MultiModalFeatureSpec(None, "image", "hash", PlaceholderRange(0, 2, torch.tensor([True, False]))),
+    update("a"),
+    [item(3), {"a": (item(4), update("b"))}],
+]
+
+
+@pytest.fixture(scope="module")
+def store():
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        with ObjectStoreReader.attach(writer.handle) as reader:
+            yield writer, reader
+
+
+@pytest.mark.parametrize("copy", [False, True])
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
+def test_what_comes_back_equals_what_went_in(store, value, copy):
+    writer, reader = store
+    ref = writer.put("key", value)
+    try:
+        got = reader.get(ref, copy=copy)
+        assert type(value) is type(got)
+        assert items.nested_equal(value, got)
+    finally:
+        del got
+        writer.delete("key")
+
+
+def test_a_feature_with_a_reference_in_it_is_not_stored(store):
+    feature = MultiModalFeatureSpec(ObjectRef(bytes(40)), "image", "hash", PlaceholderRange(0, 1))
+    with pytest.raises(TypeError, match="ObjectRef"):
+        store[0].put("key", feature)
+
+
+def test_a_field_of_ones_own_is_refused_before_anything_is_stored(store):
+    class Own(MultiModalBatchedField):
+        pass
+
+    with pytest.raises(TypeError, match="Own"):
+        store[0].put("key", MultiModalKwargsItem.from_elems([elem(Own(), torch.zeros(1))]))
+    assert "key" not in store[0]
+
+
+WRONG = [
+    "text",
+    {},
+    {"a": 1},
+    {"": "image"},
+    {"": "b\nimage", "k": 1, "l": 2},
+    {"": 5, "k": 1},
+    {"": "x\nimage", "k": 1},
+    {"": "sx\nimage", "k": 1},
+    {"": "f0 1:2\nimage", "k": 1},
+    [],
+    ["b\nimage"],
+    ["b\nimage", {"k": 1, "": 2}],
+    [5, {"k": 1}],
+]
+
+
+@pytest.mark.parametrize("tree", WRONG, ids=repr)
+def test_a_tree_of_another_version_is_an_error_and_not_an_item(store, tree, monkeypatch):
+    writer, reader = store
+    from shmstore.serde import registry
+
+    old = registry.BY_CLASS[MultiModalKwargsItem]
+    monkeypatch.setitem(registry.BY_CLASS, MultiModalKwargsItem, old._replace(to_tree=lambda _: tree))
+    ref = writer.put("key", item(1))
+    try:
+        with pytest.raises(CorruptStoreError):
+            reader.get(ref)
+    finally:
+        writer.delete("key")
+
+
+def test_importing_twice_registers_once():
+    from shmstore.serde import register_type
+
+    wire.register(register_type)

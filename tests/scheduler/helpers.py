@@ -1,0 +1,99 @@
+"""Small stand-ins and builders that the scheduler tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shmstore.scheduler import (
+    BlockHasher,
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+    KVCacheSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    Request,
+    SlidingWindowSpec,
+)
+
+
+def golden_file() -> Path | None:
+    """The recorded traces lie beside the repository, some levels up; None where the tests run without them."""
+    for parent in Path(__file__).resolve().parents:
+        path = parent / "shared" / "golden" / "kv.jsonl.gz"
+        if path.exists():
+            return path
+    return None
+
+
+@dataclass(frozen=True)
+class Place:
+    """Stands in for a placeholder range."""
+
+    offset: int
+    length: int
+    is_embed: tuple[bool, ...] | None = None
+
+    @property
+    def get_num_embeds(self) -> int:
+        return self.length if self.is_embed is None else sum(self.is_embed)
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Stands in for a multi-modal feature."""
+
+    identifier: str
+    mm_position: Place
+
+
+def features(*items: Sequence[Any]) -> list[Feature]:
+    return [Feature(identifier, Place(offset, length)) for identifier, offset, length in items]
+
+
+def spec(kind: str, block_size: int, parameter: int = 0) -> KVCacheSpec:
+    attention: dict[str, Any] = {"block_size": block_size, "num_kv_heads": 2, "head_size": 8, "dtype": "float16"}
+    match kind:
+        case "full":
+            return FullAttentionSpec(**attention)
+        case "mla":
+            return MLAAttentionSpec(**attention)
+        case "sw":
+            return SlidingWindowSpec(**attention, sliding_window=parameter)
+        case "chunk":
+            return ChunkedLocalAttentionSpec(**attention, attention_chunk_size=parameter)
+        case "mamba":
+            return MambaSpec(block_size, ((4, 4),), ("float32",), parameter)
+        case "cross":
+            return CrossAttentionSpec(**attention)
+    raise ValueError(kind)
+
+
+def config(num_blocks: int, *groups: Sequence[Any]) -> KVCacheConfig:
+    return KVCacheConfig(num_blocks, [KVCacheGroupSpec([f"layer{i}"], spec(*group)) for i, group in enumerate(groups)])
+
+
+def manager(num_blocks: int, *groups: Sequence[Any], hash_block_size: int = 4, **options: Any) -> KVCacheManager:
+    return KVCacheManager(
+        config(num_blocks, *groups), options.pop("max_model_len", 1 << 20), hash_block_size, **options
+    )
+
+
+def request(request_id: str, tokens: Sequence[int], block_size: int = 4, **options: Any) -> Request:
+    return Request(request_id, tokens, block_hasher=BlockHasher(block_size), **options)
+
+
+def admit(books: KVCacheManager, req: Request, **options: Any) -> tuple[int, tuple[list[int], ...] | None]:
+    """Look the prefix up and allocate the rest of the prompt; (hit tokens, new ids of each group or None)."""
+    blocks, hit = books.get_computed_blocks(req)
+    new = books.allocate_slots(req, req.num_tokens - hit, hit, blocks, **options)
+    if new is None:
+        return hit, None
+    req.num_computed_tokens = req.num_tokens
+    return hit, new.get_block_ids()

@@ -1,0 +1,605 @@
+"""Every worked example of the description, and what its sentences say, by numbers."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from shmstore.scheduler import (
+    AllBlocksCleared,
+    BlockHasher,
+    BlockPool,
+    BlockRemoved,
+    BlockStored,
+    KVCacheBlocks,
+    KVCacheEvent,
+    Request,
+)
+from tests.scheduler.helpers import admit, manager, request
+
+
+def nums(a: int, b: int) -> list[int]:
+    return list(range(a, b + 1))
+
+
+def test_full_attention_and_a_window_of_8() -> None:
+    books = manager(20, ("full", 4), ("sw", 4, 8), free_order="tail")
+    r = request("a", range(24))
+    assert (0, (nums(1, 6), nums(7, 12))) == admit(books, r)
+    r.append_output_token_ids(99)
+    got = books.allocate_slots(r, 1)
+    assert got is not None
+    assert ([13], [14]) == got.get_block_ids()
+    assert ([1, 2, 3, 4, 5, 6, 13], [0, 0, 0, 0, 11, 12, 14]) == books.get_block_ids("a")
+    assert [*nums(15, 19), 10, 9, 8, 7] == books.block_pool.free_block_ids()
+    books.free(r)
+    assert [*nums(15, 19), 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11] == books.block_pool.free_block_ids()
+    blocks, tokens = books.get_computed_blocks(request("b", range(24)))
+    assert (([1, 2, 3, 4, 5], [0, 0, 0, 10, 11]), 20) == (blocks.get_block_ids(), tokens)
+
+
+def test_a_prompt_of_12_tokens_sent_again() -> None:
+    books = manager(20, ("full", 4), free_order="tail")
+    assert (0, ([1, 2, 3],)) == admit(books, request("a", range(12)))
+    b = request("b", range(12))
+    assert [1, 2] == books.get_computed_blocks(b)[0].get_block_ids()[0]
+    assert (8, ([4],)) == admit(books, b)
+
+
+def test_mamba_finds_the_rightmost_state() -> None:
+    books = manager(20, ("mamba", 4, 0), free_order="tail")
+    a = request("a", range(20))
+    assert (0, (nums(1, 5),)) == admit(books, a)
+    a.append_output_token_ids(77)
+    got = books.allocate_slots(a, 1)
+    assert got is not None
+    assert ([6],) == got.get_block_ids()
+    b = request("b", [*range(16), 50, 51])
+    blocks, tokens = books.get_computed_blocks(b)
+    assert (([0, 0, 0, 4],), 16) == (blocks.get_block_ids(), tokens)
+    assert (16, ([7],)) == admit(books, b)
+
+
+def test_lookahead_takes_room_that_the_next_step_uses() -> None:
+    books = manager(20, ("full", 4), free_order="tail")
+    r = request("a", range(6))
+    assert (0, ([1, 2, 3, 4],)) == admit(books, r, num_lookahead_tokens=7)
+    r.append_output_token_ids(9)
+    assert books.empty_kv_cache_blocks is books.allocate_slots(r, 1, num_lookahead_tokens=7)
+    assert [1] == books.block_pool.cached_block_ids()
+
+
+def test_eagle_drops_in_each_type() -> None:
+    books = manager(30, ("full", 4), ("sw", 4, 5), use_eagle=True, free_order="tail")
+    r = request("a", range(25))
+    admit(books, r)
+    books.free(r)
+    blocks, tokens = books.get_computed_blocks(request("b", range(25)))
+    assert (([1, 2, 3, 4], [0, 0, 0, 11]), 16) == (blocks.get_block_ids(), tokens)
+
+
+def test_blocks_without_contents_are_reused_first() -> None:
+    books = manager(8, ("full", 4))
+    r = request("a", range(10))
+    admit(books, r)
+    books.free(r)
+    assert [3, 4, 5, 6, 7, 2, 1] == books.block_pool.free_block_ids()
+
+
+def test_the_pool_keeps_the_given_order_at_the_head_and_at_the_tail() -> None:
+    for order, want in (("tail", [7, 2, 4, 1, 3]), ("uncached_first", [4, 1, 3, 7, 2])):
+        pool = BlockPool(8, True, free_order=order)
+        blocks = pool.get_new_blocks(6)
+        assert nums(1, 6) == [block.block_id for block in blocks]
+        pool.cache_full_blocks(request("r", range(8)), blocks[1:2], 0, 1, 4, 0)
+        pool.free_blocks([blocks[1], blocks[3], blocks[0], blocks[2]])
+        assert want == pool.free_block_ids()
+        assert {5: 1, 6: 1} == pool.ref_counts()
+        pool.check_valid()
+
+
+def test_the_first_of_equal_contents_is_found_until_it_goes() -> None:
+    pool = BlockPool(9, True)
+    r = request("r", range(4))
+    one, two, three = pool.get_new_blocks(3)
+    for block in (two, one, three):
+        pool.cache_full_blocks(r, [block], 0, 1, 4, 0)
+    key = r.block_hashes[0]
+    assert ([two], 1, [1, 2, 3]) == (pool.get_cached_block(key, [0]), pool.num_cached_keys, pool.cached_block_ids())
+    assert (key, 0) == two.block_hash
+    pool.evict_blocks([2])
+    assert (None, [one]) == (two.block_hash, pool.get_cached_block(key, [0]))
+    pool.evict_blocks([3, 1])
+    assert (None, 0) == (pool.get_cached_block(key, [0]), pool.num_cached_keys)
+
+
+def test_a_look_up_over_groups_misses_where_one_misses() -> None:
+    pool = BlockPool(9, True)
+    r = request("r", range(4))
+    a, b = pool.get_new_blocks(2)
+    pool.cache_full_blocks(r, [a], 0, 1, 4, 0)
+    assert None is pool.get_cached_block(r.block_hashes[0], [0, 1])
+    pool.cache_full_blocks(r, [b], 0, 1, 4, 1)
+    assert [a, b] == pool.get_cached_block(r.block_hashes[0], [0, 1])
+
+
+def test_too_many_blocks_are_refused_with_their_number() -> None:
+    pool = BlockPool(4, True)
+    with pytest.raises(ValueError, match=r"^Cannot get 4 free blocks from the pool$"):
+        pool.get_new_blocks(4)
+    assert [1, 2, 3] == pool.free_block_ids()
+
+
+def test_usage_is_a_share_without_the_null_block() -> None:
+    pool = BlockPool(5, True)
+    pool.get_new_blocks(1)
+    assert (0.25, 0.0, 3) == (pool.get_usage(), BlockPool(1, True).get_usage(), pool.get_num_free_blocks())
+
+
+def test_touched_blocks_leave_the_queue_and_null_blocks_are_left_alone() -> None:
+    pool = BlockPool(5, True)
+    a, b = pool.get_new_blocks(2)
+    pool.free_blocks([b, a])
+    pool.touch(([pool.null_block, a], [a]))
+    assert ({1: 2}, [2, 3, 4]) == (pool.ref_counts(), pool.free_block_ids())
+    assert (2, 0, False, True) == (a.ref_cnt, pool.null_block.ref_cnt, a.is_null, pool.null_block.is_null)
+    pool.check_valid()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda pool, r, b: pool.evict_blocks([1, 0]), "null block"),
+        (lambda pool, r, b: pool.evict_blocks([1, 9]), "outside"),
+        (lambda pool, r, b: pool.evict_blocks([1, -1]), "outside"),
+        (lambda pool, r, b: pool.evict_blocks([1, 1 << 40]), "outside"),
+        (lambda pool, r, b: pool.free_blocks([b[0], b[0]]), "nobody holds"),
+        (lambda pool, r, b: pool.get_new_blocks(-1), "cannot be"),
+        (lambda pool, r, b: pool.cache_full_blocks(r, b, 0, 1, 4, 0), "bears a key"),
+        (lambda pool, r, b: pool.cache_full_blocks(r, b, 1, 4, 4, 0), "blocks 1 to 4 of 3"),
+        (lambda pool, r, b: pool.cache_full_blocks(r, b, 1, 3, 4, 0), "fewer block hashes"),
+        (lambda pool, r, b: pool.cache_full_blocks(r, [b[0], b[1], pool.null_block], 1, 3, 4, 0), "only lead"),
+        (lambda pool, r, b: pool.cache_full_blocks(r, b, 1, 2, 6, 0), "multiple"),
+    ],
+)
+def test_what_the_pool_refuses_changes_nothing(wrong: Any, message: str) -> None:
+    pool = BlockPool(9, True, hash_block_size=4, events=True)
+    r = request("r", range(8))
+    blocks = pool.get_new_blocks(3)
+    pool.cache_full_blocks(r, blocks, 0, 1, 4, 0)
+    before = (pool.free_block_ids(), pool.ref_counts(), pool.cached_block_ids(), len(pool.take_events()))
+    with pytest.raises(ValueError, match=message):
+        wrong(pool, r, blocks)
+    assert before[:3] == (pool.free_block_ids(), pool.ref_counts(), pool.cached_block_ids())
+    assert [] == pool.take_events()
+    pool.check_valid()
+
+
+def test_a_pool_that_cannot_be_is_refused() -> None:
+    for options in ({"num_blocks": 0}, {"free_order": "lifo"}, {"hash_block_size": 0}):
+        with pytest.raises(ValueError, match=r"num_blocks|free_order|hash_block_size"):
+            BlockPool(**{"num_blocks": 4, "enable_caching": True, **options})
+    pool = BlockPool(4, False)
+    blocks = pool.get_new_blocks(1)
+    with pytest.raises(ValueError, match="enable_caching"):
+        pool.cache_full_blocks(request("r", range(4)), blocks, 0, 1, 4, 0)
+
+
+# ---- events ----
+
+
+def stored(r: Request, a: int, b: int, group: int = 0, size: int = 4, factor: int = 1) -> BlockStored:
+    own = [r.block_hashes[(i + 1) * factor - 1] for i in range(a, b)]
+    parent = r.block_hashes[a * factor - 1] if a else None
+    return BlockStored(own, parent, r.all_token_ids[a * size : b * size], size, r.lora_id, "GPU", group)
+
+
+def test_events_of_several_groups_come_removed_first_and_then_stored_in_order() -> None:
+    books = manager(7, ("full", 8), ("sw", 4, 5), enable_kv_cache_events=True, free_order="tail")
+    a = request("a", range(16), lora_name="L", lora_id=3)
+    assert (0, ([1, 2], [3, 4, 5, 6])) == admit(books, a)
+    assert [stored(a, 0, 2, 0, 8, 2), stored(a, 0, 4, 1)] == books.take_events()
+    books.free(a)
+    assert [2, 1, 6, 5, 4, 3] == books.block_pool.free_block_ids()
+    b = request("b", range(50, 59))
+    assert (0, ([2, 1], [6, 5, 4])) == admit(books, b)
+    h = a.block_hashes
+    removed = [(h[3], 0), (h[1], 0), (h[3], 1), (h[2], 1), (h[1], 1)]
+    assert [
+        *(BlockRemoved([x], "GPU", g) for x, g in removed),
+        stored(b, 0, 1, 0, 8, 2),
+        stored(b, 0, 2, 1),
+    ] == books.take_events()
+    assert [] == books.take_events()
+
+
+def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
+    pool = BlockPool(9, True, events=True)
+    r = request("r", range(16))
+    blocks = [pool.null_block, pool.null_block, *pool.get_new_blocks(2)]
+    pool.cache_full_blocks(r, blocks, 0, 2, 4, 0)
+    assert [] == pool.take_events()
+    pool.cache_full_blocks(r, blocks, 1, 4, 4, 5)
+    assert [stored(r, 2, 4, 5)] == pool.take_events()
+
+
+def test_a_window_that_passed_uncached_blocks_stores_only_the_rest() -> None:
+    books = manager(20, ("sw", 4, 4), enable_kv_cache_events=True, free_order="tail")
+    r = request("a", range(17))
+    assert books.allocate_slots(r, 13, delay_cache_blocks=True) is not None
+    r.num_computed_tokens = 13
+    assert [] == books.take_events()
+    assert books.allocate_slots(r, 4) is not None
+    assert [[0, 0, 3, 4, 5]] == list(books.get_block_ids("a"))
+    assert [stored(r, 2, 4)] == books.take_events()
+
+
+def test_evicting_tells_each_key_once_in_the_given_order_and_moves_nothing() -> None:
+    books = manager(9, ("full", 4), enable_kv_cache_events=True, free_order="tail")
+    a = request("a", range(12))
+    admit(books, a)
+    books.take_events()
+    books.evict_blocks([3, 8, 1, 3])
+    assert [
+        BlockRemoved([a.block_hashes[2]], "GPU", 0),
+        BlockRemoved([a.block_hashes[0]], "GPU", 0),
+    ] == books.take_events()
+    assert ([2], {1: 1, 2: 1, 3: 1}, nums(4, 8)) == (
+        books.block_pool.cached_block_ids(), books.block_pool.ref_counts(), books.block_pool.free_block_ids(),
+    )  # fmt: skip
+
+
+def test_reset_waits_until_nothing_is_in_use(caplog: pytest.LogCaptureFixture) -> None:
+    books = manager(9, ("full", 4), enable_kv_cache_events=True, log_stats=True, free_order="tail")
+    a = request("a", range(9))
+    admit(books, a)
+    with caplog.at_level(logging.WARNING):
+        assert books.reset_prefix_cache() is False
+    assert ["WARNING"] == [record.levelname for record in caplog.records]
+    books.free(a)
+    queue = books.block_pool.free_block_ids()
+    assert books.reset_prefix_cache() is True
+    assert ([], 0, queue) == (
+        books.block_pool.cached_block_ids(),
+        books.block_pool.num_cached_keys,
+        books.block_pool.free_block_ids(),
+    )
+    assert [stored(a, 0, 2), AllBlocksCleared()] == books.take_events()
+    stats = books.make_prefix_cache_stats()
+    assert stats is not None
+    assert (True, 1, 9, 0) == (stats.reset, stats.requests, stats.queries, stats.hits)
+    stats = books.make_prefix_cache_stats()
+    assert stats is not None
+    assert (False, 0) == (stats.reset, stats.requests)
+
+
+@pytest.mark.parametrize("prompt", [8, 400])
+def test_integers_in_events_are_the_low_64_bits_of_the_hash(prompt: int) -> None:
+    books = manager(200, ("full", 4), enable_kv_cache_events=True, int_event_hashes=True)
+    a = request("a", range(prompt))
+    books.allocate_slots(a, 5)
+    a.num_computed_tokens = 5
+    books.allocate_slots(a, prompt - 5)
+    want = [int.from_bytes(h[24:], "big") for h in a.block_hashes]
+    first, second = books.take_events()
+    assert isinstance(first, BlockStored)
+    assert isinstance(second, BlockStored)
+    assert (want[:1], want[1:], want[0]) == (first.block_hashes, second.block_hashes, second.parent_block_hash)
+    books.evict_blocks([1])
+    assert [BlockRemoved(want[:1], "GPU", 0)] == books.take_events()
+
+
+def test_events_have_a_msgpack_form_and_come_back_from_it() -> None:
+    events = [
+        BlockStored([b"a" * 32, 7], None, [1, 2], 2, None, "GPU", 0),
+        BlockRemoved([7], "GPU", 1),
+        AllBlocksCleared(),
+    ]
+    assert ["BlockStored", [b"a" * 32, 7], None, [1, 2], 2, None, "GPU", 0] == events[0].to_list()
+    assert [["BlockRemoved", [7], "GPU", 1], ["AllBlocksCleared"]] == [event.to_list() for event in events[1:]]
+    assert events == [KVCacheEvent.from_msgpack(event.to_msgpack()) for event in events]
+    for bad in (b"", b"\xc1", b"\x91\xa3abc", b"\x01", AllBlocksCleared().to_msgpack() + b"x"):
+        with pytest.raises(ValueError, match="not a KV-cache event"):
+            KVCacheEvent.from_msgpack(bad)
+    with pytest.raises(AttributeError):
+        events[1].medium = "CPU"  # type: ignore[misc, union-attr]
+
+
+# ---- the manager ----
+
+
+def test_num_new_tokens_must_be_greater_than_0() -> None:
+    books = manager(9, ("full", 4))
+    for wrong in (0, -3):
+        with pytest.raises(ValueError, match=r"^num_new_tokens must be greater than 0$"):
+            books.allocate_slots(request("a", range(4)), wrong)
+
+
+def test_a_refused_first_allocation_leaves_no_table() -> None:
+    books = manager(5, ("full", 4), free_order="tail")
+    small, large = request("a", range(4)), request("b", range(40))
+    assert admit(books, small)[1] is not None
+    assert None is books.allocate_slots(large, 40)
+    assert ([1], ([],)) == (books.get_num_common_prefix_blocks("a"), books.get_block_ids("b"))
+    assert [0] == books.get_num_common_prefix_blocks("b")
+    books.free(large)
+    books.check_valid()
+
+
+def test_common_prefix_counts_blocks_that_every_request_with_blocks_uses() -> None:
+    books = manager(30, ("full", 4), ("sw", 4, 8), free_order="tail")
+    a, b = request("a", range(21)), request("b", [*range(12), *range(90, 99)])
+    admit(books, a)
+    admit(books, b)
+    assert ([3, 0], [3, 0], [0, 0]) == tuple(map(books.get_num_common_prefix_blocks, ("a", "b", "nobody")))
+    books.free(b)
+    assert [6, 0] == books.get_num_common_prefix_blocks("a")
+
+
+def test_blocks_that_the_window_has_passed_go_also_when_the_call_fails() -> None:
+    books = manager(6, ("sw", 4, 4), free_order="tail")
+    r = request("a", range(40))
+    assert books.allocate_slots(r, 20) is not None
+    r.num_computed_tokens = 20
+    assert None is books.allocate_slots(r, 20)
+    assert ([[0, 0, 0, 0, 5]], [4, 3, 2, 1]) == (list(books.get_block_ids("a")), books.block_pool.free_block_ids())
+
+
+def test_computed_blocks_cannot_be_taken_by_the_call_that_brings_them() -> None:
+    books = manager(5, ("full", 4), free_order="tail")
+    a = request("a", range(16))
+    admit(books, a)
+    books.free(a)
+    assert [4, 3, 2, 1] == books.block_pool.free_block_ids()
+    b = request("b", [*range(12), 70, 71, 72, 73, 74])
+    blocks, hit = books.get_computed_blocks(b)
+    assert 12 == hit
+    assert None is books.allocate_slots(b, 5, hit, blocks)
+    assert ([4, 3, 2, 1], [1, 2, 3, 4]) == (books.block_pool.free_block_ids(), books.block_pool.cached_block_ids())
+    got = books.allocate_slots(b, 4, hit, blocks)
+    assert got is not None
+    assert ([4],) == got.get_block_ids()
+
+
+@pytest.mark.parametrize("case", ["table", "caching off", "groups", "hashes", "lookahead", "far block"])
+def test_what_the_manager_refuses_changes_nothing(case: str) -> None:
+    books = manager(30, ("full", 4), enable_caching=case != "caching off", free_order="tail")
+    other = manager(30, ("full", 4), ("sw", 4, 8))
+    a, b = request("a", range(16)), request("b", range(17))
+    admit(books, a)
+    foreign = KVCacheBlocks.from_ids(books.block_pool, (1).to_bytes(4, "little"), (1,))
+    calls: dict[str, Any] = {
+        "table": lambda: books.allocate_slots(a, 1, 4, foreign),
+        "caching off": lambda: books.allocate_slots(b, 1, 4, foreign),
+        "groups": lambda: other.allocate_slots(b, 1, 4, foreign),
+        "hashes": lambda: books.allocate_slots(Request("c", range(17)), 17),
+        "lookahead": lambda: books.allocate_slots(a, 1, num_lookahead_tokens=-1),
+        "far block": lambda: books.allocate_slots(
+            b, 1, 4, KVCacheBlocks.from_ids(books.block_pool, b"\xff\0\0\0", (1,))
+        ),
+    }
+    a.num_computed_tokens = 3
+    before = (books.block_pool.free_block_ids(), books.block_pool.ref_counts(), books.block_pool.cached_block_ids())
+    with pytest.raises(ValueError, match=r"computed blocks|groups|fewer block hashes|out of range|outside"):
+        calls[case]()
+    assert before == (
+        books.block_pool.free_block_ids(),
+        books.block_pool.ref_counts(),
+        books.block_pool.cached_block_ids(),
+    )
+    assert ([], []) == (*books.get_block_ids("b"), *books.get_block_ids("c"))
+    books.check_valid()
+
+
+def test_delayed_blocks_are_cached_when_their_contents_have_come() -> None:
+    books = manager(9, ("full", 4), enable_kv_cache_events=True)
+    a = request("a", range(10))
+    assert books.allocate_slots(a, 10, delay_cache_blocks=True) is not None
+    a.num_computed_tokens = 10
+    assert ([], []) == (books.block_pool.cached_block_ids(), books.take_events())
+    books.cache_blocks(a, 7)
+    assert ([1], [stored(a, 0, 1)]) == (books.block_pool.cached_block_ids(), books.take_events())
+    books.cache_blocks(a, 10)
+    books.cache_blocks(a, 10)
+    assert ([1, 2], [stored(a, 1, 2)]) == (books.block_pool.cached_block_ids(), books.take_events())
+    with pytest.raises(ValueError, match="fewer blocks"):
+        books.cache_blocks(a, 100)
+    with pytest.raises(ValueError, match="no blocks to cache"):
+        books.cache_blocks(request("b", range(4)), 4)
+
+
+def test_a_delayed_step_leaves_its_block_to_the_next_one() -> None:
+    books = manager(9, ("full", 4), free_order="tail")
+    a = request("a", range(8))
+    assert books.allocate_slots(a, 3) is not None
+    a.num_computed_tokens = 3
+    assert books.allocate_slots(a, 1, delay_cache_blocks=True) is not None
+    assert [] == books.block_pool.cached_block_ids()
+    assert books.allocate_slots(a, 1) is books.empty_kv_cache_blocks
+    assert [1] == books.block_pool.cached_block_ids()
+
+
+def test_tables_stop_at_max_model_len_and_mamba_adds_its_speculative_blocks_behind() -> None:
+    full = manager(30, ("full", 4), max_model_len=10)
+    r = request("a", range(9))
+    assert (0, ([1, 2, 3],)) == admit(full, r, num_lookahead_tokens=20)
+    mamba = manager(30, ("mamba", 4, 2), max_model_len=10)
+    r = request("a", range(9))
+    assert (0, (nums(1, 5),)) == admit(mamba, r, num_lookahead_tokens=20)
+    assert [1, 2] == mamba.block_pool.cached_block_ids()
+
+
+def test_cross_attention_counts_encoder_tokens() -> None:
+    books = manager(30, ("full", 4), ("cross", 4), enable_caching=False)
+    r = Request("a", range(6))
+    got = books.allocate_slots(r, 6, num_encoder_tokens=9)
+    assert got is not None
+    assert ([1, 2], [3, 4, 5]) == got.get_block_ids()
+    r.num_computed_tokens = 6
+    assert books.allocate_slots(r, 1, num_encoder_tokens=9) is books.empty_kv_cache_blocks
+
+
+def test_skipping_the_cache_reads_nothing_records_nothing_and_still_fills_it() -> None:
+    books = manager(30, ("full", 4), log_stats=True)
+    admit(books, request("a", range(9)))
+    b = request("b", range(9), skip_reading_prefix_cache=True)
+    assert (books.empty_kv_cache_blocks, 0) == books.get_computed_blocks(b)
+    admit(books, b)
+    assert ([1, 2, 4, 5], 2) == (books.block_pool.cached_block_ids(), books.block_pool.num_cached_keys)
+    stats = books.make_prefix_cache_stats()
+    assert stats is not None
+    assert (1, 9) == (stats.requests, stats.queries)
+
+
+def test_statistics_keep_preempted_requests_apart() -> None:
+    books = manager(30, ("full", 4), log_stats=True)
+    a = request("a", range(9))
+    admit(books, a)
+    books.free(a)
+    a.num_preemptions += 1
+    a.num_computed_tokens = 0
+    admit(books, a)
+    s = books.make_prefix_cache_stats()
+    assert s is not None
+    assert (1, 9, 0, 1, 9, 8) == (
+        s.requests,
+        s.queries,
+        s.hits,
+        s.preempted_requests,
+        s.preempted_queries,
+        s.preempted_hits,
+    )
+    assert None is manager(30, ("full", 4)).make_prefix_cache_stats()
+
+
+def test_context_parallelism_multiplies_the_block_size() -> None:
+    books = manager(30, ("full", 4), hash_block_size=16, dcp_world_size=2, pcp_world_size=2, free_order="tail")
+    a = request("a", range(40), block_size=16)
+    assert (0, ([1, 2, 3],)) == admit(books, a)
+    assert (32, ([4],)) == admit(books, request("b", range(40), block_size=16))
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "message"),
+    [
+        ([("full", 4)], {"hash_block_size": 2}, "must be the hash block size"),
+        ([("full", 4), ("sw", 6, 8)], {}, "multiples"),
+        ([("full", 4), ("full", 4)], {}, "one full-attention spec and one other"),
+        ([("sw", 4, 8), ("mamba", 4)], {}, "one full-attention spec and one other"),
+        ([("full", 4), ("sw", 4, 8), ("sw", 4, 9)], {}, "one full-attention spec and one other"),
+        ([("full", 4), ("mla", 4), ("sw", 4, 9)], {}, "one full-attention spec and one other"),
+        ([("full", 4), ("sw", 4, 8), ("full", 4)], {}, "together"),
+        ([("sw", 4, 8), ("full", 4), ("sw", 4, 8)], {}, "together"),
+        ([("mamba", 4)], {"use_eagle": True}, "EAGLE"),
+        ([("chunk", 4, 8)], {"use_eagle": True}, "EAGLE"),
+        ([("full", 8), ("sw", 4, 8)], {"use_eagle": True}, "equal block sizes"),
+        ([("full", 8), ("chunk", 4, 8)], {}, "equal block sizes"),
+        ([("cross", 4)], {}, "cross attention cannot be cached"),
+        ([("full", 4), ("cross", 4)], {}, "cross attention cannot be cached"),
+        ([("full", 4), ("sw", 4, 8)], {"dcp_world_size": 2, "hash_block_size": 8}, "context parallelism"),
+        ([("sw", 4, 8)], {"pcp_world_size": 2, "hash_block_size": 8}, "context parallelism"),
+        ([("full", 4)], {"max_model_len": 0}, "max_model_len"),
+        ([("full", 4)], {"free_order": "x"}, "free_order"),
+        ([], {}, "no groups"),
+    ],
+)
+def test_managers_that_cannot_work_are_refused_when_built(groups: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        manager(30, *groups, **options)
+
+
+def test_with_caching_off_any_groups_go_together() -> None:
+    books = manager(30, ("full", 4), ("full", 4), ("sw", 6, 8), ("mamba", 4), enable_caching=False)
+    r = Request("a", range(9))
+    assert (books.empty_kv_cache_blocks, 0) == books.get_computed_blocks(r)
+    assert (0, ([1, 2, 3], [4, 5, 6], [7, 8], [9, 10, 11])) == admit(books, r)
+    assert [] == books.block_pool.cached_block_ids()
+
+
+def test_any_object_with_the_attributes_serves_as_a_request() -> None:
+    class Own:
+        request_id = "own"
+        num_computed_tokens = 0
+        num_preemptions = 0
+        skip_reading_prefix_cache = False
+        lora_id = None
+        all_token_ids = tuple(range(9))
+        num_tokens = 9
+        block_hashes = tuple(Request("x", range(9), block_hasher=BlockHasher(4)).block_hashes)
+
+    books = manager(30, ("full", 4), enable_kv_cache_events=True)
+    assert (0, ([1, 2, 3],)) == admit(books, Own())  # type: ignore[arg-type]
+    assert [list(range(8))] == [event.token_ids for event in books.take_events() if isinstance(event, BlockStored)]
+    assert (8, ([4],)) == admit(books, request("b", range(9)))
+
+
+# ---- KVCacheBlocks ----
+
+
+def test_blocks_are_values_with_ids_at_hand_and_objects_on_demand() -> None:
+    books = manager(30, ("full", 4), ("sw", 4, 8), free_order="tail")
+    r = request("a", range(10))
+    got = books.allocate_slots(r, 10)
+    assert got is not None
+    assert (([1, 2, 3], [4, 5, 6]), (3, 3)) == (got.get_block_ids(), tuple(map(len, got.blocks)))
+    block = got.blocks[1][0]
+    assert (4, 1, (r.block_hashes[0], 1), False) == (block.block_id, block.ref_cnt, block.block_hash, block.is_null)
+    assert None is got.blocks[0][2].block_hash
+    assert got == books.get_blocks("a")
+    assert got == books.create_kv_cache_blocks(got.blocks)
+    assert [2, 3] == [b.block_id for b in got.blocks[0][1:]]
+    twice = got + got
+    assert ([1, 2, 3, 1, 2, 3], [4, 5, 6, 4, 5, 6]) == twice.get_block_ids(allow_none=True)
+    books.free(r)
+    assert ([1, 2, 3], [4, 5, 6]) == got.get_block_ids()
+
+
+def test_there_is_one_empty_instance() -> None:
+    books = manager(30, ("full", 4), ("sw", 4, 8))
+    empty = books.empty_kv_cache_blocks
+    got = books.allocate_slots(request("a", range(4)), 4)
+    assert got is not None
+    same = (
+        books.get_blocks("nobody"),
+        got.new_empty(),
+        books.create_kv_cache_blocks(([], [])),
+        empty + empty,
+        empty.new_empty(),
+    )
+    assert [True] * 5 == [blocks is empty for blocks in same]
+    assert got is got + empty
+    assert got is empty + got
+    assert (([], []), None) == (empty.get_block_ids(), empty.get_block_ids(allow_none=True))
+
+
+def test_unhashed_blocks_are_those_without_a_key_in_one_group() -> None:
+    books = manager(30, ("sw", 4, 4), free_order="tail")
+    r = request("a", range(18))
+    books.allocate_slots(r, 17)
+    r.num_computed_tokens = 17
+    books.allocate_slots(r, 1)
+    assert ([0, 0, 0, 4, 5],) == books.get_block_ids("a")
+    assert [5] == books.get_blocks("a").get_unhashed_block_ids()
+    books.evict_blocks([4])
+    assert [4, 5] == books.get_blocks("a").get_unhashed_block_ids()
+    with pytest.raises(ValueError, match="one group"):
+        manager(30, ("full", 4), ("sw", 4, 8)).empty_kv_cache_blocks.get_unhashed_block_ids()
+
+
+def test_blocks_of_unlike_groups_or_pools_do_not_add_up() -> None:
+    one, two = manager(9, ("full", 4)), manager(9, ("full", 4))
+    a, b = (books.allocate_slots(request("a", range(4)), 4) for books in (one, two))
+    assert a is not None
+    assert b is not None
+    with pytest.raises(ValueError, match="pools"):
+        a + b
+    with pytest.raises(ValueError, match="groups"):
+        a + manager(9, ("full", 4), ("sw", 4, 8)).empty_kv_cache_blocks
+    with pytest.raises(ValueError, match="groups"):
+        one.create_kv_cache_blocks(([], []))
+
+
+def test_the_pool_takes_at_most_80_bytes_a_block() -> None:
+    assert 80 >= BlockPool(100_000, True).nbytes / 100_000

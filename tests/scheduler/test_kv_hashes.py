@@ -1,0 +1,267 @@
+"""Block hashes: the worked examples of the description, and the same hashes by every way to compute them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import types
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from shmstore.bindings.scheduler import sha256_ready
+from shmstore.scheduler import BlockHasher, BlockHashes, Request
+from shmstore.scheduler.block_hasher import encode_cbor
+from tests.scheduler import model
+from tests.scheduler.helpers import features
+
+
+def test_the_seed_hash_is_that_of_the_seed_as_cbor_text() -> None:
+    assert "4e1195df020de59e" == BlockHasher(4).seed_hash.hex()[:16]
+    assert hashlib.sha256(b"\x61\x37").digest() == BlockHasher(4, seed="7").seed_hash
+
+
+def test_a_block_is_encoded_as_in_the_example() -> None:
+    value = [b"\x11" * 32, list(range(16)), ["lora", "img", b"\x01"]]
+    want = "835820" + "11" * 32 + "90000102030405060708090a0b0c0d0e0f" + "83646c6f726163696d674101"
+    assert want == encode_cbor(value).hex()
+    assert want == model.cbor(value).hex()
+
+
+@pytest.mark.parametrize("library", ["auto", "hashlib"])
+def test_lora_salt_and_an_item_give_the_hashes_of_the_example(library: str) -> None:
+    request = Request(
+        "r", range(8), block_hasher=BlockHasher(4, library=library), lora_name="L", cache_salt="s",
+        mm_features=features(("img", 2, 4)),
+    )  # fmt: skip
+    assert ["0204491c7a770529", "3460421f18eb7203"] == [block_hash.hex()[:16] for block_hash in request.block_hashes]
+    assert [["L", "img", 2, "s"], ["L", "img", -2]] == [model.extra_keys(request, s, s + 4) for s in (0, 4)]
+
+
+def test_an_item_that_ends_where_a_block_begins_is_not_in_its_key() -> None:
+    plain = Request("r", range(8), block_hasher=BlockHasher(4))
+    first_only = Request("r", range(8), block_hasher=BlockHasher(4), mm_features=features(("img", 0, 4)))
+    assert model.block_hashes(first_only, 4) == first_only.block_hashes
+    assert None is model.extra_keys(first_only, 4, 8)
+    assert plain.block_hashes[0] != first_only.block_hashes[0]
+
+
+def test_generated_tokens_inside_an_items_range_have_it_in_their_key() -> None:
+    request = Request("r", range(6), block_hasher=BlockHasher(4), mm_features=features(("img", 5, 6)))
+    request.append_output_token_ids([6, 7, 8])
+    request.append_output_token_ids(9)
+    request.append_output_token_ids([10, 11])
+    assert ["img", -3] == model.extra_keys(request, 8, 12)
+    assert model.block_hashes(request, 4) == request.block_hashes
+
+
+def test_an_empty_salt_counts() -> None:
+    with_it, without = (Request("r", range(4), block_hasher=BlockHasher(4), cache_salt=salt) for salt in ("", None))
+    assert with_it.block_hashes != without.block_hashes
+    assert model.block_hashes(with_it, 4) == with_it.block_hashes
+
+
+@pytest.mark.parametrize("embeds", [np.arange(30, dtype=np.float32).reshape(10, 3), np.zeros((10, 2), np.int16)])
+def test_prompt_embeddings_are_in_the_key_of_the_blocks_that_they_reach(embeds: Any) -> None:
+    request = Request("r", None, block_hasher=BlockHasher(4), prompt_embeds=embeds)
+    assert [0] * 10 == request.all_token_ids
+    request.append_output_token_ids([5, 6])
+    request.append_output_token_ids([1, 2, 3, 4])
+    assert model.block_hashes(request, 4) == request.block_hashes
+    assert [hashlib.sha256(embeds[8:10].tobytes()).digest()] == model.extra_keys(request, 8, 12)
+    assert None is model.extra_keys(request, 12, 16)
+
+
+def test_embeddings_hash_by_their_raw_bytes_whatever_holds_them() -> None:
+    tensor = torch.arange(48, dtype=torch.bfloat16).reshape(6, 8)
+    rows = tensor.view(torch.uint8).numpy()
+    transposed = torch.arange(48, dtype=torch.bfloat16).reshape(6, 8).T.contiguous().T
+    hashes = [
+        Request("r", None, block_hasher=BlockHasher(2), prompt_embeds=x).block_hashes
+        for x in (tensor, rows, transposed)
+    ]
+    assert hashes[0] == hashes[1] == hashes[2]
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 24, 256, 300])
+def test_all_ways_to_hash_agree_for_every_size_of_token(size: int) -> None:
+    tokens = [0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32, 2**62, 7] * (size // 4 + 1)
+    items = features(("a" * 64, 0, 9), ("b", 3, 40), ("c", 3, 2), ("d", 17, 0), ("e", 17, 1))
+    made = [
+        Request("r", tokens, block_hasher=BlockHasher(size, library=library), mm_features=items, lora_name="läuft")
+        for library in ("auto", "hashlib")
+    ]
+    assert len(tokens) // size == len(made[0].block_hashes)
+    assert model.block_hashes(made[0], size) == made[0].block_hashes == made[1].block_hashes
+
+
+def test_a_hasher_goes_on_where_the_list_ends_and_changes_nothing_by_itself() -> None:
+    request = Request("r", list(range(40)))
+    hasher = BlockHasher(4)
+    whole = hasher(request)
+    assert (10, 0) == (len(whole), len(request.block_hashes))
+    request.block_hashes.extend(whole[:3])
+    assert whole[3:] == hasher(request)
+    request.block_hashes = list(whole[:7])
+    assert whole[7:] == hasher(request)
+
+
+def test_numpy_tokens_are_tokens() -> None:
+    tokens = list(range(100, 120))
+    for dtype in (np.int32, np.int64, np.uint16):
+        made = Request("r", np.array(tokens, dtype), block_hasher=BlockHasher(4))
+        assert Request("r", tokens, block_hasher=BlockHasher(4)).block_hashes == made.block_hashes
+        assert tokens == made.all_token_ids[:]
+
+
+def test_every_process_and_every_hash_seed_gives_the_same_hashes() -> None:
+    program = (
+        "from shmstore.scheduler import *; r = Request('r', range(64), block_hasher=BlockHasher(16), cache_salt='s');"
+        "print(r.block_hashes[-1].hex())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert {
+        Request("r", range(64), block_hasher=BlockHasher(16), cache_salt="s").block_hashes[-1].hex() + "\n"
+    } == outputs
+
+
+def test_without_libcrypto_hashlib_gives_the_same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    want = Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
+    monkeypatch.setattr("shmstore.bindings.scheduler.sha256_ready", lambda: False)
+    monkeypatch.setattr(
+        "shmstore.bindings.scheduler.sha256_chain", lambda *args: pytest.fail("the C digest was asked for")
+    )
+    assert want == Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
+
+
+@pytest.mark.skipif(not sha256_ready(), reason="no libcrypto on this host: hashlib is all there is")
+def test_with_libcrypto_hashlib_is_not_asked_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasher = BlockHasher(16)
+    monkeypatch.setattr("shmstore.bindings.scheduler.digest_chain", lambda *args: pytest.fail("hashlib was asked for"))
+    assert 4 == len(hasher(Request("r", range(64))))
+
+
+def test_xxh3_without_its_package_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xxhash", None)
+    with pytest.raises(ImportError, match="xxhash"):
+        BlockHasher(4, "xxh3_cbor")
+
+
+def test_xxh3_hashes_the_same_messages_with_parents_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bytes] = []
+
+    def digest(message: bytes) -> bytes:  # stands in for XXH3-128: what matters here is what it is given
+        seen.append(message)
+        return hashlib.md5(message).digest()
+
+    stand_in = types.ModuleType("xxhash")
+    stand_in.xxh3_128_digest = digest  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "xxhash", stand_in)
+    hasher = BlockHasher(4, "xxh3_cbor")
+    request = Request("r", range(8), block_hasher=hasher, cache_salt="s")
+    assert 16 == request.block_hashes.width
+    seed = hashlib.md5(b"\x61\x30").digest()
+    first = hashlib.md5(model.cbor([seed, [0, 1, 2, 3], ["s"]])).digest()
+    second = hashlib.md5(model.cbor([first, [4, 5, 6, 7], None])).digest()
+    assert (seed, [first, second], 3) == (hasher.seed_hash, request.block_hashes[:], len(seen))
+
+
+def test_the_real_xxh3_gives_its_known_answer() -> None:
+    xxhash = pytest.importorskip("xxhash", reason="the optional package xxhash is not installed")
+    assert xxhash.xxh3_128_digest(b"\x61\x30") == BlockHasher(4, "xxh3_cbor").seed_hash
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"algorithm": "sha256"}, {"algorithm": "md5_cbor"}, {"library": "openssl"}, {"block_size": 0}]
+)
+def test_a_hasher_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"algorithm|library|block_size"):
+        BlockHasher(**{"block_size": 4, **wrong})
+
+
+def test_what_is_no_token_is_refused() -> None:
+    for bad in ("x", 2**70, 1.5, None):
+        with pytest.raises(ValueError, match="token ids are integers"):
+            Request("r", [1, 2, 3, bad], block_hasher=BlockHasher(4))  # type: ignore[list-item]
+
+
+def test_block_hashes_look_like_a_list_of_bytes() -> None:
+    plain = [i.to_bytes(2, "big") * 16 for i in range(700)]
+    hashes = BlockHashes(plain)
+    assert plain == hashes
+    assert hashes == plain
+    assert plain == list(hashes)
+    assert (plain[3], plain[-1], plain[2:600], plain[::7]) == (hashes[3], hashes[-1], hashes[2:600], hashes[::7])
+    assert (plain + plain, plain + plain) == (hashes + plain, plain + hashes)
+    assert (True, False, 5) == (plain[5] in hashes, b"x" in hashes, hashes.index(plain[5]))
+    assert [] == hashes[5:2]
+    hashes.append(b"y" * 32)
+    assert 701 == len(hashes)
+    hashes.check_valid()
+    for wrong in ([b"z" * 16], [b"z" * 32, b"z"], [b""]):
+        with pytest.raises(ValueError, match="1 to 32 bytes"):
+            hashes.extend(wrong)
+    with pytest.raises(ValueError, match="1 to 32 bytes"):
+        BlockHashes([b"z" * 33])
+    assert 701 == len(hashes)
+    with pytest.raises(IndexError):
+        hashes[701]
+
+
+@pytest.mark.parametrize(
+    "value", [0, 23, 24, 255, 256, 65536, 2**32, 2**64 - 1, -1, -25, "é" * 300, b"\0" * 70000, None, [], [[1], ["a"]]]
+)
+def test_cbor_is_what_the_model_writes(value: Any) -> None:
+    assert model.cbor(value) == encode_cbor(value)
+
+
+@pytest.mark.parametrize("value", [1.5, True, {}])
+def test_cbor_of_anything_else_is_refused(value: Any) -> None:
+    with pytest.raises(TypeError):
+        encode_cbor(value)
+    with pytest.raises(ValueError, match="64 bits"):
+        encode_cbor(2**64)
+
+
+def test_a_request_knows_its_tokens() -> None:
+    request = Request("r", [1, 2, 3], mm_features=features(("a", 0, 2), ("b", 2, 1)))
+    request.append_output_token_ids([4, 5])
+    request.append_output_token_ids(6)
+    assert ([1, 2, 3, 4, 5, 6], 6, 3, [4, 5, 6]) == (
+        request.all_token_ids[:], request.num_tokens, request.num_output_tokens, request.output_token_ids,
+    )  # fmt: skip
+    assert (2, 1) == (request.get_num_encoder_tokens(0), request.get_num_encoder_tokens(1))
+    assert (0, 0, False, []) == (
+        request.num_computed_tokens, request.num_preemptions, request.skip_reading_prefix_cache,
+        list(request.block_hashes),
+    )  # fmt: skip
+    view = request.all_token_ids
+    assert ([2, 3], 6, list) == (view[1:3], view[-1], type(view[:2]))
+    with pytest.raises(TypeError):
+        view[0] = 1  # type: ignore[index]
+
+
+def test_items_out_of_order_are_refused_by_number() -> None:
+    with pytest.raises(ValueError, match="item 2"):
+        Request("r", range(9), mm_features=features(("a", 0, 1), ("b", 5, 1), ("c", 3, 1)))
+    with pytest.raises(ValueError, match="prompt_token_ids"):
+        Request("r", None)
+
+
+def test_hashes_travel_in_msgpack_as_they_are() -> None:
+    hashes = Request("r", range(8), block_hasher=BlockHasher(4)).block_hashes
+    assert hashes[:] == msgpack.unpackb(msgpack.packb(hashes[:]))

@@ -1,0 +1,362 @@
+"""The books against the model: random schedulers, every answer and the whole state compared, invariants checked."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from shmstore.scheduler import BlockHasher, KVCacheManager, Request
+from tests.scheduler import model
+from tests.scheduler.helpers import features, manager
+
+# (groups, hash block size, options): every kind alone and beside full attention, unlike sizes, several of a kind.
+SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
+    ([("full", 4)], 4, {}),
+    ([("mla", 4)], 4, {"use_eagle": True}),
+    ([("sw", 4, 6)], 4, {}),
+    ([("sw", 4, 1)], 4, {"use_eagle": True}),
+    ([("sw", 2, 9)], 2, {"use_eagle": True}),
+    ([("chunk", 4, 8)], 4, {}),
+    ([("chunk", 4, 6)], 4, {}),
+    ([("mamba", 4, 0)], 4, {}),
+    ([("mamba", 4, 2)], 4, {}),
+    ([("full", 4), ("sw", 4, 5)], 4, {"use_eagle": True}),
+    ([("full", 4), ("sw", 4, 8), ("sw", 4, 8)], 4, {}),
+    ([("sw", 2, 5), ("full", 4)], 2, {}),
+    ([("full", 2), ("full", 2), ("sw", 4, 7)], 2, {}),
+    ([("full", 4), ("sw", 6, 13)], 2, {}),
+    ([("full", 4), ("chunk", 4, 12)], 4, {}),
+    ([("mamba", 8, 1), ("mamba", 8, 1), ("full", 4)], 4, {}),
+    ([("full", 4), ("sw", 2, 3), ("chunk", 3, 6)], 4, {"enable_caching": False, "uneven": True}),
+    ([("full", 4), ("cross", 4)], 4, {"enable_caching": False}),
+]
+
+
+class Pair:
+    """The books and the model side by side; every operation does both and compares."""
+
+    def __init__(
+        self, setup: int, num_blocks: int, free_order: str, events: bool, max_model_len: int = 1 << 20
+    ) -> None:
+        groups, self.size, options = SETUPS[setup]
+        options = dict(options)
+        if options.pop("uneven", False):  # chunked local attention needs equal block sizes
+            groups = [(kind, 4, *rest) for kind, _, *rest in groups]
+        options |= {"free_order": free_order, "enable_kv_cache_events": events, "int_event_hashes": setup % 2 == 0}
+        self.books: KVCacheManager = manager(
+            num_blocks, *groups, hash_block_size=self.size, log_stats=True, max_model_len=max_model_len, **options
+        )
+        self.model = model.ModelManager(num_blocks, groups, max_model_len, self.size, **options)
+        self.caching = self.books.enable_caching
+        self.cross = any(group[0] == "cross" for group in groups)
+        self.hasher = BlockHasher(self.size, library="hashlib" if setup % 3 == 0 else "auto")
+        self.setup = setup
+        self.operations = 0
+        self.met: Counter[str] = Counter()
+
+    def request(self, name: str, tokens: list[int], plain: bool = False, **options: Any) -> Request:
+        made = Request(name, tokens, block_hasher=self.hasher if self.caching else None, **options)
+        if plain:
+            made.block_hashes = list(made.block_hashes)  # type: ignore[assignment]
+        if self.caching:
+            assert model.block_hashes(made, self.size) == made.block_hashes
+        return made
+
+    def admit(self, req: Request, at_most: int, lookahead: int, delay: bool, encoder: int, look: bool = True) -> bool:
+        found, hit = self.books.get_computed_blocks(req) if look else (self.books.empty_kv_cache_blocks, 0)
+        want, want_hit = self.model.get_computed_blocks(req) if look else ([[] for _ in self.model.groups], 0)
+        assert (want, want_hit) == ([list(ids) for ids in found.get_block_ids()], hit)
+        self.met["hit"] += hit > 0
+        self.met["hit with null blocks"] += any(0 in ids for ids in want)
+        new = min(at_most, req.num_tokens - hit)
+        if not self.allocate(req, new, hit, found, want, lookahead, delay, encoder):
+            return False
+        req.num_computed_tokens = hit + new
+        return True
+
+    def step(self, req: Request, token: int, at_most: int, lookahead: int, delay: bool, encoder: int) -> bool:
+        if req.num_computed_tokens >= req.num_tokens:
+            req.append_output_token_ids(token)
+            if self.caching and req.num_tokens % self.size == 0:
+                assert model.block_hashes(req, self.size) == req.block_hashes
+        new = min(at_most, req.num_tokens - req.num_computed_tokens)
+        if not self.allocate(req, new, 0, None, None, lookahead, delay, encoder):
+            return False
+        req.num_computed_tokens += new
+        return True
+
+    def allocate(
+        self, req: Request, new: int, hit: int, found: Any, want_found: Any, lookahead: int, delay: bool, encoder: int
+    ) -> bool:
+        encoder = encoder if self.cross else 0
+        want = self.model.allocate_slots(req, new, hit, want_found, lookahead, delay, encoder)
+        got = self.books.allocate_slots(req, new, hit, found, lookahead, delay, encoder)
+        assert want == (None if got is None else [list(ids) for ids in got.get_block_ids()])
+        if got is not None and not any(want or ()):
+            assert got is self.books.empty_kv_cache_blocks
+        self.met["refused"] += got is None
+        self.met["nothing to do"] += got is self.books.empty_kv_cache_blocks
+        return got is not None
+
+    def free(self, req: Request) -> None:
+        self.model.free(req)
+        self.books.free(req)
+
+    def cache(self, req: Request, num_tokens: int) -> None:
+        if self.caching:
+            self.model.cache_blocks(req, num_tokens)
+        self.books.cache_blocks(req, num_tokens)
+
+    def compare(self, names: list[str]) -> None:
+        self.operations += 1
+        books, pool = self.books, self.books.block_pool
+        books.check_valid()
+        assert list(self.model.pool.free) == pool.free_block_ids()
+        assert {i: n for i, n in enumerate(self.model.pool.ref) if n} == pool.ref_counts()
+        assert [i for i, key in enumerate(self.model.pool.key) if key] == pool.cached_block_ids()
+        assert len(self.model.pool.map) == pool.num_cached_keys
+        for name in names:
+            assert self.model.get_block_ids(name) == [list(ids) for ids in books.get_block_ids(name)]
+            assert self.model.get_num_common_prefix_blocks(name) == books.get_num_common_prefix_blocks(name)
+
+    def compare_records(self) -> None:
+        s = self.books.make_prefix_cache_stats()
+        assert s is not None
+        got = [s.reset, s.requests, s.queries, s.hits, s.preempted_requests, s.preempted_queries, s.preempted_hits]
+        assert self.model.make_prefix_cache_stats() == got
+        events = self.model.take_events()
+        assert events == [tuple(event.to_list()) for event in self.books.take_events()]
+        self.met.update(event[0] for event in events)
+
+
+class Scheduler:
+    """Whatever a scheduler may do, with choices drawn from `rng`: any object with ``randint(a, b)``."""
+
+    def __init__(self, rng: Any) -> None:
+        self.rng = rng
+        draw = rng.randint
+        self.pair = Pair(
+            draw(0, len(SETUPS) - 1),
+            draw(2, 40),
+            ["tail", "uncached_first"][draw(0, 1)],
+            bool(draw(0, 1)),
+            [1 << 20, 23][draw(0, 4) == 0],
+        )
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.delayed: set[str] = set()
+        self.count = 0
+
+    def pick(self, requests: list[Request]) -> Request:
+        return requests[self.rng.randint(0, len(requests) - 1)]
+
+    def arrive(self) -> None:
+        draw = self.rng.randint
+        self.count += 1
+        common = [(7 * i) % 13 for i in range(draw(0, 24))]  # prompts that share prefixes, of few letters
+        tokens = common + [draw(0, 1) for _ in range(draw(0, 12))] or [3]
+        options: dict[str, Any] = {}
+        if draw(0, 4) == 0:
+            options["cache_salt"] = ["", "salt"][draw(0, 1)]
+        if draw(0, 4) == 0:
+            options |= {"lora_name": "adapter", "lora_id": 5}
+        if draw(0, 4) == 0:
+            at = sorted(draw(0, 20) for _ in range(draw(1, 3)))
+            options["mm_features"] = features(*((f"img{draw(0, 1)}", offset, draw(0, 9)) for offset in at))
+        options["skip_reading_prefix_cache"] = draw(0, 9) == 0
+        plain = draw(0, 9) == 0
+        self.waiting.append(self.pair.request(f"r{self.count}", tokens, plain, **options))
+
+    def admit(self) -> None:
+        draw, req = self.rng.randint, self.pick(self.waiting)
+        delay = draw(0, 7) == 0
+        if self.pair.admit(req, [64, 5][draw(0, 1)], draw(0, 1) * draw(0, 6), delay, draw(0, 9), draw(0, 9) > 0):
+            self.waiting.remove(req)
+            self.running.append(req)
+            if delay:
+                self.delayed.add(req.request_id)
+
+    def step(self) -> None:
+        draw, req = self.rng.randint, self.pick(self.running)
+        delay = req.request_id in self.delayed and draw(0, 1) == 0
+        if not self.pair.step(req, draw(0, 1), draw(1, 9), draw(0, 1) * draw(0, 6), delay, draw(0, 9)) and draw(0, 1):
+            self.preempt()
+        elif not delay:
+            self.delayed.discard(req.request_id)
+
+    def decode(self) -> None:
+        """One step of every running request, as most steps are."""
+        for req in list(self.running):
+            if req.request_id not in self.delayed:
+                self.pair.step(req, self.rng.randint(0, 1), 1, 0, False, 0)
+
+    def arrived_late(self) -> None:
+        """The contents of a delayed request have come."""
+        req = next((req for req in self.running if req.request_id in self.delayed), None)
+        if req is not None:
+            self.delayed.discard(req.request_id)
+            held = len(self.pair.books.get_block_ids(req.request_id)[0]) * self.pair.model.groups[0].size
+            self.pair.cache(req, min(req.num_computed_tokens, held))
+
+    def preempt(self) -> None:
+        req = self.running.pop()
+        self.pair.free(req)
+        self.delayed.discard(req.request_id)
+        req.num_computed_tokens = 0
+        req.num_preemptions += 1
+        self.waiting.insert(0, req)
+
+    def finish(self) -> None:
+        req = self.pick(self.running)
+        self.running.remove(req)
+        self.delayed.discard(req.request_id)
+        self.pair.free(req)
+        self.pair.free(req)  # once more is nothing
+
+    def abort_waiting(self) -> None:
+        req = self.pick(self.waiting)
+        self.waiting.remove(req)
+        self.pair.free(req)
+
+    def evict(self) -> None:
+        n = self.pair.model.pool.num_blocks
+        ids = [self.rng.randint(0 if self.rng.randint(0, 9) == 0 else 1, n) for _ in range(self.rng.randint(0, 4))]
+        outcomes = []
+        for evict in (self.pair.model.pool.evict, self.pair.books.evict_blocks):
+            try:
+                evict(ids)
+                outcomes.append("done")
+            except ValueError:
+                outcomes.append("refused")
+        assert outcomes[0] == outcomes[1]
+
+    def reset(self) -> None:
+        assert self.pair.model.reset_prefix_cache() == self.pair.books.reset_prefix_cache()
+
+    def names(self) -> list[str]:
+        return [req.request_id for req in self.running[-2:] + self.waiting[:1]]
+
+
+class BooksMachine(RuleBasedStateMachine):
+    """Hypothesis chooses; what fails is shrunk to a short story."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s: Any = None
+
+    @initialize(rng=st.randoms(use_true_random=False))
+    def start(self, rng: random.Random) -> None:
+        self.s = Scheduler(rng)
+
+    @rule()
+    def arrive(self) -> None:
+        self.s.arrive()
+
+    @precondition(lambda self: self.s.waiting)
+    @rule()
+    def admit(self) -> None:
+        self.s.admit()
+
+    @precondition(lambda self: self.s.running)
+    @rule()
+    def step(self) -> None:
+        self.s.step()
+
+    @precondition(lambda self: self.s.running)
+    @rule()
+    def decode(self) -> None:
+        self.s.decode()
+
+    @precondition(lambda self: self.s.delayed)
+    @rule()
+    def arrived_late(self) -> None:
+        self.s.arrived_late()
+
+    @precondition(lambda self: self.s.running)
+    @rule()
+    def preempt(self) -> None:
+        self.s.preempt()
+
+    @precondition(lambda self: self.s.running)
+    @rule()
+    def finish(self) -> None:
+        self.s.finish()
+
+    @precondition(lambda self: self.s.waiting)
+    @rule()
+    def abort_waiting(self) -> None:
+        self.s.abort_waiting()
+
+    @rule()
+    def evict(self) -> None:
+        self.s.evict()
+
+    @rule()
+    def reset(self) -> None:
+        self.s.reset()
+
+    @rule()
+    def take_records(self) -> None:
+        self.s.pair.compare_records()
+
+    @invariant()
+    def books_and_model_agree(self) -> None:
+        if self.s is not None:
+            self.s.pair.compare(self.s.names())
+
+
+TestBooksMachine = BooksMachine.TestCase
+TestBooksMachine.settings = settings(
+    max_examples=60, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+def run_random_schedulers(operations: int, seed: int) -> dict[int, Counter[str]]:
+    """Let random schedulers do so many operations, each compared; return what each setup met with."""
+    rng = random.Random(seed)
+    met: dict[int, Counter[str]] = {i: Counter() for i in range(len(SETUPS))}
+    kinds = ["arrive"] * 6 + ["admit"] * 10 + ["step"] * 14 + ["decode"] * 3 + ["finish"] * 4
+    kinds += ["arrived_late", "preempt", "abort_waiting", "evict", "reset"]
+    done = 0
+    while done < operations:
+        s = Scheduler(random.Random(rng.getrandbits(64)))
+        for _ in range(400):
+            kind = rng.choice(kinds)
+            if kind == "arrive" and len(s.waiting) > 4:
+                continue
+            if kind in ("admit", "abort_waiting") and not s.waiting:
+                continue
+            if kind in ("step", "decode", "preempt", "finish") and not s.running:
+                continue
+            getattr(s, kind)()
+            s.pair.compare(s.names())
+            if rng.randrange(8) == 0:
+                s.pair.compare_records()
+        s.pair.compare_records()
+        done += s.pair.operations
+        met[s.pair.setup] += s.pair.met
+    return met
+
+
+@pytest.mark.timeout(600)
+def test_random_schedulers_and_the_model_agree_over_100000_operations() -> None:
+    met = run_random_schedulers(100_000, 1)
+    for setup, (groups, _, options) in enumerate(SETUPS):
+        expected = {"refused", "nothing to do"}
+        if options.get("enable_caching", True):
+            expected |= {"hit", "BlockStored", "BlockRemoved", "AllBlocksCleared"}
+            if any(group[0] in ("sw", "chunk", "mamba") for group in groups):
+                expected.add("hit with null blocks")
+        assert set() == expected - {what for what, times in met[setup].items() if times}, (groups, options)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_random_schedulers_and_the_model_agree_over_a_million_operations() -> None:
+    run_random_schedulers(1_000_000, 3)

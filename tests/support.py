@@ -1,0 +1,195 @@
+"""What several tests of the store need: names to trace, values to compare, children that are seen."""
+
+import itertools
+import os
+import pickle
+import secrets
+import signal
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
+from shmstore.bindings.store import ALIGN
+
+SHM = Path("/dev/shm")
+PREFIX = f"t{os.getpid()}-{secrets.token_hex(3)}"
+"""Starts the name of every store that a test creates."""
+
+_numbers = itertools.count()
+
+
+def store_name() -> str:
+    """Return a name that no store has had, which `segments` recognises."""
+    return f"{PREFIX}-{next(_numbers)}"
+
+
+def segments() -> set[str]:
+    """Return the files in /dev/shm that this test run has made; other programs' are none of its business."""
+    ours = (PREFIX, f"shmstore-{os.getpid()}-")
+    return {path.name for path in SHM.iterdir() if path.name.startswith(ours)}
+
+
+def children() -> set[int]:
+    """Return the processes whose parent this one is, zombies among them, but for multiprocessing's tracker."""
+    from multiprocessing import resource_tracker
+
+    tracker = getattr(resource_tracker._resource_tracker, "_pid", None)
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == os.getpid():
+                found.add(int(path.parent.name))
+    return found - {tracker}
+
+
+class Stores:
+    """Creates writers and attaches readers that are closed when the test ends."""
+
+    def __init__(self) -> None:
+        self._opened: list[Any] = []
+
+    def create(self, capacity: int = 1 << 20, n_readers: int = 1, **options: Any) -> ObjectStoreWriter:
+        name = options.pop("name", None) or store_name()
+        return self.keep(ObjectStoreWriter.create(name, capacity=capacity, n_readers=n_readers, **options))
+
+    def attach(self, store: Any, rank: int = 0, **options: Any) -> ObjectStoreReader:
+        handle = store.handle if isinstance(store, ObjectStoreWriter) else store
+        return self.keep(ObjectStoreReader.attach(handle, rank, **options))
+
+    def recover(self, store: Any) -> ObjectStoreWriter:
+        return self.keep(ObjectStoreWriter.recover(store))
+
+    def keep(self, opened: Any) -> Any:
+        self._opened.append(opened)
+        return opened
+
+    def close(self) -> None:
+        for opened in reversed(self._opened):
+            opened.close()
+        self._opened.clear()
+
+
+# ---- values
+
+
+def random_tensor(seed: int, nbytes: int) -> torch.Tensor:
+    """Return a tensor of `nbytes` bytes that only this seed gives."""
+    return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, nbytes, dtype=np.uint8))
+
+
+def bits(leaf: "torch.Tensor | np.ndarray[Any, Any]") -> bytes:
+    """Return the bytes of a tensor or an array in C order, whatever its strides."""
+    if isinstance(leaf, torch.Tensor):
+        leaf = leaf.detach().clone(memory_format=torch.contiguous_format).reshape(-1).view(torch.uint8).numpy()
+    return leaf.tobytes()
+
+
+def frozen(value: Any) -> Any:
+    """Return what makes two values the same: kinds of containers, order, dtypes, shapes and bits."""
+    if isinstance(value, (torch.Tensor, np.ndarray)):
+        return type(value).__name__, str(value.dtype), tuple(value.shape), bits(value)
+    if isinstance(value, dict):
+        return "dict", tuple((frozen(key), frozen(item)) for key, item in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value).__name__, tuple(frozen(item) for item in value)
+    if isinstance(value, float):
+        return "float", value.hex()
+    return type(value).__name__, value
+
+
+def length_of(key: str, value: Any) -> int:
+    """Return the bytes of an object as the layout counts them: key and metadata, padded, then the payload."""
+    encoded = MsgpackSerde().encode(value)
+    head = len(key.encode()) + len(encoded.meta)
+    return -(-head // ALIGN) * ALIGN + encoded.nbytes if encoded.nbytes else head
+
+
+def span_of(key: str, value: Any) -> int:
+    """Return the bytes of the ring that an object takes."""
+    return max(1, -(-length_of(key, value) // ALIGN)) * ALIGN
+
+
+# ---- children
+
+
+class Child:
+    """A forked process that runs one function and says how it ended; close it by `join` or `kill`."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any) -> None:
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            os.close(reading)
+            _run(function, arguments, writing)
+        os.close(writing)
+        self._pipe = os.fdopen(reading, "rb")
+        self._status: int | None = None
+
+    def _wait(self) -> int:
+        if self._status is None:
+            self._status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            self._pipe.close()
+        return self._status
+
+    def join(self) -> Any:
+        """Return what the function returned; AssertionError, with the trace, where it raised or was killed."""
+        said = self._pipe.read()
+        status = self._wait()
+        if status < 0:
+            raise AssertionError(f"the child died of {signal.Signals(-status).name}")
+        ok, result = pickle.loads(said)
+        if not ok:
+            raise AssertionError(f"in the child: {result}")
+        return result
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL and wait until it has gone; also a stopped one, also twice."""
+        if self._status is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._wait()
+
+
+def _run(function: Callable[..., Any], arguments: tuple[Any, ...], pipe: int) -> NoReturn:
+    status = 1
+    try:
+        try:
+            said = pickle.dumps((True, function(*arguments)))
+        except BaseException:
+            said = pickle.dumps((False, traceback.format_exc()))
+        with os.fdopen(pipe, "wb") as out:
+            out.write(said)
+        status = 0
+    finally:
+        os._exit(status)  # no atexit, no pytest: those are the parent's
+
+
+def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a function in a forked process and return what it returned."""
+    return Child(function, *arguments).join()
+
+
+class Signal:
+    """One byte through a pipe: a child or the parent says that it has come so far."""
+
+    def __init__(self) -> None:
+        self._reading, self._writing = os.pipe()
+
+    def send(self) -> None:
+        os.write(self._writing, b"!")
+
+    def wait(self) -> None:
+        assert os.read(self._reading, 1) == b"!"
+
+    def close(self) -> None:
+        os.close(self._reading)
+        os.close(self._writing)

@@ -1,0 +1,252 @@
+"""What is held blocks its own bytes and nobody else: one object held for ever, in a ring turned over 100 times."""
+
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreFullError
+from tests.support import Child, Signal, Stores, bits, random_tensor, span_of
+
+CAPACITY = 64 * 1024
+SIZE = 3000
+PER_LAP = CAPACITY // 3072
+
+
+def turn_over(
+    writer: ObjectStoreWriter, laps: int, read: Callable[[ObjectRef], Any] | None = None, size: int = SIZE
+) -> int:
+    """Put until the ring has gone round `laps` times, none of it refused; `read` ends each lease. Returns the puts."""
+    start = writer.stats().put_bytes
+    puts = 0
+    while writer.stats().put_bytes - start < laps * CAPACITY:
+        ref = writer.put(f"turn-{writer.stats().next_id}", random_tensor(puts, size))
+        (read or writer.cancel)(ref)
+        puts += 1
+    return puts
+
+
+@pytest.mark.parametrize("size", [SIZE, 700, 20_000])
+@pytest.mark.parametrize("eviction", ["clock", "fifo"])
+def test_an_object_viewed_for_ever_costs_no_put(stores: Stores, eviction: Any, size: int) -> None:
+    writer = stores.create(CAPACITY, n_readers=1, eviction=eviction)
+    reader = stores.attach(writer)
+    turn_over(writer, 1)
+    value = random_tensor(4, 5000)
+    held = reader.get(writer.put("held", value))
+    puts = turn_over(writer, 100, reader.get, size)
+    assert puts >= 100 * (CAPACITY // size)
+    stats = writer.stats()
+    assert (0, True) == (stats.refusals, "held" in writer)
+    assert bits(value) == bits(held)
+    writer.check_valid()
+
+
+def test_an_object_promised_to_a_rank_that_never_reads_costs_no_put(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=2)
+    readers = [stores.attach(writer, rank) for rank in (0, 1)]
+    value = random_tensor(4, 5000)
+    promised = writer.put("promised", value)
+    readers[0].get(promised)
+    turn_over(writer, 100, lambda ref: [reader.get(ref) for reader in readers])
+    assert 0 == writer.stats().refusals
+    assert bits(value) == bits(readers[1].get(promised))
+
+
+def test_an_object_promised_to_a_rank_that_never_came_costs_no_put(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=2)
+    reader = stores.attach(writer, 0)
+    value = random_tensor(4, 5000)
+    promised = writer.put("promised", value)
+    turn_over(writer, 100)
+    assert 0 == writer.stats().refusals
+    reader.get(promised)
+    late = stores.attach(writer, 1)
+    assert bits(value) == bits(late.get(promised))
+
+
+def test_held_objects_all_over_the_ring_cost_only_their_bytes(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=1)
+    reader = stores.attach(writer)
+    held = []
+    for i in range(PER_LAP):
+        ref = writer.put(f"k{i}", random_tensor(i, SIZE))
+        if i % 3 == 0:
+            held.append((reader.get(ref), random_tensor(i, SIZE)))
+        else:
+            reader.release(ref)
+    turn_over(writer, 100, reader.get)
+    assert 0 == writer.stats().refusals
+    for view, value in held:
+        assert bits(value) == bits(view)
+    writer.check_valid()
+
+
+def test_aborted_requests_block_nobody(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=2)
+    stores.attach(writer, 0)  # reads nothing, ever; rank 1 never comes
+    turn_over(writer, 20)
+    assert (0, 0) == (writer.stats().refusals, writer.stats().open_leases)
+
+
+def hold(writer_handle: Any, refs: list[bytes], ready: Signal) -> None:
+    reader = ObjectStoreReader.attach(writer_handle, 1)
+    views = [reader.get(ObjectRef.from_bytes(packed)) for packed in refs[::2]]
+    ready.send()
+    Signal().wait()  # for ever
+    del views
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_a_reader_that_is_killed_or_stopped_never_blocks_the_others(stores: Stores, end: str) -> None:
+    writer = stores.create(CAPACITY, n_readers=2)
+    refs = [writer.put(f"k{i}", random_tensor(i, 5000)).to_bytes() for i in range(4)]
+    ready = Signal()
+    child = Child(hold, writer.handle, refs, ready)
+    try:
+        ready.wait()
+        ready.close()
+        reader = stores.attach(writer, 0)
+        for packed in refs:
+            reader.release(ObjectRef.from_bytes(packed))
+        if end == "kill":
+            child.kill()
+        else:
+            child.signal(signal.SIGSTOP)
+
+        def read_and_answer_for_rank_1(ref: ObjectRef) -> None:
+            reader.get(ref)
+            writer.cancel(ref)
+
+        turn_over(writer, 20, reader.get if end == "kill" else read_and_answer_for_rank_1)
+        assert 0 == writer.stats().refusals
+        assert (end == "stop") == all(f"k{i}" in writer for i in range(4))
+    finally:
+        child.kill()
+    turn_over(writer, 3, reader.get)
+    assert not any(f"k{i}" in writer for i in range(4))
+
+
+def test_a_refusal_says_which_rank_holds_how_many_bytes(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=3)
+    readers = [stores.attach(writer, rank) for rank in range(3)]
+    value = random_tensor(0, 20_000)
+    span = span_of("a", value)
+    a, b, c = (writer.put(key, value) for key in "abc")
+    views = [readers[0].get(a), readers[0].get(b)]
+    readers[0].release(c)
+    readers[1].get(a, copy=True)
+    readers[1].release(b)
+    for ref in (a, b, c):
+        readers[2].release(ref)
+    with pytest.raises(StoreFullError) as caught:
+        writer.put("d", value)
+    assert {0: 2 * span, 1: span} == caught.value.held_bytes_by_rank
+    assert 20_000 == caught.value.needed
+    assert f"rank 0: {2 * span} bytes, rank 1: {span} bytes" in str(caught.value)
+    with pytest.raises(StoreFullError) as again:  # from memory
+        writer.put("d", value)
+    assert caught.value.held_bytes_by_rank == again.value.held_bytes_by_rank
+    del views
+    d = writer.put("d", value)
+    assert ["c", "d"] == [key for key in writer.keys() if key in "cd"]
+    readers[1].release(c)
+    writer.cancel(d)
+    writer.put("all of it", random_tensor(1, 60_000))
+    assert ["all of it"] == writer.keys()
+
+
+def let_go_by_view(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, refs: list[ObjectRef], views: list[Any]
+) -> None:
+    views.clear()
+
+
+def let_go_by_close(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, refs: list[ObjectRef], views: list[Any]
+) -> None:
+    reader.close()
+    views.clear()
+
+
+def release_all(writer: ObjectStoreWriter, reader: ObjectStoreReader, refs: list[ObjectRef], views: list[Any]) -> None:
+    for ref in refs:
+        assert reader.release(ref)
+
+
+def cancel_all(writer: ObjectStoreWriter, reader: ObjectStoreReader, refs: list[ObjectRef], views: list[Any]) -> None:
+    for ref in refs:
+        assert writer.cancel(ref)
+
+
+def retire(writer: ObjectStoreWriter, reader: ObjectStoreReader, refs: list[ObjectRef], views: list[Any]) -> None:
+    writer.retire(0)
+
+
+def close_unread(writer: ObjectStoreWriter, reader: ObjectStoreReader, refs: list[ObjectRef], views: list[Any]) -> None:
+    reader.close()
+
+
+def delete_all(writer: ObjectStoreWriter, reader: ObjectStoreReader, refs: list[ObjectRef], views: list[Any]) -> None:
+    cancel_all(writer, reader, refs, views)
+    writer.clear()
+
+
+@pytest.mark.parametrize(
+    ("viewed", "let_go"),
+    [
+        (True, let_go_by_view),
+        (True, let_go_by_close),
+        (False, release_all),
+        (False, cancel_all),
+        (False, retire),
+        (False, close_unread),
+        (False, delete_all),
+    ],
+)
+def test_a_put_that_was_refused_succeeds_when_what_was_held_is_let_go(
+    stores: Stores, viewed: bool, let_go: Any
+) -> None:
+    writer = stores.create(CAPACITY, n_readers=1)
+    reader = stores.attach(writer)
+    refs = [writer.put(f"k{i}", random_tensor(i, 15_000)) for i in range(4)]
+    views = [reader.get(ref) for ref in refs] if viewed else []
+    for _ in range(3):
+        with pytest.raises(StoreFullError):
+            writer.put("wanted", random_tensor(9, 60_000))
+    assert 3 == writer.stats().refusals
+    let_go(writer, reader, refs, views)
+    writer.put("wanted", random_tensor(9, 60_000))
+    assert ["wanted"] == writer.keys()
+    writer.check_valid()
+
+
+def test_lease_entries_run_out_and_come_back(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=1, max_objects=4)
+    reader = stores.attach(writer)
+    refs = [writer.put("a", 1)]
+    with pytest.raises(StoreFullError, match="every lease entry is taken"):
+        for _ in range(10_000):
+            refs.append(writer.get_cached("a"))
+    assert len(refs) == writer.stats().open_leases
+    with pytest.raises(StoreFullError):
+        writer.put("b", 1)
+    assert ["a"] == writer.keys()
+    assert reader.release(refs[5])
+    refs.append(writer.get_cached("a"))
+    writer.cancel(refs[7])
+    writer.put("b", 1)
+    writer.check_valid()
+
+
+def test_slots_run_out_and_come_back(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=1, max_objects=3)
+    reader = stores.attach(writer)
+    views = [reader.get(writer.put(f"k{i}", random_tensor(i, 100))) for i in range(3)]
+    with pytest.raises(StoreFullError):
+        writer.put("d", 1)
+    del views[1]
+    writer.put("d", 1)
+    assert ["k0", "k2", "d"] == writer.keys()
+    writer.check_valid()

@@ -1,0 +1,569 @@
+"""Names, numbers, foreign files and damaged segments: a typed error each, no crash, and no file left."""
+
+import ctypes
+import os
+import random
+import shutil
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shmstore
+from shmstore import (
+    CorruptStoreError,
+    LayoutMismatchError,
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    StaleRefError,
+    StoreExistsError,
+    StoreFullError,
+    StoreHandle,
+    StoreNotFoundError,
+    StoreSpaceError,
+)
+from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS
+from tests.support import SHM, Stores, bits, frozen, in_child, random_tensor, segments, store_name
+
+# ---- names
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a/b", "/a", "a/", "a\0b", "\0", "x" * (MAX_NAME + 1), "й" * MAX_NAME, "\ud800"]
+)
+def test_what_is_no_name_is_a_value_error_everywhere(name: str) -> None:
+    before = set(os.listdir(SHM))
+    for call in (
+        lambda: ObjectStoreWriter.create(name, capacity=4096, n_readers=1),
+        lambda: ObjectStoreWriter.recover(name),
+        lambda: ObjectStoreReader.attach(name),
+        lambda: ObjectStoreReader.attach(StoreHandle(name, 1, 1)),
+        lambda: ObjectStoreWriter.recover(StoreHandle(name, 1, 1)),
+    ):
+        with pytest.raises(ValueError, match="not a store's name|surrogates not allowed"):
+            call()
+    assert not {made for made in set(os.listdir(SHM)) - before if name and made.startswith(name[:1])} - segments()
+
+
+@pytest.mark.parametrize("name", [3, b"bytes", Path("x"), 1.5, ["x"]])
+def test_what_is_no_str_is_a_type_error(name: Any) -> None:
+    for call in (
+        lambda: ObjectStoreWriter.create(name, capacity=4096, n_readers=1),
+        lambda: ObjectStoreWriter.recover(name),
+        lambda: ObjectStoreReader.attach(name),
+    ):
+        with pytest.raises(TypeError, match="name must be a str"):
+            call()
+
+
+def test_names_of_every_other_kind_are_taken(stores: Stores) -> None:
+    base = store_name()
+    for end in (" ", "...", "%s", "é", "-" * (MAX_NAME - len(base))):
+        writer = stores.create(4096, name=base + end)
+        assert (SHM / (base + end)).exists()
+        stores.attach(writer.name)
+        writer.close()
+    assert not {made for made in segments() if made.startswith(base)}
+
+
+def test_a_store_that_is_not_there_is_not_found() -> None:
+    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
+        with pytest.raises(StoreNotFoundError, match="no-such-store"):
+            call("no-such-store")
+        with pytest.raises(FileNotFoundError):
+            call(StoreHandle("no-such-store", 1, 1))
+
+
+# ---- numbers
+
+NUMBERS = {"capacity": MAX_CAPACITY, "n_readers": MAX_READERS, "max_object_size": 4096, "max_objects": MAX_OBJECTS}
+
+
+@pytest.mark.parametrize("which", NUMBERS)
+def test_numbers_out_of_range_are_value_errors(which: str) -> None:
+    before = segments()
+    good: dict[str, Any] = {"capacity": 4096, "n_readers": 1}
+    for number in (0, -1, NUMBERS[which] + 1, 2**63, 2**64, 2**64 + 4096, -(2**63), 10**30):
+        with pytest.raises(ValueError, match=f"{which} must be from 1 to {NUMBERS[which]}, not {number}"):
+            ObjectStoreWriter.create(store_name(), **(good | {which: number}))
+    assert before == segments()
+
+
+@pytest.mark.parametrize("which", NUMBERS)
+@pytest.mark.parametrize("thing", [True, False, 4096.0, "4096", b"1", [1], float("nan"), object()])
+def test_what_is_no_int_is_a_type_error(which: str, thing: Any) -> None:
+    before = segments()
+    with pytest.raises(TypeError, match=f"{which} must be an int, not {type(thing).__name__}"):
+        ObjectStoreWriter.create(store_name(), **({"capacity": 4096, "n_readers": 1} | {which: thing}))
+    assert before == segments()
+
+
+def test_what_counts_as_an_int_is_one(stores: Stores) -> None:
+    import numpy as np
+
+    writer = stores.create(np.int64(5000), n_readers=np.uint8(2))  # type: ignore[arg-type]
+    assert (5056, 2) == (writer.stats().capacity, writer.stats().n_readers)  # rounded up to 64
+    stores.attach(writer, np.int32(1))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("eviction", ["lru", "", None, 1, "CLOCK"])
+def test_an_eviction_that_nobody_knows_is_a_value_error(eviction: Any) -> None:
+    with pytest.raises(ValueError, match="eviction must be 'clock' or 'fifo'"):
+        ObjectStoreWriter.create(store_name(), capacity=4096, n_readers=1, eviction=eviction)
+
+
+def test_ranks_out_of_range_are_value_errors(stores: Stores) -> None:
+    writer = stores.create(4096, n_readers=2)
+    for rank in (-1, 2, 255, 256, 2**31, 2**32, 2**63, 2**64):
+        for store in (writer.handle, writer.name):
+            with pytest.raises(ValueError, match="rank must be from 0|out of range"):
+                ObjectStoreReader.attach(store, rank)
+    for thing in (True, "0", None, 0.0):
+        with pytest.raises(TypeError, match="rank must be an int"):
+            ObjectStoreReader.attach(writer.handle, thing)  # type: ignore[arg-type]
+    for rank in (0, 1):
+        stores.attach(writer, rank)
+
+
+@pytest.mark.parametrize("n_readers", [1, MAX_READERS])
+@pytest.mark.parametrize("max_objects", [1, 3, None])
+def test_the_smallest_and_the_widest_store_work(stores: Stores, n_readers: int, max_objects: int | None) -> None:
+    writer = stores.create(1, n_readers=n_readers, max_objects=max_objects)
+    assert 64 == writer.stats().capacity
+    reader = stores.attach(writer, n_readers - 1)
+    assert 5 == reader.get(writer.put("k", 5))
+    writer.check_valid()
+
+
+# ---- space
+
+
+def free_bytes() -> int:
+    fs = os.statvfs(SHM)
+    return fs.f_bavail * fs.f_frsize
+
+
+@pytest.mark.parametrize("beyond", [1 << 20, 1 << 40, MAX_CAPACITY // 2])
+def test_a_store_that_does_not_fit_says_what_is_needed_and_free_and_leaves_no_file(beyond: int) -> None:
+    before, free = segments(), free_bytes()
+    capacity = free + beyond
+    with pytest.raises(StoreSpaceError, match=r"bytes needed, \d+ free") as caught:
+        ObjectStoreWriter.create(store_name(), capacity=capacity, n_readers=2, max_objects=10)
+    error = caught.value
+    assert error.needed is not None
+    assert error.free is not None
+    assert capacity <= error.needed <= capacity + (4 << 20)
+    assert abs(free - error.free) < 1 << 30  # others write to it as well
+    assert before == segments()
+    assert abs(free - free_bytes()) < 1 << 30
+
+
+def mount_small(size: int) -> None:
+    """Give this process a file system of shared memory of its own, of `size` bytes; OSError where it may not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def must(rc: int) -> None:
+        if rc:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+    user, group = os.getuid(), os.getgid()
+    if user == 0:
+        must(libc.unshare(0x20000))  # CLONE_NEWNS
+    else:
+        must(libc.unshare(0x20000 | 0x10000000))  # and CLONE_NEWUSER
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"0 {user} 1")
+        Path("/proc/self/gid_map").write_text(f"0 {group} 1")
+    must(libc.mount(None, b"/", None, 0x44000, None))  # MS_REC | MS_PRIVATE
+    must(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, f"size={size}".encode()))
+
+
+def fill_a_small_file_system() -> Any:
+    try:
+        mount_small(4 << 20)
+    except OSError as error:
+        return f"no file system of one's own here: {error}"
+    results = []
+    with ObjectStoreWriter.create("fits", capacity=2 << 20, n_readers=1, max_objects=10) as writer:
+        writer.put("a", random_tensor(1, 2 << 20 >> 1))
+        # From far too large through "data fits, tables do not" to what fits.
+        for capacity in range(6 << 20, 0, -100_000):
+            free = free_bytes()
+            try:
+                with ObjectStoreWriter.create("more", capacity=capacity, n_readers=1, max_objects=10):
+                    results.append((capacity, "fits"))
+                    break
+            except StoreSpaceError as error:
+                results.append((capacity, error.needed, error.free))
+                assert ["fits"] == os.listdir(SHM), "a file was left"
+                assert (free, free) == (error.free, free_bytes())
+                assert error.needed is not None
+                assert error.needed > capacity
+        with pytest.raises(StoreSpaceError):  # the tables alone are too many
+            ObjectStoreWriter.create("tables", capacity=64, n_readers=250, max_objects=100_000)
+        with ObjectStoreReader.attach(writer.handle) as reader:
+            value = random_tensor(1, 2 << 20 >> 1)
+            assert bits(value) == bits(reader.get(writer.get_cached("a")))
+            # Every byte was reserved: what is put later cannot meet a full file system.
+            (SHM / "filler").write_bytes(b"x" * free_bytes())
+            assert 0 == free_bytes()
+            writer.retire(0)
+            for i in range(10):
+                writer.put(f"k{i}", random_tensor(i, 500_000))
+    assert ["filler"] == os.listdir(SHM)
+    return results
+
+
+def test_a_nearly_full_file_system_refuses_at_create_and_never_later() -> None:
+    results = in_child(fill_a_small_file_system)
+    if isinstance(results, str):
+        pytest.skip(results)
+    assert "fits" == results[-1][1]
+    assert len(results) > 10
+
+
+# ---- foreign files
+
+
+@pytest.fixture
+def foreign() -> Iterator[Path]:
+    path = SHM / store_name()
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def superblock() -> dict[str, int]:
+    """Offsets of the superblock's fields, read off the header."""
+    text = (Path(__file__).resolve().parent.parent / "csrc" / "layout.h").read_text()
+    body = text.partition("typedef struct shms_superblock {")[2].partition("}")[0]
+    offsets, at = {}, 0
+    for line in body.splitlines():
+        words = line.split(";")[0].split()
+        if len(words) != 2 or words[0] not in ("uint64_t", "shms_word"):
+            continue
+        name, _, count = words[1].partition("[")
+        offsets[name] = at
+        at += 8 * (int(count.rstrip("]")) if count.rstrip("]").isdigit() else 1)
+    return offsets
+
+
+FIELDS = superblock()
+MAGIC = b"SHMSTOR1"
+
+FOREIGN: dict[str, bytes] = {
+    "empty": b"",
+    "one byte": b"x",
+    "text": b"a foreign file\n" * 1000,
+    "zeros": bytes(1 << 16),
+    "one page of zeros": bytes(4096),
+    "almost a superblock": MAGIC + bytes(4000),
+    "random": random.Random(1).randbytes(1 << 16),
+    "the magic alone": MAGIC,
+    "magic, no stamp": MAGIC + bytes(1 << 16),
+    "magic, wrong stamp": MAGIC + b"\xff" * (1 << 16),
+    "magic, random": MAGIC + random.Random(2).randbytes(1 << 16),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_foreign_file_is_no_store_and_is_left_alone(foreign: Path, kind: str) -> None:
+    foreign.write_bytes(FOREIGN[kind])
+    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
+        with pytest.raises(LayoutMismatchError):
+            call(foreign.name)
+    with pytest.raises(StoreExistsError):
+        ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
+    assert FOREIGN[kind] == foreign.read_bytes()
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    "make", [Path.mkdir, os.mkfifo, make_socket, lambda path: path.symlink_to("/etc/passwd"), lambda path: path.touch(0)]
+)
+def test_what_is_no_regular_file_is_an_os_error_or_no_store(foreign: Path, make: Callable[[Path], None]) -> None:
+    make(foreign)
+    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
+        with pytest.raises((OSError, LayoutMismatchError)):
+            call(foreign.name)
+    with pytest.raises(StoreExistsError):
+        ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
+    assert foreign.is_symlink() or foreign.exists()
+
+
+# ---- damaged segments
+
+
+@pytest.fixture
+def segment(stores: Stores) -> Path:
+    """A closed store of three objects with open leases, and one deleted."""
+    writer = stores.create(1 << 16, n_readers=2, max_objects=8)
+    for key in "abcd":
+        writer.put(key, random_tensor(ord(key), 1000))
+    writer.cancel(writer.get_cached("a"))
+    writer.delete("d")
+    writer.close(unlink=False)
+    return SHM / writer.name
+
+
+@pytest.fixture(autouse=True)
+def _remove_segments() -> Iterator[None]:
+    before = segments()
+    yield
+    for name in segments() - before:
+        (SHM / name).unlink()
+
+
+def try_everything(name: str) -> dict[str, str]:
+    """Attach to and recover a damaged store and use what opens; returns what came of each."""
+    outcome = {}
+    try:
+        with ObjectStoreReader.attach(name) as reader:
+            outcome["attach"] = "opened"
+            for packed in (bytes(40), b"\xff" * 40, reader.store_id.to_bytes(4, "little") + bytes(36)):
+                try:
+                    reader.get(ObjectRef.from_bytes(packed))
+                except (StaleRefError, CorruptStoreError):
+                    pass
+            reader.stats()
+    except shmstore.ShmStoreError as error:
+        outcome["attach"] = type(error).__name__
+    try:
+        writer = ObjectStoreWriter.recover(name)
+    except shmstore.ShmStoreError as error:
+        outcome["recover"] = type(error).__name__
+        return outcome
+    outcome["recover"] = "opened"
+    try:
+        writer.check_valid()
+        outcome["valid"] = "yes"
+    except CorruptStoreError:
+        outcome["valid"] = "no"
+    with ObjectStoreReader.attach(name) as reader:
+        try:
+            keys = writer.keys()
+        except CorruptStoreError:
+            keys = []
+        for key in keys:
+            try:
+                value = reader.get(writer.get_cached(key))
+            except (StaleRefError, CorruptStoreError) as error:
+                outcome[key] = type(error).__name__
+            else:
+                outcome[key] = str(frozen(random_tensor(ord(key[0]), 1000)) == frozen(value))
+        for rank in (0, 1):
+            writer.retire(rank)
+        for i in range(50):
+            try:
+                writer.cancel(writer.put(f"new{i}", random_tensor(i, 3000)))
+            except (StoreFullError, shmstore.ObjectTooLargeError):
+                continue
+        writer.stats()
+    writer.close(unlink=False)
+    return outcome
+
+
+def damage(path: Path, offset: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(data)
+
+
+def word(path: Path, offset: int) -> int:
+    with path.open("rb") as file:
+        file.seek(offset)
+        value: int = struct.unpack("<Q", file.read(8))[0]
+        return value
+
+
+def put_word(path: Path, offset: int, value: int) -> None:
+    damage(path, offset, struct.pack("<Q", value % 2**64))
+
+
+def test_the_fixture_is_intact_before_it_is_damaged(segment: Path) -> None:
+    assert {"attach": "opened", "recover": "opened", "valid": "yes", "a": "True", "b": "True", "c": "True"} == in_child(
+        try_everything, segment.name
+    )
+
+
+STRANGE = (0, 1, 3, 63, 4095, 4097, 2**31, 2**32, 2**48 + 1, 2**63, 2**64 - 1)
+GEOMETRY = (
+    "magic stamp page file_size capacity n_readers max_objects max_leases slots_at leases_at readers_at reader_stride "
+    "data_at"
+).split()
+# What can be any number: people read it, or it is random, or recover computes it anew.
+FREE_FIELDS = "created_ns writer_pid writer_epoch used_bytes objects open_leases counters hand reserved".split()
+# Some of their values contradict what is stored; the others can be any.
+OTHER_FIELDS = "flags max_object_size store secret next_id next_lease retired".split()
+
+
+def test_every_field_of_the_superblock_is_in_one_of_the_tests() -> None:
+    assert set(FIELDS) == {*GEOMETRY, *FREE_FIELDS, *OTHER_FIELDS}
+    assert (8, 80, 128, 256, 320, 512) == tuple(
+        FIELDS[name] for name in ("stamp", "store", "data_at", "writer_pid", "counters", "retired")
+    )
+
+
+@pytest.mark.parametrize("field", GEOMETRY)
+def test_a_damaged_geometry_is_refused_by_both_sides(segment: Path, field: str) -> None:
+    error = "LayoutMismatchError" if field in ("magic", "stamp") else "CorruptStoreError"
+    true = word(segment, FIELDS[field])
+    for value in (*STRANGE, true + 1, true - 1, true * 2, true // 2, true ^ 2**40):
+        if value == true:
+            continue
+        put_word(segment, FIELDS[field], value)
+        assert {"attach": error, "recover": error} == in_child(try_everything, segment.name), hex(value)
+    put_word(segment, FIELDS[field], true)
+    assert "yes" == in_child(try_everything, segment.name)["valid"]
+
+
+@pytest.mark.parametrize("field", FREE_FIELDS)
+def test_fields_that_nobody_relies_on_cost_no_object(segment: Path, field: str) -> None:
+    for value in STRANGE:
+        copied = SHM / store_name()
+        shutil.copyfile(segment, copied)
+        put_word(copied, FIELDS[field], value)
+        outcome = in_child(try_everything, copied.name)
+        assert ["opened", "opened", "yes"] == [outcome[name] for name in ("attach", "recover", "valid")], hex(value)
+        assert ["True"] * 3 == [outcome[key] for key in "abc"]
+        copied.unlink()
+
+
+@pytest.mark.parametrize("field", OTHER_FIELDS)
+def test_other_damage_to_the_superblock_is_an_error_or_does_no_harm(segment: Path, field: str) -> None:
+    for value in STRANGE:
+        copied = SHM / store_name()
+        shutil.copyfile(segment, copied)
+        put_word(copied, FIELDS[field], value)
+        outcome = in_child(try_everything, copied.name)
+        if outcome["recover"] == "opened":
+            assert ["True"] * 3 == [outcome[key] for key in "abc"], f"{value:#x}: {outcome}"
+            assert "yes" == outcome["valid"], f"{value:#x}"
+        else:
+            assert outcome["recover"] == "CorruptStoreError"
+        copied.unlink()
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [("next_id", (0, 1, 4)), ("next_lease", (0, 1, 4, 2**64 - 1)), ("flags", (8, 2**32, 2**63))]
+    + [("store", (2**32,)), ("max_object_size", (2**16 + 1,))],
+)
+def test_counters_that_contradict_what_is_stored_are_corrupt(segment: Path, field: str, values: tuple[int, ...]) -> None:
+    for value in values:
+        put_word(segment, FIELDS[field], value)
+        with pytest.raises(CorruptStoreError):
+            ObjectStoreWriter.recover(segment.name)
+
+
+@pytest.mark.parametrize("change", [-1, 1, -4096, 4096, -(1 << 16), 1 << 20])
+def test_a_truncated_or_extended_segment_is_refused(segment: Path, change: int) -> None:
+    size = segment.stat().st_size
+    os.truncate(segment, size + change)
+    expected = {"attach": "LayoutMismatchError", "recover": "LayoutMismatchError"}
+    assert expected == in_child(try_everything, segment.name)
+    os.truncate(segment, 0)
+    assert expected == in_child(try_everything, segment.name)
+
+
+# Offsets in a slot, and values that none may have.
+SLOT = {"state": 0, "id": 8, "offset": 24, "length": 32, "head": 40, "deleted": 48}
+BAD_SLOT = {
+    "state": (4, 2**32, 2**64 - 1),
+    "id": (0, 2, 1000, 2**64 - 1),  # 2 is its neighbour's
+    "offset": (1, 63, 2**16, 2**63, 2**64 - 64),
+    "length": (0, 1, 2**16 + 1, 2**63, 2**64 - 1),
+    "head": (0, 2**32 - 1, 2**64 - 1, 2**63, 1 << 32, 1024 | 1 << 60),
+    "deleted": (2, 2**64 - 1),
+}
+
+
+def all_slots(path: Path) -> list[int]:
+    start, end = word(path, FIELDS["slots_at"]), word(path, FIELDS["leases_at"])
+    return list(range(start, end, 64))
+
+
+@pytest.mark.parametrize("field", SLOT)
+def test_a_damaged_slot_is_corrupt_to_recover_and_kills_no_reader(segment: Path, field: str) -> None:
+    slot = next(at for at in all_slots(segment) if word(segment, at + SLOT["id"]) == 1)
+    true = word(segment, slot + SLOT[field])
+    for value in BAD_SLOT[field]:
+        put_word(segment, slot + SLOT[field], value)
+        outcome = in_child(try_everything, segment.name)
+        assert {"attach": "opened", "recover": "CorruptStoreError"} == outcome, hex(value)
+    put_word(segment, slot + SLOT[field], true)
+    assert "yes" == in_child(try_everything, segment.name)["valid"]
+
+
+def read_while_damaged(name: str, refs: list[bytes], damages: list[tuple[int, int]]) -> list[str]:
+    """Reads each object under each damage of its slot; what came of it."""
+    path, said = SHM / name, []
+    with ObjectStoreReader.attach(name) as reader:
+        for offset, value in damages:
+            true = word(path, offset)
+            put_word(path, offset, value)
+            for packed in refs:
+                ref = ObjectRef.from_bytes(packed)
+                reader.validate(ref)
+                try:
+                    reader.get(ref)
+                    said.append("read")
+                except (StaleRefError, CorruptStoreError) as error:
+                    said.append(type(error).__name__)
+            put_word(path, offset, true)
+        for packed in refs:
+            reader.get(ObjectRef.from_bytes(packed))
+    return said
+
+
+def test_a_reader_believes_a_slot_only_inside_the_data_region(stores: Stores) -> None:
+    writer = stores.create(1 << 16, n_readers=2, max_objects=8)
+    refs = [writer.put(key, random_tensor(ord(key), 1000)).to_bytes() for key in "ab"]
+    path = SHM / writer.name
+    slot = next(at for at in all_slots(path) if word(path, at + SLOT["id"]) == 1)
+    # Not "deleted", which is the writer's, and not a head that is another good one.
+    damages = [(slot + SLOT[field], value) for field in ("state", "id", "offset", "length") for value in BAD_SLOT[field]]
+    damages += [(slot + SLOT["head"], value) for value in BAD_SLOT["head"] if value not in (0, 1 << 32)]
+    damages += [(slot + 16, 12345), (slot + SLOT["state"], 0), (slot + SLOT["state"], 1)]
+    said = in_child(read_while_damaged, writer.name, refs, damages)
+    assert 2 * len(damages) == len(said)
+    assert {"read"} == set(said[1::2]), "the neighbour suffered"
+    assert {"StaleRefError", "CorruptStoreError"} == set(said[0::2])
+
+
+def test_two_objects_in_one_place_are_corrupt(segment: Path) -> None:
+    one, two = (next(at for at in all_slots(segment) if word(segment, at + 8) == number) for number in (1, 2))
+    put_word(segment, two + SLOT["offset"], word(segment, one + SLOT["offset"]))
+    assert "CorruptStoreError" == in_child(try_everything, segment.name)["recover"]
+
+
+def test_one_key_twice_is_corrupt(segment: Path) -> None:
+    data = word(segment, FIELDS["data_at"])
+    two = next(at for at in all_slots(segment) if word(segment, at + 8) == 2)
+    damage(segment, data + word(segment, two + SLOT["offset"]), b"a")
+    assert "CorruptStoreError" == in_child(try_everything, segment.name)["recover"]
+
+
+def test_random_damage_to_the_tables_is_a_typed_error_or_none_and_never_a_crash(segment: Path) -> None:
+    whole = segment.read_bytes()
+    start, end = word(segment, FIELDS["slots_at"]), word(segment, FIELDS["data_at"])
+    generator = random.Random(7)
+    kinds = set()
+    for _ in range(200):
+        segment.write_bytes(whole)
+        for _ in range(generator.randint(1, 8)):
+            at = generator.choice([generator.randrange(start, start + 8 * 64), generator.randrange(start, end)])
+            damage(segment, at, generator.randbytes(generator.choice([1, 8])))
+        outcome = in_child(try_everything, segment.name)
+        kinds.add(outcome["recover"])
+    assert {"opened", "CorruptStoreError"} <= kinds

@@ -1,0 +1,933 @@
+"""The store's public names: signatures, results, errors, and that a refusal changes nothing."""
+
+import dataclasses
+import gc
+import inspect
+import json
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shmstore
+from shmstore import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    ObjectTooLargeError,
+    StaleRefError,
+    StoreClosedError,
+    StoreExistsError,
+    StoreFullError,
+    StoreHandle,
+    StoreNotFoundError,
+    TensorSpec,
+)
+from shmstore.bindings.store import MAX_KEY
+from tests.support import SHM, Stores, bits, frozen, random_tensor, segments, span_of, store_name
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def state(writer: ObjectStoreWriter) -> Any:
+    return writer.keys(), writer.stats()
+
+
+def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, bool]]:
+    """Return (name, default, keyword only) of each parameter but self."""
+    return [
+        (name, p.default, p.kind is p.KEYWORD_ONLY)
+        for name, p in inspect.signature(function).parameters.items()
+        if name != "self"
+    ]
+
+
+# ---- names and signatures
+
+
+def test_the_signatures_are_those_of_the_contract() -> None:
+    empty = inspect.Parameter.empty
+    assert parameters(ObjectStoreWriter.create) == [
+        ("name", None, False),
+        ("capacity", empty, True),
+        ("n_readers", empty, True),
+        ("max_object_size", None, True),
+        ("max_objects", None, True),
+        ("eviction", "clock", True),
+        ("prefault", False, True),
+        ("huge_pages", False, True),
+        ("serde", None, True),
+    ]
+    assert parameters(ObjectStoreWriter.recover)[0] == ("name", empty, False)
+    assert parameters(ObjectStoreReader.attach)[:2] == [("handle_or_name", empty, False), ("rank", 0, False)]
+    expected = {
+        "put": ["key", "value"],
+        "get_cached": ["key"],
+        "is_cached": ["key"],
+        "touch": ["key"],
+        "protect": ["keys"],
+        "reserve": ["key", "template"],
+        "cancel": ["ref"],
+        "retire": ["rank"],
+        "delete": ["key"],
+        "clear": [],
+        "keys": [],
+        "stats": [],
+        "close": ["unlink"],
+    }
+    assert expected == {name: [p[0] for p in parameters(getattr(ObjectStoreWriter, name))] for name in expected}
+    expected = {"get": ["ref", "copy"], "release": ["ref"], "validate": ["ref"], "stats": [], "close": []}
+    assert expected == {name: [p[0] for p in parameters(getattr(ObjectStoreReader, name))] for name in expected}
+    assert [("unlink", True, False)] == parameters(ObjectStoreWriter.close)
+    assert ("copy", False, False) == parameters(ObjectStoreReader.get)[1]
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in shmstore.__all__:
+        thing = getattr(shmstore, name)
+        assert name == "__version__" or thing.__doc__, name
+
+
+def test_a_put_and_a_get_give_back_what_went_in(stores: Stores) -> None:
+    writer = stores.create(n_readers=2)
+    readers = [stores.attach(writer, rank) for rank in (0, 1)]
+    value = {
+        "pixels": torch.arange(24, dtype=torch.float32).reshape(2, 3, 4).transpose(0, 2),
+        "half": torch.ones(3, dtype=torch.bfloat16),
+        "grid": np.arange(6, dtype=np.int16).reshape(2, 3),
+        "none": [None, True, (1, -(2**70), 1.5), "text", b"bytes", {}],
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(7),
+    }
+    ref = writer.put("item", value)
+    for reader in readers:
+        assert frozen(value) == frozen(reader.get(ref))
+        assert frozen(value) == frozen(reader.get(ref, copy=True))
+
+
+# ---- puts and their errors
+
+
+def refusals(writer: ObjectStoreWriter) -> dict[str, tuple[type[Exception], str, Callable[[], Any]]]:
+    """Every call on a writer that must be refused: the error, what it says, the call."""
+    big = torch.zeros(3000, dtype=torch.uint8)
+    ref = writer.put("there", torch.zeros(100, dtype=torch.uint8))
+    return {
+        "exists": (ObjectExistsError, "already exists in the storage", lambda: writer.put("there", 1)),
+        "exists, reserved": (ObjectExistsError, "already exists", lambda: writer.reserve("there", 1).__enter__()),
+        "too large": (ObjectTooLargeError, "2000", lambda: writer.put("x", big)),
+        "too large, reserved": (ObjectTooLargeError, "2000", lambda: writer.reserve("x", big).__enter__()),
+        "larger than anything": (
+            ObjectTooLargeError,
+            "exceed",
+            lambda: writer.reserve("x", TensorSpec((2**40,), torch.int64)).__enter__(),
+        ),
+        "metadata too large": (ObjectTooLargeError, "exceed", lambda: writer.put("x", "x" * 3000)),
+        "not found": (ObjectNotFoundError, "no object of this key", lambda: writer.get_cached("absent")),
+        "type": (
+            TypeError,
+            r"value\['a'\]\[2\]: no serializer for object",
+            lambda: writer.put("x", {"a": [1, 2, object()]}),
+        ),
+        "template": (TypeError, "no serializer", lambda: writer.reserve("x", [object()]).__enter__()),
+        "key bytes": (TypeError, "a key must be a str, not bytes", lambda: writer.put(b"x", 1)),  # type: ignore[arg-type]
+        "key None": (TypeError, "not NoneType", lambda: writer.get_cached(None)),  # type: ignore[arg-type]
+        "key int": (TypeError, "not int", lambda: writer.is_cached(3)),  # type: ignore[arg-type]
+        "key empty": (ValueError, "1 to 65536 bytes", lambda: writer.put("", 1)),
+        "key too long": (ValueError, "65537", lambda: writer.delete("x" * (MAX_KEY + 1))),
+        "key too long in bytes": (ValueError, "131072", lambda: writer.touch("й" * MAX_KEY)),
+        "key surrogate": (ValueError, "surrogates", lambda: writer.put("\ud800", 1)),
+        "protect int": (TypeError, "not int", lambda: writer.protect(["there", 3]).__enter__()),  # type: ignore[list-item]
+        "protect empty": (ValueError, "1 to", lambda: writer.protect(["there", ""]).__enter__()),
+        "cancel bytes": (TypeError, "expected an ObjectRef, not bytes", lambda: writer.cancel(ref.to_bytes())),  # type: ignore[arg-type]
+        "cancel None": (TypeError, "not NoneType", lambda: writer.cancel(None)),  # type: ignore[arg-type]
+        "retire -1": (ValueError, "rank must be from 0 to 1", lambda: writer.retire(-1)),
+        "retire 2": (ValueError, "rank must be from 0 to 1", lambda: writer.retire(2)),
+        "retire str": (TypeError, "rank must be an int", lambda: writer.retire("0")),  # type: ignore[arg-type]
+        "retire bool": (TypeError, "rank must be an int", lambda: writer.retire(True)),
+    }
+
+
+def test_every_refusal_has_its_error_and_changes_nothing(stores: Stores) -> None:
+    writer = stores.create(4096, n_readers=2, max_object_size=2000)
+    for name, (error, text, call) in refusals(writer).items():
+        before = state(writer)
+        with pytest.raises(error, match=text):
+            call()
+        after = state(writer)
+        if name == "not found":
+            before = before[0], dataclasses.replace(before[1], misses=before[1].misses + 1)
+        assert before == after, name
+        writer.check_valid()
+
+
+def test_a_full_store_refuses_and_leaves_keys_order_and_figures_as_they_were(stores: Stores) -> None:
+    def evicted_in_turn(refused: int) -> list[str]:
+        writer = stores.create(8192, n_readers=1)
+        reader = stores.attach(writer)
+        held = writer.put("held", random_tensor(0, 3000))
+        for i in range(4):
+            assert writer.cancel(writer.put(f"k{i}", random_tensor(i, 900)))
+        writer.touch("k2")
+        before = state(writer)
+        for _ in range(refused):
+            with pytest.raises(StoreFullError, match="rank 0: 3072 bytes") as caught:
+                writer.put("x", random_tensor(9, 6000))
+            assert {0: span_of("held", random_tensor(0, 3000))} == caught.value.held_bytes_by_rank
+            assert 6000 == caught.value.needed
+        assert before[0] == writer.keys()
+        assert dataclasses.replace(before[1], refusals=refused) == writer.stats()
+        writer.track_evictions()
+        gone = []
+        for i in range(6):
+            writer.cancel(writer.put(f"n{i}", random_tensor(i, 900)))
+            gone.append(writer.take_evicted())
+        assert reader.release(held)
+        return gone
+
+    assert evicted_in_turn(refused=0) == evicted_in_turn(refused=3)
+
+
+def test_a_put_that_fails_while_the_bytes_are_written_leaves_the_store_as_it_was(stores: Stores) -> None:
+    class Failing(shmstore.MsgpackSerde):
+        def fill(self, dst: Any, source: Any) -> None:
+            memoryview(dst)[:1] = b"x"
+            raise ZeroDivisionError
+
+    writer = stores.create(n_readers=1, serde=Failing())
+    writer.put("a", torch.ones(10))
+    before = state(writer)
+    for protected in ([], ["b"]):
+        with writer.protect(protected), pytest.raises(ZeroDivisionError):
+            writer.put("b", torch.arange(100).reshape(10, 10).T)
+        after = state(writer)
+        assert before[0] == after[0]
+        assert dataclasses.replace(before[1], next_id=after[1].next_id) == after[1]
+        writer.check_valid()
+    assert writer.put("b", torch.ones(10)).monotonic_id > before[1].next_id
+
+
+def test_not_even_an_interrupt_in_a_put_leaves_anything_half_written(stores: Stores) -> None:
+    class Interrupted(shmstore.MsgpackSerde):
+        def fill(self, dst: Any, source: Any) -> None:
+            raise KeyboardInterrupt
+
+    writer = stores.create(n_readers=1, serde=Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        writer.put("b", torch.arange(100).reshape(10, 10).T)
+    assert ([], 0, 0) == (writer.keys(), writer.stats().used_bytes, writer.stats().open_leases)
+    writer.check_valid()
+
+
+# ---- looking
+
+
+def test_questions_change_no_order_and_no_count(stores: Stores) -> None:
+    writer = stores.create(4096, n_readers=1)
+    reader = stores.attach(writer)
+    ref = writer.put("a", 1)
+    before, read_before = state(writer), reader.stats()
+    for _ in range(3):
+        assert writer.is_cached("a")
+        assert not writer.is_cached("b")
+        assert "a" in writer
+        assert "b" not in writer
+        assert 3 not in writer
+        assert 1 == len(writer)
+        assert reader.validate(ref)
+        assert ["a"] == writer.keys()
+    assert (before, read_before) == (state(writer), reader.stats())
+
+
+def test_keys_come_oldest_first_wherever_they_lie(stores: Stores) -> None:
+    writer = stores.create(4096, n_readers=1, max_objects=8)
+    writer.retire(0)
+    for i in range(20):
+        writer.put(f"k{i}", random_tensor(i, 700))
+    kept = writer.keys()
+    assert kept == sorted(kept, key=lambda key: int(key[1:]))
+    assert "k19" == kept[-1]
+    assert len(kept) == len(writer)
+    assert writer
+
+
+def test_an_empty_store_is_true_and_has_no_keys(stores: Stores) -> None:
+    writer = stores.create(4096)
+    assert (True, 0, []) == (bool(writer), len(writer), writer.keys())
+
+
+def test_every_figure_counts_what_its_docstring_says(stores: Stores) -> None:
+    writer = stores.create(8000, n_readers=2, max_object_size=6000, max_objects=50)
+    first = writer.stats()
+    assert (8000, 6000, 50, 2) == (first.capacity, first.max_object_size, first.max_objects, first.n_readers)
+    assert (1, 1, 0, 0, 0.0) == (first.next_id, first.next_lease, first.objects, first.used_bytes, first.hit_ratio)
+    value = torch.zeros(3000, dtype=torch.uint8)
+    a = writer.put("a", value)
+    writer.get_cached("a")
+    with pytest.raises(ObjectNotFoundError):
+        writer.get_cached("b")
+    assert writer.cancel(a)
+    stats = writer.stats()
+    expected = {
+        "objects": 1,
+        "used_bytes": span_of("a", value),
+        "next_id": 2,
+        "next_lease": 3,
+        "open_leases": 1,
+        "puts": 1,
+        "put_bytes": 3000,
+        "hits": 1,
+        "misses": 1,
+        "cancels": 1,
+    }
+    assert dataclasses.asdict(first) | expected == dataclasses.asdict(stats)
+    assert 0.5 == stats.hit_ratio
+    with pytest.raises(StoreFullError):
+        writer.put("c", torch.zeros(5500, dtype=torch.uint8))
+    writer.retire(0)
+    writer.retire(1)
+    writer.put("c", torch.zeros(5500, dtype=torch.uint8))
+    assert writer.delete("c")
+    last = writer.stats()
+    assert (1, 1, span_of("a", value), 1) == (last.refusals, last.evictions, last.evicted_bytes, last.deletes)
+    assert (0, 0, 0) == (last.objects, last.used_bytes, last.open_leases)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        last.puts = 0  # type: ignore[misc]
+
+
+def test_a_reader_counts_gets_stale_references_releases_and_views(stores: Stores) -> None:
+    writer = stores.create(n_readers=1)
+    reader = stores.attach(writer)
+    a, b = writer.put("a", torch.ones(3)), writer.put("b", torch.ones(3))
+    view = reader.get(a)
+    assert reader.release(b)
+    assert not reader.release(b)
+    with pytest.raises(StaleRefError):
+        reader.get(ObjectRef.from_bytes(a.to_bytes()[:-1] + b"\0"))
+    assert (1, 1, 1, 1) == dataclasses.astuple(reader.stats())
+    del view
+    assert 0 == reader.stats().live_views
+    reader.close()
+    again = stores.attach(writer)
+    assert (1, 1, 1, 0) == dataclasses.astuple(again.stats())  # the rank's, not the process's
+
+
+# ---- order of eviction
+
+
+def hits_decide(stores: Stores, eviction: Any, use: Callable[[ObjectStoreWriter, str], Any]) -> list[str]:
+    writer = stores.create(8 * 1024, n_readers=1, eviction=eviction)
+    writer.retire(0)
+    for i in range(8):
+        writer.put(f"k{i}", random_tensor(i, 900))
+    use(writer, "k0")
+    use(writer, "k2")
+    for i in range(3):
+        writer.put(f"n{i}", random_tensor(i, 900))
+    return [key for key in writer.keys() if key.startswith("k")]
+
+
+@pytest.mark.parametrize("use", [ObjectStoreWriter.touch, ObjectStoreWriter.get_cached])
+def test_what_was_used_since_the_last_lap_gets_a_second_chance(stores: Stores, use: Any) -> None:
+    assert ["k0", "k2", "k5", "k6", "k7"] == hits_decide(stores, "clock", use)
+
+
+def test_in_insertion_order_a_use_gives_no_second_chance(stores: Stores) -> None:
+    assert ["k3", "k4", "k5", "k6", "k7"] == hits_decide(stores, "fifo", ObjectStoreWriter.touch)
+
+
+def test_asking_whether_a_key_is_cached_is_no_use(stores: Stores) -> None:
+    assert ["k3", "k4", "k5", "k6", "k7"] == hits_decide(stores, "clock", ObjectStoreWriter.is_cached)
+
+
+def test_a_second_chance_is_one_not_more(stores: Stores) -> None:
+    writer = stores.create(8 * 1024, n_readers=1)
+    writer.retire(0)
+    writer.put("used", random_tensor(0, 900))
+    writer.touch("used")
+    left_after = []
+    for i in range(16):
+        writer.put(f"n{i}", random_tensor(i, 900))
+        if "used" not in writer:
+            left_after.append(i)
+    assert left_after, "one use kept the object for two laps"
+    assert left_after[0] >= 8, "the use gave no second chance"
+
+
+# ---- protect
+
+
+def crowd(writer: ObjectStoreWriter, laps: int = 3) -> None:
+    """Turn the ring over with objects that nobody waits for."""
+    size = writer.stats().capacity
+    for i in range(laps * (size // 1024)):
+        writer.cancel(writer.put(f"crowd-{writer.stats().next_id}-{i}", random_tensor(i, 900)))
+
+
+def test_what_is_protected_stays_inside_the_block_and_goes_after_it(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("kept", 1)
+    writer.put("other", 1)
+    with writer.protect(["kept", "absent"]):
+        crowd(writer)
+        assert "kept" in writer
+        assert "other" not in writer
+    crowd(writer)
+    assert "kept" not in writer
+    writer.check_valid()
+
+
+@pytest.mark.parametrize("value", [torch.ones(50), torch.arange(100).reshape(10, 10).T], ids=["span", "fill"])
+def test_what_is_put_inside_the_block_is_protected_too(stores: Stores, value: torch.Tensor) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    with writer.protect(["late", "reserved"]):
+        writer.put("late", value)
+        with writer.reserve("reserved", TensorSpec((10,), torch.uint8)):
+            pass
+        crowd(writer)
+        assert "late" in writer
+        assert "reserved" in writer
+    crowd(writer)
+    assert [] == [key for key in writer.keys() if not key.startswith("crowd")]
+
+
+def test_blocks_nest_and_the_outermost_decides(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("a", 1)
+    with writer.protect(["a", "a"]):
+        with writer.protect(iter(["a", "b"])):
+            writer.put("b", 1)
+        crowd(writer)
+        assert "a" in writer
+        assert "b" not in writer
+    crowd(writer)
+    assert "a" not in writer
+
+
+def test_a_block_that_ends_by_an_exception_protects_no_longer(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("a", 1)
+    with pytest.raises(ZeroDivisionError), writer.protect(["a"]):
+        raise ZeroDivisionError
+    crowd(writer)
+    assert "a" not in writer
+
+
+def test_a_failed_put_protects_no_slot_that_is_another_objects_later(stores: Stores) -> None:
+    class Failing(shmstore.MsgpackSerde):
+        def fill(self, dst: Any, source: Any) -> None:
+            raise ZeroDivisionError
+
+    writer = stores.create(8192, n_readers=1, max_objects=1, serde=Failing())
+    writer.retire(0)
+    with writer.protect(["a"]):
+        with pytest.raises(ZeroDivisionError):
+            writer.put("a", torch.arange(100).reshape(10, 10).T)
+        writer.put("b", 1)  # the one slot
+        writer.put("c", 1)
+        assert ["c"] == writer.keys()
+
+
+def test_protected_objects_that_fill_the_store_are_not_reclaimed_for_another(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("a", random_tensor(0, 5000))
+    with writer.protect(["a"]), pytest.raises(StoreFullError):
+        writer.put("b", random_tensor(1, 5000))
+    writer.put("b", random_tensor(1, 5000))
+    assert ["b"] == writer.keys()
+
+
+def test_protect_survives_a_delete_and_a_new_put_of_the_key(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("a", 1)
+    with writer.protect(["a"]):
+        assert writer.delete("a")
+        writer.put("a", 2)
+        crowd(writer)
+        assert "a" in writer
+    crowd(writer)
+    assert "a" not in writer
+    writer.clear()
+    assert 0 == writer.stats().objects
+
+
+def test_a_store_closed_inside_a_block_ends_the_block_in_peace(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.put("a", 1)
+    with writer.protect(["a"]):
+        writer.close()
+
+
+# ---- reserve
+
+
+def test_reserved_views_are_filled_in_place_and_handed_out_by_get_cached(stores: Stores) -> None:
+    writer = stores.create(n_readers=1)
+    reader = stores.attach(writer)
+    template = {
+        "t": TensorSpec((2, 3), torch.float32),
+        "a": np.zeros((4,), dtype=np.int16),
+        "note": "as it is",
+        "n": [1],
+    }
+    with writer.reserve("k", template) as views:
+        assert "k" not in writer
+        assert (torch.float32, (2, 3)) == (views["t"].dtype, tuple(views["t"].shape))
+        views["t"].copy_(torch.arange(6).reshape(2, 3))
+        views["a"][:] = [1, 2, 3, 4]
+    stats = writer.stats()
+    assert (1, 0) == (stats.puts, stats.open_leases)
+    value = reader.get(writer.get_cached("k"))
+    expected = {
+        "t": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+        "a": np.array([1, 2, 3, 4], dtype=np.int16),
+        "note": "as it is",
+        "n": [1],
+    }
+    assert frozen(expected) == frozen(value)
+
+
+def test_a_reservation_that_raises_gives_everything_back(stores: Stores) -> None:
+    writer = stores.create(4096, n_readers=1)
+    before = state(writer)
+    with pytest.raises(ZeroDivisionError), writer.reserve("k", TensorSpec((3000,), torch.uint8)) as view:
+        view.fill_(7)
+        raise ZeroDivisionError
+    after = state(writer)
+    assert before[0] == after[0]
+    assert dataclasses.replace(before[1], next_id=2) == after[1]
+    writer.check_valid()
+    with writer.reserve("k", TensorSpec((4000,), torch.uint8)):
+        pass
+    assert ["k"] == writer.keys()
+
+
+def test_space_that_is_being_written_is_nobody_elses(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    reader = stores.attach(writer)
+    with writer.reserve("k", TensorSpec((3000,), torch.uint8)) as view:
+        view.fill_(7)
+        crowd(writer)
+        assert bytes([7]) * 3000 == bits(view)
+    assert bytes([7]) * 3000 == bits(reader.get(writer.get_cached("k")))
+
+
+def test_an_object_without_a_lease_is_cached_like_one_that_was_read(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    with writer.reserve("k", TensorSpec((3000,), torch.uint8)):
+        pass
+    crowd(writer)
+    assert "k" not in writer
+
+
+# ---- letting go
+
+
+def test_cancel_ends_one_lease_and_says_whether_it_did(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    first = writer.put("a", 1)
+    second = writer.get_cached("a")
+    assert writer.cancel(first)
+    assert not writer.cancel(first)
+    crowd(writer)
+    assert "a" in writer
+    assert writer.cancel(second)
+    crowd(writer)
+    assert "a" not in writer
+    assert not writer.cancel(second)
+
+
+def test_cancel_after_the_last_read_is_harmless(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    reader = stores.attach(writer)
+    ref = writer.put("a", torch.ones(4))
+    view = reader.get(ref)
+    writer.cancel(ref)
+    assert not writer.cancel(ref)
+    crowd(writer)
+    assert [1, 1, 1, 1] == view.tolist()
+
+
+def test_a_lease_waits_for_every_rank_that_has_not_been_retired(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=3)
+    readers = [stores.attach(writer, rank) for rank in (0, 1)]
+    ref = writer.put("a", 1)
+    readers[0].get(ref)
+    assert readers[1].release(ref)
+    crowd(writer)
+    assert "a" in writer  # rank 2 has never attached, and is expected
+    writer.retire(2)
+    crowd(writer)
+    assert "a" not in writer
+
+
+def test_a_retired_rank_is_expected_again_when_it_attaches(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    stores.attach(writer)
+    writer.put("a", 1)
+    crowd(writer)
+    assert "a" in writer
+
+
+def test_delete_takes_the_key_at_once_and_the_bytes_when_nobody_holds_them(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    reader = stores.attach(writer)
+    ref = writer.put("a", random_tensor(1, 500))
+    view = reader.get(ref)
+    assert writer.delete("a")
+    assert not writer.delete("a")
+    assert (0, [], False, 1) == (len(writer), writer.keys(), "a" in writer, writer.stats().objects)
+    with pytest.raises(ObjectNotFoundError):
+        writer.get_cached("a")
+    other = writer.put("a", random_tensor(2, 500))
+    assert bits(random_tensor(1, 500)) == bits(view)
+    assert bits(random_tensor(1, 500)) == bits(reader.get(ref))  # still there for who has a reference
+    assert bits(random_tensor(2, 500)) == bits(reader.get(other))
+    del view
+    crowd(writer)
+    with pytest.raises(StaleRefError):
+        reader.get(ref)
+
+
+def test_ids_and_leases_go_on_counting_after_clear(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    last = [writer.put(f"k{i}", 1) for i in range(3)][-1]
+    writer.clear()
+    assert [] == writer.keys()
+    ref = writer.put("k0", 1)
+    assert (last.monotonic_id + 1, last.lease + 1) == (ref.monotonic_id, ref.lease)
+
+
+# ---- copies
+
+
+def test_a_copy_is_private_and_writable_and_keeps_nothing(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    reader = stores.attach(writer)
+    value = {"t": torch.arange(10), "a": np.arange(10)}
+    ref = writer.put("a", value)
+    copy = reader.get(ref, copy=True)
+    assert 0 == reader.stats().live_views
+    copy["t"].zero_()
+    copy["a"][:] = 0
+    assert frozen(value) == frozen(reader.get(ref))
+    crowd(writer)
+    assert "a" not in writer
+    assert (0, 0) == (int(copy["t"].sum()), int(copy["a"].sum()))
+
+
+def test_an_array_view_refuses_to_be_written(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    array = stores.attach(writer).get(writer.put("a", np.arange(4)))
+    assert not array.flags.writeable
+    with pytest.raises(ValueError, match="read-only"):
+        array[0] = 1
+
+
+# ---- serializers of the user's own
+
+
+class ReversingSerde:
+    """Stores bytes backwards, by `fill` alone."""
+
+    def encode(self, value: Any) -> shmstore.serde.Encoded:
+        if not isinstance(value, bytes):
+            raise TypeError(f"value: no serializer for {type(value).__name__}")
+        return shmstore.serde.Encoded(b"rev", len(value), (), ((0, len(value), value),), value)
+
+    def fill(self, dst: Any, source: bytes) -> None:
+        memoryview(dst)[:] = source[::-1]
+
+    def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
+        assert meta == b"rev"
+        return bytes(payload)[::-1]
+
+    def layout(self, template: Any) -> shmstore.serde.Layout:
+        raise TypeError("no layout")
+
+
+def test_a_serializer_of_the_users_own_is_used_on_both_sides(stores: Stores) -> None:
+    assert isinstance(ReversingSerde(), shmstore.ObjectSerde)
+    writer = stores.create(8192, n_readers=1, serde=ReversingSerde())
+    reader = stores.attach(writer, serde=ReversingSerde())
+    for i, value in enumerate((b"abc", b"", bytes(range(256)))):
+        assert value == reader.get(writer.put(f"{i}", value))
+    before = state(writer)
+    with pytest.raises(TypeError, match="no serializer for str"):
+        writer.put("x", "text")
+    with pytest.raises(TypeError, match="no layout"), writer.reserve("x", b""):
+        pass
+    assert before == state(writer)
+
+
+def test_pickle_stores_any_object_and_only_where_both_sides_ask_for_it(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1, serde=shmstore.PickleSerde())
+    ref = writer.put("a", {"set": {1, 2}, "type": ZeroDivisionError, "t": torch.arange(3)})
+    plain = stores.attach(writer)
+    with pytest.raises(shmstore.CorruptStoreError):
+        plain.get(ref)
+    assert 0 == plain.stats().live_views
+    plain.close()
+    value = stores.attach(writer, serde=shmstore.PickleSerde()).get(ref)
+    assert ({1, 2}, ZeroDivisionError, [0, 1, 2]) == (value["set"], value["type"], value["t"].tolist())
+
+
+# ---- handles
+
+
+def test_a_handle_travels_by_json_by_pickle_and_through_the_environment(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    handle = writer.handle
+    assert handle == StoreHandle.from_json(handle.to_json())
+    assert handle == pickle.loads(pickle.dumps(handle))
+    assert hash(handle) == hash(StoreHandle.from_json(handle.to_json()))
+    assert (writer.name, 1) == (handle.name, handle.n_readers)
+    ref = writer.put("a", "through the environment")
+    script = (
+        "import os, shmstore\n"
+        "reader = shmstore.ObjectStoreReader.attach(shmstore.StoreHandle.from_json(os.environ['STORE']))\n"
+        "print(reader.get(shmstore.ObjectRef.from_bytes(bytes.fromhex(os.environ['REF']))))\n"
+        "reader.close()\n"
+    )
+    environment = {"STORE": handle.to_json(), "REF": ref.to_bytes().hex(), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (0, "through the environment\n", "") == (done.returncode, done.stdout, done.stderr)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '{"name": "x"}',
+        '{"name": 3, "store_id": 1, "n_readers": 1}',
+        '{"name": "x", "store_id": "1", "n_readers": 1}',
+        '{"name": "x", "store_id": true, "n_readers": 1}',
+        '{"name": "x", "store_id": 1, "n_readers": 1.0}',
+        '{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}',
+    ],
+)
+def test_json_that_is_no_handle_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError, match="not a store handle"):
+        StoreHandle.from_json(text)
+
+
+def test_a_handle_with_fields_that_lie_is_refused(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=2)
+    fields = json.loads(writer.handle.to_json())
+    with pytest.raises(ValueError, match="not a store's name"):
+        ObjectStoreReader.attach(StoreHandle(**(fields | {"name": "../x"})))
+    with pytest.raises(ValueError, match="out of range"):
+        ObjectStoreReader.attach(StoreHandle(**(fields | {"n_readers": 100})), rank=50)
+    with pytest.raises(ValueError, match="rank must be"):
+        ObjectStoreReader.attach(StoreHandle(**(fields | {"n_readers": 0})))
+    for store_id in (-1, 2**32, 2**70):
+        with pytest.raises(ValueError, match="store_id must be"):
+            ObjectStoreReader.attach(StoreHandle(**(fields | {"store_id": store_id})))
+        with pytest.raises(ValueError, match="store_id must be"):
+            ObjectStoreWriter.recover(StoreHandle(**(fields | {"store_id": store_id})))
+    for rank in (0, 1):
+        stores.attach(writer, rank)  # none of them has taken a rank
+
+
+def test_the_handle_of_a_store_that_was_replaced_finds_nothing_and_disturbs_nobody(stores: Stores) -> None:
+    old = stores.create(8192, n_readers=1)
+    old.close()
+    new = stores.create(8192, n_readers=1, name=old.name)
+    new.put("promised", 1)
+    with pytest.raises(StoreNotFoundError, match="a later store's"):
+        ObjectStoreReader.attach(old.handle)
+    crowd(new)
+    assert "promised" in new, "the rank counts as dead after an attachment that was none of its"
+    stores.attach(new)
+    with pytest.raises(StoreNotFoundError, match="a later store's"):
+        ObjectStoreReader.attach(old.handle)
+    with pytest.raises(StoreNotFoundError, match="a later store's"):
+        ObjectStoreWriter.recover(old.handle)
+    new.close(unlink=False)
+    with pytest.raises(StoreNotFoundError, match="a later store's"):
+        ObjectStoreWriter.recover(old.handle)
+    assert ["promised"] == [key for key in stores.recover(new.handle).keys() if key == "promised"]
+
+
+# ---- create, close
+
+
+def test_a_name_is_made_where_none_is_given(stores: Stores) -> None:
+    writers = [stores.keep(ObjectStoreWriter.create(capacity=4096, n_readers=1)) for _ in range(3)]
+    assert 3 == len({writer.name for writer in writers})
+    assert all((SHM / writer.name).exists() for writer in writers)
+
+
+def test_a_name_that_is_taken_is_left_alone(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.put("a", 1)
+    before = state(writer)
+    with pytest.raises(StoreExistsError, match=writer.name):
+        ObjectStoreWriter.create(writer.name, capacity=4096, n_readers=1)
+    assert before == state(writer)
+    assert "a" in writer
+
+
+@pytest.mark.parametrize("options", [{"prefault": True}, {"huge_pages": True}, {"prefault": True, "huge_pages": True}])
+def test_prefault_and_huge_pages_change_no_behaviour(stores: Stores, options: Any) -> None:
+    writer = stores.create(5 << 20, n_readers=1, **options)
+    reader = stores.attach(writer)
+    value = random_tensor(1, 3 << 20)
+    assert bits(value) == bits(reader.get(writer.put("a", value)))
+    writer.close(unlink=False)
+    again = stores.recover(writer.handle)
+    assert ["a"] == again.keys()
+
+
+def every_call(writer: ObjectStoreWriter, reader: ObjectStoreReader, ref: ObjectRef) -> list[Callable[[], Any]]:
+    return [
+        lambda: writer.put("x", 1),
+        lambda: writer.get_cached("a"),
+        lambda: writer.is_cached("a"),
+        lambda: writer.touch("a"),
+        lambda: writer.protect(["a"]).__enter__(),
+        lambda: writer.reserve("x", 1).__enter__(),
+        lambda: writer.cancel(ref),
+        lambda: writer.retire(0),
+        lambda: writer.delete("a"),
+        lambda: writer.clear(),
+        lambda: writer.keys(),
+        lambda: len(writer),
+        lambda: "a" in writer,
+        lambda: writer.stats(),
+        lambda: writer.check_valid(),
+        lambda: writer.track_evictions(),
+        lambda: writer.take_evicted(),
+        lambda: reader.get(ref),
+        lambda: reader.release(ref),
+        lambda: reader.validate(ref),
+        lambda: reader.stats(),
+    ]
+
+
+def test_every_call_after_close_is_a_store_closed_error(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    reader = stores.attach(writer)
+    ref = writer.put("a", 1)
+    writer.close()
+    reader.close()
+    for number, call in enumerate(every_call(writer, reader, ref)):
+        with pytest.raises(StoreClosedError, match="closed"):
+            call()
+            pytest.fail(f"call {number}")
+    assert "closed" in repr(writer)
+    assert "closed" in repr(reader)
+    assert (0, writer.handle.store_id) == (reader.rank, ref.store_id)
+
+
+def test_close_is_idempotent_and_unlinks_once(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    reader = stores.attach(writer)
+    reader.close()
+    reader.close()
+    writer.close()
+    assert writer.name not in segments()
+    other = stores.create(8192, n_readers=1, name=writer.name)
+    writer.close()
+    assert other.name in segments()
+
+
+def test_close_without_unlink_leaves_the_store_for_recover(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.put("a", 1)
+    writer.close(unlink=False)
+    writer.close()  # a second close does not change the first one's mind
+    again = stores.recover(writer.name)
+    assert (["a"], writer.handle) == (again.keys(), again.handle)
+
+
+def test_close_does_not_unlink_a_later_store_of_the_same_name(stores: Stores) -> None:
+    first = stores.create(8192, n_readers=1)
+    (SHM / first.name).unlink()
+    second = stores.create(8192, n_readers=1, name=first.name)
+    first.close()
+    assert first.name in segments()
+    stores.attach(second)
+
+
+def test_the_context_managers_close(stores: Stores) -> None:
+    with ObjectStoreWriter.create(store_name(), capacity=8192, n_readers=1) as writer:
+        with ObjectStoreReader.attach(writer.handle) as reader:
+            assert 1 == reader.get(writer.put("a", 1))
+        with pytest.raises(StoreClosedError):
+            reader.stats()
+    assert writer.name not in segments()
+
+
+def test_forgetting_to_close_is_a_resource_warning() -> None:
+    writer = ObjectStoreWriter.create(store_name(), capacity=8192, n_readers=1)
+    name = writer.name
+    reader = ObjectStoreReader.attach(writer.handle)
+    with pytest.warns(ResourceWarning, match="ObjectStoreReader.*was not closed"):
+        del reader
+        gc.collect()
+    with pytest.warns(ResourceWarning, match="ObjectStoreWriter.*was not closed"):
+        del writer
+        gc.collect()
+    with ObjectStoreWriter.recover(name) as again:  # it stays in /dev/shm, and nobody has it
+        assert [] == again.keys()
+
+
+def test_writers_and_readers_do_not_pickle(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    for thing in (writer, stores.attach(writer)):
+        with pytest.raises(TypeError, match="cannot be pickled; send the writer's `handle`"):
+            pickle.dumps(thing)
+
+
+def test_a_writer_may_be_closed_while_other_threads_use_it(stores: Stores) -> None:
+    writer = stores.create(1 << 20, n_readers=1)
+    writer.retire(0)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        value = random_tensor(number, 20000)
+        try:
+            for i in range(10**6):
+                writer.put(f"{number}-{i}", value)
+        except StoreClosedError:
+            return
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    while writer.stats().puts < 200:
+        pass
+    writer.close()
+    for thread in threads:
+        thread.join()
+    assert [] == errors
