@@ -95,13 +95,14 @@ def _split(packed: bytes) -> list[bytes]:
 
 
 def _key_list(call: Callable[..., int], handle: Any) -> list[bytes]:
-    size = _new("uint64_t *", 4096)
+    size = _new("uint64_t *")
+    out, room = ffi.NULL, 0
     while True:
-        room = size[0]
-        out = _new("uint8_t[]", room)
         _require(call(handle, out, size))
         if size[0] <= room:
-            return _split(_buffer(out, size[0])[:])
+            return _split(_buffer(out, size[0])[:]) if size[0] else []
+        room = size[0]
+        out = _new("uint8_t[]", room)
 
 
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:

@@ -310,7 +310,7 @@ static void a_view_outlives_close_and_keeps_its_rank(void) {
     shms_view_release(v2);
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0));
     for (int i = 0; i < 50; i++) { /* the ring turns over, the view stays */
-        char key[8];
+        char key[16];
         snprintf(key, sizeof key, "k%d", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 700, (uint64_t)i, NULL));
         CHECK(filled(v->payload, 1000, 7));

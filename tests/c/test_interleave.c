@@ -1,0 +1,274 @@
+/*
+ * test_interleave.c - at each step of one side, each operation of the other, whole.
+ *
+ * The store has 16 units of 64 bytes and four objects.  `held` is viewed by rank 0, `owed` is promised to it, `read`
+ * and `cold` may go.  Whatever happens in between: no byte under a live view changes, what is promised and not ended
+ * can be taken, and the books are right.
+ */
+#include <pthread.h>
+
+#include "support.h"
+
+enum { UNIT = SHMS_ALIGN, UNITS = 16, OBJECTS = 4 };
+enum { HELD, OWED, READ, COLD };
+
+static const char *const keys[OBJECTS] = {"held", "owed", "read", "cold"};
+static const char *name;
+static shms_writer *w;
+static shms_reader *r, *second;
+static shms_view *views[64];
+static int n_views;
+static uint8_t refs[OBJECTS][SHMS_REF_SIZE];
+static uint64_t mark_of[64];
+static bool owed; /* its lease is neither read, released nor cancelled */
+static uint64_t at_step, step;
+static void (*intruder)(void);
+static bool busy; /* no intruder inside an intruder */
+static uint64_t refused_acquires, late_acquires;
+
+static void keep(shms_view *v, uint64_t mark) {
+    CHECK(filled(v->payload, v->payload_size, mark));
+    mark_of[n_views] = mark;
+    views[n_views++] = v;
+}
+
+static void views_are_whole(void) {
+    for (int i = 0; i < n_views; i++)
+        CHECK(!views[i] || filled(views[i]->payload, views[i]->payload_size, mark_of[i]));
+}
+
+static void setup(void) {
+    shms_options o = {.capacity = UNITS * UNIT, .n_readers = 2, .max_objects = 6};
+    n_views = 0;
+    step = 0;
+    owed = true;
+    second = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+    for (int i = 0; i < OBJECTS; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, keys[i], 3 * UNIT, (uint64_t)i, refs[i]));
+    keep(shms_reader_acquire(r, refs[HELD]), HELD);
+    shms_view_release(shms_reader_acquire(r, refs[READ]));
+    CHECK_EQ(1, shms_reader_release(r, refs[COLD]));
+}
+
+/* What must hold whatever was done in between. */
+static void settle(void) {
+    views_are_whole();
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    for (int i = 0; i < 12; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "n%d", i);
+        int rc = put_marked(w, key, (uint64_t)UNIT * (uint64_t)(i % 4), 99, NULL);
+        CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+        views_are_whole();
+    }
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    if (owed && r) {
+        shms_view *v = shms_reader_acquire(r, refs[OWED]);
+        CHECK(v);
+        keep(v, OWED);
+    }
+    for (int i = 0; i < n_views; i++)
+        if (views[i])
+            shms_view_release(views[i]);
+    if (r)
+        shms_reader_free(r);
+    if (second)
+        shms_reader_free(second);
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", (UNITS - 1) * UNIT, 5, NULL)); /* nobody is left who holds anything */
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    shms_writer_free(w);
+}
+
+static void intrude(const char *label) {
+    (void)label;
+    if (busy || ++step != at_step)
+        return;
+    busy = true;
+    intruder();
+    views_are_whole();
+    busy = false;
+}
+
+/* ---- what a reader does ---- */
+
+static pthread_t late;
+static bool late_runs;
+static int late_of;
+static shms_view *late_view;
+static _Atomic int late_done;
+
+static void *acquire_late(void *unused) {
+    late_view = shms_reader_acquire(r, refs[late_of]);
+    CHECK(late_view || errno == -SHMS_ESTALE);
+    atomic_store(&late_done, 1);
+    return unused;
+}
+
+/* Takes object i.  One that is just being evicted makes the reader wait for the writer: on a thread, whose pin is
+ * waited for, so that the writer's next step always comes after it. */
+static void acquire(int i) {
+    shms_ref ref;
+    shms_ref_unpack(&ref, refs[i]);
+    const shms_slot *s = &w->seg.slots[ref.slot];
+    if (shms_get(&s->id) == ref.id && shms_get(&s->state) == SHMS_EVICTING) {
+        late_of = i;
+        late_runs = true;
+        late_done = 0;
+        CHECK(pthread_create(&late, NULL, acquire_late, NULL) == 0);
+        while (!atomic_load(&late_done) && !shms_reader_pins(shms_segment_reader(&w->seg, 0))[ref.slot])
+            ;
+        return;
+    }
+    shms_view *v = shms_reader_acquire(r, refs[i]);
+    if (v)
+        keep(v, (uint64_t)i);
+    else
+        refused_acquires++;
+    CHECK(v || i != OWED || !owed);
+    if (i == OWED)
+        owed = false;
+}
+static void join_late(void) {
+    if (!late_runs)
+        return;
+    CHECK(pthread_join(late, NULL) == 0);
+    late_runs = false;
+    if (late_view) {
+        keep(late_view, (uint64_t)late_of);
+        late_acquires++;
+    }
+}
+
+static void r_acquire_owed(void) { acquire(OWED); }
+static void r_acquire_read(void) { acquire(READ); }
+static void r_acquire_cold(void) { acquire(COLD); }
+static void r_acquire_held(void) { acquire(HELD); }
+static void r_release_owed(void) {
+    bool was = owed;
+    int rc = shms_reader_release(r, refs[OWED]);
+    CHECK(rc == was || rc == owed); /* cancelled in between: either */
+    owed = false;
+}
+static void r_release_read(void) { CHECK_EQ(0, shms_reader_release(r, refs[READ])); }
+static void r_take_and_let_go(void) {
+    acquire(OWED);
+    if (views[n_views - 1] && mark_of[n_views - 1] == OWED) {
+        shms_view_release(views[n_views - 1]);
+        views[--n_views] = NULL;
+    }
+}
+static void r_let_go(void) {
+    shms_view_release(views[0]);
+    views[0] = NULL;
+}
+static void r_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 1)); }
+static void r_close(void) { /* with a view alive: the rank stays, the promises with it */
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+}
+static void r_replace(void) { /* rank 0 goes, and comes again: nothing older is for it */
+    r_let_go();
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+    shms_reader_free(r);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    owed = false;
+}
+
+/* ---- what a writer does ---- */
+
+static int cached(const char *key, uint64_t units, uint64_t mark) { return put_marked(w, key, units * UNIT, mark, NULL); }
+
+static void w_small(void) {
+    int rc = cached("small", 2, 7); /* one victim */
+    CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+}
+static void w_evict(void) {
+    int rc = cached("put", 6, 8); /* both of the cold ones */
+    CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+}
+static void w_full(void) { /* for want of room, unless just now everybody let go */
+    int rc = cached("huge", 15, 8);
+    CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+    CHECK(rc == SHMS_EFULL || (!views[0] && !owed));
+}
+static void w_cancel(void) {
+    int rc = shms_writer_cancel(w, refs[OWED]);
+    CHECK(rc == 1 || (rc == 0 && !owed)); /* one that all have acknowledged is open until somebody looks */
+    owed = false;
+    w_evict();
+}
+static void w_delete(void) {
+    CHECK_EQ(1, shms_writer_delete(w, "held", 4));
+    CHECK_EQ(1, shms_writer_delete(w, "owed", 4));
+    shms_writer_delete(w, "read", 4);
+}
+static void w_clear(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    w_evict();
+}
+static void w_hand_out(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "held", 4, ref));
+    w_evict();
+    CHECK(shms_writer_cancel(w, ref) >= 0); /* 0: rank 0 was replaced, and the search has closed it */
+}
+static void w_abort(void) {
+    shms_ticket t;
+    if (shms_writer_begin(w, "t", 1, NULL, 0, 6 * UNIT, &t) == SHMS_OK) {
+        memset(t.payload, 0xee, 6 * UNIT);
+        CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    }
+}
+static void w_recover(void) {
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    w_evict();
+}
+
+static void (*const of_reader[])(void) = {r_acquire_owed, r_acquire_read, r_acquire_cold, r_acquire_held, r_release_owed,
+                                          r_release_read, r_take_and_let_go, r_let_go, r_attach, r_close, r_replace};
+static void (*const of_writer[])(void) = {w_small, w_evict, w_cancel, w_delete, w_clear, w_abort, w_recover};
+static void (*const of_writer_broken_into[])(void) = {w_small, w_evict, w_full, w_cancel, w_delete, w_clear, w_hand_out, w_abort};
+
+/* Runs `whole` with `other` at each of its steps. */
+static uint64_t interleave(void (*whole)(void), void (*other)(void)) {
+    uint64_t n = 0;
+    for (at_step = 1;; at_step++, n++) {
+        setup();
+        intruder = other;
+        shms_step_hook = intrude;
+        whole();
+        shms_step_hook = NULL;
+        join_late();
+        bool reached = step >= at_step;
+        if (whole == r_close || (other == r_close && reached)) {
+            views_are_whole();
+            shms_reader *closed = r;
+            r = NULL;
+            settle();
+            shms_reader_free(closed);
+        } else {
+            settle();
+        }
+        if (!reached)
+            return n;
+    }
+}
+
+int main(void) {
+    uint64_t steps = 0;
+    name = store_name("interleave");
+    for (size_t i = 0; i < sizeof of_writer_broken_into / sizeof *of_writer_broken_into; i++)
+        for (size_t k = 0; k < sizeof of_reader / sizeof *of_reader; k++)
+            steps += interleave(of_writer_broken_into[i], of_reader[k]);
+    CHECK(late_acquires > 0 && refused_acquires > 0); /* both ends of the handshake were seen */
+    for (size_t i = 0; i < sizeof of_reader / sizeof *of_reader; i++)
+        for (size_t k = 0; k < sizeof of_writer / sizeof *of_writer; k++)
+            steps += interleave(of_reader[i], of_writer[k]);
+    CHECK(steps > 1000);
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

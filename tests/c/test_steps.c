@@ -1,0 +1,277 @@
+/*
+ * test_steps.c - a writer killed before each of its steps, and its successor killed before each of its own.
+ *
+ * A child process runs a fixed script on a store of its own and is killed with SIGKILL before step k, for every k until
+ * it gets to the end.  Ids and lease numbers are the same in every run; so a first run that nobody kills tells what is
+ * in the store after each operation, and a death within operation i must leave what was there before and after it,
+ * and nothing that was at neither time.
+ */
+#include "support.h"
+
+enum { MAX_OPS = 64, SLOTS = 12, CAPACITY = 40 * SHMS_ALIGN, REFS = 26 };
+
+enum what { PUT, CACHE, HIT, CANCEL, DELETE, CLEAR, ABORT, ATTACH, GET, UNGET, RELEASE, DETACH, RETIRE, RECOVER, TOUCH };
+
+static const struct op {
+    enum what what;
+    char key;
+    uint32_t size;
+} script[] = {
+    {CACHE, 'a', 200}, {PUT, 'b', 300}, {CACHE, 'c', 100}, {ATTACH, 0, 0}, {HIT, 'a', 0}, {GET, 'a', 0},
+    {CACHE, 'd', 400}, {CACHE, 'e', 500}, {TOUCH, 'c', 0}, {CACHE, 'f', 600}, {CACHE, 'g', 500}, {UNGET, 0, 0},
+    {CANCEL, 'a', 0}, {CACHE, 'h', 900}, {PUT, 'i', 64}, {RELEASE, 'i', 0}, {HIT, 'i', 0}, {CANCEL, 'i', 0},
+    {DELETE, 'b', 0}, {PUT, 'b', 70}, {ABORT, 'j', 200}, {CACHE, 'k', 700}, {RECOVER, 'u', 100}, {CACHE, 'l', 800},
+    {CACHE, 'm', 10}, {HIT, 'm', 0}, {RETIRE, 1, 0}, {CACHE, 'n', 500}, {DELETE, 'n', 0}, {CACHE, 'n', 450},
+    {DETACH, 0, 0}, {CACHE, 'o', 0}, {CACHE, 'p', 0}, {CACHE, 'q', 0}, {CACHE, 'r', 0}, {CACHE, 's', 0},
+    {CACHE, 't', 0}, {CACHE, 'v', 0}, {CACHE, 'w', 0}, {PUT, 'x', 100}, {CLEAR, 0, 0}, {CACHE, 'y', 400},
+    {RECOVER, 'u', 30}, {CACHE, 'z', 500}, {CACHE, 'a', 300}, {PUT, 'c', 300},
+};
+enum { OPS = sizeof script / sizeof *script };
+
+/* What is in a store. */
+typedef struct state {
+    uint64_t next_id, next_lease;
+    struct object {
+        uint64_t id, size, deleted;
+        char key;
+    } objects[SLOTS];
+    uint64_t leases[64]; /* numbers by entry */
+} state;
+
+/* What a child tells, whatever becomes of it. */
+static struct shared {
+    int done; /* operations that have returned */
+    uint64_t steps;
+    uint64_t evictions;
+    state after[OPS + 1]; /* of the run that nobody kills; after[i]: when i operations have returned */
+    uint8_t refs[REFS][SHMS_REF_SIZE];
+    uint64_t ref_lease[REFS];
+} *shared;
+
+static uint64_t kill_at, step;
+static const char *name;
+
+static void count_and_die(const char *label) {
+    (void)label;
+    if (++step == kill_at)
+        kill(getpid(), SIGKILL);
+}
+
+static void look(shms_writer *w, state *s) {
+    memset(s, 0, sizeof *s);
+    s->next_id = shms_get(&w->seg.sb->next_id);
+    s->next_lease = shms_get(&w->seg.sb->next_lease);
+    for (int i = 0; i < SLOTS; i++) {
+        const shms_slot *slot = &w->seg.slots[i];
+        if (shms_get(&slot->state) != SHMS_LIVE)
+            continue;
+        uint64_t length = shms_get(&slot->length);
+        s->objects[i] = (struct object){.id = shms_get(&slot->id), .size = length > 1 ? length - SHMS_ALIGN : 0,
+                                        .deleted = shms_get(&slot->deleted),
+                                        .key = (char)w->seg.data[shms_get(&slot->offset)]};
+        CHECK_EQ(1, shms_slot_key_len(slot));
+        const char *payload = (char *)w->seg.data + shms_get(&slot->offset) + SHMS_ALIGN;
+        CHECK(filled(payload, s->objects[i].size, s->objects[i].id)); /* bit for bit */
+    }
+    for (uint64_t e = 0; e < w->seg.layout.max_leases; e++)
+        s->leases[e] = shms_get(&w->seg.leases[e].number);
+}
+
+static int put(shms_writer *w, char key, uint32_t size, uint8_t *out, bool abort) {
+    shms_ticket t;
+    int rc = shms_writer_begin(w, &key, 1, NULL, 0, size, &t);
+    if (rc)
+        return rc;
+    fill(t.payload, size, t.id);
+    return abort ? shms_writer_abort(w, &t) : shms_writer_commit(w, &t, out);
+}
+
+static void handed_out(char key, const uint8_t *ref) {
+    shms_ref unpacked;
+    shms_ref_unpack(&unpacked, ref);
+    memcpy(shared->refs[key - 'a'], ref, SHMS_REF_SIZE);
+    shared->ref_lease[key - 'a'] = unpacked.lease;
+}
+
+/* The child's life.  With `tell`, it is the run that nobody kills. */
+static void run_script(bool tell) {
+    shms_options o = {.capacity = CAPACITY, .n_readers = 2, .max_objects = SLOTS};
+    shms_writer *w;
+    shms_reader *r = NULL;
+    shms_view *v = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(64, w->seg.layout.max_leases);
+    if (tell)
+        look(w, &shared->after[0]);
+    shms_step_hook = count_and_die;
+    for (int i = 0; i < (int)OPS; i++) {
+        const struct op *op = &script[i];
+        const uint8_t *ref = op->key >= 'a' ? shared->refs[op->key - 'a'] : NULL;
+        uint8_t out[SHMS_REF_SIZE];
+        int rc = 0;
+        switch (op->what) {
+        case PUT: case HIT:
+            rc = op->what == PUT ? put(w, op->key, op->size, out, false) : shms_writer_hit(w, &op->key, 1, out);
+            if (rc == SHMS_OK)
+                handed_out(op->key, out);
+            break;
+        case CACHE: rc = put(w, op->key, op->size, NULL, false); break;
+        case ABORT: rc = put(w, op->key, op->size, NULL, true); break;
+        case CANCEL: rc = shms_writer_cancel(w, ref) - 1; break;
+        case DELETE: rc = shms_writer_delete(w, &op->key, 1) - 1; break;
+        case CLEAR: rc = shms_writer_clear(w); break;
+        case TOUCH: rc = shms_writer_touch(w, &op->key, 1) - 1; break;
+        case ATTACH: rc = shms_reader_attach(&r, name, 1); break;
+        case GET: rc = (v = shms_reader_acquire(r, ref)) ? 0 : -errno; break;
+        case UNGET: shms_view_release(v); break;
+        case RELEASE: rc = shms_reader_release(r, ref) - 1; break;
+        case RETIRE: rc = shms_writer_retire(w, (uint32_t)op->key); break;
+        case DETACH:
+            rc = shms_reader_close(r);
+            shms_reader_free(r);
+            break;
+        case RECOVER: { /* over a half-written object */
+            shms_ticket t;
+            rc = shms_writer_begin(w, &op->key, 1, NULL, 0, op->size, &t);
+            shms_writer_free(w);
+            if (rc == SHMS_OK)
+                rc = shms_writer_recover(&w, name);
+            break;
+        }
+        }
+        if (tell) {
+            if (rc)
+                fprintf(stderr, "operation %d: ", i);
+            CHECK_EQ(SHMS_OK, rc);
+            shms_step_hook = NULL;
+            CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+            look(w, &shared->after[i + 1]);
+            shms_step_hook = count_and_die;
+        }
+        __atomic_store_n(&shared->done, i + 1, __ATOMIC_RELEASE);
+    }
+    shared->steps = step;
+    shared->evictions = shms_get(&w->seg.sb->counters[SHMS_C_EVICTIONS]);
+    kill(getpid(), SIGKILL); /* dead in the end, too: nobody has closed anything */
+}
+
+static const struct object *object(const state *s, uint64_t id) {
+    for (int i = 0; i < SLOTS; i++)
+        if (id && s->objects[i].id == id)
+            return &s->objects[i];
+    return NULL;
+}
+
+static bool lease(const state *s, uint64_t number) {
+    for (int e = 0; e < 64; e++)
+        if (number && s->leases[e] == number)
+            return true;
+    return false;
+}
+
+static void nothing_is_lost(shms_writer *w, const state *before, const state *after) {
+    state now;
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    look(w, &now);
+    CHECK(now.next_id >= before->next_id && now.next_lease >= before->next_lease); /* numbers go on */
+    CHECK(now.next_id <= after->next_id && now.next_lease <= after->next_lease);
+    for (int i = 0; i < SLOTS; i++) {
+        const struct object *a = &before->objects[i], *b = object(after, a->id), *n = object(&now, a->id);
+        if (a->id && b) {
+            CHECK(n && n->size == a->size && n->key == a->key && n->deleted >= a->deleted && n->deleted <= b->deleted);
+            CHECK(n->deleted || shms_writer_has(w, &a->key, 1) == 1);
+        }
+        n = &now.objects[i];
+        if (n->id)
+            CHECK(object(before, n->id) || object(after, n->id));
+    }
+    for (int e = 0; e < 64; e++) {
+        CHECK(!lease(before, before->leases[e]) || !lease(after, before->leases[e]) || lease(&now, before->leases[e]));
+        CHECK(!now.leases[e] || lease(before, now.leases[e]) || lease(after, now.leases[e]));
+    }
+    for (int k = 0; k < REFS; k++) { /* a key that is in the index is the key of one live object */
+        char key = (char)('a' + k);
+        int found = 0;
+        for (int i = 0; i < SLOTS; i++)
+            found += now.objects[i].id && now.objects[i].key == key && !now.objects[i].deleted;
+        CHECK_EQ(found, shms_writer_has(w, &key, 1));
+    }
+}
+
+/* Rank 0 has never attached, so that every open lease is still its: churn cannot touch what it is promised. */
+static void promises_are_kept(shms_writer *w, const state *before, const state *after) {
+    for (int i = 0; i < 60; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "new%d", i);
+        int rc = put_marked(w, key, 64 * (uint64_t)(1 + i % 7), 1, NULL);
+        CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+    }
+    shms_reader *r;
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    for (int k = 0; k < REFS; k++)
+        if (lease(before, shared->ref_lease[k]) && lease(after, shared->ref_lease[k])) {
+            shms_view *v = shms_reader_acquire(r, shared->refs[k]);
+            CHECK(v && v->key_len == 1 && v->key[0] == 'a' + k && filled(v->payload, v->payload_size, v->id));
+            shms_view_release(v);
+        }
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+    shms_reader_close(r); /* and now nobody is promised anything */
+    shms_reader_free(r);
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", CAPACITY - SHMS_ALIGN, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+}
+
+/* Kills a successor before its step j; says whether it had that many. */
+static bool killed_in_recovery(uint64_t j) {
+    pid_t child = fork();
+    if (child == 0) {
+        shms_writer *w;
+        kill_at = j;
+        step = 0;
+        shms_step_hook = count_and_die;
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        _exit(0);
+    }
+    int how = reap(child);
+    CHECK(how == 0 || how == 1000 + SIGKILL);
+    return how != 0;
+}
+
+static void run(uint64_t k, uint64_t *recoveries) {
+    memset(shared->refs, 0, sizeof shared->refs);
+    memset(shared->ref_lease, 0, sizeof shared->ref_lease);
+    shared->done = 0;
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        kill_at = k;
+        run_script(k == 0);
+        _exit(1);
+    }
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+    for (uint64_t j = 1; killed_in_recovery(j); j++)
+        ++*recoveries;
+    const state *before = &shared->after[shared->done], *after = &shared->after[shared->done + (shared->done < (int)OPS)];
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    nothing_is_lost(w, before, after);
+    promises_are_kept(w, before, after);
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    shms_writer_free(w);
+}
+
+int main(void) {
+    uint64_t recoveries = 0;
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(shared != MAP_FAILED);
+    name = store_name("steps");
+    run(0, &recoveries);
+    CHECK_EQ(OPS, shared->done);
+    CHECK(shared->evictions >= 10 && shared->steps >= 300);
+    uint64_t steps = shared->steps;
+    for (uint64_t k = 1; k <= steps; k++)
+        run(k, &recoveries);
+    CHECK(recoveries > 100); /* half-written and half-evicted objects, and leases of what is gone, were settled */
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

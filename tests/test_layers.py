@@ -1,0 +1,233 @@
+"""The direction of imports and includes: a layer knows those below it, and nothing else."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "shmstore"
+CSRC = ROOT / "csrc"
+
+# What a module of each layer may import from the package: the layer itself, and these. A name stands for all below it.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "bindings": {"errors"},
+    "serde": {"errors"},
+    "refs": {"errors"},
+    "store": {"bindings", "errors", "refs", "serde"},
+    "multimodal": {"errors", "refs", "serde", "store", "shmstore"},
+    "scheduler": {"bindings.scheduler", "errors"},
+}
+# Layers on top, which may use everything public.
+TOP = {"shmstore", "__main__", "cli", "inspect", "demo"}
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path: Path, text: str | None = None) -> set[str]:
+    """Return the dotted names that a file imports anywhere in it, `from x import y` as x and x.y."""
+    module = module_of(path)
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(text if text is not None else path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parent = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parent, *([base] if base else [])])
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("import_module", "importlib.import_module", "__import__"):
+            first = node.args[0] if node.args else None
+            found.add(first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else "*")
+    return found
+
+
+def layer_of(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "shmstore"
+
+
+def wrong_imports(path: Path, text: str | None = None) -> list[str]:
+    layer = layer_of(module_of(path))
+    if layer in TOP:
+        return []
+    if layer not in ALLOWED:
+        return [f"{layer} is in no layer that this test knows"]
+    allowed = ALLOWED[layer] | {layer}
+    wrong = []
+    for name in imports_of(path, text):
+        if name == "*":
+            wrong.append("imports a module by a computed name")
+        if name.split(".")[0] != "shmstore":
+            continue
+        below = name.removeprefix("shmstore").removeprefix(".")
+        if not below:
+            # `from shmstore import x` is seen as shmstore and shmstore.x: the latter is what counts.
+            if "shmstore" not in allowed and not any(other.startswith("shmstore.") for other in imports_of(path, text)):
+                wrong.append("imports the package as a whole")
+            continue
+        if not any(below == one or below.startswith(one + ".") for one in allowed) and not (
+            "shmstore" in allowed and "." not in below and below[0].isupper()
+        ):
+            if layer == "scheduler" and below == "bindings":
+                continue  # seen as well in `from shmstore.bindings import scheduler`
+            wrong.append(name)
+    return sorted(wrong)
+
+
+def test_there_are_sources_to_check() -> None:
+    layers = {layer_of(module_of(path)) for path in sources()}
+    assert {"bindings", "errors", "refs", "serde", "store", "shmstore"} <= layers
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_a_module_imports_only_from_the_layers_below(path: Path) -> None:
+    assert [] == wrong_imports(path)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("errors.py", "from shmstore.refs import ObjectRef"),
+        ("refs.py", "import shmstore.store"),
+        ("refs.py", "from shmstore import store"),
+        ("refs.py", "import shmstore"),
+        ("serde/decode.py", "from shmstore.bindings import store"),
+        ("serde/decode.py", "from ..refs import ObjectRef"),
+        ("store.py", "def f():\n    from shmstore.multimodal import cache"),
+        ("store.py", "import importlib\nimportlib.import_module('shmstore.multimodal')"),
+        ("scheduler/pool.py", "from shmstore.bindings.store import Writer"),
+        ("scheduler/pool.py", "from shmstore.bindings import store"),
+        ("scheduler/pool.py", "from shmstore import ObjectRef"),
+        ("scheduler/pool.py", "from shmstore.store import ObjectStoreWriter"),
+        ("scheduler/pool.py", "from shmstore.multimodal import items"),
+        ("multimodal/cache.py", "from shmstore.bindings.store import Writer"),
+        ("bindings/store.py", "from shmstore.refs import ObjectRef"),
+        ("another.py", "import os"),
+    ],
+)
+def test_an_import_that_points_up_is_seen(module: str, text: str) -> None:
+    assert [] != wrong_imports(PACKAGE / module, text)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("scheduler/pool.py", "from shmstore.bindings.scheduler import Pool\nfrom shmstore.errors import ShmStoreError"),
+        ("scheduler/pool.py", "from shmstore.bindings import scheduler"),
+        ("multimodal/cache.py", "from shmstore import ObjectRef\nfrom shmstore.store import ObjectStoreWriter"),
+        ("store.py", "from shmstore.bindings import store as native\nfrom shmstore.serde import MsgpackSerde"),
+    ],
+)
+def test_an_import_that_points_down_is_allowed(module: str, text: str) -> None:
+    assert [] == wrong_imports(PACKAGE / module, text)
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_only_the_bindings_touch_cffi(path: Path) -> None:
+    names = {name for name in imports_of(path) if "_shmstore" in name.split(".") or name.split(".")[0] in ("cffi", "_cffi_backend")}
+    if layer_of(module_of(path)) != "bindings":
+        assert set() == names
+        tree = ast.parse(path.read_text())
+        used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {
+            node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+        }
+        assert set() == used & {"ffi", "lib", "cdata"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=module_of)
+def test_nothing_uses_what_registers_segments_or_dies_with_its_holder(path: Path) -> None:
+    banned = ("multiprocessing.shared_memory", "multiprocessing.resource_tracker", "multiprocessing.Lock", "_posixshmem")
+    banned += ("multiprocessing.managers", "multiprocessing.synchronize", "posix_ipc", "fcntl")
+    assert set() == {name for name in imports_of(path) if name.startswith(banned)}
+    calls = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+    wrong = {"multiprocessing.Lock", "mp.Lock", "context.Lock", "ctx.Lock", "multiprocessing.RLock", "mp.shared_memory"}
+    assert set() == calls & wrong
+
+
+def test_pickle_is_imported_by_its_own_serializer_alone() -> None:
+    below_demo = [path for path in sources() if layer_of(module_of(path)) in ALLOWED]
+    users = {module_of(path) for path in below_demo if any(n.split(".")[0] in ("pickle", "dill") for n in imports_of(path))}
+    assert {"shmstore.serde.pickle_serde"} == users
+
+
+# ---- C
+
+# Headers in order: each may include those of the rows above it only.
+ROWS = [
+    {"shmstore.h"},
+    {"layout.h"},
+    {"segment.h", "slots.h"},
+    {"ring.h", "leases.h", "index.h", "readers.h", "ref.h"},
+    {"writer.h"},
+]
+# What each source may include besides its own header: "step.h" names points in the code and is below everything.
+SOURCES = {
+    "copy.c": {"shmstore.h"},
+    "error.c": {"shmstore.h"},
+    "layout.c": set(),
+    "slots.c": set(),
+    "segment.c": set(),
+    "ring.c": set(),
+    "leases.c": set(),
+    "index.c": set(),
+    "readers.c": set(),
+    "ref.c": set(),
+    "reader.c": {"readers.h", "ref.h", "segment.h"},
+    "writer.c": set(),
+    "objects.c": {"writer.h"},
+    "reclaim.c": {"writer.h"},
+}
+
+
+def includes(name: str) -> set[str]:
+    return set(re.findall(r'^\s*#\s*include\s+"([^"]+)"', (CSRC / name).read_text(), flags=re.M))
+
+
+def row_of(header: str) -> int:
+    return next(number for number, row in enumerate(ROWS) if header in row)
+
+
+@pytest.mark.parametrize("header", sorted(set().union(*ROWS)))
+def test_a_header_includes_only_headers_of_lower_layers(header: str) -> None:
+    for included in includes(header):
+        assert row_of(included) < row_of(header), f"{header} includes {included}"
+
+
+@pytest.mark.parametrize("source", sorted(SOURCES))
+def test_a_source_includes_its_own_header_and_what_it_stands_on(source: str) -> None:
+    assert includes(source) <= SOURCES[source] | {source.replace(".c", ".h"), "step.h"}
+
+
+def test_every_header_and_source_of_the_store_has_its_place() -> None:
+    headers = {path.name for path in CSRC.glob("*.h") if "shmstore.h" in reach(path.name)} | {"shmstore.h"}
+    assert set().union(*ROWS) == headers - {"step.h"}
+    sources_of_store = {path.name for path in CSRC.glob("*.c") if reach(path.name) & headers}
+    assert set(SOURCES) == {name for name in sources_of_store if not name.startswith("_")}
+
+
+def reach(name: str) -> set[str]:
+    """Return every header that a file includes, directly or not."""
+    found, new = set(), {name}
+    while new:
+        new = {other for one in new if (CSRC / one).exists() for other in includes(one)} - found
+        found |= new
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(CSRC.glob("*.[ch]")), ids=lambda path: path.name)
+def test_there_is_no_python_in_c(path: Path) -> None:
+    text = path.read_text()
+    assert not re.search(r"#\s*include\s*[<\"](Python|structmember|cffi|_cffi|numpy|torch)", text)
+    assert not re.search(r"\bPy(Object|_[A-Z]|Gil|GIL|Err_|Mem_)", text)

@@ -1,0 +1,426 @@
+"""How long an object stays: as long as anything shares its storage, on whatever path, and not a put longer."""
+
+import contextlib
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmstore import (
+    MsgpackSerde,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    RankInUseError,
+    StoreClosedError,
+    StoreFullError,
+    TensorSpec,
+    WriterActiveError,
+)
+from tests.support import Stores, bits, in_child, random_tensor, store_name
+
+CAPACITY = 64 * 1024
+NUMBERS = torch.arange(1024, dtype=torch.float32).reshape(32, 32)
+ALL = random_tensor(0, CAPACITY - 1024)
+"""A value that needs all of the ring."""
+
+
+def crowd(writer: ObjectStoreWriter) -> None:
+    """Write over every byte of the ring that may be had, twice."""
+    for i in range(2 * CAPACITY // 1024):
+        writer.cancel(writer.put(f"crowd-{writer.stats().next_id}", torch.full((900,), i % 251, dtype=torch.uint8)))
+
+
+def is_held(writer: ObjectStoreWriter) -> bool:
+    """Say whether anybody holds anything, by a put that needs everything."""
+    try:
+        writer.cancel(writer.put(f"all-{writer.stats().next_id}", ALL))
+    except StoreFullError:
+        return True
+    return False
+
+
+class Through:
+    """Ways from a view to something else that shares its storage, and what that holds."""
+
+    def __init__(self, path: Callable[[torch.Tensor], Any], expected: torch.Tensor) -> None:
+        self.path, self.expected = path, expected
+
+
+def same_storage(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty(0).set_(tensor.untyped_storage(), 0, (1024,), (1,))  # type: ignore[call-overload]
+
+
+class Module(torch.nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("twice", weight.view(2, 512))
+
+
+class Attribute:
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+
+
+def through_a_list_of_parts(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.split(8)[3]
+
+
+def array_interface(tensor: torch.Tensor) -> Any:
+    return torch.as_tensor(np.asarray(tensor.numpy()))
+
+
+FLAT = NUMBERS.reshape(-1)
+PATHS: dict[str, Through] = {
+    "itself": Through(lambda t: t, NUMBERS),
+    "slice": Through(lambda t: t[3:5], NUMBERS[3:5]),
+    "strided slice": Through(lambda t: t[::7, 1::3], NUMBERS[::7, 1::3]),
+    "one element": Through(lambda t: t[31, 31], NUMBERS[31, 31]),
+    "view": Through(lambda t: t.view(-1), FLAT),
+    "view of another dtype": Through(lambda t: t.view(torch.int32), NUMBERS.view(torch.int32)),
+    "reshape": Through(lambda t: t.reshape(16, 64), NUMBERS.reshape(16, 64)),
+    "transposed": Through(lambda t: t.T, NUMBERS.T),
+    "permuted": Through(lambda t: t.permute(1, 0), NUMBERS.T),
+    "expanded": Through(lambda t: t[:1].expand(4, 32), NUMBERS[:1].expand(4, 32)),
+    "as_strided": Through(lambda t: t.as_strided((4,), (5,), 2), FLAT.as_strided((4,), (5,), 2)),
+    "diagonal": Through(lambda t: t.diagonal(), NUMBERS.diagonal()),
+    "unbind": Through(lambda t: t.unbind()[9], NUMBERS[9]),
+    "split": Through(through_a_list_of_parts, NUMBERS[24:32]),
+    "detach": Through(lambda t: t.detach(), NUMBERS),
+    "data": Through(lambda t: t.data, NUMBERS),
+    "parameter": Through(lambda t: torch.nn.Parameter(t, requires_grad=False), NUMBERS),
+    "parameter with a gradient": Through(lambda t: torch.nn.Parameter(t).detach(), NUMBERS),
+    "buffer of a module": Through(lambda t: Module(t).twice, NUMBERS.view(2, 512)),
+    "numpy": Through(lambda t: t.numpy(), NUMBERS),
+    "slice of numpy": Through(lambda t: t.numpy()[5:9, ::2], NUMBERS[5:9, ::2]),
+    "numpy and back": Through(lambda t: torch.from_numpy(t.numpy()), NUMBERS),
+    "asarray": Through(lambda t: np.asarray(t), NUMBERS),
+    "array interface": Through(array_interface, NUMBERS),
+    "buffer": Through(lambda t: np.frombuffer(memoryview(t.numpy()).cast("B"), dtype=np.float32), FLAT),
+    "memoryview": Through(lambda t: memoryview(t.numpy()), NUMBERS),
+    "dlpack to numpy": Through(lambda t: np.from_dlpack(t), NUMBERS),
+    "dlpack to torch": Through(lambda t: torch.from_dlpack(t), NUMBERS),
+    "dlpack capsule": Through(lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t[4:])), NUMBERS[4:]),
+    "storage": Through(same_storage, FLAT),
+    "storage alone": Through(lambda t: t.untyped_storage(), FLAT),
+    "closure": Through(lambda t: (lambda: t[2]), NUMBERS[2]),
+    "attribute": Through(lambda t: Attribute({"x": [t.view(4, -1)]}), NUMBERS.view(4, -1)),
+}
+
+
+def content(thing: Any) -> bytes:
+    if isinstance(thing, Attribute):
+        thing = thing.kept["x"][0]
+    if callable(thing) and not isinstance(thing, torch.Tensor):
+        thing = thing()
+    if isinstance(thing, torch.UntypedStorage):
+        return bytes(thing.tolist())
+    return thing.tobytes() if isinstance(thing, memoryview) else bits(thing)
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_whatever_shares_the_storage_keeps_the_object_and_lets_it_go(stores: Stores, name: str) -> None:
+    through = PATHS[name]
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    kept = through.path(reader.get(writer.put("k", NUMBERS)))
+    expected = bits(through.expected)
+    assert 1 == reader.stats().live_views
+    crowd(writer)
+    assert "k" in writer
+    assert is_held(writer)
+    assert expected == content(kept)
+    del kept
+    assert 0 == reader.stats().live_views, "something went on holding it"
+    assert not is_held(writer)
+
+
+ARRAY_PATHS: dict[str, Callable[[Any], Any]] = {
+    "itself": lambda a: a,
+    "slice": lambda a: a[2:4],
+    "reshape": lambda a: a.reshape(-1)[5:],
+    "view": lambda a: a.view(np.uint8),
+    "base": lambda a: a.base,
+    "torch": lambda a: torch.from_numpy(a),
+    "memoryview": lambda a: memoryview(a)[1:2],
+}
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
+@pytest.mark.parametrize("name", ARRAY_PATHS)
+def test_arrays_keep_the_object_as_tensors_do(stores: Stores, name: str) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    kept = ARRAY_PATHS[name](reader.get(writer.put("k", NUMBERS.numpy())))
+    before = bytes(kept) if not isinstance(kept, torch.Tensor) else bits(kept)
+    crowd(writer)
+    assert is_held(writer)
+    assert before == (bytes(kept) if not isinstance(kept, torch.Tensor) else bits(kept))
+    del kept
+    assert (0, False) == (reader.stats().live_views, is_held(writer))
+
+
+def test_an_array_refuses_dlpack_or_keeps_the_object_by_it(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    array = reader.get(writer.put("k", NUMBERS.numpy()))
+    kept = None
+    with contextlib.suppress(BufferError, ValueError, RuntimeError):
+        kept = torch.from_dlpack(array)
+    del array
+    assert is_held(writer) == (kept is not None)
+    if kept is not None:
+        assert bits(NUMBERS) == bits(kept)
+
+
+@pytest.mark.parametrize("kept_key", ["a", "b", "c"])
+def test_one_tensor_of_a_dict_keeps_all_of_its_object(stores: Stores, kept_key: str) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    value = {key: random_tensor(i, 2000) for i, key in enumerate("abc")}
+    kept = reader.get(writer.put("k", {**value, "n": 1}))[kept_key]
+    crowd(writer)
+    assert "k" in writer
+    assert bits(value[kept_key]) == bits(kept)
+    assert 1 == reader.stats().live_views
+    del kept
+    assert (0, False) == (reader.stats().live_views, is_held(writer))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
+def test_the_order_in_which_views_die_does_not_matter(stores: Stores, order: tuple[int, ...]) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    ref = writer.put("k", NUMBERS)
+    first, again = reader.get(ref), reader.get(ref)
+    views: list[Any] = [first[1:3], first.numpy(), again.view(-1)]
+    expected = [bits(view) for view in views]
+    del first, again
+    assert 2 == reader.stats().live_views
+    for number in order:
+        assert is_held(writer)
+        assert expected[number] == bits(views[number])
+        views[number] = None
+    assert (0, False) == (reader.stats().live_views, is_held(writer))
+
+
+def test_two_views_of_one_object_hold_it_twice(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    ref = writer.put("k", NUMBERS)
+    one, two = reader.get(ref), reader.get(ref)
+    del one
+    crowd(writer)
+    assert bits(NUMBERS) == bits(two)
+    assert is_held(writer)
+
+
+def test_views_of_several_readers_hold_each_for_itself(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=3)
+    readers = [stores.attach(writer, rank) for rank in range(3)]
+    ref = writer.put("k", NUMBERS)
+    views = [reader.get(ref) for reader in readers]
+    while views:
+        crowd(writer)
+        assert is_held(writer)
+        assert {bits(NUMBERS)} == {bits(view) for view in views}
+        views.pop()
+    assert not is_held(writer)
+
+
+def test_the_last_view_may_die_on_another_thread(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    box = [reader.get(writer.put("k", NUMBERS)).numpy()[3:]]
+    held = []
+
+    def last() -> None:
+        held.append(is_held(writer))
+        box.clear()
+
+    thread = threading.Thread(target=last)
+    thread.start()
+    thread.join()
+    assert ([True], 0, False) == (held, reader.stats().live_views, is_held(writer))
+
+
+def test_a_view_in_a_cycle_goes_when_the_cycle_is_collected(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    gc.disable()
+    try:
+        cycle: dict[str, Any] = {"view": reader.get(writer.put("k", NUMBERS))[2:]}
+        cycle["self"] = cycle
+        seen = weakref.ref(cycle["view"])
+        del cycle
+        assert is_held(writer)
+        assert seen() is not None
+        gc.collect()
+        assert (None, False) == (seen(), is_held(writer))
+    finally:
+        gc.enable()
+
+
+def test_a_view_on_the_readers_own_attribute_is_collected_with_it(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = ObjectStoreReader.attach(writer.handle)
+    reader.cache = reader.get(writer.put("k", NUMBERS))  # type: ignore[attr-defined]
+    reader.close()
+    del reader
+    gc.collect()
+    stores.attach(writer)
+    assert not is_held(writer)
+
+
+@pytest.mark.parametrize("value", [torch.empty(0, 3), 3, "text", [None, (1,)], {}, np.empty((2, 0))])
+def test_a_value_without_bytes_holds_nothing(stores: Stores, value: Any) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    kept = reader.get(writer.put("k", value))
+    assert type(value) is type(kept)
+    assert not is_held(writer)
+
+
+def test_a_get_whose_decoding_fails_holds_nothing(stores: Stores) -> None:
+    from shmstore import CorruptStoreError, PickleSerde
+
+    writer = stores.create(CAPACITY, serde=PickleSerde())
+    reader = stores.attach(writer)
+    with pytest.raises(CorruptStoreError):
+        reader.get(writer.put("k", 1))
+    assert (0, False) == (reader.stats().live_views, is_held(writer))
+
+
+def test_what_is_put_while_its_source_is_a_view_is_copied(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    view = reader.get(writer.put("a", NUMBERS))
+    ref = writer.put("b", view.T)
+    del view
+    crowd(writer)
+    assert bits(NUMBERS.T) == bits(reader.get(ref))
+
+
+@pytest.mark.parametrize("make", [lambda: random_tensor(1, 8000), lambda: random_tensor(1, 16000)[::2], lambda: {"x": random_tensor(1, 8000)}])
+def test_a_source_that_dies_right_after_the_put_is_stored_whole(stores: Stores, make: Callable[[], Any]) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    expected, source = make(), make()
+    ref = writer.put("k", source)
+    leaf = source["x"] if isinstance(source, dict) else source
+    leaf.zero_()
+    del source, leaf
+    got = reader.get(ref)
+    if isinstance(expected, dict):
+        expected, got = expected["x"], got["x"]
+    assert bits(expected) == bits(got)
+
+
+# ---- close
+
+
+def test_views_outlive_reader_and_writer(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    view, array = reader.get(writer.put("a", NUMBERS)), reader.get(writer.put("b", NUMBERS.numpy()))
+    reader.close()
+    writer.close()
+    del reader, writer
+    gc.collect()
+    assert bits(NUMBERS) == bits(view)
+    assert bits(NUMBERS) == bits(array[:].T.T)
+
+
+def test_views_of_a_closed_reader_are_not_reclaimed(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    view = reader.get(writer.put("k", NUMBERS))
+    reader.close()
+    crowd(writer)
+    assert is_held(writer)
+    assert bits(NUMBERS) == bits(view)
+    del view
+    assert not is_held(writer)
+
+
+def test_the_rank_stays_taken_until_the_last_view_has_gone(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    ref = writer.put("k", NUMBERS)
+    one, two = reader.get(ref), reader.get(ref)[1:]
+    reader.close()
+    for _ in range(2):
+        with pytest.raises(RankInUseError):
+            ObjectStoreReader.attach(writer.handle)
+        one = None
+    assert one is None
+    del two
+    stores.attach(writer)
+
+
+def test_reserved_views_that_are_kept_do_not_crash_after_close() -> None:
+    def keep_and_write(after: str) -> int:
+        writer = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
+        with writer.reserve("k", {"t": TensorSpec((100,), torch.uint8), "a": TensorSpec((50,), np.int16)}) as views:
+            kept_t, kept_a = views["t"][5:], views["a"]
+        if after == "close":
+            writer.close()
+        elif after == "delete":
+            writer.close()
+            del writer
+        gc.collect()
+        kept_t.fill_(7)  # not allowed, and no reason to crash
+        kept_a[:] = 3
+        total = int(kept_t.sum()) + int(kept_a.sum())
+        del kept_t, kept_a, views
+        gc.collect()
+        return total
+
+    name = store_name()
+    for after in ("close", "delete"):
+        assert 95 * 7 + 150 == in_child(keep_and_write, after)
+
+
+def test_a_writer_closed_inside_a_reservation_gives_no_successor_its_bytes(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    writer.put("a", 1)
+    with pytest.raises(StoreClosedError), writer.reserve("k", TensorSpec((1000,), torch.uint8)) as view:
+        with pytest.raises(StoreClosedError), writer.reserve("other", TensorSpec((1000,), torch.uint8)):
+            writer.close(unlink=False)
+        with pytest.raises(WriterActiveError):
+            ObjectStoreWriter.recover(writer.handle)
+        view.fill_(7)
+    again = stores.recover(writer.handle)
+    assert (["a"], 1) == (again.keys(), again.stats().objects)
+    again.check_valid()
+
+
+@pytest.mark.parametrize("protected", [[], ["k"]])
+def test_a_writer_closed_while_a_put_is_copying_gives_no_successor_its_bytes(stores: Stores, protected: list[str]) -> None:
+    class Closing(MsgpackSerde):
+        def fill(self, dst: Any, source: Any) -> None:
+            writer.close(unlink=False)
+            with pytest.raises(WriterActiveError):
+                ObjectStoreWriter.recover(writer.handle)
+            super().fill(dst, source)
+
+    writer = stores.create(CAPACITY, serde=Closing())
+    writer.put("a", 1)
+    with writer.protect(protected), pytest.raises(StoreClosedError):
+        writer.put("k", NUMBERS.T)
+    again = stores.recover(writer.handle)
+    assert (["a"], 1) == (again.keys(), again.stats().objects)
+
+
+def test_a_closed_writer_is_succeeded_at_once_though_its_views_are_kept(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    with writer.reserve("k", TensorSpec((1000,), torch.uint8)) as view:
+        view.fill_(7)
+    writer.close(unlink=False)
+    assert ["k"] == stores.recover(writer.handle).keys()
+    assert 7000 == int(view.sum())

@@ -1,0 +1,554 @@
+"""What crosses processes: spawn and fork, death by SIGKILL at any moment, and processes that are merely stopped."""
+
+import gc
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import (
+    LayoutMismatchError,
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    RankInUseError,
+    StoreClosedError,
+    StoreFullError,
+    StoreHandle,
+    StoreNotFoundError,
+    TensorSpec,
+    WriterActiveError,
+)
+from tests.store_children import digest, read_what_comes
+from tests.support import SHM, Child, Signal, Stores, bits, in_child, random_tensor, segments, store_name
+
+CAPACITY = 64 * 1024
+ALL = random_tensor(0, CAPACITY - 1024)
+VALUE = random_tensor(1, 5000)
+
+
+# ---- spawn and fork
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_children_of_both_kinds_attach_and_read_in_place(stores: Stores, method: str) -> None:
+    context = multiprocessing.get_context(method)
+    writer = stores.create(1 << 20, n_readers=2)
+    started = []
+    for rank in range(2):
+        ours, theirs = context.Pipe()
+        process = context.Process(target=read_what_comes, args=(writer.handle, rank, theirs))
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    for _, pipe in started:
+        assert "attached" == pipe.recv()
+    expected = []
+    for i in range(10):
+        value = {"x": random_tensor(i, 50_000), "y": torch.full((i, 3), float(i), dtype=torch.bfloat16)}
+        expected.append({name: digest(tensor) for name, tensor in value.items()})
+        ref = writer.put(f"k{i}", value)
+        for _, pipe in started:
+            pipe.send(ref.to_bytes())
+            assert expected[-1] == pipe.recv()
+    with pytest.raises(StoreFullError) as caught:  # both keep everything
+        writer.put("all", torch.zeros(900_000, dtype=torch.uint8))
+    assert {0, 1} == set(caught.value.held_bytes_by_rank or ())
+    for process, pipe in started:
+        pipe.send(None)
+        assert expected == pipe.recv()
+        process.join()
+        assert 0 == process.exitcode
+        process.close()
+        pipe.close()
+    writer.put("all", torch.zeros(900_000, dtype=torch.uint8))
+
+
+def use_what_was_inherited(writer: Any, reader: Any, ref: ObjectRef) -> list[str]:
+    said = []
+    calls: list[Callable[[], Any]] = [
+        lambda: writer.put("x", 1),
+        lambda: writer.get_cached("k"),
+        lambda: writer.is_cached("k"),
+        lambda: writer.touch("k"),
+        lambda: writer.delete("k"),
+        lambda: writer.clear(),
+        lambda: writer.cancel(ref),
+        lambda: writer.retire(0),
+        lambda: writer.keys(),
+        lambda: len(writer),
+        lambda: writer.stats(),
+        lambda: writer.reserve("x", TensorSpec((1,), torch.uint8)).__enter__(),
+        lambda: writer.protect(["k"]).__enter__(),
+        lambda: writer.check_valid(),
+        lambda: writer.close(),
+        lambda: reader.get(ref),
+        lambda: reader.release(ref),
+        lambda: reader.validate(ref),
+        lambda: reader.stats(),
+        lambda: reader.close(),
+    ]
+    for number, call in enumerate(calls):
+        try:
+            call()
+            said.append(f"call {number} returned")
+        except StoreClosedError as error:
+            said.append("refused" if "inherited through fork" in str(error) and "attach in the child" in str(error) else str(error))
+    return said
+
+
+def test_what_was_inherited_through_fork_raises_and_changes_nothing(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    ref = writer.put("k", VALUE)
+    view = reader.get(ref)
+    before = writer.stats(), reader.stats(), writer.keys()
+    assert {"refused"} == set(in_child(use_what_was_inherited, writer, reader, ref))
+    assert before == (writer.stats(), reader.stats(), writer.keys())
+    assert bits(VALUE) == bits(view)
+    assert bits(VALUE) == bits(reader.get(ref))
+    assert writer.name in segments()
+
+
+def test_what_was_inherited_dies_without_unlinking_or_unpinning(stores: Stores) -> None:
+    writer = ObjectStoreWriter.create(store_name(), capacity=CAPACITY, n_readers=1)
+    name = writer.name
+    reader = ObjectStoreReader.attach(writer.handle)
+    things: list[Any] = [writer, reader, reader.get(writer.put("k", VALUE)), reader.get(writer.get_cached("k"))[5:]]
+    del writer, reader
+
+    def let_everything_die() -> list[str]:
+        import warnings
+
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            things.clear()
+            gc.collect()
+        return [str(warning.message) for warning in caught]
+
+    try:
+        assert [] == in_child(let_everything_die)
+        assert name in segments()
+        assert 2 == things[1].stats().live_views
+        with pytest.raises(StoreFullError):
+            things[0].put("all", ALL)
+        assert bits(VALUE) == bits(things[2])
+    finally:
+        things[1].close()
+        things[0].close()
+
+
+def test_a_forked_child_attaches_for_itself(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=2)
+    stores.attach(writer, 0)
+    ref = writer.put("k", VALUE)
+
+    def attach_here() -> bytes:
+        with pytest.raises(RankInUseError):
+            ObjectStoreReader.attach(writer.handle, 0)
+        with ObjectStoreReader.attach(writer.handle, 1) as own:
+            return bits(own.get(ref))
+
+    assert bits(VALUE) == in_child(attach_here)
+    with pytest.raises(RankInUseError):  # the child's death did not free its parent's
+        ObjectStoreReader.attach(writer.handle, 0)
+    stores.attach(writer, 1)
+
+
+def fork_and_wait(open_it: Callable[[], Any], ready: Signal, end: int) -> None:
+    """Opens something, forks a child that lives until `end` is closed, and waits to be killed."""
+    opened = open_it()
+    if os.fork() == 0:
+        os.read(end, 1)
+        os._exit(0)
+    ready.send()
+    while opened:
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("role", ["reader", "writer"])
+def test_a_child_that_lives_on_keeps_no_lock_of_its_dead_parent(stores: Stores, role: str) -> None:
+    handle = None
+    if role == "reader":
+        writer = stores.create(CAPACITY)
+        ref = writer.put("k", VALUE)
+        handle = writer.handle
+    name = handle.name if handle else store_name()
+
+    def open_reader() -> Any:
+        assert handle
+        reader = ObjectStoreReader.attach(handle)
+        return reader, reader.get(ref)
+
+    def open_writer() -> Any:
+        made = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
+        made.put("k", VALUE)
+        return made
+
+    ready = Signal()
+    end, keep = os.pipe()
+    os.set_inheritable(keep, False)
+
+    def life() -> None:
+        os.close(keep)
+        fork_and_wait(open_reader if role == "reader" else open_writer, ready, end)
+
+    child = Child(life)
+    try:
+        ready.wait()
+        child.kill()
+        if role == "reader":
+            writer.put("all", ALL)  # what it held is let go
+            stores.attach(writer)
+        else:
+            assert ["k"] == stores.recover(name).keys()
+    finally:
+        os.close(keep)
+        os.close(end)
+        ready.close()
+        child.kill()
+
+
+# ---- death of a reader
+
+
+def hold_and_wait(handle: StoreHandle, rank: int, refs: list[bytes], ready: Signal) -> None:
+    reader = ObjectStoreReader.attach(handle, rank)
+    views = [reader.get(ObjectRef.from_bytes(packed)) for packed in refs]
+    ready.send()
+    while views is not None:
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("pinned", [0, 2, 4])
+def test_a_reader_killed_with_pins_and_leases_gives_everything_back_at_the_next_need(stores: Stores, pinned: int) -> None:
+    writer = stores.create(CAPACITY)
+    refs = [writer.put(f"k{i}", random_tensor(i, 12_000)).to_bytes() for i in range(4)]
+    ready = Signal()
+    child = Child(hold_and_wait, writer.handle, 0, refs[:pinned], ready)
+    try:
+        ready.wait()
+        for _ in range(2):  # the second refusal is a remembered one
+            with pytest.raises(StoreFullError):
+                writer.put("all", ALL)
+        child.kill()
+        writer.put("all", ALL)  # the very next one
+        assert ["all"] == writer.keys()
+        writer.check_valid()
+    finally:
+        child.kill()
+        ready.close()
+
+
+def test_a_rank_whose_process_was_killed_can_be_taken_again(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    for generation in range(5):
+        old = [writer.put(f"{generation}-{i}", random_tensor(i, 12_000)).to_bytes() for i in range(4)]
+        ready = Signal()
+        child = Child(hold_and_wait, writer.handle, 0, old[:2], ready)
+        try:
+            ready.wait()
+            with pytest.raises(RankInUseError):
+                ObjectStoreReader.attach(writer.handle)
+        finally:
+            child.kill()
+            ready.close()
+        with ObjectStoreReader.attach(writer.handle) as reader:
+            assert bits(random_tensor(3, 12_000)) == bits(reader.get(ObjectRef.from_bytes(old[3])))
+            # Leases from before are not for this process, and its predecessor's pins are gone.
+            writer.put(f"all-{generation}", ALL)
+        writer.clear()
+
+
+# ---- the writer
+
+
+def test_a_store_has_one_writer_here_and_elsewhere(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    writer.put("k", VALUE)
+
+    def second() -> None:
+        for store in (writer.name, writer.handle):
+            with pytest.raises(WriterActiveError, match="is alive"):
+                ObjectStoreWriter.recover(store)
+
+    second()
+    in_child(second)
+    assert ["k"] == writer.keys()
+    writer.put("k2", VALUE)
+
+
+def value_of(seed: int) -> torch.Tensor:
+    return random_tensor(seed, 300 + seed * 7919 % 4000)
+
+
+def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int) -> None:
+    """Takes the store over and changes it at random, saying before each step what it is and after it what came of it."""
+
+    def say(*message: Any) -> None:
+        os.write(pipe, (json.dumps(message) + "\n").encode())  # whole or not at all: less than PIPE_BUF
+
+    generator = random.Random(generation)
+    writer = ObjectStoreWriter.recover(name)
+    writer.track_evictions()
+    keys = writer.keys()
+    refs = list(leases)
+    say("recovered")
+    for number in itertools.count():
+        kind = generator.choices(["put", "hit", "cancel", "delete"], [6, 3, 5 + len(refs), 1])[0]
+        if kind == "put":
+            seed = generation * 1000 + number
+            key = f"k{seed}"
+            value = value_of(seed) if seed % 3 else value_of(seed)[None].T.contiguous().T  # by span and by fill
+            say("put", key, seed)
+            try:
+                ref = writer.put(key, value).to_bytes().hex()
+            except StoreFullError:
+                say("refused")
+                continue
+            keys.append(key)
+            refs.append(ref)
+            say("stored", ref, writer.take_evicted())
+        elif kind == "hit" and keys:
+            key = generator.choice(keys[-10:])
+            say("hit", key)
+            if not writer.is_cached(key):
+                say("missed")
+                continue
+            refs.append(writer.get_cached(key).to_bytes().hex())
+            say("handed", refs[-1])
+        elif kind == "cancel" and refs:
+            ref = refs.pop(generator.randrange(len(refs)))
+            say("cancel", ref)
+            writer.cancel(ObjectRef.from_bytes(bytes.fromhex(ref)))
+            say("cancelled")
+        elif kind == "delete" and keys:
+            key = generator.choice(keys[-10:])
+            say("delete", key)
+            writer.delete(key)
+            writer.take_evicted()
+            say("deleted")
+
+
+class Book:
+    """What a writer has said that it did."""
+
+    def __init__(self) -> None:
+        self.live: dict[str, int] = {}
+        self.leases: dict[str, str] = {}
+        self.seeds: dict[str, int] = {}
+        self.doing: list[Any] = []
+
+    def note(self, message: list[Any]) -> None:
+        kind, said = message[0], message[1:]
+        doing = self.doing
+        if kind in ("put", "hit", "cancel", "delete"):
+            self.doing = message
+            if kind == "put":
+                self.seeds[said[0]] = said[1]
+            if kind == "cancel":
+                self.leases.pop(said[0], None)
+            return
+        self.doing = []
+        if kind == "stored":
+            for key in said[1]:
+                del self.live[key]
+            self.live[doing[1]] = doing[2]
+            self.leases[said[0]] = doing[1]
+        elif kind == "handed":
+            self.leases[said[0]] = doing[1]
+        elif kind == "deleted":
+            self.live.pop(doing[1], None)
+
+    def check(self, writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+        """Compare with what is there, and take over what the last step did without having said so."""
+        writer.check_valid()
+        found = writer.keys()
+        kind, what = (self.doing + ["", ""])[:2]
+        missing = self.live.keys() - set(found)
+        more = set(found) - self.live.keys()
+        assert more <= ({what} if kind == "put" else set())
+        if kind == "put":
+            assert not missing & set(self.leases.values()), "an object with open leases was evicted"
+        else:
+            assert missing <= ({what} if kind == "delete" else set())
+        assert [key for key in self.live if key not in missing] == [key for key in found if key not in more]
+        for key in missing:
+            del self.live[key]
+        for key in more:
+            self.live[key] = self.seeds[key]
+        assert len(self.leases) <= writer.stats().open_leases
+        for packed, key in self.leases.items():
+            assert reader.validate(ObjectRef.from_bytes(bytes.fromhex(packed))), f"{key} is promised and has gone"
+        for key, seed in self.live.items():
+            ref = writer.get_cached(key)
+            assert bits(value_of(seed)) == bits(reader.get(ref)), key
+            assert writer.cancel(ref)
+        for packed in list(self.leases)[:2]:
+            assert writer.cancel(ObjectRef.from_bytes(bytes.fromhex(packed))), "a lease was lost"
+            del self.leases[packed]
+
+
+def kill_at_random(life: Child, pipe: int, generator: random.Random) -> list[list[Any]]:
+    """Kill the writer after a random number of messages and a random moment more; returns all that it said."""
+    text, wanted = b"", generator.choice([0, 0, 1, 5, 20, 60, 150])
+    while text.count(b"\n") < wanted:
+        text += os.read(pipe, 4096)
+    end = time.perf_counter() + generator.random() * (0.002 if wanted else 0.02)
+    while time.perf_counter() < end:
+        pass
+    life.kill()
+    while part := os.read(pipe, 65536):
+        text += part
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_writer_killed_at_any_moment_leaves_every_committed_object_to_its_successor(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=2, max_objects=40)
+    handle = writer.handle
+    reader, idle = stores.attach(handle, 0), stores.attach(handle, 1)
+    writer.retire(0)  # so that a lease ends by cancel alone: rank 0 is not waited for, and rank 1 reads nothing
+    book = Book()
+    views: list[tuple[torch.Tensor, bytes]] = []
+    generator = random.Random(4)
+    interrupted = 0
+    for generation in range(1, 121):
+        writer.close(unlink=False)
+        reading, writing = os.pipe()
+        life = Child(write_for_ever, handle.name, generation, dict(book.leases), writing)
+        os.close(writing)
+        try:
+            said = kill_at_random(life, reading, generator)
+        finally:
+            life.kill()
+            os.close(reading)
+        for message in said:
+            book.note(message)
+        interrupted += bool(book.doing)
+        for view, expected in views:  # those who were attached to the dead one's store go on
+            assert expected == bits(view)
+        for packed, key in list(book.leases.items())[-2:]:
+            ref = ObjectRef.from_bytes(bytes.fromhex(packed))
+            seen = reader.get(ref)  # while there is no writer
+            assert bits(value_of(book.seeds[key])) == bits(seen)
+            views = [*views[-5:], (seen, bits(seen))]
+        writer = stores.recover(handle if generation % 2 else handle.name)
+        book.check(writer, reader)
+        if book.doing and book.doing[0] in ("put", "hit"):
+            # A lease may have been opened whose reference was lost with the writer: the rank that it waits for restarts.
+            idle.close()
+            idle = stores.attach(handle, 1)
+            book.leases.clear()
+        book.doing = []
+    assert interrupted > 20, "hardly ever killed in the middle"
+    stats = writer.stats()
+    assert stats.evictions > 50
+    assert stats.puts > 500
+    reader.close()
+    idle.close()
+    writer.close()
+    assert handle.name not in segments()
+    for view, expected in views:
+        assert expected == bits(view)
+
+
+def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing_that_passes_for_one() -> None:
+    generator = random.Random(1)
+    outcomes = set()
+    for _ in range(60):
+        name = store_name()
+        ready = Signal()
+
+        def create(name: str = name, ready: Signal = ready) -> None:
+            ready.send()
+            writer = ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=2, prefault=True)
+            writer.put("k", VALUE)
+            while writer:
+                time.sleep(60)
+
+        child = Child(create)
+        ready.wait()
+        end = time.perf_counter() + generator.random() * 0.004
+        while time.perf_counter() < end:
+            pass
+        child.kill()
+        ready.close()
+        try:
+            with ObjectStoreReader.attach(name):
+                pass
+            with ObjectStoreWriter.recover(name) as writer:
+                writer.check_valid()
+                assert writer.keys() in ([], ["k"])
+                outcomes.add("store")
+        except StoreNotFoundError:
+            outcomes.add("nothing")
+        except LayoutMismatchError:
+            outcomes.add("unpublished")
+            (SHM / name).unlink()
+    assert "store" in outcomes
+    assert len(outcomes) > 1
+
+
+# ---- stopped
+
+
+def test_a_stopped_reader_keeps_what_it_holds_and_blocks_nobody(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, n_readers=2)
+    reader = stores.attach(writer, 1)
+    ref = writer.put("k", VALUE)
+    ready = Signal()
+    child = Child(hold_and_wait, writer.handle, 0, [ref.to_bytes()], ready)
+    try:
+        ready.wait()
+        child.signal(signal.SIGSTOP)
+        reader.release(ref)
+        for i in range(200):
+            other = writer.put(f"n{i}", random_tensor(i, 3000))
+            reader.get(other)
+            writer.cancel(other)
+        assert "k" in writer
+        with pytest.raises(RankInUseError):
+            ObjectStoreReader.attach(writer.handle, 0)
+        with pytest.raises(StoreFullError, match="rank 0"):
+            writer.put("all", ALL)
+    finally:
+        child.kill()
+        ready.close()
+    writer.put("all", ALL)
+
+
+def test_a_stopped_writer_is_alive_and_blocks_no_reader(stores: Stores) -> None:
+    name = store_name()
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        writer = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
+        refs = [writer.put(f"k{i}", random_tensor(i, 3000)).to_bytes() for i in range(5)]
+        os.write(writing, b"".join(refs))
+        for i in itertools.count():
+            writer.cancel(writer.put(f"n{i}", random_tensor(i, 3000)))
+
+    child = Child(write)
+    try:
+        packed = os.read(reading, 200)
+        child.signal(signal.SIGSTOP)
+        reader = stores.attach(name)
+        for i in range(5):
+            value = reader.get(ObjectRef.from_bytes(packed[40 * i : 40 * i + 40]))
+            assert bits(random_tensor(i, 3000)) == bits(value)
+        with pytest.raises(WriterActiveError):
+            ObjectStoreWriter.recover(name)
+        reader.close()
+    finally:
+        child.kill()
+        os.close(reading)
+        os.close(writing)
+        stores.recover(name)

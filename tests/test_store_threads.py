@@ -1,0 +1,319 @@
+"""Many threads on one writer and one reader, and that copying holds nobody up."""
+
+import random
+import sys
+import threading
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from shmstore import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    StaleRefError,
+    StoreFullError,
+)
+from tests.support import Stores, bits, random_tensor
+
+CAPACITY = 256 * 1024
+
+
+def run_all(*works: Callable[[], None]) -> None:
+    """Run each in a thread of its own; raises the first error of any."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(works))
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            start.wait()
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@pytest.fixture
+def often() -> object:
+    """Let threads take turns a hundred times as often as usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    yield before
+    sys.setswitchinterval(before)
+
+
+def value_of(number: int) -> dict[str, torch.Tensor]:
+    """Every value says by itself whether it is whole."""
+    size = 100 + number * 7919 % 9000
+    return {"n": torch.tensor(number), "x": torch.full((size,), number % 251, dtype=torch.uint8), "y": torch.full((7, size % 50), number).T}
+
+
+def check(value: dict[str, torch.Tensor], expected: int | None = None) -> None:
+    number = int(value["n"])
+    assert expected is None or expected == number
+    whole = value_of(number)
+    assert {name: bits(tensor) for name, tensor in whole.items()} == {name: bits(tensor) for name, tensor in value.items()}
+
+
+@pytest.mark.usefixtures("often")
+def test_puts_hits_gets_drops_and_deletes_from_many_threads_at_once(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    given: list[ObjectRef] = []
+    recent: list[tuple[ObjectRef, int]] = []
+    read = refused = 0
+    stop = threading.Event()
+
+    def put(base: int) -> None:
+        nonlocal refused
+        i = 0
+        while i < 250 or read < 300:  # the readers' turns come when they come
+            i += 1
+            number = base * 100_000 + i
+            try:
+                ref = writer.put(f"k{number}", value_of(number))
+                given.append(ref)
+                recent.append((ref, number))
+            except StoreFullError:
+                refused += 1
+                writer.cancel(recent[0][0])
+            for ref, _ in recent[:-40]:  # requests that were aborted
+                writer.cancel(ref)
+            del recent[:-40]
+
+    def hit(seed: int) -> None:
+        generator = random.Random(seed)
+        while not stop.is_set():
+            _, number = generator.choice(recent[-20:] or [(None, 0)])
+            try:
+                ref = writer.get_cached(f"k{number}")
+            except (ObjectNotFoundError, StoreFullError):
+                continue
+            check(reader.get(ref), number)  # what is promised is there
+
+    def get(seed: int) -> None:
+        nonlocal read
+        generator = random.Random(seed)
+        views: list[dict[str, torch.Tensor]] = []
+        while not stop.is_set():
+            if recent:
+                ref, number = generator.choice(recent[-20:])
+                try:
+                    value = reader.get(ref, copy=generator.random() < 0.2)
+                except StaleRefError:
+                    continue
+                check(value, number)
+                views.append(value)
+                read += 1
+            if len(views) > 5:
+                check(views.pop(generator.randrange(len(views))))
+
+    def abort(seed: int) -> None:
+        generator = random.Random(seed)
+        while not stop.is_set():
+            if recent:
+                ref, number = generator.choice(recent)
+                if generator.random() < 0.1:
+                    writer.delete(f"k{number}")
+                else:
+                    reader.release(ref)
+                    writer.cancel(ref)
+            writer.check_valid()
+            writer.stats()
+            writer.keys()
+
+    def puts() -> None:
+        try:
+            run_all(*(lambda base=base: put(base) for base in range(1, 4)))  # type: ignore[misc]
+        finally:
+            stop.set()
+
+    run_all(puts, lambda: hit(1), lambda: hit(2), lambda: get(3), lambda: get(4), lambda: abort(5))
+    stats = writer.stats()
+    assert stats.puts + refused >= 750
+    assert stats.puts == len(given)
+    assert stats.evictions > 50
+    assert 0 == reader.stats().live_views
+    writer.check_valid()
+    for key in writer.keys():
+        check(reader.get(writer.get_cached(key)), int(key[1:]))
+    for ref in given:
+        writer.cancel(ref)
+    writer.put("all", torch.zeros(CAPACITY - 1024, dtype=torch.uint8))  # nothing is stuck
+
+
+@pytest.mark.usefixtures("often")
+def test_of_many_puts_of_one_key_one_succeeds(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    for round_ in range(30):
+        done: list[tuple[ObjectRef, int]] = []
+
+        def put(number: int, done: list[tuple[ObjectRef, int]] = done, key: str = f"k{round_}") -> None:
+            try:
+                done.append((writer.put(key, value_of(number)), number))
+            except ObjectExistsError:
+                return
+
+        run_all(*(lambda n=n: put(n) for n in range(6)))  # type: ignore[misc]
+        assert 1 == len(done)
+        check(reader.get(done[0][0]), done[0][1])
+
+
+@pytest.mark.usefixtures("often")
+def test_protect_blocks_of_many_threads_keep_their_keys_and_end(stores: Stores) -> None:
+    writer = stores.create(CAPACITY, max_objects=64)
+    writer.retire(0)
+
+    def work(number: int) -> None:
+        generator = random.Random(number)
+        for i in range(60):
+            mine = f"{number}-{i}"
+            with writer.protect([mine, f"shared-{i % 3}"]):
+                writer.put(mine, value_of(number))
+                for j in range(4):
+                    writer.put(f"{number}-{i}-{j}", value_of(generator.randrange(1000)))
+                assert mine in writer
+
+    run_all(*(lambda n=n: work(n) for n in range(4)))  # type: ignore[misc]
+    writer.check_valid()
+    writer.clear()
+    assert 0 == writer.stats().objects, "something is still protected"
+
+
+@pytest.mark.usefixtures("often")
+def test_reservations_of_many_threads_lie_apart(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+
+    def work(number: int) -> None:
+        for i in range(40):
+            key = f"{number}-{i}"
+            with writer.protect([key]):  # from the commit to the hand-out nobody else keeps it
+                try:
+                    with writer.reserve(key, torch.empty(4000, dtype=torch.uint8, device="meta")) as view:
+                        view.fill_(number)
+                        if i % 4 == 0:
+                            raise ZeroDivisionError
+                        assert bytes([number]) * 4000 == bits(view)
+                except ZeroDivisionError:
+                    assert key not in writer
+                else:
+                    assert bytes([number]) * 4000 == bits(reader.get(writer.get_cached(key)))
+
+    run_all(*(lambda n=n: work(n) for n in range(1, 6)))  # type: ignore[misc]
+    assert 150 == writer.stats().puts
+    writer.check_valid()
+
+
+@pytest.mark.usefixtures("often")
+def test_views_of_one_object_may_die_on_any_thread(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    ref = writer.put("k", value_of(7))
+    box: list[dict[str, torch.Tensor]] = []
+
+    def make() -> None:
+        for _ in range(500):
+            box.append(reader.get(ref))
+
+    def drop() -> None:
+        for _ in range(500):
+            while not box:
+                pass
+            check(box.pop(), 7)
+
+    run_all(make, drop, make, drop)
+    assert (1000, 0) == (reader.stats().gets, reader.stats().live_views)
+    writer.put("all", torch.zeros(CAPACITY - 1024, dtype=torch.uint8))
+
+
+def attach_many(writer: ObjectStoreWriter, seen: list[int]) -> None:
+    for _ in range(30):
+        try:
+            with ObjectStoreReader.attach(writer.handle) as reader:
+                seen.append(reader.rank)
+        except RuntimeError:
+            continue
+
+
+@pytest.mark.usefixtures("often")
+def test_one_thread_at_a_time_has_a_rank(stores: Stores) -> None:
+    writer = stores.create(CAPACITY)
+    seen: list[int] = []
+    run_all(*(lambda: attach_many(writer, seen) for _ in range(4)))
+    assert len(seen) >= 30
+    stores.attach(writer)
+
+
+SOURCES = {
+    "one piece": lambda: torch.ones(96 << 20, dtype=torch.uint8),
+    "array": lambda: np.ones(96 << 20, dtype=np.uint8),
+    "dict": lambda: {name: torch.ones(32 << 20, dtype=torch.uint8) for name in "abc"},
+    "strided": lambda: torch.ones(9800, 9800, dtype=torch.uint8).T,
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_another_thread_counts_while_bytes_are_copied(stores: Stores, kind: str) -> None:
+    """With turns of 100 s a thread runs only where the other lets go of the interpreter by itself."""
+    writer = stores.create(200 << 20)
+    writer.retire(0)
+    value = SOURCES[kind]()
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(100)
+    try:
+        counted_during_a_put = 0
+        for attempt in range(10):  # a busy machine may not have run the other thread in time
+            counted = 0
+            go = threading.Event()
+            ready = threading.Event()
+
+            def count(go: threading.Event = go, ready: threading.Event = ready) -> None:
+                nonlocal counted
+                ready.set()
+                go.wait()
+                for _ in range(10_000):
+                    counted += 1
+
+            thread = threading.Thread(target=count)
+            thread.start()
+            ready.wait()
+            go.set()
+            assert counted == 0
+            writer.put(f"k{attempt}", value)
+            counted_during_a_put = counted
+            thread.join()
+            if counted_during_a_put:
+                break
+        assert 10_000 == counted_during_a_put
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_a_put_of_another_thread_goes_on_while_one_is_being_written(stores: Stores) -> None:
+    """A reservation, or a long copy, holds no lock that others need."""
+    writer = stores.create(CAPACITY)
+    reader = stores.attach(writer)
+    seen = []
+
+    def others() -> None:
+        ref = writer.put("other", value_of(5))
+        seen.append(int(reader.get(ref)["n"]))
+        seen.append(writer.stats().puts)
+
+    with writer.reserve("k", value_of(3)):
+        run_all(others)
+    assert [5, 1] == seen
+    assert ["k", "other"] == sorted(writer.keys())
