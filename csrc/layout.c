@@ -34,7 +34,8 @@ static uint64_t default_objects(uint64_t capacity) {
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page, uint64_t max_leases) {
     if (options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
-        max_leases > SHMS_MAX_OBJECTS || (options->flags & ~(uint32_t)(SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO)))
+        max_leases > SHMS_MAX_OBJECTS ||
+        (options->flags & ~(uint32_t)(SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS)))
         return SHMS_EINVAL;
     shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags};
     l.capacity = shms_align_up(options->capacity, SHMS_ALIGN);
@@ -76,6 +77,7 @@ uint64_t shms_layout_stamp(void) {
         offsetof(shms_superblock, retired),
         sizeof(shms_slot),
         offsetof(shms_slot, head),
+        offsetof(shms_slot, flags),
         sizeof(shms_lease),
         offsetof(shms_lease, id),
         sizeof(shms_reader_table),

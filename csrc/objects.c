@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "crc.h"
 #include "step.h"
 #include "writer.h"
 
@@ -114,7 +115,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     shms_set(&s->offset, place.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
-    shms_set(&s->deleted, 0);
+    shms_set(&s->flags, 0);
     shms_ring_insert(&w->ring, &place, slot);
     shms_set(&w->seg.sb->hand, w->ring.hand);
     shms_add(&w->seg.sb->used_bytes, span);
@@ -155,11 +156,23 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
+    shms_slot *s = shms_writer_slot(w, t->slot);
+    uint64_t flags = 0;
+    if (w->seg.layout.flags & SHMS_CHECKSUMS && !w->closed) {
+        /* Outside the mutex, like the copy: nobody but the ticket's holder touches a slot in WRITING. */
+        leave(w, SHMS_OK);
+        uint64_t crc = shms_object_crc(w->seg.data, shms_get(&s->offset), shms_slot_key_len(s), shms_slot_meta_len(s),
+                                       shms_get(&s->length));
+        flags = crc << SHMS_SLOT_CRC_SHIFT | SHMS_SLOT_CHECKED;
+        if ((rc = enter_with_ticket(w, t)))
+            return rc;
+    }
     if (w->closed) {
         end_unborn(w, t);
         return leave(w, SHMS_ECLOSED);
     }
-    shms_slot *s = shms_writer_slot(w, t->slot);
+    if (flags)
+        shms_set(&s->flags, flags);
     shms_set(&s->put_ns, shms_now_ns());
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
@@ -308,7 +321,7 @@ static void delete_slot(struct shms_writer *w, uint32_t slot) {
     shms_slot *s = shms_writer_slot(w, slot);
     shms_forget_key(w, slot);
     SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
-    atomic_store_explicit(&s->deleted, 1, memory_order_release);
+    atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;
     shms_count(w, SHMS_C_DELETES, 1);
     shms_reclaim_slot(w, slot);
@@ -334,7 +347,7 @@ int shms_writer_clear(shms_writer *w) {
         next = w->ring.next[s];
         if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE)
             continue;
-        if (shms_get(&shms_writer_slot(w, s)->deleted))
+        if (shms_slot_deleted(shms_writer_slot(w, s)))
             shms_reclaim_slot(w, s);
         else
             delete_slot(w, s);
@@ -368,7 +381,7 @@ int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
     uint64_t need = 0;
     for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i]) {
         const shms_slot *s = shms_writer_slot(w, i);
-        if (shms_get(&s->state) == SHMS_LIVE && !shms_get(&s->deleted)) {
+        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s)) {
             found[n++] = (aged){shms_get(&s->id), i};
             need += 4 + shms_slot_key_len(s);
         }

@@ -66,6 +66,7 @@
 #define SHMS_PREFAULT 1   /* map every page of the writer's data now, not at the first touch */
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
 #define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
+#define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
 #define SHMS_ANY_STORE -1 /* for _attach_to and _recover_to: whichever store bears the name */
 
@@ -77,7 +78,7 @@ typedef struct shms_options {
     uint64_t max_object_size; /* bytes of key, metadata and payload together; 0: the capacity */
     uint32_t n_readers;       /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects;     /* slots; 0: from the capacity */
-    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO */
+    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS */
 } shms_options;
 
 /* A reference, unpacked.  Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then

@@ -106,7 +106,7 @@ static int build(struct shms_writer *w) {
     for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
         shms_slot *s = shms_writer_slot(w, order[i]);
         used += shms_span(shms_get(&s->length));
-        if (shms_get(&s->deleted))
+        if (shms_slot_deleted(s))
             continue;
         if (shms_slot_key_len(s) == 0 ||
             shms_index_find(&w->index, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s)) !=

@@ -208,14 +208,16 @@ class ObjectStoreWriter(_Closable):
         eviction: Literal["clock", "fifo"] = "clock",
         prefault: bool = False,
         huge_pages: bool = False,
+        checksums: bool = False,
         serde: ObjectSerde | None = None,
     ) -> "ObjectStoreWriter":
         """Create a store and be its writer; all its space is reserved before this returns.
 
         `capacity` is in bytes, rounded up to 64; `name` None makes a unique one. `prefault` maps every page now
         instead of at its first use (the first put into a cold page costs many times a warm one), `huge_pages`
-        asks for 2 MiB pages and takes what it gets. Raises StoreExistsError; StoreSpaceError where /dev/shm is too
-        small; ValueError for numbers out of range.
+        asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each object at its commit, for
+        `shmstore verify` to compare; `recover` keeps that. Raises StoreExistsError; StoreSpaceError where /dev/shm is
+        too small; ValueError for numbers out of range.
         """
         capacity = _int("capacity", capacity, 1, native.MAX_CAPACITY)
         n_readers = _int("n_readers", n_readers, 1, native.MAX_READERS)
@@ -234,6 +236,7 @@ class ObjectStoreWriter(_Closable):
                 prefault=bool(prefault),
                 huge_pages=bool(huge_pages),
                 fifo=eviction == "fifo",
+                checksums=bool(checksums),
             )
         except StoreExistsError:
             raise StoreExistsError(f"a store named {chosen!r} exists already") from None

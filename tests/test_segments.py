@@ -506,14 +506,14 @@ def test_a_truncated_or_extended_segment_is_refused(segment: Path, change: int) 
 
 
 # Offsets in a slot, and values that none may have.
-SLOT = {"state": 0, "id": 8, "offset": 24, "length": 32, "head": 40, "deleted": 48}
+SLOT = {"state": 0, "id": 8, "offset": 24, "length": 32, "head": 40, "flags": 48}
 BAD_SLOT = {
     "state": (4, 2**32, 2**64 - 1),
     "id": (0, 2, 1000, 2**64 - 1),  # 2 is its neighbour's
     "offset": (1, 63, 2**16, 2**63, 2**64 - 64),
     "length": (0, 1, 2**16 + 1, 2**63, 2**64 - 1),
     "head": (0, 2**32 - 1, 2**64 - 1, 2**63, 1 << 32, 1024 | 1 << 60),
-    "deleted": (2, 2**64 - 1),
+    "flags": (4, 1 << 32, 1 | 1 << 32, 2**64 - 1),
 }
 
 
@@ -560,7 +560,7 @@ def test_a_reader_believes_a_slot_only_inside_the_data_region(stores: Stores) ->
     refs = [writer.put(key, random_tensor(ord(key), 1000)).to_bytes() for key in "ab"]
     path = SHM / writer.name
     slot = next(at for at in all_slots(path) if word(path, at + SLOT["id"]) == 1)
-    # Not "deleted", which is the writer's, and not a head that is another good one.
+    # Not "flags", which is the writer's, and not a head that is another good one.
     damages = [
         (slot + SLOT[field], value) for field in ("state", "id", "offset", "length") for value in BAD_SLOT[field]
     ]

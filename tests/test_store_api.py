@@ -61,6 +61,7 @@ def test_the_signatures_are_those_of_the_contract() -> None:
         ("eviction", "clock", True),
         ("prefault", False, True),
         ("huge_pages", False, True),
+        ("checksums", False, True),
         ("serde", None, True),
     ]
     assert parameters(ObjectStoreWriter.recover)[0] == ("name", empty, False)

@@ -148,9 +148,11 @@ class Writer:
         prefault: bool,
         huge_pages: bool,
         fifo: bool,
+        checksums: bool,
     ) -> "Writer":
         """Create a segment; the numbers are in range already."""
         flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
+        flags |= checksums * lib.SHMS_CHECKSUMS
         options = _options(capacity, n_readers, max_objects, max_object_size, flags)
         out = _new("shms_writer **")
         code = lib.shms_writer_create(out, os.fsencode(name), options)

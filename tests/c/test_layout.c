@@ -41,7 +41,7 @@ static void options_out_of_range_are_refused(void) {
         {.capacity = 4096, .n_readers = SHMS_MAX_READERS + 1},
         {.capacity = 4096, .n_readers = 1, .max_objects = SHMS_MAX_OBJECTS + 1},
         {.capacity = 4096, .n_readers = 1, .max_object_size = 4097},
-        {.capacity = 4096, .n_readers = 1, .flags = 8},
+        {.capacity = 4096, .n_readers = 1, .flags = 16},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         shms_layout l;
