@@ -71,7 +71,7 @@ static void look(shms_writer *w, state *s) {
             continue;
         uint64_t length = shms_get(&slot->length);
         s->objects[i] = (struct object){.id = shms_get(&slot->id), .size = length > 1 ? length - SHMS_ALIGN : 0,
-                                        .deleted = shms_get(&slot->deleted),
+                                        .deleted = shms_slot_deleted(slot),
                                         .key = (char)w->seg.data[shms_get(&slot->offset)]};
         CHECK_EQ(1, shms_slot_key_len(slot));
         const char *payload = (char *)w->seg.data + shms_get(&slot->offset) + SHMS_ALIGN;
