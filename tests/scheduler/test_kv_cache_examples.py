@@ -618,3 +618,18 @@ def test_blocks_of_unlike_groups_or_pools_do_not_add_up() -> None:
 
 def test_the_pool_takes_at_most_80_bytes_a_block() -> None:
     assert 80 >= BlockPool(100_000, True).nbytes / 100_000
+
+
+def test_a_preempted_request_begins_anew_and_tokens_from_elsewhere_need_room() -> None:
+    books = manager(20, ("full", 4), free_order="tail")
+    r = request("a", range(6))
+    admit(books, r)
+    books.free(r)
+    r.num_computed_tokens = 0
+    got = books.allocate_slots(r, 2)
+    assert got is not None
+    assert ([3],) == got.get_block_ids()
+    r.num_computed_tokens = 2
+    got = books.allocate_slots(r, 1, num_new_computed_tokens=2)
+    assert got is not None
+    assert ([4],) == got.get_block_ids()
