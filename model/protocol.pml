@@ -176,8 +176,10 @@ look:   atomic { ok = 0;                                                        
         fi
 }
 
+/* What was promised to this process is promised to nobody now; what was promised to a rank that has never attached is. */
+#define CLEAR_OWED_UNLESS_NEVER(r) k = 1; \
+        do :: k <= MAXH -> if :: !g_never[r] -> O(r,k) = 0 :: else fi; T(r,k) = 0; k++ :: else -> break od; k = 0
 #define LEAVE(r) CLEAR_OWED_UNLESS_NEVER(r); g_up[r] = 0; g_snap[r] = g_snap[r] && g_never[r]
-#define CLEAR_OWED_UNLESS_NEVER(r) k = 1; do :: k <= MAXH -> if :: !g_never[r] -> O(r,k) = 0 :: else fi; T(r,k) = 0; k++ :: else -> break od; k = 0
 
 proctype Reader(byte p; byte r) provided (dying == NOBODY || dying + 2 == _pid)
 {
@@ -240,7 +242,8 @@ again:
                 final
         } unless { dying == r };
         if :: atomic { dying == r ->                     /* the kernel: threads stop ... */
-                FLUSHR(r); g_view[p] = 0; n = 0; h = 0; x = 0; k = 0; ok = 0; orphan = 0; closing = 0; rdone[p] = 0; LEAVE(r); lock[r] = 0; dying = NOBODY };     /* ... then files are closed */
+                FLUSHR(r); g_view[p] = 0; n = 0; h = 0; x = 0; k = 0; ok = 0; orphan = 0; closing = 0; rdone[p] = 0;
+                LEAVE(r); lock[r] = 0; dying = NOBODY };                            /* ... then files are closed */
               if :: true -> goto again                  /* somebody attaches again, */
                  :: atomic { true -> rdone[p] = 1 }     /* or nobody */
               fi
@@ -275,6 +278,11 @@ proctype BufW() { do :: atomic { sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 } :: 
 
 /* ---------------------------------------------------------------- the writer: reclaim.c, leases.c, objects.c */
 
+#ifdef MUT_VERDICT_KEPT
+#define ANEW skip
+#else
+#define ANEW atomic { verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN }       /* shms_reclaim_begin */
+#endif
 #define JUDGE(r) if :: verdict[r] == HERE -> go = 0 :: else fi
 
 inline ask_rank(r)         /* rank_gone, where no verdict is remembered; clears go if the rank is here */
@@ -293,14 +301,20 @@ inline ask_rank(r)         /* rank_gone, where no verdict is remembered; clears 
         fi
 }
 
+#ifdef MUT_RETIRED_FOR_EVER
+#define RETIRED(r) (retired[r] != 0)
+#else
+#define RETIRED(r) (retired[r] != 0 && retired[r] == epoch[r]+1)
+#endif
+
 inline lease_done_by(r)    /* clears go if the lease in entry l still waits for rank r */
 {
         if :: atomic { A(r,l) == lseq[l] -> skip }                                  /* W1a: the acknowledgement, */
            :: atomic { A(r,l) != lseq[l] -> skip };
               if :: atomic { base[r] > lseq[l] -> skip }                            /* the base, */
                  :: atomic { base[r] <= lseq[l] -> skip };
-                    if :: atomic { retired[r] != 0 && retired[r] == epoch[r]+1 -> skip }    /* the retirement */
-                       :: atomic { !(retired[r] != 0 && retired[r] == epoch[r]+1) -> skip };
+                    if :: atomic { RETIRED(r) -> skip }                             /* the retirement */
+                       :: atomic { !RETIRED(r) -> skip };
                           ask_rank(r)
                     fi
               fi
@@ -356,10 +370,6 @@ inline w3(r, v)
 #elif defined(MUT_VERDICT_FOR_W3P)
         if :: atomic { P(r,v) == 0 -> skip }
            :: atomic { P(r,v) != 0 -> skip }; ask_rank(r)
-        fi
-#elif defined(MUT_PROBE_BEFORE_W3)
-        if :: atomic { lock[r] -> skip }; atomic { if :: P(r,v) != 0 -> go = 0 :: else fi }
-           :: atomic { !lock[r] -> skip }
         fi
 #else
         if :: atomic { P(r,v) == 0 -> skip }                                        /* W3: */
@@ -423,7 +433,7 @@ inline evict(a, b)         /* slots of a set: a, and b too if it is another one;
 #if NS > 1
                         if :: atomic { a != b -> skip }; st[b] = LIVE :: atomic { a == b -> skip } fi;
 #endif
-                        atomic { verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN }    /* the search starts anew */
+                        ANEW                                                        /* the search starts anew */
                 fi
 #endif
            :: atomic { !go -> skip }
@@ -447,11 +457,12 @@ inline hand_out()          /* of slot s, on the free entry l */
 #if NR > 1
                  PROMISE(1,x);
 #endif
-                 x = 0; l = 0; verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN }
+                 x = 0; l = 0; ANEW }
 }
 
 #if NL > 1
-#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: lseq[0] != 0 && lseq[1] == 0 -> l = 1 :: lseq[0] != 0 && lseq[1] != 0 -> l = NL fi
+#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: lseq[0] != 0 && lseq[1] == 0 -> l = 1 \
+                           :: lseq[0] != 0 && lseq[1] != 0 -> l = NL fi
 #else
 #define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: else -> l = NL fi
 #endif
@@ -473,8 +484,10 @@ inline recover()
            :: atomic { s < NS && (st[s] == FREE || st[s] == LIVE) -> s++ }
            :: atomic { s == NS -> s = 0; break }
         od;
-        do :: atomic { l < NL && lseq[l] != 0 && (st[lslot[l]] != LIVE || lid[l] != id[lslot[l]]) -> lseq[l] = 0; l++ }   /* V3: */
-           :: atomic { l < NL && !(lseq[l] != 0 && (st[lslot[l]] != LIVE || lid[l] != id[lslot[l]])) -> l++ }
+#define NAMES_NOTHING (lseq[l] != 0 && (st[lslot[l]] != LIVE || lid[l] != id[lslot[l]]))
+        do :: atomic { l < NL && NAMES_NOTHING ->
+                assert(false); lseq[l] = 0; l++ }                                   /* V3: never needed, as is proved here */
+           :: atomic { l < NL && !NAMES_NOTHING -> l++ }
            :: atomic { l == NL -> l = 0; break }
         od;
         /* every committed object is there, bit for bit; what is there was committed; no key twice */
@@ -570,7 +583,7 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
                         fi;
                         atomic { s = 0; go = 0;
                                  /* the next operation asks anew; or it is a part of this one */
-                                 if :: verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN
+                                 if :: verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> ANEW
                                     :: true fi }
                 :: atomic { nops == WOPS -> break }
                 od;
@@ -588,7 +601,7 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
                  :: atomic { s < NS && st[s] != FREE && st[s] != WRITING -> skip };
                         evict(s, s); atomic { assert(go); s++ }                     /* nothing is stuck */
                  :: atomic { s < NS && st[s] == FREE -> s++ }
-                 :: atomic { s == NS -> break }
+                 :: atomic { s == NS -> s = 0; assert(lseq[0] == 0 && lseq[NL-1] == 0); break }
               od
         fi
 }
