@@ -53,6 +53,11 @@ bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*ma
         uint64_t end = cur == SHMS_NONE ? r->capacity : shms_get(&r->slots[cur].offset);
         if (!found && end - start >= span) {
             found = true;
+            /* What the end of the run has room enough without may stay. */
+            while (out->victims > need_slot && end - shms_slot_end(&r->slots[out->first]) >= span) {
+                start = shms_slot_end(&r->slots[out->first]);
+                out->first = --out->victims ? r->next[out->first] : SHMS_NONE;
+            }
             out->at = start;
             if (out->victims)
                 out->extra = SHMS_NONE;
