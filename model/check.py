@@ -86,7 +86,7 @@ MUTATIONS = [
     Mutation("VERDICT_FOR_W3P", "one-rank", BYTES, ci=True),
     Mutation("ONE_BY_ONE", "two-slots", PART, ci=True),
     Mutation("FREE_LATE", "one-rank", BYTES),
-    Mutation("L2_FIRST", "one-rank", STUCK),
+    Mutation("L2_FIRST", "one-rank", OWED),
     Mutation("LIVE_EARLY", "one-rank", BYTES),
     Mutation("WRITING_IS_LIVE", "one-rank", BYTES),
     Mutation("EVICTING_LEFT", "one-rank", LOST),

@@ -443,21 +443,22 @@ inline evict(a, b)         /* slots of a set: a, and b too if it is another one;
 #define SNAP(r) g_snap[r] = g_up[r] || g_never[r]
 #define PROMISE(r,h) O(r,h) = g_snap[r] && (g_up[r] || g_never[r]); g_snap[r] = 0
 
-inline hand_out()          /* of slot s, on the free entry l */
+#if NR > 1
+#define PROMISES(h) PROMISE(0,h); PROMISE(1,h)
+#else
+#define PROMISES(h) PROMISE(0,h)
+#endif
+#define PUBLISH(h) lseq[l] = h; g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
+
+inline hand_out()          /* of slot s, on the free entry l; the reference goes out with L2 */
 {
 #ifdef MUT_L2_FIRST
-        atomic { SNAP(0); SNAP(NR-1); lslot[l] = s; lid[l] = id[s]; lseq[l] = nextseq };
-        atomic { x = nextseq; nextseq++;
+        atomic { SNAP(0); SNAP(NR-1); lslot[l] = s; lid[l] = id[s]; x = nextseq; PUBLISH(x); x = 0 };
+        atomic { nextseq++; l = 0; ANEW }
 #else
         atomic { SNAP(0); SNAP(NR-1); lslot[l] = s; lid[l] = id[s]; nextseq++ };    /* L1: */
-        atomic { x = nextseq-1; lseq[l] = x;                                        /* L2: */
+        atomic { x = nextseq-1; PUBLISH(x); x = 0; l = 0; ANEW }                    /* L2: */
 #endif
-                 g_id[x] = id[s]; g_slot[x] = s; g_entry[x] = l; g_nref = x;
-                 PROMISE(0,x);
-#if NR > 1
-                 PROMISE(1,x);
-#endif
-                 x = 0; l = 0; ANEW }
 }
 
 #if NL > 1
