@@ -543,7 +543,7 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
 #ifdef MUT_LIVE_EARLY
                                 atomic { st[s] = LIVE; g_com[id[s]] = 1 }; data[s] = id[s];
 #else
-                                data[s] = id[s];                                    /* P3: to the end */
+                                data[s] = id[s];                                    /* P3c: to the end */
                                 atomic { st[s] = LIVE; g_com[id[s]] = 1 };          /* P4: */
 #endif
                                 if :: atomic { true -> PICK_FREE_ENTRY };
