@@ -291,8 +291,9 @@ class ObjectStoreWriter(_Closable):
         return trusted_ref(packed)
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
-        ticket = self._writer.begin(key, encoded.meta, encoded.nbytes)
+        ticket = self._writer.ticket()
         try:
+            ticket.begin(key, encoded.meta, encoded.nbytes)
             ticket.copy(encoded.spans)
             if encoded.fills:
                 with memoryview(ticket.buffer()) as payload:
@@ -321,11 +322,12 @@ class ObjectStoreWriter(_Closable):
         """
         packed_key = _key(key)
         layout = self._serde.layout(template)
+        ticket = self._writer.ticket()
         try:
-            ticket = self._writer.begin(packed_key, layout.meta, layout.nbytes)
-        except (StoreFullError, ObjectTooLargeError) as error:
-            raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
-        try:
+            try:
+                ticket.begin(packed_key, layout.meta, layout.nbytes)
+            except (StoreFullError, ObjectTooLargeError) as error:
+                raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
             self._protect_late(packed_key)
             yield layout.build(ticket.buffer())
             ticket.commit(hand_out=False)
@@ -334,9 +336,13 @@ class ObjectStoreWriter(_Closable):
             raise
 
     def _abort(self, ticket: native.Ticket, key: bytes) -> None:
+        if not ticket.begun:
+            return
         try:
-            self._forget_protected(key)
-            ticket.abort()
+            try:
+                self._forget_protected(key)
+            finally:
+                ticket.abort(key)
         except StoreClosedError:
             _log.debug("the store was closed during a put; its successor will drop the half-written object")
 
