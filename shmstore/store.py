@@ -191,7 +191,8 @@ class ObjectStoreWriter(_Closable):
         self._writer = writer
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        self._lock = threading.Lock()  # over _protected
+        # Over _protected. A signal's handler, and the end of a forgotten block in a garbage collection, come in between.
+        self._lock = threading.RLock()
         self._protected: dict[bytes, _Protected] = {}
         self._open = True
         self._pid = os.getpid()
@@ -294,8 +295,9 @@ class ObjectStoreWriter(_Closable):
         return trusted_ref(packed)
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
-        ticket = self._writer.begin(key, encoded.meta, encoded.nbytes)
+        ticket = self._writer.ticket()
         try:
+            ticket.begin(key, encoded.meta, encoded.nbytes)
             ticket.copy(encoded.spans)
             if encoded.fills:
                 with memoryview(ticket.buffer()) as payload:
@@ -324,11 +326,12 @@ class ObjectStoreWriter(_Closable):
         """
         packed_key = _key(key)
         layout = self._serde.layout(template)
+        ticket = self._writer.ticket()
         try:
-            ticket = self._writer.begin(packed_key, layout.meta, layout.nbytes)
-        except (StoreFullError, ObjectTooLargeError) as error:
-            raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
-        try:
+            try:
+                ticket.begin(packed_key, layout.meta, layout.nbytes)
+            except (StoreFullError, ObjectTooLargeError) as error:
+                raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
             self._protect_late(packed_key)
             yield layout.build(ticket.buffer())
             ticket.commit(hand_out=False)
@@ -337,9 +340,13 @@ class ObjectStoreWriter(_Closable):
             raise
 
     def _abort(self, ticket: native.Ticket, key: bytes) -> None:
+        if not ticket.begun:
+            return
         try:
-            self._forget_protected(key)
-            ticket.abort()
+            try:
+                self._forget_protected(key)
+            finally:
+                ticket.abort(key)
         except StoreClosedError:
             _log.debug("the store was closed during a put; its successor will drop the half-written object")
 
