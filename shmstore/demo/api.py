@@ -17,6 +17,7 @@ one where
 
 from __future__ import annotations
 
+import logging
 import random
 import signal
 import sys
@@ -109,6 +110,8 @@ def api_process(
             ignore_termination()  # it is on its way out already, and Python's own exit must not be interrupted
         supervisor.send(measured)
 
+    # What the store's sender warns of is counted in the table; lines on stderr would tear the progress bar.
+    logging.getLogger("shmstore").addHandler(logging.NullHandler())
     signal.signal(signal.SIGTERM, stop)
     guarded("the API process", status, body)
 
@@ -274,6 +277,7 @@ class _Run:
             return False
         if number == faults.stale and self._first_time(number):
             self._cache.release([data])
+            self._cache.invalidate([one.mm_hash])
         digest = bytes([one.digest[0] ^ 1]) + one.digest[1:] if number == faults.spoil else one.digest
         self._engine.send(Request(number, digest))
         self._engine.send_bytes(self._codec.encode([_feature(data, updates, one.mm_hash)]))

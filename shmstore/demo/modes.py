@@ -55,10 +55,8 @@ class Mode:
 MODES: dict[str, Mode] = {
     mode.name: mode
     for mode in (
-        Mode("none", "the API process keeps the items; they are pickled through every pipe, each time", False),
-        Mode(
-            "lru", "the API process keeps keys, the engine the items; from there they are pickled to each worker", True
-        ),
+        Mode("none", "the API process keeps items, which are pickled through every pipe", False),
+        Mode("lru", "the API process keeps keys, the engine items, which are pickled to each worker", True),
         Mode("shm", "each item once in shared memory; a reference through the pipes", True, "shm"),
     )
 }

@@ -17,7 +17,7 @@ class Faults:
     abort: int | None = None
     """Given up after the API process's cache has recorded it and before it is sent; then asked for again."""
     stale: int | None = None
-    """Its lease is given back, as of an aborted request, before its workers read."""
+    """Before its workers read, its lease is given back, as an aborted request's is, and its item invalidated."""
 
 
 @dataclass(frozen=True)

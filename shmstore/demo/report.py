@@ -29,6 +29,8 @@ class MemoryFigures:
     """Its part of the store's segment: what several processes map is divided by their number."""
     total: int
     """Own, segment, and its part of what else is shared, such as libraries (PSS)."""
+    slack: int
+    """What its allocator had kept free besides, in none of the others."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def _figures(measured: Measured) -> ModeFigures:
 
 def _memory(memory: ProcessMemory) -> MemoryFigures:
     after = memory.after
-    return MemoryFigures(after.own, after.own - memory.before.own, after.segments, after.total)
+    return MemoryFigures(after.own, after.own - memory.before.own, after.segments, after.total, after.slack)
 
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
@@ -171,7 +173,7 @@ _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("images processed", lambda figures: figures.processed, ",d"),
     ("image processor, ms each", lambda figures: figures.processing_ms, ",.1f"),
     ("content hash, ms a request", lambda figures: figures.hashing_ms, ",.1f"),
-    ("wall, processing and checking included, s", lambda figures: figures.total_s, ",.2f"),
+    ("wall, all included, s", lambda figures: figures.total_s, ",.2f"),
 )
 
 
@@ -180,7 +182,7 @@ def print_report(report: DemoReport, console: Console) -> None:
     settings = report.settings
     console.print(
         f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, "
-        f"of which each mode may keep {report.capacity / MEGABYTE:.0f}; "
+        f"{report.capacity / MEGABYTE:.0f} MB for the cache; "
         f"{settings.rounds} rounds, {settings.workers} workers, {settings.in_flight} in flight",
         highlight=False,
     )
@@ -198,7 +200,7 @@ def print_report(report: DemoReport, console: Console) -> None:
     console.print(
         "The clock runs from asking the API process's cache for an item until the last worker has its tensors at "
         "hand. What is not cached is processed before that; every byte is checked after it.\n"
-        "Memory is what a process has at the end: its own, in brackets what of this the requests added, "
+        "Memory is what a process has in use at the end: its own, in brackets what of this the requests added, "
         "plus its part of the store's segment.",
         style="dim",
         highlight=False,
