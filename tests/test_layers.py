@@ -212,6 +212,8 @@ SOURCES = {
     "reclaim.c": {"writer.h"},
     "probe.c": {"inspect.h", "segment.h", "slots.h"},
     "inspect.c": {"inspector.h"},
+    "verify.c": {"crc.h", "inspector.h"},
+    "crc.c": set(),
 }
 
 
