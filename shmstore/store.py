@@ -532,6 +532,11 @@ class ObjectStoreReader(_Closable):
         return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
 
     @property
+    def name(self) -> str:
+        """The store's POSIX name, without a slash."""
+        return self._name
+
+    @property
     def rank(self) -> int:
         """The rank attached as."""
         return self._rank
