@@ -191,7 +191,7 @@ class ObjectStoreWriter(_Closable):
         self._writer = writer
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        # Over _protected. A signal's handler, and the end of a forgotten block in a garbage collection, come in between.
+        # Over _protected. Signal handlers, and the end of a forgotten block in a garbage collection, come in between.
         self._lock = threading.RLock()
         self._protected: dict[bytes, _Protected] = {}
         self._open = True
@@ -440,6 +440,14 @@ class ObjectStoreWriter(_Closable):
         """
         return self._writer.cancel(_packed(ref))
 
+    def cancel_all(self) -> int:
+        """End every open lease and return how many there were.
+
+        For after `recover`, where the requests of the writer before died with it: a reference that it handed out and
+        never sent is known to nobody, and its lease would keep its object for ever.
+        """
+        return self._writer.cancel_all()
+
     def retire(self, rank: int) -> None:
         """Stop expecting `rank`, which has never come or will not come again, until it attaches."""
         self._writer.retire(_int("rank", rank, 0, self._writer.n_readers - 1))
@@ -465,7 +473,14 @@ class ObjectStoreWriter(_Closable):
         return True  # a writer of an empty store is still a writer
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._writer.has(_key(key))
+        try:
+            return self._writer.has(_key(key))  # type: ignore[arg-type]
+        except (TypeError, StoreClosedError):
+            if isinstance(key, str):
+                raise
+            return False
+        except ValueError:
+            return False  # no such key can be in a store
 
     def stats(self) -> StoreStats:
         """Return the store's figures as of now."""

@@ -213,7 +213,7 @@ SOURCES = {
     "probe.c": {"inspect.h", "segment.h", "slots.h"},
     "inspect.c": {"inspector.h"},
     "verify.c": {"crc.h", "inspector.h"},
-    "crc.c": set(),
+    "crc.c": {"layout.h"},
 }
 
 

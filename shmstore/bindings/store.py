@@ -235,6 +235,10 @@ class Writer:
         """End a lease."""
         return _require(lib.shms_writer_cancel(self._w, packed)) == 1
 
+    def cancel_all(self) -> int:
+        """End every open lease; returns how many there were."""
+        return _require(lib.shms_writer_cancel_all(self._w))
+
     def retire(self, rank: int) -> None:
         """Expect a rank no longer."""
         _require(lib.shms_writer_retire(self._w, rank))

@@ -142,8 +142,13 @@ static bool search_is_right(uint64_t span, bool need_slot, bool fifo, bool found
         for (uint32_t i = 0; i < count; i++)
             CHECK(!(held[order[i]] && at_of(order[i]) >= first && at_of(order[i]) < p->at));
     }
-    if (inside > need_slot) /* and no more goes than must: without the first of them there is no room */
-        CHECK((behind == SHMS_NONE ? CAPACITY : at_of(behind)) - end_of(p->first) < span);
+    if (inside && !need_slot) { /* and nothing goes where the gap that ends the stretch is long enough */
+        uint64_t gap = 0;
+        for (uint32_t i = 0; i < count; i++)
+            if (at_of(order[i]) < p->at + span)
+                gap = end_of(order[i]);
+        CHECK((behind == SHMS_NONE ? CAPACITY : at_of(behind)) - gap < span);
+    }
     return true;
 }
 
