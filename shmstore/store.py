@@ -191,7 +191,8 @@ class ObjectStoreWriter(_Closable):
         self._writer = writer
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        self._lock = threading.Lock()  # over _protected
+        # Over _protected. A signal's handler, or the collector that ends a forgotten block, may come in between.
+        self._lock = threading.RLock()
         self._protected: dict[bytes, _Protected] = {}
         self._open = True
         self._pid = os.getpid()

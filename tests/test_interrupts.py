@@ -4,19 +4,21 @@ Python looks for signals when a function begins and when a call has returned; a 
 """
 
 import dis
+import gc
 import sys
+import threading
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
+from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore import ObjectStoreWriter, store
 from shmstore.bindings import store as native
-from tests.support import segments, store_name
+from tests.support import store_name
 
 BINDINGS = native.__file__
 
@@ -30,7 +32,7 @@ def _checks(code: CodeType) -> frozenset[int]:
     """Return the offsets in front of which the interpreter looks for signals."""
     steps = list(dis.get_instructions(code))
     calls = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
-    return frozenset(b.offset for a, b in zip(steps, steps[1:], strict=False) if a.opname in calls)
+    return frozenset(b.offset for a, b in pairwise(steps) if a.opname in calls)
 
 
 def _interrupted_at(number: int, action: Callable[[], Any], *files: str) -> bool:
@@ -92,3 +94,28 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
             ), f"interrupt {number}"
             writer.check_valid()
     assert number > 3
+
+
+def _protect_after_a_forgotten_block(writer: ObjectStoreWriter) -> None:
+    block = writer.protect(["forgotten"])
+    block.__enter__()
+    garbage: list[Any] = [block]
+    garbage.append(garbage)
+    del block, garbage
+    with writer.protect(["kept"]):
+        pass
+
+
+def test_a_forgotten_protect_block_may_end_while_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Collecting(store._Protected):
+        def __init__(self) -> None:
+            gc.collect()  # as any allocation may
+            super().__init__()
+
+    monkeypatch.setattr(store, "_Protected", Collecting)
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        thread = threading.Thread(target=_protect_after_a_forgotten_block, args=(writer,), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "the collector waits for a lock that its own thread holds"
+        assert {} == writer._protected
