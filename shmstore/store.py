@@ -191,7 +191,7 @@ class ObjectStoreWriter(_Closable):
         self._writer = writer
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        # Over _protected. Signal handlers, and the end of a forgotten block in a garbage collection, come in between.
+        # Over _protected. A signal's handler, or the collector that ends a forgotten block, may come in between.
         self._lock = threading.RLock()
         self._protected: dict[bytes, _Protected] = {}
         self._open = True
