@@ -108,7 +108,7 @@ PATHS: dict[str, Through] = {
     "dlpack capsule": Through(lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t[4:])), NUMBERS[4:]),
     "storage": Through(same_storage, FLAT),
     "storage alone": Through(lambda t: t.untyped_storage(), FLAT),
-    "closure": Through(lambda t: (lambda: t[2]), NUMBERS[2]),
+    "closure": Through(lambda t: lambda: t[2], NUMBERS[2]),
     "attribute": Through(lambda t: Attribute({"x": [t.view(4, -1)]}), NUMBERS.view(4, -1)),
 }
 
@@ -306,7 +306,10 @@ def test_what_is_put_while_its_source_is_a_view_is_copied(stores: Stores) -> Non
     assert bits(NUMBERS.T) == bits(reader.get(ref))
 
 
-@pytest.mark.parametrize("make", [lambda: random_tensor(1, 8000), lambda: random_tensor(1, 16000)[::2], lambda: {"x": random_tensor(1, 8000)}])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: random_tensor(1, 8000), lambda: random_tensor(1, 16000)[::2], lambda: {"x": random_tensor(1, 8000)}],
+)
 def test_a_source_that_dies_right_after_the_put_is_stored_whole(stores: Stores, make: Callable[[], Any]) -> None:
     writer = stores.create(CAPACITY)
     reader = stores.attach(writer)
@@ -401,7 +404,9 @@ def test_a_writer_closed_inside_a_reservation_gives_no_successor_its_bytes(store
 
 
 @pytest.mark.parametrize("protected", [[], ["k"]])
-def test_a_writer_closed_while_a_put_is_copying_gives_no_successor_its_bytes(stores: Stores, protected: list[str]) -> None:
+def test_a_writer_closed_while_a_put_is_copying_gives_no_successor_its_bytes(
+    stores: Stores, protected: list[str]
+) -> None:
     class Closing(MsgpackSerde):
         def fill(self, dst: Any, source: Any) -> None:
             writer.close(unlink=False)

@@ -18,7 +18,7 @@ from shmstore import (
     StaleRefError,
     StoreFullError,
 )
-from tests.support import Stores, bits, random_tensor
+from tests.support import Stores, bits
 
 CAPACITY = 256 * 1024
 
@@ -56,14 +56,20 @@ def often() -> object:
 def value_of(number: int) -> dict[str, torch.Tensor]:
     """Every value says by itself whether it is whole."""
     size = 100 + number * 7919 % 9000
-    return {"n": torch.tensor(number), "x": torch.full((size,), number % 251, dtype=torch.uint8), "y": torch.full((7, size % 50), number).T}
+    return {
+        "n": torch.tensor(number),
+        "x": torch.full((size,), number % 251, dtype=torch.uint8),
+        "y": torch.full((7, size % 50), number).T,
+    }
 
 
 def check(value: dict[str, torch.Tensor], expected: int | None = None) -> None:
     number = int(value["n"])
     assert expected is None or expected == number
     whole = value_of(number)
-    assert {name: bits(tensor) for name, tensor in whole.items()} == {name: bits(tensor) for name, tensor in value.items()}
+    assert {name: bits(tensor) for name, tensor in whole.items()} == {
+        name: bits(tensor) for name, tensor in value.items()
+    }
 
 
 @pytest.mark.usefixtures("often")
@@ -146,7 +152,8 @@ def test_puts_hits_gets_drops_and_deletes_from_many_threads_at_once(stores: Stor
     assert stats.evictions > 50
     assert 0 == reader.stats().live_views
     writer.check_valid()
-    for key in writer.keys():
+    keys = writer.keys()
+    for key in keys:
         check(reader.get(writer.get_cached(key)), int(key[1:]))
     for ref in given:
         writer.cancel(ref)

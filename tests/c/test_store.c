@@ -48,6 +48,8 @@ static void names_that_are_no_file_names_are_refused(void) {
         CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r, bad[i], 0));
     }
     longest[SHMS_MAX_NAME] = 0;
+    const char *unique = store_name("longest");
+    memcpy(longest, unique, strlen(unique));
     shms_writer *w = make(longest, 4096, 1, 0);
     end(w);
 }
@@ -261,8 +263,7 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
     CHECK(v);
     int go[2];
     CHECK(pipe(go) == 0);
-    pid_t child = fork();
-    CHECK(child >= 0);
+    pid_t child = fork_child();
     if (child == 0) {
         shms_stats stats;
         CHECK_EQ(SHMS_EFORKED, put_marked(w, "x", 1, 1, ref));
@@ -319,6 +320,27 @@ static void a_view_outlives_close_and_keeps_its_rank(void) {
     next = attach(name, 0);
     shms_reader_free(r);
     detach(next);
+    end(w);
+}
+
+static void a_stale_reference_leaves_no_pin(void) {
+    const char *name = store_name("stale");
+    shms_writer *w = make(name, 4096, 1, 4);
+    shms_reader *r = attach(name, 0);
+    uint8_t ref[SHMS_REF_SIZE];
+    for (int again = 0; again < 2; again++) { /* of a slot that is free, then of one that is another's */
+        CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
+        CHECK_EQ(1, shms_writer_cancel(w, ref));
+        CHECK_EQ(1, shms_writer_delete(w, "k", 1));
+        if (again)
+            CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 2, NULL));
+        CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_ESTALE);
+        CHECK_EQ(0, shms_reader_validate(r, ref));
+        CHECK_EQ(0, shms_reader_release(r, ref));
+        for (uint32_t i = 0; i < 4; i++)
+            CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
+    }
+    detach(r);
     end(w);
 }
 
@@ -423,7 +445,7 @@ static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     for (int what = 0; what < 5; what++) {
-        pid_t child = fork();
+        pid_t child = fork_child();
         if (child == 0) {
             signal(SIGSEGV, SIG_DFL);
             shms_segment seg;
@@ -435,7 +457,7 @@ static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
         }
         CHECK_EQ(what < 4 ? 1000 + SIGSEGV : 0, reap(child));
     }
-    pid_t child = fork();
+    pid_t child = fork_child();
     if (child == 0) { /* nor may the writer write a reader's */
         signal(SIGSEGV, SIG_DFL);
         *(volatile uint64_t *)&shms_segment_reader(&w->seg, 0)->reserved[0] = 0;
@@ -456,6 +478,7 @@ int main(void) {
     a_closed_handle_says_so_from_every_call();
     a_forked_child_can_do_nothing_and_keeps_nothing_alive();
     a_view_outlives_close_and_keeps_its_rank();
+    a_stale_reference_leaves_no_pin();
     keys_come_in_order_of_age_and_evicted_ones_are_told();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
     warm_segments_are_segments();
