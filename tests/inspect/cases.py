@@ -155,7 +155,8 @@ def _serve(name: str, ready: int) -> None:
 
 @contextmanager
 def running(name: str, function: Callable[[str, int], None] = _serve) -> Iterator[Child]:
-    """Run a writer of its own in a child, which says when it is ready; killed at the end, and its segment removed."""
+    """Run a child, which says when it is ready; killed at the end, and the segment that it made removed."""
+    existed = (SHM / name).exists()
     reading, writing = os.pipe()
     child = Child(function, name, writing)
     os.close(writing)
@@ -166,7 +167,8 @@ def running(name: str, function: Callable[[str, int], None] = _serve) -> Iterato
     finally:
         os.close(reading)
         child.kill()
-        (SHM / name).unlink(missing_ok=True)
+        if not existed:
+            (SHM / name).unlink(missing_ok=True)
 
 
 def stop(pid: int) -> None:

@@ -78,7 +78,7 @@ def ls_entry(name: str) -> dict[str, object]:
 def test_ls_json_has_the_figures() -> None:
     with case("live") as name:
         entry = ls_entry(name)
-        assert ("alive", 1 << 16, 5, 1, 2, 1.0, "ok") == tuple(
+        assert ("alive", 1 << 16, 6, 1, 2, 1.0, "ok") == tuple(
             entry[field]
             for field in (
                 *("owner", "capacity", "objects", "readers_attached", "readers_expected"),
@@ -174,7 +174,7 @@ def test_the_ring_shows_who_holds_what(stores: Stores) -> None:
 
 def test_the_hand_is_above_its_cell(stores: Stores) -> None:
     writer = stores.create(capacity=1 << 16)
-    writer.put("a", torch.zeros(1 << 14, dtype=torch.uint8))
+    writer.put("a", torch.zeros(20000, dtype=torch.uint8))
     lines = piped("dump", writer.name).out.splitlines()
     row = next(i for i, line in enumerate(lines) if line.strip() == "v")
     column = lines[row].index("v")
