@@ -25,7 +25,7 @@
 #ifndef SHMS_INSPECT_H
 #define SHMS_INSPECT_H
 
-#include <stdint.h>
+#include "shmstore.h"
 
 /* cdef: begin */
 #define SHMS_INSPECT_TRIES 200

@@ -34,10 +34,18 @@ _PLAIN_WIDTH = 200
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
+class _Console(Console):
+    """A console that leaves a pipe cut short to the command line, as `print` does."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich has caught."""
+        raise BrokenPipeError
+
+
 def make_console() -> Console:
     """Return a console on stdout: the terminal's width and colours, or wide plain text in a pipe."""
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=_PLAIN_WIDTH, no_color=True)
+    console = _Console(highlight=False)
+    return console if console.is_terminal else _Console(highlight=False, width=_PLAIN_WIDTH, no_color=True)
 
 
 def make_table(console: Console, title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
