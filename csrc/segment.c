@@ -27,10 +27,7 @@
 #include <time.h>
 #include <unistd.h>
 
-<<<<<<< HEAD
 
-=======
->>>>>>> see
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -252,11 +249,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
     int rc;
-<<<<<<< HEAD
     if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
-=======
-    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size(), 0)))
->>>>>>> see
         return rc;
     if (open_listed(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
@@ -368,10 +361,7 @@ void shms_segment_unlink(const shms_segment *seg) {
     close(fd);
 }
 
-<<<<<<< HEAD
 
-=======
->>>>>>> see
 void shms_segment_close(shms_segment *seg) {
     shms_segment_unlock(seg);
     list_remove(seg);

@@ -188,13 +188,8 @@ def test_pickle_is_imported_by_its_own_serializer_alone() -> None:
 PUBLIC = {"shmstore.h", "inspect.h"}
 # Headers in order: each may include those of the rows above it only.
 ROWS = [
-<<<<<<< HEAD
     PUBLIC,
     {"layout.h"},
-=======
-    {"shmstore.h"},
-    {"layout.h", "inspect.h"},
->>>>>>> see
     {"segment.h", "slots.h"},
     {"ring.h", "leases.h", "index.h", "readers.h", "ref.h"},
     {"writer.h", "inspector.h"},
@@ -213,21 +208,12 @@ SOURCES = {
     "ref.c": set(),
     "reader.c": {"readers.h", "ref.h", "segment.h"},
     "writer.c": set(),
-<<<<<<< HEAD
     "objects.c": {"crc.h", "writer.h"},
     "reclaim.c": {"writer.h"},
     "probe.c": {"inspect.h", "segment.h", "slots.h"},
     "inspect.c": {"inspector.h"},
     "verify.c": {"crc.h", "inspector.h"},
     "crc.c": {"layout.h"},
-=======
-    "objects.c": {"writer.h", "crc.h"},
-    "reclaim.c": {"writer.h"},
-    "crc.c": {"layout.h"},
-    "probe.c": {"inspect.h", "segment.h", "slots.h"},
-    "inspect.c": {"inspector.h"},
-    "verify.c": {"inspector.h", "crc.h"},
->>>>>>> see
 }
 
 
