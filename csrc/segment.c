@@ -27,7 +27,6 @@
 #include <time.h>
 #include <unistd.h>
 
-
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -360,7 +359,6 @@ void shms_segment_unlink(const shms_segment *seg) {
         shm_unlink(seg->name);
     close(fd);
 }
-
 
 void shms_segment_close(shms_segment *seg) {
     shms_segment_unlock(seg);
