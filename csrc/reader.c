@@ -289,3 +289,5 @@ void shms_reader_free(shms_reader *r) {
     shms_segment_close(&r->seg);
     free(r);
 }
+
+void shms_reader_drop(shms_reader **r) { shms_reader_free(*r); }

@@ -190,6 +190,8 @@ void shms_writer_free(shms_writer *w) {
     free(w);
 }
 
+void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
+
 uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
     const shms_layout *l = &w->seg.layout;
     *out = (shms_options){.capacity = l->capacity,
