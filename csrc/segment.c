@@ -105,7 +105,8 @@ uint64_t shms_space_needed(const shms_options *options) {
 /* posix_fallocate would fill the memory before it found out that it is not enough: ask first. */
 static int reserve(int fd, uint64_t at, uint64_t size) {
     struct statvfs fs;
-    if (fstatvfs(fd, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < size)
+    if (fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which names no figures */
+        (uint64_t)fs.f_bavail * fs.f_frsize < size)
         return SHMS_ENOSPC;
     int rc;
     do
