@@ -348,14 +348,19 @@ void shms_segment_unlock(shms_segment *seg) {
     pthread_mutex_unlock(&open_mutex);
 }
 
-void shms_segment_unlink(const shms_segment *seg) {
-    int fd = shm_open(seg->name, O_RDONLY, 0);
+bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
+    int fd = shm_open(seg->name, O_RDONLY, 0);
     if (fd < 0)
-        return;
-    if (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino)
-        shm_unlink(seg->name);
+        return false;
+    bool named = fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
     close(fd);
+    return named;
+}
+
+void shms_segment_unlink(const shms_segment *seg) {
+    if (shms_segment_named(seg))
+        shm_unlink(seg->name);
 }
 
 void shms_segment_close(shms_segment *seg) {

@@ -394,6 +394,21 @@ static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
     end(heir);
 }
 
+static void close_before_the_lock(const char *label) {
+    if (!strcmp(label, "V0"))
+        CHECK_EQ(SHMS_OK, shms_writer_close(closing, 1));
+}
+
+static void nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime(void) {
+    shms_writer *heir;
+    closing_name = store_name("unlinked");
+    closing = make(closing_name, 4096, 1, 4);
+    shms_step_hook = close_before_the_lock;
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, closing_name));
+    shms_step_hook = NULL;
+    shms_writer_free(closing);
+}
+
 static void warm_segments_are_segments(void) {
     shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
     const char *name = store_name("warm");
@@ -458,6 +473,7 @@ int main(void) {
     a_view_outlives_close_and_keeps_its_rank();
     keys_come_in_order_of_age_and_evicted_ones_are_told();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
+    nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime();
     warm_segments_are_segments();
     a_reader_s_mapping_is_its_own_table_and_nothing_else();
     CHECK_EQ(0, store_names_left());
