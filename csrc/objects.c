@@ -80,9 +80,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     if (rc)
         return rc;
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
-    if (meta_len > SHMS_MAX_META)
-        return leave(w, SHMS_EINVAL);
-    if (payload_size > w->seg.layout.capacity)
+    if (meta_len > SHMS_MAX_META || payload_size > w->seg.layout.capacity)
         return leave(w, SHMS_ETOOLARGE);
     uint64_t length = payload_size ? payload_at + payload_size : (uint64_t)key_len + meta_len;
     uint64_t span = shms_span(length), secret;

@@ -134,7 +134,7 @@ static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", 4000, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", UINT64_MAX, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META, 0, &t));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
+    CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 0, NULL, 0, 1, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, NULL, 1, NULL, 0, 1, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", SHMS_MAX_KEY + 1, NULL, 0, 1, &t));
