@@ -108,7 +108,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
     atomic_thread_fence(memory_order_release);
     shms_set(&s->id, id);
-    shms_set(&s->secret, secret);
+    atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with a release unread */
     shms_set(&s->offset, place.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);

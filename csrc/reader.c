@@ -230,7 +230,8 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
          * acknowledge.  A secret read from a slot that has gone on fits no tag. */
         const shms_slot *s = &r->seg.slots[ref.slot];
         if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id) {
-            if (shms_ref_sealed(packed, r->seg.sb->secret, shms_get(&s->secret)))
+            uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire); /* before the id is read again */
+            if (shms_ref_sealed(packed, r->seg.sb->secret, secret))
                 rc = shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
             else if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id)
                 rc = SHMS_ESTALE;
