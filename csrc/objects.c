@@ -81,9 +81,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     if (rc)
         return rc;
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
-    if (meta_len > SHMS_MAX_META)
-        return leave(w, SHMS_EINVAL);
-    if (payload_size > w->seg.layout.capacity)
+    if (meta_len > SHMS_MAX_META || payload_size > w->seg.layout.capacity)
         return leave(w, SHMS_ETOOLARGE);
     uint64_t length = payload_size ? payload_at + payload_size : (uint64_t)key_len + meta_len;
     uint64_t span = shms_span(length), secret;
@@ -111,7 +109,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
     atomic_thread_fence(memory_order_release);
     shms_set(&s->id, id);
-    shms_set(&s->secret, secret);
+    atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with a release unread */
     shms_set(&s->offset, place.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);

@@ -35,6 +35,7 @@
 #endif
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
+#define SMALLEST_STEP ((uint64_t)1 << 20) /* of a reservation that signals interrupt: well below a millisecond */
 
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
@@ -105,16 +106,25 @@ uint64_t shms_space_needed(const shms_options *options) {
 /* posix_fallocate would fill the memory before it found out that it is not enough: ask first. */
 static int reserve(int fd, uint64_t at, uint64_t size) {
     struct statvfs fs;
-    if (fstatvfs(fd, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < size)
+    if (fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which names no figures */
+        (uint64_t)fs.f_bavail * fs.f_frsize < size)
         return SHMS_ENOSPC;
-    int rc;
-    do
-        rc = posix_fallocate(fd, (off_t)at, (off_t)size);
-    while (rc == EINTR);
-    if (rc == 0)
-        return SHMS_OK;
-    errno = rc;
-    return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+    uint64_t step = size;
+    while (size) {
+        uint64_t n = size < step ? size : step;
+        int rc = posix_fallocate(fd, (off_t)at, (off_t)n);
+        if (rc == EINTR) { /* most kernels give back all of the step: with a periodic signal, a large one never ends */
+            step = step > 2 * SMALLEST_STEP ? step / 2 : SMALLEST_STEP;
+            continue;
+        }
+        if (rc) {
+            errno = rc;
+            return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+        }
+        at += n;
+        size -= n;
+    }
+    return SHMS_OK;
 }
 
 /* Maps the data region at an address that huge pages can use. */
@@ -350,14 +360,19 @@ void shms_segment_unlock(shms_segment *seg) {
     pthread_mutex_unlock(&open_mutex);
 }
 
-void shms_segment_unlink(const shms_segment *seg) {
-    int fd = shm_open(seg->name, O_RDONLY, 0);
+bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
+    int fd = shm_open(seg->name, O_RDONLY, 0);
     if (fd < 0)
-        return;
-    if (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino)
-        shm_unlink(seg->name);
+        return false;
+    bool named = fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
     close(fd);
+    return named;
+}
+
+void shms_segment_unlink(const shms_segment *seg) {
+    if (shms_segment_named(seg))
+        shm_unlink(seg->name);
 }
 
 void shms_segment_close(shms_segment *seg) {

@@ -154,6 +154,8 @@ int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store);
 /* Lets the lock go, as soon as the last ticket is back: its commit gives SHMS_ECLOSED.  The mapping stays until _free. */
 int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
+/* The same for a variable that is about to go: an owner there is before there is a handle. */
+void shms_writer_drop(shms_writer **w);
 uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number */
 
 /* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
@@ -205,6 +207,7 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number */
 int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
 void shms_reader_free(shms_reader *r); /* after the last view; NULL is allowed */
+void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
 /* cdef: end */
 
 #endif

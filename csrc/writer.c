@@ -133,9 +133,14 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w);
         return rc;
     }
-    if (!options && (rc = shms_segment_is(&w->seg, store)) == SHMS_OK &&
-        (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
-        rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
+    if (!options) {
+        SHMS_STEP("V0");
+        if ((rc = shms_segment_is(&w->seg, store)) == SHMS_OK)
+            rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER);
+        if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer closed it for good in the meantime */
+            rc = SHMS_ENOSTORE;
+        if (rc == SHMS_OK)
+            rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
         if (rc == SHMS_OK)
             shms_segment_warm(&w->seg); /* after V2, which readers may be waiting for */
     }
@@ -190,6 +195,8 @@ void shms_writer_free(shms_writer *w) {
     free(w->memory);
     free(w);
 }
+
+void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
 uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
     const shms_layout *l = &w->seg.layout;

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreWriter, store
+from shmstore import ObjectStoreReader, ObjectStoreWriter, store
 from shmstore.bindings import store as native
-from tests.support import store_name
+from tests.support import segments, store_name
 
 BINDINGS = native.__file__
 
@@ -48,7 +48,7 @@ def _interrupted_at(number: int, action: Callable[[], Any], *files: str) -> bool
             seen += 1
             if seen == number:
                 sys.settrace(None)
-                raise Interrupt
+                raise Interrupt(f"{frame.f_code.co_name}, line {frame.f_lineno}")
         return trace
 
     before = sys.gettrace()
@@ -94,6 +94,37 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
             ), f"interrupt {number}"
             writer.check_valid()
     assert number > 3
+
+
+def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
+    name, number = store_name(), 1
+    made: list[ObjectStoreWriter] = []
+    while _interrupted_at(
+        number, lambda: made.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1)), BINDINGS
+    ):
+        assert name not in segments(), f"interrupt {number}"
+        number += 1
+    made[0].close()
+    assert number > 5
+
+
+def test_a_takeover_that_is_interrupted_leaves_no_lock() -> None:
+    name, number = store_name(), 1
+    ObjectStoreWriter.create(name, capacity=6400, n_readers=1).close(unlink=False)
+    while _interrupted_at(number, lambda: native.Writer.recover(name, native.ANY_STORE), BINDINGS):
+        ObjectStoreWriter.recover(name).close(unlink=False)
+        number += 1
+    ObjectStoreWriter.recover(name).close()
+    assert number > 5
+
+
+def test_an_attachment_that_is_interrupted_leaves_no_lock() -> None:
+    number = 1
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        while _interrupted_at(number, lambda: native.Reader.attach(writer.name, 0, native.ANY_STORE), BINDINGS):
+            ObjectStoreReader.attach(writer.handle).close()
+            number += 1
+    assert number > 5
 
 
 def _protect_after_a_forgotten_block(writer: ObjectStoreWriter) -> None:

@@ -227,6 +227,23 @@ def test_a_nearly_full_file_system_refuses_at_create_and_never_later() -> None:
     assert len(results) > 10
 
 
+def create_without_limit() -> Any:
+    try:
+        mount_small(0)
+    except OSError as error:
+        return f"no file system of one's own here: {error}"
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        writer.put("a", b"x")
+        return writer.keys()
+
+
+def test_a_file_system_without_a_limit_takes_a_store() -> None:
+    keys = in_child(create_without_limit)
+    if isinstance(keys, str):
+        pytest.skip(keys)
+    assert ["a"] == keys
+
+
 # ---- foreign files
 
 

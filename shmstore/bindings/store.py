@@ -73,10 +73,9 @@ def _require(code: int) -> int:
     return code
 
 
-def _opened(open_it: Callable[..., int], kind: str, *arguments: Any) -> Any:
-    out = _new(f"{kind} **")
-    _require(open_it(out, *arguments))
-    return out[0]
+def _owned(box: Any) -> Any:
+    """Return the handle in `box`, which keeps the box alive, whose end is the handle's."""
+    return _gc(box[0], partial(_keep, box))
 
 
 def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
@@ -129,10 +128,10 @@ class Writer:
 
     __slots__ = ("_w", "max_object_size", "n_readers", "store_id")
 
-    def __init__(self, handle: Any) -> None:
-        self._w = _gc(handle, lib.shms_writer_free)
+    def __init__(self, box: Any) -> None:
+        self._w = _owned(box)
         options = _new("shms_options *")
-        self.store_id: int = lib.shms_writer_options(handle, options)
+        self.store_id: int = lib.shms_writer_options(self._w, options)
         self.n_readers: int = options.n_readers
         self.max_object_size: int = options.max_object_size
 
@@ -154,18 +153,25 @@ class Writer:
         flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
         flags |= checksums * lib.SHMS_CHECKSUMS
         options = _options(capacity, n_readers, max_objects, max_object_size, flags)
-        out = _new("shms_writer **")
-        code = lib.shms_writer_create(out, os.fsencode(name), options)
-        if code == lib.SHMS_ENOSPC:
-            needed, free = space(capacity, n_readers, max_objects, max_object_size)
-            raise errors.StoreSpaceError(needed=needed, free=free)
-        _require(code)
-        return cls(out[0])
+        box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
+        try:
+            code = lib.shms_writer_create(box, os.fsencode(name), options)
+            if code == lib.SHMS_ENOSPC:
+                needed, free = space(capacity, n_readers, max_objects, max_object_size)
+                raise errors.StoreSpaceError(needed=needed, free=free)
+            _require(code)
+            writer = cls(box)
+            return writer  # not the call itself: its value is not yet the caller's, and this block would be over
+        except BaseException:
+            lib.shms_writer_close(box[0], True)  # an interrupt: nobody else knows of it
+            raise
 
     @classmethod
     def recover(cls, name: str, store_id: int) -> "Writer":
         """Take over the segment of a writer that is dead or closed, if it is that store or ANY_STORE is wanted."""
-        return cls(_opened(lib.shms_writer_recover_to, "shms_writer", os.fsencode(name), store_id))
+        box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
+        _require(lib.shms_writer_recover_to(box, os.fsencode(name), store_id))
+        return cls(box)
 
     def close(self, unlink: bool) -> None:
         """Let the segment go; idempotent."""
@@ -347,14 +353,16 @@ class Reader:
 
     __slots__ = ("_r", "store_id")
 
-    def __init__(self, handle: Any) -> None:
-        self._r = _gc(handle, lib.shms_reader_free)
-        self.store_id: int = lib.shms_reader_store(handle)
+    def __init__(self, box: Any) -> None:
+        self._r = _owned(box)
+        self.store_id: int = lib.shms_reader_store(self._r)
 
     @classmethod
     def attach(cls, name: str, rank: int, store_id: int) -> "Reader":
         """Attach as `rank`, if it is that store or ANY_STORE is wanted."""
-        return cls(_opened(lib.shms_reader_attach_to, "shms_reader", os.fsencode(name), rank, store_id))
+        box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
+        _require(lib.shms_reader_attach_to(box, os.fsencode(name), rank, store_id))
+        return cls(box)
 
     def close(self) -> None:
         """Make no more calls; the rank is free when the last view has gone. Idempotent."""

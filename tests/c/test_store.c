@@ -1,6 +1,7 @@
 /* test_store.c - the public API: what each call answers, who may have a store, and what outlives a handle. */
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include "support.h"
 
@@ -136,7 +137,7 @@ static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", 4000, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", UINT64_MAX, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META, 0, &t));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
+    CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 0, NULL, 0, 1, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, NULL, 1, NULL, 0, 1, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", SHMS_MAX_KEY + 1, NULL, 0, 1, &t));
@@ -422,6 +423,42 @@ static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
     end(heir);
 }
 
+/* In the C library's place: a kernel that gives up, and back, what takes longer than the time between two signals. */
+static off_t most_at_once = INT64_MAX;
+static int interruptions;
+
+int posix_fallocate(int fd, off_t at, off_t n) {
+    if (n <= most_at_once)
+        return fallocate(fd, 0, at, n) ? errno : 0;
+    CHECK(++interruptions < 100);
+    return EINTR;
+}
+
+static void a_reservation_ends_also_under_periodic_signals(void) {
+    most_at_once = 1 << 20;
+    shms_writer *w = make(store_name("interrupted"), (20 << 20) + 64, 1, 4);
+    most_at_once = INT64_MAX;
+    CHECK(interruptions > 0);
+    struct stat st;
+    CHECK(fstat(w->seg.fd, &st) == 0 && (uint64_t)st.st_blocks * 512 >= w->seg.layout.capacity);
+    end(w);
+}
+
+static void close_before_the_lock(const char *label) {
+    if (!strcmp(label, "V0"))
+        CHECK_EQ(SHMS_OK, shms_writer_close(closing, 1));
+}
+
+static void nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime(void) {
+    shms_writer *heir;
+    closing_name = store_name("unlinked");
+    closing = make(closing_name, 4096, 1, 4);
+    shms_step_hook = close_before_the_lock;
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, closing_name));
+    shms_step_hook = NULL;
+    shms_writer_free(closing);
+}
+
 static void warm_segments_are_segments(void) {
     shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
     const char *name = store_name("warm");
@@ -487,6 +524,8 @@ int main(void) {
     a_stale_reference_leaves_no_pin();
     keys_come_in_order_of_age_and_evicted_ones_are_told();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
+    nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime();
+    a_reservation_ends_also_under_periodic_signals();
     warm_segments_are_segments();
     a_reader_s_mapping_is_its_own_table_and_nothing_else();
     CHECK_EQ(0, store_names_left());
