@@ -305,6 +305,22 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
     return leave(w, 1);
 }
 
+int64_t shms_writer_cancel_all(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    int64_t ended = 0;
+    for (uint32_t e = 0; e < w->leases.n_entries; e++)
+        if (shms_get(&w->leases.table[e].number)) {
+            shms_leases_close(&w->leases, e);
+            ended++;
+        }
+    shms_count(w, SHMS_C_CANCELS, (uint64_t)ended);
+    w->books++;
+    pthread_mutex_unlock(&w->mutex);
+    return ended;
+}
+
 int shms_writer_retire(shms_writer *w, uint32_t rank) {
     int rc = shms_writer_enter(w);
     if (rc)

@@ -1,8 +1,6 @@
 /*
- * probe.c - a file of /dev/shm that may be a segment, may once have been one, or is to be one no longer; see inspect.h.
- *
- * Nothing is mapped here, so that no file, whatever its size and whoever cuts it short, can be SIGBUS.  Opening is
- * O_NONBLOCK, so that a pipe of that name does not wait for its other end.
+ * probe.c - a file in /dev/shm looked at, or removed, by name and without mapping it: for lists of segments, and for
+ * what a dead writer or a stranger has left.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -24,6 +22,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
+    /* O_NONBLOCK: whatever it is, a pipe among them, the open must come back. */
     seg.fd = shm_open(seg.name, O_RDONLY | O_NONBLOCK, 0);
     if (seg.fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : errno == ELOOP ? SHMS_ELAYOUT : SHMS_ESYS;

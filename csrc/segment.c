@@ -99,7 +99,7 @@ uint64_t shms_space_free(void) {
 
 uint64_t shms_space_needed(const shms_options *options) {
     shms_layout l;
-    return shms_layout_compute(&l, options, page_size(), 0) ? 0 : l.file_size;
+    return shms_layout_compute(&l, options, page_size()) ? 0 : l.file_size;
 }
 
 /* posix_fallocate would fill the memory before it found out that it is not enough: ask first. */
@@ -248,7 +248,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
     int rc;
-    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size(), 0)))
+    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
         return rc;
     if (open_listed(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;

@@ -41,8 +41,9 @@ typedef struct shms_segment {
     struct shms_segment *next, *prev; /* of the list that forks walk */
 } shms_segment;
 
-/* Sets the name that the segment is opened by; SHMS_EINVAL where it can be none. */
+/* Sets the name.  SHMS_EINVAL: empty, too long, with a slash, `.` or `..`. */
 int shms_segment_name(shms_segment *seg, const char *name);
+
 /* Makes a segment, maps it as its writer and holds the writer's lock; nobody can open it before _publish.
  * After an error nothing is left, in memory or in the file system. */
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options);

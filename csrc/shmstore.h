@@ -175,6 +175,8 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 
 int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, uint32_t *slot);
 int shms_writer_unprotect(shms_writer *w, uint32_t slot);
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open and is ended; 0 */
+/* Ends every open lease, and says how many: for a successor whose predecessor's requests died with it. */
+int64_t shms_writer_cancel_all(shms_writer *w);
 int shms_writer_retire(shms_writer *w, uint32_t rank);
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
 int shms_writer_clear(shms_writer *w);

@@ -135,8 +135,9 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     if (!options && (rc = shms_segment_is(&w->seg, store)) == SHMS_OK &&
         (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
-        shms_segment_warm(&w->seg);
         rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
+        if (rc == SHMS_OK)
+            shms_segment_warm(&w->seg); /* after V2, which readers may be waiting for */
     }
     if (rc == SHMS_OK)
         rc = build(w);

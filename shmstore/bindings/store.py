@@ -179,26 +179,33 @@ class Writer:
     def put(self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]]) -> bytes:
         """Store pieces of (offset, bytes, address) and hand out; returns the packed reference."""
         out = _new("uint8_t[40]")
-        code = _put(self._w, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), out)
-        if code:
-            fail(code)
-        packed: bytes = _buffer(out)[:]
-        return packed
+        try:
+            code = _put(self._w, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), out)
+            if code:
+                fail(code)
+            packed: bytes = _buffer(out)[:]
+            return packed
+        except BaseException:
+            if _take_back(self._w, out):
+                lib.shms_writer_delete(self._w, key, len(key))
+            raise
 
-    def begin(self, key: bytes, meta: bytes, nbytes: int) -> "Ticket":
-        """Take space; the ticket is to be committed or aborted."""
-        ticket = _new("shms_ticket *")
-        _require(lib.shms_writer_begin(self._w, key, len(key), meta, len(meta), nbytes, ticket))
-        return Ticket(self._w, ticket)
+    def ticket(self) -> "Ticket":
+        """Return a ticket that is still to begin."""
+        return Ticket(self._w)
 
     def hit(self, key: bytes) -> bytes:
         """Hand out again."""
         out = _new("uint8_t[40]")
-        code = _hit(self._w, key, len(key), out)
-        if code:
-            fail(code)
-        packed: bytes = _buffer(out)[:]
-        return packed
+        try:
+            code = _hit(self._w, key, len(key), out)
+            if code:
+                fail(code)
+            packed: bytes = _buffer(out)[:]
+            return packed
+        except BaseException:
+            _take_back(self._w, out)
+            raise
 
     def has(self, key: bytes) -> bool:
         """Say whether the key can be handed out."""
@@ -227,6 +234,10 @@ class Writer:
     def cancel(self, packed: bytes) -> bool:
         """End a lease."""
         return _require(lib.shms_writer_cancel(self._w, packed)) == 1
+
+    def cancel_all(self) -> int:
+        """End every open lease; returns how many there were."""
+        return _require(lib.shms_writer_cancel_all(self._w))
 
     def retire(self, rank: int) -> None:
         """Expect a rank no longer."""
@@ -271,18 +282,39 @@ class Writer:
         _require(lib.shms_writer_valid(self._w))
 
 
+def _take_back(writer: Any, out: Any) -> bool:
+    """End the lease that `out` refers to, if there is one: an interrupt came between its making and its receipt."""
+    if not any(_buffer(out)[:]):
+        return False
+    lib.shms_writer_cancel(writer, out)
+    return True
+
+
 def _keep(*_: object) -> None:
     """Do nothing: called by a buffer's end, for the sake of the arguments that it kept alive."""
 
 
 class Ticket:
-    """Space in the ring that is being written."""
+    """Space in the ring that is being written.
 
-    __slots__ = ("_ticket", "_w")
+    It is made before there is any space, so that whatever interrupts `begin` or `commit` finds something to abort.
+    """
 
-    def __init__(self, writer: Any, ticket: Any) -> None:
+    __slots__ = ("_out", "_ticket", "_w")
+
+    def __init__(self, writer: Any) -> None:
         self._w = writer
-        self._ticket = ticket
+        self._ticket = _new("shms_ticket *")
+        self._out = _new("uint8_t[40]")
+
+    @property
+    def begun(self) -> bool:
+        """Whether space was taken."""
+        return self._ticket.id != 0  # type: ignore[no-any-return]
+
+    def begin(self, key: bytes, meta: bytes, nbytes: int) -> None:
+        """Take space; the ticket is to be committed or aborted."""
+        _require(lib.shms_writer_begin(self._w, key, len(key), meta, len(meta), nbytes, self._ticket))
 
     def buffer(self) -> Any:
         """Return the payload area as a writable buffer, which keeps the mapping alive."""
@@ -295,14 +327,19 @@ class Ticket:
 
     def commit(self, hand_out: bool = True) -> bytes:
         """Publish; returns the packed reference, or nothing where none was to be handed out."""
-        out = _new("uint8_t[40]") if hand_out else ffi.NULL
+        out = self._out if hand_out else ffi.NULL
         _require(lib.shms_writer_commit(self._w, self._ticket, out))
         packed: bytes = _buffer(out)[:] if hand_out else b""
         return packed
 
-    def abort(self) -> None:
-        """Give the space back."""
-        _require(lib.shms_writer_abort(self._w, self._ticket))
+    def abort(self, key: bytes) -> None:
+        """Give the space back; after a commit, end its lease and delete the object under `key`."""
+        code = lib.shms_writer_abort(self._w, self._ticket)
+        if code != lib.SHMS_EINVAL:
+            _require(code)
+            return
+        _take_back(self._w, self._out)
+        _require(lib.shms_writer_delete(self._w, key, len(key)))
 
 
 class Reader:

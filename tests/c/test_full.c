@@ -120,6 +120,24 @@ static void a_release_turns_it(void) {
     end();
 }
 
+static void release_meanwhile(const char *label) {
+    looks += !strcmp(label, "W1a");
+    if (looks == 5) { /* the search has been past this one */
+        shms_step_hook = NULL;
+        both_release(1);
+    }
+}
+
+static void a_release_during_the_search_turns_it(void) {
+    begin(8, 16);
+    looks = 0;
+    shms_step_hook = release_meanwhile;
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
+    CHECK(!shms_step_hook);
+    accepted();
+    end();
+}
+
 static void an_unpin_turns_it(void) {
     begin(8, 16);
     shms_view *v = shms_reader_acquire(readers[0], refs[3]), *u = shms_reader_acquire(readers[1], refs[3]);
@@ -367,6 +385,7 @@ int main(void) {
     a_second_refusal_looks_at_nothing();
     a_second_refusal_for_a_lease_entry_looks_at_nothing_either();
     a_release_turns_it();
+    a_release_during_the_search_turns_it();
     an_unpin_turns_it();
     a_smaller_object_is_no_repetition();
     a_cancel_turns_it();

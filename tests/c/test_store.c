@@ -261,8 +261,9 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     shms_view *v = shms_reader_acquire(r, ref);
     CHECK(v);
-    int go[2];
-    CHECK(pipe(go) == 0);
+    int go[2], ready[2];
+    char c;
+    CHECK(pipe(go) == 0 && pipe(ready) == 0);
     pid_t child = fork_child();
     if (child == 0) {
         shms_stats stats;
@@ -276,14 +277,14 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
         CHECK_EQ(SHMS_EFORKED, shms_reader_close(r));
         shms_view_release(v); /* its memory only: the pin is the parent's */
         close(go[1]);
-        char c;
+        CHECK_EQ(1, write(ready[1], "x", 1));
         CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has made sure, with the mappings that fork copied */
         shms_writer_free(w);
         shms_reader_free(r);
         _exit(0);
     }
     close(go[0]);
-    usleep(1000); /* gives a wrong child its chance; a right one needs none */
+    CHECK_EQ(1, read(ready[0], &c, 1)); /* by now it has run what fork runs in a child, and done its worst */
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(1, shms_reader_pins(shms_segment_reader(&w->seg, 0))[w->ring.first]);
     shms_view_release(v);
@@ -294,6 +295,8 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
     close(go[1]);
     CHECK_EQ(0, reap(child));
+    close(ready[0]);
+    close(ready[1]);
     CHECK_EQ(1, shms_writer_has(w2, "k", 1)); /* nothing unlinked, nothing lost */
     shms_writer_free(w);
     end(w2);
@@ -371,6 +374,9 @@ static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
     shms_ticket t; /* an aborted one was never there */
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 10, &t));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    size = sizeof out;
+    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(0, size); /* nor has anything gone for it: the room of d was enough */
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 0));
     size = sizeof out;

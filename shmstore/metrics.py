@@ -1,0 +1,264 @@
+"""Prometheus metrics of stores and caches, read when somebody scrapes: the extra ``metrics`` (prometheus_client).
+
+    collector = ShmStoreCollector()
+    collector.watch(writer)                     # or a reader, or a multi-modal cache
+    prometheus_client.REGISTRY.register(collector)
+
+Nothing is counted here. A scrape asks each watched object for its `stats()`, which the store keeps anyway, so that
+`put` and `get` cost the same with and without it. A store that was closed, and whatever has gone, is left out of the
+next scrape. Each process serves its own part: the API server its writer, a worker its reader. A store's counts live in
+the segment and go on after `recover`; a cache's start at 0 with its process and at `clear_cache`, which `rate()` takes
+for what it is, a counter's reset.
+"""
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from shmstore.errors import StoreClosedError
+from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
+    CacheInfo,
+    LRUCache,
+    MirroredProcessingCache,
+    MultiModalReceiverCache,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+)
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+
+try:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    raise ImportError("shmstore.metrics needs prometheus_client: pip install 'shmstore[metrics]'") from error
+
+__all__ = ["ShmStoreCollector", "Watchable"]
+
+Watchable: TypeAlias = (
+    ObjectStoreWriter
+    | ObjectStoreReader
+    | BaseMultiModalProcessorCache
+    | MultiModalReceiverCache
+    | ShmObjectStoreReceiverCache
+    | MirroredProcessingCache
+    | LRUCache[Any, Any]
+)
+"""What `ShmStoreCollector.watch` takes."""
+
+_Sample: TypeAlias = tuple[tuple[str, ...], float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One metric as Prometheus sees it; a name that ends in ``_total`` is a counter's, any other a gauge's."""
+
+    name: str
+    help: str
+    labels: tuple[str, ...]
+
+    def metric(self, samples: Iterable[_Sample] = ()) -> Metric:
+        family: CounterMetricFamily | GaugeMetricFamily
+        if self.name.endswith("_total"):
+            family = CounterMetricFamily(self.name.removesuffix("_total"), self.help, labels=self.labels)
+        else:
+            family = GaugeMetricFamily(self.name, self.help, labels=self.labels)
+        for labels, value in samples:
+            family.add_metric(labels, value)
+        return family
+
+
+def _families(labels: tuple[str, ...], **named: tuple[str, str]) -> dict[str, _Family]:
+    return {source: _Family(name, text, labels) for source, (name, text) in named.items()}
+
+
+# From the fields of StoreStats, ReaderStats and CacheInfo to metrics. next_id is left out: it is puts, counted again.
+_STORE = _families(
+    ("store",),
+    capacity=("shmstore_capacity_bytes", "Size of the data region."),
+    used_bytes=("shmstore_used_bytes", "Part of the data region under objects and unfinished puts."),
+    max_object_size=("shmstore_max_object_size_bytes", "Largest object that the store takes."),
+    control_bytes=("shmstore_control_bytes", "Size of the segment besides the data region."),
+    heap_bytes=("shmstore_writer_heap_bytes", "Size of the writer's private books."),
+    max_objects=("shmstore_max_objects", "Slots for objects."),
+    objects=("shmstore_objects", "Objects stored, deleted ones that somebody still holds among them."),
+    n_readers=("shmstore_expected_readers", "Ranks that each hand-out expects."),
+    open_leases=("shmstore_open_leases", "Hand-outs not known to be over."),
+    puts=("shmstore_puts_total", "Objects stored."),
+    put_bytes=("shmstore_put_bytes_total", "Bytes of tensors copied in."),
+    next_lease=("shmstore_leases_total", "References handed out, by put and by get_cached."),
+    hits=("shmstore_hits_total", "Calls of get_cached that found their key."),
+    misses=("shmstore_misses_total", "Calls of get_cached that did not find their key."),
+    evictions=("shmstore_evictions_total", "Objects reclaimed to make room."),
+    evicted_bytes=("shmstore_evicted_bytes_total", "Bytes of the data region reclaimed to make room."),
+    deletes=("shmstore_deletes_total", "Objects taken out by delete and clear."),
+    refusals=("shmstore_refusals_total", "Puts and hand-outs answered with StoreFullError."),
+    cancels=("shmstore_cancels_total", "Leases ended by cancel."),
+)
+_READER = _families(
+    ("store", "rank"),
+    gets=("shmstore_reader_gets_total", "References turned into values."),
+    stale=("shmstore_reader_stale_refs_total", "References refused."),
+    releases=("shmstore_reader_releases_total", "Leases ended unread, by release."),
+    live_views=("shmstore_reader_live_views", "Values of this reader that somebody still looks at."),
+)
+_CACHE = _families(
+    ("cache", "kind"),
+    hits=("shmstore_cache_hits_total", "Items that the cache had."),
+    total=("shmstore_cache_lookups_total", "Items that the cache was asked for."),
+    items=("shmstore_cache_items", "Items that the cache holds, or takes its other side to hold."),
+    used=("shmstore_cache_used_bytes", "Size of the items that the cache holds in its own process."),
+)
+_INLINE = _Family(
+    "shmstore_cache_inline_items_total",
+    "Items sent inline, since the store was full of items to be read or takes none of their size.",
+    ("cache", "kind", "reason"),
+)
+
+
+class _Scrape:
+    """The samples of one scrape, by family, so that each family is shown once."""
+
+    def __init__(self) -> None:
+        self._samples: dict[_Family, list[_Sample]] = {
+            family: [] for group in (_STORE, _READER, _CACHE) for family in group.values()
+        }
+        self._samples[_INLINE] = []
+
+    def add(self, family: _Family, labels: tuple[str, ...], value: float) -> None:
+        self._samples[family].append((labels, value))
+
+    def metrics(self) -> Iterator[Metric]:
+        for family, samples in self._samples.items():
+            yield family.metric(samples)
+
+
+def _read_writer(writer: ObjectStoreWriter, name: str, scrape: _Scrape) -> None:
+    stats = writer.stats()
+    for field, family in _STORE.items():
+        value = getattr(stats, field)
+        scrape.add(family, (name,), value - 1 if field == "next_lease" else value)  # the first lease has number 1
+
+
+def _read_reader(reader: ObjectStoreReader, name: str, scrape: _Scrape) -> None:
+    stats = reader.stats()
+    for field, family in _READER.items():
+        scrape.add(family, (name, str(reader.rank)), getattr(stats, field))
+
+
+def _read_cache(cache: Any, name: str, scrape: _Scrape) -> None:
+    labels = (name, type(cache).__name__)
+    if isinstance(cache, LRUCache):
+        _add_counts(cache.stat(), labels, scrape)
+        scrape.add(_CACHE["items"], labels, len(cache))
+        return
+    if isinstance(cache, ShmObjectStoreSenderCache):
+        for reason, count in (("full", cache.inline_full), ("too_large", cache.inline_too_large)):
+            scrape.add(_INLINE, (*labels, reason), count)
+    if isinstance(cache, MultiModalReceiverCache):  # it is told what arrives and never asked: nothing to count
+        scrape.add(_CACHE["used"], labels, cache.nbytes)
+    else:
+        _add_counts(cache.make_stats(), labels, scrape)
+    order = getattr(cache, "order", None)
+    if order is not None:
+        scrape.add(_CACHE["items"], labels, len(order))
+
+
+def _add_counts(counts: CacheInfo, labels: tuple[str, ...], scrape: _Scrape) -> None:
+    scrape.add(_CACHE["hits"], labels, counts.hits)
+    scrape.add(_CACHE["total"], labels, counts.total)
+
+
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    target: "weakref.ref[Any]"
+    name: str
+    series: tuple[str, ...]
+    """What makes its series its own: no two watched objects may have the same."""
+    read: Callable[[Any, str, _Scrape], None]
+
+
+class ShmStoreCollector(Collector):
+    """Shows the statistics of the objects it watches to a `prometheus_client` registry; thread-safe.
+
+    Objects are held weakly: watching keeps nothing open and nothing alive.
+    """
+
+    def __init__(self, *targets: Watchable) -> None:
+        """Watch `targets` from the start, as `watch` does."""
+        self._lock = threading.Lock()
+        self._watched: dict[int, _Watched] = {}
+        for target in targets:
+            self.watch(target)
+
+    def watch(self, target: Watchable, name: str | None = None) -> None:
+        """Show `target` from the next scrape on; one that is watched already gets the new name.
+
+        `name` is the label ``store`` of a writer or reader (default: the store's name) and the label ``cache`` of a
+        cache (default: ``default``). A sender cache of `shm` brings its writer along, a receiver cache its reader.
+        TypeError for anything else, ValueError where another object that is watched would have the same labels.
+        """
+        if isinstance(target, ShmObjectStoreReceiverCache):
+            self.watch(target.reader, name)
+            return
+        if name is not None and not isinstance(name, str):
+            raise TypeError(f"name must be a str, not {type(name).__name__}")
+        found = [_watched(target, name)]
+        if isinstance(target, ShmObjectStoreSenderCache):
+            found.append(_watched(target.writer, None))
+        with self._lock:
+            self._forget_dead()
+            for new in found:
+                for key, old in self._watched.items():
+                    if old.series == new.series and key != id(new.target()):
+                        raise ValueError(
+                            f"another {old.series[0]} is watched under the name {new.name!r}; give this one another"
+                        )
+            self._watched.update({id(new.target()): new for new in found})
+
+    def forget(self, target: Watchable) -> None:
+        """Show `target` no more; one that is not watched: nothing."""
+        with self._lock:
+            if isinstance(target, ShmObjectStoreReceiverCache):
+                self._watched.pop(id(target.reader), None)
+            elif isinstance(target, ShmObjectStoreSenderCache):
+                self._watched.pop(id(target.writer), None)
+            self._watched.pop(id(target), None)
+
+    def _forget_dead(self) -> None:
+        self._watched = {key: one for key, one in self._watched.items() if one.target() is not None}
+
+    def describe(self) -> Iterable[Metric]:
+        """Return every metric without samples, by which a registry finds names that are taken."""
+        return _Scrape().metrics()
+
+    def collect(self) -> Iterable[Metric]:
+        """Return every metric as of now; what was closed is left out."""
+        with self._lock:
+            self._forget_dead()
+            watched = list(self._watched.values())
+        scrape = _Scrape()
+        for one in watched:
+            target = one.target()
+            if target is None:
+                continue
+            try:
+                one.read(target, one.name, scrape)
+            except StoreClosedError:
+                self.forget(target)
+        return scrape.metrics()
+
+
+def _watched(target: Any, name: str | None) -> _Watched:
+    if isinstance(target, ObjectStoreWriter):
+        shown = target.name if name is None else name
+        return _Watched(weakref.ref(target), shown, ("writer", shown), _read_writer)
+    if isinstance(target, ObjectStoreReader):
+        shown = target.name if name is None else name
+        return _Watched(weakref.ref(target), shown, ("reader", shown, str(target.rank)), _read_reader)
+    if isinstance(target, (BaseMultiModalProcessorCache, MultiModalReceiverCache, MirroredProcessingCache, LRUCache)):
+        shown = "default" if name is None else name
+        return _Watched(weakref.ref(target), shown, ("cache", shown, type(target).__name__), _read_cache)
+    raise TypeError(f"expected a writer, a reader or a cache of shmstore, not {type(target).__name__}")

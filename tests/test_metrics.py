@@ -1,0 +1,314 @@
+"""Metrics: a scrape shows what the store says, under Prometheus's conventions; the dashboard asks for no other."""
+
+import gc
+import json
+import logging
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from shmstore import ObjectRef, ReaderStats, StaleRefError, StoreFullError, StoreStats
+from shmstore.multimodal import (
+    CacheInfo,
+    LRUCache,
+    MirroredProcessingCache,
+    MultiModalCacheConfig,
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+)
+from tests.multimodal.mm_helpers import item
+from tests.support import random_tensor
+
+pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from shmstore import metrics
+from shmstore.metrics import ShmStoreCollector
+
+ROOT = Path(__file__).resolve().parent.parent
+DASHBOARD = ROOT / "docs" / "grafana-dashboard.json"
+
+
+def scrape(collector):
+    """Return {(sample's name, labels as pairs): value}, from the text that Prometheus would get."""
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+        for sample in family.samples
+    }
+
+
+def of_store(samples, name, **labels):
+    return samples[name, tuple(sorted(labels.items()))]
+
+
+def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores):
+    writer = stores.create(capacity=1 << 16, n_readers=2)
+    writer.retire(1)
+    refs = [writer.put(str(i), random_tensor(i, 4096)) for i in range(5)]
+    writer.get_cached("0")
+    with pytest.raises(KeyError):
+        writer.get_cached("absent")
+    writer.cancel(refs[1])
+    writer.delete("1")
+    with pytest.raises(StoreFullError):
+        writer.put("large", random_tensor(9, 61500))
+    for ref in refs[2:]:
+        writer.cancel(ref)
+    writer.put("evicts", random_tensor(9, 50000))
+    stats = writer.stats()
+    assert 0 not in {stats.hits, stats.misses, stats.cancels, stats.deletes, stats.refusals, stats.evictions}
+
+    samples = scrape(ShmStoreCollector(writer))
+    shown = {field: samples[family.name, (("store", writer.name),)] for field, family in metrics._STORE.items()}
+    expected = {field.name: getattr(stats, field.name) for field in fields(StoreStats)}
+    expected.pop("next_id")  # the puts, counted again
+    assert {**expected, "next_lease": len(refs) + 2} == shown, "hand-outs: five puts, one hit, one put"
+    assert len(shown) == len(samples)
+
+
+def test_every_field_of_a_readers_statistics_is_shown_with_its_value(stores):
+    writer = stores.create(n_readers=2)
+    readers = [stores.attach(writer, rank) for rank in range(2)]
+    ref = writer.put("a", torch.ones(4))
+    view = readers[0].get(ref)
+    readers[1].release(ref)
+    with pytest.raises(StaleRefError):
+        readers[1].get(ObjectRef.from_bytes(ref.to_bytes()[:-1] + b"\0"))
+    samples = scrape(ShmStoreCollector(*readers))
+    for reader in readers:
+        labels = (("rank", str(reader.rank)), ("store", writer.name))
+        shown = {field: samples[family.name, labels] for field, family in metrics._READER.items()}
+        assert {field.name: getattr(reader.stats(), field.name) for field in fields(ReaderStats)} == shown
+    assert (1, 0) == tuple(of_store(samples, "shmstore_reader_live_views", store=writer.name, rank=r) for r in "01")
+    assert (0, 1) == tuple(of_store(samples, "shmstore_reader_releases_total", store=writer.name, rank=r) for r in "01")
+    assert (0, 1) == tuple(
+        of_store(samples, "shmstore_reader_stale_refs_total", store=writer.name, rank=r) for r in "01"
+    )
+    del view
+
+
+def test_a_sender_cache_shows_its_counts_its_inline_items_and_its_store(stores):
+    config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01)
+    writer = stores.create(capacity=1 << 16, max_object_size=1 << 15)
+    sender = ShmObjectStoreSenderCache(config, writer)
+    for seed, nbytes in enumerate((30000, 30000, 30000, 40000)):
+        sender.get_and_update_item((item(nbytes, seed), []), str(seed))
+    sender.get_and_update_item(None, "0")
+    collector = ShmStoreCollector()
+    collector.watch(sender, "images")
+    samples = scrape(collector)
+    labels = {"cache": "images", "kind": "ShmObjectStoreSenderCache"}
+    assert (1, 1) == (sender.inline_full, sender.inline_too_large)
+    assert 1 == of_store(samples, "shmstore_cache_inline_items_total", reason="full", **labels)
+    assert 1 == of_store(samples, "shmstore_cache_inline_items_total", reason="too_large", **labels)
+    assert sender.make_stats() == CacheInfo(
+        hits=int(of_store(samples, "shmstore_cache_hits_total", **labels)),
+        total=int(of_store(samples, "shmstore_cache_lookups_total", **labels)),
+    )
+    assert 2 == of_store(samples, "shmstore_puts_total", store=writer.name)
+    assert CacheInfo(1, 5) == sender.make_stats(delta=True), "a scrape takes nothing from who asks for a difference"
+
+
+@pytest.mark.parametrize("kind", [MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache])
+def test_a_processor_cache_shows_counts_and_items(kind):
+    cache = kind(MultiModalCacheConfig(processor_cache_gb=0.01, ipc_cache_gb=0.01))
+    cache.get_and_update_item((item(1000, 1), []), "a")
+    cache.get_and_update_item(None, "a")
+    cache.get_and_update_item((item(1000, 2), []), "b")
+    samples = scrape(ShmStoreCollector(cache))
+    labels = {"cache": "default", "kind": kind.__name__}
+    names = ("shmstore_cache_hits_total", "shmstore_cache_lookups_total", "shmstore_cache_items")
+    assert [1, 3, 2] == [of_store(samples, name, **labels) for name in names]
+
+
+def test_a_mirrored_cache_and_a_plain_lru_cache_show_their_counts():
+    mirrored = MirroredProcessingCache(MultiModalCacheConfig(ipc_cache_gb=0.01))
+    for _ in range(3):
+        mirrored.get_and_update_p0([item(1000, 1)], ["a"])
+    plain = LRUCache(10)
+    plain["x"] = 1
+    plain.get("x")
+    plain.get("y")
+    samples = scrape(ShmStoreCollector(mirrored, plain))
+    for kind, expected in (("MirroredProcessingCache", [2, 3]), ("LRUCache", [1, 2])):
+        names = ("shmstore_cache_hits_total", "shmstore_cache_lookups_total")
+        assert expected == [of_store(samples, name, cache="default", kind=kind) for name in names]
+    assert 1 == of_store(samples, "shmstore_cache_items", cache="default", kind="LRUCache")
+
+
+def test_a_receiver_cache_shows_what_it_holds_or_its_reader(stores):
+    holding = MultiModalReceiverCache(MultiModalCacheConfig(ipc_cache_gb=0.01))
+    holding.get_and_update_item(item(1000, 1), "a")
+    writer = stores.create()
+    by_reference = ShmObjectStoreReceiverCache(stores.attach(writer))
+    collector = ShmStoreCollector(holding, by_reference)
+    samples = scrape(collector)
+    labels = {"cache": "default", "kind": "MultiModalReceiverCache"}
+    assert holding.nbytes == of_store(samples, "shmstore_cache_used_bytes", **labels) > 0
+    assert 1 == of_store(samples, "shmstore_cache_items", **labels)
+    assert 0 == of_store(samples, "shmstore_reader_gets_total", store=writer.name, rank="0")
+    collector.forget(by_reference)
+    assert not any("reader_gets" in name for name, _ in scrape(collector))
+
+
+def test_names_follow_prometheus_conventions_and_each_has_help(stores):
+    text = generate_latest(registry_of(ShmStoreCollector(stores.create()))).decode()
+    families = list(text_string_to_metric_families(text))
+    assert all(family.documentation.endswith(".") for family in families)
+    for family in families:
+        assert re.fullmatch(r"shmstore_[a-z_]+", family.name)
+        assert family.type in ("counter", "gauge")
+        assert not family.name.endswith(("_count", "_sum", "_bucket", "_info"))  # these mean something else there
+        if "bytes" in family.documentation.lower() and "Bytes" in family.documentation:
+            assert "_bytes" in family.name
+    counters = {line.split()[2] for line in text.splitlines() if line.endswith(" counter")}
+    assert counters == {name for name in all_names() if name.endswith("_total")}
+
+
+def registry_of(collector):
+    registry = CollectorRegistry()
+    registry.register(collector)
+    return registry
+
+
+def all_names():
+    """Return the name of every sample that the collector can show."""
+    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
+    return {family.name for group in groups for family in group.values()}
+
+
+def all_labels():
+    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
+    return {family.name: set(family.labels) for group in groups for family in group.values()}
+
+
+def test_what_was_closed_or_has_gone_is_left_out_of_the_next_scrape(stores):
+    closed, gone, kept = stores.create(), LRUCache(1), stores.create()
+    collector = ShmStoreCollector(closed, gone, kept)
+    assert {closed.name, kept.name} == {dict(labels).get("store") for _, labels in scrape(collector)} - {None}
+    closed.close()
+    del gone
+    gc.collect()
+    assert {kept.name} == {dict(labels).get("store") for _, labels in scrape(collector)}
+
+
+def test_a_store_keeps_its_counts_when_another_writer_takes_it_over(stores):
+    first = stores.create()
+    first.put("a", torch.ones(4))
+    collector = ShmStoreCollector(first)
+    name = first.name
+    first.close(unlink=False)
+    second = stores.recover(name)
+    collector.watch(second) if not scrape(collector) else pytest.fail("the closed writer was still shown")
+    second.put("b", torch.ones(4))
+    assert 2 == of_store(scrape(collector), "shmstore_puts_total", store=name)
+
+
+def test_two_objects_cannot_have_the_same_labels(stores):
+    collector = ShmStoreCollector()
+    one, other = LRUCache(1), LRUCache(1)
+    collector.watch(one)
+    with pytest.raises(ValueError, match="name 'default'"):
+        collector.watch(other)
+    collector.watch(other, "other")
+    collector.watch(one)  # again: nothing new
+    assert 2 == sum(name == "shmstore_cache_items" for name, _ in scrape(collector))
+    collector.forget(one)
+    collector.forget(one)
+    assert 1 == sum(name == "shmstore_cache_items" for name, _ in scrape(collector))
+
+
+def test_only_what_has_statistics_can_be_watched():
+    with pytest.raises(TypeError, match="not dict"):
+        ShmStoreCollector({})
+    with pytest.raises(TypeError, match="name must be a str"):
+        ShmStoreCollector().watch(LRUCache(1), 3)
+
+
+def test_registering_asks_nobody_for_statistics(stores):
+    writer = stores.create()
+    collector = ShmStoreCollector(writer)
+    asked = []
+    writer.stats = lambda: asked.append(1)
+    registry_of(collector)
+    assert [] == asked
+
+
+def dashboard_expressions():
+    dashboard = json.loads(DASHBOARD.read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    found += [variable["query"]["query"] for variable in dashboard["templating"]["list"] if "refId" in str(variable)]
+    return found
+
+
+def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for():
+    expressions = dashboard_expressions()
+    assert len(expressions) > 15
+    labels = all_labels()
+    for expression in expressions:
+        named = re.findall(r"(shmstore_\w+)(?:\{([^}]*)\})?", expression)
+        assert named, f"no metric in {expression}"
+        for name, selector in named:
+            assert name in labels, f"{name} is in the dashboard only"
+            assert set(re.findall(r"(\w+)=~?", selector)) <= labels[name]
+            if name.endswith("_total"):
+                assert re.search(rf"(rate|increase)\({name}\b", expression), f"{name} is a counter: show its rate"
+
+
+def test_every_label_in_a_legend_of_the_dashboard_exists():
+    labels = all_labels()
+    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+        for target in panel["targets"]:
+            wanted = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+            for name in re.findall(r"shmstore_\w+", target["expr"]):
+                assert wanted <= labels[name], f"{panel['title']}: {name}"
+
+
+def test_panels_of_the_dashboard_do_not_overlap():
+    cells = [
+        (x, y)
+        for panel in json.loads(DASHBOARD.read_text())["panels"]
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_without_prometheus_client_the_import_says_what_to_install():
+    code = "import sys; sys.modules['prometheus_client'] = None; import shmstore, shmstore.metrics"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert 1 == done.returncode
+    assert "pip install 'shmstore[metrics]'" in done.stderr.splitlines()[-1]
+
+
+def test_the_log_is_quiet_until_the_application_asks():
+    code = (
+        "import logging, shmstore; log = logging.getLogger('shmstore.multimodal.x'); log.warning('before');"
+        "logging.basicConfig(format='%(name)s %(message)s'); log.warning('after')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert "shmstore.multimodal.x after\n" == done.stderr
+
+
+def test_every_logger_of_the_package_is_below_shmstore():
+    import shmstore.multimodal
+    import shmstore.scheduler  # noqa: F401 - for their loggers
+
+    pattern = re.compile(r"getLogger\(([^)]*)\)")
+    arguments = {m for path in (ROOT / "shmstore").rglob("*.py") for m in pattern.findall(path.read_text())}
+    assert {"__name__"} == arguments
+    assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("shmstore").handlers)
