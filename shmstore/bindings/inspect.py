@@ -57,7 +57,8 @@ def _dict(kind: str, record: Any) -> dict[str, int]:
 def _dicts(kind: str, records: Any, n: int) -> list[dict[str, Any]]:
     names = list(_fields(kind))
     array = np.frombuffer(ffi.buffer(records), _dtype(kind), n)
-    return [dict(zip(names, row, strict=True)) for row in array.tolist()]
+    columns = [array[name].tolist() for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 def probe(name: str) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 import argparse
 import io
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def draw_ring(console: Console, snapshot: StoreSnapshot) -> None:
         if row <= ring.hand < row + width:
             console.print(Text(" " * (12 + ring.hand - row) + "v", style="bold"))
         line = Text(f"{size(row * ring.cell_bytes):>10}  ")
-        for mark in ring.cells[row : row + width]:
-            line.append(mark, style=_style(mark))
+        for mark, run in groupby(ring.cells[row : row + width]):
+            line.append("".join(run), style=_style(mark))
         console.print(line, no_wrap=True, crop=True)
     legend = Text("  ")
     for mark, meaning in LEGEND:
@@ -210,15 +211,30 @@ def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = 
     console.print()
     unread = [lease for lease in leases if lease.waiting_for]
     shown = leases if everything else unread[:_ROWS]
-    title = "leases" if len(shown) == len(leases) else f"leases, the {len(shown)} oldest of {len(unread)} unread"
-    title += "" if everything else f"; {len(leases) - len(unread)} are over, which the writer has not looked at yet"
-    table = make_table(console, title, "lease", "entry", "slot", "object", "age", "waiting for", left=("waiting for",))
+    table = make_table(
+        console,
+        "unread leases" if not everything else "leases",
+        "lease",
+        "entry",
+        "slot",
+        "object",
+        "age",
+        "waiting for",
+        left=("waiting for",),
+    )
     for lease in shown:
         waiting = _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
         table.add_row(
             str(lease.number), str(lease.entry), str(lease.slot), str(lease.object_id), span(lease.age_seconds), waiting
         )
     console.print(table)
+    if not everything:
+        over = len(leases) - len(unread)
+        older = (
+            f"the {len(shown)} oldest of {len(unread)} unread (--all: every one)" if len(shown) < len(unread) else ""
+        )
+        closed = f"{over} more are over, which the writer has not looked at yet" if over else ""
+        console.print("; ".join(note for note in (older, closed) if note), style="dim")
 
 
 def _draw_node(tree: Tree, node: TreeNode) -> None:

@@ -22,7 +22,9 @@ def seconds(ns: int) -> float:
     return ns / 1e9
 
 
-def _bits(words: Iterable[int]) -> tuple[int, ...]:
+def _bits(words: list[int]) -> tuple[int, ...]:
+    if not any(words):
+        return ()
     number = sum(int(word) << 64 * i for i, word in enumerate(words))
     return tuple(rank for rank in range(number.bit_length()) if number >> rank & 1)
 
