@@ -1,0 +1,283 @@
+"""The page and the plots of a session's results."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers import LIMITS, OURS
+from bench.peers.harness import KIB, MIB, Cell, Results
+from bench.peers.host import HIT, PUT
+from bench.peers.interface import Peer, UnavailableError, load
+
+AHEAD = 0.95
+"""A peer is ahead where it takes less than this part of shmstore's time."""
+
+INTRODUCTION = """\
+# Benchmarks
+
+What shmstore does beside what people use today for the same work, on the same machine, in one session. `make peers`
+writes this page; it takes some minutes. (`make bench` has the figures of the single operations.)
+
+**One exchange.** A writer has a dict of three tensors (float32, int64, uint8; the sizes below are of all three
+together), which it has just made. It puts them where the readers can find them and tells each reader; every reader gets
+the tree as tensors, reads a byte of every 4 KiB page of every tensor, lets go, and acknowledges. The time is that from
+before the put until the last acknowledgement has come. The sum of the bytes read is checked each time. **A hit** is the
+same for the object of the last exchange, which is where it is already; a peer that keeps no objects sends it anew.
+
+**The same for all.** Writer and readers are spawned processes, a set of them for each peer. Batches of the peers'
+exchanges take turns, so that whatever happens to the machine happens to all; only one peer is at work at a time. All
+acknowledge over a `multiprocessing.Pipe`, and tell over it, too, unless they have a channel of their own (Queue, pyzmq,
+iceoryx2; Ray also acknowledges in its own way). Memory is warm where the peer lets it be.
+
+**The limits.** *One memcpy*: the same three tensors copied once into warm shared memory, with nobody told. *An empty
+message*: one byte to each reader and its acknowledgement, over that pipe, with nothing read.
+"""
+
+
+def size_name(nbytes: int) -> str:
+    return f"{nbytes // MIB} MiB" if nbytes >= MIB else f"{nbytes // KIB} KiB"
+
+
+def time_name(seconds: float) -> str:
+    """Return a time with two to three digits and a unit."""
+    for factor, unit in ((1e6, "µs"), (1e3, "ms"), (1.0, "s")):
+        if seconds * factor < 1000 or unit == "s":
+            value = seconds * factor
+            return f"{value:.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+    raise AssertionError
+
+
+def ratio_name(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.2g}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+def _readers(count: int) -> str:
+    return "1 reader" if count == 1 else f"{count} readers"
+
+
+class Page:
+    """The results, looked at by cell."""
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+        self._cells = {(c.peer, c.nbytes, c.n_readers, c.path): c for c in results.cells}
+        self.sizes = sorted({c.nbytes for c in results.cells})
+        self.readers = sorted({c.n_readers for c in results.cells})
+        self.peers: dict[str, type[Peer]] = {}
+        for name in dict.fromkeys(c.peer for c in results.cells):
+            self.peers[name] = load(name)
+
+    def cell(self, peer: str, nbytes: int, n_readers: int, path: str) -> Cell | None:
+        return self._cells.get((peer, nbytes, n_readers, path))
+
+    def best(self, nbytes: int, n_readers: int, path: str) -> Cell:
+        """Return the fastest cell that is neither a limit nor shmstore."""
+        others = (self.cell(name, nbytes, n_readers, path) for name in self.peers if name not in (*LIMITS, OURS))
+        return min((cell for cell in others if cell), key=lambda cell: cell.median)
+
+    def limits(self, nbytes: int, n_readers: int, path: str) -> tuple[float, ...]:
+        """Return the seconds that figures are shown as multiples of: (memcpy, with a message), for a hit (message,)."""
+        message, copy = self.cell("channel", nbytes, n_readers, path), self.cell("memcpy", nbytes, n_readers, path)
+        assert message
+        assert copy
+        return (copy.median, copy.median + message.median) if path == PUT else (message.median,)
+
+    def _ratios(self, cell: Cell) -> str:
+        where = cell.nbytes, cell.n_readers, cell.path
+        bases = (*self.limits(*where), self.best(*where).median)
+        return " / ".join(ratio_name(cell.median / base) for base in bases)
+
+    def _table(self, path: str, n_readers: int, show: Callable[[Cell], str], names: Sequence[str]) -> list[str]:
+        lines = ["| | " + " | ".join(map(size_name, self.sizes)) + " |", "|---|" + "---:|" * len(self.sizes)]
+        for name in names:
+            row = [self.cell(name, nbytes, n_readers, path) for nbytes in self.sizes]
+            title = f"**{self.peers[name].title}**" if name == OURS else self.peers[name].title
+            lines.append(f"| {title} | " + " | ".join(show(cell) if cell else "-" for cell in row) + " |")
+        return [*lines, ""]
+
+    def ahead(self) -> list[str]:
+        """Return where a peer is faster than shmstore, and why."""
+        found: dict[str, list[str]] = {}
+        for name in self.peers:
+            if name in (*LIMITS, OURS):
+                continue
+            for path in (PUT, HIT):
+                for n_readers in self.readers:
+                    where = []
+                    for nbytes in self.sizes:
+                        cell, ours = self.cell(name, nbytes, n_readers, path), self.cell(OURS, nbytes, n_readers, path)
+                        if cell and ours and cell.median < AHEAD * ours.median:
+                            where.append(f"{size_name(nbytes)} {cell.median / ours.median:.2f}")
+                    if where:
+                        found.setdefault(name, []).append(f"{path}, {_readers(n_readers)}: {', '.join(where)}")
+        lines = ["## Where a peer is ahead of shmstore", ""]
+        if not found:
+            return [*lines, f"Nowhere by more than {1 - AHEAD:.0%} of shmstore's median.", ""]
+        lines += [
+            f"By more than {1 - AHEAD:.0%} of the median. The figures are the peer's median divided by shmstore's.",
+            "",
+        ]
+        for name, places in found.items():
+            peer = self.peers[name]
+            lines += [f"* **{peer.title}** ({'; '.join(places)}). {peer.ahead or 'The reason is not known.'}"]
+        return [*lines, ""]
+
+    def summary(self, nbytes: int) -> list[str]:
+        """Return one table of all measures at one size."""
+        head = ["| | " + " | ".join(f"put, {_readers(n)}" for n in self.readers)]
+        head[0] += " | " + " | ".join(f"hit, {_readers(n)}" for n in self.readers) + " |"
+        lines = [f"## At a glance: {size_name(nbytes)}", "", *head, "|---|" + "---:|" * (2 * len(self.readers))]
+        for name in self.peers:
+            row = [self.cell(name, nbytes, n, path) for path in (PUT, HIT) for n in self.readers]
+            title = f"**{self.peers[name].title}**" if name == OURS else self.peers[name].title
+            lines.append(f"| {title} | " + " | ".join(time_name(c.median) if c else "-" for c in row) + " |")
+        return [*lines, ""]
+
+    def setting(self) -> list[str]:
+        results = self._results
+        machine = results.machine
+        lines = [
+            "## Machine and versions",
+            "",
+            f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, Linux {machine['kernel']}, "
+            f"Python {machine['python']}; {machine['date']}, commit {machine['commit']}; "
+            f"{results.seconds / 60:.0f} minutes. " + ", ".join(f"{k} {v}" for k, v in results.versions.items()) + ".",
+            "",
+        ]
+        if int(machine["cores"]) <= max(self.readers):
+            lines += [
+                f"**{machine['cores']} cores are fewer than the processes at work**: with {self.readers[-1]} readers, "
+                f"{self.readers[-1] + 1} processes share them, and the readers of one object take turns. All peers are "
+                "hit alike, but the figures for several readers say more about the scheduler here than those for one.",
+                "",
+            ]
+        busy = {name: value for name, value in results.idle_cpu.items() if value > 0.005}
+        if busy:
+            lines += [
+                "Asked for nothing, "
+                + ", ".join(f"{load(n).title} takes {v:.1%} of a core" for n, v in busy.items())
+                + "; it goes on while the others are measured.",
+                "",
+            ]
+        return lines
+
+    def missing(self) -> list[str]:
+        lines = ["## What could not be measured", ""]
+        if not self._results.missing:
+            return [*lines, "Nothing: every peer could be installed and ran to the end.", ""]
+        for name, why in self._results.missing.items():
+            try:
+                title = load(name).title
+            except UnavailableError:
+                title = name
+            lines.append(f"* **{title}**: {why}")
+        return [*lines, ""]
+
+    def peers_list(self) -> list[str]:
+        lines = ["## The peers", ""]
+        return [*lines, *(f"* **{peer.title}**: {peer.how}" for peer in self.peers.values()), ""]
+
+    def full(self) -> list[str]:
+        """Return all tables."""
+        lines: list[str] = []
+        everyone = list(self.peers)
+        no_limits = [name for name in everyone if name not in LIMITS]
+        for path, title in ((PUT, "Put"), (HIT, "Hit")):
+            lines += [f"## {title}: all figures", ""]
+            for n in self.readers:
+                lines += [f"### {title}, {_readers(n)}: median (99th percentile; of how many)", ""]
+                lines += self._table(
+                    path,
+                    n,
+                    lambda c: f"{time_name(c.median)} ({time_name(c.p99)}; {c.samples})",
+                    everyone,
+                )
+                lines += [f"### {title}, {_readers(n)}: multiples", ""]
+                if path == PUT:
+                    lines += [
+                        "Of one memcpy / of one memcpy and an empty message / of the best of the other peers.",
+                        "",
+                    ]
+                else:
+                    lines += ["Of an empty message / of the best of the other peers.", ""]
+                lines += self._table(path, n, self._ratios, no_limits)
+                lines += [f"### {title}, {_readers(n)}: CPU time of an exchange, all processes together", ""]
+                lines += self._table(path, n, lambda c: time_name(c.cpu), everyone)
+        lines += ["## Resident memory", ""]
+        lines += [
+            "MiB of all processes of the peer, shared pages counted once, at the end of a size's batches: what has come since "
+            "the peer was started, and in brackets what it had then (mostly the interpreter and torch in each process).",
+            "",
+        ]
+        for n in self.readers:
+            lines += [f"### {_readers(n).capitalize()}", ""]
+            lines += self._table(PUT, n, self._memory, everyone)
+        return lines
+
+    def _memory(self, cell: Cell) -> str:
+        idle = self._results.idle_memory.get(cell.peer, 0)
+        return f"{(cell.memory - idle) / MIB:+.0f} ({idle / MIB:.0f})"
+
+    def text(self, plots: Sequence[tuple[str, str]]) -> str:
+        """Return the whole page, with `plots` as (file, what it shows)."""
+        glance = 6 * MIB if 6 * MIB in self.sizes else self.sizes[-1]
+        lines = [
+            INTRODUCTION,
+            *self.setting(),
+            *self.missing(),
+            *self.summary(glance),
+            *(line for file, shows in plots for line in (f"![{shows}]({file})", "")),
+            *self.ahead(),
+            *self.peers_list(),
+            *self.full(),
+        ]
+        return "\n".join(lines).rstrip() + "\n"
+
+
+MARKERS = "os^vD<>pPX*h"
+
+
+def draw(page: Page, path: str, file: Path) -> None:
+    """Draw the medians of one path over the size, log-log, a panel for each number of readers, with the limits."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "shmstore"  # the same figures make the same file
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(
+        1, len(page.readers), figsize=(5 * len(page.readers), 6), sharey=True, squeeze=False
+    )
+    colours = pyplot.get_cmap("tab20").colors
+    for axes, n in zip(panels[0], page.readers, strict=True):
+        for number, (name, peer) in enumerate(page.peers.items()):
+            points = [(c.nbytes, c.median * 1e6) for s in page.sizes if (c := page.cell(name, s, n, path))]
+            style: dict[str, Any] = {"color": colours[number % 20], "marker": MARKERS[number % len(MARKERS)], "ms": 5}
+            if name == OURS:
+                style = {"color": "black", "marker": "o", "lw": 3, "zorder": 5}
+            elif name in LIMITS:
+                style = {"color": "grey", "ls": "--" if name == "memcpy" else ":", "lw": 2}
+            if name == "memcpy" and path == HIT:
+                continue  # nothing is copied on a hit
+            axes.plot(*zip(*points, strict=True), label=peer.title, **style)
+        axes.set(xscale="log", yscale="log", xlabel="bytes of the tree", title=_readers(n))
+        axes.set_xticks(page.sizes, [size_name(s) for s in page.sizes], rotation=30)
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+    panels[0][0].set_ylabel("µs from put to the last acknowledgement, median" if path == PUT else "µs of a hit, median")
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
+    figure.tight_layout(rect=(0, 0.16, 1, 1))
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def write(results: Results, page_file: Path) -> None:
+    """Write the page, and its plots beside it."""
+    page = Page(results)
+    plots = []
+    for path, shows in ((PUT, "A new object: medians by size"), (HIT, "The same object again: medians by size")):
+        file = page_file.with_name(f"{page_file.stem}-{path}.svg")
+        draw(page, path, file)
+        plots.append((file.name, shows))
+    page_file.write_text(page.text(plots))
