@@ -523,7 +523,7 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
 {
         byte l, s, x, k; bool ok, go; byte verdict[NR];
         {
-                if :: atomic { again -> skip }; recover();
+                if :: atomic { again -> skip }; recover();   /* V0: */
 #if ONEKEY
                       atomic { indexed[0] = st[0] == LIVE && !del[0]; indexed[NS-1] = st[NS-1] == LIVE && !del[NS-1] }
 #endif
