@@ -118,7 +118,7 @@ class StoreHandle:
         try:
             fields = json.loads(text)
             handle = cls(**fields)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a store handle: {text!r}") from error
         if type(handle.name) is not str or type(handle.store_id) is not int or type(handle.n_readers) is not int:
             raise ValueError(f"not a store handle: {text!r}")

@@ -421,7 +421,8 @@ def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.Cap
 def test_every_command_has_help_with_an_example(command: object, capsys: pytest.CaptureFixture[str]) -> None:
     name = getattr(command, "name")  # noqa: B009
     assert main([name, "--help"]) == 0
-    assert f"example: shmstore {name}" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"shmstore {name}" in said[said.index("example: ") :]
 
 
 @pytest.mark.parametrize(
