@@ -3,11 +3,12 @@
  * One block is one record of 64 bytes, aligned to a cache line, so that taking, keying and freeing a block costs one
  * miss for the block and one for the map:
  *
- *     0        32    36    40         44         48        52        56      60      61
- *     | hash   | ref | tag | free_prev| free_next| key_prev| key_next| group | width | first | pad to 64 |
+ *     0        32    36    40         44         48        52        56      60      61      62    63
+ *     | hash   | ref | tag | prev_off | next_off | key_prev| key_next| group | width | first | out | pad |
  *
- * Free queue: a doubly linked ring through free_prev/free_next with the null block's record as its sentinel, so that no
- * operation has a special case for an end. A block outside the queue has free_next = -1, and only then.
+ * Free queue: a doubly linked ring with the null block's record as its sentinel, so that no operation has a special case
+ * for an end. Links are kept as distances from the neighbours that a block has in a new pool, id - 1 and id + 1 (the ends
+ * wrap round). So a new pool is zeros: building one touches no block, and the pages come when blocks are first used.
  *
  * Map: n_slots = 15/8 n slots of 8 bytes {tag, block}; block 0 means empty, which no key can name. The tag is 32 bits mixed
  * from hash and group; a key's home slot is tag * n_slots / 2^32 (any table size, no division), collisions go to the next
@@ -23,7 +24,7 @@
  *   1. Each operation checks all its arguments and reserves its memory before it writes. `put` must count down to
  *      notice a block given back once too often (an id may stand twice in one call), and counts up again then.
  *   2. ref == 0 if and only if the block is in the queue: get and touch take it out when they make it positive, put
- *      appends when it reaches 0, and the test free_next < 0 keeps an id given twice from being appended twice.
+ *      appends when it reaches 0, and the flag `out` keeps an id given twice from being appended twice.
  *   3. A key is in the map if and only if a block bears it: only add_key and drop_key write either, both write both. */
 #include "blockpool_impl.h"
 
@@ -36,11 +37,11 @@ shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
     if (n_blocks < 1 || (free_order != SHMS_BLOCKPOOL_TAIL && free_order != SHMS_BLOCKPOOL_UNCACHED_FIRST)) return NULL;
     uint32_t n_slots = (uint32_t)n_blocks + (uint32_t)n_blocks / 8 * 7 + 2;
     size_t head = (sizeof(shms_blockpool) + 63) / 64 * 64;
-    size_t bytes = head + (size_t)n_blocks * sizeof(shms_pool_block) + (size_t)n_slots * sizeof(shms_pool_slot);
-    bytes = (bytes + 63) / 64 * 64;
-    shms_blockpool *pool = aligned_alloc(64, bytes);
-    if (!pool) return NULL;
-    memset(pool, 0, sizeof *pool);
+    size_t bytes = 63 + head + (size_t)n_blocks * sizeof(shms_pool_block) + (size_t)n_slots * sizeof(shms_pool_slot);
+    char *memory = calloc(1, bytes); /* not aligned_alloc: large pieces come from calloc as zero pages, untouched */
+    if (!memory) return NULL;
+    shms_blockpool *pool = (shms_blockpool *)(memory + (64 - (uintptr_t)memory % 64) % 64);
+    pool->memory = memory;
     pool->blocks = (shms_pool_block *)((char *)pool + head);
     pool->slots = (shms_pool_slot *)(pool->blocks + n_blocks);
     pool->n_slots = n_slots;
@@ -48,15 +49,13 @@ shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
     pool->n_free = n_blocks - 1;
     pool->free_order = free_order;
     pool->nbytes = (int64_t)bytes;
-    for (int32_t i = 0; i < n_blocks; i++)
-        pool->blocks[i] = (shms_pool_block){.free_prev = i ? i - 1 : n_blocks - 1, .free_next = i + 1 < n_blocks ? i + 1 : 0};
-    memset(pool->slots, 0, (size_t)n_slots * sizeof(shms_pool_slot));
     return pool;
 }
 
 void shms_blockpool_free(shms_blockpool *pool) {
-    if (pool) free(pool->log);
-    free(pool);
+    if (!pool) return;
+    free(pool->log);
+    free(pool->memory);
 }
 
 int64_t shms_blockpool_nbytes(const shms_blockpool *pool) { return pool->nbytes; }
@@ -74,21 +73,32 @@ static inline int outside(const shms_blockpool *pool, int32_t id) { return (uint
 
 /* ---- the free queue ---- */
 
+static inline int32_t next_of(const shms_blockpool *pool, int32_t id) {
+    int32_t next = id + 1 + pool->blocks[id].next_off;
+    return next == pool->n_blocks ? 0 : next;
+}
+
+static inline int32_t prev_of(const shms_blockpool *pool, int32_t id) {
+    int32_t prev = id - 1 + pool->blocks[id].prev_off;
+    return prev == -1 ? pool->n_blocks - 1 : prev;
+}
+
+static inline void queue_link(shms_blockpool *pool, int32_t id, int32_t next) {
+    pool->blocks[id].next_off = next - id - 1;
+    pool->blocks[next].prev_off = id - next + 1;
+}
+
 static inline void queue_insert_after(shms_blockpool *pool, int32_t at, int32_t id) {
-    shms_pool_block *blocks = pool->blocks;
-    int32_t next = blocks[at].free_next;
-    blocks[id].free_prev = at;
-    blocks[id].free_next = next;
-    blocks[at].free_next = id;
-    blocks[next].free_prev = id;
+    int32_t next = next_of(pool, at);
+    queue_link(pool, at, id);
+    queue_link(pool, id, next);
+    pool->blocks[id].out = 0;
     pool->n_free++;
 }
 
 static inline void queue_remove(shms_blockpool *pool, int32_t id) {
-    shms_pool_block *blocks = pool->blocks;
-    blocks[blocks[id].free_prev].free_next = blocks[id].free_next;
-    blocks[blocks[id].free_next].free_prev = blocks[id].free_prev;
-    blocks[id].free_next = -1;
+    queue_link(pool, prev_of(pool, id), next_of(pool, id));
+    pool->blocks[id].out = 1;
     pool->n_free--;
 }
 
@@ -201,19 +211,18 @@ int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     int rc = shms_blockpool_log_reserve(pool, n);
     if (rc) return rc;
     shms_pool_block *blocks = pool->blocks;
-    int32_t id = blocks[0].free_next;
+    int32_t id = next_of(pool, 0);
     for (int64_t i = 0; i < n; i++) {
         out[i] = id;
-        id = blocks[id].free_next;
+        id = next_of(pool, id);
     }
-    blocks[0].free_next = id;
-    blocks[id].free_prev = 0;
+    queue_link(pool, 0, id);
     for (int64_t i = 0; i < n; i++) {
         shms_pool_block *b = blocks + out[i];
         if (i + AHEAD < n) __builtin_prefetch(pool->slots + home_of(pool, blocks[out[i + AHEAD]].tag), 1);
         if (b->width) drop_key(pool, out[i]);
         b->ref = 1;
-        b->free_next = -1;
+        b->out = 1;
     }
     pool->n_free -= (int32_t)n;
     return 0;
@@ -244,12 +253,12 @@ int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int rev
     }
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, reverse ? n - 1 - i : i);
-        if (!id || blocks[id].ref || blocks[id].free_next >= 0) continue;
+        if (!id || blocks[id].ref || !blocks[id].out) continue;
         if (pool->free_order == SHMS_BLOCKPOOL_UNCACHED_FIRST && !blocks[id].width) {
             queue_insert_after(pool, head, id);
             head = id;
         } else {
-            queue_insert_after(pool, blocks[0].free_prev, id);
+            queue_insert_after(pool, prev_of(pool, 0), id);
         }
     }
     return 0;
@@ -358,7 +367,7 @@ int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash,
 
 int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out) {
     int32_t n = 0;
-    for (int32_t id = pool->blocks[0].free_next; id && n < pool->n_free; id = pool->blocks[id].free_next) out[n++] = id;
+    for (int32_t id = next_of(pool, 0); id && n < pool->n_free; id = next_of(pool, id)) out[n++] = id;
     return n;
 }
 
@@ -413,13 +422,13 @@ void shms_blockpool_log_clear(shms_blockpool *pool) { pool->log_n = 0; }
 /* ---- the checker: believes nothing, writes nothing, ends on any contents ---- */
 
 static int queue_valid(const shms_blockpool *pool) {
-    int32_t n = 0, before = 0, id = pool->blocks[0].free_next;
-    for (; id; before = id, id = pool->blocks[id].free_next) {
-        if (outside(pool, id) || pool->blocks[id].free_prev != before) return SHMS_BOOKS_BAD_QUEUE;
+    int32_t n = 0, before = 0, id = next_of(pool, 0);
+    for (; id; before = id, id = next_of(pool, id)) {
+        if (outside(pool, id) || prev_of(pool, id) != before) return SHMS_BOOKS_BAD_QUEUE;
         if (pool->blocks[id].ref) return SHMS_BOOKS_BAD_STATE;
         if (++n > pool->n_blocks) return SHMS_BOOKS_BAD_QUEUE;
     }
-    if (pool->blocks[0].free_prev != before) return SHMS_BOOKS_BAD_QUEUE;
+    if (prev_of(pool, 0) != before) return SHMS_BOOKS_BAD_QUEUE;
     return n == pool->n_free ? 0 : SHMS_BOOKS_BAD_COUNT;
 }
 
@@ -446,7 +455,7 @@ int shms_blockpool_valid(const shms_blockpool *pool) {
     for (int32_t id = 1; id < pool->n_blocks; id++) {
         const shms_pool_block *b = pool->blocks + id;
         /* queue_valid met only blocks with ref 0, and as many as there are: here each of them must be one */
-        if (b->ref < 0 || (b->ref == 0) != (b->free_next >= 0)) return SHMS_BOOKS_BAD_STATE;
+        if (b->ref < 0 || (b->ref == 0) == (b->out != 0)) return SHMS_BOOKS_BAD_STATE;
         bearers += b->width != 0;
     }
     if (pool->blocks[0].ref || pool->blocks[0].width) return SHMS_BOOKS_BAD_STATE;

@@ -8,12 +8,13 @@ typedef struct shms_pool_block {
     uint8_t hash[SHMS_HASH_BYTES];
     int32_t ref;
     uint32_t tag;
-    int32_t free_prev, free_next;
+    int32_t prev_off, next_off; /* neighbours in the queue, as distances from id - 1 and id + 1 */
     int32_t key_prev, key_next;
     int32_t group;
     uint8_t width; /* 0: bears no key */
     uint8_t first; /* 1: its slot names it */
-    uint8_t pad[2];
+    uint8_t out;   /* 1: not in the queue */
+    uint8_t pad;
 } shms_pool_block;
 _Static_assert(sizeof(shms_pool_block) == 64, "one block, one cache line");
 
@@ -23,6 +24,7 @@ typedef struct shms_pool_slot {
 } shms_pool_slot;
 
 struct shms_blockpool {
+    void *memory; /* what all of it lies in */
     shms_pool_block *blocks;
     shms_pool_slot *slots;
     uint32_t n_slots;

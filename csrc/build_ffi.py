@@ -10,7 +10,10 @@ from pathlib import Path
 from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
-HEADERS = ("shmstore.h", "books.h", "hashlist.h", "blockhash.h", "blockpool.h", "kvcache.h")
+HEADERS = (
+    *("shmstore.h", "inspect.h", "crc.h"),
+    *("books.h", "hashlist.h", "blockhash.h", "blockpool.h", "kvcache.h"),
+)
 # The hosts that the package supports are little-endian Linux; anything else must fail here, not at run time.
 COMPILE_ARGS = ["-std=c11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-pthread"]
 

@@ -31,10 +31,10 @@ static uint64_t default_objects(uint64_t capacity) {
     return n < 256 ? 256 : n > 1048576 ? 1048576 : n;
 }
 
-int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page, uint64_t max_leases) {
+int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page) {
     if (options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
-        max_leases > SHMS_MAX_OBJECTS || (options->flags & ~(uint32_t)(SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO)))
+        (options->flags & ~(uint32_t)(SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS)))
         return SHMS_EINVAL;
     shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags};
     l.capacity = shms_align_up(options->capacity, SHMS_ALIGN);
@@ -42,7 +42,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     if (l.max_object_size > l.capacity)
         return SHMS_EINVAL;
     l.max_objects = options->max_objects ? options->max_objects : default_objects(l.capacity);
-    l.max_leases = max_leases ? max_leases : default_leases(l.max_objects, l.n_readers, page);
+    l.max_leases = default_leases(l.max_objects, l.n_readers, page);
     l.slots_at = SHMS_SUPERBLOCK_SIZE;
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);
     l.readers_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), page);
@@ -76,6 +76,7 @@ uint64_t shms_layout_stamp(void) {
         offsetof(shms_superblock, retired),
         sizeof(shms_slot),
         offsetof(shms_slot, head),
+        offsetof(shms_slot, flags),
         sizeof(shms_lease),
         offsetof(shms_lease, id),
         sizeof(shms_reader_table),
@@ -109,7 +110,7 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
                             .max_objects = (uint32_t)sb->max_objects,
                             .flags = (uint32_t)sb->flags};
     shms_layout l;
-    if (shms_layout_compute(&l, &options, sb->page, 0) != SHMS_OK || l.capacity != sb->capacity ||
+    if (shms_layout_compute(&l, &options, sb->page) != SHMS_OK || l.capacity != sb->capacity ||
         l.max_leases != sb->max_leases ||
         l.slots_at != sb->slots_at || l.leases_at != sb->leases_at || l.readers_at != sb->readers_at ||
         l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.file_size != sb->file_size)

@@ -38,7 +38,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 1u
+#define SHMS_LAYOUT_VERSION 2u
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
 
@@ -94,6 +94,10 @@ typedef struct shms_superblock {
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
 
+#define SHMS_SLOT_DELETED UINT64_C(1) /* no new hand-outs; goes when nobody holds it */
+#define SHMS_SLOT_CHECKED UINT64_C(2) /* bits 32 to 63: CRC-32C of key, metadata and payload, padding left out */
+#define SHMS_SLOT_CRC_SHIFT 32
+
 typedef struct shms_slot {
     shms_word state;   /* enum shms_state */
     shms_word id;      /* P2; before the LIVE that it belongs to */
@@ -101,7 +105,7 @@ typedef struct shms_slot {
     shms_word offset;  /* of the key */
     shms_word length;  /* to the payload's last byte */
     shms_word head;    /* key_len | meta_len << 32 */
-    shms_word deleted; /* 1: no new hand-outs; goes when nobody holds it */
+    shms_word flags;   /* SHMS_SLOT_*; the upper half is the checksum, where there is one */
     shms_word put_ns;  /* CLOCK_REALTIME of the commit */
 } shms_slot;
 
@@ -153,9 +157,9 @@ typedef struct shms_layout {
     uint64_t slots_at, leases_at, readers_at, reader_stride, data_at;
 } shms_layout;
 
-/* Computes the geometry.  SHMS_EINVAL where an option is out of range.  `max_leases` 0: as many as fit the promise
- * of 256 + 4 * n_readers bytes of bookkeeping an object. */
-int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page, uint64_t max_leases);
+/* Computes the geometry.  SHMS_EINVAL where an option is out of range.  There are as many lease entries as objects, or
+ * as fit the promise of 256 + 4 * n_readers bytes of bookkeeping an object. */
+int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page);
 
 /* A number that differs whenever two builds would read a segment differently: version, offsets, architecture. */
 uint64_t shms_layout_stamp(void);

@@ -63,6 +63,7 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     uint64_t number = shms_get(l->next_lease);
     SHMS_STEP("L1"); /* seq_cst; pairs with A3: a rank that attaches now expects this lease or a later one */
     atomic_store_explicit(l->next_lease, number + 1, memory_order_seq_cst);
+    atomic_thread_fence(memory_order_release); /* C1's 0 before what follows; pairs with an inspector's second look */
     shms_set(&e->slot, slot);
     shms_set(&e->id, id);
     shms_set(&e->opened_ns, now_ns);

@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "crc.h"
 #include "step.h"
 #include "writer.h"
 
@@ -80,9 +81,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     if (rc)
         return rc;
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
-    if (meta_len > SHMS_MAX_META)
-        return leave(w, SHMS_EINVAL);
-    if (payload_size > w->seg.layout.capacity)
+    if (meta_len > SHMS_MAX_META || payload_size > w->seg.layout.capacity)
         return leave(w, SHMS_ETOOLARGE);
     uint64_t length = payload_size ? payload_at + payload_size : (uint64_t)key_len + meta_len;
     uint64_t span = shms_span(length), secret;
@@ -110,11 +109,11 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
     atomic_thread_fence(memory_order_release);
     shms_set(&s->id, id);
-    shms_set(&s->secret, secret);
+    atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with a release unread */
     shms_set(&s->offset, place.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
-    shms_set(&s->deleted, 0);
+    shms_set(&s->flags, 0);
     shms_ring_insert(&w->ring, &place, slot);
     shms_set(&w->seg.sb->hand, w->ring.hand);
     shms_add(&w->seg.sb->used_bytes, span);
@@ -155,11 +154,23 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
+    shms_slot *s = shms_writer_slot(w, t->slot);
+    uint64_t flags = 0;
+    if (w->seg.layout.flags & SHMS_CHECKSUMS && !w->closed) {
+        /* Outside the mutex, like the copy: nobody but the ticket's holder touches a slot in WRITING. */
+        leave(w, SHMS_OK);
+        uint64_t crc = shms_object_crc(w->seg.data, shms_get(&s->offset), shms_slot_key_len(s), shms_slot_meta_len(s),
+                                       shms_get(&s->length));
+        flags = crc << SHMS_SLOT_CRC_SHIFT | SHMS_SLOT_CHECKED;
+        if ((rc = enter_with_ticket(w, t)))
+            return rc;
+    }
     if (w->closed) {
         end_unborn(w, t);
         return leave(w, SHMS_ECLOSED);
     }
-    shms_slot *s = shms_writer_slot(w, t->slot);
+    if (flags)
+        shms_set(&s->flags, flags);
     shms_set(&s->put_ns, shms_now_ns());
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
@@ -292,6 +303,22 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
     return leave(w, 1);
 }
 
+int64_t shms_writer_cancel_all(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    int64_t ended = 0;
+    for (uint32_t e = 0; e < w->leases.n_entries; e++)
+        if (shms_get(&w->leases.table[e].number)) {
+            shms_leases_close(&w->leases, e);
+            ended++;
+        }
+    shms_count(w, SHMS_C_CANCELS, (uint64_t)ended);
+    w->books++;
+    pthread_mutex_unlock(&w->mutex);
+    return ended;
+}
+
 int shms_writer_retire(shms_writer *w, uint32_t rank) {
     int rc = shms_writer_enter(w);
     if (rc)
@@ -308,7 +335,7 @@ static void delete_slot(struct shms_writer *w, uint32_t slot) {
     shms_slot *s = shms_writer_slot(w, slot);
     shms_forget_key(w, slot);
     SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
-    atomic_store_explicit(&s->deleted, 1, memory_order_release);
+    atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;
     shms_count(w, SHMS_C_DELETES, 1);
     shms_reclaim_slot(w, slot);
@@ -334,7 +361,7 @@ int shms_writer_clear(shms_writer *w) {
         next = w->ring.next[s];
         if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE)
             continue;
-        if (shms_get(&shms_writer_slot(w, s)->deleted))
+        if (shms_slot_deleted(shms_writer_slot(w, s)))
             shms_reclaim_slot(w, s);
         else
             delete_slot(w, s);
@@ -368,7 +395,7 @@ int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
     uint64_t need = 0;
     for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i]) {
         const shms_slot *s = shms_writer_slot(w, i);
-        if (shms_get(&s->state) == SHMS_LIVE && !shms_get(&s->deleted)) {
+        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s)) {
             found[n++] = (aged){shms_get(&s->id), i};
             need += 4 + shms_slot_key_len(s);
         }

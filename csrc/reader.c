@@ -230,7 +230,8 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
          * acknowledge.  A secret read from a slot that has gone on fits no tag. */
         const shms_slot *s = &r->seg.slots[ref.slot];
         if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id) {
-            if (shms_ref_sealed(packed, r->seg.sb->secret, shms_get(&s->secret)))
+            uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire); /* before the id is read again */
+            if (shms_ref_sealed(packed, r->seg.sb->secret, secret))
                 rc = shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
             else if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id)
                 rc = SHMS_ESTALE;
@@ -289,3 +290,5 @@ void shms_reader_free(shms_reader *r) {
     shms_segment_close(&r->seg);
     free(r);
 }
+
+void shms_reader_drop(shms_reader **r) { shms_reader_free(*r); }

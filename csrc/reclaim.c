@@ -139,7 +139,7 @@ static bool evict(struct shms_writer *w, uint32_t first, uint32_t n, uint32_t ex
             continue;
         }
         shms_slot *slot = shms_writer_slot(w, victim);
-        if (!shms_get(&slot->deleted)) {
+        if (!shms_slot_deleted(slot)) {
             shms_forget_key(w, victim);
             shms_count(w, SHMS_C_EVICTIONS, 1);
             shms_count(w, SHMS_C_EVICTED_BYTES, shms_span(shms_get(&slot->length)));

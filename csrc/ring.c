@@ -43,7 +43,7 @@ void shms_ring_init(shms_ring *r, void *memory, uint32_t n_slots, const shms_slo
 
 bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*may_go)(void *, uint32_t), void *context,
                     shms_place *out) {
-    uint64_t start = r->hand, visited = 0, laps = 1;
+    uint64_t start = r->hand, gap = start, visited = 0, laps = 1;
     uint32_t cur = r->hand_next, wraps = 0;
     bool found = false;
     *out = (shms_place){.first = SHMS_NONE, .extra = SHMS_NONE, .behind = SHMS_NONE};
@@ -53,6 +53,11 @@ bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*ma
         uint64_t end = cur == SHMS_NONE ? r->capacity : shms_get(&r->slots[cur].offset);
         if (!found && end - start >= span) {
             found = true;
+            if (!need_slot && end - gap >= span) { /* the last gap alone will do: nothing has to go */
+                start = gap;
+                out->victims = 0;
+                out->first = SHMS_NONE;
+            }
             out->at = start;
             if (out->victims)
                 out->extra = SHMS_NONE;
@@ -65,7 +70,7 @@ bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*ma
         if (cur == SHMS_NONE) {
             if (++wraps == 3)
                 return false;
-            start = 0;
+            start = gap = 0;
             cur = r->first;
             if (!found) {
                 out->victims = 0;
@@ -79,6 +84,7 @@ bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*ma
             goes = false;
         }
         visited++;
+        gap = shms_slot_end(&r->slots[cur]);
         if (goes && need_slot && out->extra == SHMS_NONE)
             out->extra = cur;
         if (found) { /* the bytes are there, a slot is still wanted */
@@ -88,7 +94,7 @@ bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*ma
             if (out->victims++ == 0)
                 out->first = cur;
         } else {
-            start = shms_slot_end(&r->slots[cur]);
+            start = gap;
             out->victims = 0;
             out->first = SHMS_NONE;
         }

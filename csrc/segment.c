@@ -35,6 +35,7 @@
 #endif
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
+#define SMALLEST_STEP ((uint64_t)1 << 20) /* of a reservation that signals interrupt: well below a millisecond */
 
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
@@ -81,7 +82,7 @@ static void list_remove(shms_segment *seg) {
     pthread_mutex_unlock(&open_mutex);
 }
 
-static int name_set(shms_segment *seg, const char *name) {
+int shms_segment_name(shms_segment *seg, const char *name) {
     size_t n = strlen(name);
     if (n == 0 || n > SHMS_MAX_NAME || strchr(name, '/') || !strcmp(name, ".") || !strcmp(name, ".."))
         return SHMS_EINVAL;
@@ -99,22 +100,31 @@ uint64_t shms_space_free(void) {
 
 uint64_t shms_space_needed(const shms_options *options) {
     shms_layout l;
-    return shms_layout_compute(&l, options, page_size(), 0) ? 0 : l.file_size;
+    return shms_layout_compute(&l, options, page_size()) ? 0 : l.file_size;
 }
 
 /* posix_fallocate would fill the memory before it found out that it is not enough: ask first. */
 static int reserve(int fd, uint64_t at, uint64_t size) {
     struct statvfs fs;
-    if (fstatvfs(fd, &fs) == 0 && (uint64_t)fs.f_bavail * fs.f_frsize < size)
+    if (fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which names no figures */
+        (uint64_t)fs.f_bavail * fs.f_frsize < size)
         return SHMS_ENOSPC;
-    int rc;
-    do
-        rc = posix_fallocate(fd, (off_t)at, (off_t)size);
-    while (rc == EINTR);
-    if (rc == 0)
-        return SHMS_OK;
-    errno = rc;
-    return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+    uint64_t step = size;
+    while (size) {
+        uint64_t n = size < step ? size : step;
+        int rc = posix_fallocate(fd, (off_t)at, (off_t)n);
+        if (rc == EINTR) { /* most kernels give back all of the step: with a periodic signal, a large one never ends */
+            step = step > 2 * SMALLEST_STEP ? step / 2 : SMALLEST_STEP;
+            continue;
+        }
+        if (rc) {
+            errno = rc;
+            return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+        }
+        at += n;
+        size -= n;
+    }
+    return SHMS_OK;
 }
 
 /* Maps the data region at an address that huge pages can use. */
@@ -188,6 +198,8 @@ static int identify(shms_segment *seg, uint64_t *size) {
     struct stat st;
     if (fstat(seg->fd, &st))
         return SHMS_ESYS;
+    if (!S_ISREG(st.st_mode))
+        return SHMS_ELAYOUT;
     seg->dev = st.st_dev;
     seg->ino = st.st_ino;
     *size = (uint64_t)st.st_size;
@@ -246,7 +258,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
     int rc;
-    if ((rc = name_set(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size(), 0)))
+    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
         return rc;
     if (open_listed(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
@@ -296,10 +308,11 @@ static int open_mapped(shms_segment *seg, int role) {
 int shms_segment_open(shms_segment *seg, const char *name, int role) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
-    int rc = name_set(seg, name);
+    int rc = shms_segment_name(seg, name);
     if (rc)
         return rc;
-    if (open_listed(seg, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) < 0)
+    /* O_NONBLOCK: whatever has that name, a pipe among them, the open must come back. */
+    if (open_listed(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
     if ((rc = open_mapped(seg, role))) {
         int saved = errno;
@@ -347,14 +360,19 @@ void shms_segment_unlock(shms_segment *seg) {
     pthread_mutex_unlock(&open_mutex);
 }
 
-void shms_segment_unlink(const shms_segment *seg) {
-    int fd = shm_open(seg->name, O_RDONLY, 0);
+bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
+    int fd = shm_open(seg->name, O_RDONLY, 0);
     if (fd < 0)
-        return;
-    if (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino)
-        shm_unlink(seg->name);
+        return false;
+    bool named = fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
     close(fd);
+    return named;
+}
+
+void shms_segment_unlink(const shms_segment *seg) {
+    if (shms_segment_named(seg))
+        shm_unlink(seg->name);
 }
 
 void shms_segment_close(shms_segment *seg) {

@@ -41,6 +41,9 @@ typedef struct shms_segment {
     struct shms_segment *next, *prev; /* of the list that forks walk */
 } shms_segment;
 
+/* Sets the name.  SHMS_EINVAL: empty, too long, with a slash, `.` or `..`. */
+int shms_segment_name(shms_segment *seg, const char *name);
+
 /* Makes a segment, maps it as its writer and holds the writer's lock; nobody can open it before _publish.
  * After an error nothing is left, in memory or in the file system. */
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options);
@@ -63,6 +66,8 @@ int shms_segment_lock(shms_segment *seg, int role);
 /* Does another opening hold the role's lock?  About 0.4 us.  In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
 void shms_segment_unlock(shms_segment *seg); /* closes the descriptor, and with it every lock; idempotent */
+/* Is the name still this segment's? */
+bool shms_segment_named(const shms_segment *seg);
 /* Removes the name, if it still names this segment. */
 void shms_segment_unlink(const shms_segment *seg);
 void shms_segment_close(shms_segment *seg); /* unlocks, unmaps */

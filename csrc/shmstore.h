@@ -66,6 +66,7 @@
 #define SHMS_PREFAULT 1   /* map every page of the writer's data now, not at the first touch */
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
 #define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
+#define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
 #define SHMS_ANY_STORE -1 /* for _attach_to and _recover_to: whichever store bears the name */
 
@@ -77,7 +78,7 @@ typedef struct shms_options {
     uint64_t max_object_size; /* bytes of key, metadata and payload together; 0: the capacity */
     uint32_t n_readers;       /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects;     /* slots; 0: from the capacity */
-    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO */
+    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS */
 } shms_options;
 
 /* A reference, unpacked.  Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then
@@ -153,6 +154,8 @@ int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store);
 /* Lets the lock go, as soon as the last ticket is back: its commit gives SHMS_ECLOSED.  The mapping stays until _free. */
 int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
+/* The same for a variable that is about to go: an owner there is before there is a handle. */
+void shms_writer_drop(shms_writer **w);
 uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number */
 
 /* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
@@ -174,6 +177,8 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 
 int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, uint32_t *slot);
 int shms_writer_unprotect(shms_writer *w, uint32_t slot);
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open and is ended; 0 */
+/* Ends every open lease, and says how many: for a successor whose predecessor's requests died with it. */
+int64_t shms_writer_cancel_all(shms_writer *w);
 int shms_writer_retire(shms_writer *w, uint32_t rank);
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
 int shms_writer_clear(shms_writer *w);
@@ -202,6 +207,7 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number */
 int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
 void shms_reader_free(shms_reader *r); /* after the last view; NULL is allowed */
+void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
 /* cdef: end */
 
 #endif

@@ -64,7 +64,7 @@ int shms_slots_valid(const shms_slot *slots, uint32_t n, uint64_t capacity, uint
         const shms_slot *s = &slots[order[i]];
         uint64_t id = shms_get(&s->id);
         if (shms_get(&s->state) > SHMS_EVICTING || !shms_slot_bounded(s, capacity) || shms_get(&s->offset) < end ||
-            id == 0 || id >= next_id || shms_get(&s->deleted) > 1)
+            id == 0 || id >= next_id || !shms_slot_flags_valid(shms_get(&s->flags)))
             rc = SHMS_ECORRUPT;
         end = shms_slot_end(s);
         ids[i] = id;

@@ -25,6 +25,13 @@ static inline uint64_t shms_slot_end(const shms_slot *s) { return shms_get(&s->o
 static inline uint32_t shms_slot_key_len(const shms_slot *s) { return (uint32_t)shms_get(&s->head); }
 static inline uint32_t shms_slot_meta_len(const shms_slot *s) { return (uint32_t)(shms_get(&s->head) >> 32); }
 
+static inline bool shms_slot_deleted(const shms_slot *s) { return shms_get(&s->flags) & SHMS_SLOT_DELETED; }
+/* Are these flags that this build writes?  No checksum: an upper half of zero. */
+static inline bool shms_slot_flags_valid(uint64_t flags) {
+    return (uint32_t)flags <= (SHMS_SLOT_DELETED | SHMS_SLOT_CHECKED) &&
+           (flags & SHMS_SLOT_CHECKED || flags >> SHMS_SLOT_CRC_SHIFT == 0);
+}
+
 /* Do the slot's lengths stay inside the data region, and inside each other?  For whoever does not trust the writer. */
 bool shms_slot_bounded(const shms_slot *s, uint64_t capacity);
 

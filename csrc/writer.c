@@ -106,7 +106,7 @@ static int build(struct shms_writer *w) {
     for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
         shms_slot *s = shms_writer_slot(w, order[i]);
         used += shms_span(shms_get(&s->length));
-        if (shms_get(&s->deleted))
+        if (shms_slot_deleted(s))
             continue;
         if (shms_slot_key_len(s) == 0 ||
             shms_index_find(&w->index, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s)) !=
@@ -133,10 +133,16 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         free(w);
         return rc;
     }
-    if (!options && (rc = shms_segment_is(&w->seg, store)) == SHMS_OK &&
-        (rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER)) == SHMS_OK) {
-        shms_segment_warm(&w->seg);
-        rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
+    if (!options) {
+        SHMS_STEP("V0");
+        if ((rc = shms_segment_is(&w->seg, store)) == SHMS_OK)
+            rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER);
+        if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer closed it for good in the meantime */
+            rc = SHMS_ENOSTORE;
+        if (rc == SHMS_OK)
+            rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
+        if (rc == SHMS_OK)
+            shms_segment_warm(&w->seg); /* after V2, which readers may be waiting for */
     }
     if (rc == SHMS_OK)
         rc = build(w);
@@ -189,6 +195,8 @@ void shms_writer_free(shms_writer *w) {
     free(w->memory);
     free(w);
 }
+
+void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
 uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
     const shms_layout *l = &w->seg.layout;

@@ -6,13 +6,21 @@ A subcommand is a `Command` in a module of its own; naming it in `COMMANDS` is a
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from shmstore.command import EXIT_OK, EXIT_USAGE, Command
+from shmstore.commands.bench import COMMAND as BENCH
+from shmstore.commands.completion import COMMAND as COMPLETION
+from shmstore.commands.dump import COMMAND as DUMP
+from shmstore.commands.gc import COMMAND as GC
+from shmstore.commands.ls import COMMAND as LS
+from shmstore.commands.top import COMMAND as TOP
+from shmstore.commands.verify import COMMAND as VERIFY
 from shmstore.demo.main import COMMAND as DEMO
 
-COMMANDS: tuple[Command, ...] = (DEMO,)
+COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, COMPLETION)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -41,7 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has said why; a caller wants the number, not the exception
         return EXIT_OK if stop.code is None else stop.code if isinstance(stop.code, int) else EXIT_USAGE
     command: Command = arguments.command
-    return command.run(arguments)
+    try:
+        status = command.run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at its end
+        return EXIT_OK
+    return status
 
 
 if __name__ == "__main__":

@@ -191,7 +191,8 @@ class ObjectStoreWriter(_Closable):
         self._writer = writer
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        self._lock = threading.Lock()  # over _protected
+        # Over _protected. A signal's handler, or the collector that ends a forgotten block, may come in between.
+        self._lock = threading.RLock()
         self._protected: dict[bytes, _Protected] = {}
         self._open = True
         self._pid = os.getpid()
@@ -208,14 +209,16 @@ class ObjectStoreWriter(_Closable):
         eviction: Literal["clock", "fifo"] = "clock",
         prefault: bool = False,
         huge_pages: bool = False,
+        checksums: bool = False,
         serde: ObjectSerde | None = None,
     ) -> "ObjectStoreWriter":
         """Create a store and be its writer; all its space is reserved before this returns.
 
         `capacity` is in bytes, rounded up to 64; `name` None makes a unique one. `prefault` maps every page now
         instead of at its first use (the first put into a cold page costs many times a warm one), `huge_pages`
-        asks for 2 MiB pages and takes what it gets. Raises StoreExistsError; StoreSpaceError where /dev/shm is too
-        small; ValueError for numbers out of range.
+        asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each object at its commit, for
+        `shmstore verify` to compare; `recover` keeps that. Raises StoreExistsError; StoreSpaceError where /dev/shm is
+        too small; ValueError for numbers out of range.
         """
         capacity = _int("capacity", capacity, 1, native.MAX_CAPACITY)
         n_readers = _int("n_readers", n_readers, 1, native.MAX_READERS)
@@ -234,6 +237,7 @@ class ObjectStoreWriter(_Closable):
                 prefault=bool(prefault),
                 huge_pages=bool(huge_pages),
                 fifo=eviction == "fifo",
+                checksums=bool(checksums),
             )
         except StoreExistsError:
             raise StoreExistsError(f"a store named {chosen!r} exists already") from None
@@ -291,8 +295,9 @@ class ObjectStoreWriter(_Closable):
         return trusted_ref(packed)
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
-        ticket = self._writer.begin(key, encoded.meta, encoded.nbytes)
+        ticket = self._writer.ticket()
         try:
+            ticket.begin(key, encoded.meta, encoded.nbytes)
             ticket.copy(encoded.spans)
             if encoded.fills:
                 with memoryview(ticket.buffer()) as payload:
@@ -321,11 +326,12 @@ class ObjectStoreWriter(_Closable):
         """
         packed_key = _key(key)
         layout = self._serde.layout(template)
+        ticket = self._writer.ticket()
         try:
-            ticket = self._writer.begin(packed_key, layout.meta, layout.nbytes)
-        except (StoreFullError, ObjectTooLargeError) as error:
-            raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
-        try:
+            try:
+                ticket.begin(packed_key, layout.meta, layout.nbytes)
+            except (StoreFullError, ObjectTooLargeError) as error:
+                raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
             self._protect_late(packed_key)
             yield layout.build(ticket.buffer())
             ticket.commit(hand_out=False)
@@ -334,9 +340,13 @@ class ObjectStoreWriter(_Closable):
             raise
 
     def _abort(self, ticket: native.Ticket, key: bytes) -> None:
+        if not ticket.begun:
+            return
         try:
-            self._forget_protected(key)
-            ticket.abort()
+            try:
+                self._forget_protected(key)
+            finally:
+                ticket.abort(key)
         except StoreClosedError:
             _log.debug("the store was closed during a put; its successor will drop the half-written object")
 
@@ -430,6 +440,14 @@ class ObjectStoreWriter(_Closable):
         """
         return self._writer.cancel(_packed(ref))
 
+    def cancel_all(self) -> int:
+        """End every open lease and return how many there were.
+
+        For after `recover`, where the requests of the writer before died with it: a reference that it handed out and
+        never sent is known to nobody, and its lease would keep its object for ever.
+        """
+        return self._writer.cancel_all()
+
     def retire(self, rank: int) -> None:
         """Stop expecting `rank`, which has never come or will not come again, until it attaches."""
         self._writer.retire(_int("rank", rank, 0, self._writer.n_readers - 1))
@@ -455,7 +473,14 @@ class ObjectStoreWriter(_Closable):
         return True  # a writer of an empty store is still a writer
 
     def __contains__(self, key: object) -> bool:
-        return isinstance(key, str) and self._writer.has(_key(key))
+        try:
+            return self._writer.has(_key(key))  # type: ignore[arg-type]
+        except (TypeError, StoreClosedError):
+            if isinstance(key, str):
+                raise
+            return False
+        except ValueError:
+            return False  # no such key can be in a store
 
     def stats(self) -> StoreStats:
         """Return the store's figures as of now."""

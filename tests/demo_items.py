@@ -1,4 +1,4 @@
-"""Sources of items for the tests of `shmstore demo`: spawned processes import them by name, so they live apart."""
+"""Sources of pictures for the tests of `shmstore demo`: spawned processes import them by name, so they live apart."""
 
 from __future__ import annotations
 
@@ -11,26 +11,47 @@ from dataclasses import dataclass
 import torch
 
 from shmstore.demo.images import ImageError
-from shmstore.demo.processing import PreparedItem
+from shmstore.demo.processing import Picture, Processed, processed
+
+
+@dataclass(frozen=True)
+class RandomPicture:
+    """A picture whose item has the shape that the image processor gives, filled at random."""
+
+    number: int
+    rows: int
+    process_s: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return f"item {self.number}"
+
+    def mm_hash(self) -> str:
+        return f"{self.number:064x}"
+
+    def process(self) -> Processed:
+        time.sleep(self.process_s)
+        generator = torch.Generator().manual_seed(self.number)
+        features = {
+            "pixel_values": torch.rand(self.rows, 1176, generator=generator),
+            "image_grid_thw": torch.tensor([[1, self.rows, 1]]),
+        }
+        return processed(features)
 
 
 @dataclass(frozen=True)
 class RandomItems:
-    """Items of the shape that the image processor gives, filled at random; `rows` of 1176 float32 each."""
+    """Pictures with `rows` of 1176 float32 each, which take `process_s` to process."""
 
     rows: tuple[int, ...]
+    process_s: float = 0.0
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __iter__(self) -> Iterator[PreparedItem]:
+    def __iter__(self) -> Iterator[Picture]:
         for number, rows in enumerate(self.rows):
-            generator = torch.Generator().manual_seed(number)
-            tensors = {
-                "pixel_values": torch.rand(rows, 1176, generator=generator),
-                "image_grid_thw": torch.tensor([[1, rows, 1]]),
-            }
-            yield PreparedItem(f"item {number}", f"{number:064x}", tensors, processing_s=0.5, hashing_s=0.25)
+            yield RandomPicture(number, rows, self.process_s)
 
 
 class LateTerminationError(ImageError):
@@ -48,19 +69,32 @@ class BrokenImage:
     def __len__(self) -> int:
         return 1
 
-    def __iter__(self) -> Iterator[PreparedItem]:
+    def __iter__(self) -> Iterator[Picture]:
         raise LateTerminationError("broken.png: truncated")
 
 
 @dataclass(frozen=True)
-class FailingProcessor:
+class BrokenPicture:
     """The processor has a defect."""
+
+    name = "broken"
+
+    def mm_hash(self) -> str:
+        return "broken"
+
+    def process(self) -> Processed:
+        raise ZeroDivisionError("a defect")
+
+
+@dataclass(frozen=True)
+class FailingProcessor:
+    """The only picture cannot be processed."""
 
     def __len__(self) -> int:
         return 1
 
-    def __iter__(self) -> Iterator[PreparedItem]:
-        raise ZeroDivisionError("a defect")
+    def __iter__(self) -> Iterator[Picture]:
+        yield BrokenPicture()
 
 
 @dataclass(frozen=True)
@@ -70,6 +104,6 @@ class StuckProcessor:
     def __len__(self) -> int:
         return 2
 
-    def __iter__(self) -> Iterator[PreparedItem]:
+    def __iter__(self) -> Iterator[Picture]:
         yield from RandomItems(rows=(1,))
-        time.sleep(3600)
+        yield RandomPicture(1, 1, process_s=3600)

@@ -1,4 +1,4 @@
-"""What several tests of the store need: names to trace, values to compare, children that are seen."""
+"""What several tests of the store need: traceable names, comparable values, children that are waited for."""
 
 import itertools
 import os
@@ -114,6 +114,18 @@ def length_of(key: str, value: Any) -> int:
 def span_of(key: str, value: Any) -> int:
     """Return the bytes of the ring that an object takes."""
     return max(1, -(-length_of(key, value) // ALIGN)) * ALIGN
+
+
+def state(writer: ObjectStoreWriter) -> Any:
+    """Return what a refusal must leave as it is."""
+    return writer.keys(), writer.stats()
+
+
+def crowd(writer: ObjectStoreWriter, laps: int = 3) -> None:
+    """Turn the ring over with objects that nobody waits for."""
+    size = writer.stats().capacity
+    for i in range(laps * (size // 1024)):
+        writer.cancel(writer.put(f"crowd-{writer.stats().next_id}-{i}", random_tensor(i, 900)))
 
 
 # ---- children

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -24,20 +24,17 @@ from rich.progress import Progress as RichProgress
 
 from shmstore.cli import COMMANDS, main
 from shmstore.command import parse_size
+from shmstore.demo.api import default_capacity, request_order
 from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
 from shmstore.demo.main import ProgressBar, execute, run
+from shmstore.demo.memory import Memory, parse_smaps
 from shmstore.demo.messages import Progress
-from shmstore.demo.processes import RunSettings, default_capacity, request_order
-from shmstore.demo.processing import (
-    PROCESSING_PACKAGES,
-    PhotographSource,
-    image_key,
-    item_bytes,
-    item_digest,
-    load_processor,
-)
+from shmstore.demo.modes import MODES
+from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
+from shmstore.demo.records import Faults, RunSettings
 from shmstore.demo.report import ModeFigures, percentile
 from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
+from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 ROOT = Path(__file__).resolve().parent.parent
 ROW = 1176 * 4
@@ -102,7 +99,7 @@ def stat_fields(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def test_both_modes_deliver_every_byte_under_pressure_and_say_in_json_what_they_did(
+def test_every_mode_delivers_every_byte_under_pressure_and_says_in_json_what_it_did(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     source = RandomItems(rows=(100, 120, 140, 160, 180, 200, 220, 240, 2000))
@@ -112,39 +109,74 @@ def test_both_modes_deliver_every_byte_under_pressure_and_say_in_json_what_they_
     captured = capfd.readouterr()
     report = json.loads(captured.out)
 
-    items = [prepared.tensors for prepared in source]
-    payload = 4 * sum(item_bytes(item) for item in items)
+    sizes = [item_bytes(picture.process()[0]) for picture in source]
+    payload = 4 * sum(sizes)
     assert (status, captured.err) == (0, "")
     assert report["ok"] is True
-    assert asdict(settings) == {"spoil": None} | {name: report[name] for name in asdict(settings) if name in report}
+    assert asdict(settings) == {"faults": asdict(Faults())} | {
+        name: report[name] for name in asdict(settings) if name in report
+    }
     assert (report["distinct_items"], report["distinct_bytes"] * 4) == (9, payload)
-    assert list(report["modes"]) == ["store", "pickle"]
+    assert list(report["modes"]) == ["none", "lru", "shm"]
     assert observer.stages == [(mode, stage) for mode in report["modes"] for stage in ("processing", "sending")]
-    store, pickled = (ModeFigures(**figures) for figures in report["modes"].values())
-    for figures in (store, pickled):
+    none, lru, shm = (ModeFigures(**figures) for figures in report["modes"].values())
+    for figures in (none, lru, shm):
         assert (figures.requests, figures.checked, figures.mismatches, figures.mismatched_names) == (36, 72, 0, [])
-        assert (figures.processing_ms, figures.hashing_ms) == (500, 250)
+        assert 0 < figures.hits == 36 - figures.processed, "a hit, and only a hit, skips the processor"
+        assert figures.hit_ratio == figures.hits / 36
         assert 0 < figures.latency_median_us <= figures.latency_p99_us
         assert figures.items_per_s == pytest.approx(figures.megabytes_per_s * 36 / (payload / 1e6))
-    assert store.inline_fallbacks == 4, "the item larger than the store, once each round"
-    assert store.hits > 0
-    assert 0 < store.evictions < 32 - store.hits, "the last ones put are still there"
-    assert (pickled.hits, pickled.evictions, pickled.inline_fallbacks) == (0, 0, 0)
-    hops = 1 + settings.workers  # API to engine, engine to each worker
-    assert hops * payload < pickled.bytes_piped < 1.01 * hops * payload
+        assert 0 < figures.evictions < 32 - figures.hits, "the last ones stored are still there"
+        assert (figures.rejected, figures.leases_released, figures.held_at_end) == (0, 0, 0)
+        assert list(figures.memory) == ["API", "engine", "worker 0", "worker 1"]
+    assert (none.inline_fallbacks, lru.inline_fallbacks) == (0, 0)
+    assert shm.inline_fallbacks == 4, "the item larger than the store, once each round"
+    workers = settings.workers
+    hops = 1 + workers  # API to engine, engine to each worker
+    assert hops * payload < none.bytes_piped < 1.01 * hops * payload
     # Into the pickle; into and out of each pipe; out of the pickle in each worker.
-    assert 3 * hops * payload == pytest.approx(pickled.bytes_copied, rel=0.01)
-    inline = 4 * item_bytes(items[-1])
-    assert hops * inline < store.bytes_piped < 1.01 * hops * inline
-    put, puts = store.bytes_copied - 3 * hops * inline, 32 - store.hits
-    assert puts * 100 * ROW < put < puts * 240 * ROW, "once into the store for each miss, of items of 100 to 240 rows"
+    assert 3 * hops * payload == pytest.approx(none.bytes_copied, rel=0.01)
+    # What was not cached to the engine, everything from there on; the engine unpickles what comes and pickles all.
+    missed = lru.bytes_piped - workers * payload
+    assert 4 * sizes[-1] + (lru.processed - 4) * sizes[0] < missed < payload - lru.hits * sizes[0]
+    assert 4 * missed + (1 + 3 * workers) * payload == pytest.approx(lru.bytes_copied, rel=0.01)
+    inline = 4 * sizes[-1]
+    assert hops * inline < shm.bytes_piped < 1.01 * hops * inline
+    put, puts = shm.bytes_copied - 3 * hops * inline, shm.processed - 4
+    assert puts * sizes[0] < put < puts * sizes[-2], "once into the store for each miss, of items of 100 to 240 rows"
+
+
+def test_lost_requests_heal_and_tensors_are_kept_only_where_the_mode_says() -> None:
+    items, rows = 8, 1000
+    settings = RunSettings(workers=1, capacity=2 * items * rows * ROW, rounds=2, faults=Faults(abort=0, stale=1))
+    report = run(settings, RandomItems(rows=(rows,) * items))
+    assert report.ok
+    lost = {
+        mode: (figures.rejected, figures.leases_released, figures.processed, figures.checked, figures.held_at_end)
+        for mode, figures in report.modes.items()
+    }
+    assert lost == {
+        "none": (0, 0, items, 16, 0),  # the API process still has the aborted one
+        # The engine has never seen the aborted one, which its sender took for sent; the other is sent anew in round 2.
+        "lru": (1, 0, items + 2, 16, 0),
+        "shm": (1, 2, items + 1, 16, 0),  # the worker cannot read the stale one
+    }
+    data, small = report.distinct_bytes, report.distinct_bytes // 4
+    for mode, keeper in [("none", "API"), ("lru", "engine"), ("shm", None)]:
+        for process, memory in report.modes[mode].memory.items():
+            low, high = (data, data + small) if process == keeper else (-small, small)
+            assert low <= memory.growth < high, f"{mode}: {process} has grown by {memory.growth}"
+            assert memory.own + memory.segment <= memory.total
+        segment = sum(memory.segment for memory in report.modes[mode].memory.values())
+        # All of the segment is resident from the start, and counted once, however many processes have mapped it.
+        assert segment == (pytest.approx(report.capacity, rel=0.1) if mode == "shm" else 0)
 
 
 def test_one_wrong_byte_is_seen_and_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = RunSettings(workers=1, rounds=2, seed=1, spoil=3)
-    status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["store"])
+    settings = RunSettings(workers=1, rounds=2, seed=1, faults=Faults(spoil=3))
+    status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["shm"])
     assert status == 1
-    assert "store: 1 of 6 arrived wrong: item " in capfd.readouterr().out
+    assert "shm: 1 of 6 arrived wrong: item " in capfd.readouterr().out
 
 
 @pytest.mark.parametrize("victim", ["worker 1", "the engine process", "the API process"])
@@ -158,9 +190,9 @@ def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
         wait_for_ends(pids.values())  # so that the supervisor finds them all ended, and has to tell who was first
 
     observer = Recorder(kill)
-    status = execute(settings, RandomItems(rows=(10, 20, 30)), as_json=True, observer=observer)
+    status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["shm"], as_json=True, observer=observer)
     captured = capfd.readouterr()
-    expected = f"{victim} (pid {observer.pids['store'][victim]}) was ended by SIGKILL"
+    expected = f"{victim} (pid {observer.pids['shm'][victim]}) was ended by SIGKILL"
     assert (1, f"shmstore demo: {expected}\n") == (status, captured.err)
     assert {"ok": False, "error": expected} == json.loads(captured.out)
 
@@ -180,7 +212,7 @@ import sys
 sys.path.insert(0, "tests")
 from demo_items import RandomItems
 from shmstore.demo.main import execute
-from shmstore.demo.processes import RunSettings
+from shmstore.demo.records import RunSettings
 from shmstore.demo.supervisor import SilentObserver
 
 class Teller(SilentObserver):
@@ -189,7 +221,7 @@ class Teller(SilentObserver):
             print("under way", flush=True)
 
 source = RandomItems(rows=(10, 20, 30))
-sys.exit(execute(RunSettings(workers=1, rounds=100_000), source, observer=Teller()))
+sys.exit(execute(RunSettings(workers=1, rounds=100_000), source, modes=["shm"], observer=Teller()))
 """
 
 
@@ -256,10 +288,10 @@ def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixt
 def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
     lines = RichProgress(console=Console(file=io.StringIO()))
     bar = ProgressBar(lines)
-    for mode, stage, done in [("store", "processing", 1), ("store", "sending", 1), ("store", "sending", 2)]:
+    for mode, stage, done in [("shm", "processing", 1), ("shm", "sending", 1), ("shm", "sending", 2)]:
         bar.progressed(mode, Progress(stage, done, 3))
     drawn = [(task.description, task.completed, task.total) for task in lines.tasks]
-    assert drawn == [("store: processing", 1, 3), ("store: sending", 2, 3)]
+    assert drawn == [("shm: processing", 1, 3), ("shm: sending", 2, 3)]
 
 
 @needs_extra
@@ -272,17 +304,31 @@ def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path
         Image.fromarray(pixels).save(tmp_path / f"{number}.png")
     (tmp_path / "notes.txt").write_text("not an image")
     command = [sys.executable, "-m", "shmstore", "demo", "--json", "--images", str(tmp_path)]
-    command += ["--workers", "1", "--rounds", "3", "--capacity", "1MiB", "--seed", "7", "--in-flight", "2"]
+    command += [
+        "--mode",
+        "shm",
+        "--workers",
+        "1",
+        "--rounds",
+        "3",
+        "--capacity",
+        "1MiB",
+        "--seed",
+        "7",
+        "--in-flight",
+        "2",
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)
     patches = (4 * 6) + (8 * 4) + (6 * 6)  # each side rounded to a multiple of 28 pixels, in patches of 14
     assert (True, 3, patches * ROW + 3 * 24) == (figures["ok"], figures["distinct_items"], figures["distinct_bytes"])
     assert (figures["capacity"], figures["seed"], figures["workers"], figures["rounds"]) == (1 << 20, 7, 1, 3)
-    for mode in ("store", "pickle"):
-        assert tuple(figures["modes"][mode][name] for name in ("requests", "checked", "mismatches")) == (9, 9, 0)
-        assert figures["modes"][mode]["processing_ms"] > 0
-    assert figures["modes"]["store"]["hits"] == 6, "it all fits: each image is put once and hit twice"
+    (mode,) = figures["modes"].values()
+    assert tuple(mode[name] for name in ("requests", "checked", "mismatches")) == (9, 9, 0)
+    assert (mode["hits"], mode["processed"]) == (6, 3), "it all fits: each image is put once and hit twice"
+    assert mode["processing_ms"] > 0
+    assert mode["hashing_ms"] > 0
 
 
 @needs_extra
@@ -291,20 +337,21 @@ def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None
     assert type(processor).__name__.startswith("Qwen2VLImageProcessor")
     assert type(processor).__module__.startswith("transformers.models.qwen2_vl.")
     (photograph,) = [path for path in shipped_photographs() if path.name == "china.jpg"]
-    (item,) = PhotographSource((photograph,))
+    (picture,) = PhotographSource((photograph,))
+    item, (update,) = picture.process()
     assert {"pixel_values": torch.float32, "image_grid_thw": torch.int64} == {
-        name: tensor.dtype for name, tensor in item.tensors.items()
+        name: elem.data.dtype for name, elem in item.items()
     }
-    assert item.tensors["image_grid_thw"].tolist() == [[1, 30, 46]]  # 640 x 427 pixels in patches of 14
-    assert item.tensors["pixel_values"].shape == (30 * 46, 1176)
-    pixels = np.asarray(load_image(photograph))
-    assert item.key == image_key(pixels, processor)
-    changed = pixels.copy()
-    changed[0, 0, 0] ^= 1
-    assert item.key != image_key(changed, processor)
-    assert item.key != image_key(pixels.reshape(640, 427, 3), processor)
-    processor.image_mean = [0.5, 0.5, 0.5]
-    assert item.key != image_key(pixels, processor)
+    assert item["image_grid_thw"].data.tolist() == [1, 30, 46]  # 640 x 427 pixels in patches of 14
+    assert item["pixel_values"].data.shape == (30 * 46, 1176)
+    assert (update.modality, len(update.content)) == ("image", 15 * 23)
+    changed = picture.image.copy()
+    changed.putpixel((0, 0), tuple(value ^ 1 for value in changed.getpixel((0, 0))))
+    other = load_processor()
+    other.image_mean = [0.5, 0.5, 0.5]
+    different = [replace(picture, image=changed), replace(picture, processor=other)]
+    assert picture.mm_hash() == replace(picture, path=Path("elsewhere.jpg")).mm_hash()
+    assert 3 == len({one.mm_hash() for one in [picture, *different]})
 
 
 @needs_extra
@@ -362,6 +409,7 @@ def test_a_missing_extra_is_one_line_that_names_it(
         ["demo", "--capacity", "lots"],
         ["demo", "--capacity", "0"],
         ["demo", "--no-such-option"],
+        ["demo", "--mode", "pickle"],
     ],
 )
 def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -402,6 +450,11 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         parse_size(text)
 
 
+def item_of(tensors: dict[str, torch.Tensor]) -> MultiModalKwargsItem:
+    field = MultiModalBatchedField()
+    return MultiModalKwargsItem({key: MultiModalFieldElem("image", key, data, field) for key, data in tensors.items()})
+
+
 def test_the_digest_sees_every_bit_the_dtype_the_shape_and_the_names() -> None:
     item = {"a": torch.arange(6, dtype=torch.int32).reshape(2, 3), "b": torch.tensor(1.0), "c": torch.empty(0)}
     flipped = item["a"].clone()
@@ -414,16 +467,49 @@ def test_the_digest_sees_every_bit_the_dtype_the_shape_and_the_names() -> None:
         {"x": item["a"], "b": item["b"], "c": item["c"]},
         {"a": item["a"], "b": item["b"]},
     ]
-    assert item_digest(item) == item_digest({**item, "a": item["a"].t().contiguous().t()})
-    assert len(others) + 1 == len({item_digest(other) for other in [item, *others]})
+    transposed = {**item, "a": item["a"].t().contiguous().t()}
+    assert item_digest(item_of(item)) == item_digest(item_of(transposed))
+    assert len(others) + 1 == len({item_digest(item_of(other)) for other in [item, *others]})
 
 
 def test_the_default_capacity_is_less_than_the_data_and_holds_its_largest_item() -> None:
-    items = list(RandomItems(rows=(1000,) * 10))
-    one = item_bytes(items[0].tensors)
-    assert int(10 * one * 0.6) == default_capacity(items, free_shm=1 << 40)
-    assert one < default_capacity(items[:1], free_shm=1 << 40)
-    assert default_capacity(items, free_shm=1_000_000) == 800_000
+    one = 5_000_000
+    assert int(10 * one * 0.6) == default_capacity([one] * 10, free_shm=1 << 40)
+    assert one < default_capacity([one], free_shm=1 << 40)
+    assert default_capacity([one] * 10, free_shm=1_000_000) == 800_000
+
+
+def test_each_mode_keeps_the_capacity_in_bytes_where_it_says() -> None:
+    for mode in MODES.values():
+        config = mode.config(workers=3, capacity=1_234_567, store_name="a-store")
+        ipc = 0 if mode.name == "none" else 1_234_567
+        assert (1_234_567, ipc, 3) == (config.processor_cache_bytes, config.ipc_cache_bytes, config.world_size)
+    assert (1_234_567, "a-store") == (config.max_object_bytes, config.shm_name)
+
+
+SMAPS = """\
+7f0000000000-7f0000100000 rw-p 00000000 00:00 0
+Size:               1024 kB
+Rss:                 512 kB
+Pss:                 512 kB
+Pss_Dirty:           512 kB
+Anonymous:           512 kB
+VmFlags: rd wr mr mw me ac
+7f1000000000-7f1000100000 rw-s 00000000 00:1b 4711                       /dev/shm/shmstore-demo-1-ab cd
+Size:               1024 kB
+Rss:                 900 kB
+Pss:                 300 kB
+Anonymous:             0 kB
+7f2000000000-7f2000100000 r-xp 00000000 fe:00 9                          /usr/lib/dev/shm/libc.so
+Pss:                  40 kB
+Anonymous:             8 kB
+ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsyscall]
+Pss:                   0 kB
+"""
+
+
+def test_memory_is_summed_by_what_it_is_with_only_the_process_s_part_of_a_segment() -> None:
+    assert Memory(own=520 * 1024, segments=300 * 1024, total=852 * 1024) == parse_smaps(SMAPS.splitlines())
 
 
 def test_a_percentile_is_one_of_the_values() -> None:

@@ -18,7 +18,7 @@ from shmstore import (
     StaleRefError,
     StoreFullError,
 )
-from tests.support import Stores, bits, random_tensor
+from tests.support import Stores, bits
 
 CAPACITY = 256 * 1024
 
@@ -152,7 +152,8 @@ def test_puts_hits_gets_drops_and_deletes_from_many_threads_at_once(stores: Stor
     assert stats.evictions > 50
     assert 0 == reader.stats().live_views
     writer.check_valid()
-    for key in writer.keys():
+    keys = writer.keys()
+    for key in keys:
         check(reader.get(writer.get_cached(key)), int(key[1:]))
     for ref in given:
         writer.cancel(ref)

@@ -73,10 +73,9 @@ def _require(code: int) -> int:
     return code
 
 
-def _opened(open_it: Callable[..., int], kind: str, *arguments: Any) -> Any:
-    out = _new(f"{kind} **")
-    _require(open_it(out, *arguments))
-    return out[0]
+def _owned(box: Any) -> Any:
+    """Return the handle in `box`, which keeps the box alive, whose end is the handle's."""
+    return _gc(box[0], partial(_keep, box))
 
 
 def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
@@ -129,10 +128,10 @@ class Writer:
 
     __slots__ = ("_w", "max_object_size", "n_readers", "store_id")
 
-    def __init__(self, handle: Any) -> None:
-        self._w = _gc(handle, lib.shms_writer_free)
+    def __init__(self, box: Any) -> None:
+        self._w = _owned(box)
         options = _new("shms_options *")
-        self.store_id: int = lib.shms_writer_options(handle, options)
+        self.store_id: int = lib.shms_writer_options(self._w, options)
         self.n_readers: int = options.n_readers
         self.max_object_size: int = options.max_object_size
 
@@ -148,22 +147,31 @@ class Writer:
         prefault: bool,
         huge_pages: bool,
         fifo: bool,
+        checksums: bool,
     ) -> "Writer":
         """Create a segment; the numbers are in range already."""
         flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
+        flags |= checksums * lib.SHMS_CHECKSUMS
         options = _options(capacity, n_readers, max_objects, max_object_size, flags)
-        out = _new("shms_writer **")
-        code = lib.shms_writer_create(out, os.fsencode(name), options)
-        if code == lib.SHMS_ENOSPC:
-            needed, free = space(capacity, n_readers, max_objects, max_object_size)
-            raise errors.StoreSpaceError(needed=needed, free=free)
-        _require(code)
-        return cls(out[0])
+        box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
+        try:
+            code = lib.shms_writer_create(box, os.fsencode(name), options)
+            if code == lib.SHMS_ENOSPC:
+                needed, free = space(capacity, n_readers, max_objects, max_object_size)
+                raise errors.StoreSpaceError(needed=needed, free=free)
+            _require(code)
+            writer = cls(box)
+            return writer  # not the call itself: its value is not yet the caller's, and this block would be over
+        except BaseException:
+            lib.shms_writer_close(box[0], True)  # an interrupt: nobody else knows of it
+            raise
 
     @classmethod
     def recover(cls, name: str, store_id: int) -> "Writer":
         """Take over the segment of a writer that is dead or closed, if it is that store or ANY_STORE is wanted."""
-        return cls(_opened(lib.shms_writer_recover_to, "shms_writer", os.fsencode(name), store_id))
+        box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
+        _require(lib.shms_writer_recover_to(box, os.fsencode(name), store_id))
+        return cls(box)
 
     def close(self, unlink: bool) -> None:
         """Let the segment go; idempotent."""
@@ -177,26 +185,33 @@ class Writer:
     def put(self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]]) -> bytes:
         """Store pieces of (offset, bytes, address) and hand out; returns the packed reference."""
         out = _new("uint8_t[40]")
-        code = _put(self._w, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), out)
-        if code:
-            fail(code)
-        packed: bytes = _buffer(out)[:]
-        return packed
+        try:
+            code = _put(self._w, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), out)
+            if code:
+                fail(code)
+            packed: bytes = _buffer(out)[:]
+            return packed
+        except BaseException:
+            if _take_back(self._w, out):
+                lib.shms_writer_delete(self._w, key, len(key))
+            raise
 
-    def begin(self, key: bytes, meta: bytes, nbytes: int) -> "Ticket":
-        """Take space; the ticket is to be committed or aborted."""
-        ticket = _new("shms_ticket *")
-        _require(lib.shms_writer_begin(self._w, key, len(key), meta, len(meta), nbytes, ticket))
-        return Ticket(self._w, ticket)
+    def ticket(self) -> "Ticket":
+        """Return a ticket that is still to begin."""
+        return Ticket(self._w)
 
     def hit(self, key: bytes) -> bytes:
         """Hand out again."""
         out = _new("uint8_t[40]")
-        code = _hit(self._w, key, len(key), out)
-        if code:
-            fail(code)
-        packed: bytes = _buffer(out)[:]
-        return packed
+        try:
+            code = _hit(self._w, key, len(key), out)
+            if code:
+                fail(code)
+            packed: bytes = _buffer(out)[:]
+            return packed
+        except BaseException:
+            _take_back(self._w, out)
+            raise
 
     def has(self, key: bytes) -> bool:
         """Say whether the key can be handed out."""
@@ -225,6 +240,10 @@ class Writer:
     def cancel(self, packed: bytes) -> bool:
         """End a lease."""
         return _require(lib.shms_writer_cancel(self._w, packed)) == 1
+
+    def cancel_all(self) -> int:
+        """End every open lease; returns how many there were."""
+        return _require(lib.shms_writer_cancel_all(self._w))
 
     def retire(self, rank: int) -> None:
         """Expect a rank no longer."""
@@ -269,18 +288,39 @@ class Writer:
         _require(lib.shms_writer_valid(self._w))
 
 
+def _take_back(writer: Any, out: Any) -> bool:
+    """End the lease that `out` refers to, if there is one: an interrupt came between its making and its receipt."""
+    if not any(_buffer(out)[:]):
+        return False
+    lib.shms_writer_cancel(writer, out)
+    return True
+
+
 def _keep(*_: object) -> None:
     """Do nothing: called by a buffer's end, for the sake of the arguments that it kept alive."""
 
 
 class Ticket:
-    """Space in the ring that is being written."""
+    """Space in the ring that is being written.
 
-    __slots__ = ("_ticket", "_w")
+    It is made before there is any space, so that whatever interrupts `begin` or `commit` finds something to abort.
+    """
 
-    def __init__(self, writer: Any, ticket: Any) -> None:
+    __slots__ = ("_out", "_ticket", "_w")
+
+    def __init__(self, writer: Any) -> None:
         self._w = writer
-        self._ticket = ticket
+        self._ticket = _new("shms_ticket *")
+        self._out = _new("uint8_t[40]")
+
+    @property
+    def begun(self) -> bool:
+        """Whether space was taken."""
+        return self._ticket.id != 0  # type: ignore[no-any-return]
+
+    def begin(self, key: bytes, meta: bytes, nbytes: int) -> None:
+        """Take space; the ticket is to be committed or aborted."""
+        _require(lib.shms_writer_begin(self._w, key, len(key), meta, len(meta), nbytes, self._ticket))
 
     def buffer(self) -> Any:
         """Return the payload area as a writable buffer, which keeps the mapping alive."""
@@ -293,14 +333,19 @@ class Ticket:
 
     def commit(self, hand_out: bool = True) -> bytes:
         """Publish; returns the packed reference, or nothing where none was to be handed out."""
-        out = _new("uint8_t[40]") if hand_out else ffi.NULL
+        out = self._out if hand_out else ffi.NULL
         _require(lib.shms_writer_commit(self._w, self._ticket, out))
         packed: bytes = _buffer(out)[:] if hand_out else b""
         return packed
 
-    def abort(self) -> None:
-        """Give the space back."""
-        _require(lib.shms_writer_abort(self._w, self._ticket))
+    def abort(self, key: bytes) -> None:
+        """Give the space back; after a commit, end its lease and delete the object under `key`."""
+        code = lib.shms_writer_abort(self._w, self._ticket)
+        if code != lib.SHMS_EINVAL:
+            _require(code)
+            return
+        _take_back(self._w, self._out)
+        _require(lib.shms_writer_delete(self._w, key, len(key)))
 
 
 class Reader:
@@ -308,14 +353,16 @@ class Reader:
 
     __slots__ = ("_r", "store_id")
 
-    def __init__(self, handle: Any) -> None:
-        self._r = _gc(handle, lib.shms_reader_free)
-        self.store_id: int = lib.shms_reader_store(handle)
+    def __init__(self, box: Any) -> None:
+        self._r = _owned(box)
+        self.store_id: int = lib.shms_reader_store(self._r)
 
     @classmethod
     def attach(cls, name: str, rank: int, store_id: int) -> "Reader":
         """Attach as `rank`, if it is that store or ANY_STORE is wanted."""
-        return cls(_opened(lib.shms_reader_attach_to, "shms_reader", os.fsencode(name), rank, store_id))
+        box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
+        _require(lib.shms_reader_attach_to(box, os.fsencode(name), rank, store_id))
+        return cls(box)
 
     def close(self) -> None:
         """Make no more calls; the rank is free when the last view has gone. Idempotent."""

@@ -1,4 +1,4 @@
-"""`shmstore demo`: real photographs through a real processor to every worker, by the store and by pickle."""
+"""`shmstore demo`: real photographs through a real processor to every worker, with each kind of cache between."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ from shmstore.command import (
 )
 from shmstore.demo import messages
 from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
-from shmstore.demo.processes import RunSettings
-from shmstore.demo.processing import PROCESSING_PACKAGES, ItemSource, PhotographSource
+from shmstore.demo.modes import MODES
+from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource
+from shmstore.demo.records import RunSettings
 from shmstore.demo.report import DemoReport, make_report, print_report
 from shmstore.demo.supervisor import DemoError, Observer, SilentObserver, run_mode
-from shmstore.demo.transports import TRANSPORTS
 
+ALL = "all"
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 def run(
     settings: RunSettings,
-    source: ItemSource,
+    source: PictureSource,
     *,
-    modes: Sequence[str] = tuple(TRANSPORTS),
+    modes: Sequence[str] = tuple(MODES),
     observer: Observer | None = None,
 ) -> DemoReport:
     """Run the same requests in each of `modes`, one after the other, and return the figures.
@@ -75,13 +76,19 @@ class ProgressBar:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "--mode",
+        choices=(*MODES, ALL),
+        default=ALL,
+        help=f"{'; '.join(f'{mode.name}: {mode.summary}' for mode in MODES.values())} (default {ALL}, one by one)",
+    )
+    parser.add_argument(
         "--workers", type=positive_argument, default=2, metavar="N", help="worker processes (default 2)"
     )
     parser.add_argument(
         "--capacity",
         type=size_argument,
         metavar="SIZE",
-        help="the store's data region, e.g. 64M or 1GiB (default: too small for all the items, so that it must evict)",
+        help="bytes of items that each mode may keep, e.g. 64M or 1GiB (default: too few for all, so that it evicts)",
     )
     parser.add_argument(
         "--rounds",
@@ -119,14 +126,15 @@ def _run(arguments: argparse.Namespace) -> int:
         source = PhotographSource(paths or shipped_photographs())
     except ImageError as error:
         return _complain(str(error), EXIT_USAGE)
-    return execute(settings, source, as_json=arguments.json)
+    modes = tuple(MODES) if arguments.mode == ALL else (arguments.mode,)
+    return execute(settings, source, modes=modes, as_json=arguments.json)
 
 
 def execute(
     settings: RunSettings,
-    source: ItemSource,
+    source: PictureSource,
     *,
-    modes: Sequence[str] = tuple(TRANSPORTS),
+    modes: Sequence[str] = tuple(MODES),
     as_json: bool = False,
     observer: Observer | None = None,
 ) -> int:
@@ -185,8 +193,8 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 COMMAND = Command(
     name="demo",
-    summary="send real photographs to every worker, by the store and by pickle, side by side",
-    example="shmstore demo --workers 4 --capacity 64M --rounds 10",
+    summary="send real photographs to every worker, with each kind of cache between, side by side",
+    example="shmstore demo --mode shm --workers 4 --capacity 64M --rounds 10",
     add_arguments=_add_arguments,
     run=_run,
 )

@@ -1,15 +1,24 @@
 """What the demo's processes say to each other, and the pipes they say it through.
 
-An item travels as a `Request` and then its payload, as raw bytes of their own, so that the engine passes the payload on
-without looking into it. Every pipe has one direction: an `os.pipe`, which is twice as fast as a socket pair here.
+A request travels as a `Request` and then its features, pickled, as raw bytes of their own, so that an engine without a
+cache passes them on without looking into them. Every pipe has one direction: an `os.pipe`, which is twice as fast as a
+socket pair here.
 """
 
 from __future__ import annotations
 
 import pickle
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
+
+from shmstore import StoreHandle
+from shmstore.demo.images import ImageError
+from shmstore.demo.memory import Memory
+from shmstore.multimodal import MultiModalCacheConfig, MultiModalFeatureSpec
 
 
 class PeerLostError(Exception):
@@ -18,29 +27,40 @@ class PeerLostError(Exception):
 
 @dataclass(frozen=True)
 class Opening:
-    """API to workers: attach with this. Answered by `Ready`."""
+    """API to engine and workers: build your part of this configuration. Each worker answers with `Ready`."""
 
-    opening: Any
+    config: MultiModalCacheConfig
+    handle: StoreHandle | None
+    """Of the store, where there is one."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """Worker to API: this rank has attached."""
+    """Worker to API: this rank has its cache."""
 
     rank: int
 
 
 @dataclass(frozen=True)
 class Request:
-    """API to workers: one item; its payload follows."""
+    """API to workers: one request; its features follow."""
 
     number: int
     digest: bytes
-    """`item_digest` of the tensors, made before they were stored or pickled."""
-    inline: bool
-    """Whether the payload holds the tensors themselves."""
-    last: bool
-    """Whether the step ends here: take no more, check what was taken, and report."""
+    """`item_digest` of its item, made before anything was stored or sent."""
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """API to workers: check what you took since the last one, let go of it, and answer with a `StepReport`."""
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """Engine to API, or in a worker's report: what the request counts on is not here; it went no further."""
+
+    number: int
+    mm_hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,26 +76,33 @@ class Taken:
 
 @dataclass(frozen=True)
 class StepReport:
-    """Worker to API: a whole step was taken and checked."""
+    """Worker to API: what came in a whole step."""
 
     rank: int
     taken: tuple[Taken, ...]
+    rejected: tuple[Rejected, ...]
 
 
 @dataclass(frozen=True)
-class Finish:
-    """API to engine and workers: nothing more comes. Each answers with its `Tally` and ends."""
+class Account:
+    """API to engine and workers: each answers with its `Tally`."""
 
 
 @dataclass(frozen=True)
 class Tally:
-    """The bytes that one process moved."""
+    """What one process moved so far, and has."""
 
     process: str
     copied: int
-    """Into or out of a pipe, the store, or a pickle."""
+    """Bytes into or out of a pipe, the store, or a pickle."""
     piped: int
     """Of these, written to pipes."""
+    memory: Memory
+
+
+@dataclass(frozen=True)
+class Finish:
+    """API to engine and workers: nothing more comes."""
 
 
 @dataclass(frozen=True)
@@ -138,3 +165,37 @@ class Link:
         """Close both directions; the other side then sees that this one has gone."""
         self.incoming.close()
         self._outgoing.close()
+
+
+class FeatureCodec:
+    """The features of a request as bytes for a pipe; counts them."""
+
+    def __init__(self) -> None:
+        self.copied = 0
+
+    def encode(self, features: list[MultiModalFeatureSpec]) -> bytes:
+        """Return the features pickled, with whatever tensors are still in them."""
+        payload = pickle.dumps(features, pickle.HIGHEST_PROTOCOL)
+        self.copied += len(payload)
+        return payload
+
+    def decode(self, payload: bytes) -> list[MultiModalFeatureSpec]:
+        """Return the features."""
+        self.copied += len(payload)
+        return cast(list[MultiModalFeatureSpec], pickle.loads(payload))
+
+
+def guarded(process: str, status: Connection, body: Callable[[], None]) -> None:
+    """Run `body`; a failure is told to the supervisor in one line and becomes exit status 1.
+
+    The loss of a peer is none: what is to be reported is how that one went.
+    """
+    try:
+        body()
+    except PeerLostError:
+        return
+    except Exception as error:
+        text = str(error) if isinstance(error, ImageError) else f"{type(error).__name__}: {error}"
+        with suppress(PeerLostError):
+            Link(status, status).send(Failure(process, text, usage=isinstance(error, ImageError)))
+        sys.exit(1)

@@ -1,4 +1,4 @@
-"""From a photograph to an item: a real Hugging Face image processor, a content hash, a digest.
+"""From a photograph to an item: a content hash, a real Hugging Face image processor, a digest.
 
 Qwen2-VL's processor is built from its class and its defaults: no weights, no files, no network. Its variant on Pillow
 and numpy is taken, which does without torchvision.
@@ -9,74 +9,107 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 
 from shmstore.demo.images import ImageError, load_image
+from shmstore.multimodal import (
+    MultiModalFieldConfig,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    ResolvedPromptUpdate,
+    hash_item,
+)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 PROCESSING_PACKAGES = ("transformers", "PIL")
 """Import names of the packages that `PhotographSource` needs."""
 
-Item = Mapping[str, torch.Tensor]
-"""What one photograph becomes, e.g. `pixel_values` (patches, 1176) float32 and `image_grid_thw` (1, 3) int64."""
+PLACEHOLDER = "<|image_pad|>"
+PLACEHOLDER_ID = 151_655
+"""Qwen2-VL's token for a place that an embedding of an image takes."""
+MERGED_PATCHES = 4
+"""Patches that Qwen2-VL merges into one embedding."""
+
+Processed = tuple[MultiModalKwargsItem, list[ResolvedPromptUpdate]]
+"""What an image becomes, and what becomes of its place in the prompt."""
+
+
+class Picture(Protocol):
+    """One image as a request brings it."""
+
+    @property
+    def name(self) -> str:
+        """What the report calls it."""
+        ...
+
+    def mm_hash(self) -> str:
+        """Return the content hash of the image and of the processor's configuration: equal hashes, equal items."""
+        ...
+
+    def process(self) -> Processed:
+        """Run the image processor."""
+        ...
+
+
+class PictureSource(Protocol):
+    """Loads the images, in the API process; it must pickle, since it travels there."""
+
+    def __len__(self) -> int:
+        """Return how many images `__iter__` yields."""
+        ...
+
+    def __iter__(self) -> Iterator[Picture]:
+        """Yield the images, each loaded when it is asked for."""
+        ...
 
 
 @dataclass(frozen=True)
-class PreparedItem:
-    """One item, ready to be sent."""
+class Photograph:
+    """An image file, decoded."""
 
-    name: str
-    """What the report calls it: the file's name."""
-    key: str
-    """Content hash of the image and of the processor's configuration: equal keys mean equal tensors."""
-    tensors: Item
-    processing_s: float
-    """Seconds that the processor took."""
-    hashing_s: float
-    """Seconds that the content hash took."""
+    path: Path
+    image: Image
+    processor: Any
 
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return self.path.name
 
-class ItemSource(Protocol):
-    """Makes the items, in the API process; it must pickle, since it travels there."""
+    def mm_hash(self) -> str:
+        """Return the hash of the pixels and the processor's configuration."""
+        return hash_item(self.image, processor=type(self.processor).__name__, config=self.processor.to_json_string())
 
-    def __len__(self) -> int:
-        """Return how many items `__iter__` yields."""
-        ...
-
-    def __iter__(self) -> Iterator[PreparedItem]:
-        """Yield the items, each prepared when it is asked for."""
-        ...
+    def process(self) -> Processed:
+        """Return `pixel_values` (patches, 1176) float32 and `image_grid_thw` (3,) int64; raises `ImageError`."""
+        try:
+            features = self.processor(images=[self.image], return_tensors="pt")
+        except ValueError as error:  # e.g. one side more than 200 times the other
+            raise ImageError(f"{self.path}: {error}") from None
+        return processed(features)
 
 
 @dataclass(frozen=True)
 class PhotographSource:
-    """Items from image files, by Qwen2-VL's image processor."""
+    """Image files, for Qwen2-VL's image processor."""
 
     paths: tuple[Path, ...]
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __iter__(self) -> Iterator[PreparedItem]:
-        """Yield an item for each file; raises `ImageError` for one that cannot be read or processed."""
+    def __iter__(self) -> Iterator[Photograph]:
+        """Yield each file's image; raises `ImageError` for one that cannot be read."""
         processor = load_processor()
         for path in self.paths:
-            image = load_image(path)
-            start = time.perf_counter()
-            key = image_key(np.asarray(image), processor)
-            hashed = time.perf_counter()
-            try:
-                features = processor(images=[image], return_tensors="pt")
-            except ValueError as error:  # e.g. one side more than 200 times the other
-                raise ImageError(f"{path}: {error}") from None
-            done = time.perf_counter()
-            yield PreparedItem(path.name, key, dict(features), done - hashed, hashed - start)
+            yield Photograph(path, load_image(path), processor)
 
 
 def load_processor() -> Any:
@@ -88,24 +121,30 @@ def load_processor() -> Any:
     return variant()
 
 
-def image_key(pixels: np.ndarray[Any, Any], processor: Any) -> str:
-    """Return the content hash that names an item: over the pixels, their shape and dtype, and the processor."""
-    digest = hashlib.sha256()
-    digest.update(f"{type(processor).__name__} {processor.to_json_string()}\n".encode())
-    digest.update(f"{pixels.dtype} {pixels.shape}\n".encode())
-    digest.update(np.ascontiguousarray(pixels).data)
-    return digest.hexdigest()
+def processed(features: Mapping[str, torch.Tensor]) -> Processed:
+    """Return the item and the prompt updates of what Qwen2-VL's processor gave for one image."""
+    patches = len(features["pixel_values"])
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", [patches]),
+        "image_grid_thw": MultiModalFieldConfig.batched("image"),
+    }
+    (item,) = MultiModalKwargsItems.from_hf_inputs(features, fields).require_data()["image"]
+    if item is None:
+        raise TypeError("unreachable: require_data lets no None pass")
+    content = [PLACEHOLDER_ID] * (patches // MERGED_PATCHES)
+    return item, [ResolvedPromptUpdate("image", 0, "replace", PLACEHOLDER, content)]
 
 
-def item_bytes(item: Item) -> int:
+def item_bytes(item: MultiModalKwargsItem) -> int:
     """Return the bytes of all tensors of an item."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in item.values())
+    return sum(elem.data.nbytes for elem in item.values())
 
 
-def item_digest(item: Item) -> bytes:
+def item_digest(item: MultiModalKwargsItem) -> bytes:
     """Return a SHA-256 digest over names, dtypes, shapes and every byte, in the order of the item's keys."""
     digest = hashlib.sha256()
-    for name, tensor in item.items():
+    for name, elem in item.items():
+        tensor = elem.data
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.digest()

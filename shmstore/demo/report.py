@@ -11,9 +11,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shmstore.demo.processes import Measured, RunSettings
+from shmstore.demo.modes import MODES
+from shmstore.demo.records import Measured, ProcessMemory, RunSettings
 
 MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True)
+class MemoryFigures:
+    """What one process has resident when all requests are done and everything is still open, in bytes."""
+
+    own: int
+    """Its heap and stacks: what no other process sees."""
+    growth: int
+    """By so much has `own` grown since before the first request; libraries and pictures were there already."""
+    segment: int
+    """Its part of the store's segment: what several processes map is divided by their number."""
+    total: int
+    """Own, segment, and its part of what else is shared, such as libraries (PSS)."""
+    slack: int
+    """What its allocator had kept free besides, in none of the others."""
 
 
 @dataclass(frozen=True)
@@ -22,29 +39,41 @@ class ModeFigures:
 
     requests: int
     items_per_s: float
-    """Requests per second of transport; checking and processing are not in it."""
+    """Requests per second of transport; processing, hashing and checking are not in it."""
     megabytes_per_s: float
     """10^6 bytes of tensors per second of transport, each item counted once however many workers it went to."""
     latency_median_us: float
-    """From the API process taking up an item until the last worker has its tensors at hand."""
+    """From asking the API process's cache until the last worker has the tensors at hand."""
     latency_p99_us: float
-    bytes_copied: int
-    """By all processes: into and out of pipes, the store, and pickles."""
+    hit_ratio: float
+    """Of the API process's cache; a hit needs no processing."""
+    hits: int
     bytes_piped: int
     """By all processes: written to pipes."""
-    hits: int
+    bytes_copied: int
+    """By all processes: into and out of pipes, the store, and pickles."""
     evictions: int
     inline_fallbacks: int
+    rejected: int
+    """Times that a request was sent again because the engine or a worker lacked what it counted on."""
+    leases_released: int
+    """Leases given back because their request was aborted or rejected."""
+    held_at_end: int
+    """Objects that somebody held in the store when all was over; anything but 0 is a leak."""
     checked: int
     """Items compared byte for byte, one count for each worker."""
     mismatches: int
     mismatched_names: tuple[str, ...]
+    processed: int
+    """Images that the image processor was run on for a request."""
     processing_ms: float
-    """The image processor's mean time for one distinct image; not in the transport's time."""
+    """Its mean time for one of them; not in the transport's time."""
     hashing_ms: float
-    """The content hash's mean time for one distinct image; not in the transport's time."""
+    """The content hash's mean time for one request; not in the transport's time."""
     total_s: float
-    """Wall time of all requests, checking included."""
+    """Wall time of all requests, processing and checking included."""
+    memory: dict[str, MemoryFigures]
+    """Of each process: "API", "engine", "worker 0", ..."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +83,8 @@ class DemoReport:
     settings: RunSettings
     distinct_items: int
     distinct_bytes: int
-    capacity: int | None
-    """Bytes of the store's data region, None where no mode had a store."""
+    capacity: int
+    """Bytes of items that each mode may keep."""
     modes: dict[str, ModeFigures]
 
     @property
@@ -84,7 +113,7 @@ def make_report(settings: RunSettings, measured: Sequence[Measured]) -> DemoRepo
         settings=settings,
         distinct_items=measured[0].distinct,
         distinct_bytes=measured[0].distinct_bytes,
-        capacity=next((mode.capacity for mode in measured if mode.capacity is not None), None),
+        capacity=measured[0].capacity,
         modes={mode.mode: _figures(mode) for mode in measured},
     )
 
@@ -97,24 +126,36 @@ def percentile(values: Sequence[int], percent: int) -> int:
 
 
 def _figures(measured: Measured) -> ModeFigures:
+    counts = measured.counts
     return ModeFigures(
         requests=measured.requests,
         items_per_s=measured.requests / measured.transport_s,
         megabytes_per_s=measured.payload_bytes / MEGABYTE / measured.transport_s,
         latency_median_us=median(measured.latencies_ns) / 1e3,
         latency_p99_us=percentile(measured.latencies_ns, 99) / 1e3,
-        bytes_copied=measured.copied_bytes,
+        hit_ratio=counts.hits / counts.asked,
+        hits=counts.hits,
         bytes_piped=measured.piped_bytes,
-        hits=measured.hits,
-        evictions=measured.evictions,
-        inline_fallbacks=measured.inline_fallbacks,
+        bytes_copied=measured.copied_bytes,
+        evictions=counts.evictions,
+        inline_fallbacks=counts.inline_fallbacks,
+        rejected=measured.rejected,
+        leases_released=counts.released,
+        held_at_end=measured.held_at_end,
         checked=measured.checked,
         mismatches=measured.mismatches,
         mismatched_names=measured.mismatched_names,
-        processing_ms=measured.processing_s * 1e3 / measured.distinct,
-        hashing_ms=measured.hashing_s * 1e3 / measured.distinct,
+        processed=measured.processed,
+        processing_ms=measured.processing_s * 1e3 / measured.processed,
+        hashing_ms=measured.hashing_s * 1e3 / measured.hashed,
         total_s=measured.total_s,
+        memory={memory.process: _memory(memory) for memory in measured.memory},
     )
+
+
+def _memory(memory: ProcessMemory) -> MemoryFigures:
+    after = memory.after
+    return MemoryFigures(after.own, after.own - memory.before.own, after.segments, after.total, after.slack)
 
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
@@ -122,25 +163,26 @@ _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("MB/s", lambda figures: figures.megabytes_per_s, ",.0f"),
     ("API to last worker, median µs", lambda figures: figures.latency_median_us, ",.0f"),
     ("API to last worker, p99 µs", lambda figures: figures.latency_p99_us, ",.0f"),
+    ("hit ratio", lambda figures: figures.hit_ratio, ".1%"),
+    ("sent between processes, MB", lambda figures: figures.bytes_piped / MEGABYTE, ",.1f"),
     ("copied, MB", lambda figures: figures.bytes_copied / MEGABYTE, ",.1f"),
-    ("through pipes, MB", lambda figures: figures.bytes_piped / MEGABYTE, ",.1f"),
-    ("hits", lambda figures: figures.hits, ",d"),
     ("evictions", lambda figures: figures.evictions, ",d"),
     ("inline fallbacks", lambda figures: figures.inline_fallbacks, ",d"),
     ("checked byte for byte", lambda figures: figures.checked, ",d"),
     ("wrong", lambda figures: figures.mismatches, ",d"),
-    ("before: image processor, ms/image", lambda figures: figures.processing_ms, ",.1f"),
-    ("before: content hash, ms/image", lambda figures: figures.hashing_ms, ",.1f"),
-    ("wall, checking included, s", lambda figures: figures.total_s, ",.2f"),
+    ("images processed", lambda figures: figures.processed, ",d"),
+    ("image processor, ms each", lambda figures: figures.processing_ms, ",.1f"),
+    ("content hash, ms a request", lambda figures: figures.hashing_ms, ",.1f"),
+    ("wall, all included, s", lambda figures: figures.total_s, ",.2f"),
 )
 
 
 def print_report(report: DemoReport, console: Console) -> None:
     """Print the modes side by side."""
     settings = report.settings
-    store = "" if report.capacity is None else f", a store of {report.capacity / MEGABYTE:.0f} MB"
     console.print(
-        f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB{store}, "
+        f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, "
+        f"{report.capacity / MEGABYTE:.0f} MB for the cache; "
         f"{settings.rounds} rounds, {settings.workers} workers, {settings.in_flight} in flight",
         highlight=False,
     )
@@ -150,14 +192,36 @@ def print_report(report: DemoReport, console: Console) -> None:
         table.add_column(mode, justify="right")
     for label, value, form in _ROWS:
         table.add_row(label, *(format(value(figures), form) for figures in report.modes.values()))
+    table.add_section()
+    _add_memory(table, list(report.modes.values()))
     console.print(table)
+    for mode in report.modes:
+        console.print(f"{mode}: {MODES[mode].summary}", style="dim", highlight=False)
     console.print(
-        "The clock runs from the API process taking up an item until the last worker has its tensors at hand. "
-        "In every mode each image is processed once, before that; every byte is checked after it.",
+        "The clock runs from asking the API process's cache for an item until the last worker has its tensors at "
+        "hand. What is not cached is processed before that; every byte is checked after it.\n"
+        "Memory is what a process has in use at the end: its own, in brackets what of this the requests added, "
+        "plus its part of the store's segment.",
         style="dim",
+        highlight=False,
     )
     for mode, figures in report.modes.items():
         if figures.mismatches:
             names = ", ".join(figures.mismatched_names)
             message = f"{mode}: {figures.mismatches} of {figures.checked} arrived wrong: {names}"
             console.print(Text(message, style="bold red"))
+
+
+def _add_memory(table: Table, modes: list[ModeFigures]) -> None:
+    for process in modes[0].memory:
+        table.add_row(f"memory of {process}, MB", *(_memory_cell([figures.memory[process]]) for figures in modes))
+    table.add_row("together", *(_memory_cell(list(figures.memory.values())) for figures in modes))
+
+
+def _memory_cell(processes: list[MemoryFigures]) -> str:
+    """Return the sum over the processes, in words that fit a cell."""
+    own, growth, segment = (
+        sum(values) / MEGABYTE
+        for values in zip(*((one.own, one.growth, one.segment) for one in processes), strict=True)
+    )
+    return f"{own:,.0f} ({growth:+,.0f})" + (f" + {segment:,.0f}" if segment else "")

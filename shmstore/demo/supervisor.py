@@ -22,11 +22,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+from shmstore.demo.api import api_process
 from shmstore.demo.images import ImageError
 from shmstore.demo.messages import Failure, Link, Progress
-from shmstore.demo.processes import Measured, RunSettings, api_process, engine_process, worker_process
-from shmstore.demo.processing import ItemSource
-from shmstore.demo.transports import TRANSPORTS
+from shmstore.demo.modes import MODES
+from shmstore.demo.processes import engine_process, worker_process
+from shmstore.demo.processing import PictureSource
+from shmstore.demo.records import Measured, RunSettings
 
 _SHM = Path("/dev/shm")
 GRACE_S = 10.0
@@ -67,7 +69,7 @@ class _Child:
     """Read end; what the process tells the supervisor."""
 
 
-def run_mode(mode: str, settings: RunSettings, source: ItemSource, observer: Observer) -> Measured:
+def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: Observer) -> Measured:
     """Run one mode from start to end in processes of its own, and return its figures.
 
     Raises `DemoError` where a process failed or died, and `ImageError` where the images are to blame. When it returns
@@ -86,7 +88,7 @@ def run_mode(mode: str, settings: RunSettings, source: ItemSource, observer: Obs
     finally:
         with _interrupts_held_back():  # a second Ctrl-C must not cut this short
             _end(children, in_order=clean)
-            if TRANSPORTS[mode].keeps_segment:
+            if MODES[mode].keeps_segment:
                 # That of an API process killed before it could do so, perhaps half made; nobody is left to use it.
                 (_SHM / store_name).unlink(missing_ok=True)
 
@@ -105,7 +107,7 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(mode: str, settings: RunSettings, source: ItemSource, store_name: str, children: list[_Child]) -> None:
+def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: str, children: list[_Child]) -> None:
     """Start API, engine and workers, appending each to `children` as soon as it runs."""
     context = multiprocessing.get_context("spawn")
     mine: list[Link] = []
@@ -125,7 +127,7 @@ def _start(mode: str, settings: RunSettings, source: ItemSource, store_name: str
         engine_arguments = (tuple(mine for mine, _ in worker_links), engine_to_api)
         _start_one(context, "the engine process", engine_process, engine_arguments, children)
         for rank, (_, worker_side) in enumerate(worker_links):
-            _start_one(context, f"worker {rank}", worker_process, (mode, rank, worker_side), children)
+            _start_one(context, f"worker {rank}", worker_process, (rank, worker_side), children)
     finally:
         for link in mine:
             link.close()  # a copy kept here would hide from each process that its peer has gone

@@ -36,6 +36,8 @@ class MultiModalCacheConfig:
     """MiB; a larger item is sent inline. `shm` only."""
     shm_name: str | None = None
     """POSIX name of the segment; None: a unique one. Used by `shm` only."""
+    shm_prefault: bool = False
+    """Touch every page of the segment at the start, so that no request pays for it. `shm` only."""
     world_size: int = 1
     """Worker processes that read each item."""
     api_process_count: int = 1
@@ -66,6 +68,8 @@ class MultiModalCacheConfig:
             raise ValueError(
                 f"shm_max_object_size_mb: has no meaning with cache_type={self.cache_type!r}, only with 'shm'"
             )
+        if not isinstance(self.shm_prefault, bool) or (self.shm_prefault and self.cache_type != "shm"):
+            raise ValueError(f"shm_prefault: expected a bool, True with 'shm' only, got {self.shm_prefault!r}")
         if self.shm_name is not None and (
             not isinstance(self.shm_name, str) or not self.shm_name or "/" in self.shm_name or "\0" in self.shm_name
         ):

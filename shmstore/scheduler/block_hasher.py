@@ -115,8 +115,8 @@ class BlockHasher:
         """What tokens start to stop have beside their ids; items that end before or begin later are left out."""
         lora, salt = getattr(request, "lora_name", None), getattr(request, "cache_salt", None)
         features = getattr(request, "mm_features", ())
-        if not features and lora is None and salt is None:
-            return NO_EXTRAS
+        if not features and lora is None and salt is None and getattr(request, "prompt_embeds", None) is None:
+            return NO_EXTRAS  # shared: embeddings may not be put into it
         places = ((feature, feature.mm_position.offset, feature.mm_position.length) for feature in features)
         items = [(at, n, encode_cbor(feature.identifier)) for feature, at, n in places if at < stop and at + n > start]
         return HashExtras(b"" if lora is None else encode_cbor(lora), b"" if salt is None else encode_cbor(salt), items)

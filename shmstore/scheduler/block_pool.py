@@ -244,7 +244,7 @@ class BlockPool:
                 factor,
                 tokens if isinstance(tokens, list) else list(tokens),
                 block_size,
-                request.lora_id,
+                getattr(request, "lora_id", None),
                 group_id,
             )
         )

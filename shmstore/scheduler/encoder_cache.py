@@ -27,7 +27,9 @@ def _hash_and_size(request: Any, i: int) -> tuple[str, int]:
 
 
 def _full(what: str, size: int, room: int, unit: str) -> StoreFullError:
-    return StoreFullError(f"{what} needs {size} {unit} and {room} are left: ask can_allocate first, or free a request")
+    return StoreFullError(
+        f"{what} needs {size} {unit} and {room} are left", hint="ask can_allocate first, or free a request"
+    )
 
 
 def _check_size(cache_size: int) -> None:

@@ -2,6 +2,7 @@
 #include "support.h"
 
 #include <fcntl.h>
+#include <sys/prctl.h>
 
 #define NAMES 64
 
@@ -45,6 +46,17 @@ void *zeroed(uint64_t size) {
     CHECK(memory);
     memset(memory, 0, shms_align_up(size, 4096));
     return memory;
+}
+
+pid_t fork_child(void) {
+    pid_t parent = getpid(), pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+    }
+    return pid;
 }
 
 int reap(pid_t pid) {

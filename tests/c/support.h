@@ -58,6 +58,8 @@ int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, ui
 /* Zeroed memory with the alignment of a segment. */
 void *zeroed(uint64_t size);
 
+/* fork, of a child that dies with its parent, so that a check that fails leaves no process behind. */
+pid_t fork_child(void);
 /* Waits for a child and says how it ended: its exit status, or 1000 + the signal. */
 int reap(pid_t pid);
 

@@ -193,11 +193,12 @@ static void the_checker_notices(void) {
     BREAKS(pool->n_free, 2, SHMS_BOOKS_BAD_COUNT);
     BREAKS(pool->blocks[5].ref, 1, SHMS_BOOKS_BAD_STATE);
     BREAKS(pool->blocks[1].ref, 0, SHMS_BOOKS_BAD_STATE);
-    BREAKS(pool->blocks[1].free_next, 2, SHMS_BOOKS_BAD_STATE);
+    BREAKS(pool->blocks[1].out, 0, SHMS_BOOKS_BAD_STATE);
+    BREAKS(pool->blocks[5].out, 1, SHMS_BOOKS_BAD_STATE);
     BREAKS(pool->blocks[0].ref, 1, SHMS_BOOKS_BAD_STATE);
-    BREAKS(pool->blocks[5].free_next, 5, SHMS_BOOKS_BAD_QUEUE);
-    BREAKS(pool->blocks[5].free_next, 99, SHMS_BOOKS_BAD_QUEUE);
-    BREAKS(pool->blocks[0].free_prev, 5, SHMS_BOOKS_BAD_QUEUE);
+    BREAKS(pool->blocks[5].next_off, -1, SHMS_BOOKS_BAD_QUEUE); /* its own successor */
+    BREAKS(pool->blocks[5].next_off, 99, SHMS_BOOKS_BAD_QUEUE);
+    BREAKS(pool->blocks[0].prev_off, 5, SHMS_BOOKS_BAD_QUEUE);
     BREAKS(pool->blocks[2].hash[0], 9, SHMS_BOOKS_BAD_KEY);
     BREAKS(pool->blocks[2].group, 9, SHMS_BOOKS_BAD_KEY);
     BREAKS(pool->blocks[2].width, 0, SHMS_BOOKS_BAD_KEY);

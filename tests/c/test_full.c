@@ -120,6 +120,24 @@ static void a_release_turns_it(void) {
     end();
 }
 
+static void release_meanwhile(const char *label) {
+    looks += !strcmp(label, "W1a");
+    if (looks == 5) { /* the search has been past this one */
+        shms_step_hook = NULL;
+        both_release(1);
+    }
+}
+
+static void a_release_during_the_search_turns_it(void) {
+    begin(8, 16);
+    looks = 0;
+    shms_step_hook = release_meanwhile;
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
+    CHECK(!shms_step_hook);
+    accepted();
+    end();
+}
+
 static void an_unpin_turns_it(void) {
     begin(8, 16);
     shms_view *v = shms_reader_acquire(readers[0], refs[3]), *u = shms_reader_acquire(readers[1], refs[3]);
@@ -129,6 +147,15 @@ static void an_unpin_turns_it(void) {
     refused();
     CHECK(filled(v->payload, 64, 3));
     shms_view_release(v);
+    accepted();
+    end();
+}
+
+static void a_smaller_object_is_no_repetition(void) {
+    begin(8, 16);
+    both_release(3);
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 200, 1, NULL));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 300, 1, NULL));
     accepted();
     end();
 }
@@ -204,13 +231,18 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
     shms_reader_close(readers[1]);
     shms_reader_free(readers[1]);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
-    accepted(); /* leases from before are not for it; this one is */
-    for (int i = 2; i < 8; i++)
-        CHECK_EQ(1, shms_writer_cancel(w, refs[i]));
-    CHECK_EQ(1, shms_writer_cancel(w, refs[0]));
+    CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref)); /* leases from before are not for it; this one is */
+    CHECK_EQ(1, shms_reader_release(readers[0], ref));
+    for (int i = 0; i < 8; i++)
+        if (i != 1)
+            CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
-    CHECK_EQ(1, shms_writer_count(w) == 0 && w->seg.sb->objects == 1); /* "new" is promised to both */
+    CHECK_EQ(1, w->seg.sb->objects);
+    shms_view *v = shms_reader_acquire(readers[1], ref);
+    CHECK(v && filled(v->payload, 64, 1));
+    shms_view_release(v);
     end();
 }
 
@@ -243,7 +275,7 @@ static void a_death_turns_it(void) {
     int ready[2];
     char c;
     CHECK(pipe(ready) == 0);
-    pid_t child = fork();
+    pid_t child = fork_child();
     if (child == 0) {
         CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
         CHECK(shms_reader_acquire(readers[1], refs[4])); /* never released */
@@ -353,7 +385,9 @@ int main(void) {
     a_second_refusal_looks_at_nothing();
     a_second_refusal_for_a_lease_entry_looks_at_nothing_either();
     a_release_turns_it();
+    a_release_during_the_search_turns_it();
     an_unpin_turns_it();
+    a_smaller_object_is_no_repetition();
     a_cancel_turns_it();
     a_delete_turns_it_once_nobody_holds_the_object();
     an_abort_turns_it();

@@ -258,6 +258,42 @@ static uint64_t interleave(void (*whole)(void), void (*other)(void)) {
     }
 }
 
+/* ---- a rank that attaches for the first time finds all that it was promised ---- */
+
+static void first_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 0)); }
+static void refused_put(void) { CHECK_EQ(SHMS_EFULL, cached("put", 6, 8)); }
+
+static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other)(void)) {
+    uint64_t n = 0;
+    for (at_step = 1;; at_step++, n++) {
+        shms_options o = {.capacity = UNITS * UNIT, .n_readers = 1, .max_objects = 6};
+        CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+        for (int i = 0; i < OBJECTS; i++)
+            CHECK_EQ(SHMS_OK, put_marked(w, keys[i], 3 * UNIT, (uint64_t)i, refs[i]));
+        n_views = 0;
+        step = 0;
+        second = NULL;
+        intruder = other;
+        shms_step_hook = intrude;
+        whole();
+        shms_step_hook = NULL;
+        refused_put();
+        if (!second)
+            first_attach();
+        for (int i = 0; i < OBJECTS; i++) {
+            shms_view *v = shms_reader_acquire(second, refs[i]);
+            CHECK(v && filled(v->payload, 3 * UNIT, (uint64_t)i));
+            shms_view_release(v);
+        }
+        CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+        shms_reader_free(second);
+        CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+        shms_writer_free(w);
+        if (step < at_step)
+            return n;
+    }
+}
+
 int main(void) {
     uint64_t steps = 0;
     name = store_name("interleave");
@@ -269,6 +305,8 @@ int main(void) {
         for (size_t k = 0; k < sizeof of_writer / sizeof *of_writer; k++)
             steps += interleave(of_reader[i], of_writer[k]);
     CHECK(steps > 1000);
+    CHECK(a_first_attachment_is_no_death(refused_put, first_attach) > 3);
+    CHECK(a_first_attachment_is_no_death(first_attach, refused_put) == 2); /* A1, A4 */
     CHECK_EQ(0, store_names_left());
     return 0;
 }

@@ -14,7 +14,7 @@ static void regions_follow_one_another_and_hold_what_they_must(void) {
                 for (size_t k = 0; k < sizeof readers / 4; k++) {
                     shms_options o = {.capacity = capacities[i], .max_objects = objects[j], .n_readers = readers[k]};
                     shms_layout l;
-                    CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, page, 0));
+                    CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, page));
                     CHECK(l.capacity >= o.capacity && l.capacity < o.capacity + 64 && l.capacity % 64 == 0);
                     CHECK_EQ(l.capacity, l.max_object_size);
                     CHECK(objects[j] ? l.max_objects == objects[j] : l.max_objects >= 1);
@@ -41,11 +41,11 @@ static void options_out_of_range_are_refused(void) {
         {.capacity = 4096, .n_readers = SHMS_MAX_READERS + 1},
         {.capacity = 4096, .n_readers = 1, .max_objects = SHMS_MAX_OBJECTS + 1},
         {.capacity = 4096, .n_readers = 1, .max_object_size = 4097},
-        {.capacity = 4096, .n_readers = 1, .flags = 8},
+        {.capacity = 4096, .n_readers = 1, .flags = 16},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         shms_layout l;
-        CHECK_EQ(SHMS_EINVAL, shms_layout_compute(&l, &bad[i], 4096, 0));
+        CHECK_EQ(SHMS_EINVAL, shms_layout_compute(&l, &bad[i], 4096));
         CHECK_EQ(0, shms_space_needed(&bad[i]));
     }
 }
@@ -83,7 +83,7 @@ static void an_object_s_books_stay_within_256_bytes_and_4_a_rank(void) {
     for (uint32_t readers = 1; readers <= SHMS_MAX_READERS; readers++) {
         shms_options o = {.capacity = UINT64_C(1) << 30, .n_readers = readers, .max_objects = n};
         shms_layout l;
-        CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096, 0));
+        CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
         uint64_t control = l.readers_at + readers * l.reader_stride;
         uint64_t heap = shms_index_memory(n) + shms_leases_memory((uint32_t)l.max_leases, n) + shms_ring_memory(n) +
                         8 * (uint64_t)n + sizeof(struct shms_writer);

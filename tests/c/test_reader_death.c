@@ -70,7 +70,7 @@ static void run(uint64_t k, bool replaced, bool first_life) {
     CHECK(mine);
     for (int i = 0; i < OBJECTS; i++)
         CHECK_EQ(i != 1, shms_reader_release(other, refs[i]));
-    pid_t child = fork();
+    pid_t child = fork_child();
     if (child == 0) {
         kill_at = k;
         live();

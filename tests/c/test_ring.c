@@ -136,8 +136,19 @@ static bool search_is_right(uint64_t span, bool need_slot, bool fifo, bool found
     bool any_used = false;
     for (uint32_t i = 0; i < count; i++)
         any_used |= used[order[i]];
-    if (fifo || !any_used)
-        CHECK_EQ(first_place(span), p->at);
+    if (fifo || !any_used) { /* in the first stretch that is long enough, from the hand on */
+        uint64_t first = first_place(span);
+        CHECK(first <= p->at);
+        for (uint32_t i = 0; i < count; i++)
+            CHECK(!(held[order[i]] && at_of(order[i]) >= first && at_of(order[i]) < p->at));
+    }
+    if (inside && !need_slot) { /* and nothing goes where the gap that ends the stretch is long enough */
+        uint64_t gap = 0;
+        for (uint32_t i = 0; i < count; i++)
+            if (at_of(order[i]) < p->at + span)
+                gap = end_of(order[i]);
+        CHECK((behind == SHMS_NONE ? CAPACITY : at_of(behind)) - gap < span);
+    }
     return true;
 }
 

@@ -8,15 +8,18 @@
  */
 #include "support.h"
 
-enum { MAX_OPS = 64, SLOTS = 12, CAPACITY = 40 * SHMS_ALIGN, REFS = 26 };
+enum { SLOTS = 12, CAPACITY = 40 * SHMS_ALIGN, REFS = 26 };
 
 enum what { PUT, CACHE, HIT, CANCEL, DELETE, CLEAR, ABORT, ATTACH, GET, UNGET, RELEASE, DETACH, RETIRE, RECOVER, TOUCH };
 
-static const struct op {
+struct op {
     enum what what;
     char key;
     uint32_t size;
-} script[] = {
+};
+
+/* Nothing in it may fail. */
+static const struct op busy[] = {
     {CACHE, 'a', 200}, {PUT, 'b', 300}, {CACHE, 'c', 100}, {ATTACH, 0, 0}, {HIT, 'a', 0}, {GET, 'a', 0},
     {CACHE, 'd', 400}, {CACHE, 'e', 500}, {TOUCH, 'c', 0}, {CACHE, 'f', 600}, {CACHE, 'g', 500}, {UNGET, 0, 0},
     {CANCEL, 'a', 0}, {CACHE, 'h', 900}, {PUT, 'i', 64}, {RELEASE, 'i', 0}, {HIT, 'i', 0}, {CANCEL, 'i', 0},
@@ -26,7 +29,8 @@ static const struct op {
     {CACHE, 't', 0}, {CACHE, 'v', 0}, {CACHE, 'w', 0}, {PUT, 'x', 100}, {CLEAR, 0, 0}, {CACHE, 'y', 400},
     {RECOVER, 'u', 30}, {CACHE, 'z', 500}, {CACHE, 'a', 300}, {PUT, 'c', 300},
 };
-enum { OPS = sizeof script / sizeof *script };
+enum { OPS = sizeof busy / sizeof *busy, RANDOM_SCRIPTS = 8 };
+static struct op script[OPS];
 
 /* What is in a store. */
 typedef struct state {
@@ -35,7 +39,7 @@ typedef struct state {
         uint64_t id, size, deleted;
         char key;
     } objects[SLOTS];
-    uint64_t leases[64]; /* numbers by entry */
+    uint64_t leases[64], lease_of[64]; /* by entry: number, object id */
 } state;
 
 /* What a child tells, whatever becomes of it. */
@@ -67,14 +71,15 @@ static void look(shms_writer *w, state *s) {
             continue;
         uint64_t length = shms_get(&slot->length);
         s->objects[i] = (struct object){.id = shms_get(&slot->id), .size = length > 1 ? length - SHMS_ALIGN : 0,
-                                        .deleted = shms_get(&slot->deleted),
+                                        .deleted = shms_slot_deleted(slot),
                                         .key = (char)w->seg.data[shms_get(&slot->offset)]};
         CHECK_EQ(1, shms_slot_key_len(slot));
         const char *payload = (char *)w->seg.data + shms_get(&slot->offset) + SHMS_ALIGN;
         CHECK(filled(payload, s->objects[i].size, s->objects[i].id)); /* bit for bit */
     }
     for (uint64_t e = 0; e < w->seg.layout.max_leases; e++)
-        s->leases[e] = shms_get(&w->seg.leases[e].number);
+        if ((s->leases[e] = shms_get(&w->seg.leases[e].number)))
+            s->lease_of[e] = shms_get(&w->seg.leases[e].id);
 }
 
 static int put(shms_writer *w, char key, uint32_t size, uint8_t *out, bool abort) {
@@ -94,7 +99,7 @@ static void handed_out(char key, const uint8_t *ref) {
 }
 
 /* The child's life.  With `tell`, it is the run that nobody kills. */
-static void run_script(bool tell) {
+static void run_script(bool tell, bool all_succeed) {
     shms_options o = {.capacity = CAPACITY, .n_readers = 2, .max_objects = SLOTS};
     shms_writer *w;
     shms_reader *r = NULL;
@@ -121,28 +126,35 @@ static void run_script(bool tell) {
         case DELETE: rc = shms_writer_delete(w, &op->key, 1) - 1; break;
         case CLEAR: rc = shms_writer_clear(w); break;
         case TOUCH: rc = shms_writer_touch(w, &op->key, 1) - 1; break;
-        case ATTACH: rc = shms_reader_attach(&r, name, 1); break;
-        case GET: rc = (v = shms_reader_acquire(r, ref)) ? 0 : -errno; break;
-        case UNGET: shms_view_release(v); break;
+        case ATTACH: rc = r ? 0 : shms_reader_attach(&r, name, 1); break;
+        case GET: rc = v || (v = shms_reader_acquire(r, ref)) ? 0 : -errno; break;
+        case UNGET:
+            if (v)
+                shms_view_release(v);
+            v = NULL;
+            break;
         case RELEASE: rc = shms_reader_release(r, ref) - 1; break;
         case RETIRE: rc = shms_writer_retire(w, (uint32_t)op->key); break;
         case DETACH:
             rc = shms_reader_close(r);
+            if (v)
+                shms_view_release(v);
             shms_reader_free(r);
+            v = NULL;
+            r = NULL;
             break;
         case RECOVER: { /* over a half-written object */
             shms_ticket t;
             rc = shms_writer_begin(w, &op->key, 1, NULL, 0, op->size, &t);
             shms_writer_free(w);
-            if (rc == SHMS_OK)
-                rc = shms_writer_recover(&w, name);
+            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
             break;
         }
         }
         if (tell) {
-            if (rc)
+            if (all_succeed && rc)
                 fprintf(stderr, "operation %d: ", i);
-            CHECK_EQ(SHMS_OK, rc);
+            CHECK(rc == SHMS_OK || !all_succeed);
             shms_step_hook = NULL;
             CHECK_EQ(SHMS_OK, shms_writer_valid(w));
             look(w, &shared->after[i + 1]);
@@ -162,11 +174,12 @@ static const struct object *object(const state *s, uint64_t id) {
     return NULL;
 }
 
-static bool lease(const state *s, uint64_t number) {
+/* The id of the object that an open lease is for; 0: no such lease. */
+static uint64_t lease(const state *s, uint64_t number) {
     for (int e = 0; e < 64; e++)
         if (number && s->leases[e] == number)
-            return true;
-    return false;
+            return s->lease_of[e];
+    return 0;
 }
 
 static void nothing_is_lost(shms_writer *w, const state *before, const state *after) {
@@ -187,7 +200,8 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
     }
     for (int e = 0; e < 64; e++) {
         CHECK(!lease(before, before->leases[e]) || !lease(after, before->leases[e]) || lease(&now, before->leases[e]));
-        CHECK(!now.leases[e] || lease(before, now.leases[e]) || lease(after, now.leases[e]));
+        uint64_t number = now.leases[e], id = now.lease_of[e];
+        CHECK(!number || lease(before, number) == id || lease(after, number) == id);
     }
     for (int k = 0; k < REFS; k++) { /* a key that is in the index is the key of one live object */
         char key = (char)('a' + k);
@@ -223,7 +237,7 @@ static void promises_are_kept(shms_writer *w, const state *before, const state *
 
 /* Kills a successor before its step j; says whether it had that many. */
 static bool killed_in_recovery(uint64_t j) {
-    pid_t child = fork();
+    pid_t child = fork_child();
     if (child == 0) {
         shms_writer *w;
         kill_at = j;
@@ -237,15 +251,14 @@ static bool killed_in_recovery(uint64_t j) {
     return how != 0;
 }
 
-static void run(uint64_t k, uint64_t *recoveries) {
+static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
     memset(shared->refs, 0, sizeof shared->refs);
     memset(shared->ref_lease, 0, sizeof shared->ref_lease);
     shared->done = 0;
-    pid_t child = fork();
-    CHECK(child >= 0);
+    pid_t child = fork_child();
     if (child == 0) {
         kill_at = k;
-        run_script(k == 0);
+        run_script(k == 0, all_succeed);
         _exit(1);
     }
     CHECK_EQ(1000 + SIGKILL, reap(child));
@@ -260,18 +273,39 @@ static void run(uint64_t k, uint64_t *recoveries) {
     shms_writer_free(w);
 }
 
+/* Every k of the script; how many steps it had. */
+static uint64_t run_every_step(bool all_succeed, uint64_t *recoveries) {
+    run(0, all_succeed, recoveries);
+    CHECK_EQ(OPS, shared->done);
+    uint64_t steps = shared->steps;
+    for (uint64_t k = 1; k <= steps; k++)
+        run(k, all_succeed, recoveries);
+    return steps;
+}
+
+static void draw_script(uint64_t *seed) {
+    static const enum what likely[] = {PUT, PUT, CACHE, CACHE, CACHE, CACHE, HIT, HIT, CANCEL, CANCEL, CANCEL, DELETE, CLEAR, ABORT,
+                                       ATTACH, GET, GET, UNGET, RELEASE, RELEASE, DETACH, RETIRE, RECOVER, TOUCH};
+    for (int i = 0; i < (int)OPS; i++) {
+        script[i] = (struct op){.what = likely[below(seed, sizeof likely / sizeof *likely)],
+                                .key = (char)('a' + below(seed, 8)), .size = (uint32_t)below(seed, below(seed, 4) ? 500 : 1200)};
+        if (script[i].what == RETIRE)
+            script[i].key = 1;
+    }
+}
+
 int main(void) {
-    uint64_t recoveries = 0;
+    uint64_t recoveries = 0, seed = 10;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(shared != MAP_FAILED);
     name = store_name("steps");
-    run(0, &recoveries);
-    CHECK_EQ(OPS, shared->done);
-    CHECK(shared->evictions >= 10 && shared->steps >= 300);
-    uint64_t steps = shared->steps;
-    for (uint64_t k = 1; k <= steps; k++)
-        run(k, &recoveries);
-    CHECK(recoveries > 100); /* half-written and half-evicted objects, and leases of what is gone, were settled */
+    memcpy(script, busy, sizeof script);
+    CHECK(run_every_step(true, &recoveries) >= 300);
+    CHECK(shared->evictions >= 10 && recoveries > 100); /* half-written and half-evicted objects were settled */
+    for (int i = 0; i < RANDOM_SCRIPTS; i++) {
+        draw_script(&seed);
+        run_every_step(false, &recoveries);
+    }
     CHECK_EQ(0, store_names_left());
     return 0;
 }

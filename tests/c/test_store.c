@@ -1,6 +1,7 @@
 /* test_store.c - the public API: what each call answers, who may have a store, and what outlives a handle. */
 #include <fcntl.h>
 #include <pthread.h>
+#include <sys/stat.h>
 
 #include "support.h"
 
@@ -48,6 +49,8 @@ static void names_that_are_no_file_names_are_refused(void) {
         CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r, bad[i], 0));
     }
     longest[SHMS_MAX_NAME] = 0;
+    const char *unique = store_name("longest");
+    memcpy(longest, unique, strlen(unique));
     shms_writer *w = make(longest, 4096, 1, 0);
     end(w);
 }
@@ -134,7 +137,7 @@ static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", 4000, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", UINT64_MAX, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META, 0, &t));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
+    CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 0, NULL, 0, 1, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, NULL, 1, NULL, 0, 1, &t));
     CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", SHMS_MAX_KEY + 1, NULL, 0, 1, &t));
@@ -259,10 +262,10 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     shms_view *v = shms_reader_acquire(r, ref);
     CHECK(v);
-    int go[2];
-    CHECK(pipe(go) == 0);
-    pid_t child = fork();
-    CHECK(child >= 0);
+    int go[2], ready[2];
+    char c;
+    CHECK(pipe(go) == 0 && pipe(ready) == 0);
+    pid_t child = fork_child();
     if (child == 0) {
         shms_stats stats;
         CHECK_EQ(SHMS_EFORKED, put_marked(w, "x", 1, 1, ref));
@@ -275,14 +278,14 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
         CHECK_EQ(SHMS_EFORKED, shms_reader_close(r));
         shms_view_release(v); /* its memory only: the pin is the parent's */
         close(go[1]);
-        char c;
+        CHECK_EQ(1, write(ready[1], "x", 1));
         CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has made sure, with the mappings that fork copied */
         shms_writer_free(w);
         shms_reader_free(r);
         _exit(0);
     }
     close(go[0]);
-    usleep(1000); /* gives a wrong child its chance; a right one needs none */
+    CHECK_EQ(1, read(ready[0], &c, 1)); /* by now it has run what fork runs in a child, and done its worst */
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(1, shms_reader_pins(shms_segment_reader(&w->seg, 0))[w->ring.first]);
     shms_view_release(v);
@@ -293,6 +296,8 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
     close(go[1]);
     CHECK_EQ(0, reap(child));
+    close(ready[0]);
+    close(ready[1]);
     CHECK_EQ(1, shms_writer_has(w2, "k", 1)); /* nothing unlinked, nothing lost */
     shms_writer_free(w);
     end(w2);
@@ -319,6 +324,27 @@ static void a_view_outlives_close_and_keeps_its_rank(void) {
     next = attach(name, 0);
     shms_reader_free(r);
     detach(next);
+    end(w);
+}
+
+static void a_stale_reference_leaves_no_pin(void) {
+    const char *name = store_name("stale");
+    shms_writer *w = make(name, 4096, 1, 4);
+    shms_reader *r = attach(name, 0);
+    uint8_t ref[SHMS_REF_SIZE];
+    for (int again = 0; again < 2; again++) { /* of a slot that is free, then of one that is another's */
+        CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
+        CHECK_EQ(1, shms_writer_cancel(w, ref));
+        CHECK_EQ(1, shms_writer_delete(w, "k", 1));
+        if (again)
+            CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 2, NULL));
+        CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_ESTALE);
+        CHECK_EQ(0, shms_reader_validate(r, ref));
+        CHECK_EQ(0, shms_reader_release(r, ref));
+        for (uint32_t i = 0; i < 4; i++)
+            CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
+    }
+    detach(r);
     end(w);
 }
 
@@ -349,6 +375,9 @@ static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
     shms_ticket t; /* an aborted one was never there */
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 10, &t));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    size = sizeof out;
+    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(0, size); /* nor has anything gone for it: the room of d was enough */
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 0));
     size = sizeof out;
@@ -394,6 +423,42 @@ static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
     end(heir);
 }
 
+/* In the C library's place: a kernel that gives up, and back, what takes longer than the time between two signals. */
+static off_t most_at_once = INT64_MAX;
+static int interruptions;
+
+int posix_fallocate(int fd, off_t at, off_t n) {
+    if (n <= most_at_once)
+        return fallocate(fd, 0, at, n) ? errno : 0;
+    CHECK(++interruptions < 100);
+    return EINTR;
+}
+
+static void a_reservation_ends_also_under_periodic_signals(void) {
+    most_at_once = 1 << 20;
+    shms_writer *w = make(store_name("interrupted"), (20 << 20) + 64, 1, 4);
+    most_at_once = INT64_MAX;
+    CHECK(interruptions > 0);
+    struct stat st;
+    CHECK(fstat(w->seg.fd, &st) == 0 && (uint64_t)st.st_blocks * 512 >= w->seg.layout.capacity);
+    end(w);
+}
+
+static void close_before_the_lock(const char *label) {
+    if (!strcmp(label, "V0"))
+        CHECK_EQ(SHMS_OK, shms_writer_close(closing, 1));
+}
+
+static void nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime(void) {
+    shms_writer *heir;
+    closing_name = store_name("unlinked");
+    closing = make(closing_name, 4096, 1, 4);
+    shms_step_hook = close_before_the_lock;
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, closing_name));
+    shms_step_hook = NULL;
+    shms_writer_free(closing);
+}
+
 static void warm_segments_are_segments(void) {
     shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
     const char *name = store_name("warm");
@@ -423,7 +488,7 @@ static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     for (int what = 0; what < 5; what++) {
-        pid_t child = fork();
+        pid_t child = fork_child();
         if (child == 0) {
             signal(SIGSEGV, SIG_DFL);
             shms_segment seg;
@@ -435,7 +500,7 @@ static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
         }
         CHECK_EQ(what < 4 ? 1000 + SIGSEGV : 0, reap(child));
     }
-    pid_t child = fork();
+    pid_t child = fork_child();
     if (child == 0) { /* nor may the writer write a reader's */
         signal(SIGSEGV, SIG_DFL);
         *(volatile uint64_t *)&shms_segment_reader(&w->seg, 0)->reserved[0] = 0;
@@ -456,8 +521,11 @@ int main(void) {
     a_closed_handle_says_so_from_every_call();
     a_forked_child_can_do_nothing_and_keeps_nothing_alive();
     a_view_outlives_close_and_keeps_its_rank();
+    a_stale_reference_leaves_no_pin();
     keys_come_in_order_of_age_and_evicted_ones_are_told();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
+    nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime();
+    a_reservation_ends_also_under_periodic_signals();
     warm_segments_are_segments();
     a_reader_s_mapping_is_its_own_table_and_nothing_else();
     CHECK_EQ(0, store_names_left());

@@ -1,6 +1,8 @@
 """The configuration: what is checked, what it switches, which cache each process gets."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 from mm_helpers import GIB, MIB, config, item
@@ -29,6 +31,7 @@ SMALL = MIB / GIB
         ("ipc_cache_gb", [-0.5, float("nan"), "4"]),
         ("cache_type", ["disk", None, ""]),
         ("shm_name", ["a/b", "", 3, "a\0"]),
+        ("shm_prefault", [1, None, True]),
         ("world_size", [0, -1, 1.0, True]),
         ("api_process_count", [0]),
         ("data_parallel_size", [0]),
@@ -131,6 +134,19 @@ def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():
         for rank in (-1, 3):
             with pytest.raises(ValueError, match=r"0 \.\. 2"):
                 worker_receiver_cache_from_config(settings, rank, sender.handle)
+
+
+@pytest.mark.parametrize("prefault", [False, True])
+def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault):
+    settings = config(4 * MIB, cache_type="shm", shm_prefault=prefault)
+    with processor_cache_from_config(settings) as sender:
+        maps = Path("/proc/self/smaps").read_text()
+        mapped = sum(
+            int(part.split("Rss:")[1].split()[0]) * 1024
+            for part in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", maps, flags=re.M)
+            if sender.handle.name in part
+        )
+        assert prefault == (mapped >= 4 * MIB)
 
 
 def test_a_worker_finds_the_handle_in_the_environment(monkeypatch):

@@ -62,6 +62,14 @@ def test_mamba_finds_the_rightmost_state() -> None:
     assert (16, ([7],)) == admit(books, b)
 
 
+def test_a_mamba_state_counts_only_where_a_block_of_the_other_group_ends() -> None:
+    books = manager(30, ("full", 8), ("mamba", 4), free_order="tail")
+    assert (0, ([1, 2, 3], nums(4, 9))) == admit(books, request("a", range(21)))
+    books.evict_blocks([7])  # the state after 16 tokens; that after 12 is no help
+    blocks, tokens = books.get_computed_blocks(request("b", range(21)))
+    assert (([1], [0, 5]), 8) == (blocks.get_block_ids(), tokens)
+
+
 def test_lookahead_takes_room_that_the_next_step_uses() -> None:
     books = manager(20, ("full", 4), free_order="tail")
     r = request("a", range(6))
@@ -69,6 +77,14 @@ def test_lookahead_takes_room_that_the_next_step_uses() -> None:
     r.append_output_token_ids(9)
     assert books.empty_kv_cache_blocks is books.allocate_slots(r, 1, num_lookahead_tokens=7)
     assert [1] == books.block_pool.cached_block_ids()
+
+
+def test_tokens_that_the_request_does_not_have_yet_are_never_cached() -> None:
+    books = manager(20, ("full", 4), free_order="tail")
+    r = request("a", range(6))
+    got = books.allocate_slots(r, 6 + 3)
+    assert got is not None
+    assert (([1, 2, 3],), [1]) == (got.get_block_ids(), books.block_pool.cached_block_ids())
 
 
 def test_eagle_drops_in_each_type() -> None:
@@ -524,7 +540,6 @@ def test_any_object_with_the_attributes_serves_as_a_request() -> None:
         num_computed_tokens = 0
         num_preemptions = 0
         skip_reading_prefix_cache = False
-        lora_id = None
         all_token_ids = tuple(range(9))
         num_tokens = 9
         block_hashes = tuple(Request("x", range(9), block_hasher=BlockHasher(4)).block_hashes)
@@ -603,3 +618,18 @@ def test_blocks_of_unlike_groups_or_pools_do_not_add_up() -> None:
 
 def test_the_pool_takes_at_most_80_bytes_a_block() -> None:
     assert 80 >= BlockPool(100_000, True).nbytes / 100_000
+
+
+def test_a_preempted_request_begins_anew_and_tokens_from_elsewhere_need_room() -> None:
+    books = manager(20, ("full", 4), free_order="tail")
+    r = request("a", range(6))
+    admit(books, r)
+    books.free(r)
+    r.num_computed_tokens = 0
+    got = books.allocate_slots(r, 2)
+    assert got is not None
+    assert ([3],) == got.get_block_ids()
+    r.num_computed_tokens = 2
+    got = books.allocate_slots(r, 1, num_new_computed_tokens=2)
+    assert got is not None
+    assert ([4],) == got.get_block_ids()

@@ -33,6 +33,7 @@ SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
     ([("full", 4), ("sw", 6, 13)], 2, {}),
     ([("full", 4), ("chunk", 4, 12)], 4, {}),
     ([("mamba", 8, 1), ("mamba", 8, 1), ("full", 4)], 4, {}),
+    ([("full", 8), ("mamba", 4, 0)], 4, {}),
     ([("full", 4), ("sw", 2, 3), ("chunk", 3, 6)], 4, {"enable_caching": False, "uneven": True}),
     ([("full", 4), ("cross", 4)], 4, {"enable_caching": False}),
 ]
@@ -80,13 +81,15 @@ class Pair:
         req.num_computed_tokens = hit + new
         return True
 
-    def step(self, req: Request, token: int, at_most: int, lookahead: int, delay: bool, encoder: int) -> bool:
+    def step(
+        self, req: Request, token: int, at_most: int, lookahead: int, delay: bool, encoder: int, drafts: int = 0
+    ) -> bool:
         if req.num_computed_tokens >= req.num_tokens:
             req.append_output_token_ids(token)
             if self.caching and req.num_tokens % self.size == 0:
                 assert model.block_hashes(req, self.size) == req.block_hashes
         new = min(at_most, req.num_tokens - req.num_computed_tokens)
-        if not self.allocate(req, new, 0, None, None, lookahead, delay, encoder):
+        if not self.allocate(req, new + drafts, 0, None, None, lookahead, delay, encoder):
             return False
         req.num_computed_tokens += new
         return True
@@ -185,7 +188,9 @@ class Scheduler:
     def step(self) -> None:
         draw, req = self.rng.randint, self.pick(self.running)
         delay = req.request_id in self.delayed and draw(0, 1) == 0
-        if not self.pair.step(req, draw(0, 1), draw(1, 9), draw(0, 1) * draw(0, 6), delay, draw(0, 9)) and draw(0, 1):
+        drafts = draw(0, 3) if draw(0, 4) == 0 else 0  # tokens that the request does not have yet
+        done = self.pair.step(req, draw(0, 1), draw(1, 9), draw(0, 1) * draw(0, 6), delay, draw(0, 9), drafts)
+        if not done and draw(0, 1):
             self.preempt()
         elif not delay:
             self.delayed.discard(req.request_id)

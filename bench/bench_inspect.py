@@ -1,0 +1,125 @@
+"""What looking costs those who work: a writer and a reader at full speed, while a process dumps their store.
+
+Run with ``python bench/bench_inspect.py``. A process on another core takes snapshot after snapshot, of the store under
+load or of an idle twin of it; the two alternate in ABBA order, and the ratio of the load's operations is the result.
+So what is measured is the looking: its cache misses and its system calls on this store. What a busy second core costs
+the first by itself (power, memory, a shared core of a virtual machine) is in both windows; the lines where the twin
+is looked at in both say how much of a result is noise. Writer and reader share one process and one core.
+"""
+
+import argparse
+import mmap
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from statistics import median, quantiles
+
+import torch
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.inspect import StoreInspector
+
+WINDOW = 0.03
+SETTLE = 0.03
+OBJECTS = 2000
+
+
+@contextmanager
+def looking(ours: str, twin: str, core: int) -> Iterator[Callable[[bool], None]]:
+    """Fork an inspector that takes snapshots without a pause; the function given turns it to our store or the twin."""
+    switch = mmap.mmap(-1, 1)
+    pid = os.fork()
+    if pid == 0:
+        os.sched_setaffinity(0, {core})
+        with StoreInspector.open(ours) as a, StoreInspector.open(twin) as b:
+            while True:
+                (a if switch[0] else b).snapshot()
+    try:
+        yield lambda at_ours: switch.__setitem__(0, int(at_ours))
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def loads(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> dict[str, Callable[[], None]]:
+    """Return one operation of each kind."""
+    small, large = torch.ones(256), torch.ones(1 << 18)
+    count = iter(range(10**12))
+
+    def put_get(tensor: torch.Tensor) -> Callable[[], None]:
+        def work() -> None:
+            reader.get(writer.put(f"bench-{next(count)}", tensor))
+
+        return work
+
+    ref = writer.put("read", small)
+    return {
+        "put + get, 1 KiB": put_get(small),
+        "put + get, 1 MiB": put_get(large),
+        "get": lambda: (reader.get(ref), None)[1],
+    }
+
+
+def operations(work: Callable[[], None], seconds: float) -> float:
+    """Return how many times a second `work` is done."""
+    done, start = 0, time.perf_counter()
+    end = start + seconds
+    while time.perf_counter() < end:
+        work()
+        done += 1
+    return done / (time.perf_counter() - start)
+
+
+def slowdown(work: Callable[[], None], turn: Callable[[bool], None], rounds: int, noise: bool) -> tuple[float, float]:
+    """Return by how much `work` is slower while it is looked at, in percent: the median, and its error."""
+    lost = []
+    for _ in range(rounds):
+        rates: dict[bool, list[float]] = {True: [], False: []}
+        for looked_at in (False, True, True, False):
+            turn(looked_at and not noise)
+            time.sleep(SETTLE)
+            rates[looked_at].append(operations(work, WINDOW))
+        lost.append(100 * (1 - sum(rates[True]) / sum(rates[False])))
+    low, _, high = quantiles(lost, n=4)
+    return median(lost), 0.93 * (high - low) / len(
+        lost
+    ) ** 0.5  # of a median, from the spread: outliers are others' work
+
+
+@contextmanager
+def filled() -> Iterator[tuple[ObjectStoreWriter, ObjectStoreReader]]:
+    """Make a warm store that has gone round twice."""
+    with ObjectStoreWriter.create(capacity=64 << 20, n_readers=2, max_objects=OBJECTS, prefault=True) as writer:
+        writer.retire(1)
+        with ObjectStoreReader.attach(writer.handle, 0) as reader:
+            tensor = torch.ones(256)
+            for i in range(OBJECTS * 2):
+                reader.release(writer.put(f"fill-{i}", tensor))
+            yield writer, reader
+
+
+def main() -> None:
+    """Print two lines for each load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=60, help="ABBA rounds of each line (default 60)")
+    rounds = max(2, parser.parse_args().rounds)
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[0]})
+    with filled() as (writer, reader), filled() as (twin, _):
+        with StoreInspector.open(twin.name) as inspector:
+            inspector.snapshot()
+            start = time.perf_counter()
+            inspector.snapshot()
+            print(f"one snapshot of {len(inspector.slots())} objects: {1e3 * (time.perf_counter() - start):.0f} ms")
+        for name, work in loads(writer, reader).items():
+            with looking(writer.name, twin.name, cores[-1]) as turn:
+                for noise in (True, False):
+                    lost, error = slowdown(work, turn, rounds, noise)
+                    what = "the twin, both times (noise)" if noise else "dump after dump, no pause"
+                    print(f"{name:18} {what:30} {lost:+6.2f} % slower (+- {error:.2f})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+/*
+ * crc.c - see crc.h.
+ *
+ * The processor's instruction takes 8 bytes and answers three cycles later, but can start one a cycle: three lanes
+ * of LANE bytes run side by side, and are joined.  A CRC register is linear in what it started from: that of A
+ * followed by B is that of A followed by as many zeros as B has bytes, xor that of B started from 0.  "Followed by
+ * LANE zeros" is a 32 x 32 matrix over GF(2), here as four tables of 256 words, made at the first use.
+ */
+#include "crc.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "layout.h"
+
+#define POLYNOMIAL UINT32_C(0x82f63b78) /* reflected */
+#define LANE 2048
+
+static uint32_t table[8][256]; /* [k][b]: byte b followed by k zero bytes */
+static uint32_t far[4][256];   /* [k][b]: byte k of a register, followed by LANE zero bytes */
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+static void make_tables(void) {
+    for (uint32_t b = 0; b < 256; b++) {
+        uint32_t c = b;
+        for (int i = 0; i < 8; i++)
+            c = c >> 1 ^ (c & 1 ? POLYNOMIAL : 0);
+        table[0][b] = c;
+    }
+    for (int k = 1; k < 8; k++)
+        for (uint32_t b = 0; b < 256; b++)
+            table[k][b] = table[k - 1][b] >> 8 ^ table[0][table[k - 1][b] & 255];
+    for (int k = 0; k < 4; k++)
+        for (uint32_t bit = 1; bit < 256; bit <<= 1) {
+            uint32_t c = bit << 8 * k;
+            for (int i = 0; i < LANE; i++)
+                c = c >> 8 ^ table[0][c & 255];
+            far[k][bit] = c;
+            for (uint32_t low = 1; low < bit; low++)
+                far[k][bit | low] = c ^ far[k][low];
+        }
+}
+
+static uint64_t word(const uint8_t *p) {
+    uint64_t v;
+    memcpy(&v, p, 8);
+    return v;
+}
+
+static uint32_t portable(uint32_t c, const uint8_t *p, uint64_t n) {
+    for (; n >= 8; n -= 8, p += 8) {
+        uint64_t v = word(p) ^ c;
+        c = 0;
+        for (int k = 0; k < 8; k++)
+            c ^= table[7 - k][v >> 8 * k & 255];
+    }
+    for (; n; n--)
+        c = c >> 8 ^ table[0][(c ^ *p++) & 255];
+    return c;
+}
+
+static uint32_t past_lane(uint32_t c) {
+    return far[0][c & 255] ^ far[1][c >> 8 & 255] ^ far[2][c >> 16 & 255] ^ far[3][c >> 24];
+}
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define TARGET __attribute__((target("sse4.2")))
+#define STEP8(c, v) ((uint32_t)_mm_crc32_u64((c), (v)))
+#define STEP1(c, b) _mm_crc32_u8((c), (b))
+static int has_instruction(void) { return __builtin_cpu_supports("sse4.2"); }
+#elif defined(__aarch64__)
+#include <arm_acle.h>
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#define TARGET __attribute__((target("+crc")))
+#define STEP8(c, v) __crc32cd((c), (v))
+#define STEP1(c, b) __crc32cb((c), (b))
+static int has_instruction(void) { return (getauxval(AT_HWCAP) & HWCAP_CRC32) != 0; }
+#endif
+
+TARGET static uint32_t hardware(uint32_t c, const uint8_t *p, uint64_t n) {
+    for (; n >= 3 * LANE; n -= 3 * LANE, p += 3 * LANE) {
+        uint32_t d = 0, e = 0;
+        for (int i = 0; i < LANE; i += 8) {
+            c = STEP8(c, word(p + i));
+            d = STEP8(d, word(p + LANE + i));
+            e = STEP8(e, word(p + 2 * LANE + i));
+        }
+        c = past_lane(past_lane(c) ^ d) ^ e;
+    }
+    for (; n >= 8; n -= 8, p += 8)
+        c = STEP8(c, word(p));
+    for (; n; n--)
+        c = STEP1(c, *p++);
+    return c;
+}
+
+uint32_t shms_crc32c_portable(uint32_t crc, const void *bytes, uint64_t n) {
+    pthread_once(&once, make_tables);
+    return ~portable(~crc, bytes, n);
+}
+
+uint32_t shms_crc32c(uint32_t crc, const void *bytes, uint64_t n) {
+    pthread_once(&once, make_tables);
+    return ~(has_instruction() ? hardware(~crc, bytes, n) : portable(~crc, bytes, n));
+}
+
+uint32_t shms_object_crc(const uint8_t *data, uint64_t offset, uint32_t key_len, uint32_t meta_len, uint64_t length) {
+    const uint8_t *at = data + offset;
+    uint64_t head = (uint64_t)key_len + meta_len, payload_at = shms_payload_at(key_len, meta_len);
+    uint32_t crc = shms_crc32c(0, at, head);
+    return length > payload_at ? shms_crc32c(crc, at + payload_at, length - payload_at) : crc;
+}

@@ -1,0 +1,315 @@
+/*
+ * inspect.c - see inspect.h: how to copy what another process is changing, without its knowing.
+ *
+ * Three kinds of records, three ways to know that one is whole:
+ *
+ *   1. A slot.  Its words change only in WRITING, and the writer puts a release fence between storing WRITING (P2) and
+ *      the first of them.  Here: state and id, the words, an acquire fence, then state and id again.  Who has read one
+ *      word of a later object sees, behind the fence, WRITING or what came after it; and what came after it has another
+ *      id, for ids are never reused.  Same LIVE, same id: the words are that object's.  The same holds for its bytes,
+ *      since W4 comes before one of them is reused.
+ *   2. A lease entry.  The number goes to 0 (C1), there is a release fence, and only then the next lease's slot and id
+ *      are stored (L1).  Numbers are never reused: same number before and after, same lease.
+ *   3. A rank's table, and the superblock.  Their words are independent counts; the epoch, or everything, is read
+ *      twice, so that two processes of one rank, or two operations of the writer, are not mixed.
+ *
+ * Tries are bounded: a writer that is faster than a reading loop is not waited for.  None of this asks for any
+ * ordering from the hot path but the two fences, which are no instruction on x86-64.
+ */
+#include "inspector.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static uint64_t get_acquire(const shms_word *w) { return atomic_load_explicit(w, memory_order_acquire); }
+
+int shms_inspector_open(shms_inspector **out, const char *name) {
+    struct shms_inspector *i = calloc(1, sizeof *i);
+    if (!i)
+        return SHMS_ENOMEM;
+    int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR);
+    if (rc) {
+        free(i);
+        return rc;
+    }
+    *out = i;
+    return SHMS_OK;
+}
+
+void shms_inspector_free(shms_inspector *i) {
+    if (!i)
+        return;
+    shms_segment_close(&i->seg);
+    free(i);
+}
+
+int shms_inspector_enter(const shms_inspector *i) {
+    struct stat st;
+    if (!i)
+        return SHMS_ECLOSED;
+    if (atomic_load_explicit(&i->seg.forked, memory_order_relaxed))
+        return SHMS_EFORKED;
+    if (fstat(i->seg.fd, &st))
+        return SHMS_ESYS;
+    return (uint64_t)st.st_size < i->seg.layout.file_size ? SHMS_ECORRUPT : SHMS_OK;
+}
+
+void shms_inspector_attend(const shms_inspector *i, shms_attendance *out) {
+    for (uint32_t r = 0; r < i->seg.layout.n_readers; r++) {
+        uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&i->seg, r)->epoch, memory_order_seq_cst);
+        out->here[r] = shms_segment_held(&i->seg, (int)r);
+        out->gone[r] = epoch > 0 && !out->here[r];
+    }
+}
+
+static void read_facts(const shms_inspector *i, shms_facts *out) {
+    const shms_layout *l = &i->seg.layout;
+    const shms_superblock *sb = i->seg.sb;
+    const shms_word *c = sb->counters;
+    *out = (shms_facts){.store = sb->store,
+                        .created_ns = sb->created_ns,
+                        .file_size = l->file_size,
+                        .capacity = l->capacity,
+                        .max_object_size = l->max_object_size,
+                        .max_objects = l->max_objects,
+                        .max_leases = l->max_leases,
+                        .n_readers = l->n_readers,
+                        .flags = l->flags,
+                        .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
+                        .device = i->seg.dev,
+                        .inode = i->seg.ino,
+                        .writer_pid = shms_get(&sb->writer_pid),
+                        .writer_epoch = shms_get(&sb->writer_epoch),
+                        .next_id = shms_get(&sb->next_id),
+                        .next_lease = shms_get(&sb->next_lease),
+                        .hand = shms_get(&sb->hand),
+                        .used_bytes = shms_get(&sb->used_bytes),
+                        .objects = shms_get(&sb->objects),
+                        .open_leases = shms_get(&sb->open_leases),
+                        .puts = shms_get(&c[SHMS_C_PUTS]),
+                        .put_bytes = shms_get(&c[SHMS_C_PUT_BYTES]),
+                        .hits = shms_get(&c[SHMS_C_HITS]),
+                        .misses = shms_get(&c[SHMS_C_MISSES]),
+                        .evictions = shms_get(&c[SHMS_C_EVICTIONS]),
+                        .evicted_bytes = shms_get(&c[SHMS_C_EVICTED_BYTES]),
+                        .deletes = shms_get(&c[SHMS_C_DELETES]),
+                        .refusals = shms_get(&c[SHMS_C_REFUSALS]),
+                        .cancels = shms_get(&c[SHMS_C_CANCELS])};
+}
+
+int shms_inspector_facts(shms_inspector *i, shms_facts *out) {
+    shms_facts again;
+    int rc = shms_inspector_enter(i);
+    if (rc)
+        return rc;
+    read_facts(i, out);
+    for (int t = 0; t < SHMS_INSPECT_TRIES; t++) {
+        atomic_thread_fence(memory_order_acquire);
+        read_facts(i, &again);
+        if (memcmp(out, &again, sizeof again) == 0) {
+            out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_WRITER);
+            return SHMS_OK;
+        }
+        *out = again;
+    }
+    out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_WRITER);
+    out->moving = 1;
+    return SHMS_OK;
+}
+
+static uint64_t set_bit(uint64_t bits[4], uint32_t r) { return bits[r / 64] |= UINT64_C(1) << r % 64; }
+
+bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, uint32_t slot, shms_slot_record *out) {
+    const shms_layout *l = &i->seg.layout;
+    const shms_slot *s = &i->seg.slots[slot];
+    for (int t = 0;; t++) {
+        shms_slot copy = {0};
+        uint64_t state = get_acquire(&s->state), id = get_acquire(&s->id);
+        if (state == SHMS_FREE)
+            return false;
+        shms_set(&copy.offset, shms_get(&s->offset));
+        shms_set(&copy.length, shms_get(&s->length));
+        shms_set(&copy.head, shms_get(&s->head));
+        uint64_t flags = shms_get(&s->flags);
+        *out = (shms_slot_record){.slot = slot,
+                                  .state = state,
+                                  .id = id,
+                                  .offset = shms_get(&copy.offset),
+                                  .length = shms_get(&copy.length),
+                                  .key_len = shms_slot_key_len(&copy),
+                                  .meta_len = shms_slot_meta_len(&copy),
+                                  .put_ns = state == SHMS_WRITING ? 0 : shms_get(&s->put_ns),
+                                  .deleted = (flags & SHMS_SLOT_DELETED) != 0,
+                                  .checked = (flags & SHMS_SLOT_CHECKED) != 0,
+                                  .crc = flags >> SHMS_SLOT_CRC_SHIFT,
+                                  .bounded = shms_slot_bounded(&copy, l->capacity)};
+        out->span = out->bounded ? shms_span(out->length) : 0;
+        for (uint32_t r = 0; r < l->n_readers; r++)
+            if (who->here[r] && atomic_load_explicit(&shms_reader_pins(shms_segment_reader(&i->seg, r))[slot],
+                                                     memory_order_relaxed))
+                set_bit(out->pinned, r);
+        atomic_thread_fence(memory_order_acquire);
+        bool steady = get_acquire(&s->state) == state && get_acquire(&s->id) == id;
+        if (steady || t == SHMS_INSPECT_TRIES) {
+            out->moving = !steady || state == SHMS_WRITING;
+            return true;
+        }
+    }
+}
+
+/* As the writer's W1 (lease_done_by in reclaim.c) would see it. */
+static bool owes(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry, uint64_t number) {
+    shms_reader_table *t = shms_segment_reader(&i->seg, r);
+    if (get_acquire(&shms_reader_acks(t, i->seg.layout.max_objects)[entry]) == number || get_acquire(&t->base) > number)
+        return false;
+    uint64_t retired = shms_get(&i->seg.sb->retired[r]);
+    return !(retired && retired == get_acquire(&t->epoch) + 1) && !who->gone[r];
+}
+
+bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, uint32_t entry, shms_lease_record *out) {
+    const shms_lease *e = &i->seg.leases[entry];
+    for (int t = 0;; t++) {
+        uint64_t number = get_acquire(&e->number);
+        if (number == 0)
+            return false;
+        *out = (shms_lease_record){.entry = entry,
+                                   .number = number,
+                                   .slot = shms_get(&e->slot),
+                                   .id = shms_get(&e->id),
+                                   .opened_ns = shms_get(&e->opened_ns)};
+        for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
+            if (owes(i, who, r, entry, number))
+                set_bit(out->owed, r);
+        atomic_thread_fence(memory_order_acquire);
+        bool steady = get_acquire(&e->number) == number;
+        if (steady || t == SHMS_INSPECT_TRIES) {
+            out->moving = !steady;
+            return true;
+        }
+    }
+}
+
+int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *out, uint64_t room) {
+    shms_attendance who;
+    int rc = shms_inspector_enter(i);
+    if (rc)
+        return rc;
+    shms_inspector_attend(i, &who);
+    uint64_t n = 0;
+    for (; *at < i->seg.layout.max_objects && n < room; ++*at)
+        n += shms_inspector_slot(i, &who, (uint32_t)*at, &out[n]);
+    return (int64_t)n;
+}
+
+int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record *out, uint64_t room) {
+    shms_attendance who;
+    int rc = shms_inspector_enter(i);
+    if (rc)
+        return rc;
+    shms_inspector_attend(i, &who);
+    uint64_t n = 0;
+    for (; *at < i->seg.layout.max_leases && n < room; ++*at)
+        n += shms_inspector_lease(i, &who, (uint32_t)*at, &out[n]);
+    return (int64_t)n;
+}
+
+static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out) {
+    const shms_reader_table *t = shms_segment_reader(&i->seg, r);
+    for (int tries = 0;; tries++) {
+        uint64_t epoch = get_acquire(&t->epoch), retired = shms_get(&i->seg.sb->retired[r]);
+        *out = (shms_rank_record){.rank = r,
+                                  .alive = shms_segment_held(&i->seg, (int)r),
+                                  .pid = shms_get(&t->pid),
+                                  .epoch = epoch,
+                                  .attached_ns = shms_get(&t->attached_ns),
+                                  .retired = retired && retired == epoch + 1,
+                                  .base = shms_get(&t->base),
+                                  .gets = shms_get(&t->gets),
+                                  .stale = shms_get(&t->stale),
+                                  .released = shms_get(&t->released),
+                                  .releases = shms_get(&t->releases)};
+        atomic_thread_fence(memory_order_acquire);
+        bool steady = get_acquire(&t->epoch) == epoch;
+        if (steady || tries == SHMS_INSPECT_TRIES) {
+            out->moving = !steady;
+            return;
+        }
+    }
+}
+
+/* Adds up what rank r holds.  `seen`: a byte a slot, zeroed here; bytes of one object count once. */
+static void add_up(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint8_t *seen,
+                   shms_rank_record *out) {
+    const shms_layout *l = &i->seg.layout;
+    const shms_pin *pins = shms_reader_pins(shms_segment_reader(&i->seg, r));
+    shms_slot_record s;
+    shms_lease_record e;
+    memset(seen, 0, l->max_objects);
+    for (uint32_t k = 0; k < l->max_objects; k++) {
+        uint32_t pin = atomic_load_explicit(&pins[k], memory_order_relaxed);
+        out->pins += pin;
+        if (pin == 0 || !who->here[r] || !shms_inspector_slot(i, who, k, &s))
+            continue;
+        out->pinned_objects++;
+        out->pinned_bytes += s.span;
+        out->held_bytes += s.span;
+        seen[k] = 1;
+    }
+    for (uint32_t k = 0; k < l->max_leases; k++) {
+        if (shms_get(&i->seg.leases[k].number) == 0 || !shms_inspector_lease(i, who, k, &e) ||
+            !shms_has_bit(e.owed, r))
+            continue;
+        out->owed_leases++;
+        if (out->oldest_owed_ns == 0 || e.opened_ns < out->oldest_owed_ns)
+            out->oldest_owed_ns = e.opened_ns;
+        if (e.slot < l->max_objects && seen[e.slot] < 2 && shms_inspector_slot(i, who, (uint32_t)e.slot, &s)) {
+            out->owed_bytes += s.span;
+            out->held_bytes += seen[e.slot] ? 0 : s.span;
+            seen[e.slot] = 2;
+        }
+    }
+}
+
+int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
+    shms_attendance who;
+    int rc = shms_inspector_enter(i);
+    if (rc)
+        return rc;
+    uint8_t *seen = malloc(i->seg.layout.max_objects);
+    if (!seen)
+        return SHMS_ENOMEM;
+    shms_inspector_attend(i, &who);
+    for (uint32_t r = 0; r < i->seg.layout.n_readers; r++) {
+        read_rank(i, r, &out[r]);
+        add_up(i, &who, r, seen, &out[r]);
+    }
+    free(seen);
+    return SHMS_OK;
+}
+
+bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id) {
+    const shms_slot *s = &i->seg.slots[slot];
+    atomic_thread_fence(memory_order_acquire);
+    uint64_t state = get_acquire(&s->state);
+    return (state == SHMS_LIVE || state == SHMS_EVICTING) && get_acquire(&s->id) == id;
+}
+
+int shms_inspector_copy(shms_inspector *i, uint64_t slot, uint64_t id, uint64_t from, uint64_t size, uint8_t *out) {
+    static const shms_attendance nobody;
+    shms_slot_record s;
+    int rc = shms_inspector_enter(i);
+    if (rc)
+        return rc;
+    if (slot >= i->seg.layout.max_objects)
+        return SHMS_EINVAL;
+    if (!shms_inspector_slot(i, &nobody, (uint32_t)slot, &s) || s.id != id || s.moving)
+        return SHMS_ESTALE;
+    if (!s.bounded)
+        return SHMS_ECORRUPT;
+    if (from > s.length || size > s.length - from)
+        return SHMS_EINVAL;
+    memcpy(out, i->seg.data + s.offset + from, size);
+    return shms_inspector_still(i, slot, id) ? SHMS_OK : SHMS_ESTALE;
+}

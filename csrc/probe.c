@@ -1,0 +1,84 @@
+/*
+ * probe.c - a file in /dev/shm looked at, or removed, by name and without mapping it: for lists of segments, and for
+ * what a dead writer or a stranger has left.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "inspect.h"
+#include "segment.h"
+#include "slots.h"
+
+int shms_probe_file(shms_probe *out, const char *name) {
+    shms_segment seg = {.fd = -1};
+    union {
+        shms_superblock sb;
+        uint8_t bytes[SHMS_SUPERBLOCK_SIZE];
+    } page = {.bytes = {0}};
+    struct stat st;
+    int rc = shms_segment_name(&seg, name);
+    if (rc)
+        return rc;
+    /* O_NONBLOCK: whatever it is, a pipe among them, the open must come back. */
+    seg.fd = shm_open(seg.name, O_RDONLY | O_NONBLOCK, 0);
+    if (seg.fd < 0)
+        return errno == ENOENT ? SHMS_ENOSTORE : errno == ELOOP ? SHMS_ELAYOUT : SHMS_ESYS;
+    if (fstat(seg.fd, &st))
+        rc = SHMS_ESYS;
+    else if (!S_ISREG(st.st_mode))
+        rc = SHMS_ELAYOUT;
+    /* read(2), not a mapping: the file may be of any size, and a read leaves holes holes. */
+    else if (pread(seg.fd, page.bytes, sizeof page, 0) < 0)
+        rc = SHMS_ESYS;
+    if (rc == SHMS_OK) {
+        *out = (shms_probe){.size = (uint64_t)st.st_size,
+                            .device = st.st_dev,
+                            .inode = st.st_ino,
+                            .modified_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,
+                            .uid = st.st_uid,
+                            .ours = page.sb.magic == SHMS_MAGIC,
+                            .published = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) != 0,
+                            .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
+                            .blank = 1,
+                            .writer_alive = shms_segment_held(&seg, SHMS_ROLE_WRITER)};
+        for (size_t i = 0; i < sizeof page; i++)
+            out->blank &= page.bytes[i] == 0;
+        for (int r = 0; r < SHMS_MAX_READERS; r++)
+            out->ranks_alive += shms_segment_held(&seg, r);
+    }
+    int saved = errno;
+    close(seg.fd);
+    errno = saved;
+    return rc;
+}
+
+int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int force) {
+    shms_segment seg = {.fd = -1};
+    struct stat st;
+    int rc = shms_segment_name(&seg, name);
+    if (rc)
+        return rc;
+    seg.fd = shm_open(seg.name, O_RDWR | O_NONBLOCK, 0);
+    if (seg.fd < 0)
+        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+    if (fstat(seg.fd, &st))
+        rc = SHMS_ESYS;
+    else if (!S_ISREG(st.st_mode) || st.st_dev != device || st.st_ino != inode)
+        rc = SHMS_ENOSTORE;
+    else
+        rc = shms_segment_lock(&seg, SHMS_ROLE_WRITER);
+    for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
+        rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
+    if (rc == SHMS_OK) {
+        seg.dev = st.st_dev;
+        seg.ino = st.st_ino;
+        shms_segment_unlink(&seg); /* the name, if it is still this file's */
+    }
+    int saved = errno;
+    close(seg.fd);
+    errno = saved;
+    return rc;
+}

@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""Check the protocol models with spin: each run must hold, each mutation must fail, and for the reason given.
+
+`python model/check.py` does the runs and the mutations marked for CI; `--all` does all mutations; names choose among
+both. Exit status: 0 all as it must be, 1 not so, 3 spin or a C compiler is missing.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+MEMORY_MB = 4000
+DEPTH = 100_000
+TIMEOUT_S = 600
+NOT_FINISHED = ("max search depth too small", "out of memory", "memory exceeded", "Search not completed", "aborting")
+
+VIEW = "g_view[k]!="
+OWED = "g_owed["
+BYTES = "data["
+STUCK = "violated go "
+LOST = "ok==g_com[k]"
+PART = "go|| !"
+TWICE = "del[0]"
+STANDS = "known&&"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Sizes under which a model must hold."""
+
+    name: str
+    model: str
+    sizes: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A switch that takes one point away, the run under which it must fail, and the assertion that must notice."""
+
+    name: str
+    run: str
+    by: str
+    ci: bool = False
+
+
+RUNS = [
+    Run("one-rank", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=6", "both sides may die, at any step"),
+    Run("closing", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=5 CLOSES=1", "the rank is closed and attached again, too"),
+    Run("two-slots", "protocol.pml", "NS=2 RCRASH=0 WCRASH=1 WOPS=6", "an eviction of several victims, cut anywhere"),
+    Run("one-key", "protocol.pml", "NS=2 ONEKEY=1 RCRASH=0 WCRASH=1 WOPS=6 ROPS=1", "deletion, and the key put again"),
+    Run("two-ranks", "protocol.pml", "NR=2 RCRASH=1 WCRASH=0 WOPS=4 ROPS=1", "a lease waits for both"),
+    Run("two-threads", "protocol.pml", "THREADS=2 RCRASH=0 WCRASH=0 WOPS=6", "two threads share a rank's table"),
+    Run("two-entries", "protocol.pml", "NL=2 MAXH=3 RCRASH=1 WCRASH=0 WOPS=6", "several leases of one object"),
+    Run("retiring", "protocol.pml", "RETIRE=1 RCRASH=1 WCRASH=0 WOPS=6", "a rank is retired while it comes"),
+    Run("refusal", "refusal.pml", "NR=1 DEATHS=3", "one rank dies and comes again often"),
+    Run("refusal-two", "refusal.pml", "NR=2 DEATHS=1 ROPS=1", "two ranks"),
+]
+
+MUTATIONS = [
+    Mutation("R1_RELAXED", "one-rank", VIEW, ci=True),
+    Mutation("NO_R2", "one-rank", VIEW),
+    Mutation("ID_FIRST", "one-rank", BYTES),
+    Mutation("EVICTING_IS_LIVE", "one-rank", VIEW),
+    Mutation("ORPHAN_UNASKED", "one-rank", BYTES, ci=True),
+    Mutation("R3_FIRST", "one-rank", OWED),
+    Mutation("ACK_UNASKED", "two-threads", STUCK),
+    Mutation("ACK_NO_MAXIMUM", "two-threads", STUCK),
+    Mutation("CLOSE_EARLY", "closing", VIEW),
+    Mutation("A4_EARLY", "one-rank", OWED),
+    Mutation("NO_A2", "one-rank", STUCK),
+    Mutation("NO_A3", "one-rank", STUCK),
+    Mutation("NEVER_IS_DEAD", "one-rank", OWED),
+    Mutation("PROBE_THEN_EPOCH", "one-rank", OWED, ci=True),
+    Mutation("VERDICT_KEPT", "one-rank", OWED),
+    Mutation("RETIRED_FOR_EVER", "retiring", OWED),
+    Mutation("W2_RELAXED", "one-rank", VIEW, ci=True),
+    Mutation("NO_W3", "one-rank", VIEW),
+    Mutation("VERDICT_FOR_W3P", "one-rank", BYTES, ci=True),
+    Mutation("ONE_BY_ONE", "two-slots", PART, ci=True),
+    Mutation("FREE_LATE", "one-rank", BYTES),
+    Mutation("L2_FIRST", "one-rank", OWED),
+    Mutation("LIVE_EARLY", "one-rank", BYTES),
+    Mutation("WRITING_IS_LIVE", "one-rank", BYTES),
+    Mutation("EVICTING_LEFT", "one-rank", LOST),
+    Mutation("NO_D1", "one-key", TWICE, ci=True),
+    Mutation("RELEASE_FIRST", "refusal", STANDS),
+    Mutation("UNCOUNTED", "refusal", STANDS),
+    Mutation("PREPARE_LATE", "refusal", STANDS, ci=True),
+    Mutation("NO_EPOCH", "refusal", STANDS),
+    Mutation("NO_HERE", "refusal", STANDS),
+    Mutation("HERE_NOW", "refusal", STANDS),
+    Mutation("CANCEL_UNCOUNTED", "refusal", STANDS),
+]
+
+
+def holds(status: int, output: str) -> bool:
+    """Say whether pan finished a full search and found nothing; whatever is unclear is a no."""
+    if status != 0 or any(text in output for text in NOT_FINISHED):
+        return False
+    summary = re.search(r"^State-vector \d+ byte, depth reached \d+, errors: (\d+)$", output, re.M)
+    return summary is not None and summary[1] == "0" and "Full statespace search" in output
+
+
+def fails(output: str, by: str) -> bool:
+    """Say whether pan found the assertion violated that contains `by`."""
+    found = re.search(r"^pan:1: assertion violated (.*)$", output, re.M)
+    return found is not None and by in f"violated {found[1]} "
+
+
+def verify(model: str, sizes: str, mutation: str | None) -> tuple[int, str]:
+    """Run spin, the compiler and pan in a directory of their own; returns pan's exit status and output."""
+    defines = [f"-D{size}" for size in sizes.split()] + ([f"-DMUT_{mutation}"] if mutation else [])
+    options = ["-w", "-DSAFETY", "-DCOLLAPSE", "-DNOREDUCE", f"-DMEMLIM={MEMORY_MB}"]
+    with tempfile.TemporaryDirectory() as directory:
+        spin = ["spin", "-a", *defines, str(HERE / model)]
+        for command in (spin, ["cc", "-O0" if mutation else "-O1", *options, "-o", "pan", "pan.c"]):
+            done = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+            if done.returncode:
+                return done.returncode, done.stdout + done.stderr
+        try:
+            pan = subprocess.run(
+                ["./pan", f"-m{DEPTH}", "-w25", "-n"], cwd=directory, capture_output=True, text=True, timeout=TIMEOUT_S
+            )
+        except subprocess.TimeoutExpired:
+            return 1, f"aborting: not finished in {TIMEOUT_S} s"
+        return pan.returncode, pan.stdout + pan.stderr
+
+
+def figures(output: str) -> str:
+    """Pick states and memory out of pan's output."""
+    states = re.search(r"(\d+) states, stored", output)
+    memory = re.search(r"([\d.]+)\s+total actual memory usage", output)
+    return f"{int(states[1]) if states else 0:>10,} states {float(memory[1]) if memory else 0:6.0f} MB"
+
+
+def main() -> int:
+    """Run what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", help="runs and mutations; default: all runs, the mutations for CI")
+    parser.add_argument("--all", action="store_true", help="all mutations")
+    arguments = parser.parse_args()
+    known = {run.name for run in RUNS} | {mutation.name for mutation in MUTATIONS}
+    if unknown := sorted(set(arguments.names) - known):
+        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    for tool in ("spin", "cc"):
+        if shutil.which(tool) is None:
+            print(f"{tool} is missing: the models were NOT checked (Debian: apt-get install spin gcc)")
+            return 3
+    wrong, began = 0, time.monotonic()
+    for run in RUNS:
+        if arguments.names and run.name not in arguments.names:
+            continue
+        start = time.monotonic()
+        status, output = verify(run.model, run.sizes, None)
+        good = holds(status, output)
+        took = time.monotonic() - start
+        print(f"{'holds' if good else 'BROKEN':7} {run.name:18} {figures(output)} {took:5.1f} s", flush=True)
+        if not good:
+            wrong += 1
+            print(output)
+    sizes = {run.name: run for run in RUNS}
+    for mutation in MUTATIONS:
+        if mutation.name not in arguments.names and (arguments.names or not (arguments.all or mutation.ci)):
+            continue
+        start = time.monotonic()
+        run = sizes[mutation.run]
+        _, output = verify(run.model, run.sizes, mutation.name)
+        good = fails(output, mutation.by)
+        took = time.monotonic() - start
+        print(f"{'fails' if good else 'HOLDS?':7} {mutation.name:18} in {mutation.run:12} {took:12.1f} s", flush=True)
+        if not good:
+            wrong += 1
+            print(output)
+    print(f"{time.monotonic() - began:.0f} s, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,628 @@
+/*
+ * protocol.pml - the protocol of docs/protocol.md: one writer (may be killed; another recovers), NR ranks (each may be
+ * killed or closed, and attached again), NS slots, NL lease entries.
+ *
+ * One scheduled step is at most one access to a word that another process writes; a comment at its end gives the
+ * labels of csrc/ ("R2a:" stands where SHMS_STEP("R2a") does).  Memory is sequentially consistent except where a
+ * switch MUT_* puts a store into a buffer.  g_ are ghosts: what the promises are about, never read by the protocol.
+ *
+ * Sizes and switches come from check.py, which also says which of them must fail; README.md says what is left out.
+ */
+#ifndef NR
+#define NR 1                            /* ranks, 1 or 2 */
+#endif
+#ifndef THREADS
+#define THREADS 1                       /* 2: rank 0 is one process with two threads, never killed */
+#endif
+#ifndef NS
+#define NS 1                            /* slots, 1 or 2 */
+#endif
+#ifndef NL
+#define NL 1                            /* lease entries, 1 or 2 */
+#endif
+#ifndef MAXH
+#define MAXH 2                          /* hand-outs */
+#endif
+#ifndef MAXID
+#define MAXID 2                         /* objects ever put */
+#endif
+#ifndef WOPS
+#define WOPS 6                          /* operations of the writers together */
+#endif
+#ifndef ROPS
+#define ROPS 2                          /* operations of one reader, besides the last round */
+#endif
+#ifndef WCRASH
+#define WCRASH 1
+#endif
+#ifndef RCRASH
+#define RCRASH 1                        /* kills of readers together */
+#endif
+#ifndef CLOSES
+#define CLOSES 0                        /* closes of readers together */
+#endif
+#ifndef ONEKEY
+#define ONEKEY 0                        /* all objects have the same key, and are deleted to be put again */
+#endif
+#ifndef RETIRE
+#define RETIRE 0                        /* the writer may retire ranks that have never come, at any moment */
+#endif
+
+#define FREE 0
+#define WRITING 1
+#define LIVE 2
+#define EVICTING 3
+
+#define UNKNOWN 0
+#define HERE 1
+#define GONE 2
+
+byte st[NS]; byte id[NS]; byte data[NS]; bool del[NS];              /* the writer's words */
+byte lseq[NL]; byte lslot[NL]; byte lid[NL];
+byte nextseq = 1; byte nextid = 1; byte retired[NR];
+byte pins[NR*NS]; byte ack[NR*NL]; byte base[NR]; byte epoch[NR];   /* rank r's words */
+bool lock[NR]; bool wlock;                                          /* the kernel's */
+#ifdef MUT_R1_RELAXED
+byte sbR[NR];
+#endif
+#ifdef MUT_W2_RELAXED
+byte sbW;
+#endif
+
+#define NP (NR*THREADS)                 /* reader processes, or threads */
+#define RANK(p) ((p) % NR)
+#define P(r,s) pins[(r)*NS+(s)]
+#define A(r,l) ack[(r)*NL+(l)]
+
+/* Ghosts.  Hand-out h has the lease number h. */
+byte g_id[MAXH+1]; byte g_slot[MAXH+1]; byte g_entry[MAXH+1]; byte g_nref;
+bool g_owed[NR*(MAXH+1)];               /* promised to the rank, and neither taken, released nor cancelled */
+bool g_took[NR*(MAXH+1)];
+byte g_view[NP];                        /* slot + 1 of a live view */
+bool g_up[NR]; bool g_never[NR];        /* attached now; never attached and not retired */
+byte g_from[NR]; bool g_snap[NR];
+bool g_com[MAXID+1];                    /* committed, and not evicted since */
+/* A death is one step: nobody else moves until the kernel has stopped the threads. */
+#define THE_WRITER 2
+#define NOBODY 3
+byte nops; byte nkill; byte nwkill; byte nclose; byte dying = NOBODY; bool wdone; bool rdone[NP]; bool final;
+
+#define O(r,h) g_owed[(r)*(MAXH+1)+(h)]
+#define T(r,h) g_took[(r)*(MAXH+1)+(h)]
+#define CLEAR_OWED(r) k = 1; do :: k <= MAXH -> O(r,k) = 0; k++ :: else -> break od; k = 0
+
+/* ---------------------------------------------------------------- readers: readers.c, reader.c */
+
+#ifdef MUT_R1_RELAXED
+#define FLUSHR(r) if :: sbR[r] != 0 -> P(r,sbR[r]-1)++; sbR[r] = 0 :: else fi
+#else
+#define FLUSHR(r) skip
+#endif
+
+inline do_ack(r, h)
+{
+#ifdef MUT_ACK_UNASKED
+        atomic { A(r,g_entry[h]) = h };
+#else
+        if :: atomic { lseq[g_entry[h]] != h -> skip }                              /* R3a: */
+           :: atomic { lseq[g_entry[h]] == h -> skip };
+#ifdef MUT_ACK_NO_MAXIMUM
+              atomic { A(r,g_entry[h]) = h }
+#else
+              atomic { if :: A(r,g_entry[h]) < h -> A(r,g_entry[h]) = h :: else fi }        /* R3b: */
+#endif
+        fi
+#endif
+}
+
+#define TAKEN(p,r,h) g_view[p] = g_slot[h]+1; O(r,h) = 0; T(r,h) = 1
+#define STALE(r,h) assert(!O(r,h))      /* promised to this rank, and it was awake for it */
+
+inline do_get(p, r, h)
+{
+#ifdef MUT_R3_FIRST
+        do_ack(r,h);
+#endif
+#ifdef MUT_R1_RELAXED
+        sbR[r] = g_slot[h]+1;
+#else
+        P(r,g_slot[h])++;                                                           /* R1: */
+#endif
+#if defined(MUT_NO_R2)
+        atomic { ok = 1; TAKEN(p,r,h) };
+#elif defined(MUT_ID_FIRST)
+        atomic { ok = (id[g_slot[h]] == g_id[h]) };
+        atomic { x = st[g_slot[h]];
+                 if :: ok && x == LIVE -> TAKEN(p,r,h) :: else -> x = 0; ok = 0; STALE(r,h) fi };
+#else
+        x = st[g_slot[h]];                                                          /* R2a: R2c: */
+look:   atomic { ok = 0;                                                            /* R2b: and the id of R2c */
+                 if :: id[g_slot[h]] == g_id[h] && (x == LIVE || (x == EVICTING && orphan)) -> ok = 1; TAKEN(p,r,h)
+                    :: id[g_slot[h]] == g_id[h] && x == EVICTING && !orphan
+                    :: else -> x = 0; STALE(r,h)
+                 fi };
+        if :: atomic { !ok && x == EVICTING ->                                      /* outlast_eviction */
+#ifdef MUT_EVICTING_IS_LIVE
+                      ok = 1; TAKEN(p,r,h) }
+#else
+                      if :: st[g_slot[h]] != EVICTING -> x = st[g_slot[h]]; goto look   /* R2c: another turn */
+                         :: true -> x = 0; STALE(r,h)                               /* patience is over */
+                         :: !wlock ->                                               /* R2p: */
+#ifdef MUT_ORPHAN_UNASKED
+                            ok = 1; TAKEN(p,r,h)
+#else
+                            orphan = 1
+#endif
+                      fi };
+              if :: atomic { orphan -> x = st[g_slot[h]]; goto look }               /* R2c: */
+                 :: atomic { !orphan -> skip }
+              fi
+#endif
+           :: atomic { ok || x != EVICTING -> skip }
+        fi;
+#endif
+        if :: atomic { ok -> x = 0; orphan = 0; FLUSHR(r) };
+#ifndef MUT_R3_FIRST
+              do_ack(r,h);
+#endif
+              atomic { assert(data[g_slot[h]] == g_id[h]); ok = 0;
+#ifdef MUT_CLOSE_EARLY
+                       /* the lock goes with the handle, not with the last view */
+                       if :: nclose < CLOSES && !wdone -> nclose++; lock[r] = 0; closing = 1; g_up[r] = 0; CLEAR_OWED(r) :: true fi
+#endif
+                     };
+              atomic { assert(data[g_slot[h]] == g_id[h]); g_view[p] = 0; P(r,g_slot[h])-- }    /* R4: */
+           :: atomic { !ok -> x = 0; orphan = 0; FLUSHR(r); P(r,g_slot[h])-- }      /* R4: */
+        fi
+}
+
+/* What was promised to this process is promised to nobody now; what was promised to a rank that has never attached is. */
+#define CLEAR_OWED_UNLESS_NEVER(r) k = 1; \
+        do :: k <= MAXH -> if :: !g_never[r] -> O(r,k) = 0 :: else fi; T(r,k) = 0; k++ :: else -> break od; k = 0
+#define LEAVE(r) CLEAR_OWED_UNLESS_NEVER(r); g_up[r] = 0; g_snap[r] = g_snap[r] && g_never[r]
+
+proctype Reader(byte p; byte r) provided (dying == NOBODY || dying + 2 == _pid)
+{
+        byte n, h, x, k; bool ok, orphan, closing;
+        if :: p >= NR -> g_up[r] :: else fi;            /* a second thread of an attached rank */
+again:
+        {
+                if :: atomic { p < NR -> skip };
+                        atomic { !lock[r] -> lock[r] = 1 };                         /* A1: */
+#ifdef MUT_A4_EARLY
+                        atomic { epoch[r]++ };
+                        if :: atomic { epoch[r] > 1 -> skip };
+#else
+                        if :: atomic { epoch[r] > 0 -> skip };
+#endif
+#ifndef MUT_NO_A2
+                                P(r,0) = 0;                                         /* A2: */
+#if NS > 1
+                                P(r,1) = 0;
+#endif
+#endif
+#ifdef MUT_NO_A3
+                                g_from[r] = nextseq;
+#else
+                                x = nextseq;                                        /* A3: the load */
+                                atomic { base[r] = x; g_from[r] = x; x = 0 };       /* A3: the store */
+#endif
+                           :: atomic { else -> skip }
+                        fi;
+                        atomic {
+#ifndef MUT_A4_EARLY
+                                epoch[r]++;                                         /* A4: */
+#endif
+                                g_up[r] = 1; g_never[r] = 0 }
+                   :: atomic { p >= NR -> skip }
+                fi;
+                do
+                :: atomic { n < ROPS && g_nref > 0 && !closing -> n++;
+                            if :: g_nref >= 1 -> h = 1
+                               :: g_nref >= 2 -> h = 2
+#if MAXH >= 3
+                               :: g_nref >= 3 -> h = 3
+#endif
+                            fi };
+                   if :: do_get(p,r,h)
+                      :: atomic { true -> O(r,h) = 0; T(r,h) = 1 }; do_ack(r,h)     /* release(ref) */
+                   fi;
+                   h = 0
+                :: atomic { closing -> closing = 0; n = 0; CLEAR_OWED_UNLESS_NEVER(r); goto again }
+                :: atomic { nclose < CLOSES && !closing && !wdone ->                /* close: the last view is gone */
+                            nclose++; n = 0; LEAVE(r); lock[r] = 0; goto again }
+                :: wdone && !closing -> break
+                od;
+                h = 1;                                  /* alive, and takes or releases all that it was promised */
+                do :: atomic { h <= g_nref && !T(r,h) && h >= g_from[r] -> O(r,h) = 0; T(r,h) = 1 }; do_ack(r,h); h++
+                   :: atomic { h <= g_nref && !(!T(r,h) && h >= g_from[r]) -> h++ }
+                   :: atomic { h > g_nref -> break }
+                od;
+                atomic { h = 0; n = 0; rdone[p] = 1 };
+                final
+        } unless { dying == r };
+        if :: atomic { dying == r ->                     /* the kernel: threads stop ... */
+                FLUSHR(r); g_view[p] = 0; n = 0; h = 0; x = 0; k = 0; ok = 0; orphan = 0; closing = 0; rdone[p] = 0;
+                LEAVE(r); lock[r] = 0; dying = NOBODY };                            /* ... then files are closed */
+              if :: true -> goto again                  /* somebody attaches again, */
+                 :: atomic { true -> rdone[p] = 1 }     /* or nobody */
+              fi
+           :: final
+        fi
+}
+
+#if RCRASH + WCRASH > 0
+proctype Killer() provided (dying == NOBODY)
+{
+        do
+#if RCRASH > 0
+           :: atomic { nkill < RCRASH && !final && lock[0] -> dying = 0; nkill++ }
+#if NR > 1
+           :: atomic { nkill < RCRASH && !final && lock[1] -> dying = 1; nkill++ }
+#endif
+#endif
+#if WCRASH > 0
+           :: atomic { nwkill < WCRASH && !wdone && wlock -> dying = THE_WRITER; nwkill++ }
+#endif
+           :: final -> break
+        od
+}
+#endif
+
+#ifdef MUT_R1_RELAXED
+proctype BufR() { do :: atomic { sbR[0] != 0 -> FLUSHR(0) } :: final -> break od }
+#endif
+#ifdef MUT_W2_RELAXED
+proctype BufW() { do :: atomic { sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 } :: final -> break od }
+#endif
+
+/* ---------------------------------------------------------------- the writer: reclaim.c, leases.c, objects.c */
+
+#ifdef MUT_VERDICT_KEPT
+#define ANEW skip
+#else
+#define ANEW atomic { verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN }       /* shms_reclaim_begin */
+#endif
+#define JUDGE(r) if :: verdict[r] == HERE -> go = 0 :: else fi
+
+inline ask_rank(r)         /* rank_gone, where no verdict is remembered; clears go if the rank is here */
+{
+        if :: atomic { verdict[r] != UNKNOWN -> JUDGE(r) }
+           :: atomic { verdict[r] == UNKNOWN ->
+#if defined(MUT_NEVER_IS_DEAD)
+                if :: lock[r] -> verdict[r] = HERE :: else -> verdict[r] = GONE fi; JUDGE(r) }
+#elif defined(MUT_PROBE_THEN_EPOCH)
+                ok = lock[r] };
+              atomic { if :: !ok && epoch[r] > 0 -> verdict[r] = GONE :: else -> verdict[r] = HERE fi; ok = 0; JUDGE(r) }
+#else
+                ok = (epoch[r] > 0) };                                              /* W1b: */
+              atomic { if :: ok && !lock[r] -> verdict[r] = GONE :: else -> verdict[r] = HERE fi; ok = 0; JUDGE(r) }    /* W1c: */
+#endif
+        fi
+}
+
+#ifdef MUT_RETIRED_FOR_EVER
+#define RETIRED(r) (retired[r] != 0)
+#else
+#define RETIRED(r) (retired[r] != 0 && retired[r] == epoch[r]+1)
+#endif
+
+inline lease_done_by(r)    /* clears go if the lease in entry l still waits for rank r */
+{
+        if :: atomic { A(r,l) == lseq[l] -> skip }                                  /* W1a: the acknowledgement, */
+           :: atomic { A(r,l) != lseq[l] -> skip };
+              if :: atomic { base[r] > lseq[l] -> skip }                            /* the base, */
+                 :: atomic { base[r] <= lseq[l] -> skip };
+                    if :: atomic { RETIRED(r) -> skip }                             /* the retirement */
+                       :: atomic { !RETIRED(r) -> skip };
+                          ask_rank(r)
+                    fi
+              fi
+        fi
+}
+
+inline lease_done()        /* entry l; go = closed */
+{
+        lease_done_by(0);
+#if NR > 1
+        if :: go -> lease_done_by(1) :: else fi;
+#endif
+        atomic { if :: go -> lseq[l] = 0 :: else fi }                               /* C1: */
+}
+
+inline first_look(r, v)
+{
+        if :: atomic { go && P(r,v) != 0 -> skip }; ask_rank(r)
+           :: atomic { !go || P(r,v) == 0 -> skip }
+        fi
+}
+
+#define LEASED(e,v) (lseq[e] != 0 && lslot[e] == v)
+
+inline may_go(v)           /* W1 and a first look at the pins of slot v; go = it may */
+{
+        if :: atomic { st[v] == LIVE && LEASED(0,v) -> l = 0; go = 1 }; lease_done()
+           :: atomic { !(st[v] == LIVE && LEASED(0,v)) -> go = (st[v] == LIVE) }
+        fi;
+#if NL > 1
+        if :: atomic { go && LEASED(1,v) -> l = 1 }; lease_done(); l = 0
+           :: atomic { !(go && LEASED(1,v)) -> skip }
+        fi;
+#endif
+        first_look(0, v);
+#if NR > 1
+        first_look(1, v)
+#endif
+}
+
+#ifdef MUT_W2_RELAXED
+#define SET_EVICTING(v) sbW = (v)+1
+#define FLUSHW if :: sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 :: else fi
+#else
+#define SET_EVICTING(v) st[v] = EVICTING
+#define FLUSHW skip
+#endif
+
+inline w3(r, v)
+{
+#if defined(MUT_NO_W3)
+        skip
+#elif defined(MUT_VERDICT_FOR_W3P)
+        if :: atomic { P(r,v) == 0 -> skip }
+           :: atomic { P(r,v) != 0 -> skip }; ask_rank(r)
+        fi
+#else
+        if :: atomic { P(r,v) == 0 -> skip }                                        /* W3: */
+           :: atomic { P(r,v) != 0 -> skip };
+              atomic { if :: lock[r] -> go = 0 :: else fi }                         /* W3p: */
+        fi
+#endif
+}
+
+inline pinned(v)
+{
+        if :: atomic { go -> skip }; w3(0, v) :: atomic { !go -> skip } fi;
+#if NR > 1
+        if :: atomic { go -> skip }; w3(1, v) :: atomic { !go -> skip } fi
+#endif
+}
+
+inline set_free(v)         /* the two promises, where they would be broken */
+{
+        atomic { k = 0; do :: k < NP -> assert(g_view[k] != v+1); k++ :: else -> break od;
+                 k = 1; do :: k <= g_nref -> assert(!(g_slot[k] == v && g_id[k] == id[v] && (O(0,k) || O(NR-1,k)))); k++
+                           :: else -> break od;
+                 k = 0; st[v] = FREE; g_com[id[v]] = 0 }                            /* W4: */
+}
+
+inline evict(a, b)         /* slots of a set: a, and b too if it is another one; go = they are free */
+{
+        may_go(a);
+#if NS > 1
+        if :: atomic { go && a != b -> skip }; may_go(b) :: atomic { !(go && a != b) -> skip } fi;
+#endif
+        if :: atomic { go -> skip };
+#ifdef MUT_ONE_BY_ONE
+                SET_EVICTING(a); pinned(a); if :: go -> set_free(a) :: else -> st[a] = LIVE fi;
+                atomic { x = go };
+                if :: atomic { go && a != b -> skip };
+                        SET_EVICTING(b); pinned(b); if :: go -> set_free(b) :: else -> st[b] = LIVE fi
+                   :: atomic { else -> skip }
+                fi;
+                atomic { assert(go || !x); x = 0 }                                  /* all or nothing */
+#else
+                SET_EVICTING(a);                                                    /* W2: */
+#if NS > 1
+                if :: atomic { a != b -> skip }; SET_EVICTING(b) :: atomic { a == b -> skip } fi;
+#endif
+                pinned(a);
+#if NS > 1
+                if :: atomic { a != b -> skip }; pinned(b) :: atomic { a == b -> skip } fi;
+#endif
+                atomic { FLUSHW };
+                if :: atomic { go -> skip };
+#ifdef MUT_FREE_LATE
+                        data[a] = 0;                    /* bytes reused before FREE is written */
+#endif
+                        set_free(a);
+#if NS > 1
+                        if :: atomic { a != b -> skip }; set_free(b) :: atomic { a == b -> skip } fi
+#endif
+                   :: atomic { !go -> skip };
+                        st[a] = LIVE;                                               /* W5: */
+#if NS > 1
+                        if :: atomic { a != b -> skip }; st[b] = LIVE :: atomic { a == b -> skip } fi;
+#endif
+                        ANEW                                                        /* the search starts anew */
+                fi
+#endif
+           :: atomic { !go -> skip }
+        fi
+}
+
+#define SNAP(r) g_snap[r] = g_up[r] || g_never[r]
+#define PROMISE(r,h) O(r,h) = g_snap[r] && (g_up[r] || g_never[r]); g_snap[r] = 0
+
+#if NR > 1
+#define PROMISES(h) PROMISE(0,h); PROMISE(1,h)
+#else
+#define PROMISES(h) PROMISE(0,h)
+#endif
+#define PUBLISH(h) lseq[l] = h; g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
+
+inline hand_out()          /* of slot s, on the free entry l; the reference goes out with L2 */
+{
+#ifdef MUT_L2_FIRST
+        atomic { SNAP(0); SNAP(NR-1); lslot[l] = s; lid[l] = id[s]; x = nextseq; PUBLISH(x); x = 0 };
+        atomic { nextseq++; l = 0; ANEW }
+#else
+        atomic { SNAP(0); SNAP(NR-1); lslot[l] = s; lid[l] = id[s]; nextseq++ };    /* L1: */
+        atomic { x = nextseq-1; PUBLISH(x); x = 0; l = 0; ANEW }                    /* L2: */
+#endif
+}
+
+#if NL > 1
+#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: lseq[0] != 0 && lseq[1] == 0 -> l = 1 \
+                           :: lseq[0] != 0 && lseq[1] != 0 -> l = NL fi
+#else
+#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: else -> l = NL fi
+#endif
+
+inline recover()
+{
+        atomic { wlock = 1; s = 0 };
+        do :: atomic { s < NS && st[s] == WRITING ->                                /* V1: */
+#ifdef MUT_WRITING_IS_LIVE
+                st[s] = LIVE; s++ }
+#else
+                st[s] = FREE; s++ }
+#endif
+#ifdef MUT_EVICTING_LEFT
+           :: atomic { s < NS && st[s] == EVICTING -> s++ }
+#else
+           :: atomic { s < NS && st[s] == EVICTING -> st[s] = LIVE; s++ }           /* V2: */
+#endif
+           :: atomic { s < NS && (st[s] == FREE || st[s] == LIVE) -> s++ }
+           :: atomic { s == NS -> s = 0; break }
+        od;
+#define NAMES_NOTHING (lseq[l] != 0 && (st[lslot[l]] != LIVE || lid[l] != id[lslot[l]]))
+        do :: atomic { l < NL && NAMES_NOTHING ->
+                assert(false); lseq[l] = 0; l++ }                                   /* V3: never needed, as is proved here */
+           :: atomic { l < NL && !NAMES_NOTHING -> l++ }
+           :: atomic { l == NL -> l = 0; break }
+        od;
+        /* every committed object is there, bit for bit; what is there was committed; no key twice */
+        atomic { k = 1;
+                 do :: k <= MAXID -> ok = 0; s = 0;
+                       do :: s < NS -> if :: st[s] == LIVE && id[s] == k -> ok = 1; assert(data[s] == k) :: else fi; s++
+                          :: else -> break od;
+                       assert(ok == g_com[k]); k++
+                    :: else -> break od;
+#if ONEKEY && NS > 1
+                 assert(!(st[0] == LIVE && !del[0] && st[1] == LIVE && !del[1]));
+#endif
+                 k = 0; s = 0; ok = 0 }
+}
+
+#if ONEKEY
+bool indexed[NS];                                       /* the writer's private index */
+#if NS > 1
+#define KEY_IS_NEW (!indexed[0] && !indexed[1])
+#else
+#define KEY_IS_NEW (!indexed[0])
+#endif
+#define INDEX(s) indexed[s] = 1
+#define FORGET(s) indexed[s] = 0
+#else
+#define KEY_IS_NEW true
+#define INDEX(s) skip
+#define FORGET(s) skip
+#endif
+
+proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
+{
+        byte l, s, x, k; bool ok, go; byte verdict[NR];
+        {
+                if :: atomic { again -> skip }; recover();   /* V0: */
+#if ONEKEY
+                      atomic { indexed[0] = st[0] == LIVE && !del[0]; indexed[NS-1] = st[NS-1] == LIVE && !del[NS-1] }
+#endif
+                   :: atomic { !again -> wlock = 1 }
+                fi;
+                do
+                :: atomic { nops < WOPS -> nops++; if :: s = 0
+#if NS > 1
+                                                      :: s = 1
+#endif
+                                                   fi };
+                        if :: atomic { st[s] == FREE && nextid <= MAXID && KEY_IS_NEW -> nextid++ };    /* P1: */
+                                st[s] = WRITING;                                    /* P2: the state */
+                                atomic { id[s] = nextid-1; del[s] = 0; INDEX(s) };  /* P2: the rest */
+                                data[s] = 0                                         /* P3: */
+                           :: atomic { st[s] == WRITING -> skip };
+#ifdef MUT_LIVE_EARLY
+                                atomic { st[s] = LIVE; g_com[id[s]] = 1 }; data[s] = id[s];
+#else
+                                data[s] = id[s];                                    /* P3c: to the end */
+                                atomic { st[s] = LIVE; g_com[id[s]] = 1 };          /* P4: */
+#endif
+                                if :: atomic { true -> PICK_FREE_ENTRY };
+                                      if :: atomic { l < NL && nextseq <= MAXH -> skip }; hand_out()
+                                         :: atomic { !(l < NL && nextseq <= MAXH) -> l = 0 }
+                                      fi
+                                   :: true                                          /* a commit without a lease */
+                                fi
+                           :: atomic { st[s] == WRITING -> st[s] = FREE; FORGET(s) }        /* P5: abort */
+                           :: atomic { st[s] == LIVE && !del[s] && nextseq <= MAXH -> PICK_FREE_ENTRY };
+                                if :: atomic { l < NL -> skip }; hand_out()         /* a hit */
+                                   :: atomic { l == NL -> go = 1;
+                                               if :: lslot[0] != s || NL == 1 -> l = 0 :: NL > 1 -> l = NL-1 fi };
+                                      lease_done();                                 /* reclaim_lease, of one entry */
+                                      atomic { l = 0; go = 0 }
+                                fi
+                           :: atomic { st[s] == LIVE -> skip }; evict(s, s); atomic { if :: go -> FORGET(s) :: else fi }
+#if NS > 1
+                           :: atomic { s == 0 && st[0] == LIVE && st[1] == LIVE -> skip }; evict(0, 1);
+                                atomic { if :: go -> FORGET(0); FORGET(1) :: else fi }
+#endif
+#if ONEKEY
+                           :: atomic { st[s] == LIVE && !del[s] -> FORGET(s) };
+#ifndef MUT_NO_D1
+                                del[s] = 1;                                         /* D1: */
+#endif
+                                evict(s, s)                                         /* at once, if nobody holds it */
+#endif
+                           :: atomic { s == 0 && g_nref >= 1 -> O(0,1) = 0; O(NR-1,1) = 0;
+                                       if :: lseq[g_entry[1]] == 1 -> lseq[g_entry[1]] = 0 :: else fi }     /* C1: cancel */
+                           :: atomic { s == 0 && g_nref >= 2 -> O(0,2) = 0; O(NR-1,2) = 0;
+                                       if :: lseq[g_entry[2]] == 2 -> lseq[g_entry[2]] = 0 :: else fi }
+#if RETIRE
+                           :: atomic { s == 0 && retired[0] == 0 && g_never[0] -> x = epoch[0] };
+                              atomic { retired[0] = x+1; x = 0; if :: g_never[0] -> g_never[0] = 0; CLEAR_OWED(0) :: else fi }
+#endif
+                           :: atomic { true -> nops = WOPS }
+                        fi;
+                        atomic { s = 0; go = 0;
+                                 /* the next operation asks anew; or it is a part of this one */
+                                 if :: verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> ANEW
+                                    :: true fi }
+                :: atomic { nops == WOPS -> break }
+                od;
+                atomic { s = 0; go = 0; verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; wdone = 1 }
+        } unless { dying == THE_WRITER };
+        if :: atomic { dying == THE_WRITER ->
+                FLUSHW; l = 0; s = 0; x = 0; k = 0; ok = 0; go = 0; g_snap[0] = 0; g_snap[NR-1] = 0;
+                verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; dying = NOBODY; wlock = 0; run Writer(1) }
+           :: atomic { wdone && rdone[0] && rdone[NP-1] -> final = 1;
+                       /* the end: each rank is dead, or has taken or released all it was promised; the operator retires
+                        * those that never came */
+                       if :: epoch[0] == 0 -> retired[0] = 1; CLEAR_OWED(0) :: else fi;
+                       if :: epoch[NR-1] == 0 -> retired[NR-1] = 1; CLEAR_OWED(NR-1) :: else fi; s = 0 };
+              do :: atomic { s < NS && st[s] == WRITING -> st[s] = FREE; s++ }
+                 :: atomic { s < NS && st[s] != FREE && st[s] != WRITING -> skip };
+                        evict(s, s); atomic { assert(go); s++ }                     /* nothing is stuck */
+                 :: atomic { s < NS && st[s] == FREE -> s++ }
+                 :: atomic { s == NS -> s = 0; assert(lseq[0] == 0 && lseq[NL-1] == 0); break }
+              od
+        fi
+}
+
+init
+{
+        atomic {
+                g_never[0] = 1; g_never[NR-1] = 1;
+                run Writer(0); run Reader(0, 0);
+#if NP > 1
+                run Reader(1, RANK(1));
+#endif
+#if RCRASH + WCRASH > 0
+                run Killer();
+#endif
+#ifdef MUT_R1_RELAXED
+                run BufR();
+#endif
+#ifdef MUT_W2_RELAXED
+                run BufW();
+#endif
+        }
+}

@@ -1,0 +1,142 @@
+"""The C inspector as Python values: records come out as dicts of ints and as tuples, bytes as bytes.
+
+Records are all `uint64_t`, so that a table of them is one numpy array and costs no loop here.
+"""
+
+import os
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings.store import fail
+
+MAX_READERS: int = lib.SHMS_MAX_READERS
+ALIGN: int = lib.SHMS_ALIGN
+FLAGS: dict[str, int] = {
+    name: getattr(lib, f"SHMS_{name.upper()}") for name in ("prefault", "huge_pages", "fifo", "checksums")
+}
+STATES: dict[int, str] = {
+    lib.SHMS_STATE_WRITING: "writing",
+    lib.SHMS_STATE_LIVE: "live",
+    lib.SHMS_STATE_EVICTING: "evicting",
+}
+KINDS: dict[int, str] = {
+    getattr(lib, name): name.removeprefix("SHMS_F_").lower() for name in dir(lib) if name.startswith("SHMS_F_")
+}
+"""Of `shms_finding`: its number to its name, as in csrc/inspect.h."""
+
+_BATCH = 4096
+_MAX_FINDINGS = 1000
+
+
+def _require(code: int) -> int:
+    if code < 0:
+        fail(code)
+    return code
+
+
+@cache
+def _fields(kind: str) -> dict[str, int]:
+    """Return the fields of a record and how many words each of them has."""
+    word = ffi.sizeof("uint64_t")
+    return {name: ffi.sizeof(field.type) // word for name, field in ffi.typeof(kind).fields}
+
+
+@cache
+def _dtype(kind: str) -> "np.dtype[Any]":
+    return np.dtype([(name, "<u8", (n,)) if n > 1 else (name, "<u8") for name, n in _fields(kind).items()])
+
+
+def _dict(kind: str, record: Any) -> dict[str, int]:
+    return {name: getattr(record, name) for name in _fields(kind)}
+
+
+def _dicts(kind: str, records: Any, n: int) -> list[dict[str, Any]]:
+    names = list(_fields(kind))
+    array = np.frombuffer(ffi.buffer(records), _dtype(kind), n)
+    columns = [array[name].tolist() for name in names]
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def probe(name: str) -> dict[str, int]:
+    """Return the fields of shms_probe for a file of /dev/shm; it need not be a segment."""
+    record = ffi.new("shms_probe *")
+    _require(lib.shms_probe_file(record, os.fsencode(name)))
+    return _dict("shms_probe", record)
+
+
+def remove(name: str, device: int, inode: int, force: bool) -> None:
+    """Remove the name of a segment whose writer is dead."""
+    _require(lib.shms_segment_remove(os.fsencode(name), device, inode, force))
+
+
+def crc32c(data: bytes, portable: bool = False) -> int:
+    """Return the CRC-32C of `data`, by the processor's instruction or without."""
+    compute = lib.shms_crc32c_portable if portable else lib.shms_crc32c
+    return int(compute(0, data, len(data)))
+
+
+class Inspector:
+    """A segment mapped read-only; nothing here changes it, or waits."""
+
+    __slots__ = ("_i",)
+
+    def __init__(self, name: str) -> None:
+        out = ffi.new("shms_inspector **")
+        _require(lib.shms_inspector_open(out, os.fsencode(name)))
+        self._i = ffi.gc(out[0], lib.shms_inspector_free)
+
+    def close(self) -> None:
+        """Unmap; idempotent."""
+        handle, self._i = self._i, ffi.NULL
+        if handle:
+            ffi.release(handle)
+
+    def facts(self) -> dict[str, int]:
+        """Return the fields of shms_facts."""
+        record = ffi.new("shms_facts *")
+        _require(lib.shms_inspector_facts(self._i, record))
+        return _dict("shms_facts", record)
+
+    def ranks(self, n_readers: int) -> list[dict[str, Any]]:
+        """Return the fields of shms_rank_record for each rank."""
+        records = ffi.new("shms_rank_record[]", n_readers)
+        _require(lib.shms_inspector_ranks(self._i, records))
+        return _dicts("shms_rank_record", records, n_readers)
+
+    def slots(self) -> Iterator[dict[str, Any]]:
+        """Yield the fields of shms_slot_record for each occupied slot; `pinned` is a list of words of bits."""
+        return self._table("shms_slot_record", lib.shms_inspector_slots)
+
+    def leases(self) -> Iterator[dict[str, Any]]:
+        """Yield the fields of shms_lease_record for each open lease; `owed` is a list of words of bits."""
+        return self._table("shms_lease_record", lib.shms_inspector_leases)
+
+    def _table(self, kind: str, read: Any) -> Iterator[dict[str, Any]]:
+        records = ffi.new(f"{kind}[]", _BATCH)
+        at = ffi.new("uint64_t *")
+        while n := _require(read(self._i, at, records, _BATCH)):
+            yield from _dicts(kind, records, n)
+
+    def copy(self, slot: int, object_id: int, start: int, size: int) -> bytearray:
+        """Return a copy of bytes of an object, counted from its key on."""
+        out = bytearray(size)
+        _require(lib.shms_inspector_copy(self._i, slot, object_id, start, size, ffi.from_buffer(out)))
+        return out
+
+    def verify(self) -> list[dict[str, int]]:
+        """Return the fields of shms_finding for each broken invariant, up to 1000."""
+        records = ffi.new("shms_finding[]", _MAX_FINDINGS)
+        n = _require(lib.shms_inspector_verify(self._i, records, _MAX_FINDINGS))
+        return _dicts("shms_finding", records, n)
+
+    def check(self, slot: int, object_id: int) -> dict[str, int] | None:
+        """Return what is wrong with an object's checksum; None where it is right, or has none, or has gone."""
+        finding = ffi.new("shms_finding *")
+        code = lib.shms_inspector_check(self._i, slot, object_id, finding)
+        if code in (lib.SHMS_ESTALE, lib.SHMS_ENOTFOUND):
+            return None
+        return None if _require(code) else _dict("shms_finding", finding)

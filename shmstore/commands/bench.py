@@ -1,0 +1,153 @@
+"""`shmstore bench`: the main figures on this machine, each against numpy.copyto of the same bytes."""
+
+import argparse
+import itertools
+import mmap
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from shmstore.bindings.store import space
+from shmstore.command import EXIT_OK, Command
+from shmstore.commands.common import add_json, make_console, make_table, print_json, reporting, size
+from shmstore.errors import StoreSpaceError
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+
+__all__ = ["COMMAND", "Figure", "measure"]
+
+_KIB, _MIB = 1 << 10, 1 << 20
+_SIZES = (_KIB, 64 * _KIB, _MIB, 6 * _MIB, 64 * _MIB)
+_RING = 512 * _MIB
+_SMALLEST_RING = _MIB
+_SECONDS_EACH = 2.0
+"""For the puts and copies of a size; its gets and hits take a quarter each. Five sizes: well below half a minute."""
+_MOST_ROUNDS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One size: medians in microseconds."""
+
+    nbytes: int
+    """Of the tensor."""
+    put_us: float
+    """`put`, into a full ring: it evicts."""
+    copy_us: float
+    """`numpy.copyto` of the same bytes into warm shared memory, as cold in the caches."""
+    get_us: float
+    """`get`: a read-only view."""
+    hit_us: float
+    """`get_cached`: another reference to what is there."""
+
+    @property
+    def put_ratio(self) -> float:
+        """What a put costs, in copies."""
+        return self.put_us / self.copy_us
+
+
+def _nothing(result: Any) -> None:
+    """Undo nothing."""
+
+
+def _interleaved(
+    operations: list[Callable[[], Any]], seconds: float, undo: Callable[[Any], object] = _nothing
+) -> list[float]:
+    """Return the median time of each operation in microseconds; they take turns. `undo` of a result is not timed."""
+    for operation in operations:
+        undo(operation())
+    times: list[list[float]] = [[] for _ in operations]
+    end = time.perf_counter() + seconds
+    for _ in range(_MOST_ROUNDS):
+        for operation, taken in zip(operations, times, strict=True):
+            start = time.perf_counter()
+            result = operation()
+            taken.append(time.perf_counter() - start)
+            undo(result)
+        if time.perf_counter() > end and len(times[0]) >= 5:
+            break
+    return [median(taken) * 1e6 for taken in times]
+
+
+def _measure_size(
+    nbytes: int, writer: ObjectStoreWriter, reader: ObjectStoreReader, shared: Any, seconds: float
+) -> Figure:
+    tensor = torch.ones(nbytes, dtype=torch.uint8)
+    source = tensor.numpy()
+    keys = (f"bench-{nbytes}-{i}" for i in itertools.count())
+    places = itertools.cycle(shared[at : at + nbytes] for at in range(0, len(shared) - nbytes + 1, nbytes))
+    put_us, copy_us = _interleaved(
+        [lambda: writer.put(next(keys), tensor), lambda: np.copyto(next(places), source)], seconds
+    )
+    writer.clear()
+    ref = writer.put("bench-read", tensor)
+    (get_us,) = _interleaved([lambda: reader.get(ref)], seconds / 4)
+    (hit_us,) = _interleaved([lambda: writer.get_cached("bench-read")], seconds / 4, writer.cancel)
+    writer.clear()
+    return Figure(nbytes, put_us, copy_us, get_us, hit_us)
+
+
+def _ring_size() -> int:
+    """Return the largest ring that leaves half of /dev/shm's free space, for it and for what it is compared with."""
+    free = space(_MIB, 1, 0, 0)[1]
+    ring = min(_RING, free // 4 // _MIB * _MIB)
+    if ring < _SMALLEST_RING:
+        raise StoreSpaceError(needed=4 * _SMALLEST_RING, free=free)
+    return ring
+
+
+def measure(seconds_each: float = _SECONDS_EACH, sizes: tuple[int, ...] = _SIZES) -> tuple[int, list[Figure]]:
+    """Return the ring's size and a figure for each size of which it takes two; all in a store of its own."""
+    ring = _ring_size()
+    with tempfile.TemporaryFile(dir="/dev/shm", prefix="shmstore-bench-") as file:
+        os.posix_fallocate(file.fileno(), 0, ring)
+        shared = np.frombuffer(mmap.mmap(file.fileno(), ring), np.uint8)
+        shared[:] = 1
+        with ObjectStoreWriter.create(capacity=ring, n_readers=1, prefault=True) as writer:
+            with ObjectStoreReader.attach(writer.handle) as reader:
+                writer.retire(0)  # nobody waits for what is only put
+                fitting = [nbytes for nbytes in sizes if 2 * nbytes <= ring]
+                return ring, [_measure_size(nbytes, writer, reader, shared, seconds_each) for nbytes in fitting]
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    ring, figures = measure()
+    missing = [nbytes for nbytes in _SIZES if nbytes not in {figure.nbytes for figure in figures}]
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}"
+    )
+    if arguments.json:
+        print_json({"ok": True, "machine": machine, "ring": ring, "figures": figures, "left_out": missing})
+        return EXIT_OK
+    console = make_console()
+    table = make_table(console, "", "tensor", "put", "numpy.copyto", "put / copy", "get", "hit")
+    for figure in figures:
+        table.add_row(
+            size(figure.nbytes),
+            f"{figure.put_us:.1f} us",
+            f"{figure.copy_us:.1f} us",
+            f"{figure.put_ratio:.2f}",
+            f"{figure.get_us:.1f} us",
+            f"{figure.hit_us:.1f} us",
+        )
+    console.print(table)
+    print(f"medians; ring of {size(ring)}; {machine}")
+    for nbytes in missing:
+        print(f"left out: {size(nbytes)}, for which /dev/shm is too small")
+    return EXIT_OK
+
+
+COMMAND = Command(
+    name="bench",
+    summary="measure put, get and hit on this machine against a plain copy, in less than half a minute",
+    example="shmstore bench --json",
+    add_arguments=add_json,
+    run=reporting("bench", _run),
+)

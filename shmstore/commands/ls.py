@@ -1,0 +1,92 @@
+"""`shmstore ls`: the stores of this host."""
+
+import argparse
+
+from shmstore.command import EXIT_OK, EXIT_WRONG, Command
+from shmstore.commands.common import (
+    add_json,
+    age,
+    complain,
+    make_console,
+    make_table,
+    print_json,
+    ratio,
+    reporting,
+    size,
+)
+from shmstore.inspect import SegmentInfo, find_segments
+
+__all__ = ["COMMAND"]
+
+
+def owner(info: SegmentInfo) -> str:
+    """Return whether a segment's writer is alive, and which process it is or was."""
+    if info.state == "unreadable":
+        return f"user {info.owner_uid}"
+    pid = f" {info.facts.writer_pid}" if info.facts else ""
+    return f"{'alive' if info.writer_alive else 'dead'}{pid}"
+
+
+def _row(info: SegmentInfo) -> list[str]:
+    facts = info.facts
+    if facts is None:
+        return [info.name, owner(info), size(info.file_bytes), "-", "-", "-", age(info.modified_at), "-", info.state]
+    return [
+        info.name,
+        owner(info),
+        size(facts.capacity),
+        f"{size(facts.used_bytes)} ({100 * facts.used_bytes / facts.capacity:.0f} %)",
+        str(facts.objects),
+        f"{info.ranks_alive} of {facts.n_readers}",
+        age(facts.created_at),
+        ratio(facts.hit_ratio),
+        info.state,
+    ]
+
+
+def _as_json(info: SegmentInfo) -> dict[str, object]:
+    facts = info.facts
+    return {
+        "name": info.name,
+        "state": info.state,
+        "problem": info.problem,
+        "owner": "alive" if info.writer_alive else "dead",
+        "owner_pid": facts.writer_pid if facts else None,
+        "file_bytes": info.file_bytes,
+        "capacity": facts.capacity if facts else None,
+        "used_bytes": facts.used_bytes if facts else None,
+        "objects": facts.objects if facts else None,
+        "readers_attached": info.ranks_alive,
+        "readers_expected": facts.n_readers if facts else None,
+        "created_at": facts.created_at if facts else info.modified_at,
+        "hit_ratio": facts.hit_ratio if facts else None,
+    }
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    segments = find_segments()
+    damaged = [info for info in segments if info.state == "damaged"]
+    if arguments.json:
+        print_json({"ok": not damaged, "segments": [_as_json(info) for info in segments]})
+    elif not segments:
+        print("no stores on this host")
+    else:
+        console = make_console()
+        columns = ("name", "owner", "size", "used", "objects", "readers", "age", "hit ratio", "state")
+        table = make_table(console, "", *columns, left=("name", "owner", "state"))
+        for info in segments:
+            style = "red" if info.state == "damaged" else "dim" if not info.writer_alive else ""
+            table.add_row(*_row(info), style=style)
+        console.print(table)
+    for info in damaged:
+        complain("ls", f"{info.name}: {info.problem}")
+    return EXIT_WRONG if damaged else EXIT_OK
+
+
+COMMAND = Command(
+    name="ls",
+    summary="list the stores of this host, alive and dead; exit status 1 where one is damaged",
+    example="shmstore ls --json",
+    add_arguments=add_json,
+    run=reporting("ls", _run),
+)

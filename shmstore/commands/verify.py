@@ -1,0 +1,36 @@
+"""`shmstore verify`: is a store sound?"""
+
+import argparse
+
+from shmstore.command import EXIT_OK, EXIT_WRONG, Command
+from shmstore.commands.common import add_json, add_name, print_json, reporting, size
+from shmstore.inspect import verify
+
+__all__ = ["COMMAND"]
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    add_json(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    report = verify(arguments.name)
+    if arguments.json:
+        print_json({"ok": report.ok, "report": report})
+        return EXIT_OK if report.ok else EXIT_WRONG
+    for finding in report.findings:
+        print(f"{'WRONG' if finding.wrong else 'note '}  {finding.text}")
+    what = f"{report.objects} objects; checksums of {report.checked_objects} ({size(report.checked_bytes)})"
+    wrong = sum(finding.wrong for finding in report.findings)
+    print(f"{report.name}: {f'{wrong} things are wrong' if wrong else 'sound'}; looked at {what}")
+    return EXIT_OK if report.ok else EXIT_WRONG
+
+
+COMMAND = Command(
+    name="verify",
+    summary="check every invariant of a store and, where it has checksums, every byte; exit status 1: it is not sound",
+    example="shmstore verify mm-cache",
+    add_arguments=_add_arguments,
+    run=reporting("verify", _run),
+)

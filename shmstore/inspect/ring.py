@@ -1,0 +1,80 @@
+"""The ring as a line of cells, each with one mark, so that "who holds my memory" is answered by one look."""
+
+from dataclasses import dataclass
+
+from shmstore.inspect.records import SlotInfo, StoreSnapshot
+
+__all__ = ["LEGEND", "RingMap", "mark_of", "ring_map"]
+
+FREE, LIVE, DELETED, WRITING, UNSOUND = ".", "o", "x", "w", "!"
+PINNED_BY_SEVERAL, LEASED_TO_SEVERAL = "P", "L"
+
+LEGEND = (
+    ("0-9", "pinned by that rank"),
+    ("P", "by several, or by one above 9"),
+    ("a-j", "leased to rank 0-9, unread"),
+    ("L", "to several, or to one above 9"),
+    ("w", "being written"),
+    ("o", "held by nobody"),
+    ("x", "deleted, goes at the next need"),
+    (".", "free"),
+    ("v", "the hand, above its cell"),
+)
+"""What each mark means."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingMap:
+    """The data region as equal cells."""
+
+    cells: tuple[str, ...]
+    """A mark each: that of whatever in the cell is hardest to free."""
+    cell_bytes: float
+    """Bytes of a cell."""
+    hand: int
+    """The cell that the hand is in."""
+
+
+def mark_of(slot: SlotInfo) -> str:
+    """Return the mark of an object: who holds it, or that nobody does."""
+    if not slot.bounded and not slot.moving:
+        return UNSOUND
+    if slot.pinned_by:
+        return str(slot.pinned_by[0]) if len(slot.pinned_by) == 1 and slot.pinned_by[0] < 10 else PINNED_BY_SEVERAL
+    if slot.state == "writing":
+        return WRITING
+    if slot.leased_to:
+        one = len(slot.leased_to) == 1 and slot.leased_to[0] < 10
+        return chr(ord("a") + slot.leased_to[0]) if one else LEASED_TO_SEVERAL
+    return DELETED if slot.deleted else LIVE
+
+
+def _weight(mark: str) -> int:
+    if mark == UNSOUND:
+        return 6
+    if mark.isdigit() or mark == PINNED_BY_SEVERAL:
+        return 5
+    if mark == WRITING:
+        return 4
+    if mark in "abcdefghij" or mark == LEASED_TO_SEVERAL:
+        return 3
+    return {LIVE: 2, DELETED: 1, FREE: 0}[mark]
+
+
+def ring_map(snapshot: StoreSnapshot, cells: int) -> RingMap:
+    """Return the ring of `snapshot` as at most `cells` cells of at least 64 bytes."""
+    capacity = snapshot.facts.capacity
+    count = max(1, min(cells, capacity // 64))
+    marks = [FREE] * count
+    for slot in snapshot.slots:
+        if not slot.span:
+            continue
+        mark = mark_of(slot)
+        weight = _weight(mark)
+        first = slot.offset * count // capacity
+        last = (slot.offset + slot.span - 1) * count // capacity
+        for cell in range(first, min(last, count - 1) + 1):
+            if weight > _weight(marks[cell]):
+                marks[cell] = mark
+    hand = min(snapshot.facts.hand * count // capacity, count - 1)
+    return RingMap(tuple(marks), capacity / count, hand)

@@ -1,0 +1,156 @@
+"""The segments of this host, who maps them, and the removal of dead ones."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from shmstore.bindings import inspect as native
+from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, StoreNotFoundError
+from shmstore.inspect.inspector import StoreInspector, seconds
+from shmstore.inspect.records import SegmentInfo, SegmentState
+
+__all__ = ["Holders", "find_segments", "holders", "look_at", "remove_segment"]
+
+_DIRECTORY = Path("/dev/shm")
+_PREFIX = "shmstore-"
+"""Of the names that `create` makes: a file without one byte of ours in it is ours only if it has it."""
+
+
+def find_segments() -> list[SegmentInfo]:
+    """Return the segments of this host, known by their first bytes, sorted by name."""
+    found = []
+    with os.scandir(_DIRECTORY) as entries:
+        names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
+    for name in names:
+        try:
+            info = look_at(name)
+        except (ShmStoreError, OSError, ValueError):  # gone since, or no store
+            continue
+        found.append(info)
+    return found
+
+
+def look_at(name: str) -> SegmentInfo:
+    """Return what can be said about one file of /dev/shm; it never raises for a damaged segment.
+
+    Raises StoreNotFoundError where there is no such file, LayoutMismatchError where it is none of ours.
+    """
+    try:
+        seen = native.probe(name)
+    except StoreNotFoundError:
+        raise StoreNotFoundError(f"there is no store named {name!r}", hint="shmstore ls shows what there is") from None
+    except ValueError as error:
+        if isinstance(error, ShmStoreError):
+            raise LayoutMismatchError(f"/dev/shm/{name} is no store") from None
+        raise StoreNotFoundError(f"there is no store named {name!r}") from None
+    except PermissionError as error:
+        return _unreadable(name, error)
+    if not seen["ours"] and not (seen["blank"] and name.startswith(_PREFIX)):
+        raise LayoutMismatchError(f"/dev/shm/{name} is no store", hint="shmstore ls shows the stores of this host")
+    state: SegmentState = "ok"
+    problem, facts = None, None
+    if not seen["published"]:
+        state = "being created" if seen["writer_alive"] else "unfinished"
+        problem = None if seen["writer_alive"] else "its creation was not completed"
+    else:
+        try:
+            with StoreInspector(native.Inspector(name), name) as inspector:
+                facts = inspector.facts()
+        except (CorruptStoreError, LayoutMismatchError) as error:
+            state = "damaged" if seen["same_version"] else "other version"
+            size = isinstance(error, LayoutMismatchError)
+            problem = (
+                "laid out by another version of shmstore"
+                if state == "other version"
+                else f"the file's {seen['size']} bytes are not what its superblock says"
+                if size
+                else "its superblock contradicts itself"
+            )
+    return SegmentInfo(
+        name=name,
+        state=state,
+        problem=problem,
+        file_bytes=seen["size"],
+        device=seen["device"],
+        inode=seen["inode"],
+        modified_at=seconds(seen["modified_ns"]),
+        owner_uid=seen["uid"],
+        writer_alive=bool(seen["writer_alive"]),
+        ranks_alive=seen["ranks_alive"],
+        facts=facts,
+    )
+
+
+def _unreadable(name: str, error: OSError) -> SegmentInfo:
+    if not name.startswith(_PREFIX):
+        raise LayoutMismatchError(f"/dev/shm/{name} cannot be read") from error
+    stat = os.stat(_DIRECTORY / name, follow_symlinks=False)
+    return SegmentInfo(
+        name=name,
+        state="unreadable",
+        problem=f"belongs to user {stat.st_uid}",
+        file_bytes=stat.st_size,
+        device=stat.st_dev,
+        inode=stat.st_ino,
+        modified_at=stat.st_mtime,
+        owner_uid=stat.st_uid,
+        writer_alive=True,  # in doubt, so that nobody takes it for dead
+        ranks_alive=0,
+        facts=None,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Which processes have a file open or mapped."""
+
+    pids: tuple[int, ...]
+    """Those that do, this one left out."""
+    unreadable: int
+    """Processes of which it cannot be told."""
+
+
+def holders(device: int, inode: int) -> Holders:
+    """Return the processes that map a file, or have it open, as far as /proc tells."""
+    pids, unreadable = [], 0
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            if _maps(entry, device, inode) or _has_open(entry, device, inode):
+                pids.append(int(entry))
+        except PermissionError:
+            unreadable += 1
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return Holders(tuple(sorted(pids)), unreadable)
+
+
+def _maps(pid: str, device: int, inode: int) -> bool:
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}"
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            words = line.split(maxsplit=5)
+            if words[3] == wanted and words[4] == str(inode):
+                return True
+    return False
+
+
+def _has_open(pid: str, device: int, inode: int) -> bool:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            stat = os.stat(f"/proc/{pid}/fd/{number}")
+        except (FileNotFoundError, PermissionError):
+            continue
+        if stat.st_dev == device and stat.st_ino == inode:
+            return True
+    return False
+
+
+def remove_segment(info: SegmentInfo, *, force: bool = False) -> None:
+    """Remove the name of a segment whose writer is dead; whoever maps its pages keeps them.
+
+    Holds the writer's lock meanwhile, so that nobody recovers what is being removed. Raises WriterActiveError;
+    RankInUseError where a reader is attached, unless `force`; StoreNotFoundError where it is no longer that file.
+    """
+    native.remove(info.name, info.device, info.inode, force)

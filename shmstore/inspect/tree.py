@@ -1,0 +1,167 @@
+"""An object's metadata as a tree of shapes and dtypes, with no tensor touched; and one tensor of it as an array."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+
+from shmstore.errors import CorruptStoreError, ObjectNotFoundError
+from shmstore.inspect.inspector import StoreInspector
+from shmstore.inspect.records import SlotInfo
+from shmstore.serde.dtypes import TORCH_BY_NAME, numpy_dtype_from_wire
+from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE
+
+__all__ = ["TreeNode", "load_tensor", "parse_tree"]
+
+_MARKS = {mark.code: mark for mark in (TUPLE, INT, TENSOR, ARRAY, OBJECT)}
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True)
+class TreeNode:
+    """One node of a stored value."""
+
+    path: str
+    """From the root, steps joined by slashes; "." is the root. What `shmstore dump --tensor` takes."""
+    kind: str
+    """"tensor", "array", "dict", "list", "tuple", "value", or the name of a registered type."""
+    text: str
+    """A value, shortened; the dtype of a leaf; empty for a container."""
+    shape: tuple[int, ...] | None
+    """Of a tensor or array."""
+    offset: int | None
+    """Of its bytes in the payload."""
+    nbytes: int
+    """Of a leaf; of a container, all in it."""
+    children: "tuple[TreeNode, ...]"
+    """In their order."""
+    carrier: "np.dtype[Any] | None" = None
+    """Of a leaf: the numpy dtype of its bytes; an integer of the same size where numpy has none of that kind."""
+
+    def walk(self) -> "Iterator[TreeNode]":
+        """Yield this node and all below it."""
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+def _wrong(what: str) -> CorruptStoreError:
+    return CorruptStoreError(f"the metadata {what}", hint="the object may be of another serializer, or damaged")
+
+
+def _ext_hook(code: int, data: bytes) -> Any:
+    if code == PICKLE:
+        raise _wrong("is that of PickleSerde, which has no tree to show")
+    if code not in _MARKS or data:
+        raise _wrong(f"holds an unknown ext code {code}")
+    return _MARKS[code]
+
+
+def parse_tree(meta: bytes, payload_bytes: int) -> TreeNode:
+    """Return the tree that `MsgpackSerde` wrote; types need not be registered here.
+
+    Raises CorruptStoreError where the bytes are no such tree, or a leaf lies outside the payload.
+    """
+    try:
+        node = msgpack.unpackb(
+            meta, use_list=False, raw=False, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_ext_hook
+        )
+    except CorruptStoreError:
+        raise
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise _wrong(f"is not msgpack: {error}") from error
+    return _node(node, ".", 0, payload_bytes)
+
+
+def _join(path: str, step: Any) -> str:
+    return str(step) if path == "." else f"{path}/{step}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+
+
+def _container(path: str, kind: str, children: list[TreeNode]) -> TreeNode:
+    return TreeNode(path, kind, "", None, None, sum(child.nbytes for child in children), tuple(children))
+
+
+def _node(node: Any, path: str, depth: int, payload_bytes: int) -> TreeNode:
+    if depth > MAX_DEPTH:
+        raise _wrong(f"is nested more than {MAX_DEPTH} deep")
+    if type(node) in ATOMS:
+        return TreeNode(path, "value", _short(node), None, None, 0, ())
+    if type(node) is dict:
+        parts = [_node(item, _join(path, _key(key)), depth + 1, payload_bytes) for key, item in node.items()]
+        return _container(path, "dict", parts)
+    if type(node) is not tuple:
+        raise _wrong(f"holds a {type(node).__name__} where a value belongs")
+    mark = node[0] if node and type(node[0]) is msgpack.ExtType else None
+    if mark in (TENSOR, ARRAY):
+        return _leaf(node, path, payload_bytes)
+    if mark == INT:
+        if len(node) != 2 or type(node[1]) is not bytes:
+            raise _wrong("holds a malformed int")
+        return TreeNode(path, "value", _short(int.from_bytes(node[1], "little", signed=True)), None, None, 0, ())
+    if mark == OBJECT:
+        if len(node) != 3 or type(node[1]) is not str:
+            raise _wrong("holds a malformed registered value")
+        inner = _node(node[2], path, depth + 1, payload_bytes)
+        return TreeNode(path, node[1], inner.text, None, None, inner.nbytes, inner.children or (inner,))
+    items = node[1:] if mark == TUPLE else node
+    children = [_node(item, _join(path, i), depth + 1, payload_bytes) for i, item in enumerate(items)]
+    return _container(path, "tuple" if mark == TUPLE else "list", children)
+
+
+def _key(key: Any) -> str:
+    if type(key) is str:
+        return key
+    return _short(key[1:] if type(key) is tuple and key and key[0] == TUPLE else key)
+
+
+def _dtype(node: tuple[Any, ...]) -> "tuple[str, np.dtype[Any]]":
+    """Return the name of a leaf's dtype, and the numpy dtype that carries its bits."""
+    if node[0] == TENSOR:
+        kind = TORCH_BY_NAME.get(node[1]) if type(node[1]) is str else None
+        if kind is None:
+            raise _wrong(f"holds a tensor of unknown dtype {node[1]!r}")
+        return kind.name, kind.carrier
+    try:
+        dtype = numpy_dtype_from_wire(node[1])
+    except ValueError as error:
+        raise _wrong(f"holds no dtype of an array: {error}") from error
+    return str(dtype), dtype
+
+
+def _leaf(node: tuple[Any, ...], path: str, payload_bytes: int) -> TreeNode:
+    if len(node) < 3:
+        raise _wrong("holds a malformed tensor")
+    name, dtype = _dtype(node)
+    offset, shape = node[2], node[3:]
+    if type(offset) is not int or offset < 0 or not all(type(d) is int and 0 <= d <= MAX_NBYTES for d in shape):
+        raise _wrong("holds a place or a shape out of range")
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes and offset + nbytes > payload_bytes:
+        raise _wrong(f"places {path} outside the payload")
+    return TreeNode(path, "tensor" if node[0] == TENSOR else "array", name, shape, offset, nbytes, (), dtype)
+
+
+def load_tensor(inspector: StoreInspector, slot: SlotInfo, path: str) -> "np.ndarray[Any, np.dtype[Any]]":
+    """Return a private copy of the tensor or array at `path`, as `TreeNode.path` names it.
+
+    A torch dtype that numpy lacks comes as an integer of its size with the same bits. Raises ObjectNotFoundError
+    where the path leads to none, or to several; StaleRefError where the object has gone meanwhile.
+    """
+    meta = inspector.metadata(slot)
+    leaves = [node for node in parse_tree(meta, slot.payload_bytes).walk() if node.shape is not None]
+    found = [node for node in leaves if node.path == path]
+    if len(found) != 1:
+        problem = "several tensors have the path" if found else "there is no tensor at"
+        listed = ", ".join(node.path for node in leaves[:20])
+        raise ObjectNotFoundError(f"{problem} {path!r}", hint=f"there are: {listed}")
+    leaf = found[0]
+    data = inspector.payload(slot, leaf.offset or 0, leaf.nbytes) if leaf.nbytes else bytearray()
+    return np.ndarray(leaf.shape or (), leaf.carrier, data)

@@ -1,0 +1,71 @@
+/*
+ * test_orphan.c - a reader meets an object that a dead writer was about to evict: it takes it, and no successor takes
+ * it away again.
+ */
+#include "support.h"
+
+enum { UNITS = 16, SIZE = 3 * SHMS_ALIGN };
+
+static const char *die_before;
+static int countdown;
+
+static void die(const char *label) {
+    if (!strcmp(label, die_before) && --countdown == 0)
+        kill(getpid(), SIGKILL);
+}
+
+/* The child's writer dies before the n-th `label` of a put that evicts two objects. */
+static void a_view_taken_from_a_dead_writer_stays(const char *label, int n, bool gone) {
+    const char *name = store_name("orphan");
+    shms_options o = {.capacity = UNITS * SHMS_ALIGN, .n_readers = 1, .max_objects = 8};
+    uint8_t (*refs)[SHMS_REF_SIZE] = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    shms_writer *w;
+    shms_reader *r;
+    CHECK(refs != MAP_FAILED);
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('a' + i), 0}, SIZE, (uint64_t)i, refs[i]));
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(1, shms_reader_release(r, refs[i]));
+    shms_writer_free(w);
+    pid_t child = fork_child();
+    if (child == 0) {
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        die_before = label;
+        countdown = n;
+        shms_step_hook = die;
+        put_marked(w, "new", 2 * SIZE, 9, NULL);
+        _exit(0);
+    }
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+    shms_view *v = shms_reader_acquire(r, refs[0]);
+    CHECK_EQ(gone, v == NULL);
+    CHECK_EQ(!gone, shms_reader_validate(r, refs[0]));
+    CHECK(gone || filled(v->payload, SIZE, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    for (int i = 0; i < 20; i++) {
+        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('A' + i), 0}, SIZE, 50, NULL));
+        CHECK(gone || filled(v->payload, SIZE, 0));
+    }
+    CHECK_EQ(!gone, shms_reader_validate(r, refs[0]));
+    CHECK_EQ(!gone, shms_writer_has(w, "a", 1));
+    if (v)
+        shms_view_release(v);
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", (UNITS - 1) * SHMS_ALIGN, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_reader_free(r);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+    munmap(refs, 4096);
+}
+
+int main(void) {
+    a_view_taken_from_a_dead_writer_stays("W2", 1, false); /* LIVE yet */
+    a_view_taken_from_a_dead_writer_stays("W2", 2, false); /* EVICTING from here on */
+    a_view_taken_from_a_dead_writer_stays("W3", 1, false);
+    a_view_taken_from_a_dead_writer_stays("W4", 1, false);
+    a_view_taken_from_a_dead_writer_stays("W4", 2, true); /* FREE */
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

@@ -1,0 +1,124 @@
+/* test_readers.c - one rank's table over caller memory: pins, acknowledgements, and what a successor makes of them. */
+#include "support.h"
+
+enum { SLOTS = 5, ENTRIES = 4, ROUNDS = 100000 };
+
+static const shms_layout layout = {.max_objects = SLOTS, .max_leases = ENTRIES};
+static shms_reader_table *t;
+static shms_slot slots[SLOTS];
+static shms_lease leases[ENTRIES];
+static shms_word next_lease;
+
+static shms_word *ack(uint32_t entry) { return &shms_reader_acks(t, SLOTS)[entry]; }
+
+static void a_pin_stands_only_where_the_object_is(void) {
+    for (uint64_t state = SHMS_FREE; state <= SHMS_EVICTING; state++)
+        for (uint64_t id = 7; id <= 8; id++) {
+            slots[2] = (shms_slot){.state = state, .id = 7};
+            bool there = id == 7 && (state == SHMS_LIVE || state == SHMS_EVICTING);
+            uint64_t releases = t->releases;
+            CHECK_EQ(there ? state : SHMS_FREE, shms_reader_table_pin(t, &slots[2], 2, id));
+            CHECK_EQ(there, shms_reader_pins(t)[2]);
+            if (there)
+                shms_reader_table_unpin(t, 2);
+            CHECK_EQ(0, shms_reader_pins(t)[2]);
+            CHECK_EQ(releases + 1, t->releases); /* a pin that came and went may have turned an eviction */
+        }
+}
+
+static void acknowledge_a_newer_one(const char *label) {
+    if (strcmp(label, "R3b"))
+        return;
+    shms_step_hook = NULL;
+    leases[1].number = 9;
+    CHECK_EQ(1, shms_reader_table_ack(t, &layout, leases, 1, 9));
+}
+
+static void an_acknowledgement_never_goes_back(void) {
+    leases[1].number = 5;
+    shms_step_hook = acknowledge_a_newer_one;
+    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5)); /* overtaken between R3a and R3b */
+    CHECK(!shms_step_hook);
+    CHECK_EQ(9, *ack(1));
+    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5)); /* the entry is another's */
+    CHECK_EQ(9, *ack(1));
+    leases[1].number = 0;
+}
+
+static void every_step_matches_a_plain_count(void) {
+    uint64_t seed = 9, pins[SLOTS] = {0}, acked[ENTRIES] = {0}, epoch = 0, base = 0, next = 1, news = 0, counts[3] = {0};
+    memset(t, 0, 4096);
+    for (uint32_t i = 0; i < SLOTS; i++)
+        slots[i] = (shms_slot){.state = SHMS_LIVE, .id = 1 + i};
+    for (int round = 0; round < ROUNDS; round++) {
+        uint32_t slot = (uint32_t)below(&seed, SLOTS), entry = (uint32_t)below(&seed, ENTRIES);
+        uint64_t number = leases[entry].number, released = t->releases;
+        switch (below(&seed, 8)) {
+        case 0: case 1:
+            CHECK_EQ(SHMS_LIVE, shms_reader_table_pin(t, &slots[slot], slot, slots[slot].id));
+            pins[slot]++;
+            break;
+        case 2: case 3:
+            if (pins[slot]) {
+                shms_reader_table_unpin(t, slot);
+                pins[slot]--;
+                news++;
+            }
+            break;
+        case 4: /* the writer opens or closes one */
+            leases[entry].number = number ? 0 : next++;
+            next_lease = next;
+            break;
+        case 5: { /* an acknowledgement, now and then of one that is over */
+            uint64_t of = below(&seed, 4) ? number : number - 1;
+            bool first = of && of == number && acked[entry] < of;
+            if (of) {
+                CHECK_EQ(first, shms_reader_table_ack(t, &layout, leases, entry, of));
+                news += first;
+                counts[0] += first;
+            }
+            if (first)
+                acked[entry] = of;
+            break;
+        }
+        case 6:
+            if (below(&seed, 50) == 0) { /* another process takes the rank */
+                shms_reader_table_attach(t, &layout, &next_lease, 42, 43);
+                base = epoch ? next : base;
+                if (epoch)
+                    memset(pins, 0, sizeof pins);
+                counts[1]++;
+                epoch++;
+                CHECK(t->pid == 42 && t->attached_ns == 43);
+            }
+            break;
+        case 7: { /* a table that lies */
+            shms_word *word = below(&seed, 2) ? ack(entry) : &t->base;
+            uint64_t was = *word;
+            *word = next + below(&seed, 3) + (word == &t->base);
+            CHECK_EQ(SHMS_ECORRUPT, shms_reader_table_valid(t, &layout, next));
+            *word = was;
+            counts[2]++;
+        }
+        }
+        CHECK(t->releases == released || t->releases == released + 1);
+        CHECK_EQ(news, t->releases);
+        CHECK_EQ(epoch, t->epoch);
+        CHECK_EQ(base, t->base);
+        for (uint32_t i = 0; i < SLOTS; i++)
+            CHECK_EQ(pins[i], shms_reader_pins(t)[i]);
+        for (uint32_t i = 0; i < ENTRIES; i++)
+            CHECK_EQ(acked[i], *ack(i));
+        CHECK_EQ(SHMS_OK, shms_reader_table_valid(t, &layout, next));
+    }
+    CHECK(counts[0] > 100 && counts[1] > 100 && counts[2] > 100);
+}
+
+int main(void) {
+    t = zeroed(4096);
+    a_pin_stands_only_where_the_object_is();
+    an_acknowledgement_never_goes_back();
+    every_step_matches_a_plain_count();
+    free(t);
+    return 0;
+}

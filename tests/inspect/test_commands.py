@@ -1,0 +1,334 @@
+"""Each command on segments in every condition, into a pipe and on a terminal."""
+
+import importlib.util
+import json
+import os
+import re
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shmstore import ObjectStoreWriter, cli
+from shmstore.commands import bench
+from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, running
+from tests.support import SHM, Stores, store_name
+
+READABLE = ("live", "stopped", "dead")
+NAMED = {"dump": (), "verify": (), "top": ("--iterations", "1"), "gc": ()}
+STATE = {"damaged": "damaged", "cut": "damaged", "unfinished": "unfinished", "other version": "other version"}
+
+
+def expected_status(command: str, condition: str) -> int:
+    if command == "gc":  # a live writer is left alone, and a file that is no store is none of its business
+        return 1 if condition in ("live", "stopped", "foreign") else 0
+    if command == "top":  # it watches whatever is ours
+        return 1 if condition == "foreign" else 0
+    return 0 if condition in READABLE else 1
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("command", NAMED)
+def test_a_command_ends_in_time_with_its_status_and_changes_no_byte(command: str, condition: str) -> None:
+    with case(condition) as name:
+        before = (SHM / name).read_bytes()
+        ran = piped(command, name, *NAMED[command])
+        assert (expected_status(command, condition), before) == (ran.status, (SHM / name).read_bytes()), ran
+        assert "Traceback" not in ran.err
+        assert name in ran.out + ran.err
+        assert "\x1b" not in ran.out, "an escape sequence in a pipe"
+        if ran.status == 1:
+            assert re.fullmatch(rf"shmstore {command}: .*\n", ran.err), "an error is one line"
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("command", NAMED)
+def test_a_terminal_gets_the_same_answer(command: str, condition: str) -> None:
+    with case(condition) as name:
+        ran = on_terminal(command, name, *NAMED[command])
+        assert expected_status(command, condition) == ran.status, ran
+        assert name in ran.out
+        assert "Traceback" not in ran.out
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+@pytest.mark.parametrize("run", [piped, on_terminal])
+def test_ls_shows_what_is_ours_and_its_condition(run: object, condition: str) -> None:
+    with case(condition) as name:
+        rows = [row for row in run("ls").out.splitlines() if name in row]  # type: ignore[operator]
+        if condition == "foreign":
+            assert [] == rows
+            return
+        assert STATE.get(condition, "ok") in rows[0]
+        assert ("alive" if condition in ("live", "stopped") else "dead") in rows[0]
+        if condition in READABLE:
+            assert f"{1 if condition != 'dead' else 0} of 2" in rows[0]
+
+
+def ls_entry(name: str) -> dict[str, object]:
+    ran = piped("ls", "--json")
+    assert ran.status == (0 if ran.json["ok"] else 1)
+    return next(entry for entry in ran.json["segments"] if entry["name"] == name)
+
+
+def test_ls_json_has_the_figures() -> None:
+    with case("live") as name:
+        entry = ls_entry(name)
+        assert ("alive", 1 << 16, 6, 1, 2, 1.0, "ok") == tuple(
+            entry[field]
+            for field in (
+                *("owner", "capacity", "objects", "readers_attached", "readers_expected"),
+                *("hit_ratio", "state"),
+            )
+        )
+    with case("damaged") as name:
+        entry = ls_entry(name)
+        assert ("dead", "damaged", None) == (entry["owner"], entry["state"], entry["capacity"])
+        assert 1 == piped("ls").status
+
+
+def test_a_pipe_and_other_odd_files_of_that_name_neither_block_nor_crash() -> None:
+    name = store_name()
+    path = SHM / name
+    os.mkfifo(path)
+    try:
+        assert [1, 1, 1, 1] == [piped(command, name, *NAMED[command]).status for command in NAMED]
+        assert name not in piped("ls").out
+    finally:
+        path.unlink()
+    path.symlink_to("/dev/zero")
+    try:
+        assert [1, 1, 1, 1] == [piped(command, name, *NAMED[command]).status for command in NAMED]
+    finally:
+        path.unlink()
+    for odd in ("", ".", "..", "a/b", "x" * 300):
+        assert [1, 1, 1] == [piped(command, odd).status for command in ("dump", "verify", "gc")]
+
+
+def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in cli.COMMANDS:
+        assert 0 == cli.main([command.name, "--help"])
+        assert f"example: {command.example}" in capsys.readouterr().out
+        assert 2 == cli.main([command.name, "--no-such-option"])
+    assert 2 == cli.main([])
+    assert 2 == cli.main(["top", "--interval", "0"])
+    assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
+    assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])
+    assert 2 == cli.main(["dump", "x", "--key", "a", "--object", "1"])
+    assert 2 == cli.main(["dump", "x", "--json", "--svg", "y"])
+
+
+def test_output_cut_short_by_its_reader_is_no_error() -> None:
+    with case("live") as name:
+        reading, writing = os.pipe()
+        os.close(reading)
+        pid = os.fork()
+        if pid == 0:
+            os.dup2(writing, 1)
+            sys.stdout = os.fdopen(1, "w")
+            os._exit(cli.main(["dump", name]))
+        os.close(writing)
+        assert 0 == os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+# ---- dump
+
+
+def ring_of(ran: Ran) -> str:
+    """Return the marks of the ring in a dump, joined."""
+    lines = ran.out.splitlines()
+    start = next(i for i, line in enumerate(lines) if line.startswith("ring"))
+    end = next(i for i, line in enumerate(lines) if "pinned by that rank" in line)
+    rows = [line for line in lines[start + 1 : end] if line.strip() != "v"]
+    return "".join(re.sub(r"^ *\S+ (B|KiB|MiB) {2}", "", row) for row in rows)
+
+
+def test_the_ring_shows_who_holds_what(stores: Stores) -> None:
+    writer = stores.create(capacity=64 * 1024, n_readers=3, max_objects=16)
+    readers = [stores.attach(writer, rank) for rank in range(3)]
+    tensor = torch.zeros(8 * 1024 - 64, dtype=torch.uint8)  # with key and metadata: an eighth of the ring
+    refs = [writer.put(f"k{i}", tensor) for i in range(7)]
+    views = [readers[0].get(refs[0]), readers[0].get(refs[1]), readers[2].get(refs[1])]
+    for ref, ranks in zip(refs[2:6], ((0, 2), (0,), (0, 1, 2), (0, 1, 2)), strict=True):
+        for rank in ranks:
+            readers[rank].release(ref)
+    for rank in (1, 2):
+        readers[rank].release(refs[0])
+    readers[1].release(refs[1])
+    with writer.reserve("open", {"x": torch.zeros(100, dtype=torch.uint8)}) as space:
+        marks = ring_of(piped("dump", writer.name))
+        del space
+    assert ["0", "P", "b", "L", "o", "o", "L"] == [marks[len(marks) * i // 8 + 2] for i in range(7)]
+    assert {"w", "."} == set(marks[len(marks) * 7 // 8 + 1 :])
+    assert marks[-1] == "."
+    memory = {
+        row.split()[0]: row for row in piped("dump", writer.name).out.splitlines() if " KiB" in row and "%" in row
+    }
+    assert "2   16 KiB" in re.sub(" +", "   ", memory["pinned"]).replace("   KiB", " KiB")
+    del views
+
+
+def test_the_hand_is_above_its_cell(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16)
+    writer.put("a", torch.zeros(20000, dtype=torch.uint8))
+    lines = piped("dump", writer.name).out.splitlines()
+    row = next(i for i, line in enumerate(lines) if line.strip() == "v")
+    column = lines[row].index("v")
+    assert ("a", ".") == (lines[row + 1][column - 1], lines[row + 1][column + 1])
+
+
+def test_dump_json_names_everything() -> None:
+    with case("live") as name:
+        snapshot = piped("dump", name, "--json").json["snapshot"]
+    assert [f"key-{n}" for n in range(1, 7)] == [slot["key"] for slot in snapshot["slots"]]
+    assert [[0], [], [], [], [], []] == [slot["pinned_by"] for slot in snapshot["slots"]]
+    assert [[1], [0, 1], [0, 1], [0, 1], [0, 1], [0, 1]] == [
+        [rank for rank in slot["leased_to"] if (slot["key"], rank) != ("key-1", 0)] for slot in snapshot["slots"]
+    ]
+    assert [False] * 5 + [True] == [slot["deleted"] for slot in snapshot["slots"]]
+    assert ["alive", "awaited"] == [reader["state"] for reader in snapshot["readers"]]
+    assert list(range(1, 9)) == [lease["number"] for lease in snapshot["leases"]]
+    assert ["checksums"] == snapshot["facts"]["options"]
+
+
+def test_dump_of_one_object_shows_its_tree_and_copies_a_tensor_out(tmp_path: Path) -> None:
+    with case("dead") as name:
+        shown = piped("dump", name, "--key", "key-3")
+        assert "pixels: tensor int32 (3, 100)" in shown.out
+        assert "n: 3" in shown.out
+        tree = piped("dump", name, "--object", "3", "--json").json["tree"]
+        assert [("pixels", [3, 100], 1200), ("n", None, 0)] == [
+            (node["path"], node["shape"], node["nbytes"]) for node in tree["children"]
+        ]
+        out = tmp_path / "tensor"
+        assert 0 == piped("dump", name, "--object", "3", "--tensor", "pixels", "--out", str(out)).status
+        np.testing.assert_array_equal(np.full((3, 100), 3, np.int32), np.load(out))
+        for arguments in (
+            ("--key", "none"),
+            ("--object", "99"),
+            ("--object", "3", "--tensor", "n", "--out", str(out)),
+            ("--object", "3", "--tensor", "pixels", "--out", str(tmp_path / "no" / "where")),
+        ):
+            assert 1 == piped("dump", name, *arguments).status
+
+
+def test_long_tables_are_cut_and_say_so(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 20)
+    for i in range(60):
+        writer.put(f"key-{i}", i)
+    short, long = piped("dump", writer.name), piped("dump", writer.name, "--all")
+    assert (20, 60) == tuple(sum("key-" in line for line in ran.out.splitlines()) for ran in (short, long))
+    assert "of 60 (--all" in short.out
+
+
+def test_dump_writes_a_picture(tmp_path: Path) -> None:
+    with case("live") as name:
+        for command in ("dump", "top"):
+            file = tmp_path / f"{command}.svg"
+            assert 0 == piped(command, name, "--svg", str(file), *(["--interval", "0.05"] * (command == "top"))).status
+            text = file.read_text()
+            assert text.startswith("<svg")
+            assert name in text
+
+
+# ---- top
+
+
+def test_top_in_a_pipe_prints_plain_looks_with_rates(stores: Stores) -> None:
+    name = store_name()
+    with running(name, _busy):
+        ran = piped("top", name, "--iterations", "3", "--interval", "0.2", "--json")
+        looks = [json.loads(line)["stores"][0] for line in ran.out.splitlines()]
+    assert (0, 3) == (ran.status, len(looks))
+    assert 0 == looks[0]["per_second"]["puts"]
+    for look in looks[1:]:
+        assert look["per_second"]["puts"] > 10
+        assert look["per_second"]["put_bytes"] == pytest.approx(400 * look["per_second"]["puts"])
+        assert look["per_second"]["evictions"] > 10
+        assert 0.4 < look["recent_hit_ratio"] < 0.6
+
+
+def _busy(name: str, ready: int) -> None:
+    writer = ObjectStoreWriter.create(name, capacity=1 << 14, n_readers=1)
+    writer.retire(0)
+    tensor = torch.zeros(100, dtype=torch.int32)
+    os.write(ready, b"r")
+    for i in range(10**9):
+        writer.put(f"k{i}", tensor)
+        writer.get_cached(f"k{i}")
+        with suppress(KeyError):
+            writer.get_cached("no such key")
+        time.sleep(0.001)
+
+
+def test_top_on_a_terminal_sorts_by_keys_leaves_on_q_and_restores_the_terminal() -> None:
+    with case("live") as name:
+        terminal = Terminal("top", name, "--interval", "60")
+        before = terminal.settings
+        terminal.read_until("sorted by rank")
+        assert terminal.local_modes() != before, "keys are to come unbuffered, unseen"
+        terminal.press("l")
+        terminal.read_until("sorted by lag")
+        terminal.press("?")
+        terminal.read_until("sorted by lag")
+        terminal.press("q")
+        ran = terminal.end()
+    assert 0 == ran.status
+    assert name in ran.out
+    assert "\x1b[?1049l" in ran.out, "the screen from before is back"
+
+
+def test_top_of_all_sorts_stores(stores: Stores) -> None:
+    small, large = (stores.create(capacity=1 << 20) for _ in range(2))
+    large.put("a", torch.zeros(1 << 16))
+    for order, expected in (("name", [small.name, large.name]), ("used", [large.name, small.name])):
+        out = piped("top", "--iterations", "1", "--sort", order).out
+        assert expected == sorted(expected, key=out.index)
+
+
+def test_top_follows_a_store_that_goes_and_says_so() -> None:
+    with case("live") as name:
+        terminal = Terminal("top", name, "--interval", "0.05")
+        terminal.read_until("sorted by")
+        (SHM / name).unlink()
+        ran = terminal.end()
+    assert 1 == ran.status
+    assert "there is no store named" in ran.out
+
+
+# ---- bench, completion
+
+
+def test_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench, "_SECONDS_EACH", 0.01)
+    monkeypatch.setattr(bench, "_RING", 16 << 20)
+    monkeypatch.setattr(bench.measure, "__defaults__", (0.01, bench._SIZES))
+    assert 0 == cli.main(["bench"])
+    out = capsys.readouterr().out
+    assert [size in out for size in ("1 KiB", "64 KiB", "1 MiB", "6 MiB")] == [True] * 4
+    assert "left out: 64 MiB" in out
+    _, figures = bench.measure(0.01, (1 << 10, 1 << 22))
+    small, large = figures
+    assert large.put_us > 10 * small.put_us or large.copy_us > 10 * small.copy_us
+    assert all(min(f.put_us, f.copy_us, f.get_us, f.hit_us) > 0 for f in figures)
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_completion_knows_the_commands_and_the_stores(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="shtab, the extra `completion`, is not installed")
+    assert 0 == cli.main(["completion", shell])
+    script = capsys.readouterr().out
+    assert all(command.name in script for command in cli.COMMANDS)
+    assert "_shmstore_names" in script.partition("_shmstore_names")[2], "defined, and used"
+
+
+def test_completion_without_shtab_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert 2 == cli.main(["completion", "bash"])
+    assert "shmstore[completion]" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""`gc` removes what is of no use to anybody, and nothing else."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
+from shmstore.bindings import inspect as native
+from shmstore.inspect import holders, look_at, remove_segment
+from tests.inspect.cases import CONDITIONS, OPTIONS, case, piped, running, stop
+from tests.support import SHM, store_name
+
+ALIVE = ("live", "stopped")
+RECOVERABLE = ("dead", "other version")
+USELESS = ("damaged", "cut", "unfinished")
+
+
+def make_old(name: str) -> None:
+    os.utime(SHM / name, (0, time.time() - 100))
+
+
+@pytest.mark.parametrize("options", [(), ("--yes",), ("--force",), ("--yes", "--force")])
+@pytest.mark.parametrize("condition", [c for c in CONDITIONS if c != "foreign"])
+def test_what_is_removed(condition: str, options: tuple[str, ...]) -> None:
+    with case(condition) as name:
+        make_old(name)
+        ran = piped("gc", name, *options, "--json")
+        removable = condition in USELESS or ("--force" in options and condition in RECOVERABLE)
+        gone = removable and "--yes" in options
+        assert gone is not (SHM / name).exists()
+        assert (1 if condition in ALIVE else 0) == ran.status
+        for row in ran.json["segments"]:
+            assert (gone, not removable) == (row["removed"], row["kept_because"] is not None)
+
+
+def test_without_names_all_are_looked_at_and_foreign_files_never() -> None:
+    with case("damaged") as damaged, case("dead") as dead, case("live") as live, case("foreign") as foreign:
+        verdicts = {row["name"]: row["kept_because"] for row in piped("gc", "--json").json["segments"]}
+        assert (None, "could be recovered") == (verdicts[damaged], verdicts[dead])
+        assert not {live, foreign} & set(verdicts)
+        shown = piped("gc")
+        assert 0 == shown.status
+        row = next(line for line in shown.out.splitlines() if damaged in line)
+        assert row.rstrip().endswith("would be removed")
+        assert 1 == piped("gc", foreign).status
+
+
+def _attached(name: str, ready: int) -> None:
+    reader = ObjectStoreReader.attach(name, 1)
+    os.write(ready, b"r")
+    signal.pause()
+    reader.close()
+
+
+def _mapping(name: str, ready: int) -> None:
+    inspector = native.Inspector(name)
+    os.write(ready, b"r")
+    signal.pause()
+    inspector.close()
+
+
+@pytest.mark.parametrize("holder", [_attached, _mapping])
+def test_what_a_process_maps_stays_unless_forced(holder: object) -> None:
+    with case("dead") as name:
+        with running(name, holder) as child:  # type: ignore[arg-type]
+            stop(child.pid)  # a stopped process holds, too
+            (row,) = piped("gc", name, "--yes", "--json").json["segments"]
+            assert (f"mapped by {child.pid}", [child.pid]) == (row["kept_because"], row["mapped_by"])
+            assert (SHM / name).exists()
+            assert 0 == piped("gc", name, "--yes", "--force").status
+            assert not (SHM / name).exists()
+
+
+def test_a_creation_that_has_just_begun_is_left_alone() -> None:
+    with case("unfinished") as name:
+        os.utime(SHM / name)
+        (row,) = piped("gc", name, "--yes", "--json").json["segments"]
+        assert "may be in the making" == row["kept_because"]
+
+
+def test_a_creator_that_died_before_its_first_word_leaves_a_blank_file_which_is_ours_by_its_name_alone() -> None:
+    ours, anyones = f"shmstore-{os.getpid()}-0", store_name()
+    try:
+        for name in (ours, anyones):
+            with (SHM / name).open("wb") as file:
+                file.truncate(1 << 20)
+            make_old(name)
+        assert "unfinished" == look_at(ours).state
+        assert (0, 1) == (piped("gc", ours, "--yes").status, piped("gc", anyones, "--yes", "--force").status)
+        assert (False, True) == ((SHM / ours).exists(), (SHM / anyones).exists())
+    finally:
+        (SHM / ours).unlink(missing_ok=True)
+        (SHM / anyones).unlink()
+
+
+def test_removal_asks_again_under_the_lock() -> None:
+    with case("dead") as name:
+        info = look_at(name)
+        with running(name, _attached):
+            with pytest.raises(RankInUseError):
+                remove_segment(info)
+        heir = ObjectStoreWriter.recover(name)
+        with pytest.raises(WriterActiveError):
+            remove_segment(info, force=True)
+        heir.close(unlink=True)
+        with ObjectStoreWriter.create(name, **OPTIONS):
+            with pytest.raises((FileNotFoundError, WriterActiveError)):
+                remove_segment(info, force=True)
+        ObjectStoreWriter.create(name, **OPTIONS).close(unlink=False)
+        later = look_at(name)
+        if later.inode != info.inode:
+            with pytest.raises(FileNotFoundError):
+                remove_segment(info, force=True)
+        remove_segment(later)
+        assert not (SHM / name).exists()
+
+
+def test_holders_are_the_processes_that_map_or_open_a_file() -> None:
+    with case("live") as name:
+        info = look_at(name)
+        with running(store_name(), lambda _, ready: (os.write(ready, b"r"), signal.pause())) as other:
+            found = holders(info.device, info.inode).pids
+            assert len(found) >= 1
+            assert other.pid not in found
+            assert os.getpid() not in found

@@ -1,0 +1,227 @@
+"""Records of a store at work: each is true of one moment; and looking leaves no trace."""
+
+import os
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from shmstore import CorruptStoreError, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
+from shmstore.bindings import inspect as native
+from shmstore.inspect import StoreInspector, find_segments, load_tensor, parse_tree
+from shmstore.serde import MsgpackSerde, register_type
+from tests.inspect.cases import OPTIONS, fill, running
+from tests.support import SHM, Child, Stores, length_of, span_of, store_name
+
+SIZES = 97
+
+
+def value_of(object_id: int) -> torch.Tensor:
+    """Return what `_storm` stores as that object: every field of its record follows from the id."""
+    return torch.full((1 + object_id % SIZES,), object_id, dtype=torch.int64)
+
+
+def _storm(name: str, ready: int) -> None:
+    writer = ObjectStoreWriter.create(name, capacity=1 << 13, n_readers=2, max_objects=16)
+    writer.retire(1)
+    reader = ObjectStoreReader.attach(name, 0)
+    os.write(ready, b"r")
+    for object_id in range(1, 10**9):
+        value = value_of(object_id)
+        ref = writer.put(f"{object_id}", value)
+        view = reader.get(ref)
+        del view
+
+
+def test_each_record_is_consistent_in_itself_while_the_writer_runs() -> None:
+    name = store_name()
+    with running(name, _storm), StoreInspector.open(name) as inspector:
+        ids, moving, leases, copied, gone = set(), 0, 0, 0, 0
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            for slot in inspector.slots():
+                if slot.moving:
+                    moving += 1
+                    continue
+                ids.add(slot.object_id)
+                key, value = f"{slot.object_id}", value_of(slot.object_id)
+                assert slot.key in (key, None)
+                assert (len(key), length_of(key, value), span_of(key, value)) == (
+                    slot.key_len,
+                    slot.length,
+                    slot.span,
+                )
+                assert slot.bounded
+                try:
+                    array = load_tensor(inspector, slot, ".")
+                except StaleRefError:
+                    gone += 1
+                    continue
+                copied += 1
+                np.testing.assert_array_equal(value.numpy(), array)
+            for lease in inspector.leases():
+                if not lease.moving:
+                    leases += 1
+                    assert lease.number == lease.object_id, "each object is handed out once, in order"
+            facts = inspector.facts()
+            if not facts.moving:
+                assert facts.next_id - 1 - facts.puts in (0, 1), "between P1 and the count"
+        assert min(len(ids), leases, copied, gone) > 100, (len(ids), moving, leases, copied, gone)
+
+
+def test_looking_takes_no_lock_and_leaves_no_trace(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+    fill(writer)
+    writer.close(unlink=False)
+    path = SHM / writer.name
+    before, blocks = path.read_bytes(), path.stat().st_blocks
+    inspectors = [StoreInspector.open(writer.name) for _ in range(2)]
+    for inspector in inspectors:
+        inspector.snapshot()
+        inspector.raw_findings()
+    assert (before, blocks) == (path.read_bytes(), path.stat().st_blocks)
+    heir = stores.recover(writer.name)
+    stores.attach(writer.name, 0)
+    for inspector in inspectors:
+        assert inspector.facts().writer_alive
+        inspector.close()
+        inspector.close()
+        with pytest.raises(StoreClosedError):
+            inspector.facts()
+    heir.check_valid()
+
+
+def test_a_record_says_who_holds_what(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=4, max_objects=8)
+    reader = stores.attach(writer, 0)
+    stores.attach(writer, 1).close()
+    writer.retire(3)
+    before = time.time()
+    refs = [writer.put(key, torch.ones(100)) for key in ("a", "b")]
+    views = [reader.get(refs[0]), reader.get(refs[0])]
+    span = span_of("a", torch.ones(100))
+    with StoreInspector.open(writer.name) as inspector:
+        snapshot = inspector.snapshot()
+        assert ["alive", "dead", "awaited", "retired"] == [r.state for r in snapshot.readers]
+        assert [2, 0, 0, 0] == [r.pins for r in snapshot.readers]
+        assert [span, 0, 0, 0] == [r.pinned_bytes for r in snapshot.readers]
+        assert [1, 0, 2, 0] == [r.unacknowledged for r in snapshot.readers]
+        assert [2 * span, 0, 2 * span, 0] == [r.held_bytes for r in snapshot.readers]
+        assert [os.getpid(), os.getpid(), None, None] == [r.pid for r in snapshot.readers]
+        assert [((0,), (2,)), ((), (0, 2))] == [(s.pinned_by, s.leased_to) for s in snapshot.slots]
+        assert [(2,), (0, 2)] == [lease.waiting_for for lease in snapshot.leases]
+        for lease in snapshot.leases:
+            assert before - 0.1 <= lease.opened_at <= time.time()
+        lags = [r.lag_seconds for r in snapshot.readers]
+        assert [True, False, True, False] == [lag is not None for lag in lags]
+        stats = writer.stats()
+        shared = {name for name in dir(stats) if not name.startswith("_")} & set(dir(snapshot.facts))
+        assert len(shared) > 15
+        assert {n: getattr(stats, n) for n in shared if n != "hit_ratio"} == {
+            n: getattr(snapshot.facts, n) for n in shared if n != "hit_ratio"
+        }
+    del views
+
+
+def test_pins_of_a_killed_reader_hold_nothing(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=1, max_objects=8)
+    ref = writer.put("a", torch.ones(100))
+
+    def hold() -> None:
+        reader = ObjectStoreReader.attach(writer.name, 0)
+        reader.get(ref)
+        view = reader.get(ref)
+        os.kill(os.getpid(), 9)
+        del view
+
+    child = Child(hold)
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        child.join()
+    with StoreInspector.open(writer.name) as inspector:
+        (reader,), (slot,) = inspector.readers(), inspector.slots()
+    assert ("dead", 1, 0, 0) == (reader.state, reader.pins, reader.pinned_bytes, reader.held_bytes)
+    assert ((), ()) == (slot.pinned_by, slot.leased_to)
+
+
+def test_an_inspector_inherited_through_fork_says_so(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+    with StoreInspector.open(writer.name) as inspector:
+
+        def look() -> str:
+            try:
+                inspector.facts()
+            except StoreClosedError as error:
+                return error.message
+            return ""
+
+        assert "fork" in Child(look).join()
+
+
+def test_find_segments_knows_a_store_by_its_bytes(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+    other = SHM / store_name()
+    other.write_bytes(bytes(8192))
+    try:
+        names = {info.name for info in find_segments()}
+        assert (True, False) == (writer.name in names, other.name in names)
+    finally:
+        other.unlink()
+
+
+class Point:
+    def __init__(self, xy: list[int]) -> None:
+        self.xy = xy
+
+
+def test_the_tree_names_every_leaf_and_loads_its_bits(stores: Stores) -> None:
+    register_type("test.Point", Point, lambda point: {"xy": point.xy}, lambda tree: Point(tree["xy"]))
+    value = {
+        "a": [torch.arange(6, dtype=torch.bfloat16).reshape(2, 3), (np.arange(4).astype("<M8[s]"), 1 << 70)],
+        "e": torch.empty(0, 3),
+        "p": Point([torch.tensor(5)]),
+        "r": np.array([(1, 2.5)], dtype=[("i", "<i2"), ("f", "<f8")]),
+        (1, "x"): None,
+    }
+    writer = stores.create(capacity=1 << 16)
+    writer.put("k", value)
+    with StoreInspector.open(writer.name) as inspector:
+        slot = inspector.find(key="k")
+        tree = parse_tree(inspector.metadata(slot), slot.payload_bytes)
+        shapes = {n.path: (n.text, n.shape) for n in tree.walk() if n.shape is not None}
+        assert {
+            "a/0": ("bfloat16", (2, 3)),
+            "a/1/0": ("datetime64[s]", (4,)),
+            "e": ("float32", (0, 3)),
+            "p/xy/0": ("int64", ()),
+            "r": ("[('i', '<i2'), ('f', '<f8')]", (1,)),
+        } == shapes
+        bits = torch.from_numpy(load_tensor(inspector, slot, "a/0")).view(torch.bfloat16)
+        assert torch.equal(value["a"][0], bits)  # type: ignore[index]
+        for path, array in (("a/1/0", value["a"][1][0]), ("r", value["r"]), ("p/xy/0", np.int64(5))):  # type: ignore[index]
+            np.testing.assert_array_equal(array, load_tensor(inspector, slot, path))
+        assert (0, 3) == load_tensor(inspector, slot, "e").shape
+        with pytest.raises(KeyError, match="there is no tensor"):
+            load_tensor(inspector, slot, "a/1/1")
+
+
+def test_forged_metadata_is_a_typed_error_and_never_a_crash() -> None:
+    meta = MsgpackSerde().encode({"x": torch.ones(10), "y": [1, 2, (3,)]}).meta
+    generator = np.random.default_rng(3)
+    trees = errors = 0
+    for _ in range(3000):
+        forged = bytearray(meta)
+        for at in generator.integers(0, len(meta), 1 + generator.integers(3)):
+            forged[at] = generator.integers(256)
+        try:
+            for node in parse_tree(bytes(forged), 64).walk():
+                assert node.nbytes == 0 or node.offset is None or node.offset + node.nbytes <= 64
+            trees += 1
+        except CorruptStoreError:
+            errors += 1
+    assert min(trees, errors) > 100
+
+
+@pytest.mark.parametrize("portable", [False, True])
+def test_the_checksum_is_crc32c(portable: bool) -> None:
+    assert 0xE3069283 == native.crc32c(b"123456789", portable)

@@ -1,0 +1,256 @@
+"""`verify` finds every kind of damage, says where, and finds none in what is sound, at work, stopped or dead."""
+
+import json
+import os
+import re
+import signal
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.bindings import inspect as native
+from shmstore.inspect import StoreInspector, VerifyReport, verify
+from tests.inspect.cases import CONDITIONS, OPTIONS, case, fill, peek, piped, poke, running, stop
+from tests.support import SHM, Stores, store_name
+
+HEADER = (Path(__file__).resolve().parents[2] / "csrc" / "layout.h").read_text()
+HEADER_KINDS = set(
+    re.findall(r"#define SHMS_F_(\w+)", (Path(__file__).resolve().parents[2] / "csrc" / "inspect.h").read_text())
+)
+SLOT = {name: 8 * i for i, name in enumerate(("state", "id", "secret", "offset", "length", "head", "flags", "put_ns"))}
+LEASE = {name: 8 * i for i, name in enumerate(("number", "slot", "id", "opened_ns"))}
+
+
+def fields_of(struct_name: str) -> dict[str, int]:
+    """Return the offsets of a struct's words, read off the header."""
+    body = HEADER.partition(f"typedef struct {struct_name} {{")[2].partition("}")[0]
+    offsets, at = {}, 0
+    for line in body.splitlines():
+        match = re.match(r"\s*(?:uint64_t|shms_word) (\w+)(?:\[(\w+)\])?;", line)
+        if match:
+            offsets[match[1]] = at
+            at += 8 * int(match[2]) if (match[2] or "x").isdigit() else 8
+    return offsets
+
+
+SUPER = fields_of("shms_superblock")
+
+
+def slot_at(path: Path, index: int, field: str = "state") -> int:
+    return peek(path, SUPER["slots_at"]) + 64 * index + SLOT[field]
+
+
+def lease_at(path: Path, entry: int, field: str) -> int:
+    return peek(path, SUPER["leases_at"]) + 32 * entry + LEASE[field]
+
+
+def rank_at(path: Path, rank: int) -> int:
+    return peek(path, SUPER["readers_at"]) + peek(path, SUPER["reader_stride"]) * rank
+
+
+def pin_at(path: Path, rank: int, slot: int) -> int:
+    return rank_at(path, rank) + 128 + 4 * slot
+
+
+def ack_at(path: Path, rank: int, entry: int) -> int:
+    return rank_at(path, rank) + 128 + 4 * peek(path, SUPER["max_objects"]) + 8 * entry
+
+
+@pytest.fixture
+def store(stores: Stores) -> tuple[Path, ObjectStoreWriter, ObjectStoreReader]:
+    """A live, sound store: five objects and a deleted one, seven leases, rank 0 attached, rank 1 awaited."""
+    writer = stores.create(**OPTIONS)
+    fill(writer)
+    reader = stores.attach(writer, 0)
+    return SHM / writer.name, writer, reader
+
+
+def wrong(report: VerifyReport) -> set[str]:
+    return {finding.kind for finding in report.findings if finding.wrong}
+
+
+def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
+    """Return, for each kind of finding, the words to overwrite (offset, value) that make one."""
+    slots = {peek(path, slot_at(path, i, "id")): i for i in range(16) if peek(path, slot_at(path, i)) == 2}
+    one, two, five = slots[1], slots[2], slots[5]
+    free = next(i for i in range(16) if i not in slots.values())
+    offset = peek(path, slot_at(path, two, "offset"))
+    return {
+        "hand": [(SUPER["hand"], 1 << 40)],
+        "used": [(SUPER["used_bytes"], 64)],
+        "objects": [(SUPER["objects"], 99)],
+        "open_leases": [(SUPER["open_leases"], 99)],
+        "retired": [(SUPER["retired"], 77)],
+        "state": [(slot_at(path, one), 9)],
+        "bounds": [(slot_at(path, one, "offset"), 1 << 50)],
+        "id": [(slot_at(path, one, "id"), 1 << 40)],
+        "flags": [(slot_at(path, one, "flags"), 4)],
+        "overlap": [(slot_at(path, one, "offset"), offset)],
+        "same_id": [(slot_at(path, one, "id"), 2)],
+        "same_key": [(slot_at(path, one, "offset"), offset)],
+        "key": [(slot_at(path, one, "head"), 5 << 32)],
+        "crc": [(slot_at(path, five, "flags"), peek(path, slot_at(path, five, "flags")) ^ 1 << 40)],
+        "lease_number": [(lease_at(path, 0, "number"), 1 << 40)],
+        "lease_slot": [(lease_at(path, 0, "slot"), 16)],
+        "lease_object": [(lease_at(path, 0, "id"), 3), (lease_at(path, 0, "slot"), free)],
+        "same_lease": [(lease_at(path, 0, "number"), peek(path, lease_at(path, 1, "number")))],
+        "base": [(rank_at(path, 0) + 8, 1 << 40)],
+        "ack": [(ack_at(path, 0, 3), 1 << 40)],
+        "pin_free": [(pin_at(path, 0, free & ~1), 1 if free % 2 == 0 else 1 << 32)],
+        "pin_count": [(pin_at(path, 0, 0), 0xFFFFFFFF)],
+        "unattached": [(pin_at(path, 1, 0), 1)],
+    }
+
+
+KINDS = sorted(native.KINDS.values())
+
+
+def test_every_kind_of_finding_has_a_damage_that_makes_it(store: tuple[Path, object, object]) -> None:
+    assert set(KINDS) == set(damages(store[0])) == {kind.lower() for kind in HEADER_KINDS} - {"inspect_h"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: tuple[Path, object, object]) -> None:
+    path = store[0]
+    assert verify(path.name).ok
+    whole = path.read_bytes()
+    for offset, value in damages(path)[kind]:
+        poke(path, offset, value)
+    report = verify(path.name)
+    assert kind in wrong(report), report
+    ran = piped("verify", path.name)
+    assert 1 == ran.status
+    texts = [finding.text for finding in report.findings if finding.kind == kind]
+    assert all(f"WRONG  {text}" in ran.out for text in texts)
+    assert not json.loads(piped("verify", path.name, "--json").out)["ok"]
+    with path.open("r+b") as file:
+        file.write(whole)
+    assert verify(path.name).ok
+
+
+def test_every_flipped_bit_of_an_object_is_found(store: tuple[Path, object, object]) -> None:
+    path = store[0]
+    with StoreInspector.open(path.name) as inspector:
+        slot = inspector.find(key="key-3")
+        data = peek(path, SUPER["data_at"]) + slot.offset
+        head = slot.key_len + slot.meta_len
+        parts = [*range(head), *range(slot.payload_at, slot.length, 7)]
+        with path.open("r+b", buffering=0) as file:
+            for at in parts:
+                bit = 1 << at % 8
+                (true,) = os.pread(file.fileno(), 1, data + at)
+                os.pwrite(file.fileno(), bytes([true ^ bit]), data + at)
+                assert inspector.wrong_checksum(slot) is not None, at
+                os.pwrite(file.fileno(), bytes([true]), data + at)
+        assert inspector.wrong_checksum(slot) is None
+    assert len(parts) > 100
+
+
+def test_without_checksums_flipped_data_is_nobodys_business_and_damaged_metadata_a_note(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16)
+    writer.put("a", torch.zeros(100))
+    path = SHM / writer.name
+    with StoreInspector.open(writer.name) as inspector:
+        slot = inspector.find(key="a")
+    assert slot.crc is None
+    data = peek(path, SUPER["data_at"]) + slot.offset
+    poke(path, data + slot.payload_at, 1)
+    assert () == verify(writer.name).findings
+    with path.open("r+b") as file:
+        file.seek(data + slot.key_len)
+        file.write(b"\xc1")
+    assert [("metadata", False)] == [(f.kind, f.wrong) for f in verify(writer.name).findings]
+    assert 0 == piped("verify", writer.name).status
+
+
+def test_checksums_cover_reserve_and_survive_recover(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=1, checksums=True)
+    with writer.reserve("a", {"x": torch.empty(50, dtype=torch.float32)}) as space:
+        space["x"][:] = 5
+    writer.put("b", torch.ones(10))
+    writer.put("c", "no payload")
+    writer.delete("b")
+    report = verify(writer.name)
+    assert (True, 3, 3) == (report.ok, report.objects, report.checked_objects)
+    space["x"][7] = 6  # what the documentation forbids
+    assert {"crc"} == wrong(verify(writer.name))
+    space["x"][7] = 5
+    del space
+    writer.close(unlink=False)
+    heir = stores.recover(writer.name)
+    heir.put("d", torch.ones(10))
+    report = verify(writer.name)
+    assert (True, 4, 4) == (report.ok, report.objects, report.checked_objects)
+
+
+@pytest.mark.parametrize("condition", [c for c in CONDITIONS if c not in ("live", "stopped", "dead")])
+def test_what_cannot_be_opened_is_said(condition: str) -> None:
+    with case(condition) as name:
+        ran = piped("verify", name, "--json")
+        assert (1, False) == (ran.status, ran.json["ok"])
+
+
+def test_what_a_death_between_two_stores_leaves_is_a_note() -> None:
+    with case("dead") as name:
+        path = SHM / name
+        assert () == verify(name).findings
+        poke(path, SUPER["used_bytes"], 64)
+        poke(path, lease_at(path, 0, "id"), 77)
+        assert {("used", False), ("lease_object", False)} == {(f.kind, f.wrong) for f in verify(name).findings}
+        poke(path, slot_at(path, 0), 9)
+        assert {"state"} == wrong(verify(name))
+    with case("stopped") as name:
+        poke(SHM / name, SUPER["objects"], 64)
+        assert {("objects", False)} == {(f.kind, f.wrong) for f in verify(name).findings}
+
+
+def _storm(name: str, ready: int) -> None:
+    """Put, read, hit, cancel and delete as fast as possible."""
+    writer = ObjectStoreWriter.create(name, **OPTIONS)
+    reader = ObjectStoreReader.attach(name, 0)
+    writer.retire(1)
+    os.write(ready, b"r")
+    kept: object = None
+    for i in range(10**9):
+        ref = writer.put(f"{i}", torch.full((i % 500,), i, dtype=torch.int64))
+        if i % 3:
+            kept = reader.get(ref)
+        else:
+            reader.release(ref)
+        writer.cancel(writer.get_cached(f"{i}"))
+        if i % 5 == 0:
+            writer.delete(f"{i}")
+    del kept
+
+
+def test_a_store_at_full_speed_is_sound_each_time_and_so_when_it_is_stopped_or_killed() -> None:
+    name = store_name()
+    with running(name, _storm) as child:
+        end = time.monotonic() + 2
+        reports = 0
+        while time.monotonic() < end:
+            assert set() == wrong(verify(name))
+            reports += 1
+        for _ in range(20):
+            stop(child.pid)
+            assert set() == wrong(verify(name))
+            os.kill(child.pid, signal.SIGCONT)
+        child.kill()
+        assert set() == wrong(verify(name))
+    assert reports > 5
+
+
+def test_damage_is_found_at_full_speed() -> None:
+    name = store_name()
+    with running(name, _storm):
+        poke(SHM / name, rank_at(SHM / name, 1) + 8, 1 << 60)
+        assert {"base", "unattached"} == wrong(verify(name))
+
+
+def test_words_are_where_this_test_believes() -> None:
+    assert struct.calcsize("<Q") == 8
+    assert (64, 128) == (SLOT["put_ns"] + 8, SUPER["data_at"])

@@ -1,0 +1,152 @@
+"""An interrupt (Ctrl-C, a timeout's signal) may come after any call in the store's Python, and leaves nothing behind.
+
+Python looks for signals when a function begins and when a call has returned; a trace function raises there instead.
+"""
+
+import dis
+import gc
+import sys
+import threading
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter, store
+from shmstore.bindings import store as native
+from tests.support import segments, store_name
+
+BINDINGS = native.__file__
+
+
+class Interrupt(BaseException):
+    """What a signal's handler may raise."""
+
+
+@cache
+def _checks(code: CodeType) -> frozenset[int]:
+    """Return the offsets in front of which the interpreter looks for signals."""
+    steps = list(dis.get_instructions(code))
+    calls = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
+    return frozenset(b.offset for a, b in pairwise(steps) if a.opname in calls)
+
+
+def _interrupted_at(number: int, action: Callable[[], Any], *files: str) -> bool:
+    """Do `action` with an interrupt at that check; False where it ended before."""
+    seen = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        if frame.f_code.co_filename not in files or frame.f_code.co_name == "_keep":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and frame.f_lasti in _checks(frame.f_code):
+            seen += 1
+            if seen == number:
+                sys.settrace(None)
+                raise Interrupt(f"{frame.f_code.co_name}, line {frame.f_lineno}")
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def _reserve(writer: ObjectStoreWriter) -> None:
+    with writer.reserve("new", np.zeros(9, np.uint8)) as views:
+        views[:] = 1
+
+
+ACTIONS: dict[str, Callable[[ObjectStoreWriter], Any]] = {
+    "put": lambda writer: writer.put("new", np.zeros(9, np.uint8)),
+    "put of a strided array": lambda writer: writer.put("new", np.zeros(9, np.uint8)[::2]),
+    "reserve": _reserve,
+    "get_cached": lambda writer: writer.get_cached("old"),
+}
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
+    number = 0
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.put("old", np.zeros(9, np.uint8))
+        while True:
+            number += 1
+            before = writer.stats()
+            if not _interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS):
+                break
+            after = writer.stats()
+            assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
+                after.objects,
+                after.used_bytes,
+                after.open_leases,
+                writer.keys(),
+            ), f"interrupt {number}"
+            writer.check_valid()
+    assert number > 3
+
+
+def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
+    name, number = store_name(), 1
+    made: list[ObjectStoreWriter] = []
+    while _interrupted_at(
+        number, lambda: made.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1)), BINDINGS
+    ):
+        assert name not in segments(), f"interrupt {number}"
+        number += 1
+    made[0].close()
+    assert number > 5
+
+
+def test_a_takeover_that_is_interrupted_leaves_no_lock() -> None:
+    name, number = store_name(), 1
+    ObjectStoreWriter.create(name, capacity=6400, n_readers=1).close(unlink=False)
+    while _interrupted_at(number, lambda: native.Writer.recover(name, native.ANY_STORE), BINDINGS):
+        ObjectStoreWriter.recover(name).close(unlink=False)
+        number += 1
+    ObjectStoreWriter.recover(name).close()
+    assert number > 5
+
+
+def test_an_attachment_that_is_interrupted_leaves_no_lock() -> None:
+    number = 1
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        while _interrupted_at(number, lambda: native.Reader.attach(writer.name, 0, native.ANY_STORE), BINDINGS):
+            ObjectStoreReader.attach(writer.handle).close()
+            number += 1
+    assert number > 5
+
+
+def _protect_after_a_forgotten_block(writer: ObjectStoreWriter) -> None:
+    block = writer.protect(["forgotten"])
+    block.__enter__()
+    garbage: list[Any] = [block]
+    garbage.append(garbage)
+    del block, garbage
+    with writer.protect(["kept"]):
+        pass
+
+
+def test_a_forgotten_protect_block_may_end_while_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Collecting(store._Protected):
+        def __init__(self) -> None:
+            gc.collect()  # as any allocation may
+            super().__init__()
+
+    monkeypatch.setattr(store, "_Protected", Collecting)
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        thread = threading.Thread(target=_protect_after_a_forgotten_block, args=(writer,), daemon=True)
+        thread.start()
+        thread.join(20)
+        assert not thread.is_alive(), "the collector waits for a lock that its own thread holds"
+        assert {} == writer._protected
