@@ -181,6 +181,8 @@ class SpawnedPeer(Peer):
             theirs.close()
             self._all.append(ours)
             self._processes.append(process)
+        for channel in self._all:
+            channel.recv()  # it has imported what it needs
         self.channels: list[Connection] = []
 
     def endpoints(self, count: int) -> Sequence[Any]:
@@ -238,6 +240,7 @@ def reader_main(name: str, rank: int, channel: Connection, endpoint: Any) -> Non
     cls = load(name)
     assert issubclass(cls, SpawnedPeer)
     try:
+        channel.send("here")
         while True:
             command, ticket = channel.recv()
             if command == "stop":
