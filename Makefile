@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*.c csrc/*.h) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo test test-c test-python lint model bench copy-threshold clean
+.PHONY: demo test test-c test-python lint model bench peers copy-threshold docs clean
 
 demo: $(VENV)/.demo $(VENV)/.built
 	$(BIN)/shmstore demo $(ARGS)
@@ -33,6 +33,10 @@ bench: $(VENV)/.dev $(VENV)/.built
 		--benchmark-json=$(VENV)/bench.json $(ARGS) > $(VENV)/bench.log || { cat $(VENV)/bench.log; false; }
 	$(BIN)/python bench/table.py $(VENV)/bench.json
 
+# Beside what people use today; writes docs/benchmarks.md and its plots. Some minutes.
+peers: $(VENV)/.bench $(VENV)/.built
+	$(BIN)/python -m bench.peers $(ARGS)
+
 copy-threshold:
 	@mkdir -p build
 	@$(CC) -std=c11 -D_GNU_SOURCE -O2 -Icsrc -o build/copy_threshold bench/copy_threshold.c
@@ -56,9 +60,21 @@ $(VENV)/.dev: $(VENV)/.built pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[dev]'
 	@touch $@
 
+$(VENV)/.bench: $(VENV)/.built pyproject.toml constraints.txt
+	$(PIP) --no-build-isolation --editable '.[bench]'
+	@touch $@
+
+$(VENV)/.docs: $(VENV)/.built pyproject.toml constraints.txt
+	$(PIP) --no-build-isolation --editable '.[docs]'
+	@touch $@
+
 $(VENV)/.demo: $(VENV)/.built pyproject.toml constraints.txt
 	$(PIP) --no-build-isolation --editable '.[demo]'
 	@touch $@
 
+# Into site/; a link that leads nowhere is an error.
+docs: $(VENV)/.docs $(VENV)/.built
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean $(ARGS)
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info shmstore/bindings/_shmstore.*
+	rm -rf $(VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*

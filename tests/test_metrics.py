@@ -312,3 +312,10 @@ def test_every_logger_of_the_package_is_below_shmstore():
     arguments = {m for path in (ROOT / "shmstore").rglob("*.py") for m in pattern.findall(path.read_text())}
     assert {"__name__"} == arguments
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("shmstore").handlers)
+
+
+def test_the_page_lists_every_metric_with_its_type():
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    listed = dict(re.findall(r"^\| `(shmstore_\w+)` \| (\w+) \|", page, re.M))
+    assert {name: "counter" if name.endswith("_total") else "gauge" for name in all_names()} == listed
+    assert all_names() >= set(re.findall(r"shmstore_\w+", page))

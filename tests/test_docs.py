@@ -1,0 +1,187 @@
+"""The documentation: every Python block runs, every command and test that a page names exists, every page is listed.
+
+A block that is no program by itself says so where readers see it, in the title of its frame, and why:
+```` ```python title="Fragment: …" ````. It must still be Python.
+"""
+
+import ast
+import re
+import runpy
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.support import Child
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+FRAGMENT = re.compile(r'title="Fragment: ([^"]+)"')
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    info: str
+    text: str
+
+    @property
+    def language(self) -> str:
+        return self.info.split()[0].lower() if self.info.split() else ""
+
+    @property
+    def fragment(self) -> str | None:
+        found = FRAGMENT.search(self.info)
+        return found[1] if found else None
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page: Path, text: str) -> list[Block]:
+    """Return the fenced blocks of a page, also indented ones; ValueError where a fence is not closed."""
+    found: list[Block] = []
+    inside: list[str] | None = None
+    fence, start, info, indent = "", 0, "", 0
+    for number, line in enumerate(text.splitlines(), 1):
+        mark = re.match(r"( *)(`{3,}|~{3,}) *(.*)$", line)
+        if inside is None:
+            if mark:
+                indent, fence, info, start, inside = len(mark[1]), mark[2], mark[3], number, []
+        elif mark and mark[2].startswith(fence) and not mark[3]:
+            found.append(Block(page, start, info, "".join(f"{line[indent:]}\n" for line in inside)))
+            inside = None
+        else:
+            inside.append(line)
+    if inside is not None:
+        raise ValueError(f"{page}:{start}: the block is not closed")
+    return found
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page, page.read_text(encoding="utf-8"))]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def run(path: str, folder: Path) -> None:
+    import os
+    import sys
+
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    runpy.run_path(path, run_name="__main__")
+
+
+@pytest.mark.parametrize("block", [block for block in PYTHON if block.fragment is None], ids=str)
+def test_a_python_block_runs_as_it_stands(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if "prometheus_client" in block.text or "shmstore.metrics" in block.text:
+        pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the processes that it spawns
+    program = tmp_path / "program.py"
+    program.write_text(block.text, encoding="utf-8")
+    child = Child(run, str(program), tmp_path)
+    try:
+        child.join()
+    finally:
+        child.kill()
+    assert ["program.py"] == [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"]
+
+
+def test_a_fragment_is_python_and_says_why_it_is_one() -> None:
+    for block in PYTHON:
+        if block.fragment is not None:
+            ast.parse(block.text)
+            assert len(block.fragment.split()) >= 3, f"{block}: the reason is too short to be one"
+
+
+def test_no_block_is_python_under_another_name() -> None:
+    """A block that nobody runs must not look like one that somebody does."""
+    known = {"python", "sh", "json", "yaml", ""}
+    for block in BLOCKS:
+        assert block.language in known, f"{block}: {block.language}"
+        if block.language in ("", "sh"):
+            assert not re.search(r"^(import|from) \w+|^def \w+\(", block.text, re.M), f"{block} looks like Python"
+
+
+def test_the_readme_and_the_start_page_have_programs() -> None:
+    pages = {block.page.name for block in PYTHON}
+    assert {"README.md", "index.md", "engine-authors.md", "schedulers.md", "metrics.md"} <= pages
+
+
+def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("assert False, 'as it should'")
+    child = Child(run, str(program), tmp_path)
+    with pytest.raises(AssertionError, match="as it should"):
+        child.join()
+
+
+def test_the_blocks_of_a_page_are_found_whatever_their_fence() -> None:
+    text = "a\n```python\nx = 1\n```\n  ~~~~ python title=\"Fragment: it is one\"\n  ```\n  y\n  ~~~~\n```\nz\n```\n"
+    found = blocks_of(ROOT / "x.md", text)
+    assert [("python", "x = 1\n", 2), ("python", "```\ny\n", 5), ("", "z\n", 9)] == [
+        (block.language, block.text, block.line) for block in found
+    ]
+    assert [None, "it is one", None] == [block.fragment for block in found]
+    with pytest.raises(ValueError, match="not closed"):
+        blocks_of(ROOT / "x.md", "```python\n")
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(), re.M))
+
+
+def test_every_make_target_that_a_page_names_exists() -> None:
+    named = {
+        target
+        for page in [*PAGES, ROOT / "CONTRIBUTING.md"]
+        for target in re.findall(r"(?:^|`)make ([a-z][\w-]*)", page.read_text(encoding="utf-8"), re.M)
+    }
+    assert {"demo", "test", "docs", "peers"} <= named
+    assert set() == named - make_targets()
+
+
+def test_every_command_that_a_page_names_exists() -> None:
+    from shmstore.cli import COMMANDS
+
+    known = {command.name for command in COMMANDS}
+    for block in BLOCKS:
+        if block.language == "sh":
+            for name in re.findall(r"^shmstore ([a-z]+)", block.text, re.M):
+                assert name in known, f"{block}: shmstore {name}"
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    files = [path for path in (ROOT / "tests").rglob("test_*") if path.suffix in (".py", ".c")]
+    known = {path.name for path in files}
+    for path in files:
+        known |= set(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.M))
+    for page in PAGES:
+        for name in re.findall(r"`(?:tests/)?(test_[\w.]+)`", page.read_text(encoding="utf-8")):
+            assert name in known, f"{page.name} names {name}"
+    reliability = (DOCS / "reliability.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"`test_", reliability)) > 50
+
+
+def test_the_reliability_page_has_every_promise_of_the_design() -> None:
+    promises = re.findall(r"^(\d)\. \*\*(.+?)\.?\*\*", (DOCS / "design.md").read_text(encoding="utf-8"), re.M)
+    headings = re.findall(r"^### (\d)\. (.+)$", (DOCS / "reliability.md").read_text(encoding="utf-8"), re.M)
+    assert len(promises) >= 7
+    assert promises == headings
+
+
+def test_the_reliability_page_counts_the_mutations_of_the_models() -> None:
+    said = re.search(r"(\d+) mutations", (DOCS / "reliability.md").read_text(encoding="utf-8"))
+    assert said
+    assert int(said[1]) == len(re.findall(r"^    Mutation\(", (ROOT / "model" / "check.py").read_text(), re.M))
+
+
+def test_every_page_is_in_the_menu() -> None:
+    menu = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.M))
+    assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == menu
+
+
+def test_children_do_not_start_a_pool_of_threads() -> None:
+    assert 1 == torch.get_num_threads()
