@@ -23,6 +23,8 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "step.h"
+
 static uint64_t get_acquire(const shms_word *w) { return atomic_load_explicit(w, memory_order_acquire); }
 
 int shms_inspector_open(shms_inspector **out, const char *name) {
@@ -129,6 +131,7 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
         uint64_t state = get_acquire(&s->state), id = get_acquire(&s->id);
         if (state == SHMS_FREE)
             return false;
+        SHMS_LOOK("slot");
         shms_set(&copy.offset, shms_get(&s->offset));
         shms_set(&copy.length, shms_get(&s->length));
         shms_set(&copy.head, shms_get(&s->head));
@@ -174,6 +177,7 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
         uint64_t number = get_acquire(&e->number);
         if (number == 0)
             return false;
+        SHMS_LOOK("lease");
         *out = (shms_lease_record){.entry = entry,
                                    .number = number,
                                    .slot = shms_get(&e->slot),
@@ -310,6 +314,7 @@ int shms_inspector_copy(shms_inspector *i, uint64_t slot, uint64_t id, uint64_t 
         return SHMS_ECORRUPT;
     if (from > s.length || size > s.length - from)
         return SHMS_EINVAL;
+    SHMS_LOOK("copy");
     memcpy(out, i->seg.data + s.offset + from, size);
     return shms_inspector_still(i, slot, id) ? SHMS_OK : SHMS_ESTALE;
 }

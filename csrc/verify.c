@@ -17,6 +17,7 @@
 #include <time.h>
 
 #include "crc.h"
+#include "step.h"
 
 #define PAUSE_NS 2000000 /* between passes */
 
@@ -253,6 +254,7 @@ int shms_inspector_check(shms_inspector *i, uint64_t slot, uint64_t id, shms_fin
         return SHMS_ECORRUPT;
     if (!s.checked)
         return SHMS_ENOTFOUND;
+    SHMS_LOOK("crc");
     uint32_t crc = shms_object_crc(i->seg.data, s.offset, (uint32_t)s.key_len, (uint32_t)s.meta_len, s.length);
     if (!shms_inspector_still(i, slot, id))
         return SHMS_ESTALE;

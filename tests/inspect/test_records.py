@@ -124,6 +124,19 @@ def test_a_record_says_who_holds_what(stores: Stores) -> None:
     del views
 
 
+def test_a_rank_that_attaches_again_owes_nothing_from_before(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=1, max_objects=8)
+    stores.attach(writer, 0).close()
+    reader = stores.attach(writer, 0)
+    writer.put("a", 1)
+    reader.close()
+    stores.attach(writer, 0)
+    writer.put("b", 2)
+    with StoreInspector.open(writer.name) as inspector:
+        assert [(), (0,)] == [lease.waiting_for for lease in inspector.leases()]
+        assert [1] == [reader.unacknowledged for reader in inspector.readers()]
+
+
 def test_pins_of_a_killed_reader_hold_nothing(stores: Stores) -> None:
     writer = stores.create(capacity=1 << 16, n_readers=1, max_objects=8)
     ref = writer.put("a", torch.ones(100))

@@ -1,0 +1,124 @@
+/* An inspector whose object is replaced under its eyes, between two of its reads: what it returns is one or the other,
+ * or that it has gone, and never a mixture. */
+#include "check.h"
+#include "inspect.h"
+#include "support.h"
+
+static shms_writer *w;
+static shms_inspector *inspector;
+static const char *where;
+static int replacements;
+static uint8_t ref[SHMS_REF_SIZE];
+
+enum { SMALL = 100, LARGE = 900 };
+
+/* At `where`, so many times, puts another object where the only one is: same slot, same place, same lease entry. */
+static void replace(const char *label) {
+    if (strcmp(label, where) || replacements == 0)
+        return;
+    replacements--;
+    shms_stats s;
+    CHECK_EQ(0, shms_writer_stats(w, &s));
+    char key[8] = "kkkkkkk";
+    uint32_t key_len = 1 + s.next_id % 7;
+    shms_step_hook = NULL;
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(0, shms_writer_clear(w));
+    char *payload = malloc(LARGE);
+    uint64_t size = s.next_id % 2 ? SMALL : LARGE;
+    fill(payload, size, s.next_id);
+    shms_piece piece = {.offset = 0, .size = size, .address = (uint64_t)(uintptr_t)payload};
+    CHECK_EQ(0, shms_writer_put(w, key, key_len, NULL, 0, size, &piece, 1, ref));
+    free(payload);
+    shms_step_hook = replace;
+}
+
+static void start(const char *name, const char *label, int times) {
+    shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 1, .flags = SHMS_CHECKSUMS};
+    const char *store = store_name(name);
+    CHECK_EQ(0, shms_writer_create(&w, store, &o));
+    char payload[SMALL];
+    fill(payload, SMALL, 1);
+    shms_piece piece = {.offset = 0, .size = SMALL, .address = (uint64_t)(uintptr_t)payload};
+    CHECK_EQ(0, shms_writer_put(w, "kk", 2, NULL, 0, SMALL, &piece, 1, ref));
+    CHECK_EQ(0, shms_inspector_open(&inspector, store));
+    where = label;
+    replacements = times;
+    shms_step_hook = replace;
+}
+
+static void end(void) {
+    shms_step_hook = NULL;
+    shms_inspector_free(inspector);
+    CHECK_EQ(0, shms_writer_close(w, 1));
+    shms_writer_free(w);
+}
+
+static void a_slot_that_is_replaced_while_it_is_read_is_read_anew(void) {
+    for (int times = 1; times < 6; times++) {
+        shms_slot_record s;
+        uint64_t at = 0;
+        start("slot", "slot", times);
+        CHECK_EQ(1, shms_inspector_slots(inspector, &at, &s, 1));
+        CHECK_EQ(0, replacements);
+        CHECK_EQ(1 + times, s.id);
+        CHECK_EQ(1 + s.id % 7, s.key_len);
+        CHECK_EQ(64 + (s.id % 2 ? SMALL : LARGE), s.length);
+        CHECK_EQ(0, s.moving);
+        end();
+    }
+}
+
+static void a_slot_that_never_holds_still_is_said_to_move(void) {
+    shms_slot_record s;
+    uint64_t at = 0;
+    start("restless", "slot", 100000);
+    CHECK_EQ(1, shms_inspector_slots(inspector, &at, &s, 1));
+    CHECK_EQ(1, s.moving);
+    CHECK_EQ(100000 - 1 - SHMS_INSPECT_TRIES, replacements);
+    end();
+}
+
+static void a_lease_that_is_replaced_while_it_is_read_is_read_anew(void) {
+    shms_lease_record e;
+    uint64_t at = 0;
+    start("lease", "lease", 3);
+    shms_stats before;
+    CHECK_EQ(0, shms_writer_stats(w, &before));
+    CHECK_EQ(1, shms_inspector_leases(inspector, &at, &e, 1));
+    CHECK_EQ(0, replacements);
+    CHECK_EQ(e.number, e.id); /* one hand-out an object, so that both count alike */
+    CHECK_EQ(4, e.number);
+    CHECK_EQ(0, e.moving);
+    end();
+}
+
+static void bytes_of_an_object_that_goes_meanwhile_are_refused(void) {
+    uint8_t out[SMALL + 64];
+    start("copy", "copy", 1);
+    CHECK_EQ(SHMS_ESTALE, shms_inspector_copy(inspector, 0, 1, 0, sizeof out, out));
+    CHECK_EQ(SHMS_ESTALE, shms_inspector_copy(inspector, 0, 1, 0, 1, out));
+    CHECK_EQ(0, shms_inspector_copy(inspector, 0, 2, 64, SMALL, out));
+    CHECK(filled((char *)out, SMALL, 2));
+    CHECK_EQ(SHMS_EINVAL, shms_inspector_copy(inspector, 0, 2, 64, LARGE + 1, out));
+    CHECK_EQ(SHMS_EINVAL, shms_inspector_copy(inspector, 1, 2, 0, 1, out));
+    end();
+}
+
+static void a_checksum_of_an_object_that_goes_meanwhile_is_nobodys(void) {
+    shms_finding f;
+    start("crc", "crc", 1);
+    CHECK_EQ(SHMS_ESTALE, shms_inspector_check(inspector, 0, 1, &f));
+    CHECK_EQ(1, shms_inspector_check(inspector, 0, 2, &f));
+    end();
+}
+
+int main(void) {
+    a_slot_that_is_replaced_while_it_is_read_is_read_anew();
+    a_slot_that_never_holds_still_is_said_to_move();
+    a_lease_that_is_replaced_while_it_is_read_is_read_anew();
+    bytes_of_an_object_that_goes_meanwhile_are_refused();
+    a_checksum_of_an_object_that_goes_meanwhile_is_nobodys();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}
