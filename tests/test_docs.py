@@ -119,7 +119,7 @@ def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
 
 
 def test_the_blocks_of_a_page_are_found_whatever_their_fence() -> None:
-    text = "a\n```python\nx = 1\n```\n  ~~~~ python title=\"Fragment: it is one\"\n  ```\n  y\n  ~~~~\n```\nz\n```\n"
+    text = 'a\n```python\nx = 1\n```\n  ~~~~ python title="Fragment: it is one"\n  ```\n  y\n  ~~~~\n```\nz\n```\n'
     found = blocks_of(ROOT / "x.md", text)
     assert [("python", "x = 1\n", 2), ("python", "```\ny\n", 5), ("", "z\n", 9)] == [
         (block.language, block.text, block.line) for block in found
