@@ -166,7 +166,13 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 class Measurement:
     """A session: start it, measure cells, stop it."""
 
-    def __init__(self, names: Sequence[str], most_readers: int, say: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        most_readers: int,
+        say: Callable[[str], None] = lambda text: None,
+        idle_seconds: float = 3.0,
+    ) -> None:
         self._say = say
         self._hosts: dict[str, Host] = {}
         importable = []
@@ -185,7 +191,7 @@ class Measurement:
             if len(self._hosts) % 2 == 0:
                 self._settle()
         self._settle()
-        self._idle(3.0)
+        self._idle(idle_seconds)
 
     def _settle(self) -> None:
         for name in [name for name in self._hosts if name not in self.results.idle_memory]:

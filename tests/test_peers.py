@@ -1,0 +1,207 @@
+"""The benchmark against peers: its exchanges are what they are said to be, what fails is told, and its page is true."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bench import peers
+from bench.peers import LIMITS, OURS, STDLIB, host, interface
+from bench.peers.harness import Cell, Measurement, Results, percentile
+from bench.peers.host import HIT, PUT, Session
+from bench.peers.interface import Packed, UnavailableError, arrays, fresh, load, make_tree, touch, unpacked
+from bench.peers.report import Page, time_name
+
+SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[dict[str, Any]]:
+    """Every peer of the standard library with one reader, in this process."""
+    running = {name: load(name)() for name in SPAWNED}
+    for peer in running.values():
+        peer.start(1)
+    yield running
+    for peer in running.values():
+        peer.stop()
+
+
+@pytest.mark.parametrize("name", SPAWNED)
+def test_the_readers_of_a_peer_see_every_tree_of_both_paths(name: str, started: dict[str, Any]) -> None:
+    """A session checks the sum of the bytes that each reader touched, in each exchange, against the tree's."""
+    for nbytes in (1 << 10, 1 << 20):
+        session = Session(started[name], nbytes, 1)
+        for path in (PUT, HIT):
+            batch = session.run(path, 60.0, 5)
+            assert 5 == len(batch.seconds)
+            assert min(batch.seconds) > 0
+            assert batch.cpu > 0
+        assert session.memory() > 1 << 20
+        session.close()
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    """The whole harness once, small: the limits, shmstore, and a peer that cannot be had."""
+    peers.PEERS["absent"] = "bench.peers.nowhere:Nothing"
+    try:
+        session = Measurement([*LIMITS, OURS, "absent"], 1, idle_seconds=0.1)
+        session.measure(4096, 1, budget=10.0, batches=2, at_most=8)
+        return session.stop()
+    finally:
+        del peers.PEERS["absent"]
+
+
+def test_a_session_has_a_cell_for_each_peer_and_path(results: Results) -> None:
+    expected = {(name, 4096, 1, path) for name in (*LIMITS, OURS) for path in (PUT, HIT)}
+    assert expected == {(cell.peer, cell.nbytes, cell.n_readers, cell.path) for cell in results.cells}
+    for cell in results.cells:
+        assert 8 == cell.samples
+        assert 0 < cell.median <= cell.p99
+        assert cell.memory > 1 << 20
+    assert set(results.idle_memory) == set(results.idle_cpu) == {*LIMITS, OURS}
+
+
+def test_a_peer_that_cannot_be_imported_is_told_with_the_reason(results: Results) -> None:
+    assert ["absent"] == list(results.missing)
+    assert "No module named 'bench.peers.nowhere'" in results.missing["absent"]
+
+
+def test_results_survive_being_written(results: Results, tmp_path: Any) -> None:
+    results.save(tmp_path / "results.json")
+    assert results == Results.load(tmp_path / "results.json")
+
+
+class _Broken(interface.Peer):
+    """Delivers one byte that is wrong."""
+
+    title = how = "broken"
+    off = 1
+
+    def start(self, count: int) -> None: ...
+
+    def open(self, nbytes: int, n_readers: int) -> None: ...
+
+    def send(self, number: int, value: Any) -> None:
+        self.found = touch(value) + self.off
+
+    def send_again(self) -> None: ...
+
+    def wait(self) -> list[int]:
+        return [self.found]
+
+    def close(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def test_a_peer_that_delivers_other_bytes_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="the readers saw"):
+        Session(_Broken(), 4096, 1)
+
+
+def test_a_tree_has_three_tensors_and_exactly_the_bytes_asked_for() -> None:
+    for nbytes in (1 << 10, 6 << 20):
+        tree = make_tree(nbytes)
+        assert [torch.float32, torch.int64, torch.uint8] == [tensor.dtype for tensor in tree.values()]
+        assert nbytes == sum(tensor.nbytes for tensor in tree.values())
+
+
+def test_touching_reads_one_byte_of_every_page() -> None:
+    tree = {"a": torch.ones(3 * 4096 + 1, dtype=torch.uint8), "b": torch.full((5,), 2, dtype=torch.uint8)}
+    assert 4 + 2 == touch(tree)
+
+
+def test_two_trees_of_one_session_differ_and_are_private() -> None:
+    source = make_tree(4096)
+    one, other = fresh(source, 1), fresh(source, 2)
+    assert touch(one) != touch(other)
+    assert one["pixels"].data_ptr() != source["pixels"].data_ptr()
+
+
+def test_a_packed_tree_comes_out_as_it_went_in() -> None:
+    tree = make_tree(5000)
+    packed = Packed(arrays(tree))
+    block = memoryview(bytearray(packed.nbytes))
+    packed.write(block, arrays(tree))
+    out = unpacked(packed.fields, block)
+    assert all(torch.equal(tree[name], out[name]) for name in tree)
+    assert all(start % 64 == 0 for *_, start in packed.fields)
+
+
+def test_the_cpu_time_of_a_process_is_what_it_says_of_itself() -> None:
+    import os
+    import time
+
+    before, own = host.cpu_seconds([os.getpid()]), time.process_time()
+    np.random.default_rng(1).random(3_000_000)
+    assert host.cpu_seconds([os.getpid()]) - before == pytest.approx(time.process_time() - own, abs=0.002)
+    assert host.cpu_seconds([2**22 + 1]) == 0, "a process that has ended"
+
+
+def cells(**medians: float) -> list[Cell]:
+    return [
+        Cell(name, 1 << 20, 1, path, 9, value, 2 * value, value, 100 << 20)
+        for name, value in medians.items()
+        for path in (PUT, HIT)
+    ]
+
+
+def page(**medians: float) -> Page:
+    machine = dict.fromkeys(("processor", "memory", "kernel", "python", "commit", "date"), "?") | {"cores": "2"}
+    return Page(
+        Results(
+            machine,
+            {"torch": "1"},
+            {"ray": "cannot be imported: No module named 'ray'"},
+            dict.fromkeys(medians, 10 << 20),
+            {"pipe": 0.05},
+            cells(memcpy=10e-6, channel=20e-6, **medians),
+        )
+    )
+
+
+def test_the_page_says_who_is_ahead_by_how_much_and_why() -> None:
+    text = page(shmstore=100e-6, pipe=50e-6, shared_memory_reused=96e-6).text([])
+    assert "* **multiprocessing Pipe** (put, 1 reader: 1 MiB 0.50; hit, 1 reader: 1 MiB 0.50)." in text
+    ahead = text.partition("## Where a peer is ahead")[2].partition("## The peers")[0]
+    assert "one block reused" not in ahead, "4 % is not ahead"
+    assert "It is no store" in page(shmstore=100e-6, shared_memory_reused=90e-6).text([])
+    assert "Nowhere by more than 5%" in page(shmstore=100e-6, pipe=300e-6).text([])
+
+
+def test_the_page_tells_what_is_missing_and_what_was_busy_and_the_multiples() -> None:
+    text = page(shmstore=60e-6, pipe=120e-6, queue=300e-6).text([])
+    assert "No module named 'ray'" in text
+    assert "multiprocessing Pipe takes 5.0% of a core" in text
+    assert "| **shmstore** | 6.00 / 2.00 / 0.50 |" in text, "of a memcpy, with a message, of the best of the others"
+    assert "| multiprocessing Queue | 300 µs (600 µs; 9) |" in text
+    assert "| **shmstore** | +90 (10) |" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(1.234e-6, "1.23 µs"), (123e-6, "123 µs"), (0.0123, "12.3 ms"), (2.0, "2 s")]
+)
+def test_times_have_three_digits(seconds: float, text: str) -> None:
+    assert text == time_name(seconds)
+
+
+def test_a_percentile_is_one_of_the_values() -> None:
+    assert 99 == percentile(range(100), 0.99)
+    assert 3.0 == percentile([3.0], 0.99)
+
+
+def test_every_peer_has_a_title_of_its_own_and_says_how_it_works() -> None:
+    titles = {}
+    for name in peers.PEERS:
+        try:
+            peer = load(name)
+        except UnavailableError:
+            continue  # its package is of the extra `bench`; the harness tells it, which is tested above
+        assert peer.title not in titles
+        titles[peer.title] = name
+        assert re.search(r"\.$", peer.how)
+    assert set(STDLIB) <= set(titles.values())
