@@ -205,13 +205,8 @@ class Page:
                 lines += self._table(path, n, lambda c: time_name(c.cpu), everyone)
         lines += ["## Resident memory", ""]
         lines += [
-<<<<<<< HEAD
-            "MiB of all processes of the peer, shared pages counted once, at the end of a size's batches: what "
-            "has come since the peer was started, and in brackets what it had then (mostly the interpreter and torch).",
-=======
             "MiB of all processes of the peer, shared pages counted once, at the end of a size's batches: what came "
             "since the peer was started, and in brackets what it had then (mostly the interpreter and torch in each).",
->>>>>>> peers
             "",
         ]
         for n in self.readers:
