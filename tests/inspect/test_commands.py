@@ -176,8 +176,8 @@ def test_the_ring_shows_who_holds_what(stores: Stores) -> None:
 def test_a_cell_shows_what_is_hardest_to_free_in_it(stores: Stores) -> None:
     writer = stores.create(capacity=1 << 16, n_readers=1, max_objects=16)
     reader = stores.attach(writer)
-    refs = [writer.put(f"k{i}", i) for i in range(5)]
     view = writer.put("v", torch.ones(3))
+    refs = [writer.put(f"k{i}", i) for i in range(5)]
     seen = []
     with StoreInspector.open(writer.name) as inspector:
         for step in (lambda: None, lambda: [reader.release(ref) for ref in refs], lambda: reader.release(view)):
