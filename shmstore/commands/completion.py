@@ -28,7 +28,7 @@ def _run(arguments: argparse.Namespace) -> int:
     parser = build_parser()
     for action in _name_arguments(parser):
         action.complete = dict.fromkeys(_PREAMBLE, "_shmstore_names")  # type: ignore[attr-defined]
-    print(shtab.complete(parser, shell=arguments.shell, preamble=_PREAMBLE))
+    print(shtab.complete(parser, shell=arguments.shell, preamble=_PREAMBLE[arguments.shell]))
     return EXIT_OK
 
 
