@@ -49,6 +49,9 @@ static void an_objects_checksum_leaves_its_padding_out_and_nothing_else(void) {
         CHECK_EQ(part, shms_object_crc(data, at, 3, 5, length) != before);
         data[i] ^= 1;
     }
+    /* without a payload; and a damaged length that ends in the padding must not count backwards */
+    for (length = 8; length <= 64; length++)
+        CHECK_EQ(shms_crc32c(0, data + at, 8), shms_object_crc(data, at, 3, 5, length));
 }
 
 int main(void) {

@@ -120,6 +120,7 @@ class Terminal:
             except (OSError, EOFError):  # EIO: the last holder of the other side has gone
                 break
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.left = self.local_modes()
         os.close(self._fd)
         return Ran(status, self.shown, "")
 

@@ -15,6 +15,7 @@ import torch
 
 from shmstore import ObjectStoreWriter, cli
 from shmstore.commands import bench
+from shmstore.inspect import StoreInspector, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, running
 from tests.support import SHM, Stores, store_name
 
@@ -172,6 +173,23 @@ def test_the_ring_shows_who_holds_what(stores: Stores) -> None:
     del views
 
 
+def test_a_cell_shows_what_is_hardest_to_free_in_it(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=1, max_objects=16)
+    reader = stores.attach(writer)
+    view = writer.put("v", torch.ones(3))
+    refs = [writer.put(f"k{i}", i) for i in range(5)]
+    seen = []
+    with StoreInspector.open(writer.name) as inspector:
+        for step in (lambda: None, lambda: [reader.release(ref) for ref in refs], lambda: reader.release(view)):
+            step()
+            seen.append(ring_map(inspector.snapshot(), 1).cells)
+        kept = reader.get(writer.get_cached("v"))
+        writer.get_cached("k4")
+        seen.append(ring_map(inspector.snapshot(), 1).cells)
+        del kept
+    assert [("a",), ("a",), ("o",), ("0",)] == seen
+
+
 def test_the_hand_is_above_its_cell(stores: Stores) -> None:
     writer = stores.create(capacity=1 << 16)
     writer.put("a", torch.zeros(20000, dtype=torch.uint8))
@@ -277,7 +295,7 @@ def test_top_on_a_terminal_sorts_by_keys_leaves_on_q_and_restores_the_terminal()
         terminal.read_until("sorted by lag")
         terminal.press("q")
         ran = terminal.end()
-    assert 0 == ran.status
+    assert (0, before) == (ran.status, terminal.left)
     assert name in ran.out
     assert "\x1b[?1049l" in ran.out, "the screen from before is back"
 
