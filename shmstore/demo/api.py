@@ -17,7 +17,6 @@ one where
 
 from __future__ import annotations
 
-import logging
 import random
 import signal
 import sys
@@ -110,8 +109,6 @@ def api_process(
             ignore_termination()  # it is on its way out already, and Python's own exit must not be interrupted
         supervisor.send(measured)
 
-    # What the store's sender warns of is counted in the table; lines on stderr would tear the progress bar.
-    logging.getLogger("shmstore").addHandler(logging.NullHandler())
     signal.signal(signal.SIGTERM, stop)
     guarded("the API process", status, body)
 
