@@ -13,7 +13,7 @@ from bench.peers import LIMITS, OURS, STDLIB, host, interface
 from bench.peers.harness import Cell, Measurement, Results, percentile
 from bench.peers.host import HIT, PUT, Session
 from bench.peers.interface import Packed, UnavailableError, arrays, fresh, load, make_tree, touch, unpacked
-from bench.peers.report import Page, time_name
+from bench.peers.report import Page, is_ahead, time_name
 
 SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
 
@@ -59,7 +59,7 @@ def test_a_session_has_a_cell_for_each_peer_and_path(results: Results) -> None:
     expected = {(name, 4096, 1, path) for name in (*LIMITS, OURS) for path in (PUT, HIT)}
     assert expected == {(cell.peer, cell.nbytes, cell.n_readers, cell.path) for cell in results.cells}
     for cell in results.cells:
-        assert 8 == cell.samples
+        assert (8, 2) == (cell.samples, len(cell.batches))
         assert 0 < cell.median <= cell.p99
         assert cell.memory > 1 << 20
     assert set(results.idle_memory) == set(results.idle_cpu) == {*LIMITS, OURS}
@@ -144,7 +144,7 @@ def test_the_cpu_time_of_a_process_is_what_it_says_of_itself() -> None:
 
 def cells(**medians: float) -> list[Cell]:
     return [
-        Cell(name, 1 << 20, 1, path, 9, value, 2 * value, value, 100 << 20)
+        Cell(name, 1 << 20, 1, path, 9, value, 2 * value, value, 100 << 20, [value] * 4)
         for name, value in medians.items()
         for path in (PUT, HIT)
     ]
@@ -170,7 +170,14 @@ def test_the_page_says_who_is_ahead_by_how_much_and_why() -> None:
     ahead = text.partition("## Where a peer is ahead")[2].partition("## The peers")[0]
     assert "one block reused" not in ahead, "4 % is not ahead"
     assert "It is no store" in page(shmstore=100e-6, shared_memory_reused=90e-6).text([])
-    assert "Nowhere by more than 5%" in page(shmstore=100e-6, pipe=300e-6).text([])
+    assert "Nowhere by more than 5% of the median" in page(shmstore=100e-6, pipe=300e-6).text([])
+
+
+def test_a_peer_that_is_faster_in_half_of_the_batches_only_is_not_ahead() -> None:
+    ours, theirs = cells(shmstore=10e-6, pipe=9e-6)[::2]
+    assert is_ahead(theirs, ours)
+    theirs.batches = [9e-6, 9e-6, 11e-6, 11e-6]
+    assert not is_ahead(theirs, ours)
 
 
 def test_the_page_tells_what_is_missing_and_what_was_busy_and_the_multiples() -> None:

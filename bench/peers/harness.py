@@ -21,6 +21,8 @@ from bench.peers.interface import UnavailableError, load
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (KIB, 64 * KIB, MIB, 6 * MIB, 64 * MIB)
 READERS = (1, 2, 4)
+LARGE = 16 * MIB
+"""From here on there are fewer batches: each has at least one exchange, and those of some peers take a second."""
 PATIENCE = 120.0
 """Seconds after which a peer that has not answered is given up."""
 
@@ -40,6 +42,8 @@ class Cell:
     """CPU seconds an exchange, all processes of the peer, without what was prepared."""
     memory: int = 0
     """Resident bytes of all processes of the peer, shared pages counted once."""
+    batches: list[float] = field(default_factory=list)
+    """The median of each batch, in the order in which all peers had theirs."""
 
 
 @dataclass(slots=True)
@@ -215,7 +219,7 @@ class Measurement:
         self.results.missing[name] = why
         self._hosts.pop(name).end()
 
-    def measure(self, nbytes: int, n_readers: int, budget: float = 0.4, batches: int = 4, at_most: int = 400) -> None:
+    def measure(self, nbytes: int, n_readers: int, budget: float = 0.4, batches: int = 8, at_most: int = 800) -> None:
         """Measure every peer at one size: `batches` of them in turn, `budget` seconds for each peer and path."""
         where = f"{nbytes} bytes, {n_readers} readers"
         self._say(where)
@@ -247,6 +251,7 @@ class Measurement:
                     percentile(seconds, 0.99),
                     max(0.0, sum(batch.cpu - batch.prepared for batch in found) / len(seconds)),
                     memory.get(name) or 0,
+                    [median(batch.seconds) for batch in found],
                 )
             )
 
@@ -278,7 +283,7 @@ def run(
     try:
         for n_readers in readers:
             for nbytes in sizes:
-                session.measure(nbytes, n_readers, budget)
+                session.measure(nbytes, n_readers, budget, batches=8 if nbytes < LARGE else 4)
     finally:
         results = session.stop()
     return results

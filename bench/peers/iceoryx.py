@@ -71,6 +71,10 @@ class Iceoryx(SpawnedPeer):
     how = (
         "A loaned sample filled and sent, an event to each subscriber. No store: a hit is loaned, filled and sent anew."
     )
+    ahead = (
+        "Of a small object's time most is the waking of readers, which is iceoryx2's own work in native code, where "
+        "the common pipe is Python's; and there is no key to look up and no lease to open."
+    )
     receiver = _Reader
 
     def begin(self, nbytes: int, n_readers: int) -> tuple[str, int, int]:

@@ -9,8 +9,8 @@ from bench.peers.harness import KIB, MIB, Cell, Results
 from bench.peers.host import HIT, PUT
 from bench.peers.interface import Peer, UnavailableError, load
 
-AHEAD = 0.95
-"""A peer is ahead where it takes less than this part of shmstore's time."""
+AHEAD, MOSTLY = 0.95, 0.75
+"""A peer is ahead where its median is below this part of shmstore's, and it was faster in this part of the batches."""
 
 INTRODUCTION = """\
 # Benchmarks
@@ -30,7 +30,8 @@ acknowledge over a `multiprocessing.Pipe`, and tell over it, too, unless they ha
 iceoryx2; Ray also acknowledges in its own way). Memory is warm where the peer lets it be.
 
 **The limits.** *One memcpy*: the same three tensors copied once into warm shared memory, with nobody told. *An empty
-message*: one byte to each reader and its acknowledgement, over that pipe, with nothing read.
+message*: one byte to each reader and its acknowledgement, over that pipe, with nothing read. `put` can be below one
+memcpy for large objects: from 2 MiB on it stores past the caches, so that the destination is not read first.
 """
 
 
@@ -49,6 +50,12 @@ def time_name(seconds: float) -> str:
 
 def ratio_name(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.2g}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+def is_ahead(cell: Cell, ours: Cell) -> bool:
+    """Say whether a peer is faster than shmstore, and not just in a batch that the scheduler was kind to."""
+    faster = sum(theirs < mine for theirs, mine in zip(cell.batches, ours.batches, strict=True))
+    return cell.median < AHEAD * ours.median and faster >= MOSTLY * len(ours.batches)
 
 
 def _readers(count: int) -> str:
@@ -106,15 +113,17 @@ class Page:
                     where = []
                     for nbytes in self.sizes:
                         cell, ours = self.cell(name, nbytes, n_readers, path), self.cell(OURS, nbytes, n_readers, path)
-                        if cell and ours and cell.median < AHEAD * ours.median:
+                        if cell and ours and is_ahead(cell, ours):
                             where.append(f"{size_name(nbytes)} {cell.median / ours.median:.2f}")
                     if where:
                         found.setdefault(name, []).append(f"{path}, {_readers(n_readers)}: {', '.join(where)}")
         lines = ["## Where a peer is ahead of shmstore", ""]
         if not found:
-            return [*lines, f"Nowhere by more than {1 - AHEAD:.0%} of shmstore's median.", ""]
+            where = f"Nowhere by more than {1 - AHEAD:.0%} of the median in at least {MOSTLY:.0%} of the batches."
+            return [*lines, where, ""]
         lines += [
-            f"By more than {1 - AHEAD:.0%} of the median. The figures are the peer's median divided by shmstore's.",
+            f"By more than {1 - AHEAD:.0%} of the median, and in at least {MOSTLY:.0%} of the batches, which took "
+            "turns. The figures are the peer's median divided by shmstore's.",
             "",
         ]
         for name, places in found.items():
@@ -140,15 +149,18 @@ class Page:
             "## Machine and versions",
             "",
             f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, Linux {machine['kernel']}, "
-            f"Python {machine['python']}; {machine['date']}, commit {machine['commit']}; "
-            f"{results.seconds / 60:.0f} minutes. " + ", ".join(f"{k} {v}" for k, v in results.versions.items()) + ".",
+            f"Python {machine['python']}; {machine['date']}, commit {machine['commit']}. "
+            + ", ".join(f"{k} {v}" for k, v in results.versions.items())
+            + ".",
             "",
         ]
         if int(machine["cores"]) <= max(self.readers):
             lines += [
                 f"**{machine['cores']} cores are fewer than the processes at work**: with {self.readers[-1]} readers, "
                 f"{self.readers[-1] + 1} processes share them, and the readers of one object take turns. All peers are "
-                "hit alike, but the figures for several readers say more about the scheduler here than those for one.",
+                "hit alike, but the figures for several readers say more about the scheduler here than those for one: "
+                "where it happens to place them changes small objects' medians by up to a third from one session to "
+                "the next, in either direction.",
                 "",
             ]
         busy = {name: value for name, value in results.idle_cpu.items() if value > 0.005}
@@ -235,6 +247,7 @@ class Page:
 
 
 MARKERS = "os^vD<>pPX*h"
+COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "navy", "darkgreen", "chocolate")
 
 
 def draw(page: Page, path: str, file: Path) -> None:
@@ -248,11 +261,14 @@ def draw(page: Page, path: str, file: Path) -> None:
     figure, panels = pyplot.subplots(
         1, len(page.readers), figsize=(5 * len(page.readers), 6), sharey=True, squeeze=False
     )
-    colours = pyplot.get_cmap("tab20").colors
     for axes, n in zip(panels[0], page.readers, strict=True):
         for number, (name, peer) in enumerate(page.peers.items()):
             points = [(c.nbytes, c.median * 1e6) for s in page.sizes if (c := page.cell(name, s, n, path))]
-            style: dict[str, Any] = {"color": colours[number % 20], "marker": MARKERS[number % len(MARKERS)], "ms": 5}
+            style: dict[str, Any] = {
+                "color": COLOURS[number % len(COLOURS)],
+                "marker": MARKERS[number % len(MARKERS)],
+                "ms": 5,
+            }
             if name == OURS:
                 style = {"color": "black", "marker": "o", "lw": 3, "zorder": 5}
             elif name in LIMITS:
