@@ -61,6 +61,9 @@ def _rows(embeds: Any, start: int, stop: int) -> bytes:
     return bytes(rows.tobytes("C"))
 
 
+_SHA256_BYTES = 32
+
+
 class BlockHasher:
     """Hashes the full blocks of requests; ``hasher(request)`` gives those not yet in ``request.block_hashes``.
 
@@ -106,7 +109,7 @@ class BlockHasher:
         tokens = request.all_token_ids[first * size : (first + n) * size]
         extras = self._extras_of(request, first * size, (first + n) * size)
         embeds = self._embed_digests(getattr(request, "prompt_embeds", None), first, n)
-        if self._in_c:
+        if self._in_c and len(parent) == _SHA256_BYTES:  # C copies that many of a parent
             return books.sha256_chain(parent, first, size, tokens, extras, embeds)
         return books.digest_chain(self._digest, parent, first, size, tokens, extras, embeds)
 

@@ -15,7 +15,15 @@ import pytest
 import torch
 
 from shmstore.bindings.scheduler import sha256_ready
-from shmstore.scheduler import BlockHasher, BlockHashes, Request
+from shmstore.scheduler import (
+    BlockHasher,
+    BlockHashes,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheManager,
+    Request,
+    SlidingWindowSpec,
+)
 from shmstore.scheduler.block_hasher import encode_cbor
 from tests.scheduler import model
 from tests.scheduler.helpers import features
@@ -265,3 +273,27 @@ def test_items_out_of_order_are_refused_by_number() -> None:
 def test_hashes_travel_in_msgpack_as_they_are() -> None:
     hashes = Request("r", range(8), block_hasher=BlockHasher(4)).block_hashes
     assert hashes[:] == msgpack.unpackb(msgpack.packb(hashes[:]))
+
+
+@pytest.mark.parametrize("size", [8, 16, 32, 40])
+def test_a_parent_of_another_size_is_hashed_whole_by_either_library(size: int) -> None:
+    def request() -> types.SimpleNamespace:
+        parent = bytes(range(size))
+        return types.SimpleNamespace(block_hashes=[parent], num_tokens=8, all_token_ids=list(range(8)))
+
+    by_hashlib = list(BlockHasher(4, library="hashlib")(request()))
+    assert by_hashlib == list(BlockHasher(4)(request()))
+    assert len(by_hashlib) == 1
+
+
+@pytest.mark.parametrize("window", [10**9, 2**62, 2**63 - 1])
+def test_a_window_larger_than_any_prompt_needs_the_run_from_the_start(window: int) -> None:
+    groups = [KVCacheGroupSpec(("l",), SlidingWindowSpec(4, 1, 8, "float16", window))]
+    manager = KVCacheManager(KVCacheConfig(50, groups), 10**9, 4)
+    hasher = BlockHasher(4)
+    first = Request("a", list(range(20)), block_hasher=hasher)
+    manager.allocate_slots(first, 20)
+    blocks = manager.get_block_ids("a")[0]
+    manager.free(first)
+    manager.evict_blocks(blocks[:1])
+    assert manager.get_computed_blocks(Request("b", list(range(20)), block_hasher=hasher))[1] == 0
