@@ -39,7 +39,7 @@ peers: $(VENV)/.bench $(VENV)/.built
 
 copy-threshold:
 	@mkdir -p build
-	@$(CC) -std=c11 -D_GNU_SOURCE -O2 -Icsrc -o build/copy_threshold bench/copy_threshold.c
+	@$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -pthread -Icsrc -o build/copy_threshold bench/copy_threshold.c
 	@build/copy_threshold
 
 $(VENV)/.venv:
