@@ -22,6 +22,9 @@ const char *shms_strerror(int code) {
     case SHMS_ECLOSED: return "the handle is closed";
     case SHMS_EFORKED: return "the handle belongs to the parent process";
     case SHMS_EOTHERSTORE: return "the name is another store's";
+    case SHMS_ENOSLOT: return "what is held leaves no slot";
+    case SHMS_ENOLEASE: return "every lease entry is taken by an open lease";
+    case SHMS_ECREATING: return "the segment's creation is not over";
     default: return "unknown code";
     }
 }

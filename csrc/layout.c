@@ -12,16 +12,19 @@
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
 #define MIN_LEASES 64
+#define SMALL_STORE 1024 /* objects: below, the tables are small whatever an object's share of them is */
 
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
 /* Lease entries cost 32 bytes, 12 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
- * and each rank's table ends with part of a page.  One entry an object is wanted; with many ranks there are fewer, so
- * that an object's share stays in its promise. */
+ * and each rank's table ends with part of a page.  One entry an object is wanted; in a large store of many ranks there
+ * are fewer, so that an object's share stays in its promise. */
 static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t page) {
     uint64_t spare = max_objects * (256 - 117), once = (n_readers + 5) * page;
     uint64_t affordable = spare > once ? (spare - once) / (44 + 8 * n_readers) : 0;
+    uint64_t least = max_objects < SMALL_STORE ? max_objects : SMALL_STORE;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;
+    leases = leases < least ? least : leases;
     return leases < MIN_LEASES ? MIN_LEASES : leases;
 }
 

@@ -2,8 +2,8 @@
  * objects.c - what callers do with objects: put, hand out, cancel, delete.
  *
  * A put is P1 to P4, then L1 and L2.  Its bytes are copied outside the mutex: a slot in WRITING is nobody else's.
- * Whatever can fail, fails before the first store to the segment: the lease entry is taken (in the books) before the
- * space, so that a commit always succeeds.
+ * Whatever can fail, fails before the first store to the segment: the lease entry, where there is to be a lease, is
+ * taken (in the books) before the space, so that a commit always succeeds.
  *
  * A writer that dies between P1 and P4 leaves a slot in WRITING, which its successor frees; one that dies between P4
  * and L2 leaves an object without a lease, which is a cached object like any other.
@@ -75,8 +75,13 @@ static void hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8
     shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
 }
 
-int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                      uint64_t payload_size, shms_ticket *out) {
+static void untake(struct shms_writer *w, uint32_t entry) {
+    if (entry != SHMS_NONE)
+        shms_leases_untake(&w->leases, entry);
+}
+
+static int begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                 uint64_t payload_size, bool leased, shms_ticket *out) {
     int rc = enter_with_key(w, key, key_len);
     if (rc)
         return rc;
@@ -92,12 +97,12 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     if ((rc = next_secret(w, &secret)))
         return leave(w, rc);
     shms_reclaim_begin(w);
-    uint32_t entry = shms_reclaim_lease(w);
-    if (entry == SHMS_NONE)
-        return leave(w, SHMS_EFULL);
+    uint32_t entry = SHMS_NONE;
+    if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
+        return leave(w, SHMS_ENOLEASE);
     shms_place place;
     if ((rc = shms_reclaim_space(w, span, &place))) {
-        shms_leases_untake(&w->leases, entry);
+        untake(w, entry);
         return leave(w, rc);
     }
     uint32_t slot = w->free_slots[--w->n_free_slots];
@@ -117,6 +122,7 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
     shms_ring_insert(&w->ring, &place, slot);
     shms_set(&w->seg.sb->hand, w->ring.hand);
     shms_add(&w->seg.sb->used_bytes, span);
+    w->protected[slot] = 0; /* guards of an object that was aborted here may still be about */
     char *at = (char *)w->seg.data + place.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
     memcpy(at, key, key_len);
@@ -124,9 +130,20 @@ int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const c
         memcpy(at + key_len, meta, meta_len);
     shms_index_add(&w->index, slot);
     w->unfinished++;
+    w->leased += entry != SHMS_NONE;
     *out = (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot,
                          .entry = entry};
     return leave(w, SHMS_OK);
+}
+
+int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                      uint64_t payload_size, shms_ticket *out) {
+    return begin(w, key, key_len, meta, meta_len, payload_size, true, out);
+}
+
+int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                        uint64_t payload_size, shms_ticket *out) {
+    return begin(w, key, key_len, meta, meta_len, payload_size, false, out);
 }
 
 /* Enters, if need be a closed writer, and checks that the ticket is one that is out. */
@@ -134,11 +151,16 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     int rc = shms_writer_enter_to_end(w);
     if (rc)
         return rc;
-    if (t->slot >= w->seg.layout.max_objects || t->entry >= w->seg.layout.max_leases ||
+    if (t->slot >= w->seg.layout.max_objects || (t->entry != SHMS_NONE && t->entry >= w->seg.layout.max_leases) ||
         shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
         shms_get(&shms_writer_slot(w, t->slot)->id) != t->id)
         return leave(w, w->closed ? SHMS_ECLOSED : SHMS_EINVAL);
     return SHMS_OK;
+}
+
+static void ticket_ended(struct shms_writer *w, const shms_ticket *t) {
+    w->leased -= t->entry != SHMS_NONE;
+    shms_writer_ticket_ended(w);
 }
 
 static void end_unborn(struct shms_writer *w, const shms_ticket *t) {
@@ -146,14 +168,16 @@ static void end_unborn(struct shms_writer *w, const shms_ticket *t) {
     SHMS_STEP("P5");
     atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
     shms_forget(w, t->slot);
-    shms_leases_untake(&w->leases, t->entry);
-    shms_writer_ticket_ended(w);
+    untake(w, t->entry);
+    ticket_ended(w, t);
 }
 
 int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
+    if (out && t->entry == SHMS_NONE)
+        return leave(w, SHMS_EINVAL);
     shms_slot *s = shms_writer_slot(w, t->slot);
     uint64_t flags = 0;
     if (w->seg.layout.flags & SHMS_CHECKSUMS && !w->closed) {
@@ -177,11 +201,11 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_add(&w->seg.sb->objects, 1);
     shms_count(w, SHMS_C_PUTS, 1);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
-    shms_writer_ticket_ended(w); /* a slot in WRITING may never go, this one may */
+    ticket_ended(w, t); /* a slot in WRITING may never go, this one may */
     if (out)
         hand_out(w, t->slot, t->entry, out);
     else
-        shms_leases_untake(&w->leases, t->entry);
+        untake(w, t->entry);
     return leave(w, SHMS_OK);
 }
 
@@ -237,7 +261,7 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE)
-        return leave(w, SHMS_EFULL);
+        return leave(w, SHMS_ENOLEASE);
     w->ring.used[slot] = 1;
     shms_count(w, SHMS_C_HITS, 1);
     hand_out(w, slot, entry, out);
@@ -259,7 +283,8 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
     return leave(w, slot != SHMS_NONE);
 }
 
-int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, uint32_t *out) {
+int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, shms_guard *out) {
+    out->owner = NULL;
     int rc = enter_with_key(w, key, key_len);
     if (rc)
         return rc;
@@ -267,19 +292,30 @@ int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, uint3
     if (slot == SHMS_NONE)
         return leave(w, SHMS_ENOTFOUND);
     w->protected[slot]++;
-    *out = slot;
+    *out = (shms_guard){.owner = w, .id = shms_get(&shms_writer_slot(w, slot)->id), .slot = slot};
     return leave(w, SHMS_OK);
 }
 
-int shms_writer_unprotect(shms_writer *w, uint32_t slot) {
-    int rc = shms_writer_enter(w);
-    if (rc)
+int shms_guard_end(shms_guard *g) {
+    shms_writer *w = g->owner;
+    g->owner = NULL;
+    int rc = w ? shms_writer_enter(w) : SHMS_OK;
+    if (rc || !w)
         return rc;
-    if (slot >= w->seg.layout.max_objects || w->protected[slot] == 0)
-        return leave(w, SHMS_EINVAL);
-    w->protected[slot]--;
+    const shms_slot *s = shms_writer_slot(w, g->slot);
+    if (shms_get(&s->id) != g->id)
+        return leave(w, SHMS_OK);
     w->books++;
+    if (--w->protected[g->slot] == 0 && shms_get(&s->state) == SHMS_LIVE && shms_slot_deleted(s)) {
+        shms_reclaim_begin(w);
+        shms_reclaim_slot(w, g->slot);
+    }
     return leave(w, SHMS_OK);
+}
+
+void shms_guard_drop(const shms_writer *keep, shms_guard *g) {
+    (void)keep;
+    shms_guard_end(g);
 }
 
 int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {

@@ -167,14 +167,13 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref) {
     return rc;
 }
 
-shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
-    shms_view *v = NULL;
+int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **out) {
+    shms_view *v;
     shms_ref ref;
     int rc = enter(r);
-    if (rc) {
-        errno = -rc;
-        return NULL;
-    }
+    *out = NULL;
+    if (rc)
+        return rc;
     if (!(v = malloc(sizeof *v)))
         rc = SHMS_ENOMEM;
     else
@@ -184,8 +183,7 @@ shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
             atomic_fetch_add_explicit(&r->table->stale, 1, memory_order_relaxed);
         free(v);
         leave(r);
-        errno = -rc;
-        return NULL;
+        return rc;
     }
     shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
     atomic_fetch_add_explicit(&r->table->gets, 1, memory_order_relaxed);
@@ -202,10 +200,21 @@ shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
                      .id = ref.id,
                      .slot = ref.slot,
                      .owner = r};
+    *out = v;
+    return SHMS_OK;
+}
+
+shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
+    shms_view *v;
+    int rc = shms_reader_acquire_to(r, packed, &v);
+    if (rc)
+        errno = -rc;
     return v;
 }
 
 void shms_view_release(shms_view *v) {
+    if (!v)
+        return;
     struct shms_reader *r = v->owner;
     /* In a forked child the view is the parent's, and so is the pin. */
     if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
@@ -215,9 +224,9 @@ void shms_view_release(shms_view *v) {
     free(v);
 }
 
-void shms_view_finish(shms_view *v, const shms_reader *keep, const char *payload) {
-    (void)keep, (void)payload;
-    shms_view_release(v);
+void shms_view_drop(const shms_reader *keep, shms_view **v) {
+    (void)keep;
+    shms_view_release(*v);
 }
 
 int shms_reader_release(shms_reader *r, const uint8_t *packed) {
@@ -272,6 +281,15 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
 }
 
 uint64_t shms_reader_store(const shms_reader *r) { return r->seg.sb->store; }
+
+uint64_t shms_reader_pid(const char *name, uint32_t rank) {
+    shms_segment seg;
+    if (shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR))
+        return 0;
+    uint64_t pid = rank < seg.layout.n_readers ? shms_get(&shms_segment_reader(&seg, rank)->pid) : 0;
+    shms_segment_close(&seg);
+    return pid;
+}
 
 int shms_reader_close(shms_reader *r) {
     if (!r)

@@ -194,30 +194,31 @@ static void count_held(struct shms_writer *w) {
 }
 
 /* After a search in vain.  `here` is what the search went by: a rank that has died since is news, too. */
-static int refuse(struct shms_writer *w, shms_refusal *f) {
+static int refuse(struct shms_writer *w, shms_refusal *f, int code) {
     count_held(w);
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
         f->here[r] = w->verdict[r] == UNKNOWN ? shms_segment_held(&w->seg, (int)r) : w->verdict[r] == HERE;
     f->known = true;
+    f->code = code;
     shms_count(w, SHMS_C_REFUSALS, 1);
-    return SHMS_EFULL;
+    return code;
 }
 
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_place *place) {
     if (refusal_stands(w, &w->no_space, span)) {
         shms_count(w, SHMS_C_REFUSALS, 1);
-        return SHMS_EFULL;
+        return w->no_space.code;
     }
     bool prepared = false;
     for (int i = 0; i < MAX_SEARCHES; i++) {
-        bool need_slot = w->n_free_slots == 0;
-        if (!prepared && (need_slot || w->ring.capacity - shms_get(&w->seg.sb->used_bytes) < span)) {
+        bool need_slot = w->n_free_slots == 0, need_bytes = w->ring.capacity - shms_get(&w->seg.sb->used_bytes) < span;
+        if (!prepared && (need_slot || need_bytes)) {
             refusal_prepare(w, &w->no_space, span);
             prepared = true;
         }
         if (!shms_ring_find(&w->ring, span, need_slot, may_go, w, place)) {
             if (prepared)
-                return refuse(w, &w->no_space);
+                return refuse(w, &w->no_space, need_slot && !need_bytes ? SHMS_ENOSLOT : SHMS_EFULL);
             refusal_prepare(w, &w->no_space, span); /* room enough, but in pieces: the search counts from here */
             prepared = true;
             continue;
@@ -250,7 +251,7 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
             shms_leases_close(&w->leases, e);
     entry = shms_leases_take(&w->leases);
     if (entry == SHMS_NONE)
-        refuse(w, &w->no_lease);
+        refuse(w, &w->no_lease, SHMS_ENOLEASE);
     return entry;
 }
 

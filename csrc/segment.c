@@ -305,6 +305,40 @@ static int open_mapped(shms_segment *seg, int role) {
     return rc;
 }
 
+/* After an opening that found no segment of ours: one whose creation is not over?  The creator holds its lock from the
+ * first instant but one, in which the file is empty; the stamp comes last.  What it published since then opens. */
+static int open_unfinished(shms_segment *seg, int role) {
+    for (bool ended = false;; ended = true) {
+        uint64_t stamp = 0, size;
+        int rc = identify(seg, &size);
+        if (rc)
+            return rc;
+        if (pread(seg->fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) < 0)
+            return SHMS_ESYS;
+        rc = open_mapped(seg, role);
+        if (rc != SHMS_ELAYOUT || stamp != 0)
+            return rc;
+        if (shms_segment_held(seg, SHMS_ROLE_WRITER))
+            return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
+        if (!shms_segment_named(seg)) /* over, and closed already */
+            return SHMS_ENOSTORE;
+        if (ended) /* looked at again after the lock was found free: nobody will go on with it */
+            return size == 0 && role != SHMS_ROLE_WRITER ? SHMS_ECREATING : SHMS_ELAYOUT;
+    }
+}
+
+/* A segment that was copied may have lost its reservation, and a store to a hole may then be SIGBUS. */
+static int reserve_again(const shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    struct stat st;
+    if (fstat(seg->fd, &st))
+        return SHMS_ESYS;
+    if ((uint64_t)st.st_blocks * 512 >= seg->control_size + seg->data_size)
+        return SHMS_OK;
+    int rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at);
+    return rc ? rc : reserve(seg->fd, 0, seg->control_size);
+}
+
 int shms_segment_open(shms_segment *seg, const char *name, int role) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
@@ -314,7 +348,12 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     /* O_NONBLOCK: whatever has that name, a pipe among them, the open must come back. */
     if (open_listed(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    if ((rc = open_mapped(seg, role))) {
+    rc = open_mapped(seg, role);
+    if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
+        rc = open_unfinished(seg, role);
+    if (rc == SHMS_OK && role == SHMS_ROLE_WRITER)
+        rc = reserve_again(seg);
+    if (rc) {
         int saved = errno;
         shms_segment_close(seg);
         errno = saved;
@@ -362,7 +401,7 @@ void shms_segment_unlock(shms_segment *seg) {
 
 bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
-    int fd = shm_open(seg->name, O_RDONLY, 0);
+    int fd = shm_open(seg->name, O_RDONLY | O_NONBLOCK, 0);
     if (fd < 0)
         return false;
     bool named = fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;

@@ -39,7 +39,7 @@
 #define SHMS_ENOMEM -2         /* this process is out of private memory */
 #define SHMS_ESYS -3           /* a system call failed; errno says how */
 #define SHMS_ENOSPC -4         /* the file system cannot hold a segment of that size */
-#define SHMS_EFULL -5          /* what is held leaves no room (or no lease entry) */
+#define SHMS_EFULL -5          /* what is held leaves no gap of that size */
 #define SHMS_ETOOLARGE -6      /* the object is larger than the store allows for one */
 #define SHMS_EEXISTS -7        /* the key is already in the store */
 #define SHMS_ENOTFOUND -8      /* the key is not in the store */
@@ -53,6 +53,9 @@
 #define SHMS_ECLOSED -16       /* the handle is closed */
 #define SHMS_EFORKED -17       /* the handle belongs to the parent of this process */
 #define SHMS_EOTHERSTORE -18   /* the name is now another store's */
+#define SHMS_ENOSLOT -19       /* every slot is taken by an object that is held */
+#define SHMS_ENOLEASE -20      /* every lease entry is taken by an open lease */
+#define SHMS_ECREATING -21     /* the segment's creation is not over */
 
 #define SHMS_REF_SIZE 40        /* bytes of a packed reference */
 #define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
@@ -109,6 +112,13 @@ typedef struct shms_piece {
     uint64_t address;
 } shms_piece;
 
+/* An object that the writer keeps from being reclaimed, until shms_guard_end. */
+typedef struct shms_guard {
+    shms_writer *owner; /* NULL: none */
+    uint64_t id;        /* the slot may become another object's: what was being written may be aborted */
+    uint32_t slot;
+} shms_guard;
+
 /* An object held by a reader.  The bytes stay as they are until shms_view_release. */
 typedef struct shms_view {
     const char *key;
@@ -125,7 +135,7 @@ typedef struct shms_view {
 typedef struct shms_stats {
     uint64_t capacity, max_object_size, max_objects, n_readers;
     uint64_t objects, used_bytes;            /* live objects and the ring bytes they and unfinished puts occupy */
-    uint64_t next_id, next_lease, open_leases;
+    uint64_t next_id, next_lease, open_leases, max_leases;
     uint64_t puts, put_bytes, hits, misses;  /* put_bytes: payload; hits and misses: of shms_writer_hit */
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
     uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
@@ -161,21 +171,25 @@ uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; 
 /* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out);
-/* Takes space for a payload of the caller's to write, until _commit, _abort or _close.  The key is taken; nobody can
- * see the object yet. */
+/* Takes space for a payload of the caller's to write, until _commit, _abort or _close, and a lease entry.  The key is
+ * taken; nobody can see the object yet. */
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out);
+/* The same for an object that is not to be handed out at its commit, and needs no lease entry. */
+int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                        uint64_t payload_size, shms_ticket *out);
 int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece *pieces, uint32_t n_pieces);
-/* Publishes, and hands out; with `out` NULL it hands nothing out: the object is cached like one that was read. */
+/* Publishes, and hands out; with `out` NULL, as it must be after _reserve, it hands nothing out: the object is cached
+ * like one that was read. */
 int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
 int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);   /* 1, 0 or an error; changes nothing */
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
-/* Keeps the object, also an unfinished one, from being reclaimed until _unprotect; they nest.  *slot names it. */
-int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, uint32_t *slot);
-int shms_writer_unprotect(shms_writer *w, uint32_t slot);
+/* Keeps the object, also an unfinished one, from being reclaimed until shms_guard_end; guards nest. */
+int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, shms_guard *out);
+int shms_guard_end(shms_guard *g); /* does nothing to a guard that has ended */
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open and is ended; 0 */
 /* Ends every open lease, and says how many: for a successor whose predecessor's requests died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);
@@ -198,16 +212,19 @@ int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
 int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, int64_t store); /* as _recover_to */
 shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
-void shms_view_release(shms_view *v); /* unpins, and frees `v` */
-/* The same with two arguments that it ignores, for callers whose destructors are given more than a view. */
-void shms_view_finish(shms_view *v, const shms_reader *keep, const char *payload);
+int shms_reader_acquire_to(shms_reader *r, const uint8_t *ref, shms_view **out); /* the same; on failure NULL there */
+void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */
 int shms_reader_release(shms_reader *r, const uint8_t *ref);  /* acknowledges unread: 1, or 0 for a lease long over */
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number */
+uint64_t shms_reader_pid(const char *name, uint32_t rank); /* who attached as `rank` last; 0: nobody, or no store */
 int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
 void shms_reader_free(shms_reader *r); /* after the last view; NULL is allowed */
 void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
+/* Likewise; `keep` is ignored: whoever calls it keeps the handle until the view, or the guard, has gone. */
+void shms_view_drop(const shms_reader *keep, shms_view **v);
+void shms_guard_drop(const shms_writer *keep, shms_guard *g);
 /* cdef: end */
 
 #endif

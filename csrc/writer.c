@@ -101,7 +101,7 @@ static int build(struct shms_writer *w) {
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
-    int rc = shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number at or above next_lease would be given twice */
+    int rc = shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number that is not below the next would be given twice */
     uint64_t used = 0;
     for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
         shms_slot *s = shms_writer_slot(w, order[i]);
@@ -146,8 +146,6 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     if (rc == SHMS_OK)
         rc = build(w);
-    if (rc == SHMS_OK && !options) /* a number that is not below the next would be given out again */
-        rc = shms_leases_valid(&w->leases, w->seg.slots, 0);
     if (rc) {
         int saved = errno;
         if (options)
@@ -223,6 +221,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .next_id = shms_get(&sb->next_id),
                         .next_lease = shms_get(&sb->next_lease),
                         .open_leases = shms_get(&sb->open_leases),
+                        .max_leases = w->seg.layout.max_leases,
                         .puts = shms_get(&sb->counters[SHMS_C_PUTS]),
                         .put_bytes = shms_get(&sb->counters[SHMS_C_PUT_BYTES]),
                         .hits = shms_get(&sb->counters[SHMS_C_HITS]),
@@ -254,7 +253,7 @@ static int check(struct shms_writer *w) {
     int rc;
     if ((rc = shms_slots_valid(w->seg.slots, n, l->capacity, shms_get(&w->seg.sb->next_id))) ||
         (rc = shms_ring_valid(&w->ring, n)) || (rc = shms_index_valid(&w->index, n)) ||
-        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->unfinished)))
+        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)))
         return rc;
     for (uint32_t r = 0; r < l->n_readers; r++)
         if ((rc = shms_reader_table_valid(shms_segment_reader(&w->seg, r), l, shms_get(&w->seg.sb->next_lease))))

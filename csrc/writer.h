@@ -17,6 +17,7 @@
 /* What a refusal saw.  As long as none of it has changed, neither has the answer. */
 typedef struct shms_refusal {
     bool known;
+    int code;
     uint64_t span; /* the smallest refused */
     uint64_t books;
     uint64_t releases[SHMS_MAX_READERS];
@@ -39,7 +40,8 @@ struct shms_writer {
     uint32_t *protected; /* per slot: how often */
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
-    uint32_t unfinished; /* tickets out, each with a slot in WRITING and a lease entry taken */
+    uint32_t unfinished; /* tickets out, each with a slot in WRITING */
+    uint32_t leased;     /* those of them that have a lease entry taken */
     uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone?  See reclaim.c */
     uint64_t books; /* +1 whenever the writer itself may have made room */
     shms_refusal no_space, no_lease;
@@ -61,7 +63,7 @@ static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64
 
 /* Liveness is asked anew from here on: at the start of every operation that may reclaim. */
 void shms_reclaim_begin(struct shms_writer *w);
-/* Makes room for `span` bytes and a slot; SHMS_EFULL changes nothing. */
+/* Makes room for `span` bytes and a slot; SHMS_EFULL and SHMS_ENOSLOT change nothing. */
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_place *place);
 /* A lease entry, or SHMS_NONE. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);

@@ -7,7 +7,7 @@ worker are read by the process that started it.
 
 import errno as _errno
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 __all__ = [
     "CacheMissError",
@@ -64,18 +64,31 @@ def _rebuild(cls: type[ShmStoreError], args: tuple[Any, ...], state: dict[str, A
     return error
 
 
+def held_by(held_bytes_by_rank: Mapping[int, int] | None) -> str:
+    """Return who holds how much, as the end of a message."""
+    held = sorted((held_bytes_by_rank or {}).items())
+    return "; held by " + ", ".join(f"rank {rank}: {size} bytes" for rank, size in held) if held else ""
+
+
 class StoreFullError(ShmStoreError, MemoryError):
     """No gap is large enough, and nothing that may be reclaimed would make one.
 
-    `needed` is the size asked for in bytes, `held_bytes_by_rank` what each rank still holds or is promised;
-    both are None where they are not known.
+    `needed` is the size asked for in bytes, `held_bytes_by_rank` what each rank still holds or is promised,
+    `resource` what has run out: "bytes", "slots" (one an object) or "leases" (one a reference handed out and not yet
+    read by every rank). Each is None where it is not known.
     """
 
     default_message = "the store is full"
     default_hint = "release references, cancel the leases of aborted requests, or create the store with more capacity"
+    _hints: ClassVar[dict[str, str]] = {
+        "slots": "release references, cancel the leases of aborted requests, or create the store with more max_objects",
+        "leases": "have every rank get or release what it is sent, cancel what is not sent, or create the store with "
+        "more max_objects",
+    }
 
     needed: int | None
     held_bytes_by_rank: dict[int, int] | None
+    resource: Literal["bytes", "slots", "leases"] | None
 
     def __init__(
         self,
@@ -83,18 +96,18 @@ class StoreFullError(ShmStoreError, MemoryError):
         *,
         needed: int | None = None,
         held_bytes_by_rank: Mapping[int, int] | None = None,
+        resource: Literal["bytes", "slots", "leases"] | None = None,
         hint: str | None = None,
     ) -> None:
         self.needed = needed
+        self.resource = resource
         self.held_bytes_by_rank = None if held_bytes_by_rank is None else dict(held_bytes_by_rank)
         if message is None:
             message = self.default_message
             if needed is not None:
                 message += f": {needed} bytes needed"
-            if self.held_bytes_by_rank:
-                held = sorted(self.held_bytes_by_rank.items())
-                message += "; held by " + ", ".join(f"rank {rank}: {size} bytes" for rank, size in held)
-        super().__init__(message, hint=hint)
+            message += held_by(self.held_bytes_by_rank)
+        super().__init__(message, hint=hint or self._hints.get(resource or ""))
 
 
 class StoreSpaceError(ShmStoreError, OSError):
@@ -172,7 +185,10 @@ class StoreExistsError(ShmStoreError, FileExistsError):
     """A store of this name exists already (`errno` is EEXIST); it was left as it is."""
 
     default_message = "a store of this name exists already"
-    default_hint = "choose another name or none, take it over with recover(name), or remove a dead one: shmstore gc"
+    default_hint = (
+        "choose another name or none; if its writer is dead, take it over with recover(name), or remove it with "
+        "shmstore gc --yes --force NAME"
+    )
 
     def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

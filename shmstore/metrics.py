@@ -86,6 +86,7 @@ _STORE = _families(
     objects=("shmstore_objects", "Objects stored, deleted ones that somebody still holds among them."),
     n_readers=("shmstore_expected_readers", "Ranks that each hand-out expects."),
     open_leases=("shmstore_open_leases", "Hand-outs not known to be over."),
+    max_leases=("shmstore_lease_entries", "Hand-outs that may be open at a time."),
     puts=("shmstore_puts_total", "Objects stored."),
     put_bytes=("shmstore_put_bytes_total", "Bytes of tensors copied in."),
     next_lease=("shmstore_leases_total", "References handed out, by put and by get_cached."),

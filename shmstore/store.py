@@ -6,21 +6,27 @@ import os
 import secrets
 import threading
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from shmstore.bindings import store as native
 from shmstore.errors import (
     CorruptStoreError,
+    ObjectExistsError,
+    ObjectNotFoundError,
     ObjectTooLargeError,
+    RankInUseError,
+    StaleRefError,
     StoreClosedError,
     StoreExistsError,
     StoreFullError,
     StoreNotFoundError,
     WriterActiveError,
+    held_by,
 )
 from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
 from shmstore.serde import MsgpackSerde, ObjectSerde
@@ -29,6 +35,8 @@ __all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"
 
 _log = logging.getLogger(__name__)
 _DEFAULT_SERDE = MsgpackSerde()
+_ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
+"""What a put may end with and the store knows more about than its code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,8 @@ class StoreStats:
     """Number of the next hand-out."""
     open_leases: int
     """Hand-outs not known to be over. The writer looks only when it needs room, so that some of them may be."""
+    max_leases: int
+    """Lease entries; one an open hand-out."""
     puts: int
     """Objects stored."""
     put_bytes: int
@@ -112,7 +122,8 @@ def _int(name: str, value: Any, low: int, high: int) -> int:
 
 def _checked_name(name: Any) -> str:
     if not isinstance(name, str):
-        raise TypeError(f"name must be a str, not {type(name).__name__}")
+        more = "; pass its handle" if isinstance(name, ObjectStoreWriter) else ""
+        raise TypeError(f"name must be a str, not {type(name).__name__}{more}")
     if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > native.MAX_NAME:
         raise ValueError(f"not a store's name: {name!r}; up to {native.MAX_NAME} bytes, without a slash, not . or ..")
     return name
@@ -143,15 +154,59 @@ def _packed(ref: ObjectRef) -> bytes:
     try:
         return ref._packed
     except AttributeError:
-        raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}") from None
+        more = "; ObjectRef.from_bytes makes one of 40 bytes" if isinstance(ref, (bytes, bytearray, memoryview)) else ""
+        raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
 
 
-@dataclass(slots=True)
-class _Protected:
-    """A key inside at least one `protect` block, and the slots kept for it."""
+def _shown(key: str) -> str:
+    return repr(key if len(key) <= 80 else key[:77] + "...")
 
-    blocks: int = 0
-    slots: set[int] = field(default_factory=set)
+
+def _stale(error: StaleRefError, ref: ObjectRef) -> StaleRefError:
+    return StaleRefError(f"{error.message}: {ref!r}")
+
+
+def _not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNotFoundError:
+    hint = error.hint
+    if name.startswith("{"):
+        hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
+    elif by_handle and hint == error.default_hint:
+        hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
+    return StoreNotFoundError(f"store {_shown(name)}: {error.message}", hint=hint)
+
+
+def _in_use(name: str, rank: int) -> RankInUseError:
+    pid = native.rank_pid(name, rank)
+    if pid == os.getpid():
+        return RankInUseError(
+            f"rank {rank} of store {name!r} is taken by this process",
+            hint="close the reader that has it and drop the views that came from it, or attach as another rank",
+        )
+    return RankInUseError(f"rank {rank} of store {name!r} is taken by {f'process {pid}' if pid else 'a live reader'}")
+
+
+class _Block:
+    """A running `protect` block: its keys, and guards of what is stored under them. Its end is theirs.
+
+    What was deleted inside the block stays guarded, too: whoever wrote the block may have handed it out.
+    """
+
+    __slots__ = ("__weakref__", "_guards", "_keys")
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._keys = frozenset(keys)
+        self._guards: list[native.Guard] = []
+
+    def guard(self, writer: native.Writer, key: bytes) -> None:
+        """Guard what is under `key` now, if it is one of the block's."""
+        if key in self._keys:
+            guard = writer.guard(key)
+            if guard is not None:
+                self._guards.append(guard)
+
+    def end(self) -> None:
+        """Let everything go."""
+        self._guards.clear()
 
 
 class _Closable:
@@ -164,6 +219,8 @@ class _Closable:
         raise NotImplementedError  # pragma: no cover - both subclasses have their own
 
     def __enter__(self) -> Self:
+        if not self._open:
+            raise StoreClosedError(f"{self!r} cannot be entered again")
         return self
 
     def __exit__(
@@ -176,7 +233,7 @@ class _Closable:
             warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
 
     def __reduce__(self) -> Any:
-        raise TypeError(f"a {type(self).__name__} cannot be pickled; send the writer's `handle` and attach there")
+        raise TypeError(f"an {type(self).__name__} cannot be pickled; send the writer's `handle` and attach there")
 
 
 class ObjectStoreWriter(_Closable):
@@ -188,12 +245,14 @@ class ObjectStoreWriter(_Closable):
 
     def __init__(self, writer: native.Writer, name: str, serde: ObjectSerde | None) -> None:
         """Wrap an opened segment; callers use `create` or `recover`."""
+        if not isinstance(writer, native.Writer):
+            raise TypeError("an ObjectStoreWriter is made by ObjectStoreWriter.create(...) or .recover(name)")
         self._writer = writer
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        # Over _protected. A signal's handler, or the collector that ends a forgotten block, may come in between.
-        self._lock = threading.RLock()
-        self._protected: dict[bytes, _Protected] = {}
+        # Of running blocks; each belongs to its block's frame, so that nothing but the block's end can be forgotten.
+        self._blocks: tuple[weakref.ref[_Block], ...] = ()
+        self._lock = threading.RLock()  # a signal's handler, or the collector, may come in between
         self._open = True
         self._pid = os.getpid()
 
@@ -214,11 +273,15 @@ class ObjectStoreWriter(_Closable):
     ) -> "ObjectStoreWriter":
         """Create a store and be its writer; all its space is reserved before this returns.
 
-        `capacity` is in bytes, rounded up to 64; `name` None makes a unique one. `prefault` maps every page now
-        instead of at its first use (the first put into a cold page costs many times a warm one), `huge_pages`
-        asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each object at its commit, for
-        `shmstore verify` to compare; `recover` keeps that. Raises StoreExistsError; StoreSpaceError where /dev/shm is
-        too small; ValueError for numbers out of range.
+        `capacity` is in bytes, rounded up to 64; `name` None makes a unique one; ranks 0 to `n_readers` - 1 attach.
+        An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity); at most
+        `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
+        "clock" spares what was used since it was last considered, "fifo" nothing.
+
+        `prefault` maps every page now instead of at its first use (the first put into a cold page costs many times a
+        warm one), `huge_pages` asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each
+        object at its commit, for `shmstore verify` to compare; `recover` keeps these. Raises StoreExistsError;
+        StoreSpaceError where /dev/shm is too small; ValueError for numbers out of range.
         """
         capacity = _int("capacity", capacity, 1, native.MAX_CAPACITY)
         n_readers = _int("n_readers", n_readers, 1, native.MAX_READERS)
@@ -255,7 +318,7 @@ class ObjectStoreWriter(_Closable):
         try:
             writer = native.Writer.recover(_checked_name(wanted), store_id)
         except StoreNotFoundError as error:
-            raise StoreNotFoundError(f"store {wanted!r}: {error.message}") from None
+            raise _not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
         _log.info("recovered store %s with %d objects", wanted, writer.count())
@@ -285,12 +348,12 @@ class ObjectStoreWriter(_Closable):
         packed_key = _key(key)
         encoded = self._serde.encode(value)
         try:
-            if encoded.fills or self._protected:
+            if encoded.fills or self._blocks:
                 return self._put_in_steps(packed_key, encoded)
             packed = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans)
-        except (StoreFullError, ObjectTooLargeError) as error:
-            raise self._explain(error, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
-        if self._protected:
+        except _ORDINARY as error:
+            raise self._explain(error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
+        if self._blocks:
             self._protect_late(packed_key)
         return trusted_ref(packed)
 
@@ -309,12 +372,29 @@ class ObjectStoreWriter(_Closable):
             self._abort(ticket, key)
             raise
 
-    def _explain(self, error: Exception, nbytes: int, extra: int) -> Exception:
+    def _explain(self, error: Exception, key: str, nbytes: int, extra: int) -> Exception:
         """Return the same error with what the caller wants to know."""
+        if isinstance(error, ObjectExistsError):
+            return ObjectExistsError(f"{error.default_message}: {_shown(key)}")
         if isinstance(error, ObjectTooLargeError):
             limit = self._writer.max_object_size
             return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
-        return StoreFullError(needed=nbytes, held_bytes_by_rank=self._writer.holders())
+        assert isinstance(error, StoreFullError)
+        return self._full(error.resource, nbytes)
+
+    def _full(self, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None) -> StoreFullError:
+        held = self._writer.holders()
+        stats = self._writer.stats()
+        if resource == "leases":
+            what = f"all {stats['max_leases']} lease entries are taken by references that not every rank has read"
+        elif resource == "slots":
+            what = f"all {stats['max_objects']} slots are taken by objects that are held"
+        else:
+            free = stats["capacity"] - stats["used_bytes"]
+            what = f"{nbytes} bytes needed, {free} of {stats['capacity']} free"
+            what += " but not in one piece" if nbytes is not None and free >= nbytes else ""
+        message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
+        return StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
 
     @contextmanager
     def reserve(self, key: str, template: Any) -> Iterator[Any]:
@@ -329,9 +409,9 @@ class ObjectStoreWriter(_Closable):
         ticket = self._writer.ticket()
         try:
             try:
-                ticket.begin(packed_key, layout.meta, layout.nbytes)
-            except (StoreFullError, ObjectTooLargeError) as error:
-                raise self._explain(error, layout.nbytes, len(packed_key) + len(layout.meta)) from None
+                ticket.begin(packed_key, layout.meta, layout.nbytes, hand_out=False)
+            except _ORDINARY as error:
+                raise self._explain(error, key, layout.nbytes, len(packed_key) + len(layout.meta)) from None
             self._protect_late(packed_key)
             yield layout.build(ticket.buffer())
             ticket.commit(hand_out=False)
@@ -343,10 +423,7 @@ class ObjectStoreWriter(_Closable):
         if not ticket.begun:
             return
         try:
-            try:
-                self._forget_protected(key)
-            finally:
-                ticket.abort(key)
+            ticket.abort(key)
         except StoreClosedError:
             _log.debug("the store was closed during a put; its successor will drop the half-written object")
 
@@ -357,12 +434,10 @@ class ObjectStoreWriter(_Closable):
         """
         try:
             return trusted_ref(self._writer.hit(_key(key)))
-        except StoreFullError:
-            held = self._writer.holders()
-            raise StoreFullError(
-                "every lease entry is taken; open leases keep " + (str(held) if held else "none") + " bytes by rank",
-                held_bytes_by_rank=held,
-            ) from None
+        except ObjectNotFoundError as error:
+            raise ObjectNotFoundError(f"{error.default_message}: {_shown(key)}") from None
+        except StoreFullError as error:
+            raise self._full(error.resource) from None
 
     def is_cached(self, key: str) -> bool:
         """Say whether `get_cached` would find `key`; changes no order and no count."""
@@ -375,70 +450,39 @@ class ObjectStoreWriter(_Closable):
     @contextmanager
     def protect(self, keys: Iterable[str]) -> Iterator[None]:
         """Let none of `keys` be reclaimed inside the block, whether stored before it or during it."""
-        packed = [_key(key) for key in dict.fromkeys(keys)]
-        entered: list[bytes] = []
+        packed = dict.fromkeys(_key(key) for key in keys)
+        block = _Block(packed)
         try:
+            with self._lock:
+                self._blocks = (*self._blocks, weakref.ref(block))
             for key in packed:
-                with self._lock:
-                    entry = self._protected.setdefault(key, _Protected())
-                    entry.blocks += 1
-                    entered.append(key)
-                    if entry.blocks == 1:
-                        self._take_slot(key, entry)
+                block.guard(self._writer, key)
             yield
         finally:
+            block.end()
+            del block
             with self._lock:
-                for key in entered:
-                    entry = self._protected[key]
-                    entry.blocks -= 1
-                    if entry.blocks == 0:
-                        del self._protected[key]
-                        self._drop_slots(entry)
-
-    def _take_slot(self, key: bytes, entry: _Protected) -> None:
-        slot = self._writer.protect(key)
-        if slot is None:
-            return
-        if slot in entry.slots:
-            self._writer.unprotect(slot)
-        else:
-            entry.slots.add(slot)
-
-    def _drop_slots(self, entry: _Protected) -> None:
-        try:
-            while entry.slots:
-                self._writer.unprotect(entry.slots.pop())
-        except StoreClosedError:
-            _log.debug("the store was closed inside a protect block")
+                self._blocks = tuple(ref for ref in self._blocks if ref() is not None)
 
     def _protect_late(self, key: bytes) -> None:
         """Protect what is being put, if its key is inside a block."""
-        if self._protected:
-            with self._lock:
-                entry = self._protected.get(key)
-                if entry is not None:
-                    self._take_slot(key, entry)
-
-    def _forget_protected(self, key: bytes) -> None:
-        """Take back the protection of a put that fails: its slot will be another object's."""
-        if self._protected:
-            with self._lock:
-                entry = self._protected.get(key)
-                slot = None if entry is None else self._writer.protect(key)
-                if entry is not None and slot is not None:
-                    self._writer.unprotect(slot)
-                    if slot in entry.slots:
-                        entry.slots.remove(slot)
-                        self._writer.unprotect(slot)
+        for ref in self._blocks:
+            if (block := ref()) is not None:
+                block.guard(self._writer, key)
 
     # ---- letting go
 
     def cancel(self, ref: ObjectRef) -> bool:
         """End a lease whose request was aborted; False where it is over already.
 
-        Safe after the readers have read, and twice. StaleRefError for a reference that this store never gave.
+        Safe after the readers have read, and twice. The object is not kept for this reference any more; until it is
+        evicted a `get` finds it all the same. StaleRefError for a reference that this store never gave, if its object
+        is here to compare it with; False if not.
         """
-        return self._writer.cancel(_packed(ref))
+        try:
+            return self._writer.cancel(_packed(ref))
+        except StaleRefError as error:
+            raise _stale(error, ref) from None
 
     def cancel_all(self) -> int:
         """End every open lease and return how many there were.
@@ -517,6 +561,8 @@ class ObjectStoreReader(_Closable):
 
     def __init__(self, reader: native.Reader, name: str, rank: int, serde: ObjectSerde | None) -> None:
         """Wrap an opened segment; callers use `attach`."""
+        if not isinstance(reader, native.Reader):
+            raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._name = name
@@ -540,7 +586,9 @@ class ObjectStoreReader(_Closable):
         try:
             reader = native.Reader.attach(name, rank, _store_id(handle) if handle else native.ANY_STORE)
         except StoreNotFoundError as error:
-            raise StoreNotFoundError(f"store {name!r}: {error.message}") from None
+            raise _not_found(error, name, handle is not None) from None
+        except RankInUseError:
+            raise _in_use(name, rank) from None
         return cls(reader, name, rank, serde)
 
     def __repr__(self) -> str:
@@ -564,15 +612,25 @@ class ObjectStoreReader(_Closable):
     def get(self, ref: ObjectRef, copy: bool = False) -> Any:
         """Return the object and acknowledge its lease: read-only views that keep it alive until the last has gone.
 
-        Writing to a tensor view is a segmentation fault: torch has no read-only tensors, the pages are. With `copy`
-        the value is private and writable, and nothing is kept. Raises StaleRefError.
+        The same reference may be read again, as long as the object is there. Writing to a tensor view is a
+        segmentation fault: torch has no read-only tensors, the pages are. With `copy` the value is private and
+        writable, and nothing is kept. Raises StaleRefError where the object has gone, or was never there.
         """
-        meta, payload = self._reader.acquire(_packed(ref))
+        try:
+            meta, payload = self._reader.acquire(_packed(ref))
+        except StaleRefError as error:
+            raise _stale(error, ref) from None
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:
-        """Acknowledge without reading; False where the lease is over, StaleRefError where it was never given."""
-        return self._reader.release(_packed(ref))
+        """Acknowledge without reading; False where the lease is over, or its object has gone.
+
+        StaleRefError for a reference whose object is here and never had it.
+        """
+        try:
+            return self._reader.release(_packed(ref))
+        except StaleRefError as error:
+            raise _stale(error, ref) from None
 
     def validate(self, ref: ObjectRef) -> bool:
         """Say whether `get` would find the object; changes nothing."""

@@ -7,7 +7,7 @@ import dis
 import gc
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import pairwise
 from types import CodeType, FrameType
@@ -21,6 +21,7 @@ from shmstore.bindings import store as native
 from tests.support import segments, store_name
 
 BINDINGS = native.__file__
+STORE = store.__file__
 
 
 class Interrupt(BaseException):
@@ -127,6 +128,44 @@ def test_an_attachment_that_is_interrupted_leaves_no_lock() -> None:
     assert number > 5
 
 
+def test_a_get_that_is_interrupted_keeps_no_pin() -> None:
+    number = 1
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        ref = writer.put("old", np.zeros(9, np.uint8))
+        with ObjectStoreReader.attach(writer.handle) as reader:
+            while _interrupted_at(number, lambda: reader.get(ref), BINDINGS, STORE):
+                assert 0 == reader.stats().live_views, f"interrupt {number}"
+                number += 1
+            assert 0 == reader.stats().live_views
+    assert number > 5
+
+
+def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:
+    def protect() -> None:
+        with writer.protect(["old", "absent", "new"]):
+            writer.put("new", np.zeros(900, np.uint8))
+
+    number = 0
+    while True:
+        number += 1
+        with ObjectStoreWriter.create(store_name(), capacity=2048, n_readers=1) as writer:
+            writer.put("old", np.zeros(900, np.uint8))
+            writer.cancel_all()
+            interrupted = _interrupted_at(number, protect, BINDINGS, STORE)
+            writer.cancel_all()
+            for key in "abc":
+                writer.cancel(writer.put(key, np.zeros(900, np.uint8)))  # StoreFullError: still protected
+            assert "old" not in writer, f"interrupt {number}"
+            assert () == writer._blocks or interrupted
+            with writer.protect(["b"]):
+                pass
+            assert () == writer._blocks, "the dead are forgotten at the next occasion"
+            writer.check_valid()
+        if not interrupted:
+            break
+    assert number > 20
+
+
 def _protect_after_a_forgotten_block(writer: ObjectStoreWriter) -> None:
     block = writer.protect(["forgotten"])
     block.__enter__()
@@ -138,15 +177,15 @@ def _protect_after_a_forgotten_block(writer: ObjectStoreWriter) -> None:
 
 
 def test_a_forgotten_protect_block_may_end_while_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Collecting(store._Protected):
-        def __init__(self) -> None:
+    class Collecting(store._Block):
+        def __init__(self, keys: Iterable[bytes]) -> None:
             gc.collect()  # as any allocation may
-            super().__init__()
+            super().__init__(keys)
 
-    monkeypatch.setattr(store, "_Protected", Collecting)
+    monkeypatch.setattr(store, "_Block", Collecting)
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
         thread = threading.Thread(target=_protect_after_a_forgotten_block, args=(writer,), daemon=True)
         thread.start()
         thread.join(20)
         assert not thread.is_alive(), "the collector waits for a lock that its own thread holds"
-        assert {} == writer._protected
+        assert () == writer._blocks

@@ -294,7 +294,9 @@ FOREIGN: dict[str, bytes] = {
 def test_a_foreign_file_is_no_store_and_is_left_alone(foreign: Path, kind: str) -> None:
     foreign.write_bytes(FOREIGN[kind])
     for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-        with pytest.raises(LayoutMismatchError):
+        # An empty file is what a creation begins with; only who would write to it must know better.
+        unfinished = kind == "empty" and call == ObjectStoreReader.attach
+        with pytest.raises(StoreNotFoundError if unfinished else LayoutMismatchError):
             call(foreign.name)
     with pytest.raises(StoreExistsError):
         ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
@@ -519,6 +521,7 @@ def test_a_truncated_or_extended_segment_is_refused(segment: Path, change: int) 
     expected = {"attach": "LayoutMismatchError", "recover": "LayoutMismatchError"}
     assert expected == in_child(try_everything, segment.name)
     os.truncate(segment, 0)
+    expected["attach"] = "StoreNotFoundError"  # as in the first instant of a creation
     assert expected == in_child(try_everything, segment.name)
 
 

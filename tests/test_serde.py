@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from shmstore.errors import NestingError, UnsupportedValueError
 from shmstore.serde import ALIGNMENT, Encoded, MsgpackSerde, ObjectSerde, PickleSerde
+from shmstore.serde.builtin_types import NUMPY_SCALARS
 from shmstore.serde.dtypes import TORCH_KINDS
 from shmstore.serde.wire import MAX_DEPTH
 from tests.serde_values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
@@ -218,6 +219,18 @@ def test_containers_keep_their_type_and_order(value, copy):
     assert exact(round_trip(value, copy=copy)) == exact(value)
 
 
+@pytest.mark.parametrize("scalar", NUMPY_SCALARS, ids=lambda s: s.__name__)
+def test_numpy_scalars_come_back_exactly(scalar):
+    values = [scalar(0), scalar(1), *random_array(scalar, (5,))]
+    for value in (*values, values, {"grid": (values[1], torch.ones(2))}):
+        for copy in (False, True):
+            assert exact(value) == exact(round_trip(value, copy=copy))
+
+
+def test_a_torch_size_comes_back_as_one():
+    assert exact([torch.Size([1, 2]), torch.Size([])]) == exact(round_trip([torch.Size([1, 2]), torch.Size([])]))
+
+
 def test_containers_that_come_back_are_the_callers_own():
     encoded = SERDE.encode({"a": [1, 2], "b": {"c": 1}, "d": ([3],)})
     first = SERDE.decode(encoded.meta, b"")
@@ -355,9 +368,9 @@ REFUSED = {
     "Point": Point(1, 2),
     "Colour": Colour.RED,
     "Text": Text("a"),
-    "float64": np.float64(1),
-    "int64": np.int64(1),
-    "bool": np.bool_(True),
+    "longdouble": np.longdouble(1),
+    "str_": np.str_("a"),
+    "datetime64": np.datetime64("2026-01-01"),
     "bytearray": bytearray(b"a"),
     "memoryview": memoryview(b"a"),
     "set": {1},

@@ -133,6 +133,14 @@ def test_views_show_the_payload_itself():
     assert (int(tensor[0]), int(array[0])) == (7, 9)
 
 
+def test_arrays_cannot_be_made_writable():
+    for value in (np.zeros(3), np.zeros(2, "<f4,<i8"), np.zeros((2, 3)).T):
+        back = round_trip(value)
+        for array in (back, back[:1], back.reshape(-1)):
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True
+
+
 def test_arrays_cannot_be_written_to():
     for value in (np.zeros(3), np.zeros(3, "M8[s]"), np.zeros(0), np.zeros(2, "<f4,<i8")):
         back = round_trip(value)

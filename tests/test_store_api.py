@@ -544,17 +544,17 @@ def test_the_handle_of_a_store_that_was_replaced_finds_nothing_and_disturbs_nobo
     old.close()
     new = stores.create(8192, n_readers=1, name=old.name)
     new.put("promised", 1)
-    with pytest.raises(StoreNotFoundError, match="a later store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store's"):
         ObjectStoreReader.attach(old.handle)
     crowd(new)
     assert "promised" in new, "the rank counts as dead after an attachment that was none of its"
     stores.attach(new)
-    with pytest.raises(StoreNotFoundError, match="a later store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store's"):
         ObjectStoreReader.attach(old.handle)
-    with pytest.raises(StoreNotFoundError, match="a later store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store's"):
         ObjectStoreWriter.recover(old.handle)
     new.close(unlink=False)
-    with pytest.raises(StoreNotFoundError, match="a later store's"):
+    with pytest.raises(StoreNotFoundError, match="now another store's"):
         ObjectStoreWriter.recover(old.handle)
     assert "promised" in stores.recover(new.handle)
 

@@ -87,6 +87,18 @@ def test_what_is_put_inside_the_block_is_protected_too(stores: Stores, value: to
     assert not {"late", "reserved"} & set(writer.keys())
 
 
+def test_what_is_deleted_inside_the_block_is_free_at_its_end(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("a", random_tensor(0, 5000))
+    with writer.protect(["a"]):
+        with writer.protect(["a"]):
+            writer.delete("a")
+        assert 1 == writer.stats().objects
+    assert (0, 0) == (writer.stats().objects, writer.stats().used_bytes)
+    writer.check_valid()
+
+
 def test_blocks_nest_and_the_outermost_decides(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=1)
     writer.retire(0)

@@ -173,9 +173,6 @@ class StoreMachine(RuleBasedStateMachine):
         assert not self.held(thing, certainly=True), f"{thing.key} was reclaimed while somebody held it"
         thing.gone = True
 
-    def protected_keys(self) -> set[str]:
-        return set().union(*(names for _, names, _ in self.blocks))
-
     def figures(self) -> dict[str, int]:
         """What a refusal leaves as it is: leases that are over may be closed by it, refusals are counted."""
         stats = self.writer.stats()
@@ -360,11 +357,7 @@ class StoreMachine(RuleBasedStateMachine):
     def protect(self, names: set[str]) -> None:
         stack = ExitStack()
         stack.enter_context(self.writer.protect(names))
-        already = self.protected_keys()
-        kept = [self.live[name] for name in names - already if name in self.live]
-        for name in names & already:  # kept by the outer block, also what has been deleted since
-            kept += [thing for _, _, others in self.blocks for thing in others if thing.key == name]
-        kept = list({id(thing): thing for thing in kept}.values())
+        kept = [self.live[name] for name in names if name in self.live]
         for thing in kept:
             thing.must_protect += 1
         self.blocks.append((stack, names, kept))

@@ -4,10 +4,11 @@ A handle of C is freed when the last Python object that needs its mapping has go
 `close`. After `close` the pointer is NULL, which C takes for a closed handle.
 """
 
+import operator
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
@@ -19,8 +20,11 @@ _unpack = ffi.unpack
 _put = lib.shms_writer_put
 _hit = lib.shms_writer_hit
 _has = lib.shms_writer_has
-_acquire = lib.shms_reader_acquire
-_finish = lib.shms_view_finish
+_acquire = lib.shms_reader_acquire_to
+_drop_view = lib.shms_view_drop
+_VIEW_BOX = ffi.typeof("shms_view **")
+# A destructor that does nothing, in C: it exists for what a partial of it keeps alive until then.
+_keep = operator.is_
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 MAX_OBJECTS: int = lib.SHMS_MAX_OBJECTS
@@ -31,7 +35,6 @@ ALIGN: int = lib.SHMS_ALIGN
 ANY_STORE: int = lib.SHMS_ANY_STORE
 
 _ERRORS: dict[int, type[Exception]] = {
-    lib.SHMS_EFULL: errors.StoreFullError,
     lib.SHMS_ETOOLARGE: errors.ObjectTooLargeError,
     lib.SHMS_EEXISTS: errors.ObjectExistsError,
     lib.SHMS_ENOTFOUND: errors.ObjectNotFoundError,
@@ -46,6 +49,12 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ENOMEM: MemoryError,
 }
 
+_FULL: dict[int, Literal["bytes", "slots", "leases"]] = {
+    lib.SHMS_EFULL: "bytes",
+    lib.SHMS_ENOSLOT: "slots",
+    lib.SHMS_ENOLEASE: "leases",
+}
+
 
 def fail(code: int) -> NoReturn:
     """Raise what a negative code of C means; for SHMS_ESYS the OSError of errno."""
@@ -58,7 +67,15 @@ def fail(code: int) -> NoReturn:
             hint="attach in the child, after the fork",
         )
     if code == lib.SHMS_EOTHERSTORE:
-        raise errors.StoreNotFoundError("its name is a later store's")
+        raise errors.StoreNotFoundError(
+            "its name is now another store's", hint="this handle's store is gone; attach with the new writer's handle"
+        )
+    if code == lib.SHMS_ECREATING:
+        raise errors.StoreNotFoundError(
+            "its creation is not over", hint="attach when the writer has sent its handle, or try again"
+        )
+    if code in _FULL:
+        raise errors.StoreFullError(resource=_FULL[code])
     if code == lib.SHMS_EINVAL:
         raise ValueError(text)
     error = _ERRORS.get(code)
@@ -108,6 +125,11 @@ def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int)
     """Return the bytes that a segment of these options takes and those that its file system has free."""
     options = _options(capacity, n_readers, max_objects, max_object_size, 0)
     return lib.shms_space_needed(options), lib.shms_space_free()
+
+
+def rank_pid(name: str, rank: int) -> int:
+    """Return the process that attached as `rank` last, 0 where there is none."""
+    return int(lib.shms_reader_pid(os.fsencode(name), rank))
 
 
 def _options(capacity: int, n_readers: int, max_objects: int, max_object_size: int, flags: int) -> Any:
@@ -170,7 +192,10 @@ class Writer:
     def recover(cls, name: str, store_id: int) -> "Writer":
         """Take over the segment of a writer that is dead or closed, if it is that store or ANY_STORE is wanted."""
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
-        _require(lib.shms_writer_recover_to(box, os.fsencode(name), store_id))
+        code = lib.shms_writer_recover_to(box, os.fsencode(name), store_id)
+        if code == lib.SHMS_ENOSPC:
+            raise errors.StoreSpaceError("the segment is a sparse copy, and there is no room for all of it")
+        _require(code)
         return cls(box)
 
     def close(self, unlink: bool) -> None:
@@ -224,18 +249,15 @@ class Writer:
         """Count a use."""
         return _require(lib.shms_writer_touch(self._w, key, len(key))) == 1
 
-    def protect(self, key: bytes) -> int | None:
-        """Keep an object, also one being written, until `unprotect`; returns its slot, None where absent."""
-        slot = _new("uint32_t *")
-        code = lib.shms_writer_protect(self._w, key, len(key), slot)
+    def guard(self, key: bytes) -> "Guard | None":
+        """Keep an object, also one being written, as long as the guard lives; None where it is absent."""
+        writer = self._w
+        guard = _gc(_new("shms_guard *"), partial(lib.shms_guard_drop, writer))
+        code = lib.shms_writer_protect(writer, key, len(key), guard)
         if code == lib.SHMS_ENOTFOUND:
             return None
         _require(code)
-        return int(slot[0])
-
-    def unprotect(self, slot: int) -> None:
-        """Undo one `protect`."""
-        _require(lib.shms_writer_unprotect(self._w, slot))
+        return Guard(guard)
 
     def cancel(self, packed: bytes) -> bool:
         """End a lease."""
@@ -288,16 +310,28 @@ class Writer:
         _require(lib.shms_writer_valid(self._w))
 
 
+class Guard:
+    """An object kept from being reclaimed until `end`, or until this has gone.
+
+    The C guard has its owner before it guards anything, so that whatever interrupts its making ends it.
+    """
+
+    __slots__ = ("_guard",)
+
+    def __init__(self, guard: Any) -> None:
+        self._guard = guard
+
+    def end(self) -> None:
+        """Let the object go; idempotent, and nothing on a closed store, which keeps no guards."""
+        lib.shms_guard_end(self._guard)
+
+
 def _take_back(writer: Any, out: Any) -> bool:
     """End the lease that `out` refers to, if there is one: an interrupt came between its making and its receipt."""
     if not any(_buffer(out)[:]):
         return False
     lib.shms_writer_cancel(writer, out)
     return True
-
-
-def _keep(*_: object) -> None:
-    """Do nothing: called by a buffer's end, for the sake of the arguments that it kept alive."""
 
 
 class Ticket:
@@ -318,9 +352,10 @@ class Ticket:
         """Whether space was taken."""
         return self._ticket.id != 0  # type: ignore[no-any-return]
 
-    def begin(self, key: bytes, meta: bytes, nbytes: int) -> None:
-        """Take space; the ticket is to be committed or aborted."""
-        _require(lib.shms_writer_begin(self._w, key, len(key), meta, len(meta), nbytes, self._ticket))
+    def begin(self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True) -> None:
+        """Take space, and what it takes to hand out; the ticket is to be committed or aborted."""
+        begin = lib.shms_writer_begin if hand_out else lib.shms_writer_reserve
+        _require(begin(self._w, key, len(key), meta, len(meta), nbytes, self._ticket))
 
     def buffer(self) -> Any:
         """Return the payload area as a writable buffer, which keeps the mapping alive."""
@@ -376,10 +411,12 @@ class Reader:
     def acquire(self, packed: bytes) -> tuple[bytes, Any]:
         """Pin and acknowledge; returns the metadata and the payload as a buffer, whose end is the pin's end."""
         reader = self._r
-        view = _acquire(reader, packed)
-        if not view:
-            fail(-ffi.errno)
-        payload = _gc(view.payload, partial(_finish, view, reader))
+        box = _gc(_new(_VIEW_BOX), partial(_drop_view, reader))  # the pin has an owner before there is a pin
+        code = _acquire(reader, packed, box)
+        if code:
+            fail(code)
+        view = box[0]
+        payload = _gc(view.payload, partial(_keep, box))
         return _unpack(view.meta, view.meta_len), _buffer(payload, view.payload_size)
 
     def release(self, packed: bytes) -> bool:

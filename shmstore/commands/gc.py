@@ -15,6 +15,8 @@ __all__ = ["COMMAND"]
 _GRACE_SECONDS = 10
 """A creator takes its lock right after it has made the file; a younger file without a lock may be in that instant."""
 
+_RECOVERABLE = "could be recovered"
+
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
 
@@ -46,8 +48,10 @@ def _judge(info: SegmentInfo, force: bool) -> _Candidate:
             why = "mapped by " + ", ".join(map(str, held.pids))
         elif info.ranks_alive:
             why = f"{info.ranks_alive} readers are attached"
+        elif info.state == "other version":
+            why = "another version may recover it"
         elif info.recoverable:
-            why = "could be recovered"
+            why = _RECOVERABLE
         elif info.state == "unfinished" and time.time() - info.modified_at < _GRACE_SECONDS:
             why = "may be in the making"
     return _Candidate(info, held, why)
@@ -123,6 +127,8 @@ def _print(candidates: list[_Candidate], removed: set[str], arguments: argparse.
         print(f"{unreadable} processes of other users could not be looked at")
     if not arguments.yes and any(c.kept_because is None for c in candidates):
         print("add --yes to remove")
+    if any(c.kept_because == _RECOVERABLE for c in candidates):
+        print("could be recovered: ObjectStoreWriter.recover(NAME) takes it over, gc --yes --force NAME removes it")
 
 
 COMMAND = Command(

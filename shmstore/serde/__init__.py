@@ -4,6 +4,7 @@
 protocol for serializers of one's own, `TensorSpec` describes a leaf that is still to be written.
 """
 
+from shmstore.serde import builtin_types  # noqa: F401 - registers them
 from shmstore.serde.msgpack_serde import MsgpackSerde
 from shmstore.serde.pickle_serde import PickleSerde
 from shmstore.serde.protocol import ALIGNMENT, Encoded, Layout, ObjectSerde, TensorSpec

@@ -237,12 +237,10 @@ class _Compiler:
         if self.mode == "write":
             return lambda payload: ndarray(shape, dtype, payload, offset)
 
-        def build(payload: Any) -> Any:
-            array = ndarray(shape, dtype, payload, offset)
-            array.setflags(write=False)
-            return array
-
-        return build
+        # frombuffer, unlike ndarray, keeps the read-only buffer as the base: so numpy refuses to make the array
+        # writable, and nobody gets as far as the fault.
+        count, frombuffer = math.prod(shape), np.frombuffer
+        return lambda payload: frombuffer(memoryview(payload).toreadonly(), dtype, count, offset).reshape(shape)
 
 
 def _big_int(node: tuple[Any, ...]) -> int:

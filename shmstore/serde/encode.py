@@ -1,7 +1,7 @@
 """From a value to meta, spans and fills: one walk over the tree, which refuses before anything is allocated.
 
 The walk is in Python where there are leaves and in C (msgpack) for lists and dicts of nothing but scalars. Types
-are compared exactly: an OrderedDict, a namedtuple, an IntEnum or a numpy scalar would come back as something else.
+are compared exactly: an OrderedDict, a namedtuple, or an IntEnum would come back as something else.
 """
 
 import ctypes

@@ -48,9 +48,10 @@ def _plan(meta: bytes, mode: Mode) -> Plan:
 class MsgpackSerde:
     """The tree as msgpack, the bytes of its tensors and arrays beside it; see shmstore.serde.wire for the format.
 
-    Stores dicts, lists and tuples of str, bytes, int, float, bool, None, tensors, arrays and the types given to
-    `register_type`, nested up to 100 deep; dict keys are scalars or tuples of them. What comes back has the same
-    types, dtypes, shapes and bits; tensors that require a gradient, and parameters, come back as plain tensors.
+    Stores dicts, lists and tuples of str, bytes, int, float, bool, None, tensors, arrays, numpy's scalars of fixed
+    size, `torch.Size` and the types given to `register_type`, nested up to 100 deep; dict keys are str, bytes, int,
+    float, bool, None or tuples of them. Types are taken exactly: no subclasses. What comes back has the same types,
+    dtypes, shapes and bits; tensors that require a gradient, and parameters, come back as plain tensors.
     """
 
     __slots__ = ()

@@ -43,13 +43,13 @@ static void end(void) {
 }
 
 /* A put that must be refused; returns how much it looked at. */
-static uint64_t refused(void) {
+static uint64_t refused_by(int code) {
     shms_stats before, after;
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &before));
     looks = 0;
     shms_step_hook = count_looks;
-    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, ref));
+    CHECK_EQ(code, put_marked(w, "new", 64, 1, ref));
     shms_step_hook = NULL;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &after));
     CHECK_EQ(before.refusals + 1, after.refusals);
@@ -58,6 +58,8 @@ static uint64_t refused(void) {
     CHECK(!memcmp(&before, &after, sizeof before)); /* nothing else has changed */
     return looks;
 }
+
+static uint64_t refused(void) { return refused_by(SHMS_EFULL); }
 
 static void accepted(void) {
     uint8_t ref[SHMS_REF_SIZE];
@@ -91,16 +93,26 @@ static void a_second_refusal_for_a_lease_entry_looks_at_nothing_either(void) {
         CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
     looks = 0;
     shms_step_hook = count_looks;
-    CHECK_EQ(SHMS_EFULL, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
     CHECK(looks >= entries);
     looks = 0;
-    CHECK_EQ(SHMS_EFULL, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
     CHECK_EQ(0, looks);
-    CHECK_EQ(0, refused());
+    CHECK_EQ(0, refused_by(SHMS_ENOLEASE));
     CHECK_EQ(1, shms_reader_release(readers[0], refs[2]));
     CHECK_EQ(1, shms_reader_release(readers[1], refs[2]));
     CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
-    CHECK_EQ(SHMS_EFULL, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
+    shms_ticket t; /* what is not handed out needs no entry, and cannot have one */
+    CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
+    CHECK_EQ(SHMS_ENOLEASE, shms_writer_begin(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
     end();
@@ -202,16 +214,16 @@ static void a_commit_without_a_hand_out_turns_it(void) {
 
 static void an_unprotect_turns_it(void) {
     begin(8, 16);
-    uint32_t slot;
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &slot));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &slot));
+    shms_guard once, again;
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &once));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &again));
     both_release(2);
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, slot));
+    CHECK_EQ(SHMS_OK, shms_guard_end(&once));
     refused();
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by its protection, deleted or not */
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, slot));
+    CHECK_EQ(SHMS_OK, shms_guard_end(&again));
     accepted();
     end();
 }
@@ -320,6 +332,25 @@ static void slots_run_out_like_bytes_do(void) {
     end();
 }
 
+static void a_refusal_says_what_has_run_out(void) {
+    shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 2};
+    uint8_t ref[SHMS_REF_SIZE];
+    name = store_name("short");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    for (uint32_t r = 0; r < 2; r++) /* `end` wants two */
+        readers[r] = NULL;
+    CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, ref));
+    CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, ref));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 900, 1, ref)); /* neither bytes nor a slot */
+    CHECK_EQ(SHMS_ENOSLOT, put_marked(w, "new", 64, 1, ref));
+    CHECK_EQ(SHMS_ENOSLOT, put_marked(w, "new", 64, 1, ref)); /* remembered as what it was */
+    for (uint64_t i = 2; i < w->seg.layout.max_leases; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "a", 1, ref));
+    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "a", 1, ref));
+    CHECK_EQ(SHMS_ENOLEASE, put_marked(w, "new", 64, 1, ref));
+    end();
+}
+
 static void a_rank_that_never_came_is_waited_for_until_it_is_retired(void) {
     shms_options o = {.capacity = 1024, .n_readers = 2, .max_objects = 8};
     uint8_t ref[SHMS_REF_SIZE];
@@ -399,6 +430,7 @@ int main(void) {
     an_attaching_turns_it();
     a_death_turns_it();
     slots_run_out_like_bytes_do();
+    a_refusal_says_what_has_run_out();
     a_rank_that_never_came_is_waited_for_until_it_is_retired();
     one_object_held_for_ever_stops_no_put_in_100_turnovers();
     CHECK_EQ(0, store_names_left());

@@ -87,7 +87,6 @@ static void an_object_s_books_stay_within_256_bytes_and_4_a_rank(void) {
         uint64_t control = l.readers_at + readers * l.reader_stride;
         uint64_t heap = shms_index_memory(n) + shms_leases_memory((uint32_t)l.max_leases, n) + shms_ring_memory(n) +
                         8 * (uint64_t)n + sizeof(struct shms_writer);
-        if (control + heap > n * (256 + 4 * (uint64_t)readers)) fprintf(stderr, "%u: %lu leases, per object %f of %u\n", readers, l.max_leases, (double)(control+heap)/n, 256+4*readers); else
         CHECK(control + heap <= n * (256 + 4 * (uint64_t)readers));
         CHECK(l.max_leases >= 1000);
         if (readers > 2)
@@ -226,7 +225,7 @@ static void a_file_that_is_no_segment_is_refused(void) {
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         CHECK(ftruncate(fd, sizes[i]) == 0);
         CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
-        CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0));
+        CHECK_EQ(sizes[i] ? SHMS_ELAYOUT : SHMS_ECREATING, shms_reader_attach(&r, name, 0));
     }
     /* A segment cut short, and one grown. */
     for (int delta = -1; delta <= 1; delta++) {
@@ -241,6 +240,78 @@ static void a_file_that_is_no_segment_is_refused(void) {
     close(fd);
 }
 
+static void a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s(void) {
+    const char *name = store_name("half");
+    shms_segment creator = {.fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600)};
+    shms_writer *w;
+    shms_reader *r;
+    CHECK(creator.fd >= 0);
+    CHECK_EQ(SHMS_OK, shms_segment_lock(&creator, SHMS_ROLE_WRITER));
+    for (off_t size = 0; size <= 8192; size += 4096) {
+        CHECK(ftruncate(creator.fd, size) == 0);
+        CHECK_EQ(SHMS_ECREATING, shms_reader_attach(&r, name, 0));
+        CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w, name));
+    }
+    shms_word stamp = shms_layout_stamp() + 1; /* over, and by another version */
+    CHECK(pwrite(creator.fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) == sizeof stamp);
+    CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
+    close(creator.fd);
+}
+
+static _Atomic int created_all;
+
+static void *create_and_close(void *name) {
+    shms_options o = {.capacity = 4096, .n_readers = 1, .max_objects = 4};
+    for (int i = 0; i < 2000; i++) {
+        shms_writer *w;
+        CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+        shms_writer_close(w, 1);
+        shms_writer_free(w);
+    }
+    created_all = 1;
+    return NULL;
+}
+
+static void whoever_comes_during_a_creation_finds_a_store_or_none(void) {
+    const char *name = store_name("early");
+    pthread_t creator;
+    int found = 0, unfinished = 0;
+    CHECK(pthread_create(&creator, NULL, create_and_close, (void *)name) == 0);
+    while (!created_all) {
+        shms_reader *r;
+        int rc = shms_reader_attach(&r, name, 0);
+        CHECK(rc == SHMS_OK || rc == SHMS_ENOSTORE || rc == SHMS_ECREATING);
+        found += rc == SHMS_OK;
+        unfinished += rc == SHMS_ECREATING;
+        if (rc == SHMS_OK)
+            shms_reader_free(r);
+    }
+    pthread_join(creator, NULL);
+    CHECK(found + unfinished);
+}
+
+static void a_segment_that_lost_its_reservation_gets_it_back(void) {
+    const char *name = store_name("sparse");
+    shms_options o = {.capacity = 1 << 22, .n_readers = 1, .max_objects = 4};
+    struct stat st;
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    off_t data = (off_t)w->seg.layout.data_at;
+    shms_writer_close(w, 0);
+    shms_writer_free(w);
+    int fd = shm_open(name, O_RDWR, 0);
+    CHECK(fstat(fd, &st) == 0);
+    blkcnt_t whole = st.st_blocks;
+    CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data, 1 << 22) == 0); /* as a sparse copy is */
+    CHECK(fstat(fd, &st) == 0 && st.st_blocks < whole);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK(fstat(fd, &st) == 0 && st.st_blocks == whole);
+    close(fd);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
 int main(void) {
     regions_follow_one_another_and_hold_what_they_must();
     options_out_of_range_are_refused();
@@ -250,6 +321,9 @@ int main(void) {
     no_bit_of_the_geometry_can_be_changed();
     whatever_bit_of_the_tables_is_wrong_a_successor_is_sound_or_refuses();
     a_file_that_is_no_segment_is_refused();
+    a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s();
+    whoever_comes_during_a_creation_finds_a_store_or_none();
+    a_segment_that_lost_its_reservation_gets_it_back();
     munmap(file, file_size);
     store_names_left();
     return 0;

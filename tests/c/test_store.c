@@ -129,7 +129,7 @@ static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
     shms_view *v = shms_reader_acquire(r, ref);
     CHECK(v && v->key_len == 3 && !memcmp(v->key, "key", 3) && v->meta_len == 4 && !memcmp(v->meta, "meta", 4));
     CHECK(v->payload_size == 300 && (uintptr_t)v->payload % SHMS_ALIGN == 0 && filled(v->payload, 300, 3));
-    shms_view_finish(v, r, v->payload);
+    shms_view_drop(r, &v);
 
     shms_stats before = stats_of(w);
     shms_ticket t;
@@ -148,9 +148,10 @@ static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
     CHECK_EQ(SHMS_EINVAL, shms_writer_hit(w, "k", 0, ref));
     CHECK_EQ(SHMS_EINVAL, shms_writer_has(w, NULL, 3));
     CHECK_EQ(SHMS_EINVAL, shms_writer_retire(w, 1));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_unprotect(w, 0));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_unprotect(w, 8));
-    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_protect(w, "absent", 6, &(uint32_t){0}));
+    shms_guard none = {.owner = w};
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_protect(w, "absent", 6, &none));
+    CHECK(none.owner == NULL);
+    CHECK_EQ(SHMS_OK, shms_guard_end(&none));
     CHECK_EQ(0, shms_writer_has(w, "absent", 6));
     CHECK_EQ(0, shms_writer_touch(w, "absent", 6));
     CHECK_EQ(0, shms_writer_delete(w, "absent", 6));
@@ -173,18 +174,28 @@ static void an_unfinished_object_is_nobody_s_until_it_is_committed(void) {
     shms_writer *w = make(name, 4096, 1, 4), *w2;
     uint8_t ref[SHMS_REF_SIZE];
     shms_ticket t, twin;
-    uint32_t slot;
+    shms_guard guard;
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k", 1, NULL, 0, 100, &t));
     CHECK_EQ(0, shms_writer_has(w, "k", 1));
     CHECK_EQ(0, shms_writer_count(w));
     CHECK_EQ(0, shms_writer_delete(w, "k", 1));
     CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(w, "k", 1, ref));
     CHECK_EQ(SHMS_EEXISTS, shms_writer_begin(w, "k", 1, NULL, 0, 100, &twin));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k", 1, &slot));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k", 1, &guard));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, slot));
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "l", 1, NULL, 0, 100, &twin)); /* the same slot */
+    CHECK_EQ(t.slot, twin.slot);
+    CHECK_EQ(0, w->protected[twin.slot]);
+    shms_guard other;
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "l", 1, &other));
+    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    CHECK_EQ(1, w->protected[twin.slot]); /* another object's guard */
+    CHECK_EQ(SHMS_OK, shms_guard_end(&other));
+    CHECK_EQ(0, w->protected[twin.slot]);
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &twin));
+    CHECK_EQ(SHMS_OK, shms_guard_end(&guard)); /* which is nothing the second time */
     CHECK_EQ(SHMS_EINVAL, shms_writer_abort(w, &t)); /* twice */
     CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref));
     CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &t, NULL, 0));
@@ -227,8 +238,8 @@ static void a_closed_handle_says_so_from_every_call(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_hit(h, "k", 1, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_has(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_touch(h, "k", 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_protect(h, "k", 1, &(uint32_t){0}));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_unprotect(h, 0));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_protect(h, "k", 1, &(shms_guard){.owner = h}));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_reserve(h, "x", 1, NULL, 0, 1, &t));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel(h, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_retire(h, 0));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_delete(h, "k", 1));

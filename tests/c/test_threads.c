@@ -52,14 +52,15 @@ static void *write_many(void *arg) {
                 CHECK(shms_writer_delete(w, key, len) >= 0);
             continue;
         }
-        CHECK(rc == SHMS_ENOTFOUND || rc == SHMS_EFULL);
+        CHECK(rc == SHMS_ENOTFOUND || rc == SHMS_ENOLEASE);
         uint64_t mark = atomic_fetch_add(&marks, 1), size = 8 * below(&seed, 200), words[200];
         for (int k = 0; k < 200; k++)
             words[k] = mark;
         shms_piece piece = {0, size, (uintptr_t)words};
         rc = shms_writer_put(w, key, len, (char *)&mark, 8, size, &piece, 1, ref);
-        CHECK(rc == SHMS_OK || rc == SHMS_EFULL || rc == SHMS_EEXISTS);
-        refusals += rc == SHMS_EFULL;
+        bool refused = rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE;
+        CHECK(rc == SHMS_OK || refused || rc == SHMS_EEXISTS);
+        refusals += refused;
         if (rc == SHMS_OK)
             post(&seed, ref);
         if (i % 1000 == 999)

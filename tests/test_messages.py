@@ -1,0 +1,95 @@
+"""What errors say: which object, rank or resource it is about, and what to do next."""
+
+import os
+import pickle
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import (
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    RankInUseError,
+    StaleRefError,
+    StoreClosedError,
+    StoreFullError,
+    StoreHandle,
+    StoreNotFoundError,
+    TensorSpec,
+)
+from tests.support import Stores, in_child
+
+
+def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=2)
+    reader = stores.attach(writer)
+    ref = writer.put("a-key", 1)
+    gone = writer.put("gone", 1)
+    writer.cancel(gone)
+    writer.delete("gone")
+
+    def message(error: type[Exception], call: Any) -> str:
+        with pytest.raises(error) as caught:
+            call()
+        return str(caught.value)
+
+    assert "'a-key'" in message(ObjectExistsError, lambda: writer.put("a-key", 1))
+    assert "'absent'" in message(ObjectNotFoundError, lambda: writer.get_cached("absent"))
+    assert f"id={gone.monotonic_id}" in message(StaleRefError, lambda: reader.get(gone))
+    assert "from_bytes" in message(TypeError, lambda: reader.get(ref.to_bytes()))  # type: ignore[arg-type]
+    assert "its handle" in message(TypeError, lambda: ObjectStoreReader.attach(writer))  # type: ignore[arg-type]
+    assert "from_json" in message(StoreNotFoundError, lambda: ObjectStoreReader.attach(writer.handle.to_json()))
+    taken = message(RankInUseError, lambda: ObjectStoreReader.attach(writer.handle, 0))
+    assert f"rank 0 of store {writer.name!r} is taken by this process" in taken
+    assert "create(" in message(TypeError, lambda: ObjectStoreWriter(1 << 20, "x", None))  # type: ignore[arg-type]
+    assert "attach(" in message(TypeError, lambda: ObjectStoreReader(1, "x", 0, None))  # type: ignore[arg-type]
+    handle = writer.handle
+    writer.close()
+    assert "its writer has closed it" in message(StoreNotFoundError, lambda: ObjectStoreReader.attach(handle, 1))
+    assert "cannot be entered again" in message(StoreClosedError, writer.__enter__)
+
+
+def attempt(handle: StoreHandle) -> str:
+    try:
+        ObjectStoreReader.attach(handle).close()
+    except RankInUseError as error:
+        return str(error)
+    return "attached"
+
+
+def test_a_rank_taken_by_another_process_names_it(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    stores.attach(writer)
+    assert f"rank 0 of store {writer.name!r} is taken by process {os.getpid()} " in in_child(attempt, writer.handle)
+
+
+@pytest.mark.parametrize("resource", ["bytes", "slots", "leases"])
+def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> None:
+    writer = stores.create(8192, n_readers=1, max_objects=2)
+    ref = writer.put("a", 1)
+    if resource == "slots":
+        writer.put("b", 1)
+    while resource == "leases" and writer.stats().open_leases < writer.stats().max_leases:
+        writer.get_cached("a")
+    with pytest.raises(StoreFullError) as caught:
+        writer.put("new", torch.zeros(2020 if resource == "bytes" else 1))
+    stats = writer.stats()
+    said = {
+        "bytes": f"8080 bytes needed, {8192 - stats.used_bytes} of 8192 free",
+        "slots": "all 2 slots are taken",
+        "leases": f"all {stats.max_leases} lease entries are taken",
+    }
+    assert said[resource] in str(caught.value)
+    assert resource == caught.value.resource == pickle.loads(pickle.dumps(caught.value)).resource
+    assert ("max_objects" in caught.value.hint) is (resource != "bytes")
+    assert {0: stats.used_bytes} == caught.value.held_bytes_by_rank
+    if resource == "leases":  # what opens none needs none
+        with writer.reserve("new", TensorSpec((10,), torch.uint8)):
+            pass
+        with pytest.raises(StoreFullError, match="lease entries"):
+            writer.get_cached("new")
+    writer.cancel(ref)
+    writer.check_valid()
