@@ -273,8 +273,6 @@ def digest_chain(
     raw, width = _token_bytes(tokens)
     n, c_extras = len(tokens) // block_size, extras._with_embeds(embeds)
     room = lib.shms_blockhash_bound(n, block_size, c_extras)
-    if room < 0:
-        raise refusal(room)
     out, ends = ffi.new("uint8_t[]", room + 1), ffi.new("int64_t[]", n + 1)
     rc = lib.shms_blockhash_bodies(out, room, ends, first, n, block_size, raw, width, c_extras)
     if rc < 0:

@@ -125,7 +125,7 @@ class KVCacheBlocks:
     def __init__(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
         """Take the blocks of each group; they must be of one pool."""
         self._pool: BlockPool | None = next((block._pool for group in blocks for block in group[:1]), None)
-        packed = [ids_of(group, self._pool) if group and self._pool is not None else b"" for group in blocks]
+        packed = [ids_of(group, self._pool) if self._pool is not None else b"" for group in blocks]
         self._ids = b"".join(packed)
         self._counts = tuple(len(ids) // 4 for ids in packed)
 

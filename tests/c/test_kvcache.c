@@ -116,6 +116,21 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     }
     CHECK(shms_kvcache_allocate(kv, -1, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
     CHECK(shms_kvcache_allocate(kv, -1, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    kv->groups[0].param = 2;
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == 0 && shms_kvcache_n_ids(kv) == 3);
+    CHECK(shms_kvcache_quiet(kv, 0) == 1 << 20 && shms_kvcache_release(kv, 0) == 0);
+    shms_kvcache_free(kv);
+    int32_t many[16] = {0}, largest[] = {INT32_MAX};
+    int64_t none[16] = {0};
+    for (int i = 0; i < 16; i++) many[i] = 1;
+    int32_t full[16] = {SHMS_KV_FULL};
+    kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 0); /* 16 times 2^60 is 0 */
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+    shms_kvcache_free(kv);
+    kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, SHMS_KV_CACHING);
+    CHECK(shms_kvcache_find(kv, hashes, limit - 1) == 0 && shms_kvcache_find(kv, hashes, limit) == SHMS_BOOKS_ARGUMENT);
     shms_kvcache_free(kv);
     /* one token a block: as many ids as tokens, four bytes each */
     kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, SHMS_KV_CACHING);

@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shmstore.bindings.scheduler import NO_EXTRAS, sha256_chain
 from shmstore.scheduler import (
     BlockHasher,
     BlockHashes,
     BlockPool,
+    BlockRemoved,
     BlockStored,
     ChunkedLocalAttentionSpec,
     EncoderCacheManager,
@@ -177,6 +179,32 @@ def test_a_pool_notes_that_it_was_reset_before_its_collector_hears_of_it() -> No
     assert (["AllBlocksCleared"], True) == ([type(event).__name__ for event in events], stats.reset)
 
 
+def test_a_pool_tells_what_was_touched_and_never_of_the_null_block() -> None:
+    collector = Meddler(lambda: None)
+    pool = BlockPool(9, True, metrics=collector)
+    one = pool.get_new_blocks(1)
+    pool.touch([[pool.null_block, *one]])
+    assert [("evicted", 1), ("allocated", 1), ("accessed", 1)] == collector.heard
+    books = manager(9, ("sw", 4, 4), metrics_collector=collector, free_order="tail")
+    admit(books, request("a", range(13)))
+    collector.heard.clear()
+    b = request("b", range(13))
+    found, hit = books.get_computed_blocks(b)
+    assert ([0, 0, 3],) == found.get_block_ids()
+    assert books.allocate_slots(b, 13 - hit, hit, found) is not None
+    assert [("accessed", 3), ("evicted", 5), ("allocated", 5)] == collector.heard
+
+
+def test_a_pool_notes_the_keys_that_go_with_blocks_handed_out() -> None:
+    pool = BlockPool(2, True, events=True)
+    req = request("r", range(4))
+    pool.cache_full_blocks(req, pool.get_new_blocks(1), 0, 1, 4, 0)
+    pool.free_blocks([KVCacheBlock(pool, 1)])
+    pool.take_events()
+    pool.get_new_blocks(1)
+    assert [BlockRemoved([req.block_hashes[0]], "GPU", 0)] == pool.take_events()
+
+
 # ---- requests ----
 
 
@@ -266,6 +294,9 @@ def duck(items: list[Feature], tokens: int = 16) -> Any:
         ([("a", 0, 2), ("b", -1, 2)], "item 1"),
         ([("a", 0, 2), ("b", 3, -2)], "item 1"),
         ([("a", 0, 2), ("b", 3, 2**60)], "item 1"),
+        ([("a", -1, 9)], "the offset of item 0"),
+        ([("a", 0, -2)], "the length of item 0"),
+        ([("a", 2, 2**60 - 2)], "the end of item 0"),
         ([("a", 3, 2**63)], "item 0"),
         ([("a", 2**63, 1)], "item 0"),
     ],
@@ -338,13 +369,19 @@ def test_a_parent_is_the_bytes_that_it_really_has() -> None:
     assert want == list(BlockHasher(4)(req)) == list(BlockHasher(4, library="hashlib")(req))
 
 
+def test_c_copies_a_parent_only_of_the_size_of_its_hashes() -> None:
+    for parent in (b"", b"short", b"x" * 31, b"x" * 33):
+        with pytest.raises(ValueError, match="32 bytes"):
+            sha256_chain(parent, 0, 4, [1, 2, 3, 4], NO_EXTRAS)
+
+
 # ---- the pool ----
 
 
 @pytest.mark.parametrize(
     ("num_cached", "num_full", "block_size", "group"),
     [
-        (-1, 1, 4, 0), (0, -1, 4, 0), (-3, -1, 4, 0), (-2, 3, 4, 0), (0, 4, 4, 0), (2**63, 2**63, 4, 0),
+        (-1, 1, 4, 0), (0, -1, 4, 0), (-3, -1, 4, 0), (-2, 3, 4, 0), (0, 4, 4, 0), (4, 3, 4, 0), (2**63, 2**63, 4, 0),
         (0, 2, 0, 0), (0, 2, -4, 0), (0, 2, 2**62, 0), (0, 2, 2**63, 0), (0, 2, 4, -1), (0, 2, 4, 2**31),
     ],
 )  # fmt: skip
@@ -391,7 +428,14 @@ def test_a_pool_refuses_the_blocks_of_another() -> None:
             with pytest.raises(ValueError, match="another pool"):
                 call(blocks)
     with pytest.raises(ValueError, match="another pool"):
+        pool.free_blocks(iter(theirs))
+    with pytest.raises(ValueError, match="another pool"):
         KVCacheBlocks([[mine[0], theirs[1]]])
+    assert before == pool_state(pool)
+    # Where there is no block there is nobody else's; and a block may be anything that has an id.
+    pool.touch([theirs[:0], [], [types.SimpleNamespace(block_id=1)]])
+    pool.free_blocks(iter([types.SimpleNamespace(block_id=1)]))
+    assert mine == KVCacheBlocks([mine, theirs[:0]]).blocks[0]
     assert before == pool_state(pool)
 
 
@@ -433,6 +477,20 @@ def test_computed_blocks_for_an_id_that_has_blocks_say_that_ids_are_unique() -> 
     with pytest.raises(ValueError, match=r"'a'.*unique"):
         books.allocate_slots(again, 1, hit, found)
     assert before == state(books)
+    off = manager(9, ("full", 4), enable_caching=False)
+    with pytest.raises(ValueError, match="need caching"):
+        off.allocate_slots(again, 1, 4, KVCacheBlocks([[KVCacheBlock(off.block_pool, 1)]]))
+
+
+def test_hashes_in_a_list_of_ones_own_are_cached_when_the_contents_come() -> None:
+    books = manager(9, ("full", 4), enable_kv_cache_events=True)
+    a = request("a", range(9))
+    a.block_hashes = list(a.block_hashes)  # type: ignore[assignment]
+    assert books.allocate_slots(a, 9, delay_cache_blocks=True) is not None
+    books.cache_blocks(a, 8)
+    (event,) = books.take_events()
+    assert isinstance(event, BlockStored)
+    assert (a.block_hashes, [1, 2]) == (event.block_hashes, books.block_pool.cached_block_ids())
 
 
 # ---- numbers ----
@@ -484,9 +542,9 @@ def test_a_request_of_impossible_length_is_refused_and_not_counted(value: int) -
         request_id="b", num_tokens=value, num_computed_tokens=0, num_preemptions=0, skip_reading_prefix_cache=False,
         all_token_ids=[1], block_hashes=[],
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"^num_tokens must be"):
+    with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
         books.get_computed_blocks(odd)
-    with pytest.raises(ValueError, match=r"^num_tokens must be"):
+    with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
         books.allocate_slots(odd, 1)
     stats = books.make_prefix_cache_stats()
     assert stats is not None
