@@ -3,6 +3,7 @@
 #include "kvcache_impl.h"
 
 #include <string.h>
+#include <sys/resource.h>
 
 #include "check.h"
 
@@ -150,6 +151,27 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     shms_blockpool_free(pool);
 }
 
+/* AddressSanitizer needs terabytes of addresses for itself, and aborts where malloc would give NULL. */
+static void a_look_up_without_memory_says_so(void) {
+#ifndef __SANITIZE_ADDRESS__
+    int32_t kinds[] = {SHMS_KV_CHUNK}, sizes[] = {1};
+    int64_t params[] = {4};
+    struct rlimit before, tight;
+    shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, INT64_MAX, SHMS_KV_CACHING);
+    shms_hashlist *hashes = chain(3, 0);
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    tight = before;
+    tight.rlim_cur = (rlim_t)1 << 30; /* the null blocks of 2^31 - 1 tokens take 8 GiB */
+    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
+    CHECK(shms_kvcache_find(kv, hashes, INT32_MAX) == SHMS_BOOKS_MEMORY && shms_kvcache_n_ids(kv) == 0);
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    shms_hashlist_free(hashes);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+#endif
+}
+
 /* A scheduler that does anything at all; says only that nothing breaks, that the answers are right is for others. */
 static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int order, int flags) {
     enum { REQUESTS = 6, SIZE = 4 };
@@ -211,6 +233,7 @@ int main(void) {
     full_and_window_as_in_the_book();
     refusals_change_nothing();
     numbers_that_cannot_be_added_are_refused();
+    a_look_up_without_memory_says_so();
     for (int order = 0; order < 2; order++) {
         random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
         random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
