@@ -134,7 +134,7 @@ class BlockHashes(Sequence[bytes]):
         if isinstance(hashes, BlockHashes):
             rc = lib.shms_hashlist_join(self._c, hashes._c)
         else:
-            items = [exact_bytes(block_hash) for block_hash in hashes]
+            items = [item if type(item) is bytes else exact_bytes(item) for item in hashes]
             if not items:
                 return
             width = len(items[0])
