@@ -11,7 +11,8 @@
  * (112 bytes), and a known answer is asked for before the pointers are trusted.
  *
  * The message of a block goes into one buffer of `bound` bytes: bound counts the longest head for every number, so
- * the writer needs no checks. Results are appended one by one into room reserved beforehand; the list's length is
+ * the writer needs no checks. What it adds and multiplies has been looked at before the first byte (`refuses`): token
+ * positions and the ends of items fit an int64, and items stand in order, as the walk over them needs. Results are appended one by one into room reserved beforehand; the list's length is
  * advanced at the end, so a refusal appends nothing. */
 #include "blockhash.h"
 
@@ -129,28 +130,39 @@ static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *
 }
 
 int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *x) {
-    int64_t idents = x->n_items ? x->items[3 * x->n_items - 1] : 0;
-    return n_blocks * (9 + 9 * (int64_t)block_size + 9 + x->lora_len + idents + 9 * x->n_items + 34) + x->salt_len;
+    int64_t idents = x->n_items ? x->items[3 * x->n_items - 1] : 0, bytes;
+    int64_t each = 9 + 9 * (int64_t)block_size + 9 + x->lora_len + idents + 9 * x->n_items + 34;
+    if (n_blocks < 0 || block_size < 1 || __builtin_mul_overflow(n_blocks, each, &bytes) ||
+        __builtin_add_overflow(bytes, x->salt_len, &bytes))
+        return SHMS_BOOKS_ARGUMENT;
+    return bytes;
 }
 
 static const uint8_t *embed_of(const shms_blockhash_extras *x, int64_t i) { return i < x->n_embeds ? x->embeds + 32 * i : NULL; }
 
-static int refuses(int64_t first, int64_t n_blocks, int32_t block_size, int32_t token_bytes) {
-    return first < 0 || n_blocks < 0 || block_size < 1 || (token_bytes != 4 && token_bytes != 8);
+static int refuses(int64_t first, int64_t n_blocks, int32_t block_size, int32_t token_bytes, const shms_blockhash_extras *x) {
+    if (first < 0 || n_blocks < 0 || block_size < 1 || (token_bytes != 4 && token_bytes != 8)) return 1;
+    if (n_blocks > INT64_MAX / block_size - first) return 1;
+    for (int64_t i = 0, before = 0; i < x->n_items; before = x->items[3 * i++]) {
+        int64_t offset = x->items[3 * i], length = x->items[3 * i + 1];
+        if (offset < before || length < 0 || length > INT64_MAX - offset) return 1;
+    }
+    return 0;
 }
 
 int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks, int32_t block_size,
                           const void *tokens, int32_t token_bytes, const shms_blockhash_extras *x) {
     uint8_t small[1024], *message = small, seed[32];
-    if (refuses(first, n_blocks, block_size, token_bytes)) return SHMS_BOOKS_ARGUMENT;
+    if (refuses(first, n_blocks, block_size, token_bytes, x)) return SHMS_BOOKS_ARGUMENT;
     if (shms_blockhash_ready()) return SHMS_BOOKS_NOLIB;
     if (n_blocks == 0) return 0;
     if (out->width && out->width != 32) return SHMS_BOOKS_WIDTH;
+    int64_t bound = shms_blockhash_bound(1, block_size, x), skip = 0;
+    if (bound < 0 || bound > INT64_MAX - 35) return SHMS_BOOKS_ARGUMENT;
     parent = memcpy(seed, parent, sizeof seed); /* it may stand in `out`, which is about to move */
     int rc = shms_hashlist_reserve(out, n_blocks);
     if (rc) return rc;
-    int64_t bound = 35 + shms_blockhash_bound(1, block_size, x), skip = 0;
-    if (bound > (int64_t)sizeof small && !(message = malloc((size_t)bound))) return SHMS_BOOKS_MEMORY;
+    if (35 + bound > (int64_t)sizeof small && !(message = malloc((size_t)(35 + bound)))) return SHMS_BOOKS_MEMORY;
     message[0] = 0x83;
     message[1] = 0x58;
     message[2] = 0x20;
@@ -170,8 +182,9 @@ int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t fir
 
 int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks, int32_t block_size,
                               const void *tokens, int32_t token_bytes, const shms_blockhash_extras *x) {
-    if (refuses(first, n_blocks, block_size, token_bytes)) return SHMS_BOOKS_ARGUMENT;
-    if (shms_blockhash_bound(n_blocks, block_size, x) > room) return SHMS_BOOKS_FULL;
+    if (refuses(first, n_blocks, block_size, token_bytes, x)) return SHMS_BOOKS_ARGUMENT;
+    int64_t bound = shms_blockhash_bound(n_blocks, block_size, x);
+    if (bound < 0 || bound > room) return bound < 0 ? SHMS_BOOKS_ARGUMENT : SHMS_BOOKS_FULL;
     uint8_t *p = out;
     int64_t skip = 0;
     for (int64_t i = 0; i < n_blocks; i++) {

@@ -14,7 +14,7 @@
  * shms_blockhash_bodies gives what stands behind the parent in each message, and the caller hashes by itself.
  *
  * Caveats: identifiers, LoRA name and salt come as ready CBOR (this file encodes numbers only). Items are in order of
- * offset. Nothing here is kept between calls. */
+ * offset, neither offset nor length is negative and their sum fits (else ARGUMENT). Nothing here is kept between calls. */
 #ifndef SHMS_BLOCKHASH_H
 #define SHMS_BLOCKHASH_H
 #include <stddef.h>
@@ -42,6 +42,6 @@ int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t
 /* writes the messages without array header and parent, one after the other, the end of each into ends; gives the bytes
  * used. FULL: more than `room`, ask shms_blockhash_bound. */
 int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *extras);
-/* bytes that always suffice for n_blocks bodies */
+/* bytes that always suffice for n_blocks bodies; ARGUMENT: no int64 holds that many */
 /* cdef: end */
 #endif

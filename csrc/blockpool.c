@@ -307,7 +307,7 @@ int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const s
                        int64_t factor, int32_t group) {
     if (n <= 0) return n < 0 ? SHMS_BOOKS_ARGUMENT : 0;
     if (first < 0 || factor < 1) return SHMS_BOOKS_ARGUMENT;
-    if ((first + n) * factor > hashes->n) return SHMS_BOOKS_NOHASH;
+    if (n > hashes->n / factor - first) return SHMS_BOOKS_NOHASH; /* (first + n) * factor > hashes->n, which may not fit */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         if (outside(pool, id)) return SHMS_BOOKS_RANGE;

@@ -1,7 +1,7 @@
 /* hashlist.c: why the list is what its header says.
  *
  * 1. data holds cap slots of 32 bytes, of which the first n are in use, and 0 <= n <= cap. Only reserve changes cap,
- *    and it does so after realloc has succeeded, so a refusal leaves list and contents alone.
+ *    and it does so after realloc has succeeded, so a refusal leaves list and contents alone. n * 32 fits an int64.
  * 2. Every slot in use is zero beyond `width`: append writes all 32 bytes. Hence equal hashes of equal width are
  *    equal in all 32 bytes, and the pool may compare words.
  * 3. The width is fixed by the first append and checked by all later ones before a byte is written. */
@@ -22,6 +22,7 @@ int32_t shms_hashlist_width(const shms_hashlist *list) { return list->width; }
 const uint8_t *shms_hashlist_data(const shms_hashlist *list) { return list->data; }
 
 int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
+    if (more > INT64_MAX / SHMS_HASH_BYTES - list->n) return SHMS_BOOKS_MEMORY;
     int64_t want = list->n + more;
     if (want <= list->cap) return 0;
     if (want < list->cap * 2) want = list->cap * 2; /* doubling: appending one at a time stays linear */

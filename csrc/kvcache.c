@@ -14,6 +14,10 @@
  * cannot hand them out in the same call; those of them that were free are counted as needed, so that afterwards at
  * least the rest is still there.
  *
+ * Numbers: what a caller counts in tokens is below LIMIT = 2^60, so that any three of them can be added; a block size
+ * is an int32, and so is the number of blocks in a table. A need of more blocks than that is written as one more than fits
+ * (TOO_MANY), which no pool has; so products of blocks and block sizes stay below 2^62, and the sum over all groups does.
+ *
  * Look-ups with several groups (the pool's key has the group in it): "full" groups are asked from the left, all of them
  * for each position; then the others within what that gave. Both types answer in lengths that are multiples of the
  * alignment, so cutting the full groups to the others' length keeps both whole.
@@ -29,6 +33,8 @@
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t cdiv(int64_t a, int64_t b) { return a <= 0 ? 0 : (a - 1) / b + 1; }
+
+static const int64_t LIMIT = (int64_t)1 << 60, TOO_MANY = (int64_t)INT32_MAX + 1;
 
 static int ids_reserve(shms_kv_ids *a, int64_t n) {
     if (n <= a->cap) return 0;
@@ -57,7 +63,7 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len, int flags) {
     if (n_groups < 1 || hash_block_size < 1 || alignment < 1 || max_model_len < 1) return NULL;
     for (int32_t g = 0; g < n_groups; g++)
-        if (block_sizes[g] < 1 || params[g] < 0 || kinds[g] < SHMS_KV_FULL || kinds[g] > SHMS_KV_CROSS) return NULL;
+        if (block_sizes[g] < 1 || params[g] < (kinds[g] == SHMS_KV_CHUNK) || kinds[g] < SHMS_KV_FULL || kinds[g] > SHMS_KV_CROSS) return NULL;
     shms_kvcache *kv = calloc(1, sizeof *kv);
     if (!kv) return NULL;
     size_t n = (size_t)n_groups;
@@ -193,15 +199,17 @@ static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const i
     return 0;
 }
 
-/* Blocks (of the type's own size) of the longest prefix of at most max_tokens, left in scratch. */
+/* Blocks (of the type's own size) of the longest prefix of at most max_tokens, left in scratch; MEMORY. */
 static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t max_tokens) {
     const shms_kv_group *g = kv->groups + which[0];
-    int64_t end = min64(max_tokens / g->size, hashes->n / g->factor), from, len;
+    int64_t end = min64(max_tokens / g->size, hashes->n / g->factor), from = 0, len, rc;
+    if (g->kind == SHMS_KV_CHUNK) from = max_tokens / g->param * g->param / g->size; /* all of it lies in chunks that are over */
+    for (int32_t j = 0; j < n; j++)
+        if ((rc = ids_reserve(kv->scratch + which[j], max64(from, end)))) return rc;
     switch (g->kind) {
     case SHMS_KV_WINDOW: return find_window(kv, hashes, which, n, end);
     case SHMS_KV_MAMBA: return find_mamba(kv, hashes, which, n, end);
     case SHMS_KV_CHUNK:
-        from = max_tokens / g->param * g->param / g->size; /* all of it lies in chunks that are over */
         put_null(kv, which, n, 0, from);
         return from < end ? find_left(kv, hashes, which, n, from, end) : from;
     default:
@@ -213,14 +221,19 @@ static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const in
 }
 
 int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t max_tokens) {
-    int64_t tokens = max64(0, max_tokens), rc;
+    int64_t tokens = max64(0, max_tokens), rc, total = 0;
     kv->n_out = 0;
     memset(kv->counts, 0, (size_t)kv->n_groups * sizeof *kv->counts);
+    if (max_tokens < -1 || max_tokens >= LIMIT) return SHMS_BOOKS_ARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++)
-        if ((rc = ids_reserve(kv->scratch + g, tokens / kv->groups[g].size))) return rc;
-    if (kv->n_full) tokens = find_type(kv, hashes, kv->full, kv->n_full, tokens) * kv->groups[kv->full[0]].size;
-    if (kv->n_other) tokens = find_type(kv, hashes, kv->other, kv->n_other, tokens) * kv->groups[kv->other[0]].size;
-    int64_t total = 0;
+        if (tokens / kv->groups[g].size >= TOO_MANY) return SHMS_BOOKS_ARGUMENT;
+    for (int type = 0; type < 2; type++) {
+        const int32_t *which = type ? kv->other : kv->full, n = type ? kv->n_other : kv->n_full;
+        if (!n) continue;
+        int64_t blocks = find_type(kv, hashes, which, n, tokens);
+        if (blocks < 0) return blocks;
+        tokens = blocks * kv->groups[which[0]].size;
+    }
     for (int32_t g = 0; g < kv->n_groups; g++) total += tokens / kv->groups[g].size;
     if ((rc = ids_reserve(&kv->out, total))) return rc;
     for (int32_t g = 0; g < kv->n_groups; g++) {
@@ -253,8 +266,8 @@ static void skip_passed(shms_kvcache *kv, shms_kv_table *t, const shms_kv_group 
 
 /* How many blocks a table of this group must have for so many tokens. */
 static int64_t blocks_for(const shms_kv_group *g, int64_t tokens, int64_t n_encoder) {
-    if (g->kind == SHMS_KV_CROSS) return cdiv(n_encoder, g->size);
-    return cdiv(tokens + (g->kind == SHMS_KV_MAMBA ? g->param * g->size : 0), g->size);
+    int64_t n = cdiv(g->kind == SHMS_KV_CROSS ? n_encoder : tokens, g->size);
+    return min64(TOO_MANY, g->kind == SHMS_KV_MAMBA ? n + min64(g->param, TOO_MANY) : n);
 }
 
 /* May blocks [cached, end) of a table be given their keys? */
@@ -283,8 +296,9 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
                               int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
                               const shms_hashlist *hashes, const void *given, const int32_t *counts) {
     int is_new = handle < 0, rc;
-    if (n_new < 1 || lookahead < 0 || seen < 0 || computed < seen || n_encoder < 0 || (n_new | lookahead | computed | n_encoder) >> 60 || (!is_new && handle_bad(kv, handle)))
-        return SHMS_BOOKS_ARGUMENT;
+    /* or-ed, so that one comparison each finds a negative and a large one */
+    int64_t all = n_new | lookahead | seen | computed | n_encoder | n_tokens;
+    if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && handle_bad(kv, handle))) return SHMS_BOOKS_ARGUMENT;
     int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
     int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
     shms_kv_table *tables = is_new ? NULL : tables_of(kv, handle);
@@ -355,17 +369,17 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
 }
 
 int64_t shms_kvcache_quiet(const shms_kvcache *kv, int64_t handle) {
-    int64_t limit = INT64_MAX;
+    int64_t limit = LIMIT - 1; /* a sum that is larger has a part that allocate refuses */
     if (handle_bad(kv, handle)) return 0;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_group *gr = kv->groups + g;
         const shms_kv_table *t = tables_of(kv, handle) + g;
-        int64_t size = gr->size, next = (t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
+        int64_t size = gr->size, next = ((int64_t)t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
         if (gr->kind == SHMS_KV_CROSS) return 0; /* its need comes with each call */
-        limit = min64(limit, (t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
-        if (kv->caching) limit = min64(limit, (t->cached + 1) * size - 1);
+        limit = min64(limit, max64(0, t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
+        if (kv->caching) limit = min64(limit, ((int64_t)t->cached + 1) * size - 1);
         /* `seen` is below the sum that is compared, as at least one token is new */
-        if (gr->kind == SHMS_KV_WINDOW) limit = min64(limit, next + gr->param - 1);
+        if (gr->kind == SHMS_KV_WINDOW) limit = min64(limit, next + min64(gr->param, LIMIT) - 1);
         if (gr->kind == SHMS_KV_CHUNK) limit = min64(limit, cdiv(next, gr->param) * gr->param);
     }
     return max64(limit, 0);

@@ -30,11 +30,12 @@ enum { SHMS_KV_CACHING = 1, SHMS_KV_EAGLE = 2 };
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len, int flags);
 /* an empty manager over a pool that it borrows; params: window, chunk, or number of speculative blocks of each group.
- * The caller owns it. NULL: no memory, or a number below 1. */
+ * The caller owns it. NULL: no memory, or a number below 1 (of windows and speculative blocks: below 0). */
 void shms_kvcache_free(shms_kvcache *kv); /* gives it back; the blocks of its tables stay as the pool has them */
 
 int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t max_tokens);
-/* tokens of the longest cached prefix of at most max_tokens; its blocks are shms_kvcache_ids. Changes nothing. */
+/* tokens of the longest cached prefix of at most max_tokens (-1, what an empty request has left to find: as 0); its
+ * blocks are shms_kvcache_ids. Changes nothing. MEMORY; ARGUMENT: below -1, above 2^60 - 1, or more blocks than a table can have. */
 
 int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, int64_t computed, int64_t n_new,
                               int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
@@ -42,7 +43,8 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
 /* makes room for n_new tokens behind `computed`, of which `seen` stood in the request's own count; handle -1: a new request, with computed blocks
  * `ids` (int32), counts[g] of them for group g (counts NULL: none). Gives the handle; the new blocks are
  * shms_kvcache_ids, shms_kvcache_quiet says how long the next calls have nothing to do. FULL: too few blocks are free;
- * blocks that the window has passed are given back even then. COMPUTED, NOHASH, KEYED, RANGE, MEMORY, ARGUMENT. */
+ * blocks that the window has passed are given back even then. COMPUTED, NOHASH, KEYED, RANGE, MEMORY, ARGUMENT (each
+ * number of tokens is 0 .. 2^60 - 1, and computed at least seen). */
 
 int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *hashes, int64_t n_tokens);
 /* gives the blocks of the first n_tokens their keys: NOHASH, KEYED, SHORT */

@@ -16,6 +16,8 @@ from shmstore.bindings._shmstore import ffi, lib
 
 HASH_BYTES: Final = 32
 FULL: Final[int] = lib.SHMS_BOOKS_FULL
+ARGUMENT: Final[int] = lib.SHMS_BOOKS_ARGUMENT
+COMPUTED: Final[int] = lib.SHMS_BOOKS_COMPUTED
 KINDS: Final[dict[str, int]] = {
     "full": lib.SHMS_KV_FULL,
     "window": lib.SHMS_KV_WINDOW,
@@ -55,6 +57,11 @@ def unpack_ids(ids: bytes) -> list[int]:
     return memoryview(ids).cast("i").tolist()
 
 
+def exact_bytes(value: Any) -> bytes:
+    """Return the bytes of a buffer, as many as it really has whatever its ``len`` says; TypeError for no buffer."""
+    return value if type(value) is bytes else memoryview(value).tobytes()
+
+
 class BlockHashes(Sequence[bytes]):
     """The hashes of a request's full blocks: a list of bytes that lives in C and is extended in place.
 
@@ -71,6 +78,11 @@ class BlockHashes(Sequence[bytes]):
             raise MemoryError("no memory for a list of block hashes")
         if hashes:
             self.extend(hashes)
+
+    @classmethod
+    def of(cls, hashes: Sequence[bytes]) -> BlockHashes:
+        """Return `hashes` where it is such a list, else one made of it."""
+        return hashes if type(hashes) is cls else cls(hashes)
 
     def __len__(self) -> int:
         n: int = lib.shms_hashlist_len(self._c)
@@ -112,7 +124,8 @@ class BlockHashes(Sequence[bytes]):
 
     def append(self, block_hash: bytes) -> None:
         """Append one hash; ValueError where its length is not 1 to 32 or not that of the others."""
-        rc = lib.shms_hashlist_append(self._c, bytes(block_hash), 1, len(block_hash))
+        raw = exact_bytes(block_hash)
+        rc = lib.shms_hashlist_append(self._c, raw, 1, len(raw))
         if rc:
             raise refusal(rc)
 
@@ -121,7 +134,7 @@ class BlockHashes(Sequence[bytes]):
         if isinstance(hashes, BlockHashes):
             rc = lib.shms_hashlist_join(self._c, hashes._c)
         else:
-            items = hashes if isinstance(hashes, list | tuple) else list(hashes)
+            items = [item if type(item) is bytes else exact_bytes(item) for item in hashes]
             if not items:
                 return
             width = len(items[0])
@@ -169,11 +182,6 @@ def _split_long(raw: bytes) -> list[bytes]:
     whole = len(raw) // _SPLIT_256.size * _SPLIT_256.size
     parts = [part for chunk in _SPLIT_256.iter_unpack(memoryview(raw)[:whole]) for part in chunk]
     return parts + [raw[i : i + HASH_BYTES] for i in range(whole, len(raw), HASH_BYTES)]
-
-
-def _hashes(hashes: Sequence[bytes]) -> Any:
-    """The C list behind `hashes`, or one made for this call; whoever holds the result keeps it alive."""
-    return hashes._c if type(hashes) is BlockHashes else BlockHashes(hashes)._c
 
 
 # ---- hashing ----
@@ -240,6 +248,8 @@ def sha256_chain(
     """
     out = BlockHashes()
     raw, width = _token_bytes(tokens)
+    if len(parent) != HASH_BYTES:  # that many are copied
+        raise refusal(lib.SHMS_BOOKS_WIDTH)
     rc = lib.shms_blockhash_extend(
         out._c, parent, first, len(tokens) // block_size, block_size, raw, width, extras._with_embeds(embeds)
     )
@@ -333,12 +343,13 @@ class Pool:
 
     def find(self, block_hash: bytes, group: int) -> int:
         """Return the block that got this key first, or 0."""
-        n: int = lib.shms_blockpool_find(self._c, block_hash, len(block_hash), group)
+        raw = exact_bytes(block_hash)
+        n: int = lib.shms_blockpool_find(self._c, raw, len(raw), group)
         return n
 
-    def key(self, ids: bytes, hashes: Sequence[bytes], first: int, factor: int, group: int) -> None:
+    def key(self, ids: bytes, hashes: BlockHashes, first: int, factor: int, group: int) -> None:
         """Give blocks `ids`, which are blocks `first`, `first` + 1, … of a request, their keys."""
-        rc = lib.shms_blockpool_key(self._c, ids, len(ids) // 4, _hashes(hashes), first, factor, group)
+        rc = lib.shms_blockpool_key(self._c, ids, len(ids) // 4, hashes._c, first, factor, group)
         if rc:
             raise refusal(rc)
 
@@ -449,11 +460,12 @@ class Tables:
             raise MemoryError("no memory for block tables")
         self.n_groups = len(groups)
 
-    def find(self, hashes: Sequence[bytes], max_tokens: int) -> int:
+    def find(self, hashes: BlockHashes, max_tokens: int) -> int:
         """Return the tokens of the longest cached prefix, or a negative code."""
-        n: int = lib.shms_kvcache_find(
-            self._c, hashes._c if type(hashes) is BlockHashes else BlockHashes(hashes)._c, max_tokens
-        )
+        try:
+            n: int = lib.shms_kvcache_find(self._c, hashes._c, max_tokens)
+        except OverflowError:  # no int64
+            return ARGUMENT
         return n
 
     def allocate(
@@ -466,30 +478,33 @@ class Tables:
         n_tokens: int,
         n_encoder: int,
         delay: bool,
-        hashes: Sequence[bytes],
+        hashes: BlockHashes,
         ids: bytes,
         counts: tuple[int, ...] | None,
     ) -> int:
         """Make room for new tokens; return the handle, or a negative code (FULL: too few free blocks)."""
-        got: int = lib.shms_kvcache_allocate(
-            self._c,
-            handle,
-            seen,
-            computed,
-            n_new,
-            lookahead,
-            n_tokens,
-            n_encoder,
-            delay,
-            hashes._c if type(hashes) is BlockHashes else BlockHashes(hashes)._c,
-            ids,
-            ffi.NULL if counts is None else counts,
-        )
+        try:
+            got: int = lib.shms_kvcache_allocate(
+                self._c,
+                handle,
+                seen,
+                computed,
+                n_new,
+                lookahead,
+                n_tokens,
+                n_encoder,
+                delay,
+                hashes._c,
+                ids,
+                ffi.NULL if counts is None else counts,
+            )
+        except OverflowError:  # no int64
+            return ARGUMENT
         return got
 
-    def cache(self, handle: int, hashes: Sequence[bytes], n_tokens: int) -> int:
+    def cache(self, handle: int, hashes: BlockHashes, n_tokens: int) -> int:
         """Give the blocks of the first `n_tokens` their keys; return 0 or a negative code."""
-        rc: int = lib.shms_kvcache_cache(self._c, handle, _hashes(hashes), n_tokens)
+        rc: int = lib.shms_kvcache_cache(self._c, handle, hashes._c, n_tokens)
         return rc
 
     def release(self, handle: int) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from shmstore.bindings import scheduler as books
-from shmstore.bindings.scheduler import NO_EXTRAS, HashExtras
+from shmstore.bindings.scheduler import NO_EXTRAS, HashExtras, exact_bytes
+from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
 
 __all__ = ["BlockHasher", "encode_cbor"]
 
@@ -73,7 +74,7 @@ class BlockHasher:
     embeddings. Processes and hosts with the same block size, algorithm and seed agree.
 
     `algorithm`: "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). ValueError for
-    another one and for a `block_size` below 1.
+    another one and for a `block_size` below 1 or beyond an int32.
 
     `library`: "auto" takes the system's libcrypto for SHA-256 if there is one, one C call for all blocks of a request;
     "hashlib" writes the messages in C and hashes them in Python. Both give the same hashes.
@@ -82,8 +83,7 @@ class BlockHasher:
     def __init__(
         self, block_size: int, algorithm: str = "sha256_cbor", seed: str = "0", *, library: str = "auto"
     ) -> None:
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1, not {block_size}")
+        check_range("block_size", block_size, 1, INT32_LIMIT)
         if library not in ("auto", "hashlib"):
             raise ValueError(f'library must be "auto" or "hashlib", not {library!r}')
         if algorithm == "sha256_cbor":
@@ -99,13 +99,16 @@ class BlockHasher:
         self._in_c = algorithm == "sha256_cbor" and library == "auto" and books.sha256_ready()
 
     def __call__(self, request: Any) -> Sequence[bytes]:
-        """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; changes nothing."""
+        """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; changes nothing.
+
+        ValueError for items that are out of order (a key names them by position), and for negative offsets and lengths.
+        """
         known = request.block_hashes
         first, size = len(known), self.block_size
         n = request.num_tokens // size - first
         if n <= 0:
             return []
-        parent = known[first - 1] if first else self.seed_hash
+        parent = exact_bytes(known[first - 1]) if first else self.seed_hash
         tokens = request.all_token_ids[first * size : (first + n) * size]
         extras = self._extras_of(request, first * size, (first + n) * size)
         embeds = self._embed_digests(getattr(request, "prompt_embeds", None), first, n)
@@ -120,6 +123,7 @@ class BlockHasher:
         features = getattr(request, "mm_features", ())
         if not features and lora is None and salt is None and getattr(request, "prompt_embeds", None) is None:
             return NO_EXTRAS  # shared: embeddings may not be put into it
+        check_placeholders(features)
         places = ((feature, feature.mm_position.offset, feature.mm_position.length) for feature in features)
         items = [(at, n, encode_cbor(feature.identifier)) for feature, at, n in places if at < stop and at + n > start]
         return HashExtras(b"" if lora is None else encode_cbor(lora), b"" if salt is None else encode_cbor(salt), items)

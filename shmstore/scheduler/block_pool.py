@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings.scheduler import FREE_ORDERS, HASH_BYTES, BlockHashes, Pool, pack_ids, split_hashes, unpack_ids
+from shmstore.scheduler.checks import INT32_LIMIT, check_range
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, ids_of
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
@@ -46,7 +47,8 @@ class BlockPool:
 
     Block 0 is the null block: a placeholder that is never handed out, freed or counted. `hash_block_size`: tokens per
     block hash (default: the block size of each call). `events`: keep KV events for :meth:`take_events`;
-    `int_event_hashes`: with hashes as integers. `metrics`: told of blocks handed out, accessed and evicted.
+    `int_event_hashes`: with hashes as integers. `metrics`: told of blocks handed out, accessed and evicted, when all
+    else is done; what it raises is logged and goes no further.
     `free_order`: where freed blocks without a hash go: "uncached_first" to the head of the queue (they are worth
     nothing), "tail" behind the others.
 
@@ -113,7 +115,10 @@ class BlockPool:
 
     def get_cached_block(self, block_hash: bytes, group_ids: Sequence[int]) -> list[KVCacheBlock] | None:
         """Return for each group the block that got this key first and still has it; None if one misses."""
-        found = [self.books.find(block_hash, group) for group in group_ids]
+        found: list[int] = []
+        for group in group_ids:
+            check_range("group_id", group, 0, INT32_LIMIT)
+            found.append(self.books.find(block_hash, group))
         return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
 
     def get_new_blocks(self, n: int) -> BlockSequence:
@@ -123,20 +128,22 @@ class BlockPool:
         if n > self.books.n_free:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
         ids = self.books.get(n)
-        if self.watched:
-            self.note_allocated(ids)
+        if self.events_enabled:
+            self.note_removed()
+        if self.metrics is not None:
+            self.tell_metrics(b"", unpack_ids(ids), ids)
         return BlockSequence(self, ids)
 
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
         """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
-        ids = b"".join(ids_of(blocks) for blocks in groups)
+        ids = b"".join(ids_of(blocks, self) for blocks in groups)
         self.books.touch(ids)
         if self.metrics is not None:
-            self.note_accessed(ids)
+            self.tell_metrics(ids, (), b"")
 
     def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
         """Take a reference from each block, then let those without one join the queue, in this order."""
-        self.books.put(ids_of(ordered))
+        self.books.put(ids_of(ordered, self))
 
     # ---- contents ----
 
@@ -152,26 +159,29 @@ class BlockPool:
         """Give blocks num_cached … num_full-1 of a request the keys that its block hashes say.
 
         Null blocks may lead the range and get none. ValueError for a null block behind another one, for a block that
-        has a key, for fewer blocks or hashes than `num_full` needs, with caching off.
+        has a key, for fewer blocks or hashes than `num_full` needs, for negative numbers, with caching off.
         """
         if not self.enable_caching:
             raise ValueError("the pool was made with enable_caching=False: it keeps no contents")
-        if num_cached < 0 or num_full > len(blocks):
+        if num_cached < 0 or num_full < 0 or max(num_cached, num_full) > len(blocks):
             raise ValueError(f"blocks {num_cached} to {num_full} of {len(blocks)}")
+        check_range("block_size", block_size, 1, INT32_LIMIT)
+        check_range("group_id", group_id, 0, INT32_LIMIT)
         factor, rest = divmod(block_size, self.hash_block_size or block_size)
         if rest or not factor:
             raise ValueError(f"block_size {block_size} is not a multiple of the hash block size {self.hash_block_size}")
-        ids = ids_of(blocks[num_cached:num_full])
+        ids = ids_of(blocks[num_cached:num_full], self)
         numbers = unpack_ids(ids)
         lead = next((i for i, block_id in enumerate(numbers) if block_id), len(numbers))
         if not all(numbers[lead:]):
             raise ValueError("null blocks can only lead the blocks to be cached")
         if lead == len(numbers):
             return
-        hashes = request.block_hashes
+        hashes = BlockHashes.of(request.block_hashes)
+        source = self.source_of(request) if self.events_enabled else None
         self.books.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
-        if self.events_enabled:
-            self.note_stored(request, hashes, num_cached + lead, num_full, block_size, factor, group_id)
+        if source is not None:
+            self.note_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
 
     def evict_blocks(self, ids: Iterable[int]) -> None:
         """Drop the keys of these blocks, in this order; users keep the blocks. ValueError for an id outside 1 … n-1."""
@@ -179,80 +189,97 @@ class BlockPool:
         unkeyed = set(self.books.unkeyed(packed)) if self.metrics is not None else set()
         self.books.evict(packed)
         if self.events_enabled:
-            self._take_removed()
+            self.note_removed()
         if self.metrics is not None:
-            self._note_evicted([block_id for block_id in dict.fromkeys(unpack_ids(packed)) if block_id not in unkeyed])
+            gone = [block_id for block_id in dict.fromkeys(unpack_ids(packed)) if block_id not in unkeyed]
+            self.tell_metrics(b"", gone, b"")
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; False, with a warning, while any block is in use."""
+        if not self.forget():
+            return False
+        self.tell_reset()
+        return True
+
+    def forget(self) -> bool:
+        """Like :meth:`reset_prefix_cache`; the metrics hear of it when the caller, a manager, has done its part."""
         if not self.books.reset():
             in_use = self.num_blocks - 1 - self.books.n_free
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
             return False
-        if self.metrics is not None:
-            self.metrics.reset()
         if self.events_enabled:
             self._pending.append(AllBlocksCleared())
         return True
 
-    # ---- what others hear; called by the managers after each change ----
+    def tell_reset(self) -> None:
+        """Tell the metrics, if there are any, that all contents are gone; errors as in :meth:`tell_metrics`."""
+        if self.metrics is not None:
+            self._tell([("reset", ())])
 
-    def note_allocated(self, ids: bytes) -> None:
-        """Take in that these blocks were handed out, and the keys that went with it."""
-        if self.events_enabled:
-            self._take_removed()
-        metrics = self.metrics
-        if metrics is None:
-            return
-        numbers = unpack_ids(ids)
-        self._note_evicted(numbers)
-        if isinstance(metrics, KVCacheMetricsCollector):
-            metrics.on_ids_allocated(numbers)
-        else:
-            for block_id in numbers:
-                metrics.on_block_allocated(KVCacheBlock(self, block_id))
+    # ---- what others hear; called by the managers after each change, the metrics last ----
 
-    def note_accessed(self, ids: bytes) -> None:
-        """Tell the metrics that these blocks were found and taken."""
-        metrics, numbers = self.metrics, [block_id for block_id in unpack_ids(ids) if block_id]
-        if isinstance(metrics, KVCacheMetricsCollector):
-            metrics.on_ids_accessed(numbers)
-        elif metrics is not None:
-            for block_id in numbers:
-                metrics.on_block_accessed(KVCacheBlock(self, block_id))
-
-    def _note_evicted(self, numbers: list[int]) -> None:
-        metrics = self.metrics
-        if isinstance(metrics, KVCacheMetricsCollector):
-            metrics.on_ids_evicted(numbers)
-        elif metrics is not None:
-            for block_id in numbers:
-                metrics.on_block_evicted(KVCacheBlock(self, block_id))
-
-    def note_stored(
-        self, request: Any, hashes: Sequence[bytes], first: int, end: int, block_size: int, factor: int, group_id: int
-    ) -> None:
-        """Take in that blocks first … end-1 of a request got their keys."""
-        chain = hashes if isinstance(hashes, BlockHashes) else BlockHashes(hashes)
-        parent = chain.raw(first * factor - 1, first * factor) if first else b""
-        tokens = request.all_token_ids[first * block_size : end * block_size]
-        self._pending.append(
-            _Stored(
-                chain.raw(first * factor, end * factor),
-                parent,
-                chain.width,
-                factor,
-                tokens if isinstance(tokens, list) else list(tokens),
-                block_size,
-                getattr(request, "lora_id", None),
-                group_id,
-            )
-        )
-
-    def _take_removed(self) -> None:
+    def note_removed(self) -> None:
+        """Take in which keys the last change dropped; before what it stored, and only with events on."""
         records = self.books.take_log()
         if records:
             self._pending.append(records)
+
+    def tell_metrics(self, accessed: bytes, evicted: Iterable[int], allocated: bytes) -> None:
+        """Tell the metrics, if there are any, of blocks found and taken, losing their contents, and handed out.
+
+        Comes last in every change: the collector may ask the pool and its manager anything. What it raises is logged,
+        once a call, and goes no further; the other blocks are told all the same.
+        """
+        metrics = self.metrics
+        if metrics is None:
+            return
+        found, handed_out = [block_id for block_id in unpack_ids(accessed) if block_id], unpack_ids(allocated)
+        heard = (("accessed", found), ("evicted", evicted), ("allocated", handed_out))
+        if isinstance(metrics, KVCacheMetricsCollector):
+            self._tell((f"on_ids_{what}", (ids,)) for what, ids in heard)
+        else:
+            self._tell((f"on_block_{what}", (KVCacheBlock(self, i),)) for what, ids in heard for i in ids)
+
+    def _tell(self, calls: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+        failed = False
+        for name, about in calls:
+            try:
+                getattr(self.metrics, name)(*about)
+            except Exception:
+                if not failed:
+                    logger.exception("The metrics collector failed; the books are complete, its figures may not be")
+                failed = True
+
+    @staticmethod
+    def source_of(request: Any) -> tuple[Sequence[int], int | None]:
+        """Return what an event tells of a request; asked for before a change, as a request of one's own may raise."""
+        return request.all_token_ids, getattr(request, "lora_id", None)
+
+    def note_stored(
+        self,
+        source: tuple[Sequence[int], int | None],
+        hashes: BlockHashes,
+        first: int,
+        end: int,
+        block_size: int,
+        factor: int,
+        group_id: int,
+    ) -> None:
+        """Take in that blocks first … end-1 of a request (:meth:`source_of`) got their keys."""
+        parent = hashes.raw(first * factor - 1, first * factor) if first else b""
+        tokens = source[0][first * block_size : end * block_size]
+        self._pending.append(
+            _Stored(
+                hashes.raw(first * factor, end * factor),
+                parent,
+                hashes.width,
+                factor,
+                tokens if isinstance(tokens, list) else list(tokens),
+                block_size,
+                source[1],
+                group_id,
+            )
+        )
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return the events since the last call, oldest first."""

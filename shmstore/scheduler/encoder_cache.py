@@ -20,10 +20,22 @@ def _item(request: Any, i: int) -> Any:
 
 
 def _hash_and_size(request: Any, i: int) -> tuple[str, int]:
-    """Content hash and embeddings of item i."""
+    """Content hash and embeddings of item i; ValueError where they are negative."""
     item = _item(request, i)
     size = item.mm_position.get_num_embeds
-    return item.identifier, size() if callable(size) else size
+    return item.identifier, _checked(i, size() if callable(size) else size, "embeddings")
+
+
+def _encoder_tokens(request: Any, i: int) -> int:
+    """Encoder tokens of item i; ValueError where they are negative."""
+    _item(request, i)
+    return _checked(i, request.get_num_encoder_tokens(i), "encoder tokens")
+
+
+def _checked(i: int, size: int, unit: str) -> int:
+    if size < 0:
+        raise ValueError(f"item {i} cannot have {size} {unit}")
+    return size
 
 
 def _full(what: str, size: int, room: int, unit: str) -> StoreFullError:
@@ -205,15 +217,13 @@ class RequestEncoderCacheManager:
 
     def can_allocate(self, request: Any, i: int) -> bool:
         """Return whether item i fits; pure."""
-        _item(request, i)
-        return bool(request.get_num_encoder_tokens(i) <= self.num_free_slots)
+        return _encoder_tokens(request, i) <= self.num_free_slots
 
     def allocate(self, request: Any, i: int) -> None:
         """Take the space for item i; nothing where the request holds it. StoreFullError where it does not fit."""
-        _item(request, i)
+        size = _encoder_tokens(request, i)
         if self.has_cache(request, i):
             return
-        size = request.get_num_encoder_tokens(i)
         if size > self.num_free_slots:
             raise _full(f"item {i} of request {request.request_id!r}", size, self.num_free_slots, "encoder tokens")
         self.num_free_slots -= size

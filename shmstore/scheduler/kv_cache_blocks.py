@@ -65,6 +65,11 @@ class BlockSequence(Sequence[KVCacheBlock]):
         """The ids as native int32."""
         return self._ids
 
+    @property
+    def pool(self) -> BlockPool:
+        """Whose blocks these are."""
+        return self._pool
+
     def __len__(self) -> int:
         return len(self._ids) // 4
 
@@ -96,9 +101,17 @@ class BlockSequence(Sequence[KVCacheBlock]):
         return f"BlockSequence({unpack_ids(self._ids)})"
 
 
-def ids_of(blocks: Iterable[Any]) -> bytes:
-    """Return the packed ids of blocks of any kind (``block_id``)."""
-    return blocks.packed_ids if isinstance(blocks, BlockSequence) else pack_ids(block.block_id for block in blocks)
+def ids_of(blocks: Iterable[Any], pool: BlockPool) -> bytes:
+    """Return the packed ids of blocks of any kind (``block_id``); ValueError for those of another pool than `pool`."""
+    if isinstance(blocks, BlockSequence):
+        ids, others = blocks.packed_ids, blocks.pool is not pool and len(blocks) > 0
+    else:
+        blocks = list(blocks)
+        ids = pack_ids(block.block_id for block in blocks)
+        others = any(getattr(block, "_pool", pool) is not pool for block in blocks)
+    if others:
+        raise ValueError("blocks of different pools do not mix: an id means nothing in another pool")
+    return ids
 
 
 class KVCacheBlocks:
@@ -111,11 +124,8 @@ class KVCacheBlocks:
 
     def __init__(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
         """Take the blocks of each group; they must be of one pool."""
-        packed = [ids_of(group) for group in blocks]
-        pools = {id(block._pool): block._pool for group in blocks for block in group[:1]}
-        if len(pools) > 1:
-            raise ValueError("the blocks belong to different pools")
-        self._pool: BlockPool | None = next(iter(pools.values()), None)
+        self._pool: BlockPool | None = next((block._pool for group in blocks for block in group[:1]), None)
+        packed = [ids_of(group, self._pool) if self._pool is not None else b"" for group in blocks]
         self._ids = b"".join(packed)
         self._counts = tuple(len(ids) // 4 for ids in packed)
 
@@ -142,6 +152,11 @@ class KVCacheBlocks:
     def counts(self) -> tuple[int, ...]:
         """How many blocks each group has."""
         return self._counts
+
+    @property
+    def pool(self) -> BlockPool | None:
+        """Whose blocks these are; None only where there are none."""
+        return self._pool
 
     def _split(self) -> list[bytes]:
         if len(self._counts) == 1:

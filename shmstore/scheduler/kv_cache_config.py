@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -20,6 +21,8 @@ __all__ = [
     "SlidingWindowSpec",
     "make_kv_cache_config",
 ]
+
+logger = logging.getLogger(__name__)
 
 _ITEM_SIZES = {
     "bfloat16": 2,
@@ -58,6 +61,15 @@ def _at_least(minimum: int, **values: int) -> None:
             raise ValueError(f"{name} must be at least {minimum}, not {value}")
 
 
+def _check_dtype(name: str, dtype: Any) -> None:
+    try:
+        size = item_size(dtype)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if size < 1:
+        raise ValueError(f"{name} must have elements of at least one byte: {dtype!r}")
+
+
 @dataclass(frozen=True)
 class KVCacheSpec:
     """What one layer keeps. Specs are values: layers with equal specs can share a group."""
@@ -84,6 +96,11 @@ class AttentionSpec(KVCacheSpec):
     """Elements per head."""
     dtype: Any
     """Of the elements: a torch or numpy dtype, or its name."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(1, num_kv_heads=self.num_kv_heads, head_size=self.head_size)
+        _check_dtype("dtype", self.dtype)
 
     @property
     def page_size_bytes(self) -> int:
@@ -152,6 +169,10 @@ class MambaSpec(KVCacheSpec):
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
         if len(self.shapes) != len(self.dtypes):
             raise ValueError(f"{len(self.shapes)} shapes and {len(self.dtypes)} dtypes")
+        if not self.shapes or any(size < 1 for shape in self.shapes for size in shape):
+            raise ValueError(f"shapes must name at least one state, none of them empty: {self.shapes}")
+        for dtype in self.dtypes:
+            _check_dtype("dtypes", dtype)
 
     @property
     def page_size_bytes(self) -> int:
@@ -222,17 +243,21 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
     `layers`: spec of each layer, in the model's order. Equal specs, and full attention that differs only in a recorded
     window, give one group. Otherwise pages are made equal by larger blocks, and the layers of one spec are dealt out
     to as few groups as hold at most g each, where g is the smallest number of layers per spec, or the largest where
-    that is below 1.25 times the smallest. ValueError without layers, for pages that cannot be made equal, and for
-    negative memory.
+    that is below 1.25 times the smallest. ValueError without layers, for pages that are empty or cannot be made equal,
+    and for negative memory. Memory for fewer than two blocks, one of which is the null block, gives the configuration
+    all the same, with a warning that says what is needed: a manager takes no pool without blocks.
     """
     if not layers:
         raise ValueError("there are no layers: nothing needs a KV cache")
     if memory_bytes < 0:
         raise ValueError(f"memory_bytes must not be negative: {memory_bytes}")
+    for name, spec in layers.items():
+        if spec.page_size_bytes < 1:
+            raise ValueError(f"layer {name!r}: page_size_bytes must be at least 1, not {spec.page_size_bytes}")
     shared = _one_spec(list(layers.values()))
     if shared is not None:
         groups = [KVCacheGroupSpec(tuple(layers), shared)]
-        return KVCacheConfig(memory_bytes // shared.page_size_bytes // len(layers), groups)
+        return _config(memory_bytes, shared.page_size_bytes, len(layers), groups)
     by_spec: dict[KVCacheSpec, list[str]] = {}
     for name, spec in _equal_pages(layers).items():
         by_spec.setdefault(spec, []).append(name)
@@ -243,4 +268,15 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
         k = -(-len(names) // g)
         groups += [KVCacheGroupSpec(tuple(names[i::k]), spec) for i in range(k)]
     page = next(iter(by_spec)).page_size_bytes
-    return KVCacheConfig(memory_bytes // page // g, groups)
+    return _config(memory_bytes, page, g, groups)
+
+
+def _config(memory_bytes: int, page: int, g: int, groups: list[KVCacheGroupSpec]) -> KVCacheConfig:
+    num_blocks = memory_bytes // page // g
+    if num_blocks < 2:
+        logger.warning(
+            "The KV cache has room for %d blocks of %d layers, %d bytes a layer: %d bytes are available and the null "
+            "block with one more needs %d bytes",
+            num_blocks, g, page, memory_bytes, 2 * page * g,
+        )  # fmt: skip
+    return KVCacheConfig(num_blocks, groups)

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import Any
 
-from shmstore.bindings.scheduler import FULL, KINDS, BlockHashes, Tables, refusal
+from shmstore.bindings.scheduler import ARGUMENT, COMPUTED, FULL, KINDS, BlockHashes, Tables, refusal, unpack_ids
 from shmstore.scheduler.block_pool import BlockPool
+from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
 from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks
 from shmstore.scheduler.kv_cache_config import (
@@ -29,16 +30,17 @@ _NO_HASHES = BlockHashes()
 
 
 def _kind_and_parameter(spec: KVCacheSpec) -> tuple[str, int]:
-    if isinstance(spec, FullAttentionSpec):
-        return "full", 0
-    if isinstance(spec, SlidingWindowSpec):
-        return "window", spec.sliding_window
-    if isinstance(spec, ChunkedLocalAttentionSpec):
-        return "chunk", spec.attention_chunk_size
-    if isinstance(spec, MambaSpec):
-        return "mamba", spec.num_speculative_blocks
-    if isinstance(spec, CrossAttentionSpec):
-        return "cross", 0
+    for cls, kind, field in (
+        (FullAttentionSpec, "full", None),
+        (SlidingWindowSpec, "window", "sliding_window"),
+        (ChunkedLocalAttentionSpec, "chunk", "attention_chunk_size"),
+        (MambaSpec, "mamba", "num_speculative_blocks"),
+        (CrossAttentionSpec, "cross", None),
+    ):
+        if isinstance(spec, cls):
+            parameter = getattr(spec, field) if field else 0
+            check_range(field or "", parameter, 0, INT64_LIMIT)
+            return kind, parameter
     raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
 
 
@@ -76,6 +78,11 @@ def _check_groups(
     return lcm(*sizes)
 
 
+def _check_numbers(**values: int) -> None:
+    for name, value in values.items():
+        check_range(name, value, 0, TOKEN_LIMIT)
+
+
 class KVCacheManager:
     """The block tables of all requests, the prefix cache, and its statistics and events.
 
@@ -83,10 +90,13 @@ class KVCacheManager:
     tokens per block hash of the requests. `use_eagle`: the draft model needs the last hit block's hidden states, so
     it is not reused. `log_stats`: keep :class:`PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context
     parallelism; the ranks share a block's tokens, so a block of a single full-attention group holds as many times
-    more, and `hash_block_size` counts them already. The rest goes to :class:`BlockPool`.
+    more, and `hash_block_size` counts them already. The rest goes to :class:`BlockPool`. `metrics_collector` is called
+    when all else is done, and may ask the manager anything; what it raises is logged and goes no further.
 
-    Nothing here touches the bytes of a block. ValueError for what cannot work together; every refusal leaves the
-    books as they were. Not for several threads at once.
+    Requests are told apart by `request_id` alone: it is unique among those that have blocks.
+
+    Nothing here touches the bytes of a block. ValueError for what cannot work together and for numbers out of range (of
+    tokens: 0 … 2**60 - 1); every refusal leaves the books as they were. Not for several threads at once.
     """
 
     def __init__(
@@ -108,20 +118,18 @@ class KVCacheManager:
         groups = config.kv_cache_groups
         if not groups:
             raise ValueError("the configuration has no groups")
-        for name, value in (
-            ("max_model_len", max_model_len),
-            ("hash_block_size", hash_block_size),
-            ("dcp_world_size", dcp_world_size),
-            ("pcp_world_size", pcp_world_size),
-        ):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, not {value}")
+        check_range("max_model_len", max_model_len, 1, INT64_LIMIT)
+        check_range("hash_block_size", hash_block_size, 1, INT32_LIMIT)
+        check_range("dcp_world_size", dcp_world_size, 1, INT32_LIMIT)
+        check_range("pcp_world_size", pcp_world_size, 1, INT32_LIMIT)
         specs = [group.kv_cache_spec for group in groups]
         kinds = [_kind_and_parameter(spec) for spec in specs]
         ranks = dcp_world_size * pcp_world_size
         if ranks > 1 and (len(specs) > 1 or not isinstance(specs[0], FullAttentionSpec)):
             raise ValueError("context parallelism works with a single group of full attention only")
         sizes = [spec.block_size * ranks for spec in specs]
+        for size in sizes:
+            check_range("block_size" if ranks == 1 else "block_size times the world sizes", size, 1, INT32_LIMIT)
         alignment = _check_groups(specs, sizes, hash_block_size, enable_caching, use_eagle)
         self.config = config
         self.max_model_len = max_model_len
@@ -166,11 +174,18 @@ class KVCacheManager:
         if not self.enable_caching or request.skip_reading_prefix_cache:
             return self.empty_kv_cache_blocks, 0
         num_tokens = request.num_tokens
-        tokens = self._tables.find(request.block_hashes, num_tokens - 1)
+        preempted = self.log_stats and request.num_preemptions > 0
+        hashes = request.block_hashes
+        if type(hashes) is not BlockHashes:
+            hashes = BlockHashes(hashes)
+        tokens = self._tables.find(hashes, num_tokens - 1)
         if tokens < 0:
+            if tokens == ARGUMENT:
+                check_range("num_tokens", num_tokens, 0, TOKEN_LIMIT)
+                raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}")
             raise refusal(tokens)
         if self.log_stats:
-            self._stats.record(num_tokens, tokens, request.num_preemptions > 0)
+            self._stats.record(num_tokens, tokens, preempted)
         if not tokens:
             return self.empty_kv_cache_blocks, 0
         return KVCacheBlocks.from_ids(self.block_pool, self._tables.ids(), self._tables.counts()), tokens
@@ -193,7 +208,8 @@ class KVCacheManager:
         :meth:`cache_blocks`. `num_encoder_tokens`: for cross attention.
 
         Blocks that a window has passed are given back, also where the answer is None. ValueError for fewer than one new
-        token, for computed blocks where the request has a table or caching is off, for missing block hashes.
+        token, for numbers out of range, for computed blocks of another manager or where the request has a table or
+        caching is off, for missing block hashes.
         """
         if num_new_tokens < 1:
             raise ValueError("num_new_tokens must be greater than 0")
@@ -201,19 +217,28 @@ class KVCacheManager:
         request_id = request.request_id
         if (
             new_computed_blocks is None
-            and num_new_computed_tokens == 0
+            and not num_new_computed_tokens
+            and not num_encoder_tokens
             and num_lookahead_tokens >= 0
+            and seen >= 0
             and seen + num_new_tokens + num_lookahead_tokens <= self._quiet.get(request_id, 0)
         ):
             return self.empty_kv_cache_blocks
         tables = self._tables
-        ids, counts = b"", None
-        if new_computed_blocks is not None and new_computed_blocks.packed_ids:
-            ids, counts = new_computed_blocks.packed_ids, new_computed_blocks.counts
+        ids, counts = b"" if new_computed_blocks is None else new_computed_blocks.packed_ids, None
+        if ids and new_computed_blocks is not None:
+            counts = new_computed_blocks.counts
             if len(counts) != self.num_groups:
                 raise ValueError(f"new_computed_blocks has {len(counts)} groups, the manager {self.num_groups}")
+            if new_computed_blocks.pool is not self.block_pool:
+                raise ValueError("new_computed_blocks belongs to another manager: its ids mean nothing here")
+            if len(ids) != 4 * (sum(counts) if len(counts) > 1 else counts[0]):
+                raise ValueError(f"new_computed_blocks has counts {counts} for {len(ids)} bytes of ids")
         caches = self.enable_caching and not delay_cache_blocks
         hashes = request.block_hashes if caches else _NO_HASHES
+        if type(hashes) is not BlockHashes:
+            hashes = BlockHashes(hashes)
+        source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
         handle = tables.allocate(
             self._handles.get(request_id, -1),
             seen,
@@ -230,16 +255,34 @@ class KVCacheManager:
         if handle < 0:
             if handle == FULL:
                 return None
+            if handle == ARGUMENT:
+                _check_numbers(
+                    num_computed_tokens=seen,
+                    num_new_computed_tokens=num_new_computed_tokens,
+                    num_new_tokens=num_new_tokens,
+                    num_lookahead_tokens=num_lookahead_tokens,
+                    num_encoder_tokens=num_encoder_tokens,
+                    num_tokens=request.num_tokens,
+                )
+                check_range(
+                    "num_computed_tokens + num_new_computed_tokens", seen + num_new_computed_tokens, 0, TOKEN_LIMIT
+                )
+            if handle == COMPUTED and request_id in self._handles:
+                raise ValueError(
+                    f"new_computed_blocks for {request_id!r}, which has blocks already: ids are unique among live "
+                    "requests, and only the first allocation of one brings computed blocks"
+                )
             raise refusal(handle)
         self._handles[request_id] = handle
         self._quiet[request_id] = tables.quiet(handle)
         new_ids = tables.ids()
+        added = self.empty_kv_cache_blocks
+        if new_ids:
+            new_counts = (len(new_ids) // 4,) if self.num_groups == 1 else tables.counts()
+            added = KVCacheBlocks.from_ids(self.block_pool, new_ids, new_counts)
         if self.block_pool.watched:
-            self._tell(request, hashes, ids, new_ids)
-        if not new_ids:
-            return self.empty_kv_cache_blocks
-        new_counts = (len(new_ids) // 4,) if self.num_groups == 1 else tables.counts()
-        return KVCacheBlocks.from_ids(self.block_pool, new_ids, new_counts)
+            self._tell(source, hashes, ids, new_ids)
+        return added
 
     def free(self, request: RequestLike) -> None:
         """Give the request's blocks back, its last ones to be reused first; nothing for an unknown request."""
@@ -251,8 +294,9 @@ class KVCacheManager:
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
         """Let others find the full blocks of the request's first tokens; nothing with caching off.
 
-        ValueError where the request has fewer blocks or hashes than that.
+        ValueError where the request has fewer blocks or hashes than that, and for a number out of range.
         """
+        check_range("num_computed_tokens", num_computed_tokens, 0, TOKEN_LIMIT)
         if not self.enable_caching:
             return
         handle = self._handles.get(request.request_id)
@@ -260,24 +304,27 @@ class KVCacheManager:
             if num_computed_tokens >= min(self._sizes):
                 raise ValueError(f"request {request.request_id!r} has no blocks to cache: allocate_slots comes first")
             return
-        hashes = request.block_hashes
+        hashes = BlockHashes.of(request.block_hashes)
+        source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
         rc = self._tables.cache(handle, hashes, num_computed_tokens)
         if rc:
             raise refusal(rc)
         self._quiet[request.request_id] = self._tables.quiet(handle)
         if self.block_pool.watched:
-            self._tell(request, hashes, b"", b"")
+            self._tell(source, hashes, b"", b"")
 
-    def _tell(self, request: Any, hashes: Sequence[bytes], found: bytes, new: bytes) -> None:
-        """Events and metrics of the last change."""
+    def _tell(
+        self, source: tuple[Sequence[int], int | None] | None, hashes: BlockHashes, found: bytes, new: bytes
+    ) -> None:
+        """Events and then metrics of the last change; with the metrics' first word its answers may be gone."""
         pool = self.block_pool
-        if found:
-            pool.note_accessed(found)
-        pool.note_allocated(new)
-        if pool.events_enabled:
+        if source is not None:
+            pool.note_removed()
             for group, first, end in self._tables.stored():
                 size = self._sizes[group]
-                pool.note_stored(request, hashes, first, end, size, size // self.hash_block_size, group)
+                pool.note_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
+        if pool.metrics is not None and (found or new):
+            pool.tell_metrics(found, unpack_ids(new), new)
 
     # ---- the prefix cache ----
 
@@ -287,10 +334,11 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; False, with a warning, while any block is in use."""
-        if not self.block_pool.reset_prefix_cache():
+        if not self.block_pool.forget():
             return False
         if self.log_stats:
             self._stats.reset = True
+        self.block_pool.tell_reset()
         return True
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
@@ -329,11 +377,18 @@ class KVCacheManager:
         return [0] * self.num_groups if handle is None else self._tables.common(handle)
 
     def create_kv_cache_blocks(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> KVCacheBlocks:
-        """Return `blocks`, one sequence for each group, as KVCacheBlocks; ValueError for another number of groups."""
+        """Return `blocks`, one sequence for each group, as KVCacheBlocks.
+
+        ValueError for another number of groups and for blocks of another manager.
+        """
         if len(blocks) != self.num_groups:
             raise ValueError(f"{len(blocks)} sequences of blocks for {self.num_groups} groups")
         made = KVCacheBlocks(blocks)
-        return made if made.packed_ids else self.empty_kv_cache_blocks
+        if not made.packed_ids:
+            return self.empty_kv_cache_blocks
+        if made.pool is not self.block_pool:
+            raise ValueError("the blocks belong to another manager")
+        return made
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant of the tables or the pool."""

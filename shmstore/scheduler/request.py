@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, overload
 
 from shmstore.bindings.scheduler import BlockHashes
+from shmstore.scheduler.checks import check_in_order
 
 __all__ = ["BlockHashes", "Placeholder", "Request", "RequestLike", "TokenView"]
 
@@ -37,6 +38,7 @@ class Feature(Protocol):
 class RequestLike(Protocol):
     """What the managers read of a request; any object with these attributes serves.
 
+    `request_id` is the key of all that is kept for a request: unique among those that hold anything, until freed.
     `block_hashes` may be any sequence of bytes. A :class:`BlockHashes` is read in place, anything else is copied
     for each call that needs it.
     """
@@ -117,9 +119,7 @@ class Request:
     ) -> None:
         if prompt_token_ids is None and prompt_embeds is None:
             raise ValueError("a request needs prompt_token_ids or prompt_embeds")
-        for i in range(1, len(mm_features)):
-            if mm_features[i].mm_position.offset < mm_features[i - 1].mm_position.offset:
-                raise ValueError(f"mm_features must be in order of offset: item {i} begins before item {i - 1}")
+        check_in_order(mm_features)
         self.request_id = request_id
         self.prompt_embeds = prompt_embeds
         if prompt_token_ids is None:
@@ -158,15 +158,20 @@ class Request:
         return self._token_ids[self.num_prompt_tokens :]
 
     def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
-        """Append generated tokens, and the hashes of the blocks that they fill."""
-        if isinstance(token_ids, int):
-            self._token_ids.append(token_ids)
-        else:
-            self._token_ids.extend(token_ids)
-        if self._block_hasher is not None:
-            new = self._block_hasher(self)
-            if new:
-                self.block_hashes.extend(new)
+        """Append generated tokens, and the hashes of the blocks that they fill; where either fails, neither."""
+        tokens, known = self._token_ids, len(self._token_ids)
+        try:
+            if isinstance(token_ids, int):
+                tokens.append(token_ids)
+            else:
+                tokens.extend(token_ids)
+            if self._block_hasher is not None:
+                new = self._block_hasher(self)
+                if new:
+                    self.block_hashes.extend(new if isinstance(new, BlockHashes) else list(new))
+        except BaseException:
+            del tokens[known:]
+            raise
 
     def get_num_encoder_tokens(self, i: int) -> int:
         """Return the length of item i's placeholder range."""

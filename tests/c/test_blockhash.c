@@ -78,7 +78,36 @@ static void both_ways_hash_the_same_messages(void) {
     free(bodies);
 }
 
+/* Numbers whose sum or product no int64 holds, and items that the walk over them would miss. */
+static void numbers_that_cannot_be_added_are_refused(void) {
+    static const struct { int64_t items[6]; int refused; } cases[] = {
+        {{4, 3, 4, 5, 1, 8}, 0}, {{4, 3, 4, 4, 0, 8}, 0},     {{5, 3, 4, 4, 3, 8}, 1},          {{-1, 3, 4, 4, 3, 8}, 1},
+        {{4, 3, 4, 5, -1, 8}, 1}, {{4, INT64_MAX, 4, 5, 1, 8}, 1}, {{4, INT64_MAX - 4, 4, 5, 1, 8}, 0}, {{INT64_MIN, 1, 4, 5, 1, 8}, 1},
+    };
+    int64_t tokens[8] = {0}, ends[2];
+    uint8_t out[512], seed[32] = {0};
+    shms_hashlist *list = shms_hashlist_new();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        shms_blockhash_extras x = {.items = cases[i].items, .n_items = 2, .idents = (const uint8_t *)"\x63img\x63png"};
+        int64_t n = shms_blockhash_bodies(out, sizeof out, ends, 0, 2, 4, tokens, 8, &x);
+        CHECK(cases[i].refused ? n == SHMS_BOOKS_ARGUMENT : n > 0);
+        if (shms_blockhash_ready()) continue;
+        CHECK(shms_blockhash_extend(list, seed, 0, 2, 4, tokens, 8, &x) == (cases[i].refused ? SHMS_BOOKS_ARGUMENT : 0));
+    }
+    shms_blockhash_extras none = {0}, salted = {.salt = seed, .salt_len = INT64_MAX};
+    const int64_t n = INT64_MAX / 4, len = shms_hashlist_len(list);
+    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4, 1, 4, tokens, 8, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4 - 1, 1, 4, tokens, 8, &none) > 0);
+    CHECK(shms_blockhash_bodies(out, INT64_MAX, ends, 0, n, 4, tokens, 8, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_bound(n, 4, &none) == SHMS_BOOKS_ARGUMENT && shms_blockhash_bound(-1, 4, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_bound(1, 4, &salted) == SHMS_BOOKS_ARGUMENT && shms_blockhash_bound(1, 0, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_ready() || shms_blockhash_extend(list, seed, 0, 1, 4, tokens, 8, &salted) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_hashlist_len(list) == len);
+    shms_hashlist_free(list);
+}
+
 int main(void) {
+    numbers_that_cannot_be_added_are_refused();
     the_worked_example_is_encoded_byte_for_byte();
     numbers_take_the_shortest_head();
     both_ways_hash_the_same_messages();

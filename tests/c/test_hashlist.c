@@ -23,6 +23,8 @@ static void a_list_gives_back_what_was_appended(void) {
     CHECK(shms_hashlist_append(other, wide, 1, 33) == SHMS_BOOKS_WIDTH);
     CHECK(shms_hashlist_append(other, wide, 1, 0) == SHMS_BOOKS_WIDTH);
     CHECK(shms_hashlist_append(other, wide, -1, 32) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_hashlist_reserve(list, INT64_MAX) == SHMS_BOOKS_MEMORY && shms_hashlist_reserve(list, INT64_MAX / 32 - 99) == SHMS_BOOKS_MEMORY);
+    CHECK(shms_hashlist_reserve(other, INT64_MAX / 4 + 1) == SHMS_BOOKS_MEMORY && other->cap == 0); /* times 32: 0 in 64 bits */
     CHECK(shms_hashlist_append(other, wide, 1, 32) == 0);
     CHECK(shms_hashlist_join(list, other) == SHMS_BOOKS_WIDTH && shms_hashlist_len(list) == 100);
     CHECK(shms_hashlist_join(list, list) == 0 && shms_hashlist_len(list) == 200);

@@ -3,6 +3,7 @@
 #include "kvcache_impl.h"
 
 #include <string.h>
+#include <sys/resource.h>
 
 #include "check.h"
 
@@ -92,6 +93,85 @@ static void refusals_change_nothing(void) {
     shms_blockpool_free(pool);
 }
 
+static void numbers_that_cannot_be_added_are_refused(void) {
+    int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1}, windows[] = {SHMS_KV_WINDOW};
+    int64_t params[] = {INT64_MAX}, zero[] = {0}, fours[] = {4}, limit = (int64_t)1 << 60;
+    shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
+    shms_hashlist *hashes = chain(8, 0);
+    CHECK(!shms_kvcache_new(pool, 1, chunks, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 0);
+    for (int i = 0; i < 3; i++) { /* a need of blocks times their size, or a sum of needs, that no int64 holds, is not met */
+        CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+        kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
+    }
+    int64_t numbers[6] = {0, 0, 1, 0, 9, 0}; /* seen, computed, new, lookahead, tokens, encoder */
+    for (int i = 0; i < 6; i++) {
+        static const int64_t wrong[] = {-1, INT64_MIN, (int64_t)1 << 60, INT64_MAX};
+        for (int w = 0; w < 4; w++) {
+            int64_t n[6];
+            memcpy(n, numbers, sizeof n);
+            n[i] = wrong[w];
+            if (i == 0) n[1] = n[0];
+            CHECK(shms_kvcache_allocate(kv, -1, n[0], n[1], n[2], n[3], n[4], n[5], 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+        }
+    }
+    CHECK(shms_kvcache_allocate(kv, -1, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+    CHECK(shms_kvcache_allocate(kv, -1, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    kv->groups[0].param = 2;
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == 0 && shms_kvcache_n_ids(kv) == 3);
+    CHECK(shms_kvcache_quiet(kv, 0) == 1 << 20 && shms_kvcache_release(kv, 0) == 0);
+    shms_kvcache_free(kv);
+    int32_t many[16] = {0}, largest[] = {INT32_MAX};
+    int64_t none[16] = {0};
+    for (int i = 0; i < 16; i++) many[i] = 1;
+    int32_t full[16] = {SHMS_KV_FULL};
+    kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 0); /* 16 times 2^60 is 0 */
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+    shms_kvcache_free(kv);
+    kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, SHMS_KV_CACHING);
+    CHECK(shms_kvcache_find(kv, hashes, limit - 1) == 0 && shms_kvcache_find(kv, hashes, limit) == SHMS_BOOKS_ARGUMENT);
+    shms_kvcache_free(kv);
+    /* one token a block: as many ids as tokens, four bytes each */
+    kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, SHMS_KV_CACHING);
+    const int64_t far[] = {-2, INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40, limit - 1, limit, ((int64_t)1 << 62) + 1, INT64_MAX};
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++) CHECK(shms_kvcache_find(kv, hashes, far[i]) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_find(kv, hashes, -1) == 0 && shms_kvcache_find(kv, hashes, 4001) == 4000 && shms_kvcache_n_ids(kv) == 4000);
+    CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4);
+    int32_t id[] = {1};
+    CHECK(shms_blockpool_key(pool, id, 1, hashes, INT64_MAX, 1, 0) == SHMS_BOOKS_NOHASH);
+    CHECK(shms_blockpool_key(pool, id, 1, hashes, 3, (int64_t)1 << 62, 0) == SHMS_BOOKS_NOHASH);
+    CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_BOOKS_NOHASH && shms_blockpool_n_keys(pool) == 0);
+    shms_kvcache_free(kv);
+    kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 0);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 3, 0, 3, 0, 0, hashes, NULL, NULL) == 0 && shms_kvcache_quiet(kv, 0) == 3);
+    shms_kvcache_free(kv);
+    shms_hashlist_free(hashes);
+    shms_blockpool_free(pool);
+}
+
+/* AddressSanitizer needs terabytes of addresses for itself, and aborts where malloc would give NULL. */
+static void a_look_up_without_memory_says_so(void) {
+#ifndef __SANITIZE_ADDRESS__
+    int32_t kinds[] = {SHMS_KV_CHUNK}, sizes[] = {1};
+    int64_t params[] = {4};
+    struct rlimit before, tight;
+    shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
+    shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, INT64_MAX, SHMS_KV_CACHING);
+    shms_hashlist *hashes = chain(3, 0);
+    CHECK(getrlimit(RLIMIT_AS, &before) == 0);
+    tight = before;
+    tight.rlim_cur = (rlim_t)1 << 30; /* the null blocks of 2^31 - 1 tokens take 8 GiB */
+    CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
+    CHECK(shms_kvcache_find(kv, hashes, INT32_MAX) == SHMS_BOOKS_MEMORY && shms_kvcache_n_ids(kv) == 0);
+    CHECK(setrlimit(RLIMIT_AS, &before) == 0);
+    shms_hashlist_free(hashes);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+#endif
+}
+
 /* A scheduler that does anything at all; says only that nothing breaks, that the answers are right is for others. */
 static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int order, int flags) {
     enum { REQUESTS = 6, SIZE = 4 };
@@ -152,6 +232,8 @@ static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int 
 int main(void) {
     full_and_window_as_in_the_book();
     refusals_change_nothing();
+    numbers_that_cannot_be_added_are_refused();
+    a_look_up_without_memory_says_so();
     for (int order = 0; order < 2; order++) {
         random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
         random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
