@@ -10,6 +10,9 @@ from mm_helpers import MIB, config, features, item, three_tensors, update
 from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
 from shmstore.multimodal import (
     CacheInfo,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     processor_cache_from_config,
@@ -257,8 +260,9 @@ def test_the_same_item_twice_and_too_large_goes_inline_twice():
 # --- all or nothing ------------------------------------------------------------------------------------------------
 
 
-class Unknown:
-    """Nothing that the serializer knows."""
+def unknown():
+    """An item with nothing in it that the serializer knows."""
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())])
 
 
 def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
@@ -267,7 +271,7 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
         before = engine.sender.make_stats()
         with pytest.raises(TypeError, match="no serializer"):
             engine.sender.get_and_update(
-                [(item(5), []), None, (Unknown(), []), (item(6), [])], ["new", "old", "bad", "later"]
+                [(item(5), []), None, (unknown(), []), (item(6), [])], ["new", "old", "bad", "later"]
             )
         assert before == engine.sender.make_stats()
         assert [True, False, False, False] == engine.sender.is_cached(["old", "new", "bad", "later"])
@@ -278,7 +282,7 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
 def test_a_batch_that_fails_gives_back_what_it_counted_inline():
     with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
         with pytest.raises(TypeError, match="no serializer"):
-            engine.sender.get_and_update([(item(2 * MIB), []), (Unknown(), [])], ["big", "bad"])
+            engine.sender.get_and_update([(item(2 * MIB), []), (unknown(), [])], ["big", "bad"])
         assert (0, CacheInfo(0, 0)) == (engine.sender.inline_too_large, engine.sender.make_stats())
 
 
