@@ -99,7 +99,7 @@ def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
     if isinstance(mm_item, tuple) and len(mm_item) == 2:
         item, updates = mm_item
         if isinstance(item, MultiModalKwargsItem) and (
-            isinstance(updates, (list, tuple)) or (isinstance(updates, Sequence) and not isinstance(updates, str))
+            type(updates) is list or (isinstance(updates, Sequence) and not isinstance(updates, str))
         ):
             return
         got = f"({_kind(item)}, {_kind(updates)})"

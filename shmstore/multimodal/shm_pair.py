@@ -106,7 +106,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         """
         if type(mm_hash) is not str:
             check_hash(mm_hash)
-        if mm_item is not None:
+        if mm_item is not None and not (  # the common case without a call
+            type(mm_item) is tuple
+            and len(mm_item) == 2
+            and type(mm_item[0]) is MultiModalKwargsItem
+            and type(mm_item[1]) is list
+        ):
             check_input(mm_item, mm_hash)
         with self._lock:
             entry = self._book.use(mm_hash)

@@ -404,6 +404,7 @@ def test_an_item_deleted_behind_the_senders_back_is_missing_and_leaves_no_update
             engine.sender.get_and_update_item(None, "a")
         assert {"b"} == set(engine.sender._book._entries)
         assert ["ref", "ref"] == kinds(engine.send(a=10, b=10))
+        assert [True, True] == engine.sender.is_cached(["a", "b"])  # the note that "a" had gone was of the first one
 
 
 def test_a_recovered_store_serves_its_items_once_their_updates_are_known_again():
