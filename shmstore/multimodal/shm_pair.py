@@ -217,8 +217,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                     self._writer.cancel(sent)
             for mm_hash in new:
                 self._writer.delete(mm_hash)
-            self._sweep()
-        for mm_hash in (*new, *known):
+            self._sweep()  # with the objects go their updates
+        for mm_hash in known:
             self._book.drop(mm_hash)
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:

@@ -2,6 +2,8 @@
 
 import logging
 import pickle
+import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -100,6 +102,32 @@ def test_an_item_comes_out_as_it_went_in_and_is_read_in_place():
         assert before + 1 == engine.workers[0].reader.stats().live_views  # views, no copy
         del got
         assert before == engine.workers[0].reader.stats().live_views
+
+
+def calls_of_a_miss(nbytes):
+    """How many calls, of Python and of C, the sender makes for a miss that pushes out one other item."""
+    with Engine(3 * nbytes + 4 * KIB) as engine:
+        for n in range(6):
+            engine.sender.release(
+                [engine.sender.get_and_update_item((three_tensors(nbytes), [update("a")]), f"{n}")[0]]
+            )
+        mine = three_tensors(nbytes), [update("a")]
+        before = engine.sender.writer.stats()
+        calls = Counter()
+        sys.setprofile(lambda frame, event, arg: calls.update([event]))
+        try:
+            engine.sender.get_and_update_item(mine, "new")
+        finally:
+            sys.setprofile(None)
+        after = engine.sender.writer.stats()
+        assert (1, 1) == (after.puts - before.puts, after.evictions - before.evictions)
+        return calls
+
+
+def test_a_miss_does_the_same_for_an_item_of_any_size_but_for_the_store_s_copy():
+    small, large = calls_of_a_miss(64 * KIB), calls_of_a_miss(16 * MIB)
+    assert small == large
+    assert 40 < sum(small.values())
 
 
 def test_an_inline_item_passes_through_the_worker():
@@ -276,6 +304,20 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
         assert before == engine.sender.make_stats()
         assert [True, False, False, False] == engine.sender.is_cached(["old", "new", "bad", "later"])
         assert {"old"} == set(engine.sender._book._entries) == set(engine.sender.writer.keys())
+        assert engine.fits_whole()
+
+
+def test_a_batch_that_fails_keeps_no_updates_that_it_brought_for_an_item_already_stored():
+    with Engine(MIB, book=2500) as engine:
+        updates = [update("x" * 1000)]
+        for mm_hash in "abc":
+            engine.read([engine.sender.get_and_update_item((item(10), updates), mm_hash)], mm_hash)
+        assert ["a", "b", "c"] == engine.sender.writer.keys()
+        assert not engine.sender.is_cached_item("a")
+        with pytest.raises(TypeError, match="no serializer"):
+            engine.sender.get_and_update([(item(10), updates), (unknown(), [])], ["a", "bad"])
+        assert ["a", "b", "c"] == engine.sender.writer.keys()
+        assert not engine.sender.is_cached_item("a")
         assert engine.fits_whole()
 
 
