@@ -144,6 +144,14 @@ def test_asking_changes_neither_order_nor_counts():
         for _ in range(3):
             assert [True, True, False] == engine.sender.is_cached(["a", "b", "x"])
         assert before == (engine.sender.writer.stats(), engine.sender.make_stats())
+    # A ring of three: what was asked for goes as early as if it had not been.
+    with Engine(400 * KIB) as engine:
+        for mm_hash in "abc":
+            engine.read(engine.send(**{mm_hash: 120 * KIB}), mm_hash)
+        for _ in range(3):
+            assert [True] == engine.sender.is_cached(["a"])
+        engine.read(engine.send(d=120 * KIB), "d")
+        assert [False, True, True, True] == engine.sender.is_cached(list("abcd"))
 
 
 def test_touch_is_a_use_and_of_what_is_absent_nothing():
@@ -236,6 +244,7 @@ def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing
         assert (1, 0) == (engine.sender.inline_full, engine.sender.inline_too_large)
         assert "ipc_cache_gb" in caplog.text
         assert [True, True, True, False] == engine.sender.is_cached(list("ABCG"))
+        assert set("ABC") == set(engine.sender._book._entries)
         assert [item(5 * MIB)] * 3 == engine.read(outputs, "ABC")
         assert [item(2 * MIB), item(5 * MIB)] == engine.read(more, "GA")
         assert CacheInfo(1, 5) == engine.sender.make_stats()
@@ -437,6 +446,14 @@ def test_a_hit_whose_updates_the_batch_itself_pushes_out_is_still_answered():
         assert [updates[h] for h in "cab"] == [got for _, got in outputs]
 
 
+def test_the_hits_of_a_batch_count_as_used_before_its_new_items_push_updates_out():
+    with Engine(MIB, book=2500) as engine:
+        updates = {h: [update(h * 1000)] for h in "abc"}
+        engine.sender.get_and_update([(item(10), updates[h]) for h in "ab"], list("ab"))
+        engine.sender.get_and_update([(item(10), updates["c"]), None], list("ca"))
+        assert [True, False, True] == engine.sender.is_cached(list("abc"))
+
+
 def test_an_item_deleted_behind_the_senders_back_is_missing_and_leaves_no_updates():
     with Engine(MIB) as engine:
         engine.send(a=10, b=10)
@@ -497,6 +514,25 @@ def test_after_close_nothing_works_and_views_live_on():
     with pytest.raises(StoreClosedError):
         engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
     assert [item(10)] == got
+
+
+def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch):
+    with Engine(MIB) as engine:
+        writer = engine.sender.writer
+        put = writer.put
+
+        def put_once(key, value):
+            monkeypatch.setattr(writer, "put", close_and_fail)
+            return put(key, value)
+
+        def close_and_fail(key, value):
+            writer.close()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(writer, "put", put_once)
+        with pytest.raises(ZeroDivisionError):
+            engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
+        assert CacheInfo(0, 0) == engine.sender.make_stats()
 
 
 def test_a_sender_can_be_wired_by_hand():
