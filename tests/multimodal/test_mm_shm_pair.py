@@ -169,6 +169,15 @@ def test_touch_is_a_use_and_of_what_is_absent_nothing():
         assert [True, False, True, True] == engine.sender.is_cached(list("abcd"))
 
 
+def test_touch_is_a_use_of_the_updates_too():
+    with Engine(MIB, book=2500) as engine:
+        for mm_hash in "ab":
+            engine.sender.get_and_update_item((item(10), [update(mm_hash * 1000)]), mm_hash)
+        engine.sender.touch_sender_cache_item("a")
+        engine.sender.get_and_update_item((item(10), [update("c" * 1000)]), "c")
+        assert [True, False, True] == engine.sender.is_cached(list("abc"))
+
+
 def test_different_lengths_are_a_value_error():
     with Engine(MIB) as engine:
         for cache in (engine.sender, engine.workers[0]):
@@ -214,6 +223,7 @@ def test_clear_forgets_items_updates_and_counts():
         engine.sender.clear_cache()
         assert ([False, False], CacheInfo(0, 0)) == (engine.sender.is_cached(["a", "b"]), engine.sender.make_stats())
         assert 0 == len(engine.sender._book)
+        assert ([], []) == (engine.sender.writer.keys(), engine.sender.writer.take_evicted())
         engine.workers[0].clear_cache()
         engine.send(a=10)
         assert CacheInfo(0, 1) == engine.sender.make_stats(delta=True)
@@ -502,6 +512,7 @@ def test_invalidate_takes_an_item_out_without_touching_who_reads_it():
         outputs = engine.send(a=10)
         engine.sender.invalidate(["a", "unknown"])
         assert not engine.sender.is_cached_item("a")
+        assert "a" not in engine.sender.writer  # it will be put anew, not handed out again
         assert 0 == len(engine.sender._book)
         assert [item(10)] == engine.read(outputs, "a")
 
@@ -533,6 +544,19 @@ def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monke
         with pytest.raises(ZeroDivisionError):
             engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
         assert CacheInfo(0, 0) == engine.sender.make_stats()
+
+
+def test_a_worker_that_is_closed_reads_no_more_and_its_rank_is_free():
+    with Engine(MIB) as engine:
+        ref, _ = engine.sender.get_and_update_item((item(3), []), "a")
+        worker = engine.workers[0]
+        worker.close()
+        worker.close()
+        with pytest.raises(StoreClosedError):
+            worker.get_and_update_item(ref, "a")
+        with worker_receiver_cache_from_config(engine.config, 0, engine.sender.handle) as successor:
+            ref, _ = engine.sender.get_and_update_item(None, "a")
+            assert item(3) == successor.get_and_update_item(ref, "a")
 
 
 def test_a_sender_can_be_wired_by_hand():
