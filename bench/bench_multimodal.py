@@ -3,8 +3,8 @@
 *Budgets* time one call of a cache and one call of the store for the same three tensors, as a plain dict, in turn and in
 changing order: both on the same ring, whose next place each meets as cold as the other, and each with the one eviction
 that its own put needs. `over_us` is the median of the pairs' differences, since the time of a large copy drifts by
-more than what is to be measured. It is a fixed number of instructions, but after a copy that has emptied the
-processor's caches each of them waits for memory: so `over_us` grows with the size, in both.
+more than what is to be measured. It is the same work for every size, but after a copy that has emptied the
+processor's caches all code runs at the pace of memory: so `over_us` grows with the size.
 
 *Delivery* times an item from the API server's hands until a worker process has answered, by shared memory, by pickle
 over a pipe, and by torch.multiprocessing; the ratio within a group of one size is the figure.
