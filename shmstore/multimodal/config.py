@@ -109,14 +109,14 @@ class MultiModalCacheConfig:
             why = "processor_cache_gb is 0" if self.supports_multimodal else "the model takes text only"
             return (
                 f"No multi-modal cache: {why}. Each item is preprocessed and sent every time.\n"
-                f"{p0}, {p1}, {workers}: nothing."
+                f"{_together(p0, p1, workers)}: nothing."
             )
         processor, ipc = _gib(self.processor_cache_bytes), _gib(self.ipc_cache_bytes)
         if not self.ipc_cache_enabled:
             return (
                 f"Processor cache only: {self._why_no_ipc()}. "
                 "Nothing is preprocessed twice; each item is sent every time.\n"
-                f"{p0}: up to {processor} of items and prompt updates.\n{p1}, {workers}: nothing."
+                f"{p0}: up to {processor} of items and prompt updates.\n{_together(p1, workers)}: nothing."
             )
         if self.cache_type == "lru":
             return (
@@ -144,6 +144,11 @@ class MultiModalCacheConfig:
         if self.api_process_count > 1:
             return f"there are {self.api_process_count} API servers, and none knows what the others have sent"
         return f"{self.data_parallel_size} engine cores share one API server, and an item may go to any of them"
+
+
+def _together(first: str, *others: str) -> str:
+    *between, last = (other[0].lower() + other[1:] for other in others)
+    return f"{', '.join([first, *between])} and {last}"
 
 
 def _gib(nbytes: int) -> str:

@@ -13,8 +13,8 @@ An implementation needs the methods for one item; the batch methods here are mad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence, Sized
-from typing import TYPE_CHECKING, TypeAlias, Union
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from shmstore.errors import CacheMissError
 from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
@@ -30,7 +30,11 @@ __all__ = [
     "ProcessorOutput",
     "ReceiverInput",
     "check_batch",
-    "check_lengths",
+    "check_hash",
+    "check_hashes",
+    "check_input",
+    "check_item",
+    "check_pairs",
 ]
 
 PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
@@ -42,13 +46,18 @@ ReceiverInput: TypeAlias = Union[MultiModalKwargsItem, "ObjectRef", None]
 """What arrives of an item."""
 
 
-def check_batch(items: Sequence[object], mm_hashes: Sequence[str], known: Callable[[str], bool]) -> None:
+def check_batch(
+    items: Sequence[object],
+    mm_hashes: Sequence[str],
+    known: Callable[[str], bool],
+    check: Callable[[Any, str], None],
+) -> None:
     """Reject a batch before anything is changed.
 
-    ValueError where the lengths differ; CacheMissError naming every hash whose item is None and is neither `known`
-    nor given earlier in the batch.
+    ValueError where the lengths differ, TypeError for a hash that is none and for what `check(item, mm_hash)` rejects,
+    CacheMissError naming every hash whose item is None and is neither `known` nor given earlier in the batch.
     """
-    check_lengths(items, mm_hashes)
+    check_pairs(items, mm_hashes, check)
     given: set[str] = set()
     missing: dict[str, None] = {}
     for item, mm_hash in zip(items, mm_hashes, strict=True):
@@ -60,10 +69,57 @@ def check_batch(items: Sequence[object], mm_hashes: Sequence[str], known: Callab
         raise CacheMissError(missing)
 
 
-def check_lengths(items: Sized, mm_hashes: Sized) -> None:
-    """ValueError where there is not one hash for each item."""
+def check_pairs(items: Sequence[object], mm_hashes: Sequence[str], check: Callable[[Any, str], None]) -> None:
+    """ValueError where there is not one hash for each item; TypeError for what is no hash or, by `check`, no item."""
+    check_hashes(mm_hashes)
     if len(items) != len(mm_hashes):
         raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes")
+    for item, mm_hash in zip(items, mm_hashes, strict=True):
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
+        check(item, mm_hash)
+
+
+def check_hash(mm_hash: object) -> None:
+    """TypeError for what is no hash."""
+    if not isinstance(mm_hash, str):
+        raise TypeError(f"expected a str as mm_hash, got {_kind(mm_hash)}")
+
+
+def check_hashes(mm_hashes: object) -> None:
+    """TypeError for one hash where several are expected: it would be taken for its letters."""
+    if isinstance(mm_hashes, (str, bytes)):
+        raise TypeError(f"expected a sequence of hashes as mm_hashes, got one {_kind(mm_hashes)}")
+
+
+def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
+    """TypeError for what is neither None nor an item and its prompt updates."""
+    if mm_item is None:
+        return
+    if isinstance(mm_item, tuple) and len(mm_item) == 2:
+        item, updates = mm_item
+        if isinstance(item, MultiModalKwargsItem) and (
+            type(updates) is list or (isinstance(updates, Sequence) and not isinstance(updates, str))
+        ):
+            return
+        got = f"({_kind(item)}, {_kind(updates)})"
+    elif isinstance(mm_item, tuple):
+        got = f"a tuple of {len(mm_item)}"
+    else:
+        got = _kind(mm_item)
+    raise TypeError(
+        f"input of {mm_hash!r}: expected None or a tuple (MultiModalKwargsItem, sequence of prompt updates), got {got}"
+    )
+
+
+def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
+    """TypeError for what is neither None nor an item."""
+    if mm_item is not None and not isinstance(mm_item, MultiModalKwargsItem):
+        raise TypeError(f"item of {mm_hash!r}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}")
+
+
+def _kind(value: object) -> str:
+    return "None" if value is None else type(value).__name__
 
 
 class BaseMultiModalProcessorCache(ABC):
@@ -94,16 +150,17 @@ class BaseMultiModalProcessorCache(ABC):
 
     def is_cached(self, mm_hashes: Sequence[str]) -> list[bool]:
         """`is_cached_item` of each."""
+        check_hashes(mm_hashes)
         return [self.is_cached_item(mm_hash) for mm_hash in mm_hashes]
 
     def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
         """`get_and_update_item` of each, the items that are cached being touched before the first is stored.
 
-        ValueError where the lengths differ, CacheMissError with all missing hashes of the batch, both before anything
-        is changed. The caches of this package also undo the batch where an item fails later; one that is made of this
-        method alone has then recorded the items before it.
+        ValueError where the lengths differ, TypeError for an input or a hash that is none, CacheMissError with all
+        missing hashes of the batch, all before anything is changed. The caches of this package also undo the batch
+        where an item fails later; one that is made of this method alone has then recorded the items before it.
         """
-        check_batch(mm_items, mm_hashes, self.is_cached_item)
+        check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
         for mm_hash in mm_hashes:
             self.touch_sender_cache_item(mm_hash)
         given: dict[str, ProcessorInput] = {}
@@ -133,10 +190,11 @@ class BaseMultiModalReceiverCache(ABC):
     def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
         """`get_and_update_item` of each, in order, all of them being touched first.
 
-        ValueError where the lengths differ. The caches of this package raise CacheMissError with all missing hashes
-        of the batch, with nothing changed; one that is made of this method alone, at the first.
+        ValueError where the lengths differ, TypeError for a hash that is none. The caches of this package raise
+        TypeError for what is no item, too, and CacheMissError with all missing hashes of the batch, with nothing
+        changed; one that is made of this method alone, at the first.
         """
-        check_lengths(mm_items, mm_hashes)
+        check_pairs(mm_items, mm_hashes, lambda mm_item, mm_hash: None)  # what it takes, the method for one item knows
         for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
             self.touch_receiver_cache_item(mm_hash, mm_item)
         return [

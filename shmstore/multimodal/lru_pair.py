@@ -19,6 +19,9 @@ from shmstore.multimodal.interfaces import (
     PromptUpdates,
     ReceiverInput,
     check_batch,
+    check_hashes,
+    check_input,
+    check_item,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem
 from shmstore.multimodal.lockstep import Offer, SentKeys
@@ -59,11 +62,11 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
     def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
         """`get_and_update_item` of each, all or nothing; what is cached is touched before anything is stored.
 
-        ValueError where the lengths differ, CacheMissError with all missing hashes of the batch. To stay in step
-        P1 has to take the same batch as one (`get_and_update_features`).
+        ValueError where the lengths differ, TypeError for an input or a hash that is none, CacheMissError with all
+        missing hashes of the batch. To stay in step P1 has to take the same batch as one (`get_and_update_features`).
         """
         with self._lock:
-            check_batch(mm_items, mm_hashes, self.is_cached_item)
+            check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
             offers = [None if mm_item is None else _offer(mm_item, *mm_item) for mm_item in mm_items]
             return self._sent.exchange(offers, mm_hashes, _nothing_to_send)
 
@@ -74,6 +77,7 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has rejected a request with `CacheMissError`: send these, and what it brought, again when next asked."""
+        check_hashes(mm_hashes)
         with self._lock:
             self._sent.invalidate(mm_hashes)
 
@@ -135,12 +139,12 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
     def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
         """`get_and_update_item` of each, all or nothing; what is cached is touched before anything is stored.
 
-        ValueError where the lengths differ, CacheMissError with all missing hashes of the batch, TypeError for a
-        reference, which is for the workers.
+        ValueError where the lengths differ, TypeError for what is no item or hash (a reference is for the workers),
+        CacheMissError with all missing hashes of the batch.
         """
         with self._lock:
-            check_batch(mm_items, mm_hashes, self._cache.__contains__)
-            arrived = [None if mm_item is None else _held(mm_item) for mm_item in mm_items]
+            check_batch(mm_items, mm_hashes, self._cache.__contains__, _check_arrived)
+            arrived = [_held(mm_item) if isinstance(mm_item, MultiModalKwargsItem) else None for mm_item in mm_items]
             # From here on nothing fails.
             found: dict[str, _Held] = {}
             for mm_hash in mm_hashes:
@@ -170,7 +174,14 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         self._cache.clear()
 
 
-def _held(item: MultiModalKwargsItem | ObjectRef) -> _Held:
+def _check_arrived(item: ReceiverInput, mm_hash: str) -> None:
     if isinstance(item, ObjectRef):
-        raise TypeError("a reference is read by the workers' cache: with 'shm' the engine core forwards it as it is")
+        raise TypeError(
+            f"item of {mm_hash!r}: a reference is read by the workers' cache; "
+            "with 'shm' the engine core forwards it as it is"
+        )
+    check_item(item, mm_hash)
+
+
+def _held(item: MultiModalKwargsItem) -> _Held:
     return _Held(item, MultiModalCache.get_item_size(item))

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import check_batch
+from shmstore.multimodal.interfaces import check_batch, check_hashes, check_item
 from shmstore.multimodal.items import MultiModalKwargsItem
 from shmstore.multimodal.lockstep import Offer, SentKeys
 from shmstore.multimodal.lru import CacheInfo, HitCounter
@@ -39,11 +39,11 @@ class MirroredProcessingCache:
     ) -> list[MultiModalKwargsItem | None]:
         """What to send of each item: None where the other side has it, else the item, stored here, too.
 
-        ValueError where the lengths differ, CacheMissError with all hashes for which nothing is given or stored;
-        the batch has then changed nothing.
+        ValueError where the lengths differ, TypeError for what is no item or hash, CacheMissError with all hashes for
+        which nothing is given or stored; the batch has then changed nothing.
         """
         with self._lock:
-            check_batch(mm_items, mm_hashes, self._p0.__contains__)
+            check_batch(mm_items, mm_hashes, self._p0.__contains__, check_item)
             offers = [None if item is None else _offer(item) for item in mm_items]
             return self._p0.exchange(offers, mm_hashes, _nothing_to_send)
 
@@ -60,6 +60,7 @@ class MirroredProcessingCache:
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has rejected a request with `CacheMissError`: P0 sends these, and what it brought, again."""
+        check_hashes(mm_hashes)
         with self._lock:
             self._p0.invalidate(mm_hashes)
 

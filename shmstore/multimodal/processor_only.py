@@ -13,6 +13,7 @@ from shmstore.multimodal.interfaces import (
     ProcessorOutput,
     PromptUpdates,
     check_batch,
+    check_input,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem
 from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache
@@ -59,10 +60,11 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
     def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
         """`get_and_update_item` of each, all or nothing; what is cached is touched before anything is stored.
 
-        ValueError where the lengths differ, CacheMissError with all missing hashes of the batch.
+        ValueError where the lengths differ, TypeError for an input or a hash that is none, CacheMissError with all
+        missing hashes of the batch.
         """
         with self._lock:
-            check_batch(mm_items, mm_hashes, self.is_cached_item)
+            check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
             offers = [None if mm_item is None else _offer(*mm_item) for mm_item in mm_items]
             # From here on nothing fails.
             held: dict[str, _Stored] = {}

@@ -38,7 +38,11 @@ from shmstore.multimodal.interfaces import (
     PromptUpdates,
     ReceiverInput,
     check_batch,
-    check_lengths,
+    check_hash,
+    check_hashes,
+    check_input,
+    check_item,
+    check_pairs,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem
 from shmstore.multimodal.lockstep import ValueBook
@@ -96,7 +100,19 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return mm_hash in self._book and self._writer.is_cached(mm_hash)
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
-        """A reference with a lease of its own, or the item where it does not fit; CacheMissError for None, no item."""
+        """A reference with a lease of its own, or the item where it does not fit; CacheMissError for None, no item.
+
+        TypeError for an input or a hash that is none.
+        """
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
+        if mm_item is not None and not (  # the common case without a call
+            type(mm_item) is tuple
+            and len(mm_item) == 2
+            and type(mm_item[0]) is MultiModalKwargsItem
+            and type(mm_item[1]) is list
+        ):
+            check_input(mm_item, mm_hash)
         with self._lock:
             entry = self._book.use(mm_hash)
             if entry is not None:
@@ -149,11 +165,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
         """`get_and_update_item` of each, all or nothing: if one fails, no lease is open and no item recorded.
 
-        What is cached is protected until the batch is done. ValueError where the lengths differ, CacheMissError with
-        all missing hashes of the batch.
+        What is cached is protected until the batch is done. ValueError where the lengths differ, TypeError for an input
+        or a hash that is none or an item that cannot be stored, CacheMissError with all missing hashes of the batch.
         """
         with self._lock:
-            check_batch(mm_items, mm_hashes, self.is_cached_item)
+            check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
             if len(mm_hashes) == 1:
                 return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
             before = (self._counts.hits, self._counts.total, self._inline_full, self._inline_too_large)
@@ -201,8 +217,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                     self._writer.cancel(sent)
             for mm_hash in new:
                 self._writer.delete(mm_hash)
-            self._sweep()
-        for mm_hash in (*new, *known):
+            self._sweep()  # with the objects go their updates
+        for mm_hash in known:
             self._book.drop(mm_hash)
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
@@ -226,6 +242,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """A worker has rejected a request with `CacheMissError`: put these anew when next asked."""
+        check_hashes(mm_hashes)
         with self._lock:
             for mm_hash in mm_hashes:
                 self._writer.delete(mm_hash)
@@ -271,6 +288,11 @@ def _warn(count: int, setting: str, error: Exception) -> None:
         _log.warning("item sent inline (%d so far): %s; %s", count, setting, str(error))
 
 
+def _check_arrived(mm_item: ReceiverInput, mm_hash: str) -> None:
+    if not isinstance(mm_item, ObjectRef):
+        check_item(mm_item, mm_hash)
+
+
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
     """A worker of `shm`: a reference becomes the item, read in place; an inline item passes through. Thread-safe.
 
@@ -287,7 +309,12 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         return self._reader
 
     def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
-        """The item; CacheMissError for None, and for a reference whose lease was given back or is of another store."""
+        """The item that the reference names, or that came inline; CacheMissError where there is none.
+
+        That is so for None, for a reference of another store, and for one whose object has gone, which it can only when
+        its lease is over: read by every worker, or given back. Until then such a reference is still read. TypeError for
+        anything else.
+        """
         if isinstance(mm_item, ObjectRef):
             try:
                 item: MultiModalKwargsItem = self._reader.get(mm_item)
@@ -295,16 +322,19 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
                 raise CacheMissError([mm_hash]) from stale
             return item
         if mm_item is None:
+            check_hash(mm_hash)
             raise CacheMissError([mm_hash])
+        check_item(mm_item, mm_hash)
         return mm_item
 
     def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
         """`get_and_update_item` of each; CacheMissError with all missing hashes before a reference is read.
 
-        ValueError where the lengths differ. After an error the references that were not read are still open: the API
-        server gives them back by the sender's `release`.
+        ValueError where the lengths differ, TypeError for what is no item, reference or hash, both before that, too.
+        After an error the references that were not read are still open: the API server gives them back by the sender's
+        `release`.
         """
-        check_lengths(mm_items, mm_hashes)
+        check_pairs(mm_items, mm_hashes, _check_arrived)
         given: dict[str, MultiModalKwargsItem | ObjectRef] = {}
         missing: dict[str, None] = {}
         for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):

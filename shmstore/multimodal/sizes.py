@@ -6,8 +6,8 @@ depends on the content alone, not on how the tensors lie in memory or what owns 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
+from sys import getsizeof
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from shmstore.multimodal.lru import LRUCache
 __all__ = ["GIB", "MultiModalCache", "updates_size"]
 
 GIB = 1 << 30
+_UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # it has slots: the same for each
 
 T = TypeVar("T")
 
@@ -40,7 +41,7 @@ def _leaves(value: object) -> Iterator[Any]:
 def _leaf_size(leaf: Any) -> int:
     if isinstance(leaf, (torch.Tensor, np.ndarray)):
         return leaf.nbytes
-    return sys.getsizeof(leaf)
+    return getsizeof(leaf)
 
 
 class MultiModalCache:
@@ -73,7 +74,7 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
     size = 0
     for update in updates:
         if isinstance(update, ResolvedPromptUpdate):
-            size += sys.getsizeof(update) + sys.getsizeof(update.target) + sys.getsizeof(update.content)
+            size += _UPDATE_SIZE + getsizeof(update.target) + getsizeof(update.content)
         else:
             size += MultiModalCache.get_item_size(update)
     return size

@@ -44,22 +44,28 @@ T = TypeVar("T")
 _BATCHED = MultiModalBatchedField()
 
 
-def _field_to_text(field: MultiModalField) -> str:
+def _field_to_text(field: Any) -> str:
     kind = type(field)
     if kind is MultiModalBatchedField:
         return "b"
-    if kind is MultiModalSharedField and isinstance(field, MultiModalSharedField):
+    if kind is MultiModalSharedField:
         return f"s{field.batch_size}"
-    if kind is MultiModalFlatField and isinstance(field, MultiModalFlatField):
+    if kind is MultiModalFlatField:
+        slices = field.slices
+        if len(slices) == 1 and type(slices[0]) is slice:
+            return f"f{field.dim} " + _slice_to_text(slices[0])
         return f"f{field.dim} " + ";".join(
             _slice_to_text(cut) if isinstance(cut, slice) else "(" + ",".join(map(_slice_to_text, cut))
-            for cut in field.slices
+            for cut in slices
         )
     raise TypeError(f"no serializer for a field of {kind.__name__}")
 
 
 def _slice_to_text(cut: slice) -> str:
-    return ":".join("" if bound is None else str(index(bound)) for bound in (cut.start, cut.stop, cut.step))
+    start, stop, step = cut.start, cut.stop, cut.step
+    if step is None and type(start) is int and type(stop) is int:
+        return f"{start}:{stop}:"
+    return ":".join("" if bound is None else str(index(bound)) for bound in (start, stop, step))
 
 
 def _slice_from_text(text: str) -> slice:

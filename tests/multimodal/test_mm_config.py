@@ -123,6 +123,20 @@ def test_describe_says_which_process_keeps_how_much():
     assert "7 bytes" in config(7).describe()
 
 
+def test_describe_names_processes_that_have_nothing_as_a_sentence_would():
+    two = {"data_parallel_size": 2, "world_size": 2}
+    off = MultiModalCacheConfig(processor_cache_gb=0, api_process_count=2, **two).describe().splitlines()[-1]
+    assert "Each of 2 API servers, each of 2 engine cores and each of 2 workers: nothing." == off
+    assert (
+        "Each of 2 engine cores and each of 2 workers: nothing."
+        == MultiModalCacheConfig(**two).describe().splitlines()[-1]
+    )
+    assert (
+        "API server, engine core and worker: nothing."
+        == MultiModalCacheConfig(processor_cache_gb=0).describe().splitlines()[-1]
+    )
+
+
 def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():
     settings = config(
         4 * MIB, 2 * MIB, cache_type="shm", shm_max_object_size_mb=1, shm_name="shmstore-test-mm-name", world_size=3

@@ -84,6 +84,14 @@ def test_receiver_hit_gives_the_stored_item_and_a_payload_replaces_it():
     assert 3 == receiver.nbytes
 
 
+def test_receiver_touch_is_a_use_and_stores_nothing():
+    receiver = MultiModalReceiverCache(config(BOOK))
+    receiver.get_and_update([item(1), item(2)], ["a", "b"])
+    receiver.touch_receiver_cache_item("a", item(7))
+    receiver.touch_receiver_cache_item("missing", item(1))
+    assert (("b", "a"), 3) == (receiver.order, receiver.nbytes)
+
+
 def test_mirrored_sides_store_both():
     p0, p1 = (MirroredProcessingCache(config(6)) for _ in range(2))
     a = item(3)
@@ -222,6 +230,13 @@ def test_six_bytes_item_by_item_with_the_hits_touched_first():
     for mm_hash, size in (("D", 1), ("E", 1), ("A", 2), ("C", 2)):
         sender.get_and_update_item((item(size), []), mm_hash)
     assert ("D", "E", "A", "C") == sender.order
+
+
+def test_six_bytes_processor_only():
+    cache = MultiModalProcessorOnlyCache(config(6))
+    cache.get_and_update([(item(2), [])] * 3, list("ABC"))
+    cache.get_and_update([(item(1), []), (item(1), []), None, None], list("DEAC"))
+    assert (("D", "E", "A", "C"), CacheInfo(2, 7)) == (cache.order, cache.make_stats())
 
 
 @pytest.mark.parametrize("asks", [1, 2, 3])

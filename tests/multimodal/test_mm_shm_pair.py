@@ -2,6 +2,8 @@
 
 import logging
 import pickle
+import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -10,6 +12,9 @@ from mm_helpers import MIB, config, features, item, three_tensors, update
 from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
 from shmstore.multimodal import (
     CacheInfo,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     processor_cache_from_config,
@@ -99,6 +104,32 @@ def test_an_item_comes_out_as_it_went_in_and_is_read_in_place():
         assert before == engine.workers[0].reader.stats().live_views
 
 
+def calls_of_a_miss(nbytes):
+    """How many calls, of Python and of C, the sender makes for a miss that pushes out one other item."""
+    with Engine(3 * nbytes + 4 * KIB) as engine:
+        for n in range(6):
+            engine.sender.release(
+                [engine.sender.get_and_update_item((three_tensors(nbytes), [update("a")]), f"{n}")[0]]
+            )
+        mine = three_tensors(nbytes), [update("a")]
+        before = engine.sender.writer.stats()
+        calls = Counter()
+        sys.setprofile(lambda frame, event, arg: calls.update([event]))
+        try:
+            engine.sender.get_and_update_item(mine, "new")
+        finally:
+            sys.setprofile(None)
+        after = engine.sender.writer.stats()
+        assert (1, 1) == (after.puts - before.puts, after.evictions - before.evictions)
+        return calls
+
+
+def test_a_miss_does_the_same_for_an_item_of_any_size_but_for_the_store_s_copy():
+    small, large = calls_of_a_miss(64 * KIB), calls_of_a_miss(16 * MIB)
+    assert small == large
+    assert 40 < sum(small.values())
+
+
 def test_an_inline_item_passes_through_the_worker():
     with Engine(MIB) as engine:
         mine = item(3)
@@ -113,6 +144,14 @@ def test_asking_changes_neither_order_nor_counts():
         for _ in range(3):
             assert [True, True, False] == engine.sender.is_cached(["a", "b", "x"])
         assert before == (engine.sender.writer.stats(), engine.sender.make_stats())
+    # A ring of three: what was asked for goes as early as if it had not been.
+    with Engine(400 * KIB) as engine:
+        for mm_hash in "abc":
+            engine.read(engine.send(**{mm_hash: 120 * KIB}), mm_hash)
+        for _ in range(3):
+            assert [True] == engine.sender.is_cached(["a"])
+        engine.read(engine.send(d=120 * KIB), "d")
+        assert [False, True, True, True] == engine.sender.is_cached(list("abcd"))
 
 
 def test_touch_is_a_use_and_of_what_is_absent_nothing():
@@ -128,6 +167,15 @@ def test_touch_is_a_use_and_of_what_is_absent_nothing():
         engine.sender.touch_sender_cache_item("a")
         engine.read(engine.send(d=120 * KIB), "d")
         assert [True, False, True, True] == engine.sender.is_cached(list("abcd"))
+
+
+def test_touch_is_a_use_of_the_updates_too():
+    with Engine(MIB, book=2500) as engine:
+        for mm_hash in "ab":
+            engine.sender.get_and_update_item((item(10), [update(mm_hash * 1000)]), mm_hash)
+        engine.sender.touch_sender_cache_item("a")
+        engine.sender.get_and_update_item((item(10), [update("c" * 1000)]), "c")
+        assert [True, False, True] == engine.sender.is_cached(list("abc"))
 
 
 def test_different_lengths_are_a_value_error():
@@ -175,6 +223,7 @@ def test_clear_forgets_items_updates_and_counts():
         engine.sender.clear_cache()
         assert ([False, False], CacheInfo(0, 0)) == (engine.sender.is_cached(["a", "b"]), engine.sender.make_stats())
         assert 0 == len(engine.sender._book)
+        assert ([], []) == (engine.sender.writer.keys(), engine.sender.writer.take_evicted())
         engine.workers[0].clear_cache()
         engine.send(a=10)
         assert CacheInfo(0, 1) == engine.sender.make_stats(delta=True)
@@ -205,6 +254,7 @@ def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing
         assert (1, 0) == (engine.sender.inline_full, engine.sender.inline_too_large)
         assert "ipc_cache_gb" in caplog.text
         assert [True, True, True, False] == engine.sender.is_cached(list("ABCG"))
+        assert set("ABC") == set(engine.sender._book._entries)
         assert [item(5 * MIB)] * 3 == engine.read(outputs, "ABC")
         assert [item(2 * MIB), item(5 * MIB)] == engine.read(more, "GA")
         assert CacheInfo(1, 5) == engine.sender.make_stats()
@@ -257,8 +307,9 @@ def test_the_same_item_twice_and_too_large_goes_inline_twice():
 # --- all or nothing ------------------------------------------------------------------------------------------------
 
 
-class Unknown:
-    """Nothing that the serializer knows."""
+def unknown():
+    """An item with nothing in it that the serializer knows."""
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())])
 
 
 def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
@@ -267,7 +318,7 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
         before = engine.sender.make_stats()
         with pytest.raises(TypeError, match="no serializer"):
             engine.sender.get_and_update(
-                [(item(5), []), None, (Unknown(), []), (item(6), [])], ["new", "old", "bad", "later"]
+                [(item(5), []), None, (unknown(), []), (item(6), [])], ["new", "old", "bad", "later"]
             )
         assert before == engine.sender.make_stats()
         assert [True, False, False, False] == engine.sender.is_cached(["old", "new", "bad", "later"])
@@ -275,10 +326,24 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
         assert engine.fits_whole()
 
 
+def test_a_batch_that_fails_keeps_no_updates_that_it_brought_for_an_item_already_stored():
+    with Engine(MIB, book=2500) as engine:
+        updates = [update("x" * 1000)]
+        for mm_hash in "abc":
+            engine.read([engine.sender.get_and_update_item((item(10), updates), mm_hash)], mm_hash)
+        assert ["a", "b", "c"] == engine.sender.writer.keys()
+        assert not engine.sender.is_cached_item("a")
+        with pytest.raises(TypeError, match="no serializer"):
+            engine.sender.get_and_update([(item(10), updates), (unknown(), [])], ["a", "bad"])
+        assert ["a", "b", "c"] == engine.sender.writer.keys()
+        assert not engine.sender.is_cached_item("a")
+        assert engine.fits_whole()
+
+
 def test_a_batch_that_fails_gives_back_what_it_counted_inline():
     with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
         with pytest.raises(TypeError, match="no serializer"):
-            engine.sender.get_and_update([(item(2 * MIB), []), (Unknown(), [])], ["big", "bad"])
+            engine.sender.get_and_update([(item(2 * MIB), []), (unknown(), [])], ["big", "bad"])
         assert (0, CacheInfo(0, 0)) == (engine.sender.inline_too_large, engine.sender.make_stats())
 
 
@@ -391,6 +456,14 @@ def test_a_hit_whose_updates_the_batch_itself_pushes_out_is_still_answered():
         assert [updates[h] for h in "cab"] == [got for _, got in outputs]
 
 
+def test_the_hits_of_a_batch_count_as_used_before_its_new_items_push_updates_out():
+    with Engine(MIB, book=2500) as engine:
+        updates = {h: [update(h * 1000)] for h in "abc"}
+        engine.sender.get_and_update([(item(10), updates[h]) for h in "ab"], list("ab"))
+        engine.sender.get_and_update([(item(10), updates["c"]), None], list("ca"))
+        assert [True, False, True] == engine.sender.is_cached(list("abc"))
+
+
 def test_an_item_deleted_behind_the_senders_back_is_missing_and_leaves_no_updates():
     with Engine(MIB) as engine:
         engine.send(a=10, b=10)
@@ -400,6 +473,7 @@ def test_an_item_deleted_behind_the_senders_back_is_missing_and_leaves_no_update
             engine.sender.get_and_update_item(None, "a")
         assert {"b"} == set(engine.sender._book._entries)
         assert ["ref", "ref"] == kinds(engine.send(a=10, b=10))
+        assert [True, True] == engine.sender.is_cached(["a", "b"])  # the note that "a" had gone was of the first one
 
 
 def test_a_recovered_store_serves_its_items_once_their_updates_are_known_again():
@@ -438,6 +512,7 @@ def test_invalidate_takes_an_item_out_without_touching_who_reads_it():
         outputs = engine.send(a=10)
         engine.sender.invalidate(["a", "unknown"])
         assert not engine.sender.is_cached_item("a")
+        assert "a" not in engine.sender.writer  # it will be put anew, not handed out again
         assert 0 == len(engine.sender._book)
         assert [item(10)] == engine.read(outputs, "a")
 
@@ -450,6 +525,38 @@ def test_after_close_nothing_works_and_views_live_on():
     with pytest.raises(StoreClosedError):
         engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
     assert [item(10)] == got
+
+
+def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch):
+    with Engine(MIB) as engine:
+        writer = engine.sender.writer
+        put = writer.put
+
+        def put_once(key, value):
+            monkeypatch.setattr(writer, "put", close_and_fail)
+            return put(key, value)
+
+        def close_and_fail(key, value):
+            writer.close()
+            raise ZeroDivisionError
+
+        monkeypatch.setattr(writer, "put", put_once)
+        with pytest.raises(ZeroDivisionError):
+            engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
+        assert CacheInfo(0, 0) == engine.sender.make_stats()
+
+
+def test_a_worker_that_is_closed_reads_no_more_and_its_rank_is_free():
+    with Engine(MIB) as engine:
+        ref, _ = engine.sender.get_and_update_item((item(3), []), "a")
+        worker = engine.workers[0]
+        worker.close()
+        worker.close()
+        with pytest.raises(StoreClosedError):
+            worker.get_and_update_item(ref, "a")
+        with worker_receiver_cache_from_config(engine.config, 0, engine.sender.handle) as successor:
+            ref, _ = engine.sender.get_and_update_item(None, "a")
+            assert item(3) == successor.get_and_update_item(ref, "a")
 
 
 def test_a_sender_can_be_wired_by_hand():

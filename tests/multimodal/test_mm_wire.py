@@ -24,6 +24,12 @@ FIELDS = [
     MultiModalSharedField(2**40),
     MultiModalFlatField([]),
     MultiModalFlatField([slice(0, 3), slice(3, None), slice(None, 9, 2)], dim=-1),
+    MultiModalFlatField([slice(3, 9, 2)]),
+    MultiModalFlatField(
+        [
+            (slice(0, 1), slice(2, 3)),
+        ]
+    ),
     MultiModalFlatField([(slice(0, 1), slice(2, 3)), slice(1, 2), (slice(4, 5),)], dim=1),
 ]
 

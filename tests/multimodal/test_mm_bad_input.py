@@ -1,0 +1,233 @@
+"""What each of the six caches says to what is no input, and that nothing has changed then."""
+
+import numpy as np
+import pytest
+import torch
+from mm_helpers import MIB, config, features, item, update
+
+from shmstore import CacheMissError, ObjectRef
+from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
+    CacheInfo,
+    MirroredProcessingCache,
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+    processor_cache_from_config,
+    worker_receiver_cache_from_config,
+)
+
+GOOD = (item(2), [update("new")])
+SHM = config(MIB, MIB, cache_type="shm")
+
+
+class OfOneMethod(BaseMultiModalProcessorCache):
+    """A processor cache of somebody else's, which has only what it must have."""
+
+    def __init__(self):
+        self.stored = {}
+
+    def is_cached_item(self, mm_hash):
+        return mm_hash in self.stored
+
+    def get_and_update_item(self, mm_item, mm_hash):
+        return self.stored.setdefault(mm_hash, mm_item)
+
+    def touch_sender_cache_item(self, mm_hash):
+        pass
+
+    def clear_cache(self):
+        self.stored.clear()
+
+    def make_stats(self, delta=False):
+        return CacheInfo(0, 0)
+
+
+@pytest.fixture(params=["only", "lru", "shm", "of one method"])
+def p0(request):
+    """A processor cache that holds "old"."""
+    if request.param == "shm":
+        with processor_cache_from_config(SHM) as cache:
+            cache.release([cache.get_and_update_item((item(2), []), "old")[0]])
+            yield cache
+        return
+    makers = {
+        "only": lambda: MultiModalProcessorOnlyCache(config(MIB)),
+        "lru": lambda: MultiModalProcessorSenderCache(config(MIB)),
+        "of one method": OfOneMethod,
+    }
+    cache = makers[request.param]()
+    cache.get_and_update([(item(2), [])], ["old"])
+    yield cache
+
+
+@pytest.fixture(params=["lru", "shm", "mirrored"])
+def receive(request):
+    """`get_and_update` of a receiver; of the earlier form, of both its sides."""
+    if request.param == "lru":
+        yield MultiModalReceiverCache(config(MIB)).get_and_update
+    elif request.param == "mirrored":
+        yield MirroredProcessingCache(config(MIB)).get_and_update_p1
+    else:
+        with processor_cache_from_config(SHM) as sender:
+            with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
+                yield worker.get_and_update
+
+
+def state(cache):
+    return cache.is_cached(["old", "new"]), cache.make_stats(), getattr(cache, "order", None)
+
+
+BAD_INPUTS = {
+    "a tensor": (torch.zeros(3), "got Tensor"),
+    "an array": (np.zeros(2), "got ndarray"),
+    "an item without updates": (item(2), "got MultiModalKwargsItem"),
+    "a tuple of one": ((item(2),), "got a tuple of 1"),
+    "a tuple of three": ((item(2), [], None), "got a tuple of 3"),
+    "a tensor and updates": ((torch.zeros(3), []), r"got \(Tensor, list\)"),
+    "None and updates": ((None, []), r"got \(None, list\)"),
+    "an item and None": ((item(2), None), r"got \(MultiModalKwargsItem, None\)"),
+    "an item and text": ((item(2), "<image>"), r"got \(MultiModalKwargsItem, str\)"),
+    "an item and one update": ((item(2), update("new")), r"got \(MultiModalKwargsItem, ResolvedPromptUpdate\)"),
+    "an item and its hash": ((item(2), 7), r"got \(MultiModalKwargsItem, int\)"),
+}
+
+
+@pytest.mark.parametrize(("bad", "got"), BAD_INPUTS.values(), ids=BAD_INPUTS)
+def test_a_processor_cache_says_what_it_expects_and_has_changed_nothing(p0, bad, got):
+    before = state(p0)
+    with pytest.raises(TypeError, match=f"^input of 'bad': expected None or a tuple .*, {got}$"):
+        p0.get_and_update([GOOD, None, bad], ["new", "old", "bad"])
+    with pytest.raises(TypeError, match=f"^input of 'bad': .*, {got}$"):
+        p0.get_and_update([bad], ["bad"])
+    if not isinstance(p0, OfOneMethod):
+        with pytest.raises(TypeError, match=f"^input of 'bad': .*, {got}$"):
+            p0.get_and_update_item(bad, "bad")
+        with pytest.raises(TypeError, match=f"^input of 'old': .*, {got}$"):  # also where it is not needed
+            p0.get_and_update_item(bad, "old")
+    assert before == state(p0)
+
+
+def test_updates_may_be_any_sequence(p0):
+    for updates in ((update("new"),), [], ()):
+        p0.clear_cache()
+        _, got = p0.get_and_update([(item(2), updates)], ["new"])[0]
+        assert got is updates
+
+
+@pytest.mark.parametrize("bad", [None, 7, b"new", ["new"]], ids=["None", "int", "bytes", "list"])
+def test_a_hash_that_is_no_text_is_a_type_error_and_nothing_has_changed(p0, bad):
+    before = state(p0)
+    said = f"^expected a str as mm_hash, got {'None' if bad is None else type(bad).__name__}$"
+    for given in (GOOD, None):
+        with pytest.raises(TypeError, match=said):
+            p0.get_and_update([GOOD, given], ["new", bad])
+        if not isinstance(p0, OfOneMethod):
+            with pytest.raises(TypeError, match=said):
+                p0.get_and_update_item(given, bad)
+    assert before == state(p0)
+
+
+def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0):
+    said = "^expected a sequence of hashes as mm_hashes, got one str$"
+    calls = [p0.is_cached, lambda mm_hashes: p0.get_and_update([None] * 3, mm_hashes)]
+    calls += [p0.invalidate] if hasattr(p0, "invalidate") else []
+    for call in calls:
+        with pytest.raises(TypeError, match=said):
+            call("old")
+    with pytest.raises(TypeError, match="got one str"):
+        MirroredProcessingCache(config(MIB)).invalidate("old")
+
+
+def test_different_lengths_change_nothing_either_way(p0):
+    before = state(p0)
+    for inputs, mm_hashes in (([GOOD], ["new", "old"]), ([GOOD, None], ["new"]), ([], ["new"])):
+        with pytest.raises(ValueError, match=f"^{len(inputs)} items but {len(mm_hashes)} hashes$"):
+            p0.get_and_update(inputs, mm_hashes)
+    assert before == state(p0)
+
+
+def test_an_empty_batch_is_nothing(p0):
+    before = state(p0)
+    assert [] == p0.get_and_update([], [])
+    assert [] == p0.is_cached([])
+    assert before == state(p0)
+
+
+def test_a_hash_that_the_store_cannot_keep_changes_nothing():
+    with processor_cache_from_config(SHM) as sender:
+        for bad in ("", "x" * 100_000):
+            with pytest.raises(ValueError, match="a key must have 1 to"):
+                sender.get_and_update([GOOD, GOOD], ["new", bad])
+            with pytest.raises(ValueError, match="a key must have 1 to"):
+                sender.get_and_update_item(GOOD, bad)
+        assert ([], 0, CacheInfo(0, 0)) == (sender.writer.keys(), len(sender._book), sender.make_stats())
+
+
+BAD_ITEMS = {
+    "a tensor": (torch.zeros(3), "Tensor"),
+    "what the sender takes": (GOOD, "tuple"),
+    "bytes of a reference": (b"x" * 40, "bytes"),
+    "a dict": ({"pixels": torch.zeros(3)}, "dict"),
+}
+
+
+@pytest.mark.parametrize(("bad", "kind"), BAD_ITEMS.values(), ids=BAD_ITEMS)
+def test_a_receiver_says_what_it_expects_and_has_changed_nothing(receive, bad, kind):
+    said = f"^item of 'bad': expected None or a MultiModalKwargsItem, got {kind}$"
+    for batch in ([item(2), bad], [bad, item(2)]):
+        with pytest.raises(TypeError, match=said):
+            receive(batch, ["new" if piece is not bad else "bad" for piece in batch])
+    with pytest.raises(CacheMissError):
+        receive([None], ["new"])
+    cache = receive.__self__
+    if isinstance(cache, BaseMultiModalReceiverCache):
+        with pytest.raises(TypeError, match=said):
+            cache.get_and_update_item(bad, "bad")
+        batch = features(["new", "bad"], [item(2), bad])
+        with pytest.raises(TypeError, match=said):
+            cache.get_and_update_features(batch)
+        assert item(2) == batch[0].data
+        assert batch[1].data is bad
+
+
+def test_a_receiver_takes_no_hash_that_is_no_text_and_no_other_number_of_them(receive):
+    for bad in (None, 7):
+        for given in (None, item(2)):
+            with pytest.raises(TypeError, match="expected a str as mm_hash"):
+                receive([item(2), given], ["new", bad])
+    with pytest.raises(TypeError, match="got one str"):
+        receive([item(2)], "n")
+    with pytest.raises(ValueError, match=r"^1 items but 2 hashes$"):
+        receive([item(2)], ["new", "old"])
+    with pytest.raises(CacheMissError):
+        receive([None], ["new"])
+    assert [] == receive([], [])
+
+
+def test_a_worker_asked_for_nothing_under_no_hash_is_told_so():
+    with processor_cache_from_config(SHM) as sender:
+        with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
+            with pytest.raises(TypeError, match="expected a str as mm_hash, got None"):
+                worker.get_and_update_item(None, None)
+
+
+def test_a_worker_reads_no_reference_of_a_batch_in_which_another_input_is_none():
+    with processor_cache_from_config(SHM) as sender:
+        with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
+            ref, _ = sender.get_and_update_item(GOOD, "new")
+            assert isinstance(ref, ObjectRef)
+            with pytest.raises(TypeError, match="item of 'bad'"):
+                worker.get_and_update([ref, torch.zeros(3)], ["new", "bad"])
+            assert 0 == worker.reader.stats().gets
+
+
+def test_the_sending_side_of_the_earlier_form_takes_items_and_texts_alone():
+    cache = MirroredProcessingCache(config(MIB))
+    for bad, kind in (*BAD_ITEMS.values(), (GOOD, "tuple")):
+        with pytest.raises(TypeError, match=f"^item of 'bad': .*, got {kind}$"):
+            cache.get_and_update_p0([item(2), bad], ["new", "bad"])
+    with pytest.raises(TypeError, match="mm_hash, got None"):
+        cache.get_and_update_p0([item(2), item(2)], ["new", None])
+    assert (None, CacheInfo(0, 0)) == (cache.get_item("new"), cache.make_stats())
