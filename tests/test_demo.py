@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from multiprocessing import forkserver, resource_tracker, set_forkserver_preload
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from shmstore.demo.modes import MODES
 from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
 from shmstore.demo.records import Faults, RunSettings
 from shmstore.demo.report import ModeFigures, percentile
-from shmstore.demo.supervisor import GRACE_S, PRELOADED, DemoError, SilentObserver
+from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,15 +52,6 @@ def children() -> set[int]:
 
 def segments(of_pid: int) -> list[str]:
     return [name for name in os.listdir("/dev/shm") if f"shmstore-demo-{of_pid}-" in name]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_forkserver() -> Iterator[None]:
-    """All runs of this file fork their processes from one: it is multiprocessing's own, and stays for the next run."""
-    set_forkserver_preload(PRELOADED)
-    forkserver.ensure_running()
-    yield
-    getattr(forkserver, "_forkserver")._stop()  # noqa: B009 it has no public name
 
 
 @pytest.fixture(autouse=True)
@@ -96,18 +87,11 @@ def interrupt_all(pids: dict[str, int]) -> None:
 
 
 def wait_for_ends(pids: Iterable[int]) -> None:
-    """Wait until all have ended."""
+    """Wait until all are zombies: ended, and not yet reaped."""
     deadline = time.monotonic() + 30
-    while any(is_running(pid) for pid in pids):
+    while not all(stat_fields(pid)[0] == "Z" for pid in pids):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return stat_fields(pid)[0] != "Z"
-    except OSError:
-        return False  # ended, and reaped by the process that forked it
 
 
 def stat_fields(pid: int) -> list[str]:
@@ -514,9 +498,6 @@ Pss:                 512 kB
 Pss_Dirty:           512 kB
 Anonymous:           512 kB
 VmFlags: rd wr mr mw me ac
-7f0000200000-7f0000300000 rw-p 00000000 00:00 0
-Pss:                 100 kB
-Anonymous:           400 kB
 7f1000000000-7f1000100000 rw-s 00000000 00:1b 4711                       /dev/shm/shmstore-demo-1-ab cd
 Size:               1024 kB
 Rss:                 900 kB
@@ -530,9 +511,8 @@ Pss:                   0 kB
 """
 
 
-def test_memory_is_summed_by_what_it_is_with_only_the_process_s_part_of_a_segment_and_all_of_a_forked_heap() -> None:
-    expected = Memory(own=(520 + 400) * 1024, segments=300 * 1024, total=(852 + 400) * 1024)
-    assert expected == parse_smaps(SMAPS.splitlines())
+def test_memory_is_summed_by_what_it_is_with_only_the_process_s_part_of_a_segment() -> None:
+    assert Memory(own=520 * 1024, segments=300 * 1024, total=852 * 1024) == parse_smaps(SMAPS.splitlines())
 
 
 def test_a_percentile_is_one_of_the_values() -> None:

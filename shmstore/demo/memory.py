@@ -1,8 +1,4 @@
-"""What a process has resident. Pages that several processes map are divided by their number, so that sums are right.
-
-Not so the heap that the demo's processes still share with the one that they were forked from: it counts whole for each,
-as an engine starts its processes anew; and what they come to have of their own would else look like growth.
-"""
+"""What a process has resident. Pages that several processes map are divided by their number, so that sums are right."""
 
 from __future__ import annotations
 
@@ -22,11 +18,11 @@ class Memory:
     """Bytes that one process has resident."""
 
     own: int
-    """Its heap and stacks, and what else it has written to."""
+    """Its heap and stacks: what no other process sees."""
     segments: int
     """Its part of the segments in shared memory that it has mapped."""
     total: int
-    """Own, segments, and its part of what else is shared, such as libraries."""
+    """Own, segments, and its part of what else is shared, such as libraries (PSS)."""
     slack: int = 0
     """What its allocator had kept free besides, and gave back when it was asked to."""
 
@@ -47,7 +43,7 @@ def _smaps() -> list[str]:
 
 def parse_smaps(lines: Iterable[str]) -> Memory:
     """Return the sums over the mappings of a process, from the lines that the kernel writes of them."""
-    own = segments = total = pss = 0
+    own = segments = total = 0
     in_segment = False
     for line in lines:
         field = _FIELD.match(line)
@@ -56,11 +52,8 @@ def parse_smaps(lines: Iterable[str]) -> Memory:
             if mapping is not None:
                 in_segment = mapping["path"].startswith(_SHARED_MEMORY)
         elif field["name"] == "Pss":
-            pss = int(field["kib"]) * 1024
-            total += pss
-            segments += in_segment * pss
-        elif field["name"] == "Anonymous":  # it comes after the mapping's Pss
-            anonymous = int(field["kib"]) * 1024
-            own += anonymous
-            total += max(0, anonymous - pss)
+            total += int(field["kib"]) * 1024
+            segments += in_segment * int(field["kib"]) * 1024
+        elif field["name"] == "Anonymous":
+            own += int(field["kib"]) * 1024
     return Memory(own, segments, total)

@@ -8,7 +8,6 @@ socket pair here.
 from __future__ import annotations
 
 import pickle
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -189,10 +188,8 @@ class FeatureCodec:
 def guarded(process: str, status: Connection, body: Callable[[], None]) -> None:
     """Run `body`; a failure is told to the supervisor in one line and becomes exit status 1.
 
-    The loss of a peer is none: what is to be reported is how that one went. Ctrl-C goes to all processes of the
-    terminal, and only the supervisor is to act on it.
+    The loss of a peer is none: what is to be reported is how that one went.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         body()
     except PeerLostError:

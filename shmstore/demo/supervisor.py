@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext
+from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,8 +31,6 @@ from shmstore.demo.processing import PictureSource
 from shmstore.demo.records import Measured, RunSettings
 
 _SHM = Path("/dev/shm")
-PRELOADED = ["shmstore.demo.api", "shmstore.demo.processes"]
-"""Imported once, by the process that all others are forked from: torch costs each of them a second and more."""
 GRACE_S = 10.0
 """How long a process that was asked to end may take before it is killed."""
 
@@ -111,8 +109,7 @@ def _interrupts_held_back() -> Iterator[None]:
 
 def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: str, children: list[_Child]) -> None:
     """Start API, engine and workers, appending each to `children` as soon as it runs."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context = multiprocessing.get_context("spawn")
     mine: list[Link] = []
 
     def link_pair() -> tuple[Link, Link]:
@@ -137,7 +134,7 @@ def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: 
 
 
 def _start_one(
-    context: ForkServerContext, name: str, target: Any, arguments: tuple[Any, ...], children: list[_Child]
+    context: SpawnContext, name: str, target: Any, arguments: tuple[Any, ...], children: list[_Child]
 ) -> None:
     status, childs_end = context.Pipe(duplex=False)
     try:
