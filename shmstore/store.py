@@ -15,7 +15,6 @@ from typing import Any, Literal, Self
 
 from shmstore.bindings import store as native
 from shmstore.errors import (
-    CorruptStoreError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
@@ -141,13 +140,6 @@ def _key(key: str) -> bytes:
     if not 0 < len(packed) <= native.MAX_KEY:
         raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
     return packed
-
-
-def _texts(keys: Iterable[bytes]) -> list[str]:
-    try:
-        return [key.decode() for key in keys]
-    except UnicodeDecodeError as error:
-        raise CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
 
 
 def _packed(ref: ObjectRef) -> bytes:
@@ -508,7 +500,7 @@ class ObjectStoreWriter(_Closable):
 
     def keys(self) -> list[str]:
         """Return the keys that can be handed out, oldest object first."""
-        return _texts(self._writer.key_list())
+        return self._writer.key_list()
 
     def __len__(self) -> int:
         return self._writer.count()
@@ -536,7 +528,7 @@ class ObjectStoreWriter(_Closable):
 
     def take_evicted(self) -> list[str]:
         """Return the keys that were evicted or deleted since the last call, in that order; for caches beside it."""
-        return _texts(self._writer.take_evicted())
+        return self._writer.take_evicted()
 
     def check_valid(self) -> None:
         """Check every invariant between the segment and the writer's books; CorruptStoreError at the first broken."""

@@ -20,6 +20,10 @@ _unpack = ffi.unpack
 _put = lib.shms_writer_put
 _hit = lib.shms_writer_hit
 _has = lib.shms_writer_has
+_take_evicted = lib.shms_writer_take_evicted
+_SIZE = ffi.typeof("uint64_t *")
+_BYTES = ffi.typeof("uint8_t[]")
+_FEW_KEYS = 256  # bytes
 _acquire = lib.shms_reader_acquire_to
 _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
@@ -101,24 +105,29 @@ def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
     return {name: getattr(record, name) for name, _ in ffi.typeof(kind).fields}
 
 
-def _split(packed: bytes) -> list[bytes]:
+def _split(packed: bytes) -> list[str]:
     keys, at = [], 0
-    while at < len(packed):
-        size = int.from_bytes(packed[at : at + 4], "little")
-        keys.append(packed[at + 4 : at + 4 + size])
-        at += 4 + size
+    try:
+        while at < len(packed):
+            start = at + 4
+            at = start + int.from_bytes(packed[at:start], "little")
+            keys.append(str(packed[start:at], "utf-8"))
+    except UnicodeDecodeError as error:
+        raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
     return keys
 
 
-def _key_list(call: Callable[..., int], handle: Any) -> list[bytes]:
-    size = _new("uint64_t *")
-    out, room = ffi.NULL, 0
+def _key_list(call: Callable[..., int], handle: Any, room: int) -> list[str]:
+    size = _new(_SIZE, room)
     while True:
-        _require(call(handle, out, size))
-        if size[0] <= room:
-            return _split(_buffer(out, size[0])[:]) if size[0] else []
-        room = size[0]
-        out = _new("uint8_t[]", room)
+        out = _new(_BYTES, room)
+        code = call(handle, out, size)
+        if code:
+            fail(code)
+        needed = size[0]
+        if needed <= room:
+            return _split(_buffer(out, needed)[:]) if needed else []
+        room = needed
 
 
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
@@ -148,10 +157,11 @@ def _options(capacity: int, n_readers: int, max_objects: int, max_object_size: i
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_w", "max_object_size", "n_readers", "store_id")
+    __slots__ = ("_spare", "_w", "max_object_size", "n_readers", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._w = _owned(box)
+        self._spare: list[tuple[Any, Any]] = []
         options = _new("shms_options *")
         self.store_id: int = lib.shms_writer_options(self._w, options)
         self.n_readers: int = options.n_readers
@@ -283,17 +293,30 @@ class Writer:
         """Return the number of keys."""
         return _require(lib.shms_writer_count(self._w))
 
-    def key_list(self) -> list[bytes]:
+    def key_list(self) -> list[str]:
         """Return the keys, oldest object first."""
-        return _key_list(lib.shms_writer_keys, self._w)
+        return _key_list(lib.shms_writer_keys, self._w, 0)
 
     def track_evictions(self, on: bool) -> None:
         """Note keys that leave, or stop noting."""
         _require(lib.shms_writer_track_evictions(self._w, on))
 
-    def take_evicted(self) -> list[bytes]:
+    def take_evicted(self) -> list[str]:
         """Return the keys that have left since the last call."""
-        return _key_list(lib.shms_writer_take_evicted, self._w)
+        # Caches ask after every put. Its few victims have room in a buffer that is kept, out of the list while in use.
+        spare = self._spare
+        room = spare.pop() if spare else (_new(_SIZE), _new(_BYTES, _FEW_KEYS))
+        size, out = room
+        size[0] = _FEW_KEYS
+        code = _take_evicted(self._w, out, size)
+        if code:
+            fail(code)
+        needed: int = size[0]
+        if needed > _FEW_KEYS:
+            return _key_list(_take_evicted, self._w, needed)
+        packed: bytes = _buffer(out, needed)[:]
+        spare.append(room)
+        return _split(packed) if needed else []
 
     def stats(self) -> dict[str, int]:
         """Return the fields of shms_stats."""

@@ -65,13 +65,15 @@ class ValueBook(Generic[V]):
 
     def put(self, key: str, value: V, size: int) -> None:
         """Keep the value; one that is larger than the whole book is not kept, and nothing goes for it."""
-        self.drop(key)
+        entries = self._entries
+        if key in entries:
+            self.drop(key)
         if size > self._capacity:
             return
-        self._entries[key] = (value, size)
+        entries[key] = (value, size)
         self.nbytes += size
         while self.nbytes > self._capacity:
-            _, (_, gone) = self._entries.popitem(last=False)
+            _, (_, gone) = entries.popitem(last=False)
             self.nbytes -= gone
 
     def drop(self, key: str) -> None:
