@@ -157,8 +157,8 @@ typedef struct shms_layout {
     uint64_t slots_at, leases_at, readers_at, reader_stride, data_at;
 } shms_layout;
 
-/* Computes the geometry.  SHMS_EINVAL where an option is out of range.  There are as many lease entries as objects, or
- * as fit the promise of 256 + 4 * n_readers bytes of bookkeeping an object. */
+/* Computes the geometry.  SHMS_EINVAL where an option is out of range.  There are as many lease entries as objects,
+ * or, above 1,024, as fit the promise of 256 + 4 * n_readers bytes of bookkeeping an object of a large store. */
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page);
 
 /* A number that differs whenever two builds would read a segment differently: version, offsets, architecture. */

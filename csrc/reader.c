@@ -30,6 +30,7 @@ struct shms_reader {
     uint32_t rank;
     _Atomic int closed;
     _Atomic uint64_t live; /* views, and calls in progress */
+    _Atomic uint64_t refs; /* the handle, and views: the last one frees.  A garbage collector ends them in any order */
 };
 
 static uint64_t monotonic_ns(void) {
@@ -75,6 +76,7 @@ int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, in
         free(r);
         return rc;
     }
+    atomic_store(&r->refs, 1);
     *out = r;
     return SHMS_OK;
 }
@@ -88,6 +90,7 @@ int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint3
     int rc = shms_segment_borrow(&r->seg, of);
     if (rc == SHMS_OK)
         rc = take_rank(r);
+    atomic_store(&r->refs, 1);
     *out = r;
     return rc;
 }
@@ -200,6 +203,7 @@ int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **ou
                      .id = ref.id,
                      .slot = ref.slot,
                      .owner = r};
+    atomic_fetch_add(&r->refs, 1);
     *out = v;
     return SHMS_OK;
 }
@@ -212,6 +216,13 @@ shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
     return v;
 }
 
+static void let_go(struct shms_reader *r) {
+    if (atomic_fetch_sub(&r->refs, 1) != 1)
+        return;
+    shms_segment_close(&r->seg);
+    free(r);
+}
+
 void shms_view_release(shms_view *v) {
     if (!v)
         return;
@@ -222,12 +233,10 @@ void shms_view_release(shms_view *v) {
         leave(r);
     }
     free(v);
+    let_go(r);
 }
 
-void shms_view_drop(const shms_reader *keep, shms_view **v) {
-    (void)keep;
-    shms_view_release(*v);
-}
+void shms_view_drop(shms_view **v) { shms_view_release(*v); }
 
 int shms_reader_release(shms_reader *r, const uint8_t *packed) {
     shms_ref ref;
@@ -303,10 +312,8 @@ int shms_reader_close(shms_reader *r) {
 }
 
 void shms_reader_free(shms_reader *r) {
-    if (!r)
-        return;
-    shms_segment_close(&r->seg);
-    free(r);
+    if (r)
+        let_go(r);
 }
 
 void shms_reader_drop(shms_reader **r) { shms_reader_free(*r); }

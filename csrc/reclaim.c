@@ -218,7 +218,7 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_place *place) 
         }
         if (!shms_ring_find(&w->ring, span, need_slot, may_go, w, place)) {
             if (prepared)
-                return refuse(w, &w->no_space, need_slot && !need_bytes ? SHMS_ENOSLOT : SHMS_EFULL);
+                return refuse(w, &w->no_space, need_slot && !need_bytes && place->extra == SHMS_NONE ? SHMS_ENOSLOT : SHMS_EFULL);
             refusal_prepare(w, &w->no_space, span); /* room enough, but in pieces: the search counts from here */
             prepared = true;
             continue;

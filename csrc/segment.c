@@ -104,11 +104,13 @@ uint64_t shms_space_needed(const shms_options *options) {
 }
 
 /* posix_fallocate would fill the memory before it found out that it is not enough: ask first. */
-static int reserve(int fd, uint64_t at, uint64_t size) {
+static bool too_much(int fd, uint64_t size) {
     struct statvfs fs;
-    if (fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which names no figures */
-        (uint64_t)fs.f_bavail * fs.f_frsize < size)
-        return SHMS_ENOSPC;
+    return fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which names no figures */
+           (uint64_t)fs.f_bavail * fs.f_frsize < size;
+}
+
+static int reserve(int fd, uint64_t at, uint64_t size) {
     uint64_t step = size;
     while (size) {
         uint64_t n = size < step ? size : step;
@@ -215,6 +217,8 @@ static int create_locked(shms_segment *seg) {
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return errno == EFBIG ? SHMS_ENOSPC : SHMS_ESYS;
     /* What lies between the tables and a data region aligned for huge pages stays a hole. */
+    if (too_much(seg->fd, control_end + l->file_size - l->data_at))
+        return SHMS_ENOSPC;
     if ((rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at)) || (rc = reserve(seg->fd, 0, control_end)))
         return rc;
     int fd = open_again(seg, SHMS_ROLE_WRITER);
@@ -322,19 +326,23 @@ static int open_unfinished(shms_segment *seg, int role) {
             return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
         if (!shms_segment_named(seg)) /* over, and closed already */
             return SHMS_ENOSTORE;
+        if (size == 0 && role != SHMS_ROLE_WRITER)
+            return SHMS_ECREATING;
         if (ended) /* looked at again after the lock was found free: nobody will go on with it */
-            return size == 0 && role != SHMS_ROLE_WRITER ? SHMS_ECREATING : SHMS_ELAYOUT;
+            return SHMS_ELAYOUT;
     }
 }
 
-/* A segment that was copied may have lost its reservation, and a store to a hole may then be SIGBUS. */
-static int reserve_again(const shms_segment *seg) {
+int shms_segment_reserve_again(const shms_segment *seg) {
     const shms_layout *l = &seg->layout;
+    uint64_t needed = seg->control_size + seg->data_size;
     struct stat st;
     if (fstat(seg->fd, &st))
         return SHMS_ESYS;
-    if ((uint64_t)st.st_blocks * 512 >= seg->control_size + seg->data_size)
+    if ((uint64_t)st.st_blocks * 512 >= needed)
         return SHMS_OK;
+    if (too_much(seg->fd, needed - (uint64_t)st.st_blocks * 512))
+        return SHMS_ENOSPC;
     int rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at);
     return rc ? rc : reserve(seg->fd, 0, seg->control_size);
 }
@@ -351,8 +359,6 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     rc = open_mapped(seg, role);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role);
-    if (rc == SHMS_OK && role == SHMS_ROLE_WRITER)
-        rc = reserve_again(seg);
     if (rc) {
         int saved = errno;
         shms_segment_close(seg);

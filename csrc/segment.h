@@ -51,6 +51,10 @@ void shms_segment_publish(shms_segment *seg);
 /* Prefaults and asks for huge pages, as the options say.  For the holder of the writer's lock. */
 void shms_segment_warm(shms_segment *seg);
 
+/* A segment that was copied may have lost its reservation, and a store to a hole may then be SIGBUS.  For the holder of
+ * the writer's lock. */
+int shms_segment_reserve_again(const shms_segment *seg);
+
 /* Opens a published segment in a role, without taking a lock.  A rank beyond n_readers: SHMS_EINVAL. */
 int shms_segment_open(shms_segment *seg, const char *name, int role);
 

@@ -220,11 +220,10 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number */
 uint64_t shms_reader_pid(const char *name, uint32_t rank); /* who attached as `rank` last; 0: nobody, or no store */
 int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
-void shms_reader_free(shms_reader *r); /* after the last view; NULL is allowed */
+void shms_reader_free(shms_reader *r); /* the mapping stays until the last view has gone; NULL is allowed */
 void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
-/* Likewise; `keep` is ignored: whoever calls it keeps the handle until the view, or the guard, has gone. */
-void shms_view_drop(const shms_reader *keep, shms_view **v);
-void shms_guard_drop(const shms_writer *keep, shms_guard *g);
+void shms_view_drop(shms_view **v); /* likewise */
+void shms_guard_drop(const shms_writer *keep, shms_guard *g); /* likewise; `keep`, ignored, outlives the guard */
 /* cdef: end */
 
 #endif

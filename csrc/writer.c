@@ -140,6 +140,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer closed it for good in the meantime */
             rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
+            rc = shms_segment_reserve_again(&w->seg);
+        if (rc == SHMS_OK)
             rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
         if (rc == SHMS_OK)
             shms_segment_warm(&w->seg); /* after V2, which readers may be waiting for */

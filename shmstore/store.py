@@ -169,12 +169,11 @@ def _not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNo
 
 def _in_use(name: str, rank: int) -> RankInUseError:
     pid = native.rank_pid(name, rank)
-    if pid == os.getpid():
-        return RankInUseError(
-            f"rank {rank} of store {name!r} is taken by this process",
-            hint="close the reader that has it and drop the views that came from it, or attach as another rank",
-        )
-    return RankInUseError(f"rank {rank} of store {name!r} is taken by {f'process {pid}' if pid else 'a live reader'}")
+    hint = None
+    if pid == os.getpid():  # or it is another's of that number, in another PID namespace
+        hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
+    holder = f"process {pid}" if pid else "a live reader"
+    return RankInUseError(f"rank {rank} of store {name!r} is taken by {holder}", hint=hint)
 
 
 class _Block:
@@ -192,13 +191,16 @@ class _Block:
     def guard(self, writer: native.Writer, key: bytes) -> None:
         """Guard what is under `key` now, if it is one of the block's."""
         if key in self._keys:
-            guard = writer.guard(key)
-            if guard is not None:
-                self._guards.append(guard)
+            guard = writer.guard()
+            self._guards.append(guard)  # before it is set: an interrupt would leave it to its traceback
+            guard.set(key)
 
     def end(self) -> None:
-        """Let everything go."""
-        self._guards.clear()
+        """Let everything go, and guard nothing any more, whoever still refers to this."""
+        self._keys = frozenset()
+        while self._guards:
+            self._guards[-1].end()
+            self._guards.pop()
 
 
 class _Closable:
@@ -378,13 +380,12 @@ class ObjectStoreWriter(_Closable):
         held = self._writer.holders()
         stats = self._writer.stats()
         if resource == "leases":
-            what = f"all {stats['max_leases']} lease entries are taken by references that not every rank has read"
+            what = f"all {stats['max_leases']} lease entries are taken by unread references (and unfinished puts)"
         elif resource == "slots":
             what = f"all {stats['max_objects']} slots are taken by objects that are held"
         else:
             free = stats["capacity"] - stats["used_bytes"]
-            what = f"{nbytes} bytes needed, {free} of {stats['capacity']} free"
-            what += " but not in one piece" if nbytes is not None and free >= nbytes else ""
+            what = f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free"
         message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
         return StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
 
@@ -444,17 +445,17 @@ class ObjectStoreWriter(_Closable):
         """Let none of `keys` be reclaimed inside the block, whether stored before it or during it."""
         packed = dict.fromkeys(_key(key) for key in keys)
         block = _Block(packed)
+        mine = weakref.ref(block)
         try:
             with self._lock:
-                self._blocks = (*self._blocks, weakref.ref(block))
+                self._blocks = (*self._blocks, mine)
             for key in packed:
                 block.guard(self._writer, key)
             yield
         finally:
             block.end()
-            del block
             with self._lock:
-                self._blocks = tuple(ref for ref in self._blocks if ref() is not None)
+                self._blocks = tuple(ref for ref in self._blocks if ref is not mine and ref() is not None)
 
     def _protect_late(self, key: bytes) -> None:
         """Protect what is being put, if its key is inside a block."""

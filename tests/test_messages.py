@@ -43,7 +43,10 @@ def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
     assert "its handle" in message(TypeError, lambda: ObjectStoreReader.attach(writer))  # type: ignore[arg-type]
     assert "from_json" in message(StoreNotFoundError, lambda: ObjectStoreReader.attach(writer.handle.to_json()))
     taken = message(RankInUseError, lambda: ObjectStoreReader.attach(writer.handle, 0))
-    assert f"rank 0 of store {writer.name!r} is taken by this process" in taken
+    assert (
+        f"rank 0 of store {writer.name!r} is taken by process {os.getpid()} (hint: if that is this process, close"
+        in taken
+    )
     assert "create(" in message(TypeError, lambda: ObjectStoreWriter(1 << 20, "x", None))  # type: ignore[arg-type]
     assert "attach(" in message(TypeError, lambda: ObjectStoreReader(1, "x", 0, None))  # type: ignore[arg-type]
     handle = writer.handle
@@ -78,7 +81,7 @@ def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> No
         writer.put("new", torch.zeros(2020 if resource == "bytes" else 1))
     stats = writer.stats()
     said = {
-        "bytes": f"8080 bytes needed, {8192 - stats.used_bytes} of 8192 free",
+        "bytes": f"8080 bytes needed in one piece, {8192 - stats.used_bytes} of 8192 free",
         "slots": "all 2 slots are taken",
         "leases": f"all {stats.max_leases} lease entries are taken",
     }

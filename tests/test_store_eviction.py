@@ -87,6 +87,39 @@ def test_what_is_put_inside_the_block_is_protected_too(stores: Stores, value: to
     assert not {"late", "reserved"} & set(writer.keys())
 
 
+def test_a_block_that_is_over_protects_nothing_however_long_its_exception_is_kept(stores: Stores) -> None:
+    class Failing(shmstore.MsgpackSerde):
+        def fill(self, dst: Any, source: Any) -> None:
+            raise ZeroDivisionError
+
+    writer = stores.create(8192, n_readers=1, serde=Failing())
+    writer.retire(0)
+    writer.put("a", 1)
+    with pytest.raises(ZeroDivisionError) as kept, writer.protect(["a", "b"]):
+        writer.put("b", torch.arange(100).reshape(10, 10).T)
+    assert () == writer._blocks
+    writer.put("b", 1)
+    crowd(writer)
+    assert not {"a", "b"} & set(writer.keys())
+    assert kept.tb is not None
+
+
+def test_a_put_that_is_late_for_a_block_that_is_over_is_not_protected_by_it(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    writer.retire(0)
+    writer.put("a", 1)
+    block = shmstore.store._Block([b"a"])
+    block.guard(writer._writer, b"a")
+    crowd(writer)
+    assert "a" in writer
+    kept = list(block._guards)  # as an interrupt's traceback may
+    block.end()
+    block.guard(writer._writer, b"a")  # by a thread that had the block at hand
+    crowd(writer)
+    assert "a" not in writer
+    assert 1 == len(kept)
+
+
 def test_what_is_deleted_inside_the_block_is_free_at_its_end(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=1)
     writer.retire(0)
@@ -97,6 +130,20 @@ def test_what_is_deleted_inside_the_block_is_free_at_its_end(stores: Stores) -> 
         assert 1 == writer.stats().objects
     assert (0, 0) == (writer.stats().objects, writer.stats().used_bytes)
     writer.check_valid()
+
+
+def test_the_plain_values_of_a_template_are_stored_whatever_their_type(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=1)
+    template = {"scale": np.float32(1.5), "size": torch.Size([2, 3]), "a": TensorSpec((10,), torch.uint8)}
+    with writer.reserve("k", template) as views:
+        views["a"][:] = 7
+    value = stores.attach(writer).get(writer.get_cached("k"))
+    assert (np.float32, 1.5, torch.Size([2, 3]), 70) == (
+        type(value["scale"]),
+        value["scale"],
+        value["size"],
+        int(value["a"].sum()),
+    )
 
 
 def test_blocks_nest_and_the_outermost_decides(stores: Stores) -> None:

@@ -31,7 +31,7 @@ iceoryx2; Ray also acknowledges in its own way). Memory is warm where the peer l
 
 **The limits.** *One memcpy*: the same three tensors copied once into warm shared memory, with nobody told. *An empty
 message*: one byte to each reader and its acknowledgement, over that pipe, with nothing read. `put` can be below one
-memcpy for large objects: from 2 MiB on it stores past the caches, so that the destination is not read first.
+memcpy for large objects: from 1 MiB on it stores past the caches, so that the destination is not read first.
 """
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NoReturn
 
+import numpy as np
+
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
 
@@ -99,6 +101,17 @@ def _owned(box: Any) -> Any:
     return _gc(box[0], partial(_keep, box))
 
 
+def _held(handle: Any) -> Any:
+    """Return a reference to the handle that the cycle collector does not see.
+
+    It would end the handle of a store that is garbage in whatever order, before generators and `__del__` methods of the
+    same garbage that still use it. An array is not looked into.
+    """
+    cell = np.empty((), object)
+    cell[()] = handle
+    return cell
+
+
 def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
     record = _new(f"{kind} *")
     _require(fill(handle, record))
@@ -157,10 +170,11 @@ def _options(capacity: int, n_readers: int, max_objects: int, max_object_size: i
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_spare", "_w", "max_object_size", "n_readers", "store_id")
+    __slots__ = ("_hold", "_spare", "_w", "max_object_size", "n_readers", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._w = _owned(box)
+        self._hold = _held(self._w)
         self._spare: list[tuple[Any, Any]] = []
         options = _new("shms_options *")
         self.store_id: int = lib.shms_writer_options(self._w, options)
@@ -259,15 +273,9 @@ class Writer:
         """Count a use."""
         return _require(lib.shms_writer_touch(self._w, key, len(key))) == 1
 
-    def guard(self, key: bytes) -> "Guard | None":
-        """Keep an object, also one being written, as long as the guard lives; None where it is absent."""
-        writer = self._w
-        guard = _gc(_new("shms_guard *"), partial(lib.shms_guard_drop, writer))
-        code = lib.shms_writer_protect(writer, key, len(key), guard)
-        if code == lib.SHMS_ENOTFOUND:
-            return None
-        _require(code)
-        return Guard(guard)
+    def guard(self) -> "Guard":
+        """Return a guard that is still to be set."""
+        return Guard(self._w)
 
     def cancel(self, packed: bytes) -> bool:
         """End a lease."""
@@ -334,15 +342,22 @@ class Writer:
 
 
 class Guard:
-    """An object kept from being reclaimed until `end`, or until this has gone.
+    """Keeps one object from being reclaimed until `end`, or until this has gone.
 
-    The C guard has its owner before it guards anything, so that whatever interrupts its making ends it.
+    It is made before it guards anything, so that whatever interrupts `set` finds it where its maker has put it.
     """
 
-    __slots__ = ("_guard",)
+    __slots__ = ("_guard", "_w")
 
-    def __init__(self, guard: Any) -> None:
-        self._guard = guard
+    def __init__(self, writer: Any) -> None:
+        self._w = writer
+        self._guard = _gc(_new("shms_guard *"), partial(lib.shms_guard_drop, writer))
+
+    def set(self, key: bytes) -> None:
+        """Guard what is under `key`, also where it is still being written; nothing where it is absent. Once."""
+        code = lib.shms_writer_protect(self._w, key, len(key), self._guard)
+        if code != lib.SHMS_ENOTFOUND:
+            _require(code)
 
     def end(self) -> None:
         """Let the object go; idempotent, and nothing on a closed store, which keeps no guards."""
@@ -409,10 +424,11 @@ class Ticket:
 class Reader:
     """One rank's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_r", "store_id")
+    __slots__ = ("_hold", "_r", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._r = _owned(box)
+        self._hold = _held(self._r)
         self.store_id: int = lib.shms_reader_store(self._r)
 
     @classmethod
@@ -434,7 +450,7 @@ class Reader:
     def acquire(self, packed: bytes) -> tuple[bytes, Any]:
         """Pin and acknowledge; returns the metadata and the payload as a buffer, whose end is the pin's end."""
         reader = self._r
-        box = _gc(_new(_VIEW_BOX), partial(_drop_view, reader))  # the pin has an owner before there is a pin
+        box = _gc(_new(_VIEW_BOX), _drop_view)  # the pin has an owner before there is a pin
         code = _acquire(reader, packed, box)
         if code:
             fail(code)

@@ -148,7 +148,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 ref = writer.get_cached(mm_hash)  # only its updates were gone
         except StoreFullError as full:
             self._inline_full += 1
-            _warn(self._inline_full, "ipc_cache_gb is too small for what is being read at a time", full)
+            short = (
+                "ipc_cache_gb is" if full.resource in ("bytes", None) else f"the store's number of {full.resource} is"
+            )
+            _warn(self._inline_full, f"{short} too small for what is being read at a time", full)
             return mm_item
         except ObjectTooLargeError as too_large:
             self._inline_too_large += 1

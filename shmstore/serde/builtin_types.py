@@ -1,7 +1,11 @@
 """The types beyond trees and leaves that processors of Hugging Face and others hand out, registered like any other.
 
-A numpy scalar travels as an array without dimensions, which has its dtype and its bits; `torch.Size` as a tuple.
+A numpy scalar travels as its bytes, not as a leaf: those of a template of `reserve` are left out, and it is no shape.
+`torch.Size` travels as a tuple.
 """
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +20,15 @@ NUMPY_SCALARS: tuple[type[np.generic], ...] = (
 )
 """Those whose size is the same on every host."""
 
+
+def _from_bytes(dtype: "np.dtype[Any]") -> Callable[[Any], Any]:
+    def make(data: Any) -> Any:
+        (scalar,) = np.frombuffer(data, dtype)
+        return scalar
+
+    return make
+
+
 register_type("torch.Size", torch.Size, tuple, torch.Size)
 for _scalar in NUMPY_SCALARS:
-    register_type(f"numpy.{_scalar.__name__}", _scalar, np.asarray, lambda array: array[()])
+    register_type(f"numpy.{_scalar.__name__}", _scalar, _scalar.tobytes, _from_bytes(np.dtype(_scalar)))

@@ -349,6 +349,19 @@ static void a_refusal_says_what_has_run_out(void) {
     CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "a", 1, ref));
     CHECK_EQ(SHMS_ENOLEASE, put_marked(w, "new", 64, 1, ref));
     end();
+    name = store_name("gap"); /* a slot could be had, a gap that is long enough could not */
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
+    CHECK_EQ(SHMS_OK, put_marked(w, "first", 256, 1, NULL));
+    CHECK_EQ(SHMS_OK, put_marked(w, "held", 64, 1, NULL));
+    CHECK_EQ(1, shms_writer_delete(w, "first", 5));
+    CHECK_EQ(SHMS_OK, put_marked(w, "last", 64, 1, NULL));
+    shms_guard guard;
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "held", 4, &guard));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 640, 1, NULL));
+    CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    end();
 }
 
 static void a_rank_that_never_came_is_waited_for_until_it_is_retired(void) {

@@ -1,0 +1,85 @@
+"""Stores that end as cyclic garbage: the collector ends its parts in any order, and nothing may use what has gone.
+
+Each case runs in a child, for which a use of freed memory is as good as its death.
+"""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from tests.support import in_child, segments, store_name
+
+
+class Node:
+    """Refers to itself, so that only the collector ends it."""
+
+    def __init__(self, **members: Any) -> None:
+        self.__dict__.update(members)
+        self.self = self
+
+
+class Request:
+    """Gives back its reference at its end, as an engine's request may."""
+
+    def __init__(self, engine: Any, ref: Any, seen: list[Any]) -> None:
+        self.engine, self.ref, self.seen = engine, ref, seen
+
+    def __del__(self) -> None:
+        self.seen.append(self.engine.writer.cancel(self.ref))
+
+
+def requests() -> list[Any]:
+    seen: list[Any] = []
+    for _ in range(20):
+        engine = Node(writer=ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1))
+        engine.request = Request(engine, engine.writer.put("k", 1), seen)
+        del engine
+        gc.collect()
+    return seen
+
+
+def blocks(name: str) -> list[Any]:
+    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+    writer.put("k", 1)
+    node = Node(writer=writer)
+    node.block = getattr(writer, name)(*([["k"]] if name == "protect" else ["new", np.zeros(9, np.uint8)]))
+    node.entered = node.block.__enter__()
+    del writer, node
+    gc.collect()
+    return []
+
+
+def views() -> list[Any]:
+    for _ in range(20):
+        writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+        reader = ObjectStoreReader.attach(writer.handle)
+        native = reader._reader
+        node = Node(view=native.acquire(writer.put("k", np.zeros(9, np.uint8)).to_bytes())[1])
+        node.native = native
+        reader.close()
+        writer.close()
+        del writer, reader, native, node
+        gc.collect()
+    return []
+
+
+CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
+    "requests": (requests, [True] * 20),
+    "protect": (lambda: blocks("protect"), []),
+    "reserve": (lambda: blocks("reserve"), []),
+    "views": (views, []),
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_garbage_together_ends_in_an_order_that_holds(name: str) -> None:
+    before = set(segments())
+    function, expected = CASES[name]
+    assert expected == in_child(function)
+    for left in set(segments()) - before:  # nobody closed them, which leaves the name
+        ObjectStoreWriter.recover(left).close()
