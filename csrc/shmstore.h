@@ -202,6 +202,8 @@ int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
 /* Bytes that each rank holds (pinned, or promised and not yet read) as of the last refusal. */
 int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank);
+/* For each rank: 1 where it has never attached and is not retired, so that leases wait for it; else 0. */
+int shms_writer_awaited(shms_writer *w, uint8_t *out_by_rank);
 /* With `on`, keys that leave the store are noted; _take_evicted gives and forgets them (as _keys does). */
 int shms_writer_track_evictions(shms_writer *w, int on);
 int shms_writer_take_evicted(shms_writer *w, uint8_t *out, uint64_t *size);

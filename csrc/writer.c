@@ -239,6 +239,17 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
     return SHMS_OK;
 }
 
+int shms_writer_awaited(shms_writer *w, uint8_t *out) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
+        out[r] = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0 &&
+                 shms_get(&w->seg.sb->retired[r]) == 0;
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_OK;
+}
+
 int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank) {
     int rc = shms_writer_enter(w);
     if (rc)

@@ -166,7 +166,10 @@ class StaleRefError(ShmStoreError, ValueError):
     """The reference names no live object of this store: its lease has ended, or its bits are wrong."""
 
     default_message = "the object has been modified or is invalid"
-    default_hint = "the lease was read, cancelled or never given by this store; ask the writer for a new reference"
+    default_hint = (
+        "its lease was over and it has been evicted or deleted, or these are not the bytes that were handed out; "
+        "put it again, or ask the writer for a new reference"
+    )
 
 
 class StoreNotFoundError(ShmStoreError, FileNotFoundError):

@@ -87,9 +87,9 @@ class StoreStats:
 
     @property
     def hit_ratio(self) -> float:
-        """Hits per call of `get_cached`; 0 where there was none."""
-        calls = self.hits + self.misses
-        return self.hits / calls if calls else 0.0
+        """Hits per item handed out, put or hit; 0 where there was none. (Who asks `is_cached` first never misses.)"""
+        given = self.hits + self.puts
+        return self.hits / given if given else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +154,13 @@ def _shown(key: str) -> str:
     return repr(key if len(key) <= 80 else key[:77] + "...")
 
 
-def _stale(error: StaleRefError, ref: ObjectRef) -> StaleRefError:
-    return StaleRefError(f"{error.message}: {ref!r}")
+def _stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
+    hint = None
+    if ref.store_id != store_id:
+        hint = (
+            f"it is of store {ref.store_id:08x}, and this is {store_id:08x}; a later store of the same name is another"
+        )
+    return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
 
 
 def _not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNotFoundError:
@@ -387,7 +392,12 @@ class ObjectStoreWriter(_Closable):
             free = stats["capacity"] - stats["used_bytes"]
             what = f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free"
         message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
-        return StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
+        full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
+        absent = [rank for rank in self._writer.awaited() if rank in held]
+        if absent:
+            who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
+            full.hint = f"{who} never attached: start it, or retire(rank); or {full.hint}"
+        return full
 
     @contextmanager
     def reserve(self, key: str, template: Any) -> Iterator[Any]:
@@ -475,10 +485,10 @@ class ObjectStoreWriter(_Closable):
         try:
             return self._writer.cancel(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref) from None
+            raise _stale(error, ref, self._handle.store_id) from None
 
     def cancel_all(self) -> int:
-        """End every open lease and return how many there were.
+        """End every open lease and return how many there were, also those that are over and not yet looked at.
 
         For after `recover`, where the requests of the writer before died with it: a reference that it handed out and
         never sent is known to nobody, and its lease would keep its object for ever.
@@ -612,7 +622,7 @@ class ObjectStoreReader(_Closable):
         try:
             meta, payload = self._reader.acquire(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref) from None
+            raise _stale(error, ref, self._reader.store_id) from None
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:
@@ -623,7 +633,7 @@ class ObjectStoreReader(_Closable):
         try:
             return self._reader.release(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref) from None
+            raise _stale(error, ref, self._reader.store_id) from None
 
     def validate(self, ref: ObjectRef) -> bool:
         """Say whether `get` would find the object; changes nothing."""

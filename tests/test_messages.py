@@ -55,6 +55,31 @@ def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
     assert "cannot be entered again" in message(StoreClosedError, writer.__enter__)
 
 
+def test_a_full_store_names_the_ranks_that_have_never_come(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=3)
+    stores.attach(writer, 1)
+    writer.put("a", torch.ones(1000))
+    with pytest.raises(StoreFullError) as caught:
+        writer.put("b", torch.ones(2000))
+    assert caught.value.hint.startswith("ranks 0, 2 have never attached: start it, or retire(rank); or release")
+    writer.retire(2)
+    with pytest.raises(StoreFullError, match="rank 0 has never attached"):
+        writer.put("b", torch.ones(2000))
+    stores.attach(writer, 0)
+    with pytest.raises(StoreFullError) as caught:
+        writer.put("b", torch.ones(2000))
+    assert "never attached" not in caught.value.hint
+
+
+def test_a_reference_of_another_store_says_so(stores: Stores) -> None:
+    ours, other = stores.create(8192, n_readers=1), stores.create(8192, n_readers=1)
+    ref = other.put("a", 1)
+    with pytest.raises(StaleRefError, match=f"of store {other.handle.store_id:08x}, and this is"):
+        stores.attach(ours).get(ref)
+    with pytest.raises(StaleRefError, match="and this is"):
+        ours.cancel(ref)
+
+
 def attempt(handle: StoreHandle) -> str:
     try:
         ObjectStoreReader.attach(handle).close()

@@ -336,6 +336,12 @@ class Writer:
         _require(lib.shms_writer_holders(self._w, out))
         return {rank: out[rank] for rank in range(self.n_readers) if out[rank]}
 
+    def awaited(self) -> list[int]:
+        """Return the ranks that have never attached and that leases wait for."""
+        out = _new(_BYTES, self.n_readers)
+        _require(lib.shms_writer_awaited(self._w, out))
+        return [rank for rank in range(self.n_readers) if out[rank]]
+
     def check_valid(self) -> None:
         """Raise CorruptStoreError at the first broken invariant."""
         _require(lib.shms_writer_valid(self._w))

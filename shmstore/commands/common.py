@@ -4,7 +4,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from shmstore.command import EXIT_WRONG
 
@@ -21,6 +22,7 @@ __all__ = [
     "age",
     "complain",
     "make_console",
+    "make_fitting_table",
     "make_table",
     "print_json",
     "ratio",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 _PLAIN_WIDTH = 200
+_GAP = 3
+"""Between two columns, at most."""
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -54,6 +58,33 @@ def make_table(console: Console, title: str, *columns: str, left: tuple[str, ...
     table = Table(title=title or None, title_justify="left", title_style="bold", box=lines, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right", overflow="fold")
+    return table
+
+
+def make_fitting_table(
+    console: Console,
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[Sequence[str | Text], str]],
+    *,
+    left: tuple[str, ...] = (),
+    spare: tuple[str, ...] = (),
+) -> Table:
+    """Return a table of rows, each with its style; where the screen is too narrow, without columns of `spare`, in order.
+
+    A name that is folded can be neither read nor copied.
+    """
+    widths = {
+        column: max(len(column), *(len(cells[i]) for cells, _ in rows)) if rows else len(column)
+        for i, column in enumerate(columns)
+    }
+    for column in spare:
+        if sum(widths.values()) + _GAP * len(widths) <= console.width:
+            break
+        del widths[column]
+    table = make_table(console, title, *widths, left=left)
+    for cells, style in rows:
+        table.add_row(*(cell for cell, column in zip(cells, columns, strict=True) if column in widths), style=style)
     return table
 
 

@@ -19,6 +19,7 @@ from shmstore.commands.common import (
     age,
     complain,
     make_console,
+    make_fitting_table,
     make_table,
     print_json,
     ratio,
@@ -93,23 +94,27 @@ def readers_table(
         "gets",
         "stale",
     )
-    table = make_table(console, title, *columns, left=("state",))
-    for reader in readers:
-        table.add_row(
-            str(reader.rank),
-            "-" if reader.pid is None else str(reader.pid),
-            reader.state,
-            size(reader.held_bytes),
-            str(reader.pins),
-            size(reader.pinned_bytes),
-            str(reader.unacknowledged),
-            size(reader.unacknowledged_bytes),
-            "-" if reader.lag_seconds is None else span(reader.lag_seconds),
-            str(reader.gets),
-            str(reader.stale),
-            style="red" if reader.state == "dead" else "yellow" if reader.state == "awaited" else "",
+    rows = [
+        (
+            (
+                str(reader.rank),
+                "-" if reader.pid is None else str(reader.pid),
+                reader.state,
+                size(reader.held_bytes),
+                str(reader.pins),
+                size(reader.pinned_bytes),
+                str(reader.unacknowledged),
+                size(reader.unacknowledged_bytes),
+                "-" if reader.lag_seconds is None else span(reader.lag_seconds),
+                str(reader.gets),
+                str(reader.stale),
+            ),
+            "red" if reader.state == "dead" else "yellow" if reader.state == "awaited" else "",
         )
-    return table
+        for reader in readers
+    ]
+    spare = ("stale", "gets", "pinned", "leased")
+    return make_fitting_table(console, title, columns, rows, left=("state",), spare=spare)
 
 
 def _by_use(snapshot: StoreSnapshot) -> list[tuple[str, int, int]]:
@@ -168,20 +173,24 @@ def _slots_table(console: Console, slots: list[SlotInfo], total: int) -> Any:
         else f"objects, the {len(slots)} held first or largest of {total} (--all: every one)"
     )
     columns = ("slot", "id", "offset", "bytes", "age", "pinned by", "leased to", "state", "key")
-    table = make_table(console, title, *columns, left=("state", "key"))
-    for slot in slots:
-        table.add_row(
-            str(slot.slot),
-            str(slot.object_id),
-            str(slot.offset),
-            str(slot.length),
-            "-" if slot.stored_at is None else age(slot.stored_at),
-            _ranks(slot.pinned_by),
-            _ranks(slot.leased_to),
-            _flags(slot),
-            Text(_short_key(slot.key)),
+    rows = [
+        (
+            (
+                str(slot.slot),
+                str(slot.object_id),
+                str(slot.offset),
+                str(slot.length),
+                "-" if slot.stored_at is None else age(slot.stored_at),
+                _ranks(slot.pinned_by),
+                _ranks(slot.leased_to),
+                _flags(slot),
+                Text(_short_key(slot.key)),
+            ),
+            "",
         )
-    return table
+        for slot in slots
+    ]
+    return make_fitting_table(console, title, columns, rows, left=("state", "key"), spare=("slot", "offset", "age"))
 
 
 def _short_key(key: str | None) -> str:

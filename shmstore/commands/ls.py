@@ -8,7 +8,7 @@ from shmstore.commands.common import (
     age,
     complain,
     make_console,
-    make_table,
+    make_fitting_table,
     print_json,
     ratio,
     reporting,
@@ -73,11 +73,12 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         console = make_console()
         columns = ("name", "owner", "size", "used", "objects", "readers", "age", "hit ratio", "state")
-        table = make_table(console, "", *columns, left=("name", "owner", "state"))
-        for info in segments:
-            style = "red" if info.state == "damaged" else "dim" if not info.writer_alive else ""
-            table.add_row(*_row(info), style=style)
-        console.print(table)
+        rows = [
+            (_row(info), "red" if info.state == "damaged" else "dim" if not info.writer_alive else "")
+            for info in segments
+        ]
+        left, spare = ("name", "owner", "state"), ("hit ratio", "age", "readers", "size", "objects")
+        console.print(make_fitting_table(console, "", columns, rows, left=left, spare=spare))
     for info in damaged:
         complain("ls", f"{info.name}: {info.problem}")
     return EXIT_WRONG if damaged else EXIT_OK

@@ -20,6 +20,7 @@ from shmstore.command import EXIT_OK, Command, positive_argument
 from shmstore.commands.common import (
     add_json,
     make_console,
+    make_fitting_table,
     make_table,
     print_json,
     ratio,
@@ -79,8 +80,8 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
         elapsed = max(now - before.taken_at, 1e-9)
         grown = {name: max(0, getattr(info.facts, name) - getattr(old, name)) for name in _RATES}
         per_second = {name: grown[name] / elapsed for name in _RATES}
-        calls = grown["hits"] + grown["misses"]
-        recent = grown["hits"] / calls if calls else None
+        given = grown["hits"] + grown["puts"]
+        recent = grown["hits"] / given if given else None
     return Sample(info.name, info, readers, now, per_second, recent)
 
 
@@ -125,14 +126,14 @@ def draw_all(console: Console, samples: list[Sample], order: str) -> RenderableT
         *("name", "owner", "used", "of", "objects", "readers", "put/s", "B/s", "hit/s", "hit ratio", "evict/s"),
         *("fallback/s", "oldest lease"),
     )
-    table = make_table(console, "", *columns, left=("name", "owner"))
+    rows: list[tuple[list[str], str]] = []
     for sample in _sorted_samples(samples, order):
         facts, rate = sample.info.facts, sample.per_second
         if facts is None:
-            table.add_row(sample.name, sample.info.state, *["-"] * (len(columns) - 2), style="red")
+            rows.append(([sample.name, sample.info.state, *["-"] * (len(columns) - 2)], "red"))
             continue
         oldest = sample.oldest_lease_seconds
-        table.add_row(
+        cells = [
             sample.name,
             "alive" if sample.info.writer_alive else "dead",
             size(facts.used_bytes),
@@ -146,9 +147,10 @@ def draw_all(console: Console, samples: list[Sample], order: str) -> RenderableT
             f"{rate['evictions']:.1f}",
             f"{rate['refusals']:.1f}",
             "-" if oldest is None else span(oldest),
-            style="" if sample.info.writer_alive else "dim",
-        )
-    return table
+        ]
+        rows.append((cells, "" if sample.info.writer_alive else "dim"))
+    spare = ("of", "objects", "hit/s", "evict/s", "readers", "hit ratio", "B/s")
+    return make_fitting_table(console, "", columns, rows, left=("name", "owner"), spare=spare)
 
 
 def _bar(facts: StoreFacts, width: int) -> Text:

@@ -73,9 +73,9 @@ class StoreFacts:
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hits per call of `get_cached`; None where there was none."""
-        calls = self.hits + self.misses
-        return self.hits / calls if calls else None
+        """Hits per item handed out, put or hit; None where there was none."""
+        given = self.hits + self.puts
+        return self.hits / given if given else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Each command on segments in every condition, into a pipe and on a terminal."""
 
 import importlib.util
+import io
 import json
 import os
 import re
@@ -12,9 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from shmstore import ObjectStoreWriter, cli
 from shmstore.commands import bench
+from shmstore.commands.common import make_fitting_table
 from shmstore.inspect import StoreInspector, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, running
 from tests.support import SHM, Stores, store_name
@@ -79,7 +82,7 @@ def ls_entry(name: str) -> dict[str, object]:
 def test_ls_json_has_the_figures() -> None:
     with case("live") as name:
         entry = ls_entry(name)
-        assert ("alive", 1 << 16, 6, 1, 2, 1.0, "ok") == tuple(
+        assert ("alive", 1 << 16, 6, 1, 2, 0.25, "ok") == tuple(
             entry[field]
             for field in (
                 *("owner", "capacity", "objects", "readers_attached", "readers_expected"),
@@ -251,6 +254,19 @@ def test_dump_writes_a_picture(tmp_path: Path) -> None:
             text = file.read_text()
             assert text.startswith("<svg")
             assert name in text
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_name_is_never_folded_however_narrow_the_screen(width: int) -> None:
+    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    columns = ("name", "owner", "used", "age")
+    rows = [(("shmstore-28713-1a827f32", "alive 28713", "233.0 MiB (45 %)", "2 h 3 min"), "")]
+    table = make_fitting_table(console, "", columns, rows, left=("name",), spare=("age", "used", "owner"))
+    console.print(table)
+    drawn = console.file.getvalue()
+    assert "shmstore-28713-1a827f32" in drawn
+    assert {40: (True, False), 80: (True, True), 200: (True, True)}[width] == ("owner" in drawn, "used" in drawn)
+    assert all(len(line.rstrip()) <= width for line in drawn.splitlines())
 
 
 # ---- top
