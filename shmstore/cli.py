@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse has said why; a caller wants the number, not the exception
         return EXIT_OK if stop.code is None else stop.code if isinstance(stop.code, int) else EXIT_USAGE
     command: Command = arguments.command
+    status = EXIT_OK
     try:
         status = command.run(arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever read the output, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at its end
-        return EXIT_OK
     return status
 
 

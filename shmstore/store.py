@@ -15,6 +15,7 @@ from typing import Any, Literal, Self
 
 from shmstore.bindings import store as native
 from shmstore.errors import (
+    CorruptStoreError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
@@ -320,6 +321,11 @@ class ObjectStoreWriter(_Closable):
             raise _not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
+        except CorruptStoreError:
+            raise CorruptStoreError(
+                f"the tables of store {_shown(wanted)} contradict themselves",
+                hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
+            ) from None
         _log.info("recovered store %s with %d objects", wanted, writer.count())
         return cls(writer, wanted, serde)
 

@@ -70,7 +70,7 @@ def make_fitting_table(
     left: tuple[str, ...] = (),
     spare: tuple[str, ...] = (),
 ) -> Table:
-    """Return a table of rows, each with its style; where the screen is too narrow, without columns of `spare`, in order.
+    """Return a table of rows, each with its style; on a narrow screen without columns of `spare`, the first first.
 
     A name that is folded can be neither read nor copied.
     """

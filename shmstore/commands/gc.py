@@ -4,7 +4,7 @@ import argparse
 import time
 from dataclasses import dataclass
 
-from shmstore.command import EXIT_OK, EXIT_WRONG, Command
+from shmstore.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
 from shmstore.commands.common import add_json, age, complain, make_console, make_table, print_json, reporting, size
 from shmstore.commands.ls import owner
 from shmstore.errors import ShmStoreError
@@ -25,7 +25,7 @@ open, and nothing that could be recovered. What could be recovered is every stor
 whose superblock is intact: ObjectStoreWriter.recover(NAME) would find all its objects. What remains are unfinished
 creations and damaged segments.
 
---force, with --yes, removes both of the former, too; name the stores, so that it means those. Only the name goes: a
+--force, with --yes, removes both of the former, too, of the stores that are named. Only the name goes: a
 process that maps a store keeps its pages until it ends, but nobody can attach or recover any more.
 
 Whether a process maps a segment is known from the locks of its readers and, as far as this user may read it, from
@@ -66,6 +66,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.force and not arguments.names:
+        return complain("gc", "--force needs the names of the stores that it is meant for", EXIT_USAGE)
     segments = [look_at(name) for name in arguments.names] if arguments.names else find_segments()
     alive = [info for info in segments if info.writer_alive]
     candidates = [_judge(info, arguments.force) for info in segments if not info.writer_alive]

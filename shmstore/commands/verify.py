@@ -1,6 +1,7 @@
 """`shmstore verify`: is a store sound?"""
 
 import argparse
+from contextlib import suppress
 
 from shmstore.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.commands.common import add_json, add_name, print_json, reporting, size
@@ -19,11 +20,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"ok": report.ok, "report": report})
         return EXIT_OK if report.ok else EXIT_WRONG
-    for finding in report.findings:
-        print(f"{'WRONG' if finding.wrong else 'note '}  {finding.text}")
     what = f"{report.objects} objects; checksums of {report.checked_objects} ({size(report.checked_bytes)})"
     wrong = sum(finding.wrong for finding in report.findings)
-    print(f"{report.name}: {f'{wrong} things are wrong' if wrong else 'sound'}; looked at {what}")
+    verdict = "sound" if not wrong else "1 thing is wrong" if wrong == 1 else f"{wrong} things are wrong"
+    with suppress(BrokenPipeError):  # whoever reads only the first lines gets the exit status all the same
+        for finding in report.findings:
+            print(f"{'WRONG' if finding.wrong else 'note '}  {finding.text}")
+        print(f"{report.name}: {verdict}; looked at {what}")
     return EXIT_OK if report.ok else EXIT_WRONG
 
 

@@ -47,6 +47,14 @@ def test_without_names_all_are_looked_at_and_foreign_files_never() -> None:
         assert 1 == piped("gc", foreign).status
 
 
+def test_force_without_names_is_refused() -> None:
+    with case("dead") as dead:
+        for options in (["--force"], ["--yes", "--force"], ["--yes", "--force", "--json"]):
+            ran = piped("gc", *options)
+            assert (2, True) == (ran.status, (SHM / dead).exists())
+            assert "--force needs the names" in ran.err
+
+
 def _attached(name: str, ready: int) -> None:
     reader = ObjectStoreReader.attach(name, 1)
     os.write(ready, b"r")

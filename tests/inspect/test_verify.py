@@ -5,6 +5,8 @@ import os
 import re
 import signal
 import struct
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -254,3 +256,23 @@ def test_damage_is_found_at_full_speed() -> None:
 def test_words_are_where_this_test_believes() -> None:
     assert struct.calcsize("<Q") == 8
     assert (64, 128) == (SLOT["put_ns"] + 8, SUPER["data_at"])
+
+
+@pytest.mark.parametrize("objects", [3, 3000], ids=["findings that fit a buffer", "findings that do not"])
+def test_the_exit_status_is_that_of_the_findings_also_where_nobody_reads_them(objects: int) -> None:
+    name = store_name()
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1, max_objects=objects) as writer:
+        for i in range(objects):
+            writer.put(str(i), 1)
+        writer.close(unlink=False)
+        try:
+            with (SHM / name).open("r+b") as file:
+                file.seek(4096)
+                file.write(b"\x07" * 64 * objects)
+            command = [sys.executable, "-m", "shmstore", "verify", name]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                process.stdout.close()
+                errors = process.stderr.read()
+            assert (1, b"") == (process.returncode, errors)
+        finally:
+            (SHM / name).unlink()
