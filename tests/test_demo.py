@@ -32,7 +32,7 @@ from shmstore.demo.messages import Progress
 from shmstore.demo.modes import MODES
 from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
 from shmstore.demo.records import Faults, RunSettings
-from shmstore.demo.report import ModeFigures, percentile
+from shmstore.demo.report import ModeFigures, percentile, print_report
 from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
@@ -151,6 +151,14 @@ def test_lost_requests_heal_and_tensors_are_kept_only_where_the_mode_says() -> N
     settings = RunSettings(workers=1, capacity=2 * items * rows * ROW, rounds=2, faults=Faults(abort=0, stale=1))
     report = run(settings, RandomItems(rows=(rows,) * items))
     assert report.ok
+    for capacity, wanted, noted in (
+        (None, 2 * report.capacity, True),  # as where /dev/shm had no room for more
+        (None, 1, False),
+        (report.capacity, 2 * report.capacity, False),
+    ):
+        shown = Console(file=io.StringIO(), width=200)
+        print_report(replace(report, settings=replace(settings, capacity=capacity), distinct_bytes=wanted), shown)
+        assert noted is ("/dev/shm has room for no more" in shown.file.getvalue())
     lost = {
         mode: (figures.rejected, figures.leases_released, figures.processed, figures.checked, figures.held_at_end)
         for mode, figures in report.modes.items()

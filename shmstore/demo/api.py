@@ -45,14 +45,12 @@ from shmstore.demo.messages import (
 )
 from shmstore.demo.modes import MODES, ApiCache
 from shmstore.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
-from shmstore.demo.records import Measured, ProcessMemory, RunSettings
+from shmstore.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
 from shmstore.multimodal import MultiModalFeatureSpec, PlaceholderRange
 from shmstore.multimodal.interfaces import PromptUpdates, ReceiverInput
 
 _Result = TypeVar("_Result")
 
-SHARE_OF_DATA = 0.6
-"""The default capacity, as a part of the bytes of all distinct items: too small for them, by design."""
 SHARE_OF_SHM = 0.8
 """The default capacity takes no more than this part of what is free in shared memory."""
 MAX_ATTEMPTS = 10

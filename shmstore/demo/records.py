@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from shmstore.demo.memory import Memory
 from shmstore.demo.modes import CacheCounts
 
+SHARE_OF_DATA = 0.6
+"""The default capacity, as a part of the bytes of all distinct items: too small for them, by design."""
+
 
 @dataclass(frozen=True)
 class Faults:

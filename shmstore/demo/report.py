@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from shmstore.demo.modes import MODES
-from shmstore.demo.records import Measured, ProcessMemory, RunSettings
+from shmstore.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
 
 MEGABYTE = 1_000_000
 
@@ -186,6 +186,14 @@ def print_report(report: DemoReport, console: Console) -> None:
         f"{settings.rounds} rounds, {settings.workers} workers, {settings.in_flight} in flight",
         highlight=False,
     )
+    wanted = int(report.distinct_bytes * SHARE_OF_DATA)
+    if settings.capacity is None and report.capacity < wanted:
+        console.print(
+            f"/dev/shm has room for no more; {wanted / MEGABYTE:.0f} MB were wanted (containers: --shm-size). "
+            "What finds no place goes inline.",
+            style="yellow",
+            highlight=False,
+        )
     table = Table()
     table.add_column("")
     for mode in report.modes:
