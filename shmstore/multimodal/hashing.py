@@ -4,12 +4,18 @@ Every part goes into the hash as  tag (1 byte) | length of the body (8 bytes) | 
 number of its parts, followed by the parts. So no two different trees give the same stream: neither ["ab"] and
 ["a", "b"], nor 1 and True and 1.0 and "1", nor the same bytes as float16 and as bfloat16, nor a list and a tuple.
 Dictionaries and keyword arguments are taken in the order of their encoded keys, since equal dictionaries may have
-been filled in different orders. Memory layout is no content: a transposed view hashes like its contiguous copy.
+been filled in different orders. Memory layout is no content: a transposed view hashes like its contiguous copy, and
+bytes that belong to no value (between the fields of an aligned dtype, behind an 80-bit long double) count as zeros.
+
+What does not say which it is, is refused rather than given a name that something else has, too: an image of several
+frames above all. Its user may mean the current frame, as image processors do, or all; and to go through the frames
+here would move the caller's image, lose what was drawn on it, and decode what nobody may have asked for.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import sys
 from collections.abc import Callable
@@ -18,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from shmstore.multimodal.items import MultiModalKwargsItem
+from shmstore.multimodal.items import MultiModalField, MultiModalFlatField, MultiModalKwargsItem
 
 __all__ = ["hash_item"]
 
@@ -41,12 +47,21 @@ _pack_length = struct.Struct("<Q").pack
 _pack_float = struct.Struct("<d").pack
 
 
-def hash_item(value: object, **kwargs: object) -> str:
+def hash_item(value: object, /, **kwargs: object) -> str:
     """The content hash of `value`, and of the keyword arguments that the processor is given, in hex (64 digits).
 
-    Takes None, bool, int, float, complex, str, bytes, tensors, arrays, Pillow images, items, and lists, tuples and
-    dicts of them; TypeError naming the path to anything else. BLAKE3 where its package is installed, else SHA-256:
-    processes that compare hashes must agree on that.
+    Takes None, bool, int, float, complex, str, bytes, memoryviews, tensors, arrays, Pillow images of one frame, items,
+    and lists, tuples and dicts of them; TypeError naming the path to anything else, to masked arrays, and to tensors
+    that are sparse, nested, quantised or without data. Of an image of several frames (GIF, animated WebP or PNG, TIFF
+    of several pages, MPO photograph) hash `image.copy()`, which is the current frame, or a list of such copies. BLAKE3
+    where its package is installed, else SHA-256: processes that compare hashes must agree on that.
+
+    Deliberately equal: bytes, bytearray and a one-dimensional memoryview of bytes; any other memoryview and the array
+    of its format and shape; a numpy scalar and the 0-d array of it, but `np.str_` and `np.bytes_` are str and bytes;
+    a member of an enumeration of str or int and its value; instances of subclasses of list, tuple (namedtuples), dict
+    and array and those of the class itself; a tensor on any device; images that differ by what processors ignore: the
+    file's format, its ICC profile and its other metadata. Items differ by modality, keys, data, and how the data is
+    joined (kind of field, `dim`), and not by the batch that they were cut from (`slices`, `batch_size`).
     """
     hasher = _hasher()
     _feed(hasher, value, "value")
@@ -64,29 +79,97 @@ def _feed_bytes(hasher: _Hasher, tag: bytes, body: bytes) -> None:
 
 
 def _feed_tensor(hasher: _Hasher, tensor: torch.Tensor, path: str) -> None:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise TypeError(f"{path}: cannot hash a tensor that is sparse, quantised or without data")
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
+        raise TypeError(f"{path}: cannot hash a tensor that is sparse, nested, quantised or without data")
     plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
     _feed_bytes(hasher, b"T", f"{plain.dtype}{tuple(plain.shape)}".encode())
     _frame(hasher, b"d", plain.reshape(-1).view(torch.uint8).numpy().data, plain.nbytes)
 
 
+def _foreign_names(dtype: np.dtype[Any]) -> list[str]:
+    """For each field to any depth, in order, the name of its dtype where another package made it, else ""."""
+    if dtype.subdtype is not None:
+        return _foreign_names(dtype.subdtype[0])
+    if dtype.fields is not None:
+        return [name for key in dtype.names or () for name in _foreign_names(dtype.fields[key][0])]
+    return ["" if dtype.type.__module__ == "numpy" else dtype.name]
+
+
+def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
+    try:
+        text = repr(dtype.descr) if dtype.names else dtype.str
+    except ValueError:
+        raise TypeError(f"{path}: cannot hash an array whose fields overlap or are out of order") from None
+    foreign = _foreign_names(dtype)  # dtype.str does not tell these apart: most of ml_dtypes' are "<V1"
+    return f"{text}{foreign}" if any(foreign) else text
+
+
+def _value_bytes(dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """255 for each byte of an element that belongs to a value, 0 for what lies between and behind values."""
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.tile(_value_bytes(base), math.prod(shape))
+    mask = np.full(dtype.itemsize, 255, np.uint8)
+    if dtype.fields is not None:
+        mask[:] = 0
+        for field, offset, *_ in (dtype.fields[name] for name in dtype.names or ()):
+            mask[offset : offset + field.itemsize] = _value_bytes(field)
+    elif dtype.char in "gG" and np.finfo(np.longdouble).nmant == 63:  # x87: 10 bytes of 12 or 16
+        numbers = mask.reshape(1 if dtype.char == "g" else 2, -1)
+        numbers[:, slice(10, None) if dtype.isnative else slice(None, -10)] = 0
+    return mask
+
+
 def _feed_array(hasher: _Hasher, array: np.ndarray[Any, Any], path: str) -> None:
     if array.dtype.hasobject:
         raise TypeError(f"{path}: cannot hash an array of objects")
-    dtype = repr(array.dtype.descr) if array.dtype.names else array.dtype.str
-    plain = np.ascontiguousarray(array)
-    _feed_bytes(hasher, b"A", f"{dtype}{array.shape}".encode())
-    _frame(hasher, b"d", plain.reshape(-1).view(np.uint8).data, plain.nbytes)
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{path}: cannot hash a masked array; pass its data and its mask, or `filled()`")
+    text = _describe_dtype(array.dtype, path)
+    data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if array.dtype.fields is not None or array.dtype.char in "gG":
+        mask = _value_bytes(array.dtype)
+        if not mask.all():
+            data = (data.reshape(-1, len(mask)) & mask).reshape(-1)
+    _feed_bytes(hasher, b"A", f"{text}{array.shape}".encode())
+    _frame(hasher, b"d", data.data, data.nbytes)
 
 
-def _feed_image(hasher: _Hasher, image: Any) -> None:
+def _feed_memoryview(hasher: _Hasher, view: memoryview, path: str) -> None:
+    try:
+        if view.format == "B" and view.ndim == 1:
+            return _feed_bytes(hasher, b"B", bytes(view))
+        array = np.asarray(view)
+    except ValueError as error:
+        raise TypeError(f"{path}: cannot hash a memoryview that was released or has no numpy dtype: {error}") from None
+    _feed_array(hasher, array, path)
+
+
+def _count_frames(image: Any) -> int:
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except ValueError:  # its file is closed: what was loaded is all that anyone can see of it
+        return 1
+
+
+def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
     # What a processor can see of an image: its pixels, what they mean (mode, palette, transparent colour), and the
-    # orientation that it may be asked to apply.
+    # orientation that it may be asked to apply. All of it may change when the pixels are loaded.
+    if (frames := _count_frames(image)) > 1:
+        raise TypeError(f"{path}: cannot hash an image of {frames} frames; `image.copy()` is the current one")
+    image.load()
     orientation = image.getexif().get(0x0112, 1)
+    palette = image.getpalette(None)
+    looks: tuple[object, ...] = (palette, image.info.get("transparency"))
+    if palette is not None and (palette_mode := image.im.getpalettemode()) != "RGB":
+        looks = (palette_mode, *looks)
     _feed_bytes(hasher, b"P", f"{image.mode}{image.size}{orientation}".encode())
-    _feed_bytes(hasher, b"p", repr((image.getpalette(), image.info.get("transparency"))).encode())
+    _feed_bytes(hasher, b"p", repr(looks).encode())
     _feed_bytes(hasher, b"d", image.tobytes())
+
+
+def _describe_field(field: MultiModalField) -> str:
+    return f"{type(field).__name__}{field.dim if isinstance(field, MultiModalFlatField) else ''}"
 
 
 def _feed_pairs(hasher: _Hasher, tag: bytes, pairs: dict[Any, Any], path: str) -> None:
@@ -139,8 +222,10 @@ def _feed(hasher: _Hasher, value: Any, path: str) -> None:
         _feed_bytes(hasher, b"C", _pack_float(value.real) + _pack_float(value.imag))
     elif isinstance(value, str):
         _feed_bytes(hasher, b"S", value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, (bytes, bytearray, memoryview)):
+    elif isinstance(value, (bytes, bytearray)):
         _feed_bytes(hasher, b"B", bytes(value))
+    elif isinstance(value, memoryview):
+        _feed_memoryview(hasher, value, path)
     elif isinstance(value, (list, tuple)):
         hasher.update((b"L" if isinstance(value, list) else b"U") + _pack_length(len(value)))
         for index, part in enumerate(value):
@@ -150,7 +235,8 @@ def _feed(hasher: _Hasher, value: Any, path: str) -> None:
     elif isinstance(value, MultiModalKwargsItem):
         _feed_bytes(hasher, b"M", value.modality.encode())
         _feed_pairs(hasher, b"D", value.get_data(), path)
+        _feed_pairs(hasher, b"D", {key: _describe_field(elem.field) for key, elem in value.items()}, path)
     elif _is_image(value):
-        _feed_image(hasher, value)
+        _feed_image(hasher, value, path)
     else:
         raise TypeError(f"{path}: cannot hash {type(value).__name__}")

@@ -1,15 +1,29 @@
 """`hash_item`: equal content, equal name; other content, other name."""
 
+import array
+import ctypes
+import enum
 import hashlib
+import io
 import subprocess
 import sys
+import warnings
+from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
 import torch
 from mm_helpers import item, three_tensors
 
-from shmstore.multimodal import hash_item, hashing
+from shmstore.multimodal import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+    hash_item,
+    hashing,
+)
 
 DIFFERENT = [
     None,
@@ -58,7 +72,25 @@ DIFFERENT = [
     item(3),
     item(3, fill=2),
     three_tensors(8),
+    memoryview(np.zeros((2, 3), np.uint8)),
+    memoryview(np.zeros((3, 2), np.uint8)),
+    memoryview(array.array("i", [1])),
+    memoryview(array.array("f", [0.0])),
+    memoryview(array.array("b", [1, 0, 0, 0])),
+    memoryview(b"\1\0\0\0"),
 ]
+
+ALIGNED = np.dtype([("a", "i1"), ("b", [("x", "<i2"), ("y", "<f8")], (2,))], align=True)
+OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["<i4", "<i4"], "offsets": [0, 2]})
+Size = namedtuple("Size", "height width")
+
+
+class Crop(enum.StrEnum):
+    CENTRE = "centre"
+
+
+class Mode(enum.IntEnum):
+    FAST = 1
 
 
 def test_no_two_different_values_have_one_hash():
@@ -95,8 +127,106 @@ def test_keyword_arguments_count_and_their_order_does_not():
         hash_item("x", crop=1),
         hash_item(["x", {"size": 1}]),
         hash_item({"x": 1}),
+        hash_item("x", value=1),
+        hash_item("x", kwargs=1),
     ]
     assert len(different) == len(set(different))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (b"ab", bytearray(b"ab")),
+        (b"ac", memoryview(b"abcd")[::2]),
+        (np.zeros((2, 3), np.float32), memoryview(np.zeros((2, 3), np.float32))),
+        (np.array([1], np.int32), memoryview(array.array("i", [1]))),
+        ((1, 2), Size(1, 2)),
+        ({"a": 1}, OrderedDict(a=1)),
+        ("centre", Crop.CENTRE),
+        (1, Mode.FAST),
+        (np.array(1.0, np.float32), np.float32(1.0)),
+        ("ab", np.str_("ab")),
+        (b"ab", np.bytes_(b"ab")),
+        (np.zeros(2, [("a", "<f4")]), np.zeros(2, [("a", "<f4")]).view(np.recarray)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_the_docstring_calls_equal_has_one_hash(one, other):
+    assert hash_item(one) == hash_item(other)
+
+
+def elem(field, data=None):
+    data = torch.zeros(4) if data is None else data
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "pixels", data, field)])
+
+
+def test_items_differ_by_how_they_are_joined_and_not_by_the_batch_they_were_cut_from():
+    flat = MultiModalFlatField([slice(0, 4)])
+    different = [
+        elem(MultiModalBatchedField()),
+        elem(MultiModalSharedField(1)),
+        elem(flat),
+        elem(MultiModalFlatField([slice(0, 4)], -1)),
+        elem(flat, torch.ones(4)),
+    ]
+    names = [hash_item(value) for value in different]
+    assert len(different) == len(set(names))
+    assert names[1] == hash_item(elem(MultiModalSharedField(3)))
+    assert names[2] == hash_item(elem(MultiModalFlatField([slice(0, 2), slice(2, 6)])))
+
+
+x87 = pytest.mark.skipif(
+    np.finfo(np.longdouble).nmant != 63 or np.dtype(np.longdouble).itemsize != 16,
+    reason="here a long double has no 80 bits in 16 bytes",
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "padding"),
+    [
+        (ALIGNED, [*range(1, 8), *range(10, 16), *range(26, 32)]),
+        (ALIGNED.newbyteorder(), [*range(1, 8), *range(10, 16), *range(26, 32)]),
+        (np.dtype([("a", "i1"), ("b", "<i4")]), []),
+        pytest.param(np.dtype(np.longdouble), range(10, 16), marks=x87),
+        pytest.param(np.dtype(np.longdouble).newbyteorder(), range(6), marks=x87),
+        pytest.param(np.dtype(np.clongdouble), [*range(10, 16), *range(26, 32)], marks=x87),
+        pytest.param(np.dtype([("a", "i1"), ("b", np.longdouble)]), range(11, 17), marks=x87),
+    ],
+    ids=str,
+)
+def test_every_byte_of_a_value_counts_and_no_byte_beside_it(dtype, padding):
+    clean = np.zeros(2, dtype)
+    names = {hash_item(clean)}
+    for index in range(dtype.itemsize):
+        array = np.zeros(2, dtype)
+        array.view(np.uint8)[dtype.itemsize + index] = 1
+        if index in padding:
+            assert hash_item(clean) == hash_item(array)
+        else:
+            names.add(hash_item(array))
+    assert 1 + dtype.itemsize - len(padding) == len(names)
+
+
+def test_dtypes_of_other_packages_differ_by_their_names():
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="no extra of shmstore installs ml_dtypes")
+    one_byte = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.int4, ml_dtypes.float8_e5m2, "V1"]
+    arrays = [np.zeros(3, np.uint8).view(dtype) for dtype in one_byte]
+    arrays += [array.view([("a", array.dtype)]) for array in arrays]
+    arrays += [np.zeros(2, [("a", dtype, (2,))]) for dtype in one_byte]
+    names = [hash_item(array) for array in arrays]
+    assert len(arrays) == len(set(names))
+
+
+def nested_tensor():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a prototype, says torch
+        return torch.nested.nested_tensor([torch.zeros(2)], layout=torch.strided)
+
+
+def released():
+    view = memoryview(b"ab")
+    view.release()
+    return view
 
 
 @pytest.mark.parametrize(
@@ -105,9 +235,20 @@ def test_keyword_arguments_count_and_their_order_does_not():
         ({"a": [1, 2, object()]}, "value\\['a'\\]\\[2\\]: cannot hash object"),
         ([{1, 2}], "value\\[0\\]: cannot hash set"),
         (np.array([object()]), "value: cannot hash an array of objects"),
-        (torch.zeros(2, device="meta"), "value: cannot hash a tensor that is sparse, quantised or without data"),
+        (
+            torch.zeros(2, device="meta"),
+            "value: cannot hash a tensor that is sparse, nested, quantised or without data",
+        ),
         (torch.eye(2).to_sparse(), "value: cannot hash a tensor that is sparse"),
         ({frozenset(): 1}, "value: cannot hash a key of frozenset"),
+        ([nested_tensor()], "value\\[0\\]: cannot hash a tensor that is sparse, nested"),
+        ([np.ma.array([1, 2], mask=[0, 1])], "value\\[0\\]: cannot hash a masked array"),
+        ([np.ma.masked], "value\\[0\\]: cannot hash a masked array"),
+        ([np.zeros(2, OVERLAPPING)], "value\\[0\\]: cannot hash an array whose fields overlap"),
+        (np.zeros(2, [("a", OVERLAPPING, (2,))]), "value: cannot hash an array whose fields overlap"),
+        ([released()], "value\\[0\\]: cannot hash a memoryview that was released"),
+        ([memoryview(bytes(8)).cast("P")], "value\\[0\\]: cannot hash a memoryview that .* has no numpy dtype"),
+        (memoryview((ctypes.py_object * 1)(1)), "value: cannot hash an array of objects"),
     ],
 )
 def test_what_cannot_be_hashed_is_named_by_its_path(value, path):
@@ -134,20 +275,24 @@ def test_blake3_is_taken_where_it_is_installed_and_sha256_elsewhere(monkeypatch)
     assert hashing._new_hasher() is hashlib.sha256
 
 
-def test_images_are_hashed_by_what_a_processor_can_see():
-    image_module = pytest.importorskip("PIL.Image", reason="Pillow comes with the demo extra")
-    image = image_module.new("RGB", (4, 3), (1, 2, 3))
+@pytest.fixture(name="pillow")
+def _pillow():
+    return pytest.importorskip("PIL.Image", reason="Pillow comes with the demo extra")
+
+
+def test_images_are_hashed_by_what_a_processor_can_see(pillow):
+    image = pillow.new("RGB", (4, 3), (1, 2, 3))
     turned = image.copy()
     turned.getexif()[0x0112] = 6
-    palette = image_module.new("P", (4, 3))
+    palette = pillow.new("P", (4, 3))
     palette.putpalette([1, 2, 3] * 256)
     other_palette = palette.copy()
     other_palette.putpalette([3, 2, 1] * 256)
     different = [
         image,
-        image_module.new("RGB", (3, 4), (1, 2, 3)),
-        image_module.new("RGB", (4, 3), (1, 2, 4)),
-        image_module.new("L", (4, 9)),
+        pillow.new("RGB", (3, 4), (1, 2, 3)),
+        pillow.new("RGB", (4, 3), (1, 2, 4)),
+        pillow.new("L", (4, 9)),
         turned,
         palette,
         other_palette,
@@ -156,3 +301,63 @@ def test_images_are_hashed_by_what_a_processor_can_see():
     names = [hash_item(value) for value in different]
     assert len(different) == len(set(names))
     assert names[0] == hash_item(image.copy())
+
+
+def test_the_alpha_of_a_palette_counts(pillow):
+    images = []
+    for colours, mode in (([1, 2, 3], "RGB"), ([1, 2, 3, 255], "RGBA"), ([1, 2, 3, 0], "RGBA")):
+        image = pillow.new("P", (2, 2))
+        image.putpalette(colours * 256, mode)
+        images.append(image)
+    images += [pillow.new("P", (2, 2)), pillow.new("P", (2, 2))]
+    images[3].putpalette(range(12), "RGB")  # the same numbers, as four colours or as three
+    images[4].putpalette(range(12), "RGBA")
+    assert len(images) == len({hash_item(image) for image in images})
+
+
+def saved(pillow, kind, frames, **options):
+    """A picture of this format, with pixels that tell its orientation, as it comes from a file."""
+    stream = io.BytesIO()
+    images = [pillow.new("RGB", (64, 48), (250, 2, 3 + 200 * n)) for n in range(frames)]
+    images[0].paste((0, 255, 0), (0, 0, 20, 10))
+    if frames > 1:
+        options |= {"save_all": True, "append_images": images[1:]}
+    images[0].save(stream, kind, **options)
+    stream.seek(0)
+    return stream
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "GIF", "WEBP", "ICO", "ICNS", "BMP"])
+def test_an_image_has_the_same_hash_before_and_after_its_pixels_are_loaded(pillow, kind):
+    options = {}
+    if kind in ("TIFF", "JPEG", "PNG", "WEBP"):
+        exif = pillow.Exif()
+        exif[0x0112] = 6
+        options["exif"] = exif
+    data = saved(pillow, kind, 1, **options).getvalue()
+    lazy, loaded, asked = (pillow.open(io.BytesIO(data)) for _ in range(3))
+    loaded.load()
+    asked.getexif()
+    names = [hash_item(image) for image in (lazy, loaded, asked, lazy)]
+    assert 1 == len(set(names))
+
+
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
+def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(pillow, kind):
+    image = pillow.open(saved(pillow, kind, 3))
+    with pytest.raises(TypeError, match=r"value\[0\]: cannot hash an image of 3 frames; `image.copy\(\)`"):
+        hash_item([image])
+    assert 0 == image.tell()
+    frames = []
+    for index in range(3):
+        image.seek(index)
+        frames.append(image.copy())
+    assert 3 == len({hash_item(frame) for frame in frames})
+
+
+def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pillow, tmp_path):
+    path = tmp_path / "picture.gif"
+    path.write_bytes(saved(pillow, "GIF", 1).getvalue())
+    with pillow.open(path) as image:
+        image.load()
+    assert hash_item(pillow.open(saved(pillow, "GIF", 1))) == hash_item(image)
