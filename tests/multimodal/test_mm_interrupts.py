@@ -169,6 +169,46 @@ def test_an_lru_cache_whose_own_step_was_interrupted_evicts_and_clears(name):
             cache[f"n{n}"] = 3
         assert ("n7", "n8") == cache.order, f"interrupt {number}"
         assert consistent(cache)
+        assert list(cache) == list(cache._order), "a key without a value is dropped for good"
+        if not interrupted:
+            break
+    assert number > 3
+
+
+@pytest.mark.parametrize("name", actions(None))
+def test_a_key_that_an_interrupt_has_left_without_a_value_is_absent(name):
+    number = 0
+    while True:
+        number += 1
+        cache = LRUCache(6, lambda value: value)
+        cache.update(a=2, b=2, c=2)
+        interrupted = _interrupted_at(number, actions(cache)[name], lru.__file__)
+        for key in {"a", "b", "c", "new"} - set(cache):
+            with pytest.raises(ValueError, match="cannot pin"):
+                cache.pin(key)
+            if number % 2:
+                assert cache.pop(key, None) is None
+                with pytest.raises(KeyError):
+                    cache.pop(key)
+            assert 0 == cache.setdefault(key, 0)
+        assert consistent(cache)
+        if not interrupted:
+            break
+    assert number > 3
+
+
+def test_a_pinned_entry_whose_removal_was_interrupted_holds_no_room():
+    number = 0
+    while True:
+        number += 1
+        cache = LRUCache(6, lambda value: value)
+        cache.update(a=2, b=2, c=2)
+        cache.pin("a")
+        cache.pin("b")
+        interrupted = _interrupted_at(number, lambda cache=cache: cache.pop("a"), lru.__file__)
+        if "a" not in cache:
+            cache["whole"] = 4
+            assert {"b", "whole"} == set(cache), f"interrupt {number}"
         if not interrupted:
             break
     assert number > 3

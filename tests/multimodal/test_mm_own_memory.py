@@ -18,6 +18,8 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
+    lru_pair,
+    processor_only,
 )
 from shmstore.multimodal.items import own_memory
 
@@ -98,6 +100,21 @@ def test_what_is_neither_kept_nor_sent_is_not_copied():
     assert receiver.get_and_update_item(first, "a") is first
     sent = MultiModalProcessorSenderCache(config(BYTES - 1)).get_and_update_item((again, []), "a")[0]
     assert BYTES == kept(sent), "too large to be kept, but sent"
+
+
+@pytest.mark.parametrize(
+    ("make", "module"),
+    [
+        (MultiModalProcessorOnlyCache, processor_only),
+        (MultiModalProcessorSenderCache, lru_pair),
+    ],
+)
+def test_what_is_given_for_a_hit_is_not_copied(make, module, monkeypatch):
+    cache, copied = make(config(GIB)), []
+    monkeypatch.setattr(module, "own_memory", lambda one: copied.append(one) or own_memory(one))
+    for _ in range(3):
+        cache.get_and_update([(of_a_batch()[0], [])], ["a"])
+    assert 1 == len(copied)
 
 
 def view_of_bytes():
