@@ -7,7 +7,6 @@ twice)? The first bounds what the API server keeps for itself, the second what t
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Literal
 
 from shmstore.multimodal.sizes import GIB
@@ -15,6 +14,8 @@ from shmstore.multimodal.sizes import GIB
 __all__ = ["MultiModalCacheConfig"]
 
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
+_MAX_GB = 1 << 32  # more than any machine has, and in bytes still a 64-bit number
+_MAX_READERS, _MAX_NAME = 256, 200  # the store's own bounds; a test compares them
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +57,30 @@ class MultiModalCacheConfig:
                 continue
             if isinstance(size, bool) or not isinstance(size, (int, float)):
                 raise ValueError(f"{name}: expected a number of GiB, got {size!r}")
-            if not math.isfinite(size) or size < 0:
-                raise ValueError(f"{name}: expected 0 (off) or more GiB, got {size!r}")
+            if not 0 <= size <= _MAX_GB:  # also false for a NaN
+                raise ValueError(f"{name}: expected 0 (off) to {_MAX_GB} GiB, got {_short(size)}")
+        for name in ("data_parallel_external_lb", "supports_multimodal"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name}: expected a bool, got {getattr(self, name)!r}")
         if self.cache_type not in ("lru", "shm"):
             raise ValueError(f"cache_type: expected 'lru' or 'shm', got {self.cache_type!r}")
         for name in ("shm_max_object_size_mb", "world_size", "api_process_count", "data_parallel_size"):
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-                raise ValueError(f"{name}: expected an integer of at least 1, got {count!r}")
+                raise ValueError(f"{name}: expected an integer of at least 1, got {_short(count)}")
+        if self.cache_type == "shm" and self.world_size > _MAX_READERS:
+            raise ValueError(f"world_size: a store has up to {_MAX_READERS} readers, got {_short(self.world_size)}")
         if self.cache_type != "shm" and self.shm_max_object_size_mb != _DEFAULT_MAX_OBJECT_SIZE_MB:
             raise ValueError(
                 f"shm_max_object_size_mb: has no meaning with cache_type={self.cache_type!r}, only with 'shm'"
             )
         if not isinstance(self.shm_prefault, bool) or (self.shm_prefault and self.cache_type != "shm"):
             raise ValueError(f"shm_prefault: expected a bool, True with 'shm' only, got {self.shm_prefault!r}")
-        if self.shm_name is not None and (
-            not isinstance(self.shm_name, str) or not self.shm_name or "/" in self.shm_name or "\0" in self.shm_name
-        ):
-            raise ValueError(f"shm_name: expected a name without a slash, got {self.shm_name!r}")
+        if self.shm_name is not None and not _is_name(self.shm_name):
+            raise ValueError(
+                f"shm_name: expected 1 to {_MAX_NAME} bytes in UTF-8, without a slash, not . or .., "
+                f"got {_short(self.shm_name)}"
+            )
 
     @property
     def processor_cache_bytes(self) -> int:
@@ -144,6 +151,22 @@ class MultiModalCacheConfig:
         if self.api_process_count > 1:
             return f"there are {self.api_process_count} API servers, and none knows what the others have sent"
         return f"{self.data_parallel_size} engine cores share one API server, and an item may go to any of them"
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
+        return False
+    try:
+        return len(name.encode()) <= _MAX_NAME
+    except UnicodeEncodeError:  # a lone surrogate
+        return False
+
+
+def _short(value: object) -> str:
+    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print very long ones
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _together(first: str, *others: str) -> str:

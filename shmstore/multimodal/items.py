@@ -36,6 +36,7 @@ __all__ = [
     "PlaceholderRange",
     "ResolvedPromptUpdate",
     "nested_equal",
+    "own_memory",
 ]
 
 NestedTensors: TypeAlias = Any
@@ -79,6 +80,55 @@ def nested_equal(a: object, b: object) -> bool:
     if isinstance(a, float) and isinstance(b, float):
         return type(a) is type(b) and a.hex() == b.hex()
     return type(a) is type(b) and bool(a == b)
+
+
+def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
+    """The item with a copy of each tensor and array that is a view into more memory than its own bytes.
+
+    Such a view keeps the whole alive (one image of a batch, the batch), and is pickled with the whole storage. The same
+    object where there is none.
+    """
+    changed = False
+    elems: dict[str, MultiModalFieldElem] = {}
+    for key, elem in item.items():
+        data = _alone(elem.data)
+        if data is not elem.data:
+            elem, changed = dataclasses.replace(elem, data=data), True
+        elems[key] = elem
+    return type(item)(elems) if changed else item
+
+
+def _alone(data: NestedTensors) -> NestedTensors:
+    if isinstance(data, torch.Tensor):
+        if data.layout is torch.strided and data.untyped_storage().nbytes() > data.nbytes:
+            return data.detach().clone(memory_format=torch.contiguous_format)
+    elif isinstance(data, np.ndarray):
+        if _whole_of(data) > data.nbytes:
+            return data.copy(order="C")
+    elif isinstance(data, (list, tuple)):
+        parts = [_alone(part) for part in data]
+        if any(new is not old for new, old in zip(parts, data, strict=True)):
+            return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
+    elif isinstance(data, dict):
+        by_key = {key: _alone(part) for key, part in data.items()}
+        if any(part is not data[key] for key, part in by_key.items()):
+            return by_key
+    return data
+
+
+def _whole_of(array: np.ndarray[Any, Any]) -> int:
+    """Bytes that the array keeps alive."""
+    whole: Any = array
+    while isinstance(whole, np.ndarray) and whole.base is not None:
+        whole = whole.base
+    if isinstance(whole, np.ndarray):
+        return whole.nbytes
+    if isinstance(whole, torch.Tensor):
+        return whole.untyped_storage().nbytes()
+    try:
+        return memoryview(whole).nbytes
+    except TypeError:  # an owner that does not tell
+        return array.nbytes
 
 
 def _to_device(data: NestedTensors, device: torch.device | str | None) -> NestedTensors:

@@ -36,7 +36,11 @@ T = TypeVar("T")
 
 
 class ValueBook(Generic[V]):
-    """Values by key, bounded by the sum of their sizes: the least recently used go first. The lock is its owner's."""
+    """Values by key, bounded by the sum of their sizes: the least recently used go first. The lock is its owner's.
+
+    An interrupt leaves it as it was before or after an entry came or went: between an entry's change and that of
+    `nbytes` nothing is called, and only after a call or at a loop's end is there one.
+    """
 
     __slots__ = ("_capacity", "_entries", "nbytes")
 
@@ -73,18 +77,18 @@ class ValueBook(Generic[V]):
         entries[key] = (value, size)
         self.nbytes += size
         while self.nbytes > self._capacity:
-            _, (_, gone) = entries.popitem(last=False)
-            self.nbytes -= gone
+            self.drop(next(iter(entries)))
 
     def drop(self, key: str) -> None:
         """Forget the value; absent: nothing."""
-        entry = self._entries.pop(key, None)
+        entry = self._entries.get(key)
         if entry is not None:
             self.nbytes -= entry[1]
+            del self._entries[key]
 
     def clear(self) -> None:
         """Forget everything."""
-        self._entries.clear()
+        self._entries = OrderedDict()
         self.nbytes = 0
 
 
@@ -113,14 +117,22 @@ def _size(entry: _Sent) -> int:
 
 
 class SentKeys(Generic[V, T]):
-    """The shadow of P1's cache of `capacity` bytes, and a book of `book_capacity` bytes; the lock is its owner's."""
+    """The shadow of P1's cache of `capacity` bytes, and a book of `book_capacity` bytes; the lock is its owner's.
+
+    Where an interrupt stops a change half-way, all keys are forgotten: that is always safe, since what is not known to
+    be in P1 is sent.
+    """
+
+    _book: ValueBook[V]
+    _shadow: LRUCache[str, _Sent]
+    _departed: OrderedDict[str, int]
 
     def __init__(self, capacity: float, book_capacity: float, counts: HitCounter) -> None:
-        self._book: ValueBook[V] = ValueBook(book_capacity)
-        self._shadow: LRUCache[str, _Sent] = LRUCache(capacity, _size, on_remove=self._gone)
+        self._capacity = capacity
+        self._book_capacity = book_capacity
         self._counts = counts
         self._batch = 0
-        self._departed: OrderedDict[str, int] = OrderedDict()
+        self.clear()
 
     def _gone(self, key: str, entry: _Sent) -> None:
         self._book.drop(key)
@@ -149,8 +161,22 @@ class SentKeys(Generic[V, T]):
     ) -> list[T]:
         """What to send of a batch that `check_batch` let pass: `on_hit(kept)` of what P1 has, else the offer's `sent`.
 
-        Nothing in here fails, so that a batch is recorded as a whole.
+        Nothing in here fails but by an interrupt, after which nothing is recorded, and nothing counted.
         """
+        before = self._counts.hits, self._counts.total
+        try:
+            return self._exchange(offers, mm_hashes, on_hit)
+        except BaseException:
+            self._counts.hits, self._counts.total = before
+            self.clear()
+            raise
+
+    def _exchange(
+        self,
+        offers: Sequence[Offer[V, T] | None],
+        mm_hashes: Sequence[str],
+        on_hit: Callable[[V], T],
+    ) -> list[T]:
         self._batch += 1
         held: dict[str, V] = {}
         for mm_hash in mm_hashes:
@@ -206,6 +232,8 @@ class SentKeys(Generic[V, T]):
 
     def clear(self) -> None:
         """Forget all keys."""
-        self._shadow.clear()
-        self._book.clear()
-        self._departed.clear()
+        # New ones, since an interrupt may have left the old ones in any state.
+        book: ValueBook[V] = ValueBook(self._book_capacity)
+        shadow: LRUCache[str, _Sent] = LRUCache(self._capacity, _size, on_remove=self._gone)
+        departed: OrderedDict[str, int] = OrderedDict()
+        self._book, self._shadow, self._departed = book, shadow, departed

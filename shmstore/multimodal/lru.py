@@ -1,8 +1,12 @@
 """`LRUCache`: a bounded mapping in order of use, with pins, counts and a hook; and `CacheInfo`, what it counted.
 
-cachetools keeps the values, their sizes and the sum, and decides when something has to go; which entry goes is
-decided here, by `popitem`, from an order of use of our own. Only public names of cachetools are used: the order that
-its own LRUCache keeps is private, and its pins would have had to be threaded through it.
+cachetools keeps the values, their sizes and the sum; what goes, and when, is decided here, by an order of use of our
+own. Only public names of cachetools are used: the order that its own LRUCache keeps is private, and its pins would
+have had to be threaded through it.
+
+An interrupt (a signal's handler that raises) may come between cachetools' change and ours. So a key is in the order
+before it has a value and until after it has lost it: every value can be found there, and a key in it without a value
+is absent, and dropped by whatever comes across it.
 """
 
 from __future__ import annotations
@@ -82,6 +86,8 @@ class LRUCache(cachetools.Cache[K, V]):
 
     `on_remove(key, value)` is called for each entry that has left, by whatever way, with the lock held; a value that
     is replaced under its key has not left. Thread-safe.
+
+    A store or a removal that is interrupted may miss the hook and leave the sum of sizes wrong, until `clear`.
     """
 
     def __init__(
@@ -93,6 +99,7 @@ class LRUCache(cachetools.Cache[K, V]):
     ) -> None:
         super().__init__(capacity, getsizeof)
         self._lock = threading.RLock()
+        self._getsizeof = getsizeof
         self._order: OrderedDict[K, None] = OrderedDict()
         self._pinned: dict[K, float] = {}  # size of each pinned entry: what no eviction can give
         self._replacing: K | _Required = _required
@@ -113,7 +120,7 @@ class LRUCache(cachetools.Cache[K, V]):
     def order(self) -> tuple[K, ...]:
         """The keys, least recently used first."""
         with self._lock:
-            return tuple(self._order)
+            return tuple(filter(self.__contains__, self._order))
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """How many lookups there were and how many hits; with `delta` since the last call with `delta`."""
@@ -144,28 +151,34 @@ class LRUCache(cachetools.Cache[K, V]):
     def peek(self, key: K) -> V | None:
         """The value or None; no use, not counted."""
         with self._lock:
-            return super().__getitem__(key) if key in self._order else None
+            return super().__getitem__(key) if key in self else None
 
     def __setitem__(self, key: K, value: V) -> None:
         with self._lock:
+            size = self.getsizeof(value)
+            if size > self.maxsize:
+                raise ValueError("value too large")
             if self._pinned:
-                self._check_room(key, value)
+                self._check_room(key, size)
+            # Releases of cachetools differ in what goes for a value that grows, so that nothing is left for them to do.
+            before = self.getsizeof(super().__getitem__(key)) if key in self else 0
             self._replacing = key
             try:
+                while self.currsize - before + size > self.maxsize:
+                    self.popitem()
+                self._order[key] = None
+                self._order.move_to_end(key)
+                if size > before and key in self:
+                    super().__delitem__(key)
                 super().__setitem__(key, value)
             finally:
                 self._replacing = _required
-            self._order[key] = None
-            self._order.move_to_end(key)
             if key in self._pinned:
-                self._pinned[key] = self.getsizeof(value)
+                self._pinned[key] = size
 
-    def _check_room(self, key: K, value: V) -> None:
-        # cachetools evicts one by one and would stop half-way with some gone, so ask before it starts.
-        size = self.getsizeof(value)
-        if size > self.maxsize:
-            raise ValueError("value too large")
-        held = sum(self._pinned.values()) - self._pinned.get(key, 0)
+    def _check_room(self, key: K, size: float) -> None:
+        # Entries go one by one, and some would be gone where the rest is pinned, so ask before the first goes.
+        held = sum(held for other, held in self._pinned.items() if other != key and other in self)
         if held + size > self.maxsize:
             raise RuntimeError(f"no room for {size}: {held} of {self.maxsize} is pinned")
 
@@ -173,10 +186,13 @@ class LRUCache(cachetools.Cache[K, V]):
         with self._lock:
             value = super().__getitem__(key)
             super().__delitem__(key)
-            del self._order[key]
-            self._pinned.pop(key, None)
+            self._forget(key)
             if self._on_remove is not None:
                 self._on_remove(key, value)
+
+    def _forget(self, key: K) -> None:
+        self._order.pop(key, None)
+        self._pinned.pop(key, None)
 
     def __iter__(self) -> Iterator[K]:
         return iter(self.order)
@@ -184,7 +200,7 @@ class LRUCache(cachetools.Cache[K, V]):
     def items(self) -> ItemsView[K, V]:
         """A snapshot, least recently used first."""
         with self._lock:
-            return {key: super(LRUCache, self).__getitem__(key) for key in self._order}.items()
+            return {key: super(LRUCache, self).__getitem__(key) for key in self.order}.items()
 
     def values(self) -> ValuesView[V]:
         """A snapshot, least recently used first."""
@@ -197,7 +213,8 @@ class LRUCache(cachetools.Cache[K, V]):
     def pop(self, key: K, default: object = _required) -> object:
         """Remove the entry, pinned or not, and return its value; absent: `default`, KeyError without one."""
         with self._lock:
-            if key not in self._order:
+            if key not in self:
+                self._forget(key)
                 if default is _required:
                     raise KeyError(key)
                 return default
@@ -211,9 +228,18 @@ class LRUCache(cachetools.Cache[K, V]):
         KeyError where the cache is empty, RuntimeError where all of it is pinned.
         """
         with self._lock:
+            absent: list[K] = []
+            victim: K | _Required = _required
             for key in self._order:
-                if key not in self._pinned and key != self._replacing:
-                    return key, self.pop(key)
+                if key not in self:
+                    absent.append(key)
+                elif key not in self._pinned and key != self._replacing:
+                    victim = key
+                    break
+            for key in absent:
+                self._forget(key)
+            if not isinstance(victim, _Required):
+                return victim, self.pop(victim)
             if self._order:
                 raise RuntimeError("all entries are pinned")
             raise KeyError("the cache is empty")
@@ -221,7 +247,7 @@ class LRUCache(cachetools.Cache[K, V]):
     def setdefault(self, key: K, default: V) -> V:  # type: ignore[override]
         """The value of `key`, which is `default` from now on where there was none."""
         with self._lock:
-            if key in self._order:
+            if key in self:
                 return self[key]
             self[key] = default
             return default
@@ -229,13 +255,13 @@ class LRUCache(cachetools.Cache[K, V]):
     def touch(self, key: K) -> None:
         """Mark the entry as just used, without counting; absent: nothing."""
         with self._lock:
-            if key in self._order:
+            if key in self:
                 self._order.move_to_end(key)
 
     def pin(self, key: K) -> None:
         """Never evict this entry, until `unpin`, `pop` or `clear`; ValueError where it is absent."""
         with self._lock:
-            if key not in self._order:
+            if key not in self:
                 raise ValueError(f"cannot pin {key!r}: it is not in the cache")
             self._pinned[key] = self.getsizeof(super().__getitem__(key))
 
@@ -247,9 +273,14 @@ class LRUCache(cachetools.Cache[K, V]):
     def clear(self) -> None:
         """Remove everything, the pinned entries and the counts too."""
         with self._lock:
-            for key in tuple(self._order):
-                del self[key]
+            gone = self.items()
+            super().__init__(self.maxsize, self._getsizeof)  # also mends what an interrupt has left
+            self._order.clear()
+            self._pinned.clear()
             self._counts.clear()
+            if self._on_remove is not None:
+                for key, value in gone:
+                    self._on_remove(key, value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.maxsize})"

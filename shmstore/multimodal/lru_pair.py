@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import (
@@ -23,7 +23,7 @@ from shmstore.multimodal.interfaces import (
     check_input,
     check_item,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem
+from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
 from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache
 from shmstore.multimodal.sizes import MultiModalCache, updates_size
@@ -37,12 +37,13 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 
     Item sizes count against `ipc_cache_gb`, as they do in P1; prompt updates against `processor_cache_gb`, since P1
     has none. Where these don't fit, the least recently used items count as not cached and are sent again.
+    A tensor that is a view into a larger one is sent as a copy of its own: pickling it would send the whole.
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
         self._lock = threading.RLock()
         self._counts = HitCounter()
-        self._sent: SentKeys[PromptUpdates, ProcessorOutput] = SentKeys(
+        self._sent: SentKeys[_Kept, ProcessorOutput] = SentKeys(
             config.ipc_cache_bytes, config.processor_cache_bytes, self._counts
         )
 
@@ -67,7 +68,10 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
         """
         with self._lock:
             check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
-            offers = [None if mm_item is None else _offer(mm_item, *mm_item) for mm_item in mm_items]
+            offers = [
+                None if mm_item is None else _offer(mm_item, sent=mm_hash not in self._sent)
+                for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
+            ]
             return self._sent.exchange(offers, mm_hashes, _nothing_to_send)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
@@ -93,14 +97,19 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
             return self._counts.stat(delta)
 
 
-def _offer(
-    mm_item: ProcessorOutput, item: MultiModalKwargsItem, updates: PromptUpdates
-) -> Offer[PromptUpdates, ProcessorOutput]:
-    return Offer(MultiModalCache.get_item_size(item), updates, updates_size(updates), mm_item)
+_Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]  # never the caller's list, which the caller may change
 
 
-def _nothing_to_send(updates: PromptUpdates) -> ProcessorOutput:
-    return None, updates
+def _offer(mm_item: tuple[MultiModalKwargsItem, PromptUpdates], *, sent: bool) -> Offer[_Kept, ProcessorOutput]:
+    item, updates = mm_item
+    # What is not sent, for it is a hit, need not be copied.
+    alone = own_memory(item) if sent else item
+    output = mm_item if alone is item else (alone, updates)
+    return Offer(MultiModalCache.get_item_size(item), tuple(updates), updates_size(updates), output)
+
+
+def _nothing_to_send(updates: _Kept) -> ProcessorOutput:
+    return None, list(updates)
 
 
 class _Held(NamedTuple):
@@ -115,12 +124,19 @@ def _size(entry: _Held) -> int:
 class MultiModalReceiverCache(BaseMultiModalReceiverCache):
     """P1 of `lru`: the items, up to `ipc_cache_gb` of them. Thread-safe.
 
-    None: the stored item. An item: stored, replacing one that is known, and returned.
+    None: the stored item. An item: stored, replacing one that is known, and returned; a tensor in it that is a view
+    into a larger one is replaced by a copy first, so that no more is kept than is counted.
     """
+
+    _cache: LRUCache[str, _Held]
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
         self._lock = threading.RLock()
-        self._cache: LRUCache[str, _Held] = LRUCache(config.ipc_cache_bytes, _size)
+        self._capacity = config.ipc_cache_bytes
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._cache = LRUCache(self._capacity, _size)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -144,34 +160,48 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         """
         with self._lock:
             check_batch(mm_items, mm_hashes, self._cache.__contains__, _check_arrived)
-            arrived = [_held(mm_item) if isinstance(mm_item, MultiModalKwargsItem) else None for mm_item in mm_items]
-            # From here on nothing fails.
-            found: dict[str, _Held] = {}
-            for mm_hash in mm_hashes:
-                entry = self._cache.peek(mm_hash)
-                if entry is not None:
-                    found[mm_hash] = entry
-                    self._cache.touch(mm_hash)
-            items: list[MultiModalKwargsItem] = []
-            for new, mm_hash in zip(arrived, mm_hashes, strict=True):
-                if new is None:
-                    self._cache.touch(mm_hash)
-                else:
-                    found[mm_hash] = new
-                    try:
-                        self._cache[mm_hash] = new
-                    except ValueError:  # too large, which P0 knows
-                        self._cache.pop(mm_hash, None)
-                items.append(found[mm_hash].item)
-            return items
+            arrived = [
+                self._held(mm_item) if isinstance(mm_item, MultiModalKwargsItem) else None for mm_item in mm_items
+            ]
+            try:
+                return self._take(arrived, mm_hashes)
+            except BaseException:  # an interrupt, half-way: forget all, which P0 finds out and heals
+                self._start_empty()
+                raise
+
+    def _held(self, item: MultiModalKwargsItem) -> _Held:
+        size = MultiModalCache.get_item_size(item)
+        return _Held(own_memory(item) if size <= self._capacity else item, size)
+
+    def _take(self, arrived: Sequence[_Held | None], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
+        found: dict[str, _Held] = {}
+        for mm_hash in mm_hashes:
+            entry = self._cache.peek(mm_hash)
+            if entry is not None:
+                found[mm_hash] = entry
+                self._cache.touch(mm_hash)
+        items: list[MultiModalKwargsItem] = []
+        for new, mm_hash in zip(arrived, mm_hashes, strict=True):
+            if new is None:
+                self._cache.touch(mm_hash)
+            else:
+                found[mm_hash] = new
+                if new.size <= self._capacity:
+                    self._cache[mm_hash] = new
+                else:  # which P0 knows
+                    self._cache.pop(mm_hash, None)
+            items.append(found[mm_hash].item)
+        return items
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
         """Mark the item as just used; absent: nothing, also where `mm_item` is yet to be stored."""
-        self._cache.touch(mm_hash)
+        with self._lock:
+            self._cache.touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items; P0's `clear_cache` is to be called, too."""
-        self._cache.clear()
+        with self._lock:
+            self._start_empty()
 
 
 def _check_arrived(item: ReceiverInput, mm_hash: str) -> None:
@@ -181,7 +211,3 @@ def _check_arrived(item: ReceiverInput, mm_hash: str) -> None:
             "with 'shm' the engine core forwards it as it is"
         )
     check_item(item, mm_hash)
-
-
-def _held(item: MultiModalKwargsItem) -> _Held:
-    return _Held(item, MultiModalCache.get_item_size(item))

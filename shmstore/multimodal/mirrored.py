@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import check_batch, check_hashes, check_item
-from shmstore.multimodal.items import MultiModalKwargsItem
+from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.lru_pair import MultiModalReceiverCache
@@ -22,7 +22,7 @@ __all__ = ["MirroredProcessingCache"]
 class MirroredProcessingCache:
     """One side of a mirrored pair: make one in each process, and call the method of that side. Thread-safe.
 
-    Both sides hold up to `ipc_cache_gb` of items.
+    Both sides hold up to `ipc_cache_gb` of items, their tensors without what these may be views into.
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
@@ -44,7 +44,10 @@ class MirroredProcessingCache:
         """
         with self._lock:
             check_batch(mm_items, mm_hashes, self._p0.__contains__, check_item)
-            offers = [None if item is None else _offer(item) for item in mm_items]
+            offers = [
+                None if item is None else _offer(item, sent=mm_hash not in self._p0)
+                for item, mm_hash in zip(mm_items, mm_hashes, strict=True)
+            ]
             return self._p0.exchange(offers, mm_hashes, _nothing_to_send)
 
     def get_and_update_p1(
@@ -74,13 +77,14 @@ class MirroredProcessingCache:
         with self._lock:
             self._p0.clear()
             self._counts.clear()
-        self._p1.clear_cache()
+            self._p1.clear_cache()
         return True
 
 
-def _offer(item: MultiModalKwargsItem) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
+def _offer(item: MultiModalKwargsItem, *, sent: bool) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
     size = MultiModalCache.get_item_size(item)
-    return Offer(size, item, size, item)
+    alone = own_memory(item) if sent else item
+    return Offer(size, alone, size, alone)
 
 
 def _nothing_to_send(_: MultiModalKwargsItem) -> None:

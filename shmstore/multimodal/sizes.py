@@ -1,7 +1,8 @@
 """`MultiModalCache`: how large the caches take a value to be.
 
 Both sides of a lockstep pair must come to the same number for the same item, so that they evict the same keys: it
-depends on the content alone, not on how the tensors lie in memory or what owns them.
+depends on the content alone, not on how the tensors lie in memory, what owns them, or how the interpreter has come
+to a text: `sys.getsizeof` of one and the same text or bytearray may be another one after pickling.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["GIB", "MultiModalCache", "updates_size"]
 
 GIB = 1 << 30
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # it has slots: the same for each
+
+_TEXT_SIZE, _BYTES_SIZE = 49, 33  # what `sys.getsizeof` has for empty ones; any number will do, if on both sides
 
 T = TypeVar("T")
 
@@ -41,6 +44,10 @@ def _leaves(value: object) -> Iterator[Any]:
 def _leaf_size(leaf: Any) -> int:
     if isinstance(leaf, (torch.Tensor, np.ndarray)):
         return leaf.nbytes
+    if isinstance(leaf, str):
+        return _TEXT_SIZE + (len(leaf) if leaf.isascii() else len(leaf.encode("utf-8", "surrogatepass")))
+    if isinstance(leaf, (bytes, bytearray)):
+        return _BYTES_SIZE + len(leaf)
     return getsizeof(leaf)
 
 
@@ -51,7 +58,8 @@ class MultiModalCache:
     def get_item_size(cls, value: object) -> int:
         """Bytes of the leaves of dicts, lists, tuples and items; 0 where there are none.
 
-        A tensor or array counts its elements, whatever its memory holds besides; any other leaf `sys.getsizeof`.
+        A tensor or array counts its elements, whatever its memory holds besides; text its length in UTF-8 and bytes
+        theirs, with a constant for each; any other leaf (a number, None) `sys.getsizeof`.
         """
         return sum(map(_leaf_size, _leaves(value)))
 

@@ -8,6 +8,7 @@ import pytest
 from mm_helpers import GIB, MIB, config, item
 
 from shmstore import ObjectStoreReader
+from shmstore.bindings import store as native
 from shmstore.multimodal import (
     MultiModalCacheConfig,
     MultiModalProcessorOnlyCache,
@@ -27,12 +28,14 @@ SMALL = MIB / GIB
 @pytest.mark.parametrize(
     ("field", "values"),
     [
-        ("processor_cache_gb", [-1, float("nan"), float("inf"), "4", None, True]),
-        ("ipc_cache_gb", [-0.5, float("nan"), "4"]),
+        ("processor_cache_gb", [-1, float("nan"), float("inf"), "4", None, True, 10**400, 10**5000, 1e308]),
+        ("ipc_cache_gb", [-0.5, float("nan"), "4", 10**400, 2**32 + 1]),
         ("cache_type", ["disk", None, ""]),
-        ("shm_name", ["a/b", "", 3, "a\0"]),
+        ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
         ("shm_prefault", [1, None, True]),
         ("world_size", [0, -1, 1.0, True]),
+        ("supports_multimodal", ["no", 1, None]),
+        ("data_parallel_external_lb", ["false", 0, None]),
         ("api_process_count", [0]),
         ("data_parallel_size", [0]),
     ],
@@ -41,6 +44,22 @@ def test_a_wrong_value_is_refused_and_the_field_named(field, values):
     for value in values:
         with pytest.raises(ValueError, match=f"^{field}:"):
             MultiModalCacheConfig(**{field: value})
+
+
+def test_what_the_store_would_refuse_the_configuration_refuses():
+    longest = {"shm_name": "x" * native.MAX_NAME, "world_size": native.MAX_READERS, "cache_type": "shm"}
+    MultiModalCacheConfig(**longest)
+    for field, value in (("shm_name", "x" * (native.MAX_NAME + 1)), ("world_size", native.MAX_READERS + 1)):
+        with pytest.raises(ValueError, match=f"^{field}:"):
+            MultiModalCacheConfig(**{**longest, field: value})
+    assert "300 workers" in MultiModalCacheConfig(world_size=300).describe(), "without a store there is no bound"
+
+
+@pytest.mark.parametrize("cache_type", ["lru", "shm"])
+def test_the_largest_sizes_are_sizes(cache_type):
+    most = MultiModalCacheConfig(processor_cache_gb=2**32, ipc_cache_gb=2.0**32, cache_type=cache_type)
+    assert (2**62, 2**62) == (most.processor_cache_bytes, most.ipc_cache_bytes)
+    assert "4.295e+09 GiB" in most.describe()
 
 
 def test_the_largest_object_is_a_setting_of_shm_only():

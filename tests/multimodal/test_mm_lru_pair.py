@@ -1,6 +1,7 @@
 """The caches without a store: each row of the tables, the lockstep of `lru`, and how drifted sides heal."""
 
 import random
+import threading
 
 import pytest
 from mm_helpers import config, features, item, update
@@ -46,7 +47,7 @@ def test_processor_only_hit_gives_the_stored_item_and_updates_and_miss_the_input
     for again in (None, (item(3), [update("b")])):
         hit = cache.get_and_update_item(again, "a")
         assert hit[0] is stored
-        assert hit[1] is updates
+        assert updates == hit[1]
     assert CacheInfo(2, 3) == cache.make_stats()
 
 
@@ -108,6 +109,40 @@ def test_mirrored_sides_store_both():
     with pytest.raises(CacheMissError):
         p1.get_and_update_p1([None], ["a"])
     assert CacheInfo(0, 1) == p0.make_stats()
+
+
+def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch):
+    receiver, mirrored = MultiModalReceiverCache(config(BOOK)), MirroredProcessingCache(config(BOOK))
+    batches = {
+        receiver.clear_cache: (receiver, receiver.get_and_update),
+        lambda: receiver.touch_receiver_cache_item("b"): (receiver, receiver.get_and_update),
+        mirrored.reset: (mirrored._p1, mirrored.get_and_update_p1),
+    }
+    for other, (cache, batch) in batches.items():
+        batch([item(1), item(2)], ["a", "b"])
+        real, threads = cache._cache.peek, []
+
+        def peek(mm_hash, real=real, other=other, threads=threads):
+            if not threads:
+                threads.append(threading.Thread(target=other))
+                threads[0].start()
+                threads[0].join(0.2)
+                assert threads[0].is_alive(), "it did not wait"
+            return real(mm_hash)
+
+        monkeypatch.setattr(cache._cache, "peek", peek)
+        assert [item(1), item(2)] == batch([None, None], ["a", "b"])
+        threads[0].join(20)
+        assert not threads[0].is_alive()
+        monkeypatch.undo()
+
+
+def test_a_reset_of_both_halves_is_one_step(monkeypatch):
+    mirrored = MirroredProcessingCache(config(BOOK))
+    owned = []
+    monkeypatch.setattr(mirrored._p1, "clear_cache", lambda: owned.append(mirrored._lock._is_owned()))
+    mirrored.reset()
+    assert [True] == owned
 
 
 P0 = {
@@ -315,6 +350,19 @@ def test_prompt_updates_count_against_the_size_of_the_processor_cache():
     for mm_hash in "abc":
         sender.get_and_update_item((item(1), updates), mm_hash)
     assert [False, True, True] == sender.is_cached(["a", "b", "c"])
+
+
+@pytest.mark.parametrize("make", P0.values(), ids=P0)
+def test_what_a_caller_does_to_the_updates_it_has_changes_no_later_hit(make):
+    cache, updates = make(), [update("a")]
+    [(_, missed)] = cache.get_and_update([(item(4), updates)], ["a"])
+    missed.append(update("of the miss"))
+    updates.append(update("of the input"))
+    [(_, hit), (_, again)] = cache.get_and_update([None, None], ["a", "a"])
+    assert [update("a")] == hit == again
+    hit[0] = hit[0].with_item_idx(7)
+    hit.append(update("of the hit"))
+    assert [update("a")] == again == cache.get_and_update_item(None, "a")[1]
 
 
 def test_prompt_updates_go_with_their_item():

@@ -1,0 +1,162 @@
+"""An item that is a view into a batch is kept and sent without the rest of the batch."""
+
+import pickle
+from collections import namedtuple
+
+import numpy as np
+import pytest
+import torch
+from mm_helpers import GIB, config, item
+
+from shmstore.multimodal import (
+    MirroredProcessingCache,
+    MultiModalBatchedField,
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    MultiModalProcessorOnlyCache,
+    MultiModalProcessorSenderCache,
+    MultiModalReceiverCache,
+    lru_pair,
+    processor_only,
+)
+from shmstore.multimodal.items import own_memory
+
+BYTES = 1000
+Pair = namedtuple("Pair", "first second")
+
+
+def of_a_batch():
+    inputs = {"pixels": torch.arange(32 * BYTES // 2, dtype=torch.int16).reshape(32, -1)}
+    return MultiModalKwargsItems.from_hf_inputs(inputs, {"pixels": MultiModalFieldConfig.batched("image")})["image"]
+
+
+def kept(found):
+    return found["pixels"].data.untyped_storage().nbytes()
+
+
+def holding(data):
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", data, MultiModalBatchedField())])
+
+
+def sender(cache, given):
+    return [sent for sent, _ in cache.get_and_update([(one, []) for one in given], hashes(given))]
+
+
+def hashes(given):
+    return [str(n) for n in range(len(given))]
+
+
+MODES = {
+    "only": (MultiModalProcessorOnlyCache, sender),
+    "sender": (MultiModalProcessorSenderCache, sender),
+    "receiver": (MultiModalReceiverCache, lambda cache, given: cache.get_and_update(given, hashes(given))),
+    "mirrored p0": (
+        MirroredProcessingCache,
+        lambda cache, given: cache.get_and_update_p0(given, hashes(given)),
+    ),
+    "mirrored p1": (
+        MirroredProcessingCache,
+        lambda cache, given: cache.get_and_update_p1(given, hashes(given)),
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_item_of_a_batch_comes_out_with_its_own_bytes_alone(mode):
+    make, exchange = MODES[mode]
+    given = of_a_batch()[:3]
+    out = exchange(make(config(GIB)), given)
+    assert given == out
+    assert [BYTES] * 3 == [kept(one) for one in out]
+    assert len(pickle.dumps(out[0], 5)) < 2 * BYTES
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_item_with_memory_of_its_own_is_passed_on_as_it_is(mode):
+    make, exchange = MODES[mode]
+    given = [item(9), holding([torch.zeros(3), (np.zeros(4), "text")])]
+    assert all(a is b for a, b in zip(given, exchange(make(config(GIB)), given), strict=True))
+
+
+def test_the_memory_kept_alive_is_the_memory_counted():
+    only, receiver = MultiModalProcessorOnlyCache(config(4 * BYTES)), MultiModalReceiverCache(config(4 * BYTES))
+    mirrored = MirroredProcessingCache(config(4 * BYTES))
+    for n in range(6):
+        one = of_a_batch()[0]
+        only.get_and_update([(one, [])], [str(n)])
+        mirrored.get_and_update_p0([one], [str(n)])
+        receiver.get_and_update([one], [str(n)])
+    assert 4 * BYTES == sum(kept(entry.item) for entry in only._cache.values()) == only._cache.currsize
+    assert 4 * BYTES == sum(kept(entry.item) for entry in receiver._cache.values()) == receiver.nbytes
+    assert [BYTES] * 4 == [kept(mirrored.get_item(str(n))) for n in range(2, 6)]
+
+
+def test_what_is_neither_kept_nor_sent_is_not_copied():
+    first, again = of_a_batch()[:2]
+    only, receiver = MultiModalProcessorOnlyCache(config(BYTES - 1)), MultiModalReceiverCache(config(BYTES - 1))
+    assert only.get_and_update_item((first, []), "a")[0] is first
+    assert receiver.get_and_update_item(first, "a") is first
+    sent = MultiModalProcessorSenderCache(config(BYTES - 1)).get_and_update_item((again, []), "a")[0]
+    assert BYTES == kept(sent), "too large to be kept, but sent"
+
+
+@pytest.mark.parametrize(
+    ("make", "module"),
+    [
+        (MultiModalProcessorOnlyCache, processor_only),
+        (MultiModalProcessorSenderCache, lru_pair),
+    ],
+)
+def test_what_is_given_for_a_hit_is_not_copied(make, module, monkeypatch):
+    cache, copied = make(config(GIB)), []
+    monkeypatch.setattr(module, "own_memory", lambda one: copied.append(one) or own_memory(one))
+    for _ in range(3):
+        cache.get_and_update([(of_a_batch()[0], [])], ["a"])
+    assert 1 == len(copied)
+
+
+def view_of_bytes():
+    return np.frombuffer(bytearray(100), np.uint8)[:10]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(10.0)[::2],
+        lambda: torch.arange(10, dtype=torch.bfloat16).reshape(2, 5).T[:2],
+        lambda: torch.zeros(9)[:0],
+        lambda: [torch.zeros(3), (torch.arange(9)[3:], "text")],
+        lambda: Pair(torch.zeros(3), torch.arange(9)[3:]),
+        lambda: {"a": 1, "b": torch.arange(9)[3:]},
+        lambda: np.arange(10.0)[::2],
+        lambda: np.arange(12).reshape(3, 4)[1:, 1:].T,
+        view_of_bytes,
+        lambda: torch.arange(9).numpy()[2:],
+        lambda: torch.arange(9)[2:].numpy(),
+    ],
+)
+def test_a_copy_equals_the_view_and_shares_nothing_with_it(make):
+    given = holding(make())
+    alone = own_memory(given)
+    assert given == alone
+    assert type(given["k"].data) is type(alone["k"].data)
+    assert alone is not given
+    assert own_memory(alone) is alone
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.zeros(1).expand(9),
+        lambda: torch.arange(6).reshape(2, 3).T,
+        lambda: torch.eye(3).to_sparse(),
+        lambda: np.arange(6).reshape(2, 3).T,
+        lambda: np.frombuffer(bytearray(100), np.uint8),
+        lambda: [torch.zeros(3), 5, None, "text"],
+    ],
+)
+def test_what_keeps_no_more_alive_than_itself_is_left_alone(make):
+    given = holding(make())
+    assert own_memory(given) is given
