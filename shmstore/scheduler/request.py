@@ -32,14 +32,14 @@ class Feature(Protocol):
 
     @property
     def mm_position(self) -> Any:
-        """Its :class:`Placeholder`; the encoder cache also asks for ``get_num_embeds``."""
+        """Its `Placeholder`; the encoder cache also asks for ``get_num_embeds``."""
 
 
 class RequestLike(Protocol):
     """What the managers read of a request; any object with these attributes serves.
 
     `request_id` is the key of all that is kept for a request: unique among those that hold anything, until freed.
-    `block_hashes` may be any sequence of bytes. A :class:`BlockHashes` is read in place, anything else is copied
+    `block_hashes` may be any sequence of bytes. A `BlockHashes` is read in place, anything else is copied
     for each call that needs it.
     """
 
@@ -108,7 +108,8 @@ class Request:
 
     `prompt_token_ids`: integers of any type, also an array or tensor, or None with `prompt_embeds` (an array or tensor
     with one row a token; all token ids are 0 then). They are kept as Python integers: TypeError for what is no integer
-    and ValueError for one beyond 64 bits, with its position. `block_hasher`: called with the request whenever it has grown; None leaves `block_hashes` empty,
+    and ValueError for one beyond 64 bits, with its position. `block_hasher`: called with the request whenever it has
+    grown; None leaves `block_hashes` empty,
     which is enough where caching is off. `mm_features`: items with `identifier` and `mm_position`, in order of offset
     (ValueError names the first that is not). ValueError without any token.
     """

@@ -34,6 +34,8 @@ def stored(books: KVCacheManager) -> BlockStored:
     [
         [np.int64(i) for i in range(9)],
         [np.uint16(i) for i in range(9)],
+        [0, 1, *(np.int64(i) for i in range(2, 9))],
+        [0, 1, *torch.arange(2, 9)],
         list(torch.arange(9)),
         torch.arange(9),
         torch.arange(9, dtype=torch.int32),
@@ -95,6 +97,7 @@ def test_generated_tokens_of_any_integer_type_are_kept_as_plain_integers(given: 
 
 BAD: list[tuple[Any, type[Exception], str]] = [
     (["x"], TypeError, r"\[0\] must be an integer, not 'x'"),
+    ([1, 300, np.uint8(2), 1.5], TypeError, r"\[3\] must be an integer, not 1\.5"),
     ([1, 1.5], TypeError, r"\[1\] must be an integer, not 1\.5"),
     ([1, 2, None], TypeError, r"\[2\] must be an integer, not None"),
     ("ab", TypeError, r"\[0\] must be an integer, not 'a'"),
@@ -103,6 +106,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (torch.tensor([[1, 2]]), TypeError, r"\[0\] must be an integer, not \[1, 2\]"),
     ([1, 2**63], ValueError, r"\[1\] must be an integer of at most 64 bits"),
     ([1, 2, -(2**63) - 1], ValueError, r"\[2\] must be an integer of at most 64 bits"),
+    ([1, object()], TypeError, r"\[1\] must be an integer, not <object"),
     (object, TypeError, "must be a sequence of integers"),
 ]
 
@@ -112,11 +116,11 @@ BAD: list[tuple[Any, type[Exception], str]] = [
 def test_what_is_no_token_is_refused_at_once_by_its_position(
     tokens: Any, error: type[Exception], message: str, hasher: Any
 ) -> None:
-    with pytest.raises(error, match=f"prompt_token_ids{message}" if message[0] == "\\" else message):
+    with pytest.raises(error, match=rf"prompt_token_ids{message}" if message[0] == "\\" else message):
         Request("e", tokens, block_hasher=hasher)
     req = Request("a", [1, 2, 3], block_hasher=hasher)
     before = (req.all_token_ids[:], list(req.block_hashes))
-    with pytest.raises(error, match=f"token_ids{message}" if message[0] == "\\" else message):
+    with pytest.raises(error, match=rf"token_ids{message}" if message[0] == "\\" else message):
         req.append_output_token_ids(tokens)
     assert before == (req.all_token_ids[:], list(req.block_hashes))
 
