@@ -1,7 +1,7 @@
 """Schedulers' books: what may stay in the KV cache and the encoder cache, not where it is.
 
-Start with :class:`KVCacheManager` (``docs/schedulers.md`` has a whole step loop), :class:`EncoderCacheManager` and
-:func:`compute_encoder_budget`. Nothing here knows shared memory, and nothing is for several threads at once.
+Start with `KVCacheManager` (``docs/schedulers.md`` has a whole step loop), `EncoderCacheManager` and
+`compute_encoder_budget`. Nothing here knows shared memory, and nothing is for several threads at once.
 """
 
 from shmstore.scheduler.block_hasher import BlockHasher

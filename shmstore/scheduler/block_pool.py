@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings.scheduler import FREE_ORDERS, HASH_BYTES, BlockHashes, Pool, pack_ids, split_hashes, unpack_ids
-from shmstore.scheduler.checks import INT32_LIMIT, check_range
+from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, ids_of
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
@@ -46,7 +46,7 @@ class BlockPool:
     """Blocks 0 … num_blocks-1: who uses each, which are free in which order, and which contents each still has.
 
     Block 0 is the null block: a placeholder that is never handed out, freed or counted. `hash_block_size`: tokens per
-    block hash (default: the block size of each call). `events`: keep KV events for :meth:`take_events`;
+    block hash (default: the block size of each call). `events`: keep KV events for `take_events`;
     `int_event_hashes`: with hashes as integers. `metrics`: told of blocks handed out, accessed and evicted, when all
     else is done; what it raises is logged and goes no further.
     `free_order`: where freed blocks without a hash go: "uncached_first" to the head of the queue (they are worth
@@ -137,13 +137,31 @@ class BlockPool:
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
         """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
         ids = b"".join(ids_of(blocks, self) for blocks in groups)
-        self.books.touch(ids)
+        try:
+            self.books.touch(ids)
+        except ValueError as error:
+            raise self._naming(ids, 0, error) from None
         if self.metrics is not None:
             self.tell_metrics(ids, (), b"")
 
     def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
         """Take a reference from each block, then let those without one join the queue, in this order."""
-        self.books.put(ids_of(ordered, self))
+        ids = ids_of(ordered, self)
+        try:
+            self.books.put(ids)
+        except ValueError as error:
+            raise self._naming(ids, 0, error) from None
+
+    def _naming(self, packed: bytes, first: int, error: ValueError) -> ValueError:
+        """The error to raise for these ids: one that names the first outside `first` … n-1, else `error`."""
+        for block_id in unpack_ids(packed):
+            if not first <= block_id < self.num_blocks:
+                return self._no_block(block_id)
+        return error
+
+    def _no_block(self, block_id: int) -> ValueError:
+        why = "names the null block" if block_id == 0 else "is outside the pool"
+        return ValueError(f"block id {block_id} {why}: ids of blocks with contents are 1 to {self.num_blocks - 1}")
 
     # ---- contents ----
 
@@ -185,7 +203,11 @@ class BlockPool:
 
     def evict_blocks(self, ids: Iterable[int]) -> None:
         """Drop the keys of these blocks, in this order; users keep the blocks. ValueError for an id outside 1 … n-1."""
-        packed = pack_ids(ids)
+        given = list(ids)
+        for block_id in given:
+            if not 1 <= whole("a block id", block_id) < self.num_blocks:
+                raise self._no_block(block_id)
+        packed = pack_ids(given)
         unkeyed = set(self.books.unkeyed(packed)) if self.metrics is not None else set()
         self.books.evict(packed)
         if self.events_enabled:
@@ -202,7 +224,7 @@ class BlockPool:
         return True
 
     def forget(self) -> bool:
-        """Like :meth:`reset_prefix_cache`; the metrics hear of it when the caller, a manager, has done its part."""
+        """Like `reset_prefix_cache`; the metrics hear of it when the caller, a manager, has done its part."""
         if not self.books.reset():
             in_use = self.num_blocks - 1 - self.books.n_free
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
@@ -212,7 +234,7 @@ class BlockPool:
         return True
 
     def tell_reset(self) -> None:
-        """Tell the metrics, if there are any, that all contents are gone; errors as in :meth:`tell_metrics`."""
+        """Tell the metrics, if there are any, that all contents are gone; errors as in `tell_metrics`."""
         if self.metrics is not None:
             self._tell([("reset", ())])
 
@@ -265,7 +287,7 @@ class BlockPool:
         factor: int,
         group_id: int,
     ) -> None:
-        """Take in that blocks first … end-1 of a request (:meth:`source_of`) got their keys."""
+        """Take in that blocks first … end-1 of a request (`source_of`) got their keys."""
         parent = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source[0][first * block_size : end * block_size]
         self._pending.append(

@@ -5,9 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from shmstore.scheduler.checks import check_count
+
 __all__ = ["MultiModalBudget", "compute_encoder_budget"]
 
 logger = logging.getLogger(__name__)
+
+
+def _check_counts(by_modality: Mapping[str, Mapping[str, int]], **values: int) -> None:
+    for name, counts in by_modality.items():
+        for modality, count in counts.items():
+            check_count(f"{name}[{modality!r}]", count)
+    for name, value in values.items():
+        check_count(name, value)
 
 
 def compute_encoder_budget(
@@ -22,8 +32,14 @@ def compute_encoder_budget(
 
     `max_tokens_by_modality`: tokens of the largest item of each modality; None: not a multimodal model, (0, 0);
     empty: all are switched off, (0, 0) with a warning. ValueError where items may not be split and the largest one
-    exceeds `max_num_batched_tokens`.
+    exceeds `max_num_batched_tokens`, and for negative numbers.
     """
+    _check_counts(
+        {} if max_tokens_by_modality is None else {"max_tokens_by_modality": max_tokens_by_modality},
+        max_num_encoder_input_tokens=max_num_encoder_input_tokens,
+        encoder_cache_size=encoder_cache_size,
+        max_num_batched_tokens=max_num_batched_tokens,
+    )
     if max_tokens_by_modality is None:
         return 0, 0
     if not max_tokens_by_modality:
@@ -44,7 +60,8 @@ class MultiModalBudget:
     """How many items of each modality fit into a prompt and into a batch.
 
     `max_tokens_by_modality`: encoder tokens of the largest item; `limits_per_prompt`: items that a prompt may have
-    (ValueError where a modality has none). The budget of a step is the smaller of `compute_budget` and `cache_size`.
+    (ValueError where a modality has none). ValueError for negative numbers, which names them. The budget of a step is
+    the smaller of `compute_budget` and `cache_size`.
     """
 
     def __init__(
@@ -59,6 +76,14 @@ class MultiModalBudget:
         max_num_batched_tokens: int,
         enable_chunked_prefill: bool = True,
     ) -> None:
+        _check_counts(
+            {"max_tokens_by_modality": max_tokens_by_modality, "limits_per_prompt": limits_per_prompt},
+            compute_budget=compute_budget,
+            cache_size=cache_size,
+            max_model_len=max_model_len,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        )
         for modality in max_tokens_by_modality:
             if modality not in limits_per_prompt:
                 raise ValueError(f"limits_per_prompt says nothing of {modality!r}")

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import struct
+from collections.abc import Iterable, Sequence
+from operator import index
 from typing import Any, Final
 
-__all__ = ["INT32_LIMIT", "INT64_LIMIT", "TOKEN_LIMIT", "check_in_order", "check_placeholders", "check_range"]
+__all__ = [
+    "INT32_LIMIT",
+    "INT64_LIMIT",
+    "TOKEN_LIMIT",
+    "check_count",
+    "check_in_order",
+    "check_placeholders",
+    "check_range",
+    "plain_token_ids",
+    "whole",
+]
 
 TOKEN_LIMIT: Final = 1 << 60
 """Every number of tokens is below this, so that the C side can add any three of them."""
@@ -15,11 +27,57 @@ INT64_LIMIT: Final = 1 << 63
 """Other numbers are below this."""
 
 
+def whole(name: str, value: Any) -> int:
+    """Return `value` as a Python integer; TypeError, which names the argument, where it is none."""
+    try:
+        return int(index(value))
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+
+
+def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
+    """Return token ids of any integer types as Python's `int`, the only one that msgpack and JSON know.
+
+    A bool or another subclass of `int` may stay what it is. TypeError for what is no integer and ValueError for one
+    beyond 64 bits; both name its position.
+    """
+    tolist = getattr(tokens, "tolist", None)  # an array or tensor: at once, not element by element
+    try:
+        given = list(tolist() if tolist is not None else tokens)
+    except TypeError:
+        raise TypeError(f"{name} must be a sequence of integers, not {tokens!r}") from None
+    if given and type(given[0]) is int:
+        # Only integers add up to an int: the cheapest question, some 3 ns a token. Of tokens beyond 64 bits, those that
+        # cancel out in the sum are left to the hasher.
+        try:
+            total = sum(given)
+            if type(total) is int and 0 <= total < INT64_LIMIT:
+                return given
+        except Exception:  # numpy's and torch's scalars have errors of their own here: below they are asked one by one
+            pass
+    form = f"{len(given)}q"
+    try:
+        return list(struct.unpack(form, struct.pack(form, *given)))
+    except (TypeError, ValueError, struct.error):
+        for i, token in enumerate(given):
+            if not -INT64_LIMIT <= whole(f"{name}[{i}]", token) < INT64_LIMIT:
+                raise ValueError(f"{name}[{i}] must be an integer of at most 64 bits, not {token}") from None
+        raise
+
+
 def check_range(name: str, value: int, low: int, limit: int) -> None:
-    """Raise ValueError, which names the argument, unless low <= value < limit."""
+    """Raise ValueError, which names the argument, unless low <= value < limit; TypeError where it is no integer."""
+    if type(value) is not int:
+        value = whole(name, value)
     if not low <= value < limit:
         bound = f"at least {low}" if value < low else f"below 2**{limit.bit_length() - 1}"
         raise ValueError(f"{name} must be {bound}, not {value}")
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise ValueError, which names the argument, where it is negative; TypeError where it is no integer."""
+    if whole(name, value) < 0:
+        raise ValueError(f"{name} must not be negative: {value}")
 
 
 def check_in_order(features: Sequence[Any]) -> None:

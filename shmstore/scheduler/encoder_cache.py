@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from shmstore.errors import StoreFullError
+from shmstore.scheduler.checks import check_count
 
 __all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderCacheManager"]
 
@@ -16,7 +17,11 @@ __all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderC
 def _item(request: Any, i: int) -> Any:
     if i < 0:
         raise IndexError(f"item {i}: items are counted from 0")
-    return request.mm_features[i]
+    features = request.mm_features
+    try:
+        return features[i]
+    except IndexError:
+        raise IndexError(f"item {i}: the request has {len(features)} items, counted from 0") from None
 
 
 def _hash_and_size(request: Any, i: int) -> tuple[str, int]:
@@ -38,15 +43,15 @@ def _checked(i: int, size: int, unit: str) -> int:
     return size
 
 
-def _full(what: str, size: int, room: int, unit: str) -> StoreFullError:
+def _full(what: str, size: int, room: int, cache_size: int, unit: str) -> StoreFullError:
+    if size > cache_size:
+        return StoreFullError(
+            f"{what} needs {size} {unit} and the whole cache has {cache_size}",
+            hint="it never fits: compute_encoder_budget gives a cache size that holds the largest item",
+        )
     return StoreFullError(
         f"{what} needs {size} {unit} and {room} are left", hint="ask can_allocate first, or free a request"
     )
-
-
-def _check_size(cache_size: int) -> None:
-    if cache_size < 0:
-        raise ValueError(f"cache_size must not be negative: {cache_size}")
 
 
 class EncoderCacheManager:
@@ -58,7 +63,7 @@ class EncoderCacheManager:
     """
 
     def __init__(self, cache_size: int) -> None:
-        _check_size(cache_size)
+        check_count("cache_size", cache_size)
         self.cache_size = cache_size
         self.reset()
 
@@ -122,7 +127,7 @@ class EncoderCacheManager:
         mm_hash, size = self._look(request, i)
         if mm_hash not in self.cached:
             if size > self.num_freeable_slots:
-                raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, "embeddings")
+                raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, self.cache_size, "embeddings")
             held = self._taken.get(request.request_id, {}).get(i)
             if held is not None:
                 raise ValueError(
@@ -204,7 +209,7 @@ class RequestEncoderCacheManager:
     """
 
     def __init__(self, cache_size: int) -> None:
-        _check_size(cache_size)
+        check_count("cache_size", cache_size)
         self.cache_size = cache_size
         self.num_free_slots = cache_size
         """Encoder tokens that nothing takes."""
@@ -225,7 +230,8 @@ class RequestEncoderCacheManager:
         if self.has_cache(request, i):
             return
         if size > self.num_free_slots:
-            raise _full(f"item {i} of request {request.request_id!r}", size, self.num_free_slots, "encoder tokens")
+            what = f"item {i} of request {request.request_id!r}"
+            raise _full(what, size, self.num_free_slots, self.cache_size, "encoder tokens")
         self.num_free_slots -= size
         self._held.setdefault(request.request_id, {})[i] = size
 
@@ -257,11 +263,11 @@ class RequestEncoderCacheManager:
 class EncoderDecoderCacheManager:
     """Encoder outputs that go straight into cross-attention blocks: held for one step, never shared, never hit.
 
-    The calls of :class:`EncoderCacheManager`; sizes in embeddings.
+    The calls of `EncoderCacheManager`; sizes in embeddings.
     """
 
     def __init__(self, cache_size: int) -> None:
-        _check_size(cache_size)
+        check_count("cache_size", cache_size)
         self.cache_size = cache_size
         self.reset()
 
@@ -289,7 +295,7 @@ class EncoderDecoderCacheManager:
         if i in self._held.get(request.request_id, ()):
             return
         if size > self.num_free_slots:
-            raise _full(f"item {i} ({mm_hash!r})", size, self.num_free_slots, "embeddings")
+            raise _full(f"item {i} ({mm_hash!r})", size, self.num_free_slots, self.cache_size, "embeddings")
         self.num_free_slots -= size
         self._held.setdefault(request.request_id, {})[i] = size
         self._new[mm_hash] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from operator import index
 from typing import Any
 
 import msgpack
@@ -24,7 +25,8 @@ class KVCacheEvent:
 
     def to_msgpack(self) -> bytes:
         """Return the wire form."""
-        packed: bytes = msgpack.packb(self.to_list(), use_bin_type=True)
+        # A request of one's own may have tokens of numpy's or torch's integer types: they go as the numbers they are.
+        packed: bytes = msgpack.packb(self.to_list(), use_bin_type=True, default=index)
         return packed
 
     @staticmethod

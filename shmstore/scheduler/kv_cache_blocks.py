@@ -51,7 +51,7 @@ class KVCacheBlock:
 
 
 class BlockSequence(Sequence[KVCacheBlock]):
-    """Blocks of one pool in an order; makes a :class:`KVCacheBlock` for each item that is looked at."""
+    """Blocks of one pool in an order; makes a `KVCacheBlock` for each item that is looked at."""
 
     __slots__ = ("_ids", "_pool")
     __hash__ = None  # type: ignore[assignment]

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from shmstore.scheduler.checks import INT64_LIMIT, check_count, check_range
+
 __all__ = [
     "AttentionSpec",
     "ChunkedLocalAttentionSpec",
@@ -244,13 +246,15 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
     window, give one group. Otherwise pages are made equal by larger blocks, and the layers of one spec are dealt out
     to as few groups as hold at most g each, where g is the smallest number of layers per spec, or the largest where
     that is below 1.25 times the smallest. ValueError without layers, for pages that are empty or cannot be made equal,
-    and for negative memory. Memory for fewer than two blocks, one of which is the null block, gives the configuration
+    and for memory that is negative or 2**63 bytes and more; TypeError for memory that is no integer. Memory for fewer
+    than two blocks, one of which is the null block, gives the configuration
     all the same, with a warning that says what is needed: a manager takes no pool without blocks.
     """
     if not layers:
         raise ValueError("there are no layers: nothing needs a KV cache")
-    if memory_bytes < 0:
-        raise ValueError(f"memory_bytes must not be negative: {memory_bytes}")
+    check_count("memory_bytes", memory_bytes)
+    check_range("memory_bytes", memory_bytes, 0, INT64_LIMIT)
+    memory_bytes = int(memory_bytes)
     for name, spec in layers.items():
         if spec.page_size_bytes < 1:
             raise ValueError(f"layer {name!r}: page_size_bytes must be at least 1, not {spec.page_size_bytes}")

@@ -83,14 +83,18 @@ def _check_numbers(**values: int) -> None:
         check_range(name, value, 0, TOKEN_LIMIT)
 
 
+def _no_request(given: object) -> TypeError:
+    return TypeError(f"request must have the attributes of a Request (not its id alone), and this has not: {given!r}")
+
+
 class KVCacheManager:
     """The block tables of all requests, the prefix cache, and its statistics and events.
 
     `config`: the pool's size and the groups of layers. `max_model_len`: no table grows beyond it. `hash_block_size`:
     tokens per block hash of the requests. `use_eagle`: the draft model needs the last hit block's hidden states, so
-    it is not reused. `log_stats`: keep :class:`PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context
+    it is not reused. `log_stats`: keep `PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context
     parallelism; the ranks share a block's tokens, so a block of a single full-attention group holds as many times
-    more, and `hash_block_size` counts them already. The rest goes to :class:`BlockPool`. `metrics_collector` is called
+    more, and `hash_block_size` counts them already. The rest goes to `BlockPool`. `metrics_collector` is called
     when all else is done, and may ask the manager anything; what it raises is logged and goes no further.
 
     Requests are told apart by `request_id` alone: it is unique among those that have blocks.
@@ -115,6 +119,8 @@ class KVCacheManager:
         free_order: str = "uncached_first",
         int_event_hashes: bool = False,
     ) -> None:
+        if not hasattr(config, "kv_cache_groups"):
+            raise TypeError(f"config must be a KVCacheConfig (make_kv_cache_config gives one), not {config!r}")
         groups = config.kv_cache_groups
         if not groups:
             raise ValueError("the configuration has no groups")
@@ -169,9 +175,13 @@ class KVCacheManager:
     def get_computed_blocks(self, request: RequestLike) -> tuple[KVCacheBlocks, int]:
         """Return the longest cached prefix of the request, and its tokens; at least one token is left to compute.
 
-        Touches nothing: until they are given to :meth:`allocate_slots`, the blocks may be handed out to others.
+        Touches nothing: until they are given to `allocate_slots`, the blocks may be handed out to others.
         """
-        if not self.enable_caching or request.skip_reading_prefix_cache:
+        try:
+            skip = request.skip_reading_prefix_cache
+        except AttributeError as error:
+            raise _no_request(request) from error
+        if skip or not self.enable_caching:
             return self.empty_kv_cache_blocks, 0
         num_tokens = request.num_tokens
         preempted = self.log_stats and request.num_preemptions > 0
@@ -203,9 +213,9 @@ class KVCacheManager:
         """Make room for the request's next tokens and return the blocks added; None where too few are free.
 
         The tokens stand behind `request.num_computed_tokens` + `num_new_computed_tokens`. `new_computed_blocks`: what
-        :meth:`get_computed_blocks` gave for a request that has no blocks yet. `num_lookahead_tokens`: speculative
+        `get_computed_blocks` gave for a request that has no blocks yet. `num_lookahead_tokens`: speculative
         tokens that need room but are never cached. `delay_cache_blocks`: the contents arrive later, by
-        :meth:`cache_blocks`. `num_encoder_tokens`: for cross attention.
+        `cache_blocks`. `num_encoder_tokens`: for cross attention.
 
         Blocks that a window has passed are given back, also where the answer is None. ValueError for fewer than one new
         token, for numbers out of range, for computed blocks of another manager or where the request has a table or
@@ -213,8 +223,11 @@ class KVCacheManager:
         """
         if num_new_tokens < 1:
             raise ValueError("num_new_tokens must be greater than 0")
-        seen = request.num_computed_tokens
-        request_id = request.request_id
+        try:
+            seen = request.num_computed_tokens
+            request_id = request.request_id
+        except AttributeError as error:
+            raise _no_request(request) from error
         if (
             new_computed_blocks is None
             and not num_new_computed_tokens
@@ -286,9 +299,13 @@ class KVCacheManager:
 
     def free(self, request: RequestLike) -> None:
         """Give the request's blocks back, its last ones to be reused first; nothing for an unknown request."""
-        handle = self._handles.pop(request.request_id, None)
+        try:
+            request_id = request.request_id
+        except AttributeError as error:
+            raise _no_request(request) from error
+        handle = self._handles.pop(request_id, None)
         if handle is not None:
-            del self._quiet[request.request_id]
+            del self._quiet[request_id]
             self._tables.release(handle)
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
@@ -299,7 +316,10 @@ class KVCacheManager:
         check_range("num_computed_tokens", num_computed_tokens, 0, TOKEN_LIMIT)
         if not self.enable_caching:
             return
-        handle = self._handles.get(request.request_id)
+        try:
+            handle = self._handles.get(request.request_id)
+        except AttributeError as error:
+            raise _no_request(request) from error
         if handle is None:
             if num_computed_tokens >= min(self._sizes):
                 raise ValueError(f"request {request.request_id!r} has no blocks to cache: allocate_slots comes first")

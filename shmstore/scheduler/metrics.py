@@ -146,7 +146,7 @@ class KVCacheMetricsCollector:
         self.on_ids_evicted((block.block_id,))
 
     def on_ids_allocated(self, ids: Iterable[int]) -> None:
-        """Like :meth:`on_block_allocated`, for many blocks."""
+        """Like `on_block_allocated`, for many blocks."""
         rate, rng, now = self.sample_rate, self._rng, None
         for block_id in ids:
             if rng() < rate:
@@ -154,14 +154,14 @@ class KVCacheMetricsCollector:
                 self._samples[block_id] = _Sample(now)
 
     def on_ids_accessed(self, ids: Iterable[int]) -> None:
-        """Like :meth:`on_block_accessed`, for many blocks."""
+        """Like `on_block_accessed`, for many blocks."""
         if self._samples:
             now = self._clock()
             for block_id in self._samples.keys() & ids:
                 self._samples[block_id].accesses.append(now)
 
     def on_ids_evicted(self, ids: Iterable[int]) -> None:
-        """Like :meth:`on_block_evicted`, for many blocks."""
+        """Like `on_block_evicted`, for many blocks."""
         if not self._samples:
             return
         now = self._clock()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol, SupportsIndex, overload
 
 from shmstore.bindings.scheduler import BlockHashes
-from shmstore.scheduler.checks import check_in_order
+from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
 __all__ = ["BlockHashes", "Placeholder", "Request", "RequestLike", "TokenView"]
 
@@ -32,14 +32,14 @@ class Feature(Protocol):
 
     @property
     def mm_position(self) -> Any:
-        """Its :class:`Placeholder`; the encoder cache also asks for ``get_num_embeds``."""
+        """Its `Placeholder`; the encoder cache also asks for ``get_num_embeds``."""
 
 
 class RequestLike(Protocol):
     """What the managers read of a request; any object with these attributes serves.
 
     `request_id` is the key of all that is kept for a request: unique among those that hold anything, until freed.
-    `block_hashes` may be any sequence of bytes. A :class:`BlockHashes` is read in place, anything else is copied
+    `block_hashes` may be any sequence of bytes. A `BlockHashes` is read in place, anything else is copied
     for each call that needs it.
     """
 
@@ -95,11 +95,21 @@ class TokenView(Sequence[int]):
         return f"TokenView({self._tokens!r})"
 
 
+def _ids_of(given: Any) -> list[int]:
+    """Token ids as Python integers, of one or of many; a 0-d array is one, an array of one element many."""
+    tolist = getattr(given, "tolist", None)
+    values = given if tolist is None else tolist()
+    one = not isinstance(values, list) if tolist is not None else hasattr(type(given), "__index__")
+    return plain_token_ids("token_ids", [values] if one else values)
+
+
 class Request:
     """One request as the schedulers' books see it: its tokens, how many are computed, and its block hashes.
 
-    `prompt_token_ids`: integers, or None with `prompt_embeds` (an array or tensor with one row a token; all token ids
-    are 0 then). `block_hasher`: called with the request whenever it has grown; None leaves `block_hashes` empty,
+    `prompt_token_ids`: integers of any type, also an array or tensor, or None with `prompt_embeds` (an array or tensor
+    with one row a token; all token ids are 0 then). They are kept as Python integers: TypeError for what is no integer
+    and ValueError for one beyond 64 bits, with its position. `block_hasher`: called with the request whenever it has
+    grown; None leaves `block_hashes` empty,
     which is enough where caching is off. `mm_features`: items with `identifier` and `mm_position`, in order of offset
     (ValueError names the first that is not). ValueError without any token.
     """
@@ -125,8 +135,10 @@ class Request:
         if prompt_token_ids is None:
             self._token_ids = [0] * len(prompt_embeds)
         else:
-            tolist = getattr(prompt_token_ids, "tolist", None)  # an array: its items would not be Python integers
-            self._token_ids = list(tolist() if tolist is not None else prompt_token_ids)
+            self._token_ids = plain_token_ids("prompt_token_ids", prompt_token_ids)
+        if not self._token_ids:
+            what = "prompt_embeds" if prompt_token_ids is None else "prompt_token_ids"
+            raise ValueError(f"a request needs at least one token, and {what} is empty")
         self.num_prompt_tokens = len(self._token_ids)
         self.prompt_token_ids = prompt_token_ids
         self.mm_features = list(mm_features)
@@ -157,14 +169,18 @@ class Request:
         """A copy of the tokens that were appended to the prompt."""
         return self._token_ids[self.num_prompt_tokens :]
 
-    def append_output_token_ids(self, token_ids: int | Sequence[int]) -> None:
-        """Append generated tokens, and the hashes of the blocks that they fill; where either fails, neither."""
+    def append_output_token_ids(self, token_ids: SupportsIndex | Iterable[SupportsIndex]) -> None:
+        """Append generated tokens, and the hashes of the blocks that they fill; where either fails, neither.
+
+        One integer of any type, or a sequence, array or tensor of them. TypeError for what is no integer and ValueError
+        for one beyond 64 bits, with its position.
+        """
         tokens, known = self._token_ids, len(self._token_ids)
         try:
-            if isinstance(token_ids, int):
+            if type(token_ids) is int and -INT64_LIMIT <= token_ids < INT64_LIMIT:
                 tokens.append(token_ids)
             else:
-                tokens.extend(token_ids)
+                tokens.extend(_ids_of(token_ids))
             if self._block_hasher is not None:
                 new = self._block_hasher(self)
                 if new:

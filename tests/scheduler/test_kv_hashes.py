@@ -201,10 +201,11 @@ def test_a_hasher_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
         BlockHasher(**{"block_size": 4, **wrong})
 
 
-def test_what_is_no_token_is_refused() -> None:
+def test_what_is_no_token_is_refused_also_of_a_request_of_ones_own() -> None:
     for bad in ("x", 2**70, 1.5, None):
+        req = types.SimpleNamespace(block_hashes=[], num_tokens=4, all_token_ids=[1, 2, 3, bad])
         with pytest.raises(ValueError, match="token ids are integers"):
-            Request("r", [1, 2, 3, bad], block_hasher=BlockHasher(4))  # type: ignore[list-item]
+            BlockHasher(4)(req)
 
 
 def test_block_hashes_look_like_a_list_of_bytes() -> None:

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from shmstore.scheduler import PrefixCacheStats
+from tests.scheduler.helpers import admit, manager, request
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedulers.md"
 
 
 def run_program(number: int, folder: Path) -> dict[str, Any]:
     programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.S | re.M)
-    assert 2 == len(programs)
+    assert 3 == len(programs)
     program = folder / "program.py"
     program.write_text(programs[number], encoding="utf-8")
     return runpy.run_path(str(program))
@@ -34,7 +37,52 @@ def test_the_step_loop_finishes_every_request_with_hits_and_preemptions(
     names["manager"].check_valid()
 
 
-def test_the_encoder_program_prints_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_window_program_shows_what_its_comments_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = run_program(1, tmp_path)
-    assert "['A'] ['A']\n" == capsys.readouterr().out
+    assert [
+        "[('layers.0', 'layers.2'), ('layers.1', 'layers.3')] 20",
+        "([1, 2, 3, 4], [5, 6, 7, 8])",
+        "([1, 2, 3, 4, 9], [0, 0, 7, 8, 10])",
+    ] == capsys.readouterr().out.splitlines()
+    names["manager"].check_valid()
+
+
+def test_the_encoder_program_tells_its_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_program(2, tmp_path)
+    assert ["encode ['A'], drop []", "encode ['B'], drop ['A']"] == capsys.readouterr().out.splitlines()
     names["cache"].check_valid()
+
+
+def test_beyond_max_model_len_success_is_no_room() -> None:
+    books = manager(20, ("full", 4), max_model_len=8)
+    req = request("a", range(12))
+    assert books.allocate_slots(req, 8) is not None
+    req.num_computed_tokens = 8
+    assert books.empty_kv_cache_blocks is books.allocate_slots(req, 4)
+    assert 2 == len(books.get_block_ids("a")[0])
+
+
+def test_claims_of_computed_tokens_are_believed() -> None:
+    for claim in ("call", "request"):
+        books, req = manager(20, ("full", 4)), request("a", range(12))
+        req.num_computed_tokens = 8 if claim == "request" else 0
+        assert books.allocate_slots(req, 1, 8 if claim == "call" else 0) is not None
+        assert (8, 2) == (books.get_computed_blocks(request("b", range(12)))[1], books.block_pool.num_cached_keys)
+
+
+def test_a_look_up_repeated_counts_again_and_preempted_ones_apart() -> None:
+    books, req = manager(20, ("full", 4), log_stats=True), request("a", range(12))
+    for _ in range(3):
+        books.get_computed_blocks(req)
+    req.num_preemptions = 1
+    books.get_computed_blocks(req)
+    stats = books.make_prefix_cache_stats()
+    assert PrefixCacheStats(False, 3, 36, 0, 1, 12, 0) == stats
+
+
+def test_usage_does_not_count_contents_that_are_only_kept() -> None:
+    books, req = manager(9, ("full", 4)), request("a", range(12))
+    admit(books, req)
+    assert (3 / 8, [3]) == (books.usage, books.get_num_common_prefix_blocks("a"))
+    books.free(req)
+    assert (0.0, 3) == (books.usage, books.block_pool.num_cached_keys)
