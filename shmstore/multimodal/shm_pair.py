@@ -94,11 +94,16 @@ class _Call:
 class _UpdatesBook(ValueBook[Kept]):
     """A book that can be made again as it was."""
 
-    __slots__ = ("capacity",)
+    __slots__ = ()
 
-    def __init__(self, capacity: float) -> None:
-        super().__init__(capacity)
-        self.capacity = capacity
+    def add(self, key: str, value: Kept, size: int) -> bool:
+        """`put` where nothing goes for it; False, and nothing done, where something would."""
+        entries, nbytes = self._entries, self.nbytes + size
+        if nbytes > self._capacity or key in entries:
+            return False
+        entries[key] = value, size
+        self.nbytes = nbytes
+        return True
 
     def leaving(self, key: str, size: int) -> list[tuple[str, _Entry]]:
         """What `put` of a value of this size is going to take out, the first first."""
@@ -216,9 +221,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                     fresh = mm_hash
                     for gone in writer.take_evicted():
                         book.drop(gone)
-                    if book.nbytes + size <= book.capacity:
-                        book.put(mm_hash, kept, size)
-                    else:
+                    if not book.add(mm_hash, kept, size):
                         call = _Call()
                         call.updates[mm_hash] = kept, size
                         self._record(call)
@@ -299,10 +302,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._sweep()
         book = self._book
         for mm_hash, (kept, size) in call.updates.items():
-            if mm_hash in book or book.nbytes + size > book.capacity:
-                call.gone.extend(book.leaving(mm_hash, size))
             call.recorded.append(mm_hash)
-            book.put(mm_hash, kept, size)
+            if not book.add(mm_hash, kept, size):
+                call.gone.extend(book.leaving(mm_hash, size))
+                book.put(mm_hash, kept, size)
         if call.full or call.large:
             self._inline_full += call.full
             self._inline_too_large += call.large
@@ -330,9 +333,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 with self._writer.protect(list(held)):
                     outputs = self._batch(call, mm_items, mm_hashes, held)
                 self._record(call)
-                self._counts.hits += call.made_hits
-                self._counts.total += len(outputs)
-                call.hits, call.total = call.made_hits, len(outputs)
+                counts, hits, total = self._counts, call.made_hits, len(outputs)
+                counts.hits += hits  # from here on nothing can come in between
+                counts.total += total
+                call.hits, call.total = hits, total
             return outputs
         except BaseException as error:
             self._undo_surely(call, error)
@@ -359,8 +363,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             source = given.get(mm_hash)
             if source is None:
                 # Entries for leases have run out, for those after it, too. All are named, or each try would find one.
-                rest = zip(mm_items[at:], mm_hashes[at:], strict=True)
-                raise CacheMissError(dict.fromkeys(h for given_now, h in rest if given_now is None and h not in given))
+                missing: dict[str, None] = {}
+                for later, later_hash in zip(mm_items[at:], mm_hashes[at:], strict=True):
+                    if later is not None:
+                        given[later_hash] = later
+                    elif later_hash not in given:
+                        missing[later_hash] = None
+                raise CacheMissError(missing)
             output = self._store(call, source, mm_hash)
             outputs.append(output)
             if mm_hash in call.updates:
