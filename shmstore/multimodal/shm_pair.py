@@ -238,8 +238,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             call.hits, call.total = hits, total
             if ref is not None:
                 call.made.append((ref, fresh))
-            if fresh is not None:
-                call.recorded.append(fresh)
             self._undo_surely(call, error)
             raise
 
