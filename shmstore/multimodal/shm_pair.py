@@ -17,8 +17,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeAlias
 
 from shmstore.errors import (
     CacheMissError,
@@ -44,11 +45,11 @@ from shmstore.multimodal.interfaces import (
     check_item,
     check_pairs,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem
+from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lockstep import ValueBook
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
-from shmstore.refs import ObjectRef
+from shmstore.refs import ObjectRef, trusted_ref
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
@@ -57,6 +58,82 @@ if TYPE_CHECKING:
 __all__ = ["ShmObjectStoreReceiverCache", "ShmObjectStoreSenderCache"]
 
 _log = logging.getLogger(__name__)
+_NO_HIT = (ObjectNotFoundError, StoreFullError)  # the latter not of objects, but of open leases
+_NO_PUT = (ObjectExistsError, StoreFullError, ObjectTooLargeError)
+
+Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
+_Entry: TypeAlias = tuple[Kept, int]
+
+
+class _Call:
+    """What one call has made so far, noted as it is made; a failure gives it back."""
+
+    __slots__ = (
+        "full",
+        "gone",
+        "hits",
+        "inline_counted",
+        "large",
+        "made",
+        "made_hits",
+        "recorded",
+        "total",
+        "updates",
+    )
+
+    def __init__(self) -> None:
+        self.made: list[tuple[ObjectRef, str | None]] = []  # and its key, where it was put anew
+        self.updates: dict[str, _Entry] = {}  # for the book, and their sizes
+        self.recorded: list[str] = []  # those that are in the book, or going in
+        self.gone: list[tuple[str, _Entry]] = []  # what the book loses for them
+        self.full = self.large = self.made_hits = 0
+        self.hits = self.total = 0  # of the counts, only when they are counted
+        self.inline_counted = False
+
+
+class _UpdatesBook(ValueBook[Kept]):
+    """A book that can be made again as it was."""
+
+    __slots__ = ()
+
+    def add(self, key: str, value: Kept, size: int) -> bool:
+        """`put` where nothing goes for it; False, and nothing done, where something would."""
+        entries, nbytes = self._entries, self.nbytes + size
+        if nbytes > self._capacity or key in entries:
+            return False
+        entries[key] = value, size
+        self.nbytes = nbytes
+        return True
+
+    def leaving(self, key: str, size: int) -> list[tuple[str, _Entry]]:
+        """What `put` of a value of this size is going to take out, the first first."""
+        entries = self._entries
+        gone = []
+        over = self.nbytes + size - self._capacity
+        if key in entries:
+            gone.append((key, entries[key]))
+            over -= entries[key][1]
+        if size <= self._capacity:
+            for other, entry in entries.items():
+                if over <= 0:
+                    break
+                if other != key:
+                    gone.append((other, entry))
+                    over -= entry[1]
+        return gone
+
+    def rebuild(self, put: Iterable[str], gone: Iterable[tuple[str, _Entry]], known: Callable[[str], bool]) -> None:
+        """Without `put` and with `gone`, which left first; of both only what is `known`. Any `put` may be half done."""
+        entries: OrderedDict[str, _Entry] = OrderedDict()
+        for key, entry in gone:
+            if key not in entries and known(key):
+                entries[key] = entry
+        new = frozenset(put)
+        for key, entry in self._entries.items():
+            if key not in entries and key not in new and known(key):
+                entries[key] = entry
+        nbytes = sum(size for _, size in entries.values())
+        self._entries, self.nbytes = entries, nbytes
 
 
 class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
@@ -69,7 +146,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def __init__(self, config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
         self._lock = threading.RLock()
         self._writer = writer
-        self._book: ValueBook[PromptUpdates] = ValueBook(config.processor_cache_bytes)
+        self._book = _UpdatesBook(config.processor_cache_bytes)
         self._counts = HitCounter()
         self._inline_full = 0
         self._inline_too_large = 0
@@ -102,7 +179,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
         """A reference with a lease of its own, or the item where it does not fit; CacheMissError for None, no item.
 
-        TypeError for an input or a hash that is none.
+        TypeError for an input or a hash that is none, and for an item that cannot be stored. An error, or an
+        interrupt, leaves no lease, item or count of this call.
         """
         if type(mm_hash) is not str:
             check_hash(mm_hash)
@@ -113,53 +191,123 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             and type(mm_item[1]) is list
         ):
             check_input(mm_item, mm_hash)
-        with self._lock:
-            entry = self._book.use(mm_hash)
-            if entry is not None:
-                ref = self._hand_out_again(mm_hash, mm_item is not None)
-                if ref is not None:
-                    self._counts.hits += 1
-                    self._counts.total += 1
-                    return ref, entry[0]
-            if mm_item is None:
-                raise CacheMissError([mm_hash])
-            output = self._store(mm_item, mm_hash)
-            self._counts.total += 1
-            return output
-
-    def _hand_out_again(self, mm_hash: str, item_given: bool) -> ObjectRef | None:
+        # As in a batch, but what has been made is in variables, and a `_Call` only where something is unusual: it is a
+        # good part of what a hit costs.
+        ref: ObjectRef | None = None
+        fresh: str | None = None
+        hits = total = 0
+        call: _Call | None = None
+        book, counts, writer = self._book, self._counts, self._writer
         try:
-            return self._writer.get_cached(mm_hash)
-        except ObjectNotFoundError:  # deleted by someone else who has the writer
+            with self._lock:
+                entry = book.use(mm_hash)
+                if entry is not None:
+                    try:
+                        ref = writer.get_cached(mm_hash)
+                        output: ProcessorOutput = ref, list(entry[0])
+                        counts.hits += 1
+                        counts.total += 1
+                        hits = total = 1
+                        return output
+                    except _NO_HIT as error:
+                        self._no_hit(mm_hash, error)
+                if mm_item is None:
+                    raise CacheMissError([mm_hash])
+                item, updates = mm_item
+                kept = tuple(updates)  # the caller may change what it has given
+                size = updates_size(kept)
+                try:
+                    ref = writer.put(mm_hash, item)
+                    fresh = mm_hash
+                    for gone in writer.take_evicted():
+                        book.drop(gone)
+                    if not book.add(mm_hash, kept, size):
+                        call = _Call()
+                        call.updates[mm_hash] = kept, size
+                        self._record(call)
+                    output = ref, updates
+                except _NO_PUT as error:
+                    call = _Call()
+                    output = self._store_else(call, mm_item, mm_hash, (kept, size), error)
+                    self._record(call)
+                counts.total += 1
+                total = 1
+                return output
+        except BaseException as error:
+            call = call or _Call()
+            call.hits, call.total = hits, total
+            if ref is not None:
+                call.made.append((ref, fresh))
+            self._undo_surely(call, error)
+            raise
+
+    def _hand_out_again(self, call: _Call, mm_hash: str) -> ObjectRef | None:
+        try:
+            ref = self._writer.get_cached(mm_hash)
+            call.made.append((ref, None))
+            return ref
+        except _NO_HIT as error:
+            self._no_hit(mm_hash, error)
+            return None
+
+    def _no_hit(self, mm_hash: str, error: Exception) -> None:
+        if isinstance(error, ObjectNotFoundError):  # deleted by someone else who has the writer
             self._book.drop(mm_hash)
-        except StoreFullError as full:  # not of objects, but of open leases
-            if not item_given:
-                raise CacheMissError([mm_hash]) from full
-        return None
 
-    def _store(self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> ProcessorOutput:
+    def _store(self, call: _Call, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> ProcessorOutput:
         item, updates = mm_item
-        size = updates_size(updates)
-        writer = self._writer
+        kept = tuple(updates)
+        entry = kept, updates_size(kept)
         try:
-            try:
-                ref = writer.put(mm_hash, item)
-            except ObjectExistsError:
-                ref = writer.get_cached(mm_hash)  # only its updates were gone
-        except StoreFullError as full:
-            self._inline_full += 1
-            short = (
-                "ipc_cache_gb is" if full.resource in ("bytes", None) else f"the store's number of {full.resource} is"
-            )
-            _warn(self._inline_full, f"{short} too small for what is being read at a time", full)
-            return mm_item
-        except ObjectTooLargeError as too_large:
-            self._inline_too_large += 1
-            _warn(self._inline_too_large, "shm_max_object_size_mb (or ipc_cache_gb) is too small", too_large)
-            return mm_item
-        self._sweep()
-        self._book.put(mm_hash, updates, size)
+            ref = self._writer.put(mm_hash, item)
+            call.made.append((ref, mm_hash))
+        except _NO_PUT as error:
+            return self._store_else(call, mm_item, mm_hash, entry, error)
+        call.updates[mm_hash] = entry
         return ref, updates
+
+    def _store_else(
+        self,
+        call: _Call,
+        mm_item: tuple[MultiModalKwargsItem, PromptUpdates],
+        mm_hash: str,
+        entry: _Entry,
+        error: Exception,
+    ) -> ProcessorOutput:
+        """The store has not taken the item: it is there, only its updates were gone, or it goes inline."""
+        if isinstance(error, ObjectExistsError):
+            try:
+                ref = self._writer.get_cached(mm_hash)
+                call.made.append((ref, None))
+                call.updates[mm_hash] = entry
+                return ref, mm_item[1]
+            except StoreFullError as full:
+                error = full
+        if isinstance(error, StoreFullError):
+            call.full += 1
+            what = (
+                "ipc_cache_gb is" if error.resource in ("bytes", None) else f"the store's number of {error.resource} is"
+            )
+            _warn(self._inline_full + call.full, f"{what} too small for what is being read at a time", error)
+        else:
+            call.large += 1
+            setting = "shm_max_object_size_mb (or ipc_cache_gb) is too small"
+            _warn(self._inline_too_large + call.large, setting, error)
+        return mm_item
+
+    def _record(self, call: _Call) -> None:
+        """The last step of a call that has succeeded: its updates, and what went inline."""
+        self._sweep()
+        book = self._book
+        for mm_hash, (kept, size) in call.updates.items():
+            call.recorded.append(mm_hash)
+            if not book.add(mm_hash, kept, size):
+                call.gone.extend(book.leaving(mm_hash, size))
+                book.put(mm_hash, kept, size)
+        if call.full or call.large:
+            self._inline_full += call.full
+            self._inline_too_large += call.large
+            call.inline_counted = True
 
     def _sweep(self) -> None:
         for mm_hash in self._writer.take_evicted():
@@ -171,69 +319,129 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         What is cached is protected until the batch is done. ValueError where the lengths differ, TypeError for an input
         or a hash that is none or an item that cannot be stored, CacheMissError with all missing hashes of the batch.
         """
-        with self._lock:
-            check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
-            if len(mm_hashes) == 1:
-                return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
-            before = (self._counts.hits, self._counts.total, self._inline_full, self._inline_too_large)
-            stored = frozenset(mm_hash for mm_hash in mm_hashes if self._writer.is_cached(mm_hash))
-            held = {mm_hash: entry[0] for mm_hash in stored if (entry := self._book.use(mm_hash)) is not None}
-            given: dict[str, tuple[MultiModalKwargsItem, PromptUpdates]] = {}
-            outputs: list[ProcessorOutput] = []
-            with self._writer.protect(list(held)):
-                try:
-                    for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
-                        outputs.append(self._next_of_batch(mm_item, mm_hash, held, given))
-                except BaseException:
-                    self._undo(outputs, given.keys() - stored, given.keys() & stored)
-                    self._counts.hits, self._counts.total, self._inline_full, self._inline_too_large = before
-                    raise
+        if len(mm_hashes) == 1:
+            check_pairs(mm_items, mm_hashes, check_input)
+            return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
+        call = _Call()
+        try:
+            with self._lock:
+                check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
+                stored = [mm_hash for mm_hash in mm_hashes if self._writer.is_cached(mm_hash)]
+                held = {mm_hash: entry[0] for mm_hash in stored if (entry := self._book.use(mm_hash)) is not None}
+                with self._writer.protect(list(held)):
+                    outputs = self._batch(call, mm_items, mm_hashes, held)
+                self._record(call)
+                counts, hits, total = self._counts, call.made_hits, len(outputs)
+                counts.hits += hits  # from here on nothing can come in between
+                counts.total += total
+                call.hits, call.total = hits, total
             return outputs
+        except BaseException as error:
+            self._undo_surely(call, error)
+            raise
 
-    def _next_of_batch(
+    def _batch(
         self,
-        mm_item: ProcessorInput,
-        mm_hash: str,
-        held: dict[str, PromptUpdates],
-        given: dict[str, tuple[MultiModalKwargsItem, PromptUpdates]],
-    ) -> ProcessorOutput:
-        ref = self._hand_out_again(mm_hash, mm_item is not None) if mm_hash in held else None
-        if ref is not None:
-            # The updates from `held`: the book may have dropped them for another item of this batch.
-            output: ProcessorOutput = ref, held[mm_hash]
-            self._counts.hits += 1
-        else:
-            # None: the same item again that went inline at an earlier place in the batch.
-            source = given.get(mm_hash) if mm_item is None else given.setdefault(mm_hash, mm_item)
+        call: _Call,
+        mm_items: Sequence[ProcessorInput],
+        mm_hashes: Sequence[str],
+        held: dict[str, Kept],
+    ) -> list[ProcessorOutput]:
+        given: dict[str, tuple[MultiModalKwargsItem, PromptUpdates]] = {}
+        outputs: list[ProcessorOutput] = []
+        for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
+            if mm_item is not None:
+                given.setdefault(mm_hash, mm_item)
+            kept = held.get(mm_hash)
+            ref = None if kept is None else self._hand_out_again(call, mm_hash)
+            if kept is not None and ref is not None:
+                outputs.append((ref, list(kept)))
+                call.made_hits += 1
+                continue
+            source = given.get(mm_hash)
             if source is None:
-                raise CacheMissError([mm_hash])
-            output = self._store(source, mm_hash)
-            if isinstance(output[0], ObjectRef):
-                held[mm_hash] = output[1]
-        self._counts.total += 1
-        return output
+                # Entries for leases have run out, for those after it, too. All are named, or each try would find one.
+                missing: dict[str, None] = {}
+                for later, later_hash in zip(mm_items[at:], mm_hashes[at:], strict=True):
+                    if later is not None:
+                        given[later_hash] = later
+                    elif later_hash not in given:
+                        missing[later_hash] = None
+                raise CacheMissError(missing)
+            output = self._store(call, source, mm_hash)
+            outputs.append(output)
+            if mm_hash in call.updates:
+                held[mm_hash] = call.updates[mm_hash][0]
+        return outputs
 
-    def _undo(self, outputs: Iterable[ProcessorOutput], new: Iterable[str], known: Iterable[str]) -> None:
-        with contextlib.suppress(StoreClosedError):  # then there is nothing left to give back
-            for sent, _ in outputs:
-                if isinstance(sent, ObjectRef):
-                    self._writer.cancel(sent)
-            for mm_hash in new:
-                self._writer.delete(mm_hash)
-            self._sweep()  # with the objects go their updates
-        for mm_hash in known:
-            self._book.drop(mm_hash)
+    def _undo_surely(self, call: _Call, error: BaseException) -> None:
+        # An interrupt may come while an ordinary failure is undone.
+        try:
+            self._undo(call, error)
+        except BaseException:
+            self._undo(call, error)
+            raise
+
+    def _undo(self, call: _Call, error: BaseException) -> None:
+        """Give back what the call has made so far; may be done again where it was interrupted."""
+        with self._lock:
+            counts, hits, total = self._counts, call.hits, call.total
+            call.hits = call.total = 0
+            counts.hits -= hits
+            counts.total -= total
+            if call.inline_counted:
+                call.inline_counted = False
+                self._inline_full -= call.full
+                self._inline_too_large -= call.large
+            made = [*call.made, *self._lost(error)]
+            with contextlib.suppress(StoreClosedError):  # then there is nothing left to give back
+                for ref, _ in made:
+                    self._writer.cancel(ref)
+                for _, mm_hash in made:
+                    if mm_hash is not None:
+                        self._writer.delete(mm_hash)
+                self._sweep()  # with the objects go their updates
+                if not isinstance(error, CacheMissError):  # then the book has not been written to
+                    self._book.rebuild(call.recorded, call.gone, self._writer.is_cached)
+
+    def _lost(self, error: BaseException) -> list[tuple[ObjectRef, str | None]]:
+        """A hand-out that was interrupted on its way out of the writer: its reference, and its key if put anew.
+
+        No variable of ours has it yet. From the moment at which the bindings no longer take it back until the writer
+        returns, it is, packed, in a variable of a frame that the interrupt came through. Python looks for signals when
+        a function begins, after a call into C and where a loop goes back; not between a function's return and the
+        assignment of what it returned. So nothing is lost on the way from the writer to us, nor from us to our
+        caller; what comes after that is the caller's to `release`.
+        """
+        put = type(self._writer).put.__code__
+        found: list[tuple[ObjectRef, str | None]] = []
+        traceback = error.__traceback__
+        while traceback is not None:
+            frame = traceback.tb_frame
+            if frame.f_code is put or frame.f_code is trusted_ref.__code__:
+                names = frame.f_locals
+                if "packed" in names:
+                    found.append((ObjectRef(names["packed"]), names.get("key")))
+            traceback = traceback.tb_next
+        return found
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
         """A request ended before its workers read: give back the leases of what was sent; how many were open.
 
-        Safe after they have read, and twice. Anything but a reference (an inline item, None) has no lease and is
-        passed over, so that whatever was sent can be given. StaleRefError, after the others have been given back, for
-        a reference that this store never gave.
+        Safe after they have read, and twice. An inline item and None have no lease and are passed over, so that
+        whatever was sent can be given. TypeError, with nothing given back, for anything else, such as a whole output.
+        StaleRefError, after the others have been given back, for a reference that this store never gave.
         """
+        sent = list(refs)
+        for ref in sent:
+            if ref is not None and not isinstance(ref, (ObjectRef, MultiModalKwargsItem)):
+                raise TypeError(
+                    "release takes what was sent: ObjectRef, MultiModalKwargsItem or None, "
+                    f"the first of each output; got {type(ref).__name__}"
+                )
         ended = 0
         foreign: StaleRefError | None = None
-        for ref in refs:
+        for ref in sent:
             if isinstance(ref, ObjectRef):
                 try:
                     ended += self._writer.cancel(ref)

@@ -83,7 +83,7 @@ def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates()
         assert ["ref"] * 3 == kinds([miss, hit, again])
         assert 3 == len({ref.lease for ref, _ in (miss, hit, again)})
         assert 1 == len({ref.monotonic_id for ref, _ in (miss, hit, again)})
-        assert all(got is updates for _, got in (miss, hit, again))
+        assert all(got == updates for _, got in (miss, hit, again))
         assert CacheInfo(2, 3) == engine.sender.make_stats()
         for ref, _ in (miss, hit, again):
             got = engine.workers[0].get_and_update_item(ref, "a")

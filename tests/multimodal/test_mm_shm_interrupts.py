@@ -1,0 +1,255 @@
+"""A call of the `shm` sender that fails, or that an interrupt ends at any place, leaves everything as it was.
+
+Python looks for signals when a function begins, after a call into C, and where a loop goes back: a trace function
+raises there instead. Not when a function of Python returns to one that called it by CALL, which is what keeps a value
+on its way to the caller's variable.
+"""
+
+import dis
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from mm_helpers import MIB, config, features, item, update
+
+from shmstore import CacheMissError, ObjectRef, refs, store
+from shmstore.bindings import store as native
+from shmstore.multimodal import (
+    CacheInfo,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    ShmObjectStoreSenderCache,
+    lockstep,
+    processor_cache_from_config,
+    shm_pair,
+)
+
+FILES = {module.__file__ for module in (native, store, refs, lockstep, shm_pair)}
+
+
+class Interrupt(BaseException):
+    """What a signal's handler may raise."""
+
+
+@cache
+def _steps(code: CodeType) -> dict[int, str]:
+    return {step.offset: step.opname for step in dis.get_instructions(code)}
+
+
+def _interrupted_at(number: int, action: Callable[[], Any]) -> bool:
+    """Do `action` with an interrupt at that check; False where it ended before."""
+    seen = 0
+    before: dict[FrameType, str] = {}  # the step that a frame has just done
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        name = frame.f_code.co_name
+        if event == "call" and frame.f_back in before and not name.startswith("__"):
+            before[frame.f_back] = "CALL of Python"
+        if frame.f_code.co_filename not in FILES or name == "_keep":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            done = before.get(frame)
+            before[frame] = _steps(frame.f_code)[frame.f_lasti]
+            if done in ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD"):
+                seen += 1
+                if seen == number:
+                    sys.settrace(None)
+                    raise Interrupt(f"{frame.f_code.co_name}, line {frame.f_lineno}")
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(outer)
+    return False
+
+
+def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:
+    """A and b are cached; c is stored, but its updates have gone; there is no room for d's beside theirs."""
+    sender = processor_cache_from_config(config(book, MIB, cache_type="shm", shm_max_object_size_mb=1))
+    assert isinstance(sender, ShmObjectStoreSenderCache)
+    for mm_hash in "cab":
+        sender.release([sender.get_and_update_item(_given(mm_hash), mm_hash)[0]])
+    return sender
+
+
+def _given(mm_hash: str, nbytes: int = 30) -> tuple[MultiModalKwargsItem, list[Any]]:
+    return item(nbytes), [update(mm_hash * 1000)]
+
+
+def _unknown() -> MultiModalKwargsItem:
+    """An item with nothing in it that the serializer knows."""
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())])
+
+
+def _state(sender: ShmObjectStoreSenderCache) -> dict[str, Any]:
+    return {
+        "leases": sender.writer.stats().open_leases,
+        "keys": sender.writer.keys(),
+        "updates": dict(sender._book._entries),
+        "nbytes": sender._book.nbytes,
+        "counts": sender.make_stats(),
+        "inline": (sender.inline_full, sender.inline_too_large),
+        "cached": sender.is_cached(list("abcd")),
+    }
+
+
+def _batch(*pairs: tuple[str, Any]) -> Callable[[ShmObjectStoreSenderCache], Any]:
+    hashes = [mm_hash for mm_hash, _ in pairs]
+    inputs = [given for _, given in pairs]
+    return lambda sender: sender.get_and_update(inputs, hashes)
+
+
+CALLS: dict[str, Callable[[ShmObjectStoreSenderCache], Any]] = {
+    "hit": lambda sender: sender.get_and_update_item(None, "a"),
+    "miss": lambda sender: sender.get_and_update_item((item(30), []), "d"),
+    "miss that pushes updates out": lambda sender: sender.get_and_update_item(_given("d"), "d"),
+    "miss of updates only": lambda sender: sender.get_and_update_item(_given("c"), "c"),
+    "too large": lambda sender: sender.get_and_update_item(_given("d", 2 * MIB), "d"),
+    "batch of one": _batch(("d", _given("d"))),
+    "batch": _batch(("a", None), ("d", _given("d")), ("c", _given("c")), ("b", None), ("e", _given("e", 2 * MIB))),
+    "batch of misses": _batch(("d", (item(30), [])), ("e", (item(30), []))),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_is_interrupted_leaves_everything_as_it_was(name: str) -> None:
+    number, again = 0, True
+    while again:
+        number += 1
+        with _sender() as sender:
+            before = _state(sender)
+            again = _interrupted_at(number, lambda: CALLS[name](sender))
+            if again:
+                assert before == _state(sender), f"interrupt {number}"
+                sender.writer.check_valid()
+                CALLS[name](sender)  # no lock, no protection is left
+    assert number > 10
+
+
+def test_an_interrupt_while_a_failed_batch_is_undone_leaves_everything_as_it_was() -> None:
+    call = _batch(("a", None), ("d", _given("d")), ("c", _given("c")), ("bad", (_unknown(), [])))
+    number, again = 0, True
+    while again:
+        number += 1
+        with _sender() as sender:
+            before = _state(sender)
+            try:
+                again = _interrupted_at(number, lambda: call(sender))
+            except TypeError:
+                again = False
+            assert before == _state(sender), f"interrupt {number}"
+    assert number > 50
+
+
+def test_an_interrupt_while_the_store_evicts_leaves_no_updates_without_an_item() -> None:
+    number, again = 0, True
+    while again:
+        number += 1
+        with processor_cache_from_config(config(MIB, MIB, cache_type="shm")) as sender:
+            assert isinstance(sender, ShmObjectStoreSenderCache)
+            for mm_hash in "abc":
+                sender.release([sender.get_and_update_item(_given(mm_hash, MIB // 4), mm_hash)[0]])
+            again = _interrupted_at(number, lambda: sender.get_and_update_item(_given("d", MIB // 2), "d"))
+            assert set(sender.writer.keys()) == set(sender._book._entries), f"interrupt {number}"
+            assert sum(size for _, size in sender._book._entries.values()) == sender._book.nbytes
+            assert int(not again) == sender.writer.stats().open_leases, f"interrupt {number}"
+    assert number > 10
+
+
+# --- ordinary failures ---------------------------------------------------------------------------------------------
+
+
+def _leases(sender: ShmObjectStoreSenderCache, left: int = 0) -> list[ObjectRef]:
+    """Hold all entries for leases but so many."""
+    return [sender.writer.get_cached("a") for _ in range(sender.writer.stats().max_leases - left)]
+
+
+def test_a_batch_that_fails_keeps_the_updates_of_an_item_whose_lease_was_refused() -> None:
+    with _sender() as sender:
+        held = _leases(sender)
+        before = _state(sender)
+        with pytest.raises(TypeError, match="no serializer"):
+            sender.get_and_update([_given("a"), (_unknown(), [])], ["a", "bad"])
+        assert before == _state(sender)
+        assert sender.is_cached_item("a")
+        assert len(held) == sender.release(held)
+
+
+def test_a_batch_that_fails_pushes_no_updates_out() -> None:
+    with _sender() as sender:
+        before = _state(sender)
+        with pytest.raises(TypeError, match="no serializer"):
+            sender.get_and_update([_given("d"), (_unknown(), [])], ["d", "bad"])
+        assert before == _state(sender)
+        assert [True, True, False, False] == sender.is_cached(list("abcd"))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_where_leases_run_out_all_that_is_missing_is_named_and_nothing_dropped(left: int) -> None:
+    with _sender(book=MIB) as sender:
+        held = _leases(sender, left)
+        before = _state(sender)
+        inputs: Sequence[Any] = [None, None, _given("d"), None, None, None]
+        hashes = ["a", "b", "d", "c", "d", "b"]
+        with pytest.raises(CacheMissError) as caught:
+            sender.get_and_update(inputs, hashes)
+        assert ("a", "b", "c")[left:] == caught.value.mm_hashes
+        assert before == _state(sender)
+        assert [True, True, True] == sender.is_cached(list("abc"))
+        sent = sender.get_and_update([_given(mm_hash) for mm_hash in hashes], hashes)
+        assert 6 - left == sum(isinstance(what, MultiModalKwargsItem) for what, _ in sent)
+        assert [update(mm_hash * 1000) for mm_hash in hashes] == [updates[0] for _, updates in sent]
+        sender.release(held)
+
+
+def test_an_item_that_was_given_goes_inline_where_its_second_lease_is_refused() -> None:
+    with _sender() as sender:
+        _leases(sender, 1)
+        sent = sender.get_and_update([_given("a"), None], ["a", "a"])
+        assert [ObjectRef, MultiModalKwargsItem] == [type(what) for what, _ in sent]
+        assert CacheInfo(1, 5) == sender.make_stats()
+
+
+# --- what the caller keeps -----------------------------------------------------------------------------------------
+
+
+def test_stored_updates_are_nobodys_list() -> None:
+    with _sender() as sender:
+        mine = [update("d")]
+        sender.get_and_update([(item(3), mine), (item(3), mine)], ["d", "e"])
+        mine.append(update("later"))
+        for _ in range(2):
+            outputs = [
+                sender.get_and_update_item(None, "d"),
+                *sender.get_and_update([None, None, None], ["d", "e", "d"]),
+            ]
+            for _, updates in outputs:
+                assert [update("d")] == updates
+                assert isinstance(updates, list)
+                updates[0] = updates[0].with_item_idx(5)
+                updates.append(update("later"))
+        mine = [update("f")]
+        sender.get_and_update_item((item(3), mine), "f")[1].append(update("later"))  # type: ignore[attr-defined]
+        assert [update("f")] == sender.get_and_update_item(None, "f")[1]
+
+
+def test_release_of_what_is_no_reference_item_or_none_is_an_error_and_gives_nothing_back() -> None:
+    with _sender() as sender:
+        output = sender.get_and_update_item(None, "a")
+        ref = output[0]
+        for wrong in ([output], features(["a"], [ref]), [ref, output], [ref, b""], item(3)):
+            with pytest.raises(TypeError, match="ObjectRef, MultiModalKwargsItem or None"):
+                sender.release(wrong)  # type: ignore[arg-type]
+            assert 1 == sender.writer.stats().open_leases
+        assert 1 == sender.release(iter([None, item(3), ref]))
