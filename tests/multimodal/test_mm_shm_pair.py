@@ -1,6 +1,7 @@
 """The `shm` pair on a real store: rows of the tables, the ring case, batches, leases, prompt updates."""
 
 import logging
+import os
 import pickle
 import sys
 from collections import Counter
@@ -565,3 +566,19 @@ def test_a_sender_can_be_wired_by_hand():
         with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(sender.handle)) as worker:
             ref, _ = sender.get_and_update_item((item(3), []), "a")
             assert item(3) == worker.get_and_update_item(ref, "a")
+
+
+def test_a_successor_of_p0_takes_the_items_over_and_copies_none_again() -> None:
+    settings = config(MIB, MIB, cache_type="shm", shm_name=f"successor-{os.getpid()}")
+    given = (item(1000), [update("a")])
+    first = processor_cache_from_config(settings)
+    with worker_receiver_cache_from_config(settings, 0, first.handle) as worker:
+        first.get_and_update([given], ["a"])
+        first.writer.close(unlink=False)  # as its death leaves it
+        writer = ObjectStoreWriter.recover(settings.shm_name)
+        assert 1 == writer.cancel_all()
+        with ShmObjectStoreSenderCache(settings, writer) as successor:
+            assert [False] == successor.is_cached(["a"])
+            [(ref, updates)] = successor.get_and_update([given], ["a"])
+            assert (1, [update("a")], [True]) == (writer.stats().puts, updates, successor.is_cached(["a"]))
+            assert given[0] == worker.get_and_update_item(ref, "a")
