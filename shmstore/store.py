@@ -377,14 +377,15 @@ class ObjectStoreWriter(_Closable):
             self._abort(ticket, key)
             raise
 
-    def _explain(self, error: Exception, key: str, nbytes: int, extra: int) -> Exception:
+    def _explain(
+        self, error: StoreFullError | ObjectTooLargeError | ObjectExistsError, key: str, nbytes: int, extra: int
+    ) -> Exception:
         """Return the same error with what the caller wants to know."""
         if isinstance(error, ObjectExistsError):
             return ObjectExistsError(f"{error.default_message}: {_shown(key)}")
         if isinstance(error, ObjectTooLargeError):
             limit = self._writer.max_object_size
             return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
-        assert isinstance(error, StoreFullError)
         return self._full(error.resource, nbytes)
 
     def _full(self, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None) -> StoreFullError:
