@@ -1,0 +1,99 @@
+/*
+ * test_stopped.c - a writer stopped (a debugger, a frozen container) half-way through an eviction: a reader that asks
+ * for the object has its answer when the writer goes on, and does not wait for ever if it does not.
+ */
+#include <time.h>
+
+#include "support.h"
+
+enum { UNITS = 16, SIZE = 3 * SHMS_ALIGN };
+
+static const char *stop_before;
+static pid_t writer_pid;
+static shms_word *state; /* of the object that is asked for */
+
+static void stop(const char *label) {
+    if (strcmp(label, stop_before))
+        return;
+    shms_step_hook = NULL;
+    raise(SIGSTOP);
+}
+
+/* The reader has found EVICTING and not yet given up: now the writer goes on, and decides. */
+static void go_on(const char *label) {
+    if (strcmp(label, "R2p"))
+        return;
+    shms_step_hook = NULL;
+    CHECK_EQ(0, kill(writer_pid, SIGCONT));
+    while (atomic_load(state) == SHMS_EVICTING)
+        ;
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec / 1e9;
+}
+
+static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, bool there) {
+    const char *name = store_name("stopped");
+    shms_options o = {.capacity = UNITS * SHMS_ALIGN, .n_readers = 1, .max_objects = 8};
+    uint8_t refs[4][SHMS_REF_SIZE];
+    shms_writer *w;
+    shms_reader *r;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('a' + i), 0}, SIZE, (uint64_t)i, refs[i]));
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(1, shms_reader_release(r, refs[i]));
+    shms_writer_free(w);
+    shms_segment look;
+    CHECK_EQ(SHMS_OK, shms_segment_open(&look, name, SHMS_ROLE_INSPECTOR));
+    state = &look.slots[0].state; /* 'a', the first to go */
+    writer_pid = fork_child();
+    if (writer_pid == 0) {
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        stop_before = label;
+        shms_step_hook = stop;
+        CHECK_EQ(SHMS_OK, put_marked(w, "new", SIZE, 9, NULL));
+        _exit(0);
+    }
+    int status;
+    CHECK_EQ(writer_pid, waitpid(writer_pid, &status, WUNTRACED));
+    CHECK(WIFSTOPPED(status));
+    CHECK_EQ(SHMS_EVICTING, atomic_load(state));
+    shms_step_hook = goes_on ? go_on : NULL;
+    double start = seconds();
+    shms_view *v = shms_reader_acquire(r, refs[0]);
+    int code = v ? SHMS_OK : -errno;
+    double waited = seconds() - start;
+    CHECK_EQ(there ? SHMS_OK : SHMS_ESTALE, code);
+    CHECK(goes_on || (waited >= 1 && waited < 30));
+    CHECK(!v || filled(v->payload, SIZE, 0));
+    shms_step_hook = NULL;
+    CHECK_EQ(0, kill(writer_pid, SIGCONT)); /* again, or for the first time */
+    CHECK_EQ(0, reap(writer_pid));
+    CHECK(!v || filled(v->payload, SIZE, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(1, shms_writer_has(w, "new", 3));
+    CHECK_EQ(there, shms_writer_has(w, "a", 1));
+    if (v)
+        shms_view_release(v);
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", (UNITS - 1) * SHMS_ALIGN, 1, NULL)); /* no pin was left */
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_segment_close(&look);
+    shms_reader_free(r);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+int main(void) {
+    alarm(60); /* a reader that waits for ever is what is tested against */
+    a_reader_meets_a_stopped_writer("W3", true, true);   /* it sees the pin when it goes on, and leaves the object */
+    a_reader_meets_a_stopped_writer("W4", true, false);  /* it has looked already */
+    a_reader_meets_a_stopped_writer("W3", false, false); /* the reader gives up */
+    a_reader_meets_a_stopped_writer("W4", false, false);
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}
