@@ -157,9 +157,16 @@ def reporting(command: str, run: Callable[[argparse.Namespace], int]) -> Callabl
     return guarded
 
 
+def store_argument(text: str) -> str:
+    """Return the store's name, also where the path of its file is given: an argparse type."""
+    return text.removeprefix("/dev/shm/").removeprefix("/")
+
+
 def add_name(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names a store."""
-    parser.add_argument("name", metavar="NAME", help="the store, as `shmstore ls` names it")
+    parser.add_argument(
+        "name", metavar="NAME", type=store_argument, help="the store, as `shmstore ls` names it, or its file"
+    )
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -5,7 +5,17 @@ import time
 from dataclasses import dataclass
 
 from shmstore.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
-from shmstore.commands.common import add_json, age, complain, make_console, make_table, print_json, reporting, size
+from shmstore.commands.common import (
+    add_json,
+    age,
+    complain,
+    make_console,
+    make_table,
+    print_json,
+    reporting,
+    size,
+    store_argument,
+)
 from shmstore.commands.ls import owner
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import Holders, SegmentInfo, find_segments, holders, look_at, remove_segment
@@ -59,7 +69,7 @@ def _judge(info: SegmentInfo, force: bool) -> _Candidate:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"{COMMAND.summary}\n\n{_RULE}"
-    parser.add_argument("names", metavar="NAME", nargs="*", help="only these (default: all)")
+    parser.add_argument("names", metavar="NAME", type=store_argument, nargs="*", help="only these (default: all)")
     parser.add_argument("--yes", action="store_true", help="remove; without it, they are only shown")
     parser.add_argument("--force", action="store_true", help="also what is mapped, or could be recovered")
     add_json(parser)

@@ -27,6 +27,7 @@ from shmstore.commands.common import (
     reporting,
     size,
     span,
+    store_argument,
 )
 from shmstore.commands.dump import readers_table
 from shmstore.errors import ShmStoreError
@@ -267,7 +268,11 @@ def _interval(text: str) -> float:
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", nargs="?", help="this store with its ranks (default: a line each of all)"
+        "name",
+        metavar="NAME",
+        type=store_argument,
+        nargs="?",
+        help="this store with its ranks (default: a line each of all)",
     )
     parser.add_argument(
         "--interval", type=_interval, default=1.0, metavar="S", help="seconds between looks (default 1)"

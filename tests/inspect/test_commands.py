@@ -49,6 +49,16 @@ def test_a_command_ends_in_time_with_its_status_and_changes_no_byte(command: str
             assert re.fullmatch(rf"shmstore {command}: .*\n", ran.err), "an error is one line"
 
 
+@pytest.mark.parametrize("prefix", ["/dev/shm/", "/"])
+@pytest.mark.parametrize("command", NAMED)
+def test_a_store_may_be_named_by_its_file(command: str, prefix: str) -> None:
+    with case("dead") as name:
+        by_name, by_path = (piped(command, given, *NAMED[command]) for given in (name, prefix + name))
+        assert (0, 0, "") == (by_name.status, by_path.status, by_path.err)
+        assert name in by_path.out
+        assert prefix + name not in by_path.out
+
+
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("command", NAMED)
 def test_a_terminal_gets_the_same_answer(command: str, condition: str) -> None:
