@@ -9,8 +9,8 @@
  *
  * The processor's own prefetching stops at each page's end, and a store to a page waits for its translation.  So the
  * loops ask two pages ahead: for every fourth line of the source, from which the hardware goes on by itself, and for
- * one line of each page to be written.  Asking for each line was slower.  The hints are non-temporal, too: what runs
- * after a large copy finds more of its code and data still in cache.  Past the end they are hints only, never faults.
+ * one line of each page to be written.  Asking for each line, or nearer, or further, was slower.  Past the end these
+ * are hints only, never faults.
  */
 #include "shmstore.h"
 
