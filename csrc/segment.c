@@ -8,7 +8,8 @@
  * Forks.  An open-file-description lock lives as long as any descriptor of its opening, and fork copies descriptors:
  * a child that merely exists would keep a dead parent's rank taken for ever.  So every open segment is on a list, and
  * a pthread_atfork handler closes their descriptors in the child and marks them.  The list's mutex is taken around
- * fork, so that the child never sees half a list, nor a descriptor that is not on it yet.
+ * fork, so that the child never sees half a list, nor a descriptor that is not on it yet.  The child begins with an
+ * empty list: what was on it may lie on the stack of a thread that fork did not copy.
  *
  * A mapping counts as a descriptor: it keeps its opening alive, and is inherited by children, too.  So the opening
  * that bears the lock is never mapped; each mapping is made through another one of the same file.
@@ -44,12 +45,15 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static void fork_prepare(void) { pthread_mutex_lock(&open_mutex); }
 static void fork_parent(void) { pthread_mutex_unlock(&open_mutex); }
 static void fork_child(void) {
-    for (shms_segment *s = open_segments; s; s = s->next) {
+    for (shms_segment *s = open_segments, *next; s; s = next) {
+        next = s->next;
+        s->next = s->prev = NULL;
         atomic_store(&s->forked, 1);
         if (s->fd >= 0)
             close(s->fd);
         s->fd = -1;
     }
+    open_segments = NULL;
     pthread_mutex_unlock(&open_mutex);
 }
 static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
