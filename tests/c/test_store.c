@@ -405,6 +405,33 @@ static void a_stale_reference_leaves_no_pin(void) {
     end(w);
 }
 
+static shms_slot *spoilt;
+
+static void spoil(const char *label) {
+    if (!strcmp(label, "R3a"))
+        shms_set(&spoilt->length, 1 << 30);
+}
+
+static void a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slot(void) {
+    const char *name = store_name("spoilt");
+    shms_writer *w = make(name, 4096, 1, 4);
+    shms_reader *r = attach(name, 0);
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 100, 3, ref));
+    spoilt = shms_writer_slot(w, w->ring.first);
+    uint64_t length = shms_get(&spoilt->length);
+    shms_step_hook = spoil; /* between the check and the view */
+    shms_view *v = shms_reader_acquire(r, ref);
+    shms_step_hook = NULL;
+    CHECK(v);
+    CHECK_EQ(100, v->payload_size);
+    CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_ECORRUPT);
+    shms_set(&spoilt->length, length);
+    shms_view_release(v);
+    detach(r);
+    end(w);
+}
+
 static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
     const char *name = store_name("keys");
     shms_writer *w = make(name, 1024, 1, 64);
@@ -580,6 +607,7 @@ int main(void) {
     a_forked_child_forgets_segments_on_the_stacks_of_threads_that_it_has_not();
     a_view_outlives_close_and_keeps_its_rank();
     a_stale_reference_leaves_no_pin();
+    a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slot();
     keys_come_in_order_of_age_and_evicted_ones_are_told();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
     nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime();
