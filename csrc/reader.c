@@ -293,7 +293,7 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
     return SHMS_OK;
 }
 
-uint64_t shms_reader_store(const shms_reader *r) { return r->seg.sb->store; }
+uint64_t shms_reader_store(const shms_reader *r) { return r ? r->seg.sb->store : 0; }
 
 uint64_t shms_reader_pid(const char *name, uint32_t rank) {
     shms_segment seg;

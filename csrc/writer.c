@@ -199,6 +199,8 @@ void shms_writer_free(shms_writer *w) {
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
 uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
+    if (!w)
+        return 0;
     const shms_layout *l = &w->seg.layout;
     *out = (shms_options){.capacity = l->capacity,
                           .max_object_size = l->max_object_size,

@@ -258,6 +258,10 @@ static void a_closed_handle_says_so_from_every_call(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_reader_stats_get(readers[i], &s));
         CHECK_EQ(SHMS_OK, shms_reader_close(readers[i]));
         CHECK_EQ(SHMS_OK, shms_writer_close(h, 1));
+        shms_options o;
+        uint64_t store = shms_writer_options(h, &o); /* these two are answered after a close, too */
+        CHECK_EQ(h != NULL, store != 0);
+        CHECK_EQ(store, shms_reader_store(readers[i]));
     }
     shms_reader_free(r);
     shms_reader_free(NULL);
