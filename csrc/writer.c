@@ -116,11 +116,13 @@ static int build(struct shms_writer *w) {
             shms_index_add(&w->index, order[i]);
     }
     free(order);
+    if (rc) /* whoever looks at the segment finds its last writer, not one that refused it */
+        return rc;
     shms_set(&sb->used_bytes, used);
     shms_set(&sb->objects, count);
     shms_set(&sb->writer_pid, (uint64_t)getpid());
     shms_add(&sb->writer_epoch, 1);
-    return rc;
+    return SHMS_OK;
 }
 
 static int start(shms_writer **out, const char *name, const shms_options *options, int64_t store) {

@@ -319,6 +319,22 @@ static void a_segment_that_lost_its_reservation_gets_it_back(void) {
     shms_writer_free(w);
 }
 
+static void a_recovery_that_refuses_leaves_the_dead_writer_s_name_on_the_segment(void) {
+    const char *name = store_name("refused");
+    shms_options o = {.capacity = 4096, .n_readers = 1, .max_objects = 4};
+    uint8_t ref[SHMS_REF_SIZE];
+    shms_writer *w, *refused;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0)); /* its mapping stays */
+    shms_set(&w->seg.sb->writer_pid, 1);
+    shms_set(&w->leases.table[0].number, INT64_MAX); /* of a hand-out that is still to come */
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&refused, name));
+    CHECK_EQ(1, shms_get(&w->seg.sb->writer_pid));
+    CHECK_EQ(1, shms_get(&w->seg.sb->writer_epoch));
+    shms_writer_free(w);
+}
+
 int main(void) {
     regions_follow_one_another_and_hold_what_they_must();
     options_out_of_range_are_refused();
@@ -331,6 +347,7 @@ int main(void) {
     a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s();
     whoever_comes_during_a_creation_finds_a_store_or_none();
     a_segment_that_lost_its_reservation_gets_it_back();
+    a_recovery_that_refuses_leaves_the_dead_writer_s_name_on_the_segment();
     munmap(file, file_size);
     store_names_left();
     return 0;
