@@ -3,11 +3,11 @@
  *
  * Three kinds of records, three ways to know that one is whole:
  *
- *   1. A slot.  Its words change only in WRITING, and the writer puts a release fence between storing WRITING (P2) and
- *      the first of them.  Here: state and id, the words, an acquire fence, then state and id again.  Who has read one
- *      word of a later object sees, behind the fence, WRITING or what came after it; and what came after it has another
- *      id, for ids are never reused.  Same LIVE, same id: the words are that object's.  The same holds for its bytes,
- *      since W4 comes before one of them is reused.
+ *   1. A slot.  Its words change only in WRITING (but for one bit of the flags, D1), and the writer puts a release
+ *      fence between storing WRITING (P2) and the first of them.  Here: state and id, the words, an acquire fence, then
+ *      state and id again.  Who has read one word of a later object sees, behind the fence, WRITING or what came after
+ *      it; and what came after it has another id, for ids are never reused.  Same LIVE, same id: the words are that
+ *      object's.  The same holds for its bytes, since W4 comes before one of them is reused.
  *   2. A lease entry.  The number goes to 0 (C1), there is a release fence, and only then the next lease's slot and id
  *      are stored (L1).  Numbers are never reused: same number before and after, same lease.
  *   3. A rank's table, and the superblock.  Their words are independent counts; the epoch, or everything, is read

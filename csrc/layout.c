@@ -17,10 +17,11 @@
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
 /* Lease entries cost 32 bytes, 12 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
- * and each rank's table ends with part of a page.  One entry an object is wanted; in a large store of many ranks there
+ * each rank's table has a head and ends with part of a page; five pages are the superblock, the end of the writer's
+ * tables and the writer itself.  One entry an object is wanted; in a large store of many ranks there
  * are fewer, so that an object's share stays in its promise. */
 static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t page) {
-    uint64_t spare = max_objects * (256 - 117), once = (n_readers + 5) * page;
+    uint64_t spare = max_objects * (256 - 117), once = n_readers * (page + sizeof(shms_reader_table) + 8) + 5 * page;
     uint64_t affordable = spare > once ? (spare - once) / (44 + 8 * n_readers) : 0;
     uint64_t least = max_objects < SMALL_STORE ? max_objects : SMALL_STORE;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;

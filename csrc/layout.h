@@ -38,7 +38,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 3u
+#define SHMS_LAYOUT_VERSION 4u /* +1 also when the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
 

@@ -297,13 +297,13 @@ int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, shms_
 }
 
 int shms_guard_end(shms_guard *g) {
-    shms_writer *w = g->owner; /* of two threads that end it one at most finds it armed */
+    shms_writer *w = __atomic_load_n(&g->owner, __ATOMIC_RELAXED); /* to find the mutex; under it one thread ends it */
     int rc = w ? shms_writer_enter(w) : SHMS_OK;
     if (rc || !w)
         return rc;
     if (!g->owner)
         return leave(w, SHMS_OK);
-    g->owner = NULL;
+    __atomic_store_n(&g->owner, NULL, __ATOMIC_RELAXED);
     const shms_slot *s = shms_writer_slot(w, g->slot);
     if (shms_get(&s->id) != g->id)
         return leave(w, SHMS_OK);

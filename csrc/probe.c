@@ -11,6 +11,7 @@
 #include "inspect.h"
 #include "segment.h"
 #include "slots.h"
+#include "step.h"
 
 int shms_probe_file(shms_probe *out, const char *name) {
     shms_segment seg = {.fd = -1};
@@ -61,8 +62,7 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int f
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
-    seg.fd = shm_open(seg.name, O_RDWR | O_NONBLOCK, 0);
-    if (seg.fd < 0)
+    if (shms_segment_open_file(&seg, O_RDWR | O_NONBLOCK) < 0) /* it will bear a lock, which no child must inherit */
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
     if (fstat(seg.fd, &st))
         rc = SHMS_ESYS;
@@ -70,6 +70,7 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int f
         rc = SHMS_ENOSTORE;
     else
         rc = shms_segment_lock(&seg, SHMS_ROLE_WRITER);
+    SHMS_LOOK("remove");
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
     if (rc == SHMS_OK) {
@@ -78,7 +79,7 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int f
         shms_segment_unlink(&seg); /* the name, if it is still this file's */
     }
     int saved = errno;
-    close(seg.fd);
+    shms_segment_close(&seg);
     errno = saved;
     return rc;
 }

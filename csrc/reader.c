@@ -148,8 +148,9 @@ static bool outlast_eviction(struct shms_reader *r, const shms_slot *s, uint64_t
     }
 }
 
-/* R1 and R2, and everything else that a reference must withstand.  SHMS_OK: pinned. */
-static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref) {
+/* R1 and R2, and everything else that a reference must withstand.  SHMS_OK: pinned, and `seen` has the place and the
+ * lengths that were checked: read once, since a writer that is broken may change them between two looks. */
+static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms_slot *seen) {
     const shms_superblock *sb = r->seg.sb;
     if (shms_ref_read(ref, packed, sb, &r->seg.layout))
         return SHMS_ESTALE;
@@ -161,10 +162,13 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref) {
         shms_reader_table_unpin(r->table, ref->slot);
         return SHMS_ESTALE;
     }
-    int rc = !shms_ref_sealed(packed, sb->secret, shms_get(&s->secret)) || shms_get(&s->offset) != ref->address
+    shms_set(&seen->offset, shms_get(&s->offset));
+    shms_set(&seen->length, shms_get(&s->length));
+    shms_set(&seen->head, shms_get(&s->head));
+    int rc = !shms_ref_sealed(packed, sb->secret, shms_get(&s->secret)) || shms_get(&seen->offset) != ref->address
                  ? SHMS_ESTALE
-             : shms_slot_bounded(s, r->seg.layout.capacity) ? SHMS_OK
-                                                            : SHMS_ECORRUPT;
+             : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
+                                                               : SHMS_ECORRUPT;
     if (rc)
         shms_reader_table_unpin(r->table, ref->slot);
     return rc;
@@ -173,6 +177,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref) {
 int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **out) {
     shms_view *v;
     shms_ref ref;
+    shms_slot seen;
     int rc = enter(r);
     *out = NULL;
     if (rc)
@@ -180,7 +185,7 @@ int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **ou
     if (!(v = malloc(sizeof *v)))
         rc = SHMS_ENOMEM;
     else
-        rc = pin(r, packed, &ref);
+        rc = pin(r, packed, &ref, &seen);
     if (rc) {
         if (rc == SHMS_ESTALE)
             atomic_fetch_add_explicit(&r->table->stale, 1, memory_order_relaxed);
@@ -190,9 +195,8 @@ int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **ou
     }
     shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
     atomic_fetch_add_explicit(&r->table->gets, 1, memory_order_relaxed);
-    const shms_slot *s = &r->seg.slots[ref.slot];
-    uint32_t key_len = shms_slot_key_len(s), meta_len = shms_slot_meta_len(s);
-    uint64_t payload_at = shms_payload_at(key_len, meta_len), length = shms_get(&s->length);
+    uint32_t key_len = shms_slot_key_len(&seen), meta_len = shms_slot_meta_len(&seen);
+    uint64_t payload_at = shms_payload_at(key_len, meta_len), length = shms_get(&seen.length);
     const char *at = (const char *)r->seg.data + ref.address;
     *v = (shms_view){.key = at,
                      .meta = at + key_len,
@@ -289,7 +293,7 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
     return SHMS_OK;
 }
 
-uint64_t shms_reader_store(const shms_reader *r) { return r->seg.sb->store; }
+uint64_t shms_reader_store(const shms_reader *r) { return r ? r->seg.sb->store : 0; }
 
 uint64_t shms_reader_pid(const char *name, uint32_t rank) {
     shms_segment seg;

@@ -8,7 +8,8 @@
  * Forks.  An open-file-description lock lives as long as any descriptor of its opening, and fork copies descriptors:
  * a child that merely exists would keep a dead parent's rank taken for ever.  So every open segment is on a list, and
  * a pthread_atfork handler closes their descriptors in the child and marks them.  The list's mutex is taken around
- * fork, so that the child never sees half a list, nor a descriptor that is not on it yet.
+ * fork, so that the child never sees half a list, nor a descriptor that is not on it yet.  The child begins with an
+ * empty list: what was on it may lie on the stack of a thread that fork did not copy.
  *
  * A mapping counts as a descriptor: it keeps its opening alive, and is inherited by children, too.  So the opening
  * that bears the lock is never mapped; each mapping is made through another one of the same file.
@@ -44,18 +45,21 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static void fork_prepare(void) { pthread_mutex_lock(&open_mutex); }
 static void fork_parent(void) { pthread_mutex_unlock(&open_mutex); }
 static void fork_child(void) {
-    for (shms_segment *s = open_segments; s; s = s->next) {
+    for (shms_segment *s = open_segments, *next; s; s = next) {
+        next = s->next;
+        s->next = s->prev = NULL;
         atomic_store(&s->forked, 1);
         if (s->fd >= 0)
             close(s->fd);
         s->fd = -1;
     }
+    open_segments = NULL;
     pthread_mutex_unlock(&open_mutex);
 }
 static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
 
-/* Opens the file and enters the segment in the list; no fork can come between the two.  -1 and errno: neither. */
-static int open_listed(shms_segment *seg, int flags) {
+/* Opens the file and enters the segment in the list; no fork can come between the two. */
+int shms_segment_open_file(shms_segment *seg, int flags) {
     pthread_once(&fork_once, fork_register);
     pthread_mutex_lock(&open_mutex);
     seg->fd = shm_open(seg->name, flags, 0600);
@@ -264,7 +268,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     int rc;
     if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
         return rc;
-    if (open_listed(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
+    if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
     if ((rc = create_locked(seg))) {
         int saved = errno;
@@ -354,7 +358,7 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     if (rc)
         return rc;
     /* O_NONBLOCK: whatever has that name, a pipe among them, the open must come back. */
-    if (open_listed(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
+    if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
     rc = open_mapped(seg, role);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
@@ -374,7 +378,7 @@ int shms_segment_is(const shms_segment *seg, int64_t store) {
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
     *seg = *of;
     seg->borrowed = true;
-    if (open_listed(seg, O_RDWR) < 0)
+    if (shms_segment_open_file(seg, O_RDWR) < 0)
         return SHMS_ESYS;
     return mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) ? SHMS_ESYS : SHMS_OK;
 }

@@ -44,6 +44,10 @@ typedef struct shms_segment {
 /* Sets the name.  SHMS_EINVAL: empty, too long, with a slash, `.` or `..`. */
 int shms_segment_name(shms_segment *seg, const char *name);
 
+/* Opens the file of that name, and no more; a child that is forked has no descriptor of it.  -1 and errno: neither
+ * opened nor in need of _close. */
+int shms_segment_open_file(shms_segment *seg, int flags);
+
 /* Makes a segment, maps it as its writer and holds the writer's lock; nobody can open it before _publish.
  * After an error nothing is left, in memory or in the file system. */
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options);

@@ -93,7 +93,7 @@ typedef struct shms_ref {
     uint64_t address; /* the object's offset in the data region */
     uint64_t id;      /* monotonic, never reused */
     uint64_t lease;   /* number of the hand-out; never reused */
-    uint64_t tag;     /* random, per object */
+    uint64_t tag;     /* keyed hash of all the others, under the store's and the object's secret */
 } shms_ref;
 
 /* Space that is being written: between shms_writer_begin and shms_writer_commit or _abort. */
@@ -166,7 +166,7 @@ int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
 /* The same for a variable that is about to go: an owner there is before there is a handle. */
 void shms_writer_drop(shms_writer **w);
-uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number */
+uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number, 0: NULL */
 
 /* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
@@ -219,7 +219,7 @@ void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed 
 int shms_reader_release(shms_reader *r, const uint8_t *ref);  /* acknowledges unread: 1, or 0 for a lease long over */
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
-uint64_t shms_reader_store(const shms_reader *r); /* the store's number */
+uint64_t shms_reader_store(const shms_reader *r); /* the store's number; 0: NULL */
 uint64_t shms_reader_pid(const char *name, uint32_t rank); /* who attached as `rank` last; 0: nobody, or no store */
 int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
 void shms_reader_free(shms_reader *r); /* the mapping stays until the last view has gone; NULL is allowed */

@@ -116,11 +116,13 @@ static int build(struct shms_writer *w) {
             shms_index_add(&w->index, order[i]);
     }
     free(order);
+    if (rc) /* whoever looks at the segment finds its last writer, not one that refused it */
+        return rc;
     shms_set(&sb->used_bytes, used);
     shms_set(&sb->objects, count);
     shms_set(&sb->writer_pid, (uint64_t)getpid());
     shms_add(&sb->writer_epoch, 1);
-    return rc;
+    return SHMS_OK;
 }
 
 static int start(shms_writer **out, const char *name, const shms_options *options, int64_t store) {
@@ -199,6 +201,8 @@ void shms_writer_free(shms_writer *w) {
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
 uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
+    if (!w)
+        return 0;
     const shms_layout *l = &w->seg.layout;
     *out = (shms_options){.capacity = l->capacity,
                           .max_object_size = l->max_object_size,

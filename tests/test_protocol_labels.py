@@ -62,7 +62,8 @@ def test_the_table_in_the_docs_names_the_functions_that_bear_the_steps() -> None
         named = re.findall(r"`(\w+)`, (\w+\.c)", place)
         assert {file for _, file in named} == steps_in_code()[label]
         for function, file in named:
-            body = re.search(rf"^[a-z].*\b{function}\(.*?^}}", (ROOT / "csrc" / file).read_text(), re.M | re.S)
+            head = rf"^[a-z][^\n]*\b{function}\([^;{{}}]*\) {{$"  # of the definition, and of nothing before it
+            body = re.search(rf"{head}.*?^}}", (ROOT / "csrc" / file).read_text(), re.M | re.S)
             assert body is not None
             assert f'SHMS_STEP("{label}")' in body[0]
 

@@ -113,12 +113,51 @@ static void a_checksum_of_an_object_that_goes_meanwhile_is_nobodys(void) {
     end();
 }
 
+static pid_t child;
+
+static void fork_here(const char *label) {
+    int ready[2];
+    char c;
+    if (strcmp(label, "remove"))
+        return;
+    CHECK(pipe(ready) == 0);
+    if ((child = fork_child()) == 0) {
+        CHECK_EQ(1, write(ready[1], "x", 1)); /* what fork runs in a child has been run */
+        pause();
+        _exit(0);
+    }
+    CHECK_EQ(1, read(ready[0], &c, 1));
+    close(ready[0]);
+    close(ready[1]);
+}
+
+static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(void) {
+    shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 1};
+    const char *name = store_name("remove");
+    shms_reader *r;
+    shms_probe p;
+    CHECK_EQ(0, shms_writer_create(&w, name, &o));
+    CHECK_EQ(0, shms_reader_attach(&r, name, 0));
+    shms_writer_free(w);
+    CHECK_EQ(0, shms_probe_file(&p, name));
+    shms_step_hook = fork_here;
+    CHECK_EQ(SHMS_ERANKINUSE, shms_segment_remove(name, p.device, p.inode, 0));
+    shms_step_hook = NULL;
+    CHECK_EQ(0, shms_writer_recover(&w, name)); /* the child lives */
+    kill(child, SIGKILL);
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+    shms_reader_free(r);
+    CHECK_EQ(0, shms_writer_close(w, 1));
+    shms_writer_free(w);
+}
+
 int main(void) {
     a_slot_that_is_replaced_while_it_is_read_is_read_anew();
     a_slot_that_never_holds_still_is_said_to_move();
     a_lease_that_is_replaced_while_it_is_read_is_read_anew();
     bytes_of_an_object_that_goes_meanwhile_are_refused();
     a_checksum_of_an_object_that_goes_meanwhile_is_nobodys();
+    a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it();
     CHECK_EQ(0, store_names_left());
     return 0;
 }

@@ -258,6 +258,10 @@ static void a_closed_handle_says_so_from_every_call(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_reader_stats_get(readers[i], &s));
         CHECK_EQ(SHMS_OK, shms_reader_close(readers[i]));
         CHECK_EQ(SHMS_OK, shms_writer_close(h, 1));
+        shms_options o;
+        uint64_t store = shms_writer_options(h, &o); /* these two are answered after a close, too */
+        CHECK_EQ(h != NULL, store != 0);
+        CHECK_EQ(store, shms_reader_store(readers[i]));
     }
     shms_reader_free(r);
     shms_reader_free(NULL);
@@ -314,6 +318,51 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
     end(w2);
 }
 
+static shms_segment *volatile on_a_stack;
+static int opened[2], forked[2];
+
+static void *have_a_segment_on_the_stack(void *name) {
+    shms_segment seg;
+    char c;
+    CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR));
+    on_a_stack = &seg;
+    CHECK_EQ(1, write(opened[1], "x", 1));
+    CHECK_EQ(1, read(forked[0], &c, 1));
+    shms_segment_close(&seg);
+    return NULL;
+}
+
+static void a_forked_child_forgets_segments_on_the_stacks_of_threads_that_it_has_not(void) {
+    const char *name = store_name("stacks");
+    shms_writer *w = make(name, 4096, 1, 4);
+    pthread_t thread;
+    char c;
+    CHECK(pipe(opened) == 0 && pipe(forked) == 0);
+    CHECK(pthread_create(&thread, NULL, have_a_segment_on_the_stack, (void *)name) == 0);
+    CHECK_EQ(1, read(opened[0], &c, 1));
+    pid_t child = fork_child();
+    if (child == 0) {
+        shms_segment reused; /* the next thread's, on that stack */
+        memset(&reused, 0xa5, sizeof reused);
+        memcpy(on_a_stack, &reused, sizeof reused);
+        detach(attach(name, 0));
+        CHECK_EQ(0, memcmp(on_a_stack, &reused, sizeof reused));
+        pid_t grandchild = fork_child(); /* which walks the list anew */
+        if (grandchild == 0)
+            _exit(0);
+        CHECK_EQ(0, reap(grandchild));
+        _exit(0);
+    }
+    CHECK_EQ(0, reap(child));
+    CHECK_EQ(1, write(forked[1], "x", 1));
+    pthread_join(thread, NULL);
+    for (int i = 0; i < 2; i++) {
+        close(opened[i]);
+        close(forked[i]);
+    }
+    end(w);
+}
+
 static void a_view_outlives_close_and_keeps_its_rank(void) {
     const char *name = store_name("view");
     shms_writer *w = make(name, 4096, 1, 4);
@@ -356,6 +405,33 @@ static void a_stale_reference_leaves_no_pin(void) {
         for (uint32_t i = 0; i < 4; i++)
             CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
     }
+    detach(r);
+    end(w);
+}
+
+static shms_slot *spoilt;
+
+static void spoil(const char *label) {
+    if (!strcmp(label, "R3a"))
+        shms_set(&spoilt->length, 1 << 30);
+}
+
+static void a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slot(void) {
+    const char *name = store_name("spoilt");
+    shms_writer *w = make(name, 4096, 1, 4);
+    shms_reader *r = attach(name, 0);
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 100, 3, ref));
+    spoilt = shms_writer_slot(w, w->ring.first);
+    uint64_t length = shms_get(&spoilt->length);
+    shms_step_hook = spoil; /* between the check and the view */
+    shms_view *v = shms_reader_acquire(r, ref);
+    shms_step_hook = NULL;
+    CHECK(v);
+    CHECK_EQ(100, v->payload_size);
+    CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_ECORRUPT);
+    shms_set(&spoilt->length, length);
+    shms_view_release(v);
     detach(r);
     end(w);
 }
@@ -532,8 +608,10 @@ int main(void) {
     an_unfinished_object_is_nobody_s_until_it_is_committed();
     a_closed_handle_says_so_from_every_call();
     a_forked_child_can_do_nothing_and_keeps_nothing_alive();
+    a_forked_child_forgets_segments_on_the_stacks_of_threads_that_it_has_not();
     a_view_outlives_close_and_keeps_its_rank();
     a_stale_reference_leaves_no_pin();
+    a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slot();
     keys_come_in_order_of_age_and_evicted_ones_are_told();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
     nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime();

@@ -111,6 +111,31 @@ static void *read_many(void *arg) {
     return NULL;
 }
 
+static shms_guard guard;
+
+static void *end_guard(void *unused) {
+    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    return unused;
+}
+
+static void a_guard_that_two_threads_end_ends_once(void) {
+    CHECK_EQ(SHMS_OK, put_marked(w, "guarded", 10, 1, NULL));
+    uint32_t slot = shms_index_find(&w->index, "guarded", 7);
+    for (int i = 0; i < 50; i++) {
+        pthread_t threads[2];
+        shms_guard other;
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, "guarded", 7, &other));
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, "guarded", 7, &guard));
+        for (int k = 0; k < 2; k++)
+            CHECK(pthread_create(&threads[k], NULL, end_guard, NULL) == 0);
+        for (int k = 0; k < 2; k++)
+            CHECK(pthread_join(threads[k], NULL) == 0);
+        CHECK_EQ(1, w->protected[slot]);
+        CHECK_EQ(SHMS_OK, shms_guard_end(&other));
+    }
+    CHECK_EQ(1, shms_writer_delete(w, "guarded", 7));
+}
+
 int main(void) {
     shms_options o = {.capacity = 32 << 10, .n_readers = RANKS, .max_objects = 24};
     const char *name = store_name("threads");
@@ -140,6 +165,7 @@ int main(void) {
         shms_reader_close(readers[r]);
         shms_reader_free(readers[r]);
     }
+    a_guard_that_two_threads_end_ends_once();
     CHECK_EQ(SHMS_OK, put_marked(w, "all", (32 << 10) - SHMS_ALIGN, 1, NULL)); /* nobody is left who holds anything */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
     shms_writer_free(w);
