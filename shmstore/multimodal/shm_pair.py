@@ -26,6 +26,7 @@ from shmstore.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
+    ShmStoreError,
     StaleRefError,
     StoreClosedError,
     StoreFullError,
@@ -272,7 +273,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         mm_item: tuple[MultiModalKwargsItem, PromptUpdates],
         mm_hash: str,
         entry: _Entry,
-        error: Exception,
+        error: ShmStoreError,
     ) -> ProcessorOutput:
         """The store has not taken the item: it is there, only its updates were gone, or it goes inline."""
         if isinstance(error, ObjectExistsError):
@@ -285,14 +286,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 error = full
         if isinstance(error, StoreFullError):
             call.full += 1
-            what = (
-                "ipc_cache_gb is" if error.resource in ("bytes", None) else f"the store's number of {error.resource} is"
-            )
-            _warn(self._inline_full + call.full, f"{what} too small for what is being read at a time", error)
+            _warn(self._inline_full + call.full, str(error), "ipc_cache_gb sets how much there is")
         else:
             call.large += 1
-            setting = "shm_max_object_size_mb (or ipc_cache_gb) is too small"
-            _warn(self._inline_too_large + call.large, setting, error)
+            # Not the store's hint, which is for its own users: its limits are settings here, and it is inline already.
+            limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
+            _warn(self._inline_too_large + call.large, error.message, limit)
         return mm_item
 
     def _record(self, call: _Call) -> None:
@@ -493,10 +492,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self.close()
 
 
-def _warn(count: int, setting: str, error: Exception) -> None:
+def _warn(count: int, why: str, setting: str) -> None:
+    # The error as text: a handler that keeps the record would keep the error's frames, and with them the items in them.
     if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: neither silence nor a flood
-        # Its text: a handler that keeps the record would keep the error's frames, and with them the items in them.
-        _log.warning("item sent inline (%d so far): %s; %s", count, setting, str(error))
+        _log.warning("item sent inline (%d so far): %s; %s", count, why, setting)
 
 
 def _check_arrived(mm_item: ReceiverInput, mm_hash: str) -> None:

@@ -276,6 +276,19 @@ def test_an_item_larger_than_the_store_takes_goes_inline_and_the_setting_is_name
         assert 0 == engine.sender.inline_too_large
 
 
+def test_the_warnings_say_what_is_so_and_do_not_contradict_themselves(caplog):
+    with Engine(MIB, shm_max_object_size_mb=1) as engine:
+        with caplog.at_level(logging.WARNING):
+            engine.send(big=2 * MIB)
+            engine.send(a=600 * KIB)
+            engine.send(b=600 * KIB)
+    large, full = (record.message for record in caplog.records)
+    assert large.endswith("exceed the limit of 1048576; that is shm_max_object_size_mb, at most ipc_cache_gb")
+    assert "hint" not in large  # the store's: to send inline what has just been sent inline
+    assert full.endswith("or create the store with more capacity); ipc_cache_gb sets how much there is")
+    assert "is too small" not in full  # it may as well be a worker that never came, as the hint says
+
+
 def test_a_log_record_that_is_kept_keeps_no_item(caplog):
     with Engine(MIB, shm_max_object_size_mb=1) as engine:
         engine.send(a=MIB // 2, b=MIB // 3)
