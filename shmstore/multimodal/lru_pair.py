@@ -19,9 +19,9 @@ from shmstore.multimodal.interfaces import (
     PromptUpdates,
     ReceiverInput,
     check_batch,
-    check_hashes,
     check_input,
     check_item,
+    checked_hashes,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
@@ -81,9 +81,9 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has rejected a request with `CacheMissError`: send these, and what it brought, again when next asked."""
-        check_hashes(mm_hashes)
+        hashes = checked_hashes(mm_hashes)
         with self._lock:
-            self._sent.invalidate(mm_hashes)
+            self._sent.invalidate(hashes)
 
     def clear_cache(self) -> None:
         """Forget all keys, prompt updates and counts; P1's `clear_cache` is to be called, too."""

@@ -41,10 +41,10 @@ from shmstore.multimodal.interfaces import (
     ReceiverInput,
     check_batch,
     check_hash,
-    check_hashes,
     check_input,
     check_item,
     check_pairs,
+    checked_hashes,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lockstep import ValueBook
@@ -452,9 +452,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """A worker has rejected a request with `CacheMissError`: put these anew when next asked."""
-        check_hashes(mm_hashes)
+        hashes = checked_hashes(mm_hashes)
         with self._lock:
-            for mm_hash in mm_hashes:
+            for mm_hash in hashes:
                 self._writer.delete(mm_hash)
                 self._book.drop(mm_hash)
             self._sweep()
