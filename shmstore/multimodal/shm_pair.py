@@ -151,6 +151,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._counts = HitCounter()
         self._inline_full = 0
         self._inline_too_large = 0
+        self._closed = False
         writer.track_evictions(True)
 
     @property
@@ -174,8 +175,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return self._inline_too_large
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Whether None will do as input; changes neither order nor counts."""
-        return mm_hash in self._book and self._writer.is_cached(mm_hash)
+        """Whether None will do as input; changes neither order nor counts. StoreClosedError after `close`."""
+        if mm_hash in self._book:
+            return self._writer.is_cached(mm_hash)
+        if self._closed:
+            raise self._closed_error()
+        return False
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
         """A reference with a lease of its own, or the item where it does not fit; CacheMissError for None, no item.
@@ -213,7 +218,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                     except _NO_HIT as error:
                         self._no_hit(mm_hash, error)
                 if mm_item is None:
-                    raise CacheMissError([mm_hash])
+                    raise self._closed_error() if self._closed else CacheMissError([mm_hash])
                 item, updates = mm_item
                 kept = tuple(updates)  # the caller may change what it has given
                 size = updates_size(kept)
@@ -482,8 +487,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def close(self) -> None:
         """Close the store and unlink its segment; idempotent. Workers that have it open can go on reading."""
         with self._lock:
+            self._closed = True  # also for who asks with an empty book, and would take "no" for an answer
             self._book.clear()
             self._writer.close()
+
+    def _closed_error(self) -> StoreClosedError:
+        return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
 
     def __enter__(self) -> ShmObjectStoreSenderCache:
         return self

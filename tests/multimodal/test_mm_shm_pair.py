@@ -541,6 +541,27 @@ def test_after_close_nothing_works_and_views_live_on():
     assert [item(10)] == got
 
 
+def test_a_closed_sender_says_so_and_not_that_items_are_missing():
+    with Engine(MIB) as engine:
+        outputs = engine.send(a=10)
+        engine.sender.close()
+        calls = [
+            lambda: engine.sender.is_cached(["a"]),
+            lambda: engine.sender.is_cached_item("b"),
+            lambda: engine.sender.get_and_update_item(None, "a"),
+            lambda: engine.sender.get_and_update([None], ["a"]),
+            lambda: engine.sender.get_and_update([None, None], ["a", "b"]),
+            lambda: engine.sender.get_and_update([(item(1), []), None], ["a", "b"]),
+            lambda: engine.sender.invalidate(["a"]),
+            lambda: engine.sender.touch_sender_cache_item("a"),
+        ]
+        for call in calls:
+            with pytest.raises(StoreClosedError, match="closed"):
+                call()
+        assert CacheInfo(0, 1) == engine.sender.make_stats()
+        assert [item(10)] == engine.read(outputs, "a")
+
+
 def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch):
     with Engine(MIB) as engine:
         writer = engine.sender.writer
