@@ -129,7 +129,11 @@ def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
 def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
     """TypeError for what is neither None nor an item."""
     if mm_item is not None and not isinstance(mm_item, MultiModalKwargsItem):
-        raise TypeError(f"item of {mm_hash!r}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}")
+        hint = " (hint: the first member of an output alone, without the prompt updates)"
+        raise TypeError(
+            f"item of {mm_hash!r}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}"
+            f"{hint if isinstance(mm_item, tuple) else ''}"
+        )
 
 
 def _kind(value: object) -> str:
