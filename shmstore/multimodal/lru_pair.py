@@ -25,7 +25,7 @@ from shmstore.multimodal.interfaces import (
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
-from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache
+from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache, most_entries
 from shmstore.multimodal.sizes import MultiModalCache, updates_size
 from shmstore.refs import ObjectRef
 
@@ -136,7 +136,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self._cache = LRUCache(self._capacity, _size)
+        self._cache = LRUCache(self._capacity, _size, max_entries=most_entries(self._capacity))
 
     @property
     def order(self) -> tuple[str, ...]:

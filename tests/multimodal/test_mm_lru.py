@@ -366,3 +366,17 @@ def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_t
         for pair in (("", content), (content, "")):
             size = updates_size([ResolvedPromptUpdate("image", 0, "insert", *pair)])
             assert nbytes <= size - least + 56 <= nbytes + 500, name
+
+
+def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size():
+    cache = LRUCache(100, lambda value: value, max_entries=2)
+    cache.update(a=0, b=0)
+    cache["a"] = 5  # which is there: nothing goes
+    cache["c"] = 0
+    assert (("a", "c"), 5) == (cache.order, cache.currsize)
+    cache.pin("a")
+    cache.pin("c")
+    with pytest.raises(RuntimeError, match="all 2 entries are pinned"):
+        cache["d"] = 0
+    cache["c"] = 1
+    assert (("a", "c"), 6) == (cache.order, cache.currsize)

@@ -499,6 +499,20 @@ def test_an_item_larger_than_the_cache_passes_and_changes_nothing():
     assert (("A", "B"), ("A", "B")) == (sender.order, receiver.order)
 
 
+def test_items_of_no_size_are_bounded_in_number_and_both_sides_agree_which():
+    sender, receiver = pair(6)
+    only = MultiModalProcessorOnlyCache(config(6))
+    request(sender, receiver, {"A": 3})
+    for n in range(3000):
+        mm_hash = f"h{n}"
+        [(sent, _)] = sender.get_and_update([(item(0), [])], [mm_hash])
+        assert [item(0)] == receiver.get_and_update([sent], [mm_hash])
+        only.get_and_update([(item(0), [])], [mm_hash])
+    expected = tuple(f"h{n}" for n in range(3000 - 1024, 3000))
+    assert expected == sender.order == receiver.order == only.order
+    assert sender.is_cached_item(expected[0])
+
+
 def test_an_item_that_comes_again_and_is_too_large_now_is_forgotten_on_both_sides():
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2})
