@@ -18,7 +18,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from shmstore.errors import (
@@ -458,11 +458,21 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """A worker has rejected a request with `CacheMissError`: put these anew when next asked."""
         hashes = checked_hashes(mm_hashes)
-        with self._lock:
+        with self._lock, self._updates_need_items():
             for mm_hash in hashes:
                 self._writer.delete(mm_hash)
                 self._book.drop(mm_hash)
             self._sweep()
+
+    @contextlib.contextmanager
+    def _updates_need_items(self) -> Iterator[None]:
+        # An interrupt may have come between the note that an item had gone and the end of its updates.
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(StoreClosedError):
+                self._book.rebuild((), (), self._writer.is_cached)
+            raise
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
@@ -472,7 +482,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; what is being read stays until it has been."""
-        with self._lock:
+        with self._lock, self._updates_need_items():
             self._writer.clear()
             self._sweep()
             self._book.clear()
