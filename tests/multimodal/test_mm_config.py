@@ -182,6 +182,12 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault):
         assert prefault == (mapped >= 4 * MIB)
 
 
+@pytest.mark.parametrize("rank", [None, "0", True, 0.0])
+def test_a_rank_that_is_no_integer_is_told_what_it_is(rank):
+    with pytest.raises(TypeError, match=f"^rank must be an int, not {type(rank).__name__}$"):
+        worker_receiver_cache_from_config(config(4 * MIB, cache_type="shm"), rank)
+
+
 def test_a_worker_finds_the_handle_in_the_environment(monkeypatch):
     settings = config(4 * MIB, cache_type="shm")
     monkeypatch.delenv("SHMSTORE_HANDLE", raising=False)
