@@ -526,7 +526,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         }
 
     def __getitem__(self, modality: str) -> Sequence[MultiModalKwargsItem | None]:
-        return self._items[modality]
+        return list(self._items[modality])  # a caller's own: what it does to it changes no shared value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

@@ -290,6 +290,23 @@ def test_values_are_frozen():
 # --- positions and prompt updates ----------------------------------------------------------------------------------
 
 
+def test_what_is_done_to_a_row_changes_no_items():
+    mine = item(3)
+    items = MultiModalKwargsItems.from_seq([mine])
+    items["image"].append(None)
+    items["image"][0] = None
+    for row in items.values():
+        row.clear()
+    assert [mine] == items["image"]
+
+
+def test_what_is_on_a_device_is_joined_there_also_where_host_memory_would_be_pinned():
+    far = torch.zeros(2, device="meta")
+    batched, flat = MultiModalBatchedField(), MultiModalFlatField([slice(0, 2)] * 2)
+    assert "meta" == batched.reduce_data(elems_of(batched, far, far), pin_memory=True).device.type
+    assert "meta" == flat.reduce_data(elems_of(flat, far, far), pin_memory=True).device.type
+
+
 def test_a_placeholder_without_mask_is_all_embeddings():
     place = PlaceholderRange(2, 5)
     assert (5, (1, 4), [(2, 6)]) == (
