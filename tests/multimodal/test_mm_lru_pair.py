@@ -15,6 +15,7 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
+    lockstep,
 )
 
 BOOK = 1 << 20
@@ -465,6 +466,22 @@ def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on(
         request(sender, receiver, {"lost": 2, "new": 2})
     sender.invalidate([*caught.value.mm_hashes, "unknown"])
     assert [True, False, False] == sender.is_cached(["old", "lost", "new"])
+
+
+def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_missing_item():
+    sender, _ = pair(20)
+    for mm_hashes in (["lost"], ["lost", "first"], ["lost", "second"]):
+        sender.get_and_update([None if sender.is_cached_item(h) else (item(2), []) for h in mm_hashes], mm_hashes)
+    sender.invalidate(["lost"])
+    assert [False, False, False] == sender.is_cached(["lost", "first", "second"])
+
+
+def test_what_is_remembered_of_keys_that_have_gone_is_bounded():
+    sender, _ = pair(6)
+    for n in range(lockstep._REMEMBERED + 10):
+        sender.get_and_update([(item(6), []), None], [f"h{n}"] * 2)
+        sender.get_and_update([None], [f"h{n}"])
+    assert lockstep._REMEMBERED == len(sender._sent._departed)
 
 
 def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():
