@@ -65,10 +65,12 @@ def worker_receiver_cache_from_config(
     """The cache of the worker of this rank: the receiver of `shm`, which is to be closed; None otherwise.
 
     The handle is the sender's, as an argument or as JSON in the environment variable `SHMSTORE_HANDLE`; ValueError
-    where there is neither, or `rank` is none of 0 .. world_size - 1.
+    where there is neither, or `rank` is none of 0 .. world_size - 1, TypeError for a rank that is no integer.
     """
     if not config.ipc_cache_enabled or config.cache_type != "shm":
         return None
+    if isinstance(rank, bool) or not isinstance(rank, int):
+        raise TypeError(f"rank must be an int, not {type(rank).__name__}")
     if not 0 <= rank < config.world_size:
         raise ValueError(f"rank {rank} is none of 0 .. {config.world_size - 1} (world_size)")
     if handle is None:

@@ -13,7 +13,7 @@ An implementation needs the methods for one item; the batch methods here are mad
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from shmstore.errors import CacheMissError
@@ -35,6 +35,7 @@ __all__ = [
     "check_input",
     "check_item",
     "check_pairs",
+    "checked_hashes",
 ]
 
 PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
@@ -87,9 +88,22 @@ def check_hash(mm_hash: object) -> None:
 
 
 def check_hashes(mm_hashes: object) -> None:
-    """TypeError for one hash where several are expected: it would be taken for its letters."""
-    if isinstance(mm_hashes, (str, bytes)):
-        raise TypeError(f"expected a sequence of hashes as mm_hashes, got one {_kind(mm_hashes)}")
+    """TypeError for what is no sequence, and for one hash where several are expected: it would be taken for letters."""
+    if type(mm_hashes) is list:
+        return
+    if isinstance(mm_hashes, (str, bytes)) or not isinstance(mm_hashes, Iterable):
+        one = "one " if isinstance(mm_hashes, (str, bytes)) else ""
+        raise TypeError(f"expected a sequence of hashes as mm_hashes, got {one}{_kind(mm_hashes)}")
+
+
+def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
+    """The hashes; TypeError, before the first is used, where one is none or there is but one."""
+    check_hashes(mm_hashes)
+    hashes = list(mm_hashes)
+    for mm_hash in hashes:
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
+    return hashes
 
 
 def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
@@ -115,7 +129,11 @@ def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
 def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
     """TypeError for what is neither None nor an item."""
     if mm_item is not None and not isinstance(mm_item, MultiModalKwargsItem):
-        raise TypeError(f"item of {mm_hash!r}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}")
+        hint = " (hint: the first member of an output alone, without the prompt updates)"
+        raise TypeError(
+            f"item of {mm_hash!r}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}"
+            f"{hint if isinstance(mm_item, tuple) else ''}"
+        )
 
 
 def _kind(value: object) -> str:
@@ -149,9 +167,8 @@ class BaseMultiModalProcessorCache(ABC):
         """Hits and total so far; with `delta` since the last call with `delta`."""
 
     def is_cached(self, mm_hashes: Sequence[str]) -> list[bool]:
-        """`is_cached_item` of each."""
-        check_hashes(mm_hashes)
-        return [self.is_cached_item(mm_hash) for mm_hash in mm_hashes]
+        """`is_cached_item` of each; TypeError for a hash that is none."""
+        return [self.is_cached_item(mm_hash) for mm_hash in checked_hashes(mm_hashes)]
 
     def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
         """`get_and_update_item` of each, the items that are cached being touched before the first is stored.

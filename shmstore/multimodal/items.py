@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -214,7 +215,8 @@ class MultiModalBatchedField(MultiModalField):
 class MultiModalFlatField(MultiModalField):
     """Each item owns a slice of one tensor; joined by concatenation along `dim`, else a flat list.
 
-    `slices` has one entry per item: a slice, taken along `dim`, or a tuple of slices, taken as it is.
+    `slices` has one entry per item: a slice, taken along `dim`, or a tuple of slices, taken as it is. Cutting data
+    by a slice that ends behind it is a ValueError.
     """
 
     slices: Sequence[slice | Sequence[slice]]
@@ -244,9 +246,23 @@ class MultiModalFlatField(MultiModalField):
         if not isinstance(data, torch.Tensor):
             if self.dim != 0 or not all(isinstance(cut, slice) for cut in self.slices):
                 raise ValueError("slices of anything but the first dimension need one tensor")
+            self._check_ends(len(data))
             return [data[cut] for cut in self.slices]
-        before = (slice(None),) * (self.dim % data.ndim if data.ndim else 0)
+        if not -data.ndim <= self.dim < data.ndim:
+            raise ValueError(f"dim: {self.dim} is none of a tensor of {data.ndim} dimensions")
+        dim = self.dim % data.ndim
+        self._check_ends(data.shape[dim])
+        before = (slice(None),) * dim
         return [data[(*before, cut)] if isinstance(cut, slice) else data[tuple(cut)] for cut in self.slices]
+
+    def _check_ends(self, length: int) -> None:
+        # Slicing would give what there is of it, and the model an item of less data than its grid says.
+        for index, cut in enumerate(self.slices):
+            if isinstance(cut, slice) and cut.stop is not None and cut.stop > length:
+                raise ValueError(
+                    f"slice {cut.start}:{cut.stop} of item {index} ends behind the data, "
+                    f"which has {length} along dimension {self.dim}"
+                )
 
     def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
         if not _all_tensors(pieces):
@@ -328,9 +344,11 @@ class MultiModalFieldConfig:
 
     @classmethod
     def flat_from_sizes(cls, modality: str, sizes: Iterable[int], dim: int = 0) -> MultiModalFieldConfig:
-        """One item per size: consecutive slices along `dim` of these lengths."""
+        """One item per size: consecutive slices along `dim` of these lengths; ValueError for a negative one."""
         slices, start = [], 0
         for size in sizes:
+            if size < 0:
+                raise ValueError(f"sizes: {size} is negative")
             slices.append(slice(start, start + int(size)))
             start += int(size)
         return cls.flat(modality, slices, dim)
@@ -344,7 +362,8 @@ class MultiModalFieldConfig:
 class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
     """One preprocessed item (one image, one clip): its elements by key, all of one modality; immutable.
 
-    ValueError where there is no element, where modalities differ, or where a key is not its element's.
+    ValueError where there is no element, where modalities differ, or where a key is not its element's; TypeError for
+    bare data.
     """
 
     __slots__ = ("_elems", "_modality")
@@ -353,6 +372,12 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
     _modality: str
 
     def __init__(self, elems: Mapping[str, MultiModalFieldElem]) -> None:
+        for key, elem in elems.items():
+            if not isinstance(elem, MultiModalFieldElem):
+                raise TypeError(
+                    f"element of key {key!r}: expected a MultiModalFieldElem, got {type(elem).__name__} "
+                    "(hint: MultiModalKwargsItems.from_hf_inputs makes them of bare data)"
+                )
         modalities = {elem.modality for elem in elems.values()}
         if len(modalities) != 1:
             found = ", ".join(sorted(map(repr, modalities))) or "none"
@@ -368,6 +393,8 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         """The item made of these elements; ValueError where two have the same key."""
         by_key: dict[str, MultiModalFieldElem] = {}
         for elem in elems:
+            if not isinstance(elem, MultiModalFieldElem):
+                raise TypeError(f"expected elements (MultiModalFieldElem), got {type(elem).__name__}")
             if elem.key in by_key:
                 raise ValueError(f"two elements of key {elem.key!r}")
             by_key[elem.key] = elem
@@ -410,10 +437,22 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         return f"{type(self).__name__}(modality={self._modality!r}, keys={list(self._elems)})"
 
 
+def _check_spelling(inputs: Iterable[str], configured: Iterable[str]) -> None:
+    given, wanted = list(inputs), list(configured)
+    spare = [key for key in wanted if key not in given]
+    for key in given:
+        if key not in wanted and (near := get_close_matches(key, spare, n=1, cutoff=0.9)):
+            raise ValueError(
+                f"input {key!r} has no configuration, and {near[0]!r} is configured but not among the inputs: "
+                "one of them is misspelt (leave out of both what is not wanted)"
+            )
+
+
 class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]]):
     """The items of one request by modality, in the order in which they appear; immutable.
 
-    An item is None where only its hash travels, because the other side has it already.
+    An item is None where only its hash travels, because the other side has it already. TypeError for rows of anything
+    else, such as one item where a sequence of them is expected.
     """
 
     __slots__ = ("_items",)
@@ -422,12 +461,21 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
 
     def __init__(self, items: Mapping[str, Sequence[MultiModalKwargsItem | None]] | None = None) -> None:
         self._items = {modality: list(row) for modality, row in (items or {}).items()}
+        for modality, row in self._items.items():
+            for item in row:
+                if item is not None and not isinstance(item, MultiModalKwargsItem):
+                    raise TypeError(
+                        f"row of modality {modality!r}: expected a sequence of MultiModalKwargsItem or None, "
+                        f"got {type((items or {})[modality]).__name__} of {type(item).__name__}"
+                    )
 
     @classmethod
     def from_seq(cls, items: Iterable[MultiModalKwargsItem]) -> MultiModalKwargsItems:
         """The items grouped by their modality, otherwise in the order given."""
         rows: dict[str, list[MultiModalKwargsItem | None]] = {}
         for item in items:
+            if not isinstance(item, MultiModalKwargsItem):
+                raise TypeError(f"expected items (MultiModalKwargsItem), got {type(item).__name__}")
             rows.setdefault(item.modality, []).append(item)
         return cls(rows)
 
@@ -437,8 +485,11 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
     ) -> MultiModalKwargsItems:
         """A processor's output cut into items; keys without a configuration are left out, and the reverse too.
 
-        ValueError where the keys of one modality give different numbers of items.
+        For processors give keys that are no item's (`input_ids`), and configurations name keys of other modalities.
+        ValueError where one of the first is nearly one of the second, which is then a slip of the pen and would lose
+        that input; and where the keys of one modality give different numbers of items.
         """
+        _check_spelling(inputs, config_by_key)
         elems_by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
         for key, config in config_by_key.items():
             if (data := inputs.get(key)) is not None:
@@ -475,7 +526,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         }
 
     def __getitem__(self, modality: str) -> Sequence[MultiModalKwargsItem | None]:
-        return self._items[modality]
+        return list(self._items[modality])  # a caller's own: what it does to it changes no shared value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)

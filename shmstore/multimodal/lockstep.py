@@ -27,7 +27,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from shmstore.multimodal.lru import HitCounter, LRUCache
+from shmstore.multimodal.lru import HitCounter, LRUCache, most_entries
 
 __all__ = ["Offer", "SentKeys", "ValueBook"]
 
@@ -234,6 +234,8 @@ class SentKeys(Generic[V, T]):
         """Forget all keys."""
         # New ones, since an interrupt may have left the old ones in any state.
         book: ValueBook[V] = ValueBook(self._book_capacity)
-        shadow: LRUCache[str, _Sent] = LRUCache(self._capacity, _size, on_remove=self._gone)
+        shadow: LRUCache[str, _Sent] = LRUCache(
+            self._capacity, _size, max_entries=most_entries(self._capacity), on_remove=self._gone
+        )
         departed: OrderedDict[str, int] = OrderedDict()
         self._book, self._shadow, self._departed = book, shadow, departed

@@ -12,6 +12,7 @@ is absent, and dropped by whatever comes across it.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterator, ValuesView
@@ -19,7 +20,7 @@ from typing import TypeVar, overload
 
 import cachetools
 
-__all__ = ["CacheInfo", "HitCounter", "LRUCache"]
+__all__ = ["CacheInfo", "HitCounter", "LRUCache", "most_entries"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -69,6 +70,14 @@ class HitCounter:
         self._reported = CacheInfo()
 
 
+def most_entries(capacity: float) -> int:
+    """How many items a cache of `capacity` bytes takes at most, so that those of no size, or hardly any, have a bound.
+
+    An entry has its own objects, which no size counts. Both sides of a lockstep pair have to come to the same number.
+    """
+    return 1024 + int(capacity) // 1024
+
+
 class _Required:
     pass
 
@@ -81,8 +90,8 @@ class LRUCache(cachetools.Cache[K, V]):
 
     `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Looking up (`[]`, `get`) and storing
     is a use; `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity`
-    is a ValueError, and nothing is evicted for it. Pinned entries are never evicted: RuntimeError where the rest
-    would not make room, with nothing changed.
+    is a ValueError, and nothing is evicted for it. Of no size are there more than `max_entries`. Pinned entries are
+    never evicted: RuntimeError where the rest would not make room, with nothing changed.
 
     `on_remove(key, value)` is called for each entry that has left, by whatever way, with the lock held; a value that
     is replaced under its key has not left. Thread-safe.
@@ -95,6 +104,7 @@ class LRUCache(cachetools.Cache[K, V]):
         capacity: float,
         getsizeof: Callable[[V], float] | None = None,
         *,
+        max_entries: float = math.inf,
         on_remove: Callable[[K, V], None] | None = None,
     ) -> None:
         super().__init__(capacity, getsizeof)
@@ -104,6 +114,7 @@ class LRUCache(cachetools.Cache[K, V]):
         self._pinned: dict[K, float] = {}  # size of each pinned entry: what no eviction can give
         self._replacing: K | _Required = _required
         self._counts = HitCounter()
+        self._max_entries = max_entries
         self._on_remove = on_remove
 
     @property
@@ -164,7 +175,7 @@ class LRUCache(cachetools.Cache[K, V]):
             before = self.getsizeof(super().__getitem__(key)) if key in self else 0
             self._replacing = key
             try:
-                while self.currsize - before + size > self.maxsize:
+                while self.currsize - before + size > self.maxsize or self._is_one_too_many(key):
                     self.popitem()
                 self._order[key] = None
                 self._order.move_to_end(key)
@@ -181,6 +192,11 @@ class LRUCache(cachetools.Cache[K, V]):
         held = sum(held for other, held in self._pinned.items() if other != key and other in self)
         if held + size > self.maxsize:
             raise RuntimeError(f"no room for {size}: {held} of {self.maxsize} is pinned")
+        if key not in self and sum(other in self for other in self._pinned) >= self._max_entries:
+            raise RuntimeError(f"no room: all {self._max_entries} entries are pinned")
+
+    def _is_one_too_many(self, key: K) -> bool:
+        return len(self) >= self._max_entries and key not in self
 
     def __delitem__(self, key: K) -> None:
         with self._lock:

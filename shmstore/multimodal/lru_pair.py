@@ -19,13 +19,13 @@ from shmstore.multimodal.interfaces import (
     PromptUpdates,
     ReceiverInput,
     check_batch,
-    check_hashes,
     check_input,
     check_item,
+    checked_hashes,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
-from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache
+from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache, most_entries
 from shmstore.multimodal.sizes import MultiModalCache, updates_size
 from shmstore.refs import ObjectRef
 
@@ -81,9 +81,9 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has rejected a request with `CacheMissError`: send these, and what it brought, again when next asked."""
-        check_hashes(mm_hashes)
+        hashes = checked_hashes(mm_hashes)
         with self._lock:
-            self._sent.invalidate(mm_hashes)
+            self._sent.invalidate(hashes)
 
     def clear_cache(self) -> None:
         """Forget all keys, prompt updates and counts; P1's `clear_cache` is to be called, too."""
@@ -136,7 +136,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self._cache = LRUCache(self._capacity, _size)
+        self._cache = LRUCache(self._capacity, _size, max_entries=most_entries(self._capacity))
 
     @property
     def order(self) -> tuple[str, ...]:

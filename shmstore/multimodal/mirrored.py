@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import check_batch, check_hashes, check_item
+from shmstore.multimodal.interfaces import check_batch, check_item, checked_hashes
 from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
 from shmstore.multimodal.lru import CacheInfo, HitCounter
@@ -63,9 +63,9 @@ class MirroredProcessingCache:
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has rejected a request with `CacheMissError`: P0 sends these, and what it brought, again."""
-        check_hashes(mm_hashes)
+        hashes = checked_hashes(mm_hashes)
         with self._lock:
-            self._p0.invalidate(mm_hashes)
+            self._p0.invalidate(hashes)
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Hits and total on the P0 side; with `delta` since the last call with `delta`."""

@@ -16,7 +16,7 @@ from shmstore.multimodal.interfaces import (
     check_input,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache
+from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache, most_entries
 from shmstore.multimodal.sizes import MultiModalCache, updates_size
 
 __all__ = ["MultiModalProcessorOnlyCache"]
@@ -54,7 +54,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
         self._start_empty()
 
     def _start_empty(self) -> None:
-        self._cache = LRUCache(self._capacity, _size)
+        self._cache = LRUCache(self._capacity, _size, max_entries=most_entries(self._capacity))
 
     @property
     def order(self) -> tuple[str, ...]:

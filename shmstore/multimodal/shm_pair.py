@@ -18,7 +18,7 @@ import contextlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from shmstore.errors import (
@@ -26,6 +26,7 @@ from shmstore.errors import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
+    ShmStoreError,
     StaleRefError,
     StoreClosedError,
     StoreFullError,
@@ -40,10 +41,10 @@ from shmstore.multimodal.interfaces import (
     ReceiverInput,
     check_batch,
     check_hash,
-    check_hashes,
     check_input,
     check_item,
     check_pairs,
+    checked_hashes,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lockstep import ValueBook
@@ -150,6 +151,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._counts = HitCounter()
         self._inline_full = 0
         self._inline_too_large = 0
+        self._closed = False
         writer.track_evictions(True)
 
     @property
@@ -173,8 +175,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return self._inline_too_large
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Whether None will do as input; changes neither order nor counts."""
-        return mm_hash in self._book and self._writer.is_cached(mm_hash)
+        """Whether None will do as input; changes neither order nor counts. StoreClosedError after `close`."""
+        if mm_hash in self._book:
+            return self._writer.is_cached(mm_hash)
+        if self._closed:
+            raise self._closed_error()
+        return False
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
         """A reference with a lease of its own, or the item where it does not fit; CacheMissError for None, no item.
@@ -212,7 +218,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                     except _NO_HIT as error:
                         self._no_hit(mm_hash, error)
                 if mm_item is None:
-                    raise CacheMissError([mm_hash])
+                    raise self._closed_error() if self._closed else CacheMissError([mm_hash])
                 item, updates = mm_item
                 kept = tuple(updates)  # the caller may change what it has given
                 size = updates_size(kept)
@@ -272,7 +278,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         mm_item: tuple[MultiModalKwargsItem, PromptUpdates],
         mm_hash: str,
         entry: _Entry,
-        error: Exception,
+        error: ShmStoreError,
     ) -> ProcessorOutput:
         """The store has not taken the item: it is there, only its updates were gone, or it goes inline."""
         if isinstance(error, ObjectExistsError):
@@ -285,14 +291,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 error = full
         if isinstance(error, StoreFullError):
             call.full += 1
-            what = (
-                "ipc_cache_gb is" if error.resource in ("bytes", None) else f"the store's number of {error.resource} is"
-            )
-            _warn(self._inline_full + call.full, f"{what} too small for what is being read at a time", error)
+            _warn(self._inline_full + call.full, str(error), "ipc_cache_gb sets how much there is")
         else:
             call.large += 1
-            setting = "shm_max_object_size_mb (or ipc_cache_gb) is too small"
-            _warn(self._inline_too_large + call.large, setting, error)
+            # Not the store's hint, which is for its own users: its limits are settings here, and it is inline already.
+            limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
+            _warn(self._inline_too_large + call.large, error.message, limit)
         return mm_item
 
     def _record(self, call: _Call) -> None:
@@ -453,12 +457,22 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """A worker has rejected a request with `CacheMissError`: put these anew when next asked."""
-        check_hashes(mm_hashes)
-        with self._lock:
-            for mm_hash in mm_hashes:
+        hashes = checked_hashes(mm_hashes)
+        with self._lock, self._updates_need_items():
+            for mm_hash in hashes:
                 self._writer.delete(mm_hash)
                 self._book.drop(mm_hash)
             self._sweep()
+
+    @contextlib.contextmanager
+    def _updates_need_items(self) -> Iterator[None]:
+        # An interrupt may have come between the note that an item had gone and the end of its updates.
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(StoreClosedError):
+                self._book.rebuild((), (), self._writer.is_cached)
+            raise
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
@@ -468,7 +482,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; what is being read stays until it has been."""
-        with self._lock:
+        with self._lock, self._updates_need_items():
             self._writer.clear()
             self._sweep()
             self._book.clear()
@@ -483,8 +497,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def close(self) -> None:
         """Close the store and unlink its segment; idempotent. Workers that have it open can go on reading."""
         with self._lock:
+            self._closed = True  # also for who asks with an empty book, and would take "no" for an answer
             self._book.clear()
             self._writer.close()
+
+    def _closed_error(self) -> StoreClosedError:
+        return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
 
     def __enter__(self) -> ShmObjectStoreSenderCache:
         return self
@@ -493,10 +511,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self.close()
 
 
-def _warn(count: int, setting: str, error: Exception) -> None:
+def _warn(count: int, why: str, setting: str) -> None:
+    # The error as text: a handler that keeps the record would keep the error's frames, and with them the items in them.
     if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: neither silence nor a flood
-        # Its text: a handler that keeps the record would keep the error's frames, and with them the items in them.
-        _log.warning("item sent inline (%d so far): %s; %s", count, setting, str(error))
+        _log.warning("item sent inline (%d so far): %s; %s", count, why, setting)
 
 
 def _check_arrived(mm_item: ReceiverInput, mm_hash: str) -> None:

@@ -140,6 +140,21 @@ def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0):
         MirroredProcessingCache(config(MIB)).invalidate("old")
 
 
+@pytest.mark.parametrize("bad", [None, 7, b"old", ["old"]], ids=["None", "int", "bytes", "list"])
+def test_a_question_about_or_a_miss_of_what_is_no_hash_is_an_error_and_has_changed_nothing(p0, bad):
+    before = state(p0)
+    calls = [p0.is_cached] + ([p0.invalidate] if hasattr(p0, "invalidate") else [])
+    for call in calls:
+        with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+            call(["old", bad])
+        with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+            call(mm_hash for mm_hash in ("old", bad))
+        if bad in (None, 7):
+            with pytest.raises(TypeError, match=r"^expected a sequence of hashes as mm_hashes, got "):
+                call(bad)
+    assert before == state(p0)
+
+
 def test_different_lengths_change_nothing_either_way(p0):
     before = state(p0)
     for inputs, mm_hashes in (([GOOD], ["new", "old"]), ([GOOD, None], ["new"]), ([], ["new"])):
@@ -167,7 +182,7 @@ def test_a_hash_that_the_store_cannot_keep_changes_nothing():
 
 BAD_ITEMS = {
     "a tensor": (torch.zeros(3), "Tensor"),
-    "what the sender takes": (GOOD, "tuple"),
+    "what the sender takes": (GOOD, r"tuple \(hint: the first member .*\)"),
     "bytes of a reference": (b"x" * 40, "bytes"),
     "a dict": ({"pixels": torch.zeros(3)}, "dict"),
 }
@@ -225,7 +240,7 @@ def test_a_worker_reads_no_reference_of_a_batch_in_which_another_input_is_none()
 
 def test_the_sending_side_of_the_earlier_form_takes_items_and_texts_alone():
     cache = MirroredProcessingCache(config(MIB))
-    for bad, kind in (*BAD_ITEMS.values(), (GOOD, "tuple")):
+    for bad, kind in BAD_ITEMS.values():
         with pytest.raises(TypeError, match=f"^item of 'bad': .*, got {kind}$"):
             cache.get_and_update_p0([item(2), bad], ["new", "bad"])
     with pytest.raises(TypeError, match="mm_hash, got None"):

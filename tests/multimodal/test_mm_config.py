@@ -1,13 +1,14 @@
 """The configuration: what is checked, what it switches, which cache each process gets."""
 
 import dataclasses
+import os
 import re
 from pathlib import Path
 
 import pytest
 from mm_helpers import GIB, MIB, config, item
 
-from shmstore import ObjectStoreReader
+from shmstore import ObjectStoreReader, StoreNotFoundError
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
     MultiModalCacheConfig,
@@ -17,6 +18,7 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     engine_receiver_cache_from_config,
+    factories,
     processor_cache_from_config,
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
@@ -180,6 +182,24 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault):
             if sender.handle.name in part
         )
         assert prefault == (mapped >= 4 * MIB)
+
+
+def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch):
+    def fail(settings, writer):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", fail)
+    name = f"unmade-{os.getpid()}"
+    with pytest.raises(ZeroDivisionError):
+        processor_cache_from_config(config(4 * MIB, cache_type="shm", shm_name=name))
+    with pytest.raises(StoreNotFoundError):
+        ObjectStoreReader.attach(name)
+
+
+@pytest.mark.parametrize("rank", [None, "0", True, 0.0])
+def test_a_rank_that_is_no_integer_is_told_what_it_is(rank):
+    with pytest.raises(TypeError, match=f"^rank must be an int, not {type(rank).__name__}$"):
+        worker_receiver_cache_from_config(config(4 * MIB, cache_type="shm"), rank)
 
 
 def test_a_worker_finds_the_handle_in_the_environment(monkeypatch):

@@ -65,6 +65,57 @@ def test_keys_that_give_different_numbers_of_items_are_refused():
         MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
 
 
+def test_a_misspelt_key_is_refused_on_either_side_and_what_is_no_items_or_absent_is_left_out():
+    batched = MultiModalFieldConfig.batched("image")
+    pixels, grid = torch.zeros(2, 3), torch.ones(2)
+    for given, configured in (("pixel_values", "pixel_value"), ("pixel_vlaues", "pixel_values")):
+        with pytest.raises(ValueError, match=f"'{given}' has no configuration, and '{configured}' is .* misspelt"):
+            MultiModalKwargsItems.from_hf_inputs({given: pixels, "grid": grid}, {configured: batched, "grid": batched})
+    items = MultiModalKwargsItems.from_hf_inputs(
+        {"input_ids": pixels, "attention_mask": pixels, "pixel_values": pixels, "image_grid_thw": grid},
+        {"pixel_values": batched, "pixel_values_videos": batched, "video_grid_thw": batched, "audio": batched},
+    )
+    assert ["pixel_values"] == list(items["image"][0])
+
+
+@pytest.mark.parametrize(
+    ("config", "data", "said"),
+    [
+        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), torch.zeros(5, 2), "slice 3:7 of item 1 .* has 5"),
+        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), [1, 2, 3, 4, 5, 6], "slice 3:7 of item 1 .* has 6"),
+        (MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1), torch.zeros(5, 2), "slice 0:3 .* dimension -1"),
+        (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=2), torch.zeros(5, 2), "dim: 2 is none"),
+        (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), "dim: 0 is none"),
+    ],
+)
+def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, said):
+    with pytest.raises(ValueError, match=said):
+        MultiModalKwargsItems.from_hf_inputs({"patches": data}, {"patches": config})
+
+
+def test_a_slice_to_the_end_or_counted_from_it_is_as_in_python():
+    config = MultiModalFieldConfig.flat("image", [slice(None), slice(-2, None), slice(0, -1), slice(0, 3)])
+    items = MultiModalKwargsItems.from_hf_inputs({"k": torch.arange(3)}, {"k": config})["image"]
+    assert [[0, 1, 2], [1, 2], [0, 1], [0, 1, 2]] == [item["k"].data.tolist() for item in items]
+
+
+def test_a_negative_size_is_refused():
+    with pytest.raises(ValueError, match="sizes: -4 is negative"):
+        MultiModalFieldConfig.flat_from_sizes("image", [3, -4])
+
+
+def test_bare_data_and_an_item_in_place_of_a_row_are_told_what_is_expected():
+    with pytest.raises(TypeError, match=r"'k': expected a MultiModalFieldElem, got Tensor .*from_hf_inputs"):
+        MultiModalKwargsItem({"k": torch.zeros(2)})
+    with pytest.raises(TypeError, match=r"MultiModalFieldElem.*got int"):
+        MultiModalKwargsItem.from_elems([5])
+    for row, said in ((item(3), "got MultiModalKwargsItem of str"), ([item(3), 5], "got list of int")):
+        with pytest.raises(TypeError, match=f"row of modality 'image': expected a sequence .*{said}"):
+            MultiModalKwargsItems({"image": row})
+    with pytest.raises(TypeError, match=r"expected items .*, got NoneType"):
+        MultiModalKwargsItems.from_seq([None])
+
+
 def test_batched_stacks_equal_shapes_and_lists_others():
     field = MultiModalBatchedField()
     a, b = torch.tensor([1, 2]), torch.tensor([3, 4])
@@ -237,6 +288,23 @@ def test_values_are_frozen():
 
 
 # --- positions and prompt updates ----------------------------------------------------------------------------------
+
+
+def test_what_is_done_to_a_row_changes_no_items():
+    mine = item(3)
+    items = MultiModalKwargsItems.from_seq([mine])
+    items["image"].append(None)
+    items["image"][0] = None
+    for row in items.values():
+        row.clear()
+    assert [mine] == items["image"]
+
+
+def test_what_is_on_a_device_is_joined_there_also_where_host_memory_would_be_pinned():
+    far = torch.zeros(2, device="meta")
+    batched, flat = MultiModalBatchedField(), MultiModalFlatField([slice(0, 2)] * 2)
+    assert "meta" == batched.reduce_data(elems_of(batched, far, far), pin_memory=True).device.type
+    assert "meta" == flat.reduce_data(elems_of(flat, far, far), pin_memory=True).device.type
 
 
 def test_a_placeholder_without_mask_is_all_embeddings():

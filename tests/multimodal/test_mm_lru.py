@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mm_helpers import item, update
 
-from shmstore.multimodal import CacheInfo, LRUCache, MultiModalCache, MultiModalKwargsItems
+from shmstore.multimodal import CacheInfo, LRUCache, MultiModalCache, MultiModalKwargsItems, ResolvedPromptUpdate
 from shmstore.multimodal.sizes import updates_size
 
 
@@ -350,3 +350,33 @@ def test_prompt_updates_count_their_own_text():
     assert 999 == updates_size([long]) - updates_size([short])
     assert 0 == updates_size([])
     assert 49 + 1 == updates_size(["x"])
+
+
+def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_they_hold():
+    ids = list(range(1000))
+    held = {
+        "list": (ids, 8 * 1000),
+        "tuple": (tuple(ids), 8 * 1000),
+        "tensor": (torch.arange(1000), 8 * 1000),
+        "array": (np.arange(1000), 8 * 1000),
+        "tree": ({"full": [torch.arange(500), torch.arange(500)]}, 8 * 1000),
+    }
+    least = updates_size([ResolvedPromptUpdate("image", 0, "insert", "", [])])
+    for name, (content, nbytes) in held.items():
+        for pair in (("", content), (content, "")):
+            size = updates_size([ResolvedPromptUpdate("image", 0, "insert", *pair)])
+            assert nbytes <= size - least + 56 <= nbytes + 500, name
+
+
+def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size():
+    cache = LRUCache(100, lambda value: value, max_entries=2)
+    cache.update(a=0, b=0)
+    cache["a"] = 5  # which is there: nothing goes
+    cache["c"] = 0
+    assert (("a", "c"), 5) == (cache.order, cache.currsize)
+    cache.pin("a")
+    cache.pin("c")
+    with pytest.raises(RuntimeError, match="all 2 entries are pinned"):
+        cache["d"] = 0
+    cache["c"] = 1
+    assert (("a", "c"), 6) == (cache.order, cache.currsize)

@@ -15,6 +15,7 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
+    lockstep,
 )
 
 BOOK = 1 << 20
@@ -467,6 +468,22 @@ def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on(
     assert [True, False, False] == sender.is_cached(["old", "lost", "new"])
 
 
+def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_missing_item():
+    sender, _ = pair(20)
+    for mm_hashes in (["lost"], ["lost", "first"], ["lost", "second"]):
+        sender.get_and_update([None if sender.is_cached_item(h) else (item(2), []) for h in mm_hashes], mm_hashes)
+    sender.invalidate(["lost"])
+    assert [False, False, False] == sender.is_cached(["lost", "first", "second"])
+
+
+def test_what_is_remembered_of_keys_that_have_gone_is_bounded():
+    sender, _ = pair(6)
+    for n in range(lockstep._REMEMBERED + 10):
+        sender.get_and_update([(item(6), []), None], [f"h{n}"] * 2)
+        sender.get_and_update([None], [f"h{n}"])
+    assert lockstep._REMEMBERED == len(sender._sent._departed)
+
+
 def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2, "B": 2, "C": 2})
@@ -497,6 +514,20 @@ def test_an_item_larger_than_the_cache_passes_and_changes_nothing():
     for _ in range(2):
         assert [item(7)] == [feature.data for feature in request(sender, receiver, {"big": 7})]
     assert (("A", "B"), ("A", "B")) == (sender.order, receiver.order)
+
+
+def test_items_of_no_size_are_bounded_in_number_and_both_sides_agree_which():
+    sender, receiver = pair(6)
+    only = MultiModalProcessorOnlyCache(config(6))
+    request(sender, receiver, {"A": 3})
+    for n in range(3000):
+        mm_hash = f"h{n}"
+        [(sent, _)] = sender.get_and_update([(item(0), [])], [mm_hash])
+        assert [item(0)] == receiver.get_and_update([sent], [mm_hash])
+        only.get_and_update([(item(0), [])], [mm_hash])
+    expected = tuple(f"h{n}" for n in range(3000 - 1024, 3000))
+    assert expected == sender.order == receiver.order == only.order
+    assert sender.is_cached_item(expected[0])
 
 
 def test_an_item_that_comes_again_and_is_too_large_now_is_forgotten_on_both_sides():

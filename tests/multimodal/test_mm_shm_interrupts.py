@@ -137,6 +137,23 @@ def test_a_call_that_is_interrupted_leaves_everything_as_it_was(name: str) -> No
     assert number > 10
 
 
+@pytest.mark.parametrize("call", [lambda s: s.invalidate(["a", "b"]), lambda s: s.clear_cache()])
+def test_an_interrupt_while_items_are_taken_out_leaves_no_updates_without_an_item(
+    call: Callable[[ShmObjectStoreSenderCache], Any],
+) -> None:
+    number, again = 0, True
+    while again:
+        number += 1
+        with _sender() as sender:
+            again = _interrupted_at(number, lambda: call(sender))
+            assert set(sender._book._entries) <= set(sender.writer.keys()), f"interrupt {number}"
+            assert sender._book.nbytes == sum(size for _, size in sender._book._entries.values())
+            sender.writer.check_valid()
+            call(sender)
+            assert [False, False] == sender.is_cached(["a", "b"])
+    assert number > 10
+
+
 def test_an_interrupt_while_a_failed_batch_is_undone_leaves_everything_as_it_was() -> None:
     call = _batch(("a", None), ("d", _given("d")), ("c", _given("c")), ("bad", (_unknown(), [])))
     number, again = 0, True

@@ -276,6 +276,19 @@ def test_an_item_larger_than_the_store_takes_goes_inline_and_the_setting_is_name
         assert 0 == engine.sender.inline_too_large
 
 
+def test_the_warnings_say_what_is_so_and_do_not_contradict_themselves(caplog):
+    with Engine(MIB, shm_max_object_size_mb=1) as engine:
+        with caplog.at_level(logging.WARNING):
+            engine.send(big=2 * MIB)
+            engine.send(a=600 * KIB)
+            engine.send(b=600 * KIB)
+    large, full = (record.message for record in caplog.records)
+    assert large.endswith("exceed the limit of 1048576; that is shm_max_object_size_mb, at most ipc_cache_gb")
+    assert "hint" not in large  # the store's: to send inline what has just been sent inline
+    assert full.endswith("or create the store with more capacity); ipc_cache_gb sets how much there is")
+    assert "is too small" not in full  # it may as well be a worker that never came, as the hint says
+
+
 def test_a_log_record_that_is_kept_keeps_no_item(caplog):
     with Engine(MIB, shm_max_object_size_mb=1) as engine:
         engine.send(a=MIB // 2, b=MIB // 3)
@@ -526,6 +539,27 @@ def test_after_close_nothing_works_and_views_live_on():
     with pytest.raises(StoreClosedError):
         engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
     assert [item(10)] == got
+
+
+def test_a_closed_sender_says_so_and_not_that_items_are_missing():
+    with Engine(MIB) as engine:
+        outputs = engine.send(a=10)
+        engine.sender.close()
+        calls = [
+            lambda: engine.sender.is_cached(["a"]),
+            lambda: engine.sender.is_cached_item("b"),
+            lambda: engine.sender.get_and_update_item(None, "a"),
+            lambda: engine.sender.get_and_update([None], ["a"]),
+            lambda: engine.sender.get_and_update([None, None], ["a", "b"]),
+            lambda: engine.sender.get_and_update([(item(1), []), None], ["a", "b"]),
+            lambda: engine.sender.invalidate(["a"]),
+            lambda: engine.sender.touch_sender_cache_item("a"),
+        ]
+        for call in calls:
+            with pytest.raises(StoreClosedError, match="closed"):
+                call()
+        assert CacheInfo(0, 1) == engine.sender.make_stats()
+        assert [item(10)] == engine.read(outputs, "a")
 
 
 def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch):
