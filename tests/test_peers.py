@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from bench import peers
-from bench.peers import LIMITS, OURS, STDLIB, host, interface
+from bench.peers import COMMON, LIMITS, OURS, STDLIB, host, interface
 from bench.peers.harness import Cell, Measurement, Results, percentile
 from bench.peers.host import HIT, PUT, Session
 from bench.peers.interface import Packed, UnavailableError, arrays, fresh, load, make_tree, touch, unpacked
@@ -73,6 +74,22 @@ def test_a_peer_that_cannot_be_imported_is_told_with_the_reason(results: Results
 def test_results_survive_being_written(results: Results, tmp_path: Any) -> None:
     results.save(tmp_path / "results.json")
     assert results == Results.load(tmp_path / "results.json")
+
+
+def test_the_page_says_from_which_size_on_shmstore_takes_half_the_time(results: Results) -> None:
+    def cells(name: str, seconds: dict[int, float]) -> list[Any]:
+        base = next(cell for cell in results.cells if cell.peer == OURS)
+        return [
+            replace(base, peer=name, nbytes=n, path=path, median=s) for n, s in seconds.items() for path in (PUT, HIT)
+        ]
+
+    ours = dict.fromkeys((1 << 10, 1 << 16, 1 << 20, 6 << 20), 1.0)
+    pipes = {1 << 10: 3.0, 1 << 16: 1.9, 1 << 20: 2.1, 6 << 20: 20.0}
+    lines = Page(replace(results, cells=[*cells(OURS, ours), *cells(COMMON, pipes)])).pays()
+    assert "| put, 1 reader | 3.00 | 1.90 | 2.10 | 20 |" in lines
+    assert any(line.startswith("From 1 MiB on shmstore takes at most half the time") for line in lines)
+    slow = Page(replace(results, cells=[*cells(OURS, ours), *cells(COMMON, ours)])).pays()
+    assert not any(line.startswith("From") for line in slow)
 
 
 class _Broken(interface.Peer):

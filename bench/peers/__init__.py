@@ -23,5 +23,7 @@ PEERS: dict[str, str] = {
 
 LIMITS = ("memcpy", "channel")
 OURS = "shmstore"
+COMMON = "pipe"
+"""What a program does that has nothing else."""
 STDLIB = ("memcpy", "channel", "shmstore", "pipe", "queue", "shared_memory", "shared_memory_reused")
 """Those that need nothing beyond what shmstore itself needs."""

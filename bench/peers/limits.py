@@ -12,7 +12,7 @@ from bench.peers.interface import Arrays, Peer, Receiver, SpawnedPeer, Tree, arr
 class Memcpy(Peer):
     """The tree's bytes once into warm shared memory, four places in turn. No reader, no message."""
 
-    title = "one memcpy (the limit)"
+    title = "a plain memcpy"
     how = "The three tensors copied once into warm shared memory, in this process; nobody is told."
 
     def start(self, count: int) -> None:

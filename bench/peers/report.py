@@ -4,13 +4,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.peers import LIMITS, OURS
+from bench.peers import COMMON, LIMITS, OURS
 from bench.peers.harness import KIB, MIB, Cell, Results
 from bench.peers.host import HIT, PUT
 from bench.peers.interface import Peer, UnavailableError, load
 
 AHEAD, MOSTLY = 0.95, 0.75
 """A peer is ahead where its median is below this part of shmstore's, and it was faster in this part of the batches."""
+
+TWICE = 2.0
+REST = "an object is kept for the next hit, and what a killed reader held is free again."
 
 INTRODUCTION = """\
 # Benchmarks
@@ -29,9 +32,10 @@ exchanges take turns, so that whatever happens to the machine happens to all; on
 acknowledge over a `multiprocessing.Pipe`, and tell over it, too, unless they have a channel of their own (Queue, pyzmq,
 iceoryx2; Ray also acknowledges in its own way). Memory is warm where the peer lets it be.
 
-**The limits.** *One memcpy*: the same three tensors copied once into warm shared memory, with nobody told. *An empty
-message*: one byte to each reader and its acknowledgement, over that pipe, with nothing read. `put` can be below one
-memcpy for large objects: from 1 MiB on it stores past the caches, so that the destination is not read first.
+**The bases.** *A plain memcpy*: the same three tensors copied once into warm shared memory, with nobody told. *An empty
+message*: one byte to each reader and its acknowledgement, over that pipe, with nothing read. They are what any way
+would take at least, but for one thing: from 1 MiB on `put` stores past the caches, so that the destination is not read
+first, and a large object takes less than the plain copy.
 """
 
 
@@ -142,6 +146,31 @@ class Page:
             lines.append(f"| {title} | " + " | ".join(time_name(c.median) if c else "-" for c in row) + " |")
         return [*lines, ""]
 
+    def pays(self) -> list[str]:
+        """Return by size what shmstore saves against the common way, which is to pickle through a pipe."""
+        if COMMON not in self.peers:
+            return []
+        lines = ["## When it pays", "", f"The median of *{self.peers[COMMON].title}* divided by shmstore's:", ""]
+        lines += ["| | " + " | ".join(map(size_name, self.sizes)) + " |", "|---|" + "---:|" * len(self.sizes)]
+        won = dict.fromkeys(self.sizes, True)
+        for path in (PUT, HIT):
+            for n in self.readers:
+                row = []
+                for nbytes in self.sizes:
+                    common, ours = self.cell(COMMON, nbytes, n, path), self.cell(OURS, nbytes, n, path)
+                    ratio = common.median / ours.median if common and ours else None
+                    won[nbytes] &= ratio is not None and ratio >= TWICE
+                    row.append(ratio_name(ratio) if ratio else "-")
+                lines.append(f"| {path}, {_readers(n)} | " + " | ".join(row) + " |")
+        ahead = [at for i, at in enumerate(self.sizes) if all(won[size] for size in self.sizes[i:])]
+        if ahead:
+            small = f" Below that its use is not speed: {REST}" if ahead[0] > self.sizes[0] else ""
+            lines += [
+                "",
+                f"From {size_name(ahead[0])} on shmstore takes at most half the time, in every column.{small}",
+            ]
+        return [*lines, ""]
+
     def setting(self) -> list[str]:
         results = self._results
         machine = results.machine
@@ -207,7 +236,7 @@ class Page:
                 lines += [f"### {title}, {_readers(n)}: multiples", ""]
                 if path == PUT:
                     lines += [
-                        "Of one memcpy / of one memcpy and an empty message / of the best of the other peers.",
+                        "Of a plain memcpy / of that and an empty message / of the best of the other peers.",
                         "",
                     ]
                 else:
@@ -237,6 +266,7 @@ class Page:
             INTRODUCTION,
             *self.setting(),
             *self.missing(),
+            *self.pays(),
             *self.summary(glance),
             *(line for file, shows in plots for line in (f"![{shows}]({file})", "")),
             *self.ahead(),
