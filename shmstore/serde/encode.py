@@ -74,9 +74,10 @@ def _wire_of(dtype: "np.dtype[Any]") -> Any:
         return _NUMPY_WIRE[dtype]
     except KeyError:
         wire = numpy_dtype_to_wire(dtype)
-        if len(_NUMPY_WIRE) >= _NUMPY_WIRE_LIMIT:
-            _NUMPY_WIRE.clear()
-        _NUMPY_WIRE[dtype] = wire
+        if wire is not None:  # a refusal is not for all that compare equal
+            if len(_NUMPY_WIRE) >= _NUMPY_WIRE_LIMIT:
+                _NUMPY_WIRE.clear()
+            _NUMPY_WIRE[dtype] = wire
         return wire
 
 
