@@ -355,12 +355,12 @@ class ObjectStoreWriter(_Closable):
         try:
             if encoded.fills or self._blocks:
                 return self._put_in_steps(packed_key, encoded)
-            packed = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans)
+            ref = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans, trusted_ref)
         except _ORDINARY as error:
             raise self._explain(error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
         if self._blocks:
             self._protect_late(packed_key)
-        return trusted_ref(packed)
+        return ref
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
         ticket = self._writer.ticket()
@@ -372,7 +372,8 @@ class ObjectStoreWriter(_Closable):
                     for offset, size, source in encoded.fills:
                         self._serde.fill(payload[offset : offset + size], source)
             self._protect_late(key)
-            return trusted_ref(ticket.commit())
+            ref = trusted_ref(ticket.commit())
+            return ref
         except BaseException:
             self._abort(ticket, key)
             raise
@@ -443,7 +444,7 @@ class ObjectStoreWriter(_Closable):
         Raises ObjectNotFoundError; StoreFullError where every lease entry is taken by an open lease.
         """
         try:
-            return trusted_ref(self._writer.hit(_key(key)))
+            return self._writer.hit(_key(key), trusted_ref)
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"{error.default_message}: {_shown(key)}") from None
         except StoreFullError as error:

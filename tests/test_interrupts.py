@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, store
+from shmstore import ObjectStoreReader, ObjectStoreWriter, refs, store
 from shmstore.bindings import store as native
 from tests.support import segments, store_name
 
 BINDINGS = native.__file__
 STORE = store.__file__
+REFS = refs.__file__
 
 
 class Interrupt(BaseException):
@@ -84,7 +85,7 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
         while True:
             number += 1
             before = writer.stats()
-            if not _interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS):
+            if not _interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS, REFS):
                 break
             after = writer.stats()
             assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
