@@ -5,7 +5,17 @@ import time
 from dataclasses import dataclass
 
 from shmstore.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
-from shmstore.commands.common import add_json, age, complain, make_console, make_table, print_json, reporting, size
+from shmstore.commands.common import (
+    add_json,
+    age,
+    cell,
+    complain,
+    make_console,
+    make_table,
+    print_json,
+    reporting,
+    size,
+)
 from shmstore.commands.ls import owner
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import Holders, SegmentInfo, find_segments, holders, look_at, remove_segment
@@ -122,7 +132,7 @@ def _print(candidates: list[_Candidate], removed: set[str], arguments: argparse.
         info = candidate.info
         since = info.facts.created_at if info.facts else info.modified_at
         verdict = _verdict(candidate, removed, arguments.yes)
-        table.add_row(info.name, owner(info), size(info.file_bytes), age(since), info.state, verdict)
+        table.add_row(cell(info.name), owner(info), size(info.file_bytes), age(since), info.state, verdict)
     console.print(table)
     unreadable = max(candidate.held.unreadable for candidate in candidates)
     if unreadable:
