@@ -20,6 +20,7 @@ from shmstore.errors import (
     ObjectNotFoundError,
     ObjectTooLargeError,
     RankInUseError,
+    ShmStoreError,
     StaleRefError,
     StoreClosedError,
     StoreExistsError,
@@ -593,13 +594,19 @@ class ObjectStoreReader(_Closable):
         """
         handle = handle_or_name if isinstance(handle_or_name, StoreHandle) else None
         name = _checked_name(handle.name if handle else handle_or_name)
-        rank = _int("rank", rank, 0, (handle.n_readers if handle else native.MAX_READERS) - 1)
+        ranks = _int("n_readers", handle.n_readers, 1, native.MAX_READERS) if handle else native.MAX_READERS
+        rank = _int("rank", rank, 0, ranks - 1)
+        store_id = _store_id(handle) if handle else native.ANY_STORE
         try:
-            reader = native.Reader.attach(name, rank, _store_id(handle) if handle else native.ANY_STORE)
+            reader = native.Reader.attach(name, rank, store_id)
         except StoreNotFoundError as error:
             raise _not_found(error, name, handle is not None) from None
         except RankInUseError:
             raise _in_use(name, rank) from None
+        except ValueError as error:
+            if isinstance(error, ShmStoreError):
+                raise
+            raise ValueError(f"store {_shown(name)} expects fewer readers than to have a rank {rank}") from None
         return cls(reader, name, rank, serde)
 
     def __repr__(self) -> str:
