@@ -4,7 +4,6 @@ import logging
 import operator
 import os
 import secrets
-import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -252,8 +251,9 @@ class ObjectStoreWriter(_Closable):
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
         # Of running blocks; each belongs to its block's frame, so that nothing but the block's end can be forgotten.
-        self._blocks: tuple[weakref.ref[_Block], ...] = ()
-        self._lock = threading.RLock()  # a signal's handler, or the collector, may come in between
+        # By their own ids, so that each change is one operation of a dict, which is atomic: a lock could be another
+        # thread's at the moment of a fork, and the child would wait for ever.
+        self._blocks: dict[int, weakref.ref[_Block]] = {}
         self._open = True
         self._pid = os.getpid()
 
@@ -466,19 +466,19 @@ class ObjectStoreWriter(_Closable):
         block = _Block(packed)
         mine = weakref.ref(block)
         try:
-            with self._lock:
-                self._blocks = (*self._blocks, mine)
+            self._blocks[id(mine)] = mine
             for key in packed:
                 block.guard(self._writer, key)
             yield
         finally:
             block.end()
-            with self._lock:
-                self._blocks = tuple(ref for ref in self._blocks if ref is not mine and ref() is not None)
+            for ref in list(self._blocks.values()):
+                if ref is mine or ref() is None:
+                    self._blocks.pop(id(ref), None)
 
     def _protect_late(self, key: bytes) -> None:
         """Protect what is being put, if its key is inside a block."""
-        for ref in self._blocks:
+        for ref in list(self._blocks.values()):
             if (block := ref()) is not None:
                 block.guard(self._writer, key)
 

@@ -157,10 +157,10 @@ def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:
             for key in "abc":
                 writer.cancel(writer.put(key, np.zeros(900, np.uint8)))  # StoreFullError: still protected
             assert "old" not in writer, f"interrupt {number}"
-            assert () == writer._blocks or interrupted
+            assert {} == writer._blocks or interrupted
             with writer.protect(["b"]):
                 pass
-            assert () == writer._blocks, "the dead are forgotten at the next occasion"
+            assert {} == writer._blocks, "the dead are forgotten at the next occasion"
             writer.check_valid()
         if not interrupted:
             break
@@ -189,4 +189,4 @@ def test_a_forgotten_protect_block_may_end_while_another_one_begins(monkeypatch:
         thread.start()
         thread.join(20)
         assert not thread.is_alive(), "the collector waits for a lock that its own thread holds"
-        assert () == writer._blocks
+        assert {} == writer._blocks
