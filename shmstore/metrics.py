@@ -189,7 +189,7 @@ class ShmStoreCollector(Collector):
 
     def __init__(self, *targets: Watchable) -> None:
         """Watch `targets` from the start, as `watch` does."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may come in between and watch or forget
         self._watched: dict[int, _Watched] = {}
         for target in targets:
             self.watch(target)
@@ -212,7 +212,7 @@ class ShmStoreCollector(Collector):
         with self._lock:
             self._forget_dead()
             for new in found:
-                for key, old in self._watched.items():
+                for key, old in list(self._watched.items()):
                     if old.series == new.series and key != id(new.target()):
                         raise ValueError(
                             f"another {old.series[0]} is watched under the name {new.name!r}; give this one another"
@@ -229,7 +229,9 @@ class ShmStoreCollector(Collector):
             self._watched.pop(id(target), None)
 
     def _forget_dead(self) -> None:
-        self._watched = {key: one for key, one in self._watched.items() if one.target() is not None}
+        for key, one in list(self._watched.items()):
+            if one.target() is None and self._watched.get(key) is one:
+                del self._watched[key]
 
     def describe(self) -> Iterable[Metric]:
         """Return every metric without samples, by which a registry finds names that are taken."""

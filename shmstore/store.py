@@ -4,7 +4,6 @@ import logging
 import operator
 import os
 import secrets
-import threading
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from shmstore.errors import (
     ObjectNotFoundError,
     ObjectTooLargeError,
     RankInUseError,
+    ShmStoreError,
     StaleRefError,
     StoreClosedError,
     StoreExistsError,
@@ -251,8 +251,9 @@ class ObjectStoreWriter(_Closable):
         self._serde = serde if serde is not None else _DEFAULT_SERDE
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
         # Of running blocks; each belongs to its block's frame, so that nothing but the block's end can be forgotten.
-        self._blocks: tuple[weakref.ref[_Block], ...] = ()
-        self._lock = threading.RLock()  # a signal's handler, or the collector, may come in between
+        # By their own ids, so that each change is one operation of a dict, which is atomic: a lock could be another
+        # thread's at the moment of a fork, and the child would wait for ever.
+        self._blocks: dict[int, weakref.ref[_Block]] = {}
         self._open = True
         self._pid = os.getpid()
 
@@ -355,12 +356,12 @@ class ObjectStoreWriter(_Closable):
         try:
             if encoded.fills or self._blocks:
                 return self._put_in_steps(packed_key, encoded)
-            packed = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans)
+            ref = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans, trusted_ref)
         except _ORDINARY as error:
             raise self._explain(error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
         if self._blocks:
             self._protect_late(packed_key)
-        return trusted_ref(packed)
+        return ref
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
         ticket = self._writer.ticket()
@@ -372,7 +373,8 @@ class ObjectStoreWriter(_Closable):
                     for offset, size, source in encoded.fills:
                         self._serde.fill(payload[offset : offset + size], source)
             self._protect_late(key)
-            return trusted_ref(ticket.commit())
+            ref = trusted_ref(ticket.commit())
+            return ref
         except BaseException:
             self._abort(ticket, key)
             raise
@@ -443,7 +445,7 @@ class ObjectStoreWriter(_Closable):
         Raises ObjectNotFoundError; StoreFullError where every lease entry is taken by an open lease.
         """
         try:
-            return trusted_ref(self._writer.hit(_key(key)))
+            return self._writer.hit(_key(key), trusted_ref)
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"{error.default_message}: {_shown(key)}") from None
         except StoreFullError as error:
@@ -464,19 +466,19 @@ class ObjectStoreWriter(_Closable):
         block = _Block(packed)
         mine = weakref.ref(block)
         try:
-            with self._lock:
-                self._blocks = (*self._blocks, mine)
+            self._blocks[id(mine)] = mine
             for key in packed:
                 block.guard(self._writer, key)
             yield
         finally:
             block.end()
-            with self._lock:
-                self._blocks = tuple(ref for ref in self._blocks if ref is not mine and ref() is not None)
+            for ref in list(self._blocks.values()):
+                if ref is mine or ref() is None:
+                    self._blocks.pop(id(ref), None)
 
     def _protect_late(self, key: bytes) -> None:
         """Protect what is being put, if its key is inside a block."""
-        for ref in self._blocks:
+        for ref in list(self._blocks.values()):
             if (block := ref()) is not None:
                 block.guard(self._writer, key)
 
@@ -592,13 +594,19 @@ class ObjectStoreReader(_Closable):
         """
         handle = handle_or_name if isinstance(handle_or_name, StoreHandle) else None
         name = _checked_name(handle.name if handle else handle_or_name)
-        rank = _int("rank", rank, 0, (handle.n_readers if handle else native.MAX_READERS) - 1)
+        ranks = _int("n_readers", handle.n_readers, 1, native.MAX_READERS) if handle else native.MAX_READERS
+        rank = _int("rank", rank, 0, ranks - 1)
+        store_id = _store_id(handle) if handle else native.ANY_STORE
         try:
-            reader = native.Reader.attach(name, rank, _store_id(handle) if handle else native.ANY_STORE)
+            reader = native.Reader.attach(name, rank, store_id)
         except StoreNotFoundError as error:
             raise _not_found(error, name, handle is not None) from None
         except RankInUseError:
             raise _in_use(name, rank) from None
+        except ValueError as error:
+            if isinstance(error, ShmStoreError):
+                raise
+            raise ValueError(f"store {_shown(name)} expects fewer readers than to have a rank {rank}") from None
         return cls(reader, name, rank, serde)
 
     def __repr__(self) -> str:

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, store
+from shmstore import ObjectStoreReader, ObjectStoreWriter, refs, store
 from shmstore.bindings import store as native
 from tests.support import segments, store_name
 
 BINDINGS = native.__file__
 STORE = store.__file__
+REFS = refs.__file__
 
 
 class Interrupt(BaseException):
@@ -84,7 +85,7 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
         while True:
             number += 1
             before = writer.stats()
-            if not _interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS):
+            if not _interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS, REFS):
                 break
             after = writer.stats()
             assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
@@ -156,10 +157,10 @@ def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:
             for key in "abc":
                 writer.cancel(writer.put(key, np.zeros(900, np.uint8)))  # StoreFullError: still protected
             assert "old" not in writer, f"interrupt {number}"
-            assert () == writer._blocks or interrupted
+            assert {} == writer._blocks or interrupted
             with writer.protect(["b"]):
                 pass
-            assert () == writer._blocks, "the dead are forgotten at the next occasion"
+            assert {} == writer._blocks, "the dead are forgotten at the next occasion"
             writer.check_valid()
         if not interrupted:
             break
@@ -188,4 +189,4 @@ def test_a_forgotten_protect_block_may_end_while_another_one_begins(monkeypatch:
         thread.start()
         thread.join(20)
         assert not thread.is_alive(), "the collector waits for a lock that its own thread holds"
-        assert () == writer._blocks
+        assert {} == writer._blocks

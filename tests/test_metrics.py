@@ -6,6 +6,7 @@ import logging
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 
@@ -203,6 +204,31 @@ def test_what_was_closed_or_has_gone_is_left_out_of_the_next_scrape(stores):
     del gone
     gc.collect()
     assert {kept.name} == {dict(labels).get("store") for _, labels in scrape(collector)}
+
+
+def test_a_signal_handler_may_watch_and_forget_at_any_line_of_a_scrape(stores):
+    kept, coming = stores.create(), stores.create()
+    collector = ShmStoreCollector(kept)
+    shown = []
+
+    def interfere(frame, event, _):
+        if frame.f_code.co_filename != metrics.__file__:
+            return None
+        if event == "line":
+            collector.watch(coming)
+            collector.forget(coming)
+        return interfere
+
+    def work():
+        sys.settrace(interfere)
+        collector.watch(kept)
+        metric = next(metric for metric in collector.collect() if metric.name == "shmstore_capacity_bytes")
+        shown.extend(sample.labels["store"] for sample in metric.samples)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert [kept.name] == shown, "the handler waits for a lock that its own thread holds"
 
 
 def test_a_store_keeps_its_counts_when_another_writer_takes_it_over(stores):

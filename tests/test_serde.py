@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmstore.errors import NestingError, UnsupportedValueError
-from shmstore.serde import ALIGNMENT, Encoded, MsgpackSerde, ObjectSerde, PickleSerde
+from shmstore.serde import ALIGNMENT, Encoded, MsgpackSerde, ObjectSerde, PickleSerde, encode, msgpack_serde
 from shmstore.serde.builtin_types import NUMPY_SCALARS
 from shmstore.serde.dtypes import TORCH_KINDS
 from shmstore.serde.wire import MAX_DEPTH
@@ -73,6 +73,22 @@ def test_no_dtype_of_this_torch_is_left_out_but_the_quantised():
 @pytest.mark.parametrize("dtype", ["S0", "U0", "V0"])
 def test_dtypes_without_bytes_keep_dtype_and_shape(dtype):
     array = np.zeros(3, [("a", dtype)])["a"]
+    assert exact(round_trip(array)) == exact(array)
+
+
+# long and long long; a record without fields and a void.
+@pytest.mark.parametrize(("first", "then"), [("q", "l"), ("Q", "L"), ((np.record, 4), "V4"), (">q", ">l")], ids=str)
+def test_a_dtype_is_taken_or_refused_whatever_equal_one_came_before(monkeypatch, first, then):
+    assert np.dtype(first) == np.dtype(then)
+    monkeypatch.setattr(encode, "_NUMPY_WIRE", {})
+    monkeypatch.setattr(msgpack_serde, "_ONE_ARRAY", {})
+    array = np.arange(3).astype("S4" if "V4" == then else then).view(then)
+    other = array.view(first)
+    if "V4" == then:
+        with pytest.raises(UnsupportedValueError):
+            SERDE.encode(other)
+    else:
+        assert exact(round_trip(other)) == exact(other)
     assert exact(round_trip(array)) == exact(array)
 
 

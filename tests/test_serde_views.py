@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore.errors import CorruptStoreError, ObjectTooLargeError, UnknownTypeError, UnsupportedValueError
+from shmstore.errors import (
+    CorruptStoreError,
+    NestingError,
+    ObjectTooLargeError,
+    UnknownTypeError,
+    UnsupportedValueError,
+)
 from shmstore.serde import ALIGNMENT, PickleSerde, TensorSpec, register_type, registry
 from tests.serde_values import SERDE, aligned, exact, round_trip, store
 
@@ -349,6 +355,7 @@ def test_specs_are_checked_when_they_are_made():
         TensorSpec((1,), torch.qint8),
         TensorSpec((1,), ("f4", (2,))),
         TensorSpec([1] * 2000, torch.int8),
+        TensorSpec([1] * 65, np.int8),
     ],
 )
 def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec):
@@ -357,10 +364,11 @@ def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec):
     assert caught.value.path == "value['a'][0]"
 
 
-@pytest.mark.parametrize("shape", [(2**62, 2), (2**70,), (0, 2**70), (2**61,)])
-def test_a_spec_beyond_every_store_is_too_large(shape):
+@pytest.mark.parametrize("dtype", [torch.float64, np.float64])
+@pytest.mark.parametrize("shape", [(2**62, 2), (2**70,), (0, 2**70), (2**62, 4, 0), (2**61,)])
+def test_a_spec_beyond_every_store_is_too_large(shape, dtype):
     with pytest.raises(ObjectTooLargeError):
-        SERDE.layout(TensorSpec(shape, torch.float64))
+        SERDE.layout(TensorSpec(shape, dtype))
 
 
 def test_a_spec_is_no_value():
@@ -390,6 +398,11 @@ def test_pickle_says_what_it_cannot_store_and_what_is_damaged():
     serde = PickleSerde()
     with pytest.raises(UnsupportedValueError, match="value: pickle refuses it"):
         serde.encode(lambda: None)
+    deep = []
+    for _ in range(100000):
+        deep = [deep]
+    with pytest.raises(NestingError):
+        serde.encode(deep)
     with pytest.raises(UnsupportedValueError, match="lay out"):
         serde.layout(torch.zeros(1))
     encoded = serde.encode([1, 2])

@@ -97,7 +97,7 @@ def test_a_block_that_is_over_protects_nothing_however_long_its_exception_is_kep
     writer.put("a", 1)
     with pytest.raises(ZeroDivisionError) as kept, writer.protect(["a", "b"]):
         writer.put("b", torch.arange(100).reshape(10, 10).T)
-    assert () == writer._blocks
+    assert {} == writer._blocks
     writer.put("b", 1)
     crowd(writer)
     assert not {"a", "b"} & set(writer.keys())

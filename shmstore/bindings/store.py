@@ -8,12 +8,14 @@ import operator
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 import numpy as np
 
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
+
+T = TypeVar("T")
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -231,15 +233,20 @@ class Writer:
                 self._w = handle
                 fail(code)
 
-    def put(self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]]) -> bytes:
-        """Store pieces of (offset, bytes, address) and hand out; returns the packed reference."""
+    def put(
+        self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]], wrap: Callable[[bytes], T]
+    ) -> T:
+        """Store pieces of (offset, bytes, address) and hand out; returns what `wrap` makes of the packed reference.
+
+        It is made in here, since what an interrupt keeps from the caller is taken back in here.
+        """
         out = _new("uint8_t[40]")
         try:
             code = _put(self._w, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), out)
             if code:
                 fail(code)
-            packed: bytes = _buffer(out)[:]
-            return packed
+            ref = wrap(_buffer(out)[:])
+            return ref  # not the call itself: its value is not yet the caller's, and this block would be over
         except BaseException:
             if _take_back(self._w, out):
                 lib.shms_writer_delete(self._w, key, len(key))
@@ -249,15 +256,15 @@ class Writer:
         """Return a ticket that is still to begin."""
         return Ticket(self._w)
 
-    def hit(self, key: bytes) -> bytes:
-        """Hand out again."""
+    def hit(self, key: bytes, wrap: Callable[[bytes], T]) -> T:
+        """Hand out again; `wrap` as for `put`."""
         out = _new("uint8_t[40]")
         try:
             code = _hit(self._w, key, len(key), out)
             if code:
                 fail(code)
-            packed: bytes = _buffer(out)[:]
-            return packed
+            ref = wrap(_buffer(out)[:])
+            return ref
         except BaseException:
             _take_back(self._w, out)
             raise

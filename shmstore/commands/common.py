@@ -20,6 +20,7 @@ __all__ = [
     "add_json",
     "add_name",
     "age",
+    "cell",
     "complain",
     "make_console",
     "make_fitting_table",
@@ -27,6 +28,7 @@ __all__ = [
     "print_json",
     "ratio",
     "reporting",
+    "shown",
     "size",
     "span",
     "when",
@@ -52,6 +54,19 @@ def make_console() -> Console:
     return console if console.is_terminal else _Console(highlight=False, width=_PLAIN_WIDTH, no_color=True)
 
 
+def shown(text: str) -> str:
+    """Return `text` as it can be shown anywhere: what is not printable (an escape, half a character) in its ASCII form.
+
+    Names of files, keys and types are whatever another process made them.
+    """
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def cell(text: str | Text) -> Text:
+    """Return `text` for a table, which would take a plain string for markup."""
+    return text if isinstance(text, Text) else Text(shown(text))
+
+
 def make_table(console: Console, title: str, *columns: str, left: tuple[str, ...] = ()) -> Table:
     """Return a table, ruled on a terminal and plain elsewhere; columns are right-aligned but those of `left`."""
     lines = box.SIMPLE_HEAD if console.is_terminal else None
@@ -74,8 +89,9 @@ def make_fitting_table(
 
     A name that is folded can be neither read nor copied.
     """
+    made = [([cell(text) for text in texts], style) for texts, style in rows]
     widths = {
-        column: max(len(column), *(len(cells[i]) for cells, _ in rows)) if rows else len(column)
+        column: max(len(column), *(len(cells[i]) for cells, _ in made)) if made else len(column)
         for i, column in enumerate(columns)
     }
     for column in spare:
@@ -83,8 +99,8 @@ def make_fitting_table(
             break
         del widths[column]
     table = make_table(console, title, *widths, left=left)
-    for cells, style in rows:
-        table.add_row(*(cell for cell, column in zip(cells, columns, strict=True) if column in widths), style=style)
+    for cells, style in made:
+        table.add_row(*(text for text, column in zip(cells, columns, strict=True) if column in widths), style=style)
     return table
 
 
@@ -136,7 +152,7 @@ def print_json(value: Any) -> None:
 
 def complain(command: str, error: object, status: int = EXIT_WRONG) -> int:
     """Say on stderr what went wrong; returns the exit status."""
-    print(f"shmstore {command}: {error}", file=sys.stderr)
+    print(f"shmstore {command}: {shown(str(error))}", file=sys.stderr)
     return status
 
 

@@ -24,6 +24,7 @@ from shmstore.commands.common import (
     print_json,
     ratio,
     reporting,
+    shown,
     size,
     span,
     when,
@@ -70,8 +71,8 @@ def draw_ring(console: Console, snapshot: StoreSnapshot) -> None:
         console.print(line, no_wrap=True, crop=True)
     legend = Text("  ")
     for mark, meaning in LEGEND:
-        shown = mark[0] if len(mark) > 1 else mark
-        legend.append(mark, style="bold" if mark == "v" else _style(shown))
+        first = mark[0] if len(mark) > 1 else mark
+        legend.append(mark, style="bold" if mark == "v" else _style(first))
         legend.append(f" {meaning}   ")
     console.print(legend, soft_wrap=not console.is_terminal)
     console.print()
@@ -137,7 +138,7 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
     state = "alive" if facts.writer_alive else "DEAD"
     style = "green" if facts.writer_alive else "red"
     console.print(
-        f"[bold]{escape(name)}[/]  store {facts.store_id:08x}, "
+        f"[bold]{escape(shown(name))}[/]  store {facts.store_id:08x}, "
         f"created {when(facts.created_at)}, {age(facts.created_at)} ago"
     )
     console.print(
@@ -196,8 +197,8 @@ def _slots_table(console: Console, slots: list[SlotInfo], total: int) -> Any:
 def _short_key(key: str | None) -> str:
     if key is None:
         return "?"
-    shown = key if key.isprintable() else repr(key)[1:-1]
-    return shown if len(shown) <= 40 else shown[:37] + "..."
+    text = shown(key)
+    return text if len(text) <= 40 else text[:37] + "..."
 
 
 def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = False) -> None:
@@ -219,7 +220,7 @@ def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = 
     console.print(_slots_table(console, slots, len(snapshot.slots)))
     console.print()
     unread = [lease for lease in leases if lease.waiting_for]
-    shown = leases if everything else unread[:_ROWS]
+    listed = leases if everything else unread[:_ROWS]
     table = make_table(
         console,
         "unread leases" if not everything else "leases",
@@ -231,7 +232,7 @@ def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = 
         "waiting for",
         left=("waiting for",),
     )
-    for lease in shown:
+    for lease in listed:
         waiting = _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
         table.add_row(
             str(lease.number), str(lease.entry), str(lease.slot), str(lease.object_id), span(lease.age_seconds), waiting
@@ -240,23 +241,23 @@ def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = 
     if not everything:
         over = len(leases) - len(unread)
         older = (
-            f"the {len(shown)} oldest of {len(unread)} unread (--all: every one)" if len(shown) < len(unread) else ""
+            f"the {len(listed)} oldest of {len(unread)} unread (--all: every one)" if len(listed) < len(unread) else ""
         )
         closed = f"{over} more are over, which the writer has not looked at yet" if over else ""
         console.print("; ".join(note for note in (older, closed) if note), style="dim")
 
 
 def _draw_node(tree: Tree, node: TreeNode) -> None:
-    label = Text("" if node.path == "." else node.path.rpartition("/")[2] + ": ", style="bold")
+    label = Text("" if node.path == "." else shown(node.path.rpartition("/")[2]) + ": ", style="bold")
     if node.shape is not None:
-        label.append(f"{node.kind} {node.text} {tuple(node.shape)}", style="cyan")
+        label.append(f"{node.kind} {shown(node.text)} {tuple(node.shape)}", style="cyan")
         label.append(f"  {size(node.nbytes)}", style="dim")
         if node.path != ".":
-            label.append(f"  {node.path}", style="dim")
+            label.append(f"  {shown(node.path)}", style="dim")
     elif node.kind == "value":
         label.append(node.text, style="green")
     else:
-        label.append(f"{node.kind} of {len(node.children)}", style="magenta")
+        label.append(f"{shown(node.kind)} of {len(node.children)}", style="magenta")
     branch = tree.add(label)
     for child in node.children:
         _draw_node(branch, child)
@@ -341,7 +342,7 @@ def _run(arguments: argparse.Namespace) -> int:
             else:
                 draw_snapshot(console, snapshot, arguments.all)
     if drawing:
-        console.save_svg(str(arguments.svg), title=f"shmstore dump {arguments.name}")
+        console.save_svg(str(arguments.svg), title=f"shmstore dump {shown(arguments.name)}")
         print(arguments.svg)
     return EXIT_OK
 

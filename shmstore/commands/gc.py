@@ -8,6 +8,7 @@ from shmstore.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
 from shmstore.commands.common import (
     add_json,
     age,
+    cell,
     complain,
     make_console,
     make_table,
@@ -132,7 +133,7 @@ def _print(candidates: list[_Candidate], removed: set[str], arguments: argparse.
         info = candidate.info
         since = info.facts.created_at if info.facts else info.modified_at
         verdict = _verdict(candidate, removed, arguments.yes)
-        table.add_row(info.name, owner(info), size(info.file_bytes), age(since), info.state, verdict)
+        table.add_row(cell(info.name), owner(info), size(info.file_bytes), age(since), info.state, verdict)
     console.print(table)
     unreadable = max(candidate.held.unreadable for candidate in candidates)
     if unreadable:

@@ -25,6 +25,7 @@ from shmstore.commands.common import (
     print_json,
     ratio,
     reporting,
+    shown,
     size,
     span,
     store_argument,
@@ -163,18 +164,20 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     """Return the screen of one store: counts and rates, then a line a rank, sorted."""
     facts, rate = sample.info.facts, sample.per_second
     if facts is None:
-        return Text(f"{sample.name}: {sample.info.state}, {sample.info.problem or 'no superblock yet'}", style="red")
+        return Text(
+            f"{shown(sample.name)}: {sample.info.state}, {sample.info.problem or 'no superblock yet'}", style="red"
+        )
     owner = "alive" if sample.info.writer_alive else "DEAD"
     oldest = sample.oldest_lease_seconds
-    head = Text(f"{sample.name}", style="bold")
+    head = Text(shown(sample.name), style="bold")
     head.append(f"  writer {facts.writer_pid} {owner}, {facts.objects} objects, {facts.open_leases} leases open, ")
     head.append(f"oldest unread {'-' if oldest is None else span(oldest)}")
     used = Text(f"{size(facts.used_bytes)} of {size(facts.capacity)}  ") + _bar(facts, 40)
     table = make_table(console, "", "", "a second", "in all", left=("",))
     for name, label in (("puts", "puts"), ("put_bytes", "bytes put"), ("hits", "hits"), ("misses", "misses")):
-        shown = size if name == "put_bytes" else "{:.1f}".format
+        per_second = size if name == "put_bytes" else "{:.1f}".format
         table.add_row(
-            label, shown(rate[name]), size(facts.put_bytes) if name == "put_bytes" else str(getattr(facts, name))
+            label, per_second(rate[name]), size(facts.put_bytes) if name == "put_bytes" else str(getattr(facts, name))
         )
     table.add_row("hit ratio", ratio(sample.recent_hit_ratio), ratio(facts.hit_ratio))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
@@ -293,7 +296,7 @@ def _picture(watcher: Watcher, arguments: argparse.Namespace) -> None:
             samples = watcher.sample()
         one = arguments.name is not None
         console.print(_draw(console, samples, one, arguments.sort or ("rank" if one else "name")))
-        console.save_svg(arguments.svg, title=f"shmstore top {arguments.name or ''}".strip())
+        console.save_svg(arguments.svg, title=f"shmstore top {shown(arguments.name or '')}".strip())
     print(arguments.svg)
 
 

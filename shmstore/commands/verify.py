@@ -4,7 +4,7 @@ import argparse
 from contextlib import suppress
 
 from shmstore.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.commands.common import add_json, add_name, print_json, reporting, size
+from shmstore.commands.common import add_json, add_name, print_json, reporting, shown, size
 from shmstore.inspect import verify
 
 __all__ = ["COMMAND"]
@@ -26,7 +26,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with suppress(BrokenPipeError):  # whoever reads only the first lines gets the exit status all the same
         for finding in report.findings:
             print(f"{'WRONG' if finding.wrong else 'note '}  {finding.text}")
-        print(f"{report.name}: {verdict}; looked at {what}")
+        print(f"{shown(report.name)}: {verdict}; looked at {what}")
     return EXIT_OK if report.ok else EXIT_WRONG
 
 

@@ -106,8 +106,9 @@ def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
         back = numpy_dtype_from_wire(wire)
     except ValueError:
         return None
-    # A dtype of another package may call itself <V2, and a record is a void to its name.
-    return wire if back == dtype and back.type is dtype.type else None
+    # A dtype of another package may call itself <V2, and a record is a void to its name. (C's two integers of 64 bits,
+    # long and long long, have a type each and are one dtype to numpy.)
+    return wire if back == dtype and (back.type is dtype.type or dtype.kind in "iu") else None
 
 
 def _to_wire(dtype: "np.dtype[Any]", depth: int) -> Any:

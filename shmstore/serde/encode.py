@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError
-from shmstore.serde.dtypes import MAX_NDIM, TORCH_KINDS, numpy_dtype_to_wire, torch_view
+from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, numpy_dtype_to_wire, torch_view
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
 from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, TENSOR, TUPLE
@@ -74,9 +74,10 @@ def _wire_of(dtype: "np.dtype[Any]") -> Any:
         return _NUMPY_WIRE[dtype]
     except KeyError:
         wire = numpy_dtype_to_wire(dtype)
-        if len(_NUMPY_WIRE) >= _NUMPY_WIRE_LIMIT:
-            _NUMPY_WIRE.clear()
-        _NUMPY_WIRE[dtype] = wire
+        if wire is not None:  # a refusal is not for all that compare equal
+            if len(_NUMPY_WIRE) >= _NUMPY_WIRE_LIMIT:
+                _NUMPY_WIRE.clear()
+            _NUMPY_WIRE[dtype] = wire
         return wire
 
 
@@ -258,8 +259,11 @@ class _Walk:
             wire = _wire_of(spec.dtype)
             if wire is None or spec.dtype.subdtype is not None:
                 raise _RefusedError(f"no serializer for an array of dtype {spec.dtype!r}")
+            if len(spec.shape) > NUMPY_MAX_NDIM:
+                raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions")
             nbytes, mark = count * spec.dtype.itemsize, ARRAY
-        if any(dim > MAX_NBYTES for dim in spec.shape) or nbytes > MAX_NBYTES:
+        # Neither package makes an empty leaf either whose other dimensions are too large together.
+        if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:
             raise ObjectTooLargeError(f"a leaf of shape {spec.shape} needs more than {MAX_NBYTES} bytes")
         self.place(mark, wire, spec.shape, nbytes)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 
-from shmstore.errors import CorruptStoreError, UnsupportedValueError
+from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.wire import PICKLE
 
@@ -28,9 +28,11 @@ class PickleSerde:
         return "PickleSerde()"
 
     def encode(self, value: Any) -> Encoded:
-        """Pickle `value`; raises UnsupportedValueError (TypeError) where pickle refuses it."""
+        """Pickle `value`; UnsupportedValueError (TypeError) where pickle refuses it, NestingError if it is too deep."""
         try:
             data = pickle.dumps(value, protocol=5)
+        except RecursionError as error:
+            raise NestingError() from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise UnsupportedValueError(f"value: pickle refuses it: {error}", path="value") from error
         meta = msgpack.packb(msgpack.ExtType(PICKLE, len(data).to_bytes(8, "little")))

@@ -83,6 +83,23 @@ def test_ls_shows_what_is_ours_and_its_condition(run: object, condition: str) ->
             assert f"{1 if condition != 'dead' else 0} of 2" in rows[0]
 
 
+@pytest.mark.parametrize("command", ["ls", "top", "gc", "dump", "verify"])
+def test_what_another_process_named_is_shown_as_it_is_and_commands_no_terminal(command: str, stores: Stores) -> None:
+    odd = "[red]\x1b[2J\udcff"
+    name = store_name() + odd
+    with stores.create(name=name) as writer:
+        writer.put("key" + odd.replace("\udcff", ""), {odd.replace("\udcff", "\ud800"): torch.zeros(2)})
+        whose = () if command == "ls" else ("--iterations", "1") if command == "top" else (name,)
+        rans = [piped(command, *whose)]
+        if command == "dump":
+            rans.append(piped(command, name, "--object", "1"))
+    for ran, shown in zip(rans, (r"[red]\x1b[2J\udcff", r"[red]\x1b[2J\ud800"), strict=False):
+        text = ran.out + ran.err
+        assert shown in text, ran
+        assert "\x1b" not in text
+        assert (1 if command == "gc" else 0) == ran.status
+
+
 def ls_entry(name: str) -> dict[str, object]:
     ran = piped("ls", "--json")
     assert ran.status == (0 if ran.json["ok"] else 1)
