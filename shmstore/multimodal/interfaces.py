@@ -7,6 +7,9 @@ preprocessed, and takes and returns what is. P1, the engine core, and the worker
     P0: is_cached → preprocess the rest → get_and_update → send the outputs as `MultiModalFeatureSpec.data`
     P1 or worker: get_and_update_features → the model
 
+What ends early, is rejected, or ends for good has one name in every mode, too, and does nothing where there is nothing
+to do: `release`, `invalidate`, `close`. So an engine need not ask which cache it was given.
+
 An implementation needs the methods for one item; the batch methods here are made of them.
 """
 
@@ -14,14 +17,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from shmstore.errors import CacheMissError
 from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import CacheInfo
-
-if TYPE_CHECKING:
-    from shmstore.refs import ObjectRef
+from shmstore.refs import ObjectRef, StoreHandle
 
 __all__ = [
     "BaseMultiModalProcessorCache",
@@ -36,14 +37,15 @@ __all__ = [
     "check_item",
     "check_pairs",
     "checked_hashes",
+    "checked_sent",
 ]
 
 PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
 ProcessorInput: TypeAlias = tuple[MultiModalKwargsItem, PromptUpdates] | None
 """What P0 has of an item: it and its prompt updates, or None where `is_cached_item` said that it need not."""
-ProcessorOutput: TypeAlias = tuple[Union[MultiModalKwargsItem, "ObjectRef", None], PromptUpdates]
+ProcessorOutput: TypeAlias = tuple[MultiModalKwargsItem | ObjectRef | None, PromptUpdates]
 """What P0 sends of an item (itself, a reference, nothing), and the prompt updates, which stay in P0."""
-ReceiverInput: TypeAlias = Union[MultiModalKwargsItem, "ObjectRef", None]
+ReceiverInput: TypeAlias = MultiModalKwargsItem | ObjectRef | None
 """What arrives of an item."""
 
 
@@ -106,6 +108,18 @@ def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
     return hashes
 
 
+def checked_sent(refs: Iterable[ReceiverInput]) -> list[ReceiverInput]:
+    """What `release` is given; TypeError, before the first is used, for what was never sent, such as a whole output."""
+    takes = "release takes what was sent: ObjectRef, MultiModalKwargsItem or None"
+    if isinstance(refs, (ObjectRef, MultiModalKwargsItem, str, bytes)) or not isinstance(refs, Iterable):
+        raise TypeError(f"{takes}, several in a list; got one {_kind(refs)}")
+    sent = list(refs)
+    for index, ref in enumerate(sent):
+        if ref is not None and not isinstance(ref, (ObjectRef, MultiModalKwargsItem)):
+            raise TypeError(f"{takes}, the first of each output; got {_kind(ref)} as refs[{index}]")
+    return sent
+
+
 def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
     """TypeError for what is neither None nor an item and its prompt updates."""
     if mm_item is None:
@@ -138,6 +152,13 @@ def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
 
 def _kind(value: object) -> str:
     return "None" if value is None else type(value).__name__
+
+
+class _NoStore:
+    """`handle` of a cache without a store. No property: a subclass may set an attribute of that name."""
+
+    def __get__(self, cache: object, owner: object) -> StoreHandle | None:
+        return None
 
 
 class BaseMultiModalProcessorCache(ABC):
@@ -188,6 +209,39 @@ class BaseMultiModalProcessorCache(ABC):
             outputs.append(self.get_and_update_item(given.get(mm_hash), mm_hash))
         return outputs
 
+    if TYPE_CHECKING:
+
+        @property
+        def handle(self) -> StoreHandle | None:
+            """What the workers attach with; None where there is no store."""
+    else:
+        handle = _NoStore()
+
+    def release(self, refs: Iterable[ReceiverInput]) -> int:
+        """A request ended before what it sent was read: give back what that still holds; how many leases it ended.
+
+        Takes what was sent of each item, in any mode: the first of each output. Safe after it was read, and twice.
+        TypeError, with nothing given back, for anything else. Where nothing is lent there is nothing to do: 0.
+        """
+        checked_sent(refs)
+        return 0
+
+    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+        """A receiver has rejected a request with `CacheMissError`: send its `mm_hashes` again when next asked.
+
+        TypeError for a hash that is none. Where every item is sent every time there is nothing to do.
+        """
+        checked_hashes(mm_hashes)
+
+    def close(self) -> None:  # noqa: B027 - not every cache has something to do
+        """Let go what lies outside this process; idempotent. Without a store there is nothing to do."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
 
 class BaseMultiModalReceiverCache(ABC):
     """The cache of P1 or of a worker: whatever arrives goes in, items come out. Thread-safe."""
@@ -230,3 +284,21 @@ class BaseMultiModalReceiverCache(ABC):
         for feature, item in zip(features, items, strict=True):
             feature.data = item
         return features
+
+    def release(self, refs: Iterable[ReceiverInput]) -> int:
+        """A request ended before it was read here: this process will not read what was sent; how much still waited.
+
+        Takes what arrived of each item, in any mode. Safe after it was read, and twice. TypeError, with nothing
+        changed, for anything else. Where nothing waits for this process there is nothing to do: 0.
+        """
+        checked_sent(refs)
+        return 0
+
+    def close(self) -> None:  # noqa: B027 - not every cache has something to do
+        """Let go what lies outside this process; idempotent. Without a store there is nothing to do."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

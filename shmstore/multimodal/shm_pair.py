@@ -45,6 +45,7 @@ from shmstore.multimodal.interfaces import (
     check_item,
     check_pairs,
     checked_hashes,
+    checked_sent,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lockstep import ValueBook
@@ -436,24 +437,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         whatever was sent can be given. TypeError, with nothing given back, for anything else, such as a whole output.
         StaleRefError, after the others have been given back, for a reference that this store never gave.
         """
-        sent = list(refs)
-        for ref in sent:
-            if ref is not None and not isinstance(ref, (ObjectRef, MultiModalKwargsItem)):
-                raise TypeError(
-                    "release takes what was sent: ObjectRef, MultiModalKwargsItem or None, "
-                    f"the first of each output; got {type(ref).__name__}"
-                )
-        ended = 0
-        foreign: StaleRefError | None = None
-        for ref in sent:
-            if isinstance(ref, ObjectRef):
-                try:
-                    ended += self._writer.cancel(ref)
-                except StaleRefError as error:
-                    foreign = error
-        if foreign is not None:
-            raise foreign
-        return ended
+        return _each(self._writer.cancel, refs)
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """A worker has rejected a request with `CacheMissError`: put these anew when next asked."""
@@ -504,17 +488,26 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def _closed_error(self) -> StoreClosedError:
         return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
 
-    def __enter__(self) -> ShmObjectStoreSenderCache:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
 
 def _warn(count: int, why: str, setting: str) -> None:
     # The error as text: a handler that keeps the record would keep the error's frames, and with them the items in them.
     if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: neither silence nor a flood
         _log.warning("item sent inline (%d so far): %s; %s", count, why, setting)
+
+
+def _each(end: Callable[[ObjectRef], bool], refs: Iterable[ReceiverInput]) -> int:
+    """`end` each reference, also those after one that is of no use; how many were open."""
+    ended = 0
+    foreign: StaleRefError | None = None
+    for ref in checked_sent(refs):
+        if isinstance(ref, ObjectRef):
+            try:
+                ended += end(ref)
+            except StaleRefError as error:
+                foreign = error
+    if foreign is not None:
+        raise foreign
+    return ended
 
 
 def _check_arrived(mm_item: ReceiverInput, mm_hash: str) -> None:
@@ -587,12 +580,15 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
     def clear_cache(self) -> None:
         """Nothing to do here: a worker keeps no item beyond the views that its user holds."""
 
+    def release(self, refs: Iterable[ReceiverInput]) -> int:
+        """This worker will not read what was sent: its part of each lease is over; how many it had not read.
+
+        The other workers go on; the sender's `release` is for them all. Safe after it was read, and twice. TypeError,
+        with nothing changed, for what was never sent. StaleRefError, after the others, for a reference whose object is
+        here and never had it.
+        """
+        return _each(self._reader.release, refs)
+
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
         self._reader.close()
-
-    def __enter__(self) -> ShmObjectStoreReceiverCache:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
