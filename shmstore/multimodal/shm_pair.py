@@ -51,7 +51,7 @@ from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lockstep import ValueBook
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
-from shmstore.refs import ObjectRef, trusted_ref
+from shmstore.refs import ObjectRef
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
@@ -68,7 +68,11 @@ _Entry: TypeAlias = tuple[Kept, int]
 
 
 class _Call:
-    """What one call has made so far, noted as it is made; a failure gives it back."""
+    """What one call has made so far, noted as it is made; a failure gives it back.
+
+    What the writer was interrupted in, it gives back itself; on the way from its `return` to our variable Python does
+    not look for signals. So nothing is lost in between.
+    """
 
     __slots__ = (
         "full",
@@ -398,37 +402,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 call.inline_counted = False
                 self._inline_full -= call.full
                 self._inline_too_large -= call.large
-            made = [*call.made, *self._lost(error)]
             with contextlib.suppress(StoreClosedError):  # then there is nothing left to give back
-                for ref, _ in made:
+                for ref, _ in call.made:
                     self._writer.cancel(ref)
-                for _, mm_hash in made:
+                for _, mm_hash in call.made:
                     if mm_hash is not None:
                         self._writer.delete(mm_hash)
                 self._sweep()  # with the objects go their updates
                 if not isinstance(error, CacheMissError):  # then the book has not been written to
                     self._book.rebuild(call.recorded, call.gone, self._writer.is_cached)
-
-    def _lost(self, error: BaseException) -> list[tuple[ObjectRef, str | None]]:
-        """A hand-out that was interrupted on its way out of the writer: its reference, and its key if put anew.
-
-        No variable of ours has it yet. From the moment at which the bindings no longer take it back until the writer
-        returns, it is, packed, in a variable of a frame that the interrupt came through. Python looks for signals when
-        a function begins, after a call into C and where a loop goes back; not between a function's return and the
-        assignment of what it returned. So nothing is lost on the way from the writer to us, nor from us to our
-        caller; what comes after that is the caller's to `release`.
-        """
-        put = type(self._writer).put.__code__
-        found: list[tuple[ObjectRef, str | None]] = []
-        traceback = error.__traceback__
-        while traceback is not None:
-            frame = traceback.tb_frame
-            if frame.f_code is put or frame.f_code is trusted_ref.__code__:
-                names = frame.f_locals
-                if "packed" in names:
-                    found.append((ObjectRef(names["packed"]), names.get("key")))
-            traceback = traceback.tb_next
-        return found
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
         """A request ended before its workers read: give back the leases of what was sent; how many were open.
