@@ -15,7 +15,7 @@ __all__ = ["MultiModalCacheConfig"]
 
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 32  # more than any machine has, and in bytes still a 64-bit number
-_MAX_READERS, _MAX_NAME = 256, 200  # the store's own bounds; a test compares them
+_MAX_READERS, _MAX_NAME, _MAX_OBJECTS = 256, 200, 1 << 24  # the store's own bounds; a test compares them
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +35,11 @@ class MultiModalCacheConfig:
     """Where the IPC cache is: in the engine core's memory, or in shared memory that the workers read."""
     shm_max_object_size_mb: int = _DEFAULT_MAX_OBJECT_SIZE_MB
     """MiB; a larger item is sent inline. `shm` only."""
+    shm_max_objects: int | None = None
+    """Items that the segment holds at a time, however small; the number of references not yet read grows with it.
+
+    None: one for each 16 KiB, from 256 to 1,048,576; more where most items are smaller, else a part of the segment is
+    never used. Each takes 100 to 250 bytes beside `ipc_cache_gb`. `shm` only."""
     shm_name: str | None = None
     """POSIX name of the segment; None: a unique one. Used by `shm` only."""
     shm_prefault: bool = False
@@ -74,6 +79,13 @@ class MultiModalCacheConfig:
             raise ValueError(
                 f"shm_max_object_size_mb: has no meaning with cache_type={self.cache_type!r}, only with 'shm'"
             )
+        most = self.shm_max_objects
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or not 1 <= most <= _MAX_OBJECTS):
+            raise ValueError(
+                f"shm_max_objects: expected None or an integer from 1 to {_MAX_OBJECTS}, got {_short(most)}"
+            )
+        if most is not None and self.cache_type != "shm":
+            raise ValueError(f"shm_max_objects: has no meaning with cache_type={self.cache_type!r}, only with 'shm'")
         if not isinstance(self.shm_prefault, bool) or (self.shm_prefault and self.cache_type != "shm"):
             raise ValueError(f"shm_prefault: expected a bool, True with 'shm' only, got {self.shm_prefault!r}")
         if self.shm_name is not None and not _is_name(self.shm_name):
@@ -135,9 +147,15 @@ class MultiModalCacheConfig:
             "Processor and IPC cache, in shared memory: nothing is preprocessed or sent twice.\n"
             f"{p0}: writes one segment of {ipc}, taken from /dev/shm at the start, once for all processes of the host; "
             f"beside it up to {processor} of prompt updates. "
-            f"Items over {_gib(self.max_object_bytes)} are sent inline.\n"
+            f"Items over {_gib(self.max_object_bytes)} are sent inline, "
+            f"and so are those that find no room or entry: it has {self._entries()}.\n"
             f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
         )
+
+    def _entries(self) -> str:
+        if self.shm_max_objects is not None:
+            return f"entries for {self.shm_max_objects} items (shm_max_objects)"
+        return "one for each 16 KiB, at least 256 and at most 1048576 (shm_max_objects)"
 
     def _processes(self) -> tuple[str, str, str]:
         p0 = "API server" if self.api_process_count == 1 else f"Each of {self.api_process_count} API servers"

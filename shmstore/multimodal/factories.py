@@ -38,6 +38,7 @@ def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModal
         capacity=config.ipc_cache_bytes,
         n_readers=config.world_size,
         max_object_size=config.max_object_bytes,
+        max_objects=config.shm_max_objects,
         prefault=config.shm_prefault,
     )
     try:

@@ -296,7 +296,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 error = full
         if isinstance(error, StoreFullError):
             call.full += 1
-            _warn(self._inline_full + call.full, str(error), "ipc_cache_gb sets how much there is")
+            setting = "shm_max_objects" if error.resource in ("slots", "leases") else "ipc_cache_gb"
+            _warn(self._inline_full + call.full, str(error), f"{setting} sets how much there is")
         else:
             call.large += 1
             # Not the store's hint, which is for its own users: its limits are settings here, and it is inline already.

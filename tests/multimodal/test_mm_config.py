@@ -34,6 +34,7 @@ SMALL = MIB / GIB
         ("ipc_cache_gb", [-0.5, float("nan"), "4", 10**400, 2**32 + 1]),
         ("cache_type", ["disk", None, ""]),
         ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
+        ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400, 7]),  # the last has no meaning with lru
         ("shm_prefault", [1, None, True]),
         ("world_size", [0, -1, 1.0, True]),
         ("supports_multimodal", ["no", 1, None]),
@@ -50,7 +51,10 @@ def test_a_wrong_value_is_refused_and_the_field_named(field, values):
 
 def test_what_the_store_would_refuse_the_configuration_refuses():
     longest = {"shm_name": "x" * native.MAX_NAME, "world_size": native.MAX_READERS, "cache_type": "shm"}
+    longest["shm_max_objects"] = native.MAX_OBJECTS
     MultiModalCacheConfig(**longest)
+    with pytest.raises(ValueError, match=r"^shm_max_objects: expected None or an integer from 1 to 16777216, got "):
+        MultiModalCacheConfig(**{**longest, "shm_max_objects": native.MAX_OBJECTS + 1})
     for field, value in (("shm_name", "x" * (native.MAX_NAME + 1)), ("world_size", native.MAX_READERS + 1)):
         with pytest.raises(ValueError, match=f"^{field}:"):
             MultiModalCacheConfig(**{**longest, field: value})
@@ -134,6 +138,9 @@ def test_describe_says_which_process_keeps_how_much():
     assert "up to 512 MiB of prompt updates" in shm[1]
     assert "over 128 MiB are sent inline" in shm[1]
     assert "Engine core: nothing; it forwards references." == shm[2]
+    assert "it has one for each 16 KiB, at least 256 and at most 1048576 (shm_max_objects)" in shm[1]
+    of_small = MultiModalCacheConfig(cache_type="shm", shm_max_objects=5000).describe().splitlines()
+    assert "it has entries for 5000 items (shm_max_objects)" in of_small[1]
     many = MultiModalCacheConfig(api_process_count=3).describe()
     assert "there are 3 API servers" in many
     assert "Each of 3 API servers: up to 4 GiB of items and prompt updates." in many
@@ -156,6 +163,18 @@ def test_describe_names_processes_that_have_nothing_as_a_sentence_would():
         "API server, engine core and worker: nothing."
         == MultiModalCacheConfig(processor_cache_gb=0).describe().splitlines()[-1]
     )
+
+
+def test_a_segment_of_small_items_can_be_used_up():
+    used = {}
+    for most in (None, 2048):
+        with processor_cache_from_config(config(MIB, cache_type="shm", shm_max_objects=most)) as sender:
+            assert (most or 256) == sender.writer.stats().max_objects
+            for n in range(2048):
+                sender.release([sender.get_and_update_item((item(768), []), f"{n}")[0]])
+            used[most] = sender.writer.stats().used_bytes / MIB
+    assert used[None] < 0.3
+    assert used[2048] > 0.9
 
 
 def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():

@@ -289,6 +289,20 @@ def test_the_warnings_say_what_is_so_and_do_not_contradict_themselves(caplog):
     assert "is too small" not in full  # it may as well be a worker that never came, as the hint says
 
 
+@pytest.mark.parametrize("what", ["slots", "leases"])
+def test_where_entries_run_out_the_warning_names_their_setting(caplog, what):
+    with Engine(MIB, shm_max_objects=2) as engine:
+        engine.send(a=KIB)
+        writer = engine.sender.writer
+        leases = writer.stats().max_leases - 1 if what == "leases" else 0
+        held = [writer.get_cached("a") for _ in range(leases)]
+        with caplog.at_level(logging.WARNING):
+            assert "inline" == kinds(engine.send(b=KIB, c=KIB))[-1]
+        assert ("lease entries" if what == "leases" else "slots are taken") in caplog.messages[0]
+        assert caplog.messages[0].endswith("more max_objects); shm_max_objects sets how much there is")
+        assert len(held) == engine.sender.release(held)
+
+
 def test_a_log_record_that_is_kept_keeps_no_item(caplog):
     with Engine(MIB, shm_max_object_size_mb=1) as engine:
         engine.send(a=MIB // 2, b=MIB // 3)
