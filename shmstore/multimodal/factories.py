@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from shmstore.errors import StoreExistsError
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
@@ -27,20 +28,25 @@ HANDLE_VARIABLE = "SHMSTORE_HANDLE"
 def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModalProcessorCache | None:
     """The cache of the API server: none, processor-only, or the sender of `lru` or `shm`.
 
-    The sender of `shm` creates the store; its `handle` is for the workers, and it is to be closed.
+    The sender of `shm` creates the store; its `handle` is for the workers, and it is to be closed. StoreExistsError
+    where there is one of that `shm_name`, such as another replica's.
     """
     if not config.ipc_cache_enabled:
         return processor_only_cache_from_config(config)
     if config.cache_type == "lru":
         return MultiModalProcessorSenderCache(config)
-    writer = ObjectStoreWriter.create(
-        config.shm_name,
-        capacity=config.ipc_cache_bytes,
-        n_readers=config.world_size,
-        max_object_size=config.max_object_bytes,
-        max_objects=config.shm_max_objects,
-        prefault=config.shm_prefault,
-    )
+    try:
+        writer = ObjectStoreWriter.create(
+            config.shm_name,
+            capacity=config.ipc_cache_bytes,
+            n_readers=config.world_size,
+            max_object_size=config.max_object_bytes,
+            max_objects=config.shm_max_objects,
+            prefault=config.shm_prefault,
+        )
+    except StoreExistsError as error:
+        hint = "shm_name is one segment of a host: give each replica (data_parallel_external_lb) its own, or none; or "
+        raise StoreExistsError(error.message, hint=hint + error.hint.partition("; ")[2]) from None
     try:
         return ShmObjectStoreSenderCache(config, writer)
     except BaseException:
