@@ -20,17 +20,20 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from shmstore.errors import CacheMissError
+from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import CacheInfo
 from shmstore.refs import ObjectRef, StoreHandle
 
 __all__ = [
+    "MAX_HASH",
     "BaseMultiModalProcessorCache",
     "BaseMultiModalReceiverCache",
     "ProcessorInput",
     "ProcessorOutput",
     "ReceiverInput",
     "check_batch",
+    "check_config",
     "check_hash",
     "check_hashes",
     "check_input",
@@ -39,6 +42,9 @@ __all__ = [
     "checked_hashes",
     "checked_sent",
 ]
+
+MAX_HASH = 65536
+"""Bytes of a hash in UTF-8: the store's own bound for its keys; a test compares them."""
 
 PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
 ProcessorInput: TypeAlias = tuple[MultiModalKwargsItem, PromptUpdates] | None
@@ -57,8 +63,9 @@ def check_batch(
 ) -> None:
     """Reject a batch before anything is changed.
 
-    ValueError where the lengths differ, TypeError for a hash that is none and for what `check(item, mm_hash)` rejects,
-    CacheMissError naming every hash whose item is None and is neither `known` nor given earlier in the batch.
+    ValueError where the lengths differ or a hash is no key, TypeError for a hash that is none and for what
+    `check(item, mm_hash)` rejects, CacheMissError naming every hash whose item is None and is neither `known` nor given
+    earlier in the batch.
     """
     check_pairs(items, mm_hashes, check)
     given: set[str] = set()
@@ -77,16 +84,27 @@ def check_pairs(items: Sequence[object], mm_hashes: Sequence[str], check: Callab
     check_hashes(mm_hashes)
     if len(items) != len(mm_hashes):
         raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes")
+    _check_each(mm_hashes)
     for item, mm_hash in zip(items, mm_hashes, strict=True):
-        if type(mm_hash) is not str:
-            check_hash(mm_hash)
         check(item, mm_hash)
 
 
-def check_hash(mm_hash: object) -> None:
-    """TypeError for what is no hash."""
+def _check_each(mm_hashes: Sequence[str]) -> None:
+    for index, mm_hash in enumerate(mm_hashes):
+        if type(mm_hash) is not str or not mm_hash.isascii() or not 0 < len(mm_hash) <= MAX_HASH:
+            check_hash(mm_hash, f"mm_hashes[{index}]" if len(mm_hashes) > 1 else "mm_hash")
+
+
+def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
+    """TypeError for what is no text, ValueError for a text that no store could have as a key; alike in every mode."""
     if not isinstance(mm_hash, str):
-        raise TypeError(f"expected a str as mm_hash, got {_kind(mm_hash)}")
+        raise TypeError(f"expected a str as {name}, got {_kind(mm_hash)}")
+    try:
+        size = len(mm_hash.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"expected a str that UTF-8 can encode as {name}, got {mm_hash[:80]!r}") from None
+    if not 0 < size <= MAX_HASH:
+        raise ValueError(f"expected a str of 1 to {MAX_HASH} bytes in UTF-8 as {name}, got one of {size}")
 
 
 def check_hashes(mm_hashes: object) -> None:
@@ -98,13 +116,17 @@ def check_hashes(mm_hashes: object) -> None:
         raise TypeError(f"expected a sequence of hashes as mm_hashes, got {one}{_kind(mm_hashes)}")
 
 
+def check_config(config: object) -> None:
+    """TypeError for what is no configuration."""
+    if not isinstance(config, MultiModalCacheConfig):
+        raise TypeError(f"config must be a MultiModalCacheConfig, not {type(config).__name__}")
+
+
 def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
     """The hashes; TypeError, before the first is used, where one is none or there is but one."""
     check_hashes(mm_hashes)
     hashes = list(mm_hashes)
-    for mm_hash in hashes:
-        if type(mm_hash) is not str:
-            check_hash(mm_hash)
+    _check_each(hashes)
     return hashes
 
 
@@ -121,14 +143,18 @@ def checked_sent(refs: Iterable[ReceiverInput]) -> list[ReceiverInput]:
 
 
 def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
-    """TypeError for what is neither None nor an item and its prompt updates."""
+    """TypeError for what is neither None nor an item and a sequence of its prompt updates."""
     if mm_item is None:
         return
     if isinstance(mm_item, tuple) and len(mm_item) == 2:
         item, updates = mm_item
-        if isinstance(item, MultiModalKwargsItem) and (
-            type(updates) is list or (isinstance(updates, Sequence) and not isinstance(updates, str))
-        ):
+        if isinstance(item, MultiModalKwargsItem) and isinstance(updates, Sequence) and not isinstance(updates, str):
+            for index, update in enumerate(updates):
+                if not isinstance(update, ResolvedPromptUpdate):
+                    raise TypeError(
+                        f"input of {mm_hash!r}: expected a ResolvedPromptUpdate as prompt update {index}, "
+                        f"got {_kind(update)}"
+                    )
             return
         got = f"({_kind(item)}, {_kind(updates)})"
     elif isinstance(mm_item, tuple):
@@ -148,6 +174,14 @@ def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
             f"item of {mm_hash!r}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}"
             f"{hint if isinstance(mm_item, tuple) else ''}"
         )
+
+
+def _no_features(features: object) -> TypeError:
+    said = "expected a sequence of MultiModalFeatureSpec as features, got"
+    if not isinstance(features, Iterable):
+        return TypeError(f"{said} {_kind(features)}")
+    wrong = (one for one in features if not (hasattr(one, "data") and hasattr(one, "identifier")))
+    return TypeError(f"{said} one with {_kind(next(wrong, None))} in it (hint: a feature's data is what was sent)")
 
 
 def _kind(value: object) -> str:
@@ -276,11 +310,14 @@ class BaseMultiModalReceiverCache(ABC):
         """Replace each feature's `data` by its item and return `features`.
 
         All identifiers are touched before the first is replaced, so that no item of the batch pushes out another one
-        of it. An error leaves every feature as it was.
+        of it. An error leaves every feature as it was; TypeError for what is no feature, before anything is changed.
         """
-        items = self.get_and_update(
-            [feature.data for feature in features], [feature.identifier for feature in features]
-        )
+        try:
+            arrived = [feature.data for feature in features]
+            identifiers = [feature.identifier for feature in features]
+        except (AttributeError, TypeError):
+            raise _no_features(features) from None
+        items = self.get_and_update(arrived, identifiers)
         for feature, item in zip(features, items, strict=True):
             feature.data = item
         return features

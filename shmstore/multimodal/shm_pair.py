@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from shmstore.errors import (
     CacheMissError,
+    NestingError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
@@ -30,9 +31,11 @@ from shmstore.errors import (
     StaleRefError,
     StoreClosedError,
     StoreFullError,
+    UnsupportedValueError,
 )
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import (
+    MAX_HASH,
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     ProcessorInput,
@@ -40,6 +43,7 @@ from shmstore.multimodal.interfaces import (
     PromptUpdates,
     ReceiverInput,
     check_batch,
+    check_config,
     check_hash,
     check_input,
     check_item,
@@ -52,15 +56,16 @@ from shmstore.multimodal.lockstep import ValueBook
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
 from shmstore.refs import ObjectRef
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
-    from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
 __all__ = ["ShmObjectStoreReceiverCache", "ShmObjectStoreSenderCache"]
 
 _log = logging.getLogger(__name__)
 _NO_HIT = (ObjectNotFoundError, StoreFullError)  # the latter not of objects, but of open leases
+_NO_VALUE = (UnsupportedValueError, NestingError)
 _NO_PUT = (ObjectExistsError, StoreFullError, ObjectTooLargeError)
 
 Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
@@ -150,6 +155,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     """
 
     def __init__(self, config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
+        check_config(config)
+        if not isinstance(writer, ObjectStoreWriter):
+            raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
         self._lock = threading.RLock()
         self._writer = writer
         self._book = _UpdatesBook(config.processor_cache_bytes)
@@ -185,6 +193,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return self._writer.is_cached(mm_hash)
         if self._closed:
             raise self._closed_error()
+        check_hash(mm_hash)
         return False
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
@@ -202,6 +211,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             and type(mm_item[1]) is list
         ):
             check_input(mm_item, mm_hash)
+        elif mm_item is not None:
+            for update in mm_item[1]:
+                if type(update) is not ResolvedPromptUpdate:
+                    check_input(mm_item, mm_hash)
         # As in a batch, but what has been made is in variables, and a `_Call` only where something is unusual: it is a
         # good part of what a hit costs.
         ref: ObjectRef | None = None
@@ -222,6 +235,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                         return output
                     except _NO_HIT as error:
                         self._no_hit(mm_hash, error)
+                if not mm_hash.isascii() or not 0 < len(mm_hash) <= MAX_HASH:
+                    check_hash(mm_hash)
                 if mm_item is None:
                     raise self._closed_error() if self._closed else CacheMissError([mm_hash])
                 item, updates = mm_item
@@ -237,6 +252,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                         call.updates[mm_hash] = kept, size
                         self._record(call)
                     output = ref, updates
+                except _NO_VALUE as error:
+                    raise _of_item(error, mm_hash) from None
                 except _NO_PUT as error:
                     call = _Call()
                     output = self._store_else(call, mm_item, mm_hash, (kept, size), error)
@@ -272,6 +289,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         try:
             ref = self._writer.put(mm_hash, item)
             call.made.append((ref, mm_hash))
+        except _NO_VALUE as error:
+            raise _of_item(error, mm_hash) from None
         except _NO_PUT as error:
             return self._store_else(call, mm_item, mm_hash, entry, error)
         call.updates[mm_hash] = entry
@@ -443,6 +462,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
+        check_hash(mm_hash)
         with self._lock:
             self._writer.touch(mm_hash)
             self._book.use(mm_hash)
@@ -470,6 +490,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def _closed_error(self) -> StoreClosedError:
         return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
+
+
+def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Exception:
+    said = f"item of {mm_hash!r}: {error.message}"
+    if isinstance(error, NestingError):
+        return NestingError(said, hint=error.hint)
+    return UnsupportedValueError(said, path=error.path, hint=error.hint)
 
 
 def _warn(count: int, why: str, setting: str) -> None:
@@ -506,6 +533,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
     """
 
     def __init__(self, reader: ObjectStoreReader) -> None:
+        if not isinstance(reader, ObjectStoreReader):
+            raise TypeError(f"reader must be an ObjectStoreReader, not {type(reader).__name__}")
         self._reader = reader
 
     @property
@@ -559,6 +588,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
         """Nothing to do here: a reference holds its item by its lease until this worker has read it."""
+        check_hash(mm_hash)
 
     def clear_cache(self) -> None:
         """Nothing to do here: a worker keeps no item beyond the views that its user holds."""
