@@ -19,7 +19,10 @@ from shmstore.multimodal import (
     MultiModalReceiverCache,
     MultiModalSharedField,
     ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+    engine_receiver_cache_from_config,
     processor_cache_from_config,
+    processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
 from shmstore.multimodal.interfaces import MAX_HASH
@@ -277,7 +280,7 @@ def test_what_the_store_cannot_keep_is_named_with_its_item():
             for call in (sender.get_and_update_item, lambda *one: sender.get_and_update([GOOD, one[0]], ["a", one[1]])):
                 with pytest.raises(
                     kind,
-                    match=r"^item of 'bad': (value<MultiModalKwargsItem>\['px'\]: no serializer for set|the value is nested)",
+                    match=r"^item of 'bad': (value<MultiModalKwargsItem>\['px'\]: no .* set|the value is nested)",
                 ):
                     call((image(px=value), []), "bad")
         assert ([], CacheInfo(0, 0)) == (sender.writer.keys(), sender.make_stats())
@@ -349,3 +352,59 @@ def test_the_sending_side_of_the_earlier_form_takes_items_and_texts_alone():
     with pytest.raises(TypeError, match=r"mm_hashes\[1\], got None"):
         cache.get_and_update_p0([item(2), item(2)], ["new", None])
     assert (None, CacheInfo(0, 0)) == (cache.get_item("new"), cache.make_stats())
+
+
+NO_FEATURES = {
+    "a reference": (ObjectRef(bytes(40)), "got ObjectRef$"),
+    "references": ([ObjectRef(bytes(40))], "got one with ObjectRef in it"),
+    "hashes": (["a"], "got one with str in it"),
+    "None": (None, "got None$"),
+}
+
+
+@pytest.mark.parametrize(("bad", "got"), NO_FEATURES.values(), ids=NO_FEATURES)
+def test_a_receiver_says_that_it_expects_features(receive, bad, got):
+    cache = receive.__self__
+    if isinstance(cache, BaseMultiModalReceiverCache):
+        with pytest.raises(TypeError, match=f"^expected a sequence of MultiModalFeatureSpec as features, {got}"):
+            cache.get_and_update_features(bad)
+        good = features(["a"], [item(2)])
+        with pytest.raises(TypeError, match="MultiModalFeatureSpec as features"):
+            cache.get_and_update_features([*good, item(2)])
+        with pytest.raises(CacheMissError):
+            receive([None], ["a"])
+
+
+def test_whoever_takes_a_configuration_says_what_it_was_given_instead():
+    takers = [
+        processor_cache_from_config,
+        processor_only_cache_from_config,
+        engine_receiver_cache_from_config,
+        lambda settings: worker_receiver_cache_from_config(settings, 0),
+        MultiModalProcessorOnlyCache,
+        MultiModalProcessorSenderCache,
+        MultiModalReceiverCache,
+        MirroredProcessingCache,
+        lambda settings: ShmObjectStoreSenderCache(settings, None),
+    ]
+    for taker in takers:
+        for bad in ({"cache_type": "lru"}, None):
+            with pytest.raises(TypeError, match=f"^config must be a MultiModalCacheConfig, not {type(bad).__name__}$"):
+                taker(bad)
+
+
+def test_swapped_or_wrong_roles_are_named():
+    with processor_cache_from_config(SHM) as sender:
+        with pytest.raises(TypeError, match=r"^config must be a MultiModalCacheConfig, not ObjectStoreWriter$"):
+            ShmObjectStoreSenderCache(sender.writer, SHM)
+        with pytest.raises(TypeError, match=r"^writer must be an ObjectStoreWriter, not StoreHandle$"):
+            ShmObjectStoreSenderCache(SHM, sender.handle)
+        with pytest.raises(TypeError, match=r"^reader must be an ObjectStoreReader, not ObjectStoreWriter$"):
+            ShmObjectStoreReceiverCache(sender.writer)
+        for bad in (sender.handle.to_json(), sender.writer):
+            with pytest.raises(TypeError, match=f"^handle must be a StoreHandle, not {type(bad).__name__}"):
+                worker_receiver_cache_from_config(SHM, 0, bad)
+    for settings in (SHM, config(MIB)):
+        for rank in (None, "0"):
+            with pytest.raises(TypeError, match=f"^rank must be an int, not {type(rank).__name__}$"):
+                worker_receiver_cache_from_config(settings, rank)
