@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -152,12 +153,18 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     Owns `writer` and closes it. An item that the store has no room for, or that is larger than it takes, goes inline:
     counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting. Thread-safe.
+
+    ValueError for a configuration of another mode, for a writer that another sender has (each would take the other's
+    evictions for its own), and for one, such as a recovered one, of another number of readers than `world_size`: leases
+    would wait for workers that never come. Another capacity than `ipc_cache_gb` is a warning in the log: the store goes
+    on with the one that it has. After an error the writer is still the caller's.
     """
 
     def __init__(self, config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
         check_config(config)
         if not isinstance(writer, ObjectStoreWriter):
             raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
+        _check_fit(config, writer)
         self._lock = threading.RLock()
         self._writer = writer
         self._book = _UpdatesBook(config.processor_cache_bytes)
@@ -166,6 +173,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._inline_too_large = 0
         self._closed = False
         writer.track_evictions(True)
+        _senders[writer] = weakref.ref(self)
 
     @property
     def handle(self) -> StoreHandle:
@@ -490,6 +498,35 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def _closed_error(self) -> StoreClosedError:
         return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
+
+
+_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, weakref.ref[ShmObjectStoreSenderCache]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Who has a writer, to be refused as another's."""
+
+
+def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
+    if config.cache_type != "shm":
+        raise ValueError(f"config: expected one of cache_type='shm', got cache_type={config.cache_type!r}")
+    other = _senders.get(writer)
+    if other is not None and other() is not None:
+        raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
+    readers = writer.handle.n_readers
+    if readers != config.world_size:
+        raise ValueError(
+            f"writer: {writer!r} expects {readers} readers, and config has world_size {config.world_size} "
+            "(hint: create the store anew, or configure it as it was)"
+        )
+    # It is made up to a multiple of 64.
+    capacity, wanted = writer.stats().capacity, (config.ipc_cache_bytes + 63) // 64 * 64
+    if capacity != wanted:
+        _log.warning(
+            "%r has a capacity of %d bytes, and ipc_cache_gb asks for %d; it goes on with what it has",
+            writer,
+            capacity,
+            wanted,
+        )
 
 
 def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Exception:

@@ -1,5 +1,6 @@
 """The `shm` pair on a real store: rows of the tables, the ring case, batches, leases, prompt updates."""
 
+import gc
 import logging
 import os
 import pickle
@@ -610,7 +611,7 @@ def test_a_worker_that_is_closed_reads_no_more_and_its_rank_is_free():
 
 def test_a_sender_can_be_wired_by_hand():
     writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
-    with ShmObjectStoreSenderCache(config(MIB), writer) as sender:
+    with ShmObjectStoreSenderCache(config(MIB, cache_type="shm"), writer) as sender:
         with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(sender.handle)) as worker:
             ref, _ = sender.get_and_update_item((item(3), []), "a")
             assert item(3) == worker.get_and_update_item(ref, "a")
@@ -630,3 +631,38 @@ def test_a_successor_of_p0_takes_the_items_over_and_copies_none_again() -> None:
             [(ref, updates)] = successor.get_and_update([given], ["a"])
             assert (1, [update("a")], [True]) == (writer.stats().puts, updates, successor.is_cached(["a"]))
             assert given[0] == worker.get_and_update_item(ref, "a")
+
+
+def test_a_writer_that_does_not_fit_the_configuration_is_refused_and_stays_its_owners():
+    with ObjectStoreWriter.create(capacity=MIB, n_readers=2) as writer:
+        for settings, said in (
+            (config(MIB), r"^config: expected one of cache_type='shm', got cache_type='lru'$"),
+            (config(MIB, cache_type="shm"), r"^writer: <.*> expects 2 readers, and config has world_size 1 \(hint: "),
+            (config(MIB, cache_type="shm", world_size=3), r"expects 2 readers, and config has world_size 3 "),
+        ):
+            with pytest.raises(ValueError, match=said):
+                ShmObjectStoreSenderCache(settings, writer)
+        writer.cancel(writer.put("mine", 1))
+        assert ["mine"] == writer.keys()
+
+
+def test_a_writer_has_one_sender_at_a_time():
+    settings = config(MIB, cache_type="shm")
+    writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
+    first = ShmObjectStoreSenderCache(settings, writer)
+    with pytest.raises(ValueError, match=r"^writer: <ObjectStoreWriter .*> has a sender cache already, and can have "):
+        ShmObjectStoreSenderCache(settings, writer)
+    first.get_and_update_item((item(3), []), "a")  # it goes on
+    del first
+    gc.collect()
+    with ShmObjectStoreSenderCache(settings, writer) as second:
+        assert isinstance(second.get_and_update_item((item(3), []), "a")[0], ObjectRef)
+
+
+@pytest.mark.parametrize(("capacity", "warnings"), [(MIB, 0), (MIB + 64, 1)])
+def test_a_store_of_another_capacity_than_configured_goes_on_with_a_warning(caplog, capacity, warnings):
+    writer = ObjectStoreWriter.create(capacity=capacity, n_readers=1)
+    with ShmObjectStoreSenderCache(config(MIB, MIB - 63, cache_type="shm"), writer) as sender:
+        assert isinstance(sender.get_and_update_item((item(3), []), "a")[0], ObjectRef)
+    said = [f"has a capacity of {capacity} bytes, and ipc_cache_gb asks for {MIB}; it goes on with what it has"]
+    assert said * warnings == [message.split("> ")[1] for message in caplog.messages]
