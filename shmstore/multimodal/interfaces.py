@@ -97,6 +97,8 @@ def _check_each(mm_hashes: Sequence[str]) -> None:
 
 def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
     """TypeError for what is no text, ValueError for a text that no store could have as a key; alike in every mode."""
+    if type(mm_hash) is str and mm_hash.isascii() and 0 < len(mm_hash) <= MAX_HASH:
+        return  # nearly all of them
     if not isinstance(mm_hash, str):
         raise TypeError(f"expected a str as {name}, got {_kind(mm_hash)}")
     try:

@@ -57,6 +57,8 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether P1 is taken to hold the item; changes neither order nor counts."""
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
         if mm_hash in self._sent:
             return True
         check_hash(mm_hash)

@@ -66,6 +66,8 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether the item is cached; changes neither order nor counts."""
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
         if mm_hash in self._cache:
             return True
         check_hash(mm_hash)

@@ -197,6 +197,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether None will do as input; changes neither order nor counts. StoreClosedError after `close`."""
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
         if mm_hash in self._book:
             return self._writer.is_cached(mm_hash)
         if self._closed:

@@ -229,7 +229,7 @@ def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0
 def test_what_is_no_hash_cannot_be_asked_for_or_touched(p0, receive, bad):
     if not isinstance(p0, OfOneMethod):
         for call in (p0.is_cached_item, p0.touch_sender_cache_item):
-            with pytest.raises(TypeError, match=r"^(expected a str as mm_hash, got |unhashable)"):
+            with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
                 call(bad)
     if isinstance(receive.__self__, BaseMultiModalReceiverCache):
         with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
