@@ -1,16 +1,8 @@
-"""An interrupt (Ctrl-C, a timeout's signal) may come after any call in the store's Python, and leaves nothing behind.
+"""An interrupt (Ctrl-C, a timeout's signal) may come after any call in the store's Python, and leaves nothing."""
 
-Python looks for signals when a function begins and when a call has returned; a trace function raises there instead.
-"""
-
-import dis
 import gc
-import sys
 import threading
 from collections.abc import Callable, Iterable
-from functools import cache
-from itertools import pairwise
-from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -18,50 +10,12 @@ import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, refs, store
 from shmstore.bindings import store as native
+from tests.interrupts import interrupted_at
 from tests.support import segments, store_name
 
 BINDINGS = native.__file__
 STORE = store.__file__
 REFS = refs.__file__
-
-
-class Interrupt(BaseException):
-    """What a signal's handler may raise."""
-
-
-@cache
-def _checks(code: CodeType) -> frozenset[int]:
-    """Return the offsets in front of which the interpreter looks for signals."""
-    steps = list(dis.get_instructions(code))
-    calls = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
-    return frozenset(b.offset for a, b in pairwise(steps) if a.opname in calls)
-
-
-def _interrupted_at(number: int, action: Callable[[], Any], *files: str) -> bool:
-    """Do `action` with an interrupt at that check; False where it ended before."""
-    seen = 0
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal seen
-        if frame.f_code.co_filename not in files or frame.f_code.co_name == "_keep":
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode" and frame.f_lasti in _checks(frame.f_code):
-            seen += 1
-            if seen == number:
-                sys.settrace(None)
-                raise Interrupt(f"{frame.f_code.co_name}, line {frame.f_lineno}")
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        action()
-    except Interrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def _reserve(writer: ObjectStoreWriter) -> None:
@@ -85,7 +39,7 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
         while True:
             number += 1
             before = writer.stats()
-            if not _interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS, REFS):
+            if not interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS, REFS):
                 break
             after = writer.stats()
             assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
@@ -101,7 +55,7 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
 def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
     name, number = store_name(), 1
     made: list[ObjectStoreWriter] = []
-    while _interrupted_at(
+    while interrupted_at(
         number, lambda: made.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1)), BINDINGS
     ):
         assert name not in segments(), f"interrupt {number}"
@@ -113,7 +67,7 @@ def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
 def test_a_takeover_that_is_interrupted_leaves_no_lock() -> None:
     name, number = store_name(), 1
     ObjectStoreWriter.create(name, capacity=6400, n_readers=1).close(unlink=False)
-    while _interrupted_at(number, lambda: native.Writer.recover(name, native.ANY_STORE), BINDINGS):
+    while interrupted_at(number, lambda: native.Writer.recover(name, native.ANY_STORE), BINDINGS):
         ObjectStoreWriter.recover(name).close(unlink=False)
         number += 1
     ObjectStoreWriter.recover(name).close()
@@ -123,7 +77,7 @@ def test_a_takeover_that_is_interrupted_leaves_no_lock() -> None:
 def test_an_attachment_that_is_interrupted_leaves_no_lock() -> None:
     number = 1
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        while _interrupted_at(number, lambda: native.Reader.attach(writer.name, 0, native.ANY_STORE), BINDINGS):
+        while interrupted_at(number, lambda: native.Reader.attach(writer.name, 0, native.ANY_STORE), BINDINGS):
             ObjectStoreReader.attach(writer.handle).close()
             number += 1
     assert number > 5
@@ -134,7 +88,7 @@ def test_a_get_that_is_interrupted_keeps_no_pin() -> None:
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
         ref = writer.put("old", np.zeros(9, np.uint8))
         with ObjectStoreReader.attach(writer.handle) as reader:
-            while _interrupted_at(number, lambda: reader.get(ref), BINDINGS, STORE):
+            while interrupted_at(number, lambda: reader.get(ref), BINDINGS, STORE):
                 assert 0 == reader.stats().live_views, f"interrupt {number}"
                 number += 1
             assert 0 == reader.stats().live_views
@@ -152,7 +106,7 @@ def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:
         with ObjectStoreWriter.create(store_name(), capacity=2048, n_readers=1) as writer:
             writer.put("old", np.zeros(900, np.uint8))
             writer.cancel_all()
-            interrupted = _interrupted_at(number, protect, BINDINGS, STORE)
+            interrupted = interrupted_at(number, protect, BINDINGS, STORE)
             writer.cancel_all()
             for key in "abc":
                 writer.cancel(writer.put(key, np.zeros(900, np.uint8)))  # StoreFullError: still protected

@@ -7,6 +7,8 @@ twice)? The first bounds what the API server keeps for itself, the second what t
 from __future__ import annotations
 
 import dataclasses
+import math
+from numbers import Integral, Real
 from typing import Literal
 
 from shmstore.multimodal.sizes import GIB
@@ -15,7 +17,7 @@ __all__ = ["MultiModalCacheConfig"]
 
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 32  # more than any machine has, and in bytes still a 64-bit number
-_MAX_READERS, _MAX_NAME = 256, 200  # the store's own bounds; a test compares them
+_MAX_READERS, _MAX_NAME, _MAX_OBJECTS = 256, 200, 1 << 24  # the store's own bounds; a test compares them
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,15 @@ class MultiModalCacheConfig:
     """Where the IPC cache is: in the engine core's memory, or in shared memory that the workers read."""
     shm_max_object_size_mb: int = _DEFAULT_MAX_OBJECT_SIZE_MB
     """MiB; a larger item is sent inline. `shm` only."""
+    shm_max_objects: int | None = None
+    """Items that the segment holds at a time, however small; the number of references not yet read grows with it.
+
+    None: one for each 16 KiB, from 256 to 1,048,576; more where most items are smaller, else a part of the segment is
+    never used. Each takes 100 to 250 bytes beside `ipc_cache_gb`. `shm` only."""
     shm_name: str | None = None
-    """POSIX name of the segment; None: a unique one. Used by `shm` only."""
+    """POSIX name of the segment; None: a unique one. `shm` only.
+
+    A name is one segment of a host: replicas (`data_parallel_external_lb`) each need a configuration with their own."""
     shm_prefault: bool = False
     """Touch every page of the segment at the start, so that no request pays for it. `shm` only."""
     world_size: int = 1
@@ -55,10 +64,15 @@ class MultiModalCacheConfig:
             size = getattr(self, name)
             if size is None and name == "ipc_cache_gb":
                 continue
-            if isinstance(size, bool) or not isinstance(size, (int, float)):
-                raise ValueError(f"{name}: expected a number of GiB, got {size!r}")
+            if isinstance(size, bool) or not isinstance(size, Real):
+                raise ValueError(f"{name}: expected a number of GiB, got {_short(size)}")
+            if not isinstance(size, (int, float)):  # such as NumPy's, whose products are as short as they are
+                size = _float(size)
+                object.__setattr__(self, name, size)
             if not 0 <= size <= _MAX_GB:  # also false for a NaN
                 raise ValueError(f"{name}: expected 0 (off) to {_MAX_GB} GiB, got {_short(size)}")
+            if size and not round(size * GIB):
+                raise ValueError(f"{name}: expected 0 (off) or at least a byte, got {_short(size)} GiB")
         for name in ("data_parallel_external_lb", "supports_multimodal"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name}: expected a bool, got {getattr(self, name)!r}")
@@ -66,14 +80,18 @@ class MultiModalCacheConfig:
             raise ValueError(f"cache_type: expected 'lru' or 'shm', got {self.cache_type!r}")
         for name in ("shm_max_object_size_mb", "world_size", "api_process_count", "data_parallel_size"):
             count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
                 raise ValueError(f"{name}: expected an integer of at least 1, got {_short(count)}")
+            object.__setattr__(self, name, int(count))
         if self.cache_type == "shm" and self.world_size > _MAX_READERS:
             raise ValueError(f"world_size: a store has up to {_MAX_READERS} readers, got {_short(self.world_size)}")
-        if self.cache_type != "shm" and self.shm_max_object_size_mb != _DEFAULT_MAX_OBJECT_SIZE_MB:
-            raise ValueError(
-                f"shm_max_object_size_mb: has no meaning with cache_type={self.cache_type!r}, only with 'shm'"
-            )
+        most = self.shm_max_objects
+        if most is not None:
+            if isinstance(most, bool) or not isinstance(most, Integral) or not 1 <= most <= _MAX_OBJECTS:
+                raise ValueError(
+                    f"shm_max_objects: expected None or an integer from 1 to {_MAX_OBJECTS}, got {_short(most)}"
+                )
+            object.__setattr__(self, "shm_max_objects", int(most))
         if not isinstance(self.shm_prefault, bool) or (self.shm_prefault and self.cache_type != "shm"):
             raise ValueError(f"shm_prefault: expected a bool, True with 'shm' only, got {self.shm_prefault!r}")
         if self.shm_name is not None and not _is_name(self.shm_name):
@@ -81,6 +99,11 @@ class MultiModalCacheConfig:
                 f"shm_name: expected 1 to {_MAX_NAME} bytes in UTF-8, without a slash, not . or .., "
                 f"got {_short(self.shm_name)}"
             )
+        if self.cache_type != "shm":
+            default = MultiModalCacheConfig.__dataclass_fields__
+            for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_name"):
+                if getattr(self, name) != default[name].default:
+                    raise ValueError(f"{name}: has no meaning with cache_type={self.cache_type!r}, only with 'shm'")
 
     @property
     def processor_cache_bytes(self) -> int:
@@ -135,9 +158,15 @@ class MultiModalCacheConfig:
             "Processor and IPC cache, in shared memory: nothing is preprocessed or sent twice.\n"
             f"{p0}: writes one segment of {ipc}, taken from /dev/shm at the start, once for all processes of the host; "
             f"beside it up to {processor} of prompt updates. "
-            f"Items over {_gib(self.max_object_bytes)} are sent inline.\n"
+            f"Items over {_gib(self.max_object_bytes)} are sent inline, "
+            f"and so are those that find no room or entry: it has {self._entries()}.\n"
             f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
         )
+
+    def _entries(self) -> str:
+        if self.shm_max_objects is not None:
+            return f"entries for {self.shm_max_objects} items (shm_max_objects)"
+        return "one for each 16 KiB, at least 256 and at most 1048576 (shm_max_objects)"
 
     def _processes(self) -> tuple[str, str, str]:
         p0 = "API server" if self.api_process_count == 1 else f"Each of {self.api_process_count} API servers"
@@ -160,6 +189,13 @@ def _is_name(name: object) -> bool:
         return len(name.encode()) <= _MAX_NAME
     except UnicodeEncodeError:  # a lone surrogate
         return False
+
+
+def _float(size: Real) -> float:
+    try:
+        return float(size)
+    except OverflowError:
+        return math.inf
 
 
 def _short(value: object) -> str:

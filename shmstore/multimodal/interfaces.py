@@ -7,6 +7,9 @@ preprocessed, and takes and returns what is. P1, the engine core, and the worker
     P0: is_cached → preprocess the rest → get_and_update → send the outputs as `MultiModalFeatureSpec.data`
     P1 or worker: get_and_update_features → the model
 
+What ends early, is rejected, or ends for good has one name in every mode, too, and does nothing where there is nothing
+to do: `release`, `invalidate`, `close`. So an engine need not ask which cache it was given.
+
 An implementation needs the methods for one item; the batch methods here are made of them.
 """
 
@@ -14,36 +17,41 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from shmstore.errors import CacheMissError
+from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import CacheInfo
-
-if TYPE_CHECKING:
-    from shmstore.refs import ObjectRef
+from shmstore.refs import ObjectRef, StoreHandle
 
 __all__ = [
+    "MAX_HASH",
     "BaseMultiModalProcessorCache",
     "BaseMultiModalReceiverCache",
     "ProcessorInput",
     "ProcessorOutput",
     "ReceiverInput",
     "check_batch",
+    "check_config",
     "check_hash",
     "check_hashes",
     "check_input",
     "check_item",
     "check_pairs",
     "checked_hashes",
+    "checked_sent",
 ]
+
+MAX_HASH = 65536
+"""Bytes of a hash in UTF-8: the store's own bound for its keys; a test compares them."""
 
 PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
 ProcessorInput: TypeAlias = tuple[MultiModalKwargsItem, PromptUpdates] | None
 """What P0 has of an item: it and its prompt updates, or None where `is_cached_item` said that it need not."""
-ProcessorOutput: TypeAlias = tuple[Union[MultiModalKwargsItem, "ObjectRef", None], PromptUpdates]
+ProcessorOutput: TypeAlias = tuple[MultiModalKwargsItem | ObjectRef | None, PromptUpdates]
 """What P0 sends of an item (itself, a reference, nothing), and the prompt updates, which stay in P0."""
-ReceiverInput: TypeAlias = Union[MultiModalKwargsItem, "ObjectRef", None]
+ReceiverInput: TypeAlias = MultiModalKwargsItem | ObjectRef | None
 """What arrives of an item."""
 
 
@@ -55,8 +63,9 @@ def check_batch(
 ) -> None:
     """Reject a batch before anything is changed.
 
-    ValueError where the lengths differ, TypeError for a hash that is none and for what `check(item, mm_hash)` rejects,
-    CacheMissError naming every hash whose item is None and is neither `known` nor given earlier in the batch.
+    ValueError where the lengths differ or a hash is no key, TypeError for a hash that is none and for what
+    `check(item, mm_hash)` rejects, CacheMissError naming every hash whose item is None and is neither `known` nor given
+    earlier in the batch.
     """
     check_pairs(items, mm_hashes, check)
     given: set[str] = set()
@@ -75,16 +84,29 @@ def check_pairs(items: Sequence[object], mm_hashes: Sequence[str], check: Callab
     check_hashes(mm_hashes)
     if len(items) != len(mm_hashes):
         raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes")
+    _check_each(mm_hashes)
     for item, mm_hash in zip(items, mm_hashes, strict=True):
-        if type(mm_hash) is not str:
-            check_hash(mm_hash)
         check(item, mm_hash)
 
 
-def check_hash(mm_hash: object) -> None:
-    """TypeError for what is no hash."""
+def _check_each(mm_hashes: Sequence[str]) -> None:
+    for index, mm_hash in enumerate(mm_hashes):
+        if type(mm_hash) is not str or not mm_hash.isascii() or not 0 < len(mm_hash) <= MAX_HASH:
+            check_hash(mm_hash, f"mm_hashes[{index}]" if len(mm_hashes) > 1 else "mm_hash")
+
+
+def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
+    """TypeError for what is no text, ValueError for a text that no store could have as a key; alike in every mode."""
+    if type(mm_hash) is str and mm_hash.isascii() and 0 < len(mm_hash) <= MAX_HASH:
+        return  # nearly all of them
     if not isinstance(mm_hash, str):
-        raise TypeError(f"expected a str as mm_hash, got {_kind(mm_hash)}")
+        raise TypeError(f"expected a str as {name}, got {_kind(mm_hash)}")
+    try:
+        size = len(mm_hash.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"expected a str that UTF-8 can encode as {name}, got {mm_hash[:80]!r}") from None
+    if not 0 < size <= MAX_HASH:
+        raise ValueError(f"expected a str of 1 to {MAX_HASH} bytes in UTF-8 as {name}, got one of {size}")
 
 
 def check_hashes(mm_hashes: object) -> None:
@@ -96,25 +118,45 @@ def check_hashes(mm_hashes: object) -> None:
         raise TypeError(f"expected a sequence of hashes as mm_hashes, got {one}{_kind(mm_hashes)}")
 
 
+def check_config(config: object) -> None:
+    """TypeError for what is no configuration."""
+    if not isinstance(config, MultiModalCacheConfig):
+        raise TypeError(f"config must be a MultiModalCacheConfig, not {type(config).__name__}")
+
+
 def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
     """The hashes; TypeError, before the first is used, where one is none or there is but one."""
     check_hashes(mm_hashes)
     hashes = list(mm_hashes)
-    for mm_hash in hashes:
-        if type(mm_hash) is not str:
-            check_hash(mm_hash)
+    _check_each(hashes)
     return hashes
 
 
+def checked_sent(refs: Iterable[ReceiverInput]) -> list[ReceiverInput]:
+    """What `release` is given; TypeError, before the first is used, for what was never sent, such as a whole output."""
+    takes = "release takes what was sent: ObjectRef, MultiModalKwargsItem or None"
+    if isinstance(refs, (ObjectRef, MultiModalKwargsItem, str, bytes)) or not isinstance(refs, Iterable):
+        raise TypeError(f"{takes}, several in a list; got one {_kind(refs)}")
+    sent = list(refs)
+    for index, ref in enumerate(sent):
+        if ref is not None and not isinstance(ref, (ObjectRef, MultiModalKwargsItem)):
+            raise TypeError(f"{takes}, the first of each output; got {_kind(ref)} as refs[{index}]")
+    return sent
+
+
 def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
-    """TypeError for what is neither None nor an item and its prompt updates."""
+    """TypeError for what is neither None nor an item and a sequence of its prompt updates."""
     if mm_item is None:
         return
     if isinstance(mm_item, tuple) and len(mm_item) == 2:
         item, updates = mm_item
-        if isinstance(item, MultiModalKwargsItem) and (
-            type(updates) is list or (isinstance(updates, Sequence) and not isinstance(updates, str))
-        ):
+        if isinstance(item, MultiModalKwargsItem) and isinstance(updates, Sequence) and not isinstance(updates, str):
+            for index, update in enumerate(updates):
+                if not isinstance(update, ResolvedPromptUpdate):
+                    raise TypeError(
+                        f"input of {mm_hash!r}: expected a ResolvedPromptUpdate as prompt update {index}, "
+                        f"got {_kind(update)}"
+                    )
             return
         got = f"({_kind(item)}, {_kind(updates)})"
     elif isinstance(mm_item, tuple):
@@ -136,8 +178,23 @@ def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
         )
 
 
+def _no_features(features: object) -> TypeError:
+    said = "expected a sequence of MultiModalFeatureSpec as features, got"
+    if not isinstance(features, Iterable):
+        return TypeError(f"{said} {_kind(features)}")
+    wrong = (one for one in features if not (hasattr(one, "data") and hasattr(one, "identifier")))
+    return TypeError(f"{said} one with {_kind(next(wrong, None))} in it (hint: a feature's data is what was sent)")
+
+
 def _kind(value: object) -> str:
     return "None" if value is None else type(value).__name__
+
+
+class _NoStore:
+    """`handle` of a cache without a store. No property: a subclass may set an attribute of that name."""
+
+    def __get__(self, cache: object, owner: object) -> StoreHandle | None:
+        return None
 
 
 class BaseMultiModalProcessorCache(ABC):
@@ -188,6 +245,39 @@ class BaseMultiModalProcessorCache(ABC):
             outputs.append(self.get_and_update_item(given.get(mm_hash), mm_hash))
         return outputs
 
+    if TYPE_CHECKING:
+
+        @property
+        def handle(self) -> StoreHandle | None:
+            """What the workers attach with; None where there is no store."""
+    else:
+        handle = _NoStore()
+
+    def release(self, refs: Iterable[ReceiverInput]) -> int:
+        """A request ended before what it sent was read: give back what that still holds; how many leases it ended.
+
+        Takes what was sent of each item, in any mode: the first of each output. Safe after it was read, and twice.
+        TypeError, with nothing given back, for anything else. Where nothing is lent there is nothing to do: 0.
+        """
+        checked_sent(refs)
+        return 0
+
+    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+        """A receiver has rejected a request with `CacheMissError`: send its `mm_hashes` again when next asked.
+
+        TypeError for a hash that is none. Where every item is sent every time there is nothing to do.
+        """
+        checked_hashes(mm_hashes)
+
+    def close(self) -> None:  # noqa: B027 - not every cache has something to do
+        """Let go what lies outside this process; idempotent. Without a store there is nothing to do."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
 
 class BaseMultiModalReceiverCache(ABC):
     """The cache of P1 or of a worker: whatever arrives goes in, items come out. Thread-safe."""
@@ -222,11 +312,32 @@ class BaseMultiModalReceiverCache(ABC):
         """Replace each feature's `data` by its item and return `features`.
 
         All identifiers are touched before the first is replaced, so that no item of the batch pushes out another one
-        of it. An error leaves every feature as it was.
+        of it. An error leaves every feature as it was; TypeError for what is no feature, before anything is changed.
         """
-        items = self.get_and_update(
-            [feature.data for feature in features], [feature.identifier for feature in features]
-        )
+        try:
+            arrived = [feature.data for feature in features]
+            identifiers = [feature.identifier for feature in features]
+        except (AttributeError, TypeError):
+            raise _no_features(features) from None
+        items = self.get_and_update(arrived, identifiers)
         for feature, item in zip(features, items, strict=True):
             feature.data = item
         return features
+
+    def release(self, refs: Iterable[ReceiverInput]) -> int:
+        """A request ended before it was read here: this process will not read what was sent; how much still waited.
+
+        Takes what arrived of each item, in any mode. Safe after it was read, and twice. TypeError, with nothing
+        changed, for anything else. Where nothing waits for this process there is nothing to do: 0.
+        """
+        checked_sent(refs)
+        return 0
+
+    def close(self) -> None:  # noqa: B027 - not every cache has something to do
+        """Let go what lies outside this process; idempotent. Without a store there is nothing to do."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()

@@ -142,6 +142,10 @@ def _to_device(data: NestedTensors, device: torch.device | str | None) -> Nested
     return data
 
 
+class _NoPiecesError(ValueError):
+    pass
+
+
 class MultiModalField(ABC):
     """How the data of one key is cut into one piece per item, and how the pieces are joined for the model."""
 
@@ -149,7 +153,11 @@ class MultiModalField(ABC):
 
     def build_elems(self, modality: str, key: str, data: NestedTensors) -> list[MultiModalFieldElem]:
         """One element for each item, in order; views of `data` wherever it is a tensor."""
-        return [MultiModalFieldElem(modality, key, piece, self) for piece in self._cut(data)]
+        try:
+            pieces = self._cut(data)
+        except _NoPiecesError as error:
+            raise ValueError(f"key {key!r}: {error}") from None
+        return [MultiModalFieldElem(modality, key, piece, self) for piece in pieces]
 
     def reduce_data(
         self,
@@ -200,6 +208,10 @@ class MultiModalBatchedField(MultiModalField):
     """One element per index of the first dimension; joined by stacking equal shapes, else a list."""
 
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
+        if isinstance(data, (torch.Tensor, np.ndarray)) and data.ndim == 0:
+            raise _NoPiecesError("batched data: expected a first dimension of the items, got a tensor or array of none")
+        if not isinstance(data, Iterable):
+            raise _NoPiecesError(f"batched data: expected a tensor or a sequence of items, got {type(data).__name__}")
         return list(data)
 
     def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
@@ -303,6 +315,12 @@ class MultiModalSharedField(MultiModalField):
         return pieces[0]
 
 
+def _check_field(field: object) -> None:
+    if not isinstance(field, MultiModalField):
+        got = f"the class {field.__name__}" if isinstance(field, type) else type(field).__name__
+        raise TypeError(f"field: expected a field such as MultiModalBatchedField(), got {got}")
+
+
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class MultiModalFieldElem:
     """One key of one item: its data, and the field that joins it with the same key of other items."""
@@ -311,6 +329,9 @@ class MultiModalFieldElem:
     key: str
     data: NestedTensors
     field: MultiModalField
+
+    def __post_init__(self) -> None:
+        _check_field(self.field)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, MultiModalFieldElem):
@@ -331,6 +352,11 @@ class MultiModalFieldConfig:
 
     modality: str
     field: MultiModalField
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.modality, str):
+            raise TypeError(f"modality: expected a str, got {type(self.modality).__name__}")
+        _check_field(self.field)
 
     @classmethod
     def batched(cls, modality: str) -> MultiModalFieldConfig:
@@ -372,6 +398,11 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
     _modality: str
 
     def __init__(self, elems: Mapping[str, MultiModalFieldElem]) -> None:
+        if not isinstance(elems, Mapping):
+            raise TypeError(
+                f"elems: expected a mapping of keys to MultiModalFieldElem, got {type(elems).__name__} "
+                "(hint: MultiModalKwargsItem.from_elems takes a sequence of them)"
+            )
         for key, elem in elems.items():
             if not isinstance(elem, MultiModalFieldElem):
                 raise TypeError(
@@ -460,6 +491,11 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
     _items: dict[str, list[MultiModalKwargsItem | None]]
 
     def __init__(self, items: Mapping[str, Sequence[MultiModalKwargsItem | None]] | None = None) -> None:
+        if items is not None and not isinstance(items, Mapping):
+            raise TypeError(
+                f"items: expected a mapping of modalities to rows of items, got {type(items).__name__} "
+                "(hint: MultiModalKwargsItems.from_seq takes a sequence of items)"
+            )
         self._items = {modality: list(row) for modality, row in (items or {}).items()}
         for modality, row in self._items.items():
             for item in row:
@@ -489,6 +525,15 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         ValueError where one of the first is nearly one of the second, which is then a slip of the pen and would lose
         that input; and where the keys of one modality give different numbers of items.
         """
+        for name, given in (("inputs", inputs), ("config_by_key", config_by_key)):
+            if not isinstance(given, Mapping):
+                raise TypeError(f"{name}: expected a mapping by key, got {type(given).__name__}")
+        for key, config in config_by_key.items():
+            if not isinstance(config, MultiModalFieldConfig):
+                raise TypeError(
+                    f"config_by_key[{key!r}]: expected a MultiModalFieldConfig, got {type(config).__name__} "
+                    "(hint: MultiModalFieldConfig.batched(modality) and the like make them)"
+                )
         _check_spelling(inputs, config_by_key)
         elems_by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
         for key, config in config_by_key.items():
@@ -559,6 +604,8 @@ class PlaceholderRange:
     def __post_init__(self) -> None:
         if self.offset < 0 or self.length < 0:
             raise ValueError(f"offset {self.offset} and length {self.length} must not be negative")
+        if self.is_embed is not None and not isinstance(self.is_embed, torch.Tensor):
+            raise TypeError(f"is_embed: expected a bool tensor or None, got {type(self.is_embed).__name__}")
         if self.is_embed is not None and tuple(self.is_embed.shape) != (self.length,):
             raise ValueError(f"is_embed has shape {tuple(self.is_embed.shape)}, expected ({self.length},)")
 

@@ -125,6 +125,7 @@ class SentKeys(Generic[V, T]):
 
     _book: ValueBook[V]
     _shadow: LRUCache[str, _Sent]
+    _sendings: OrderedDict[str, None]  # the keys of the shadow, the last sent last
     _departed: OrderedDict[str, int]
 
     def __init__(self, capacity: float, book_capacity: float, counts: HitCounter) -> None:
@@ -136,6 +137,7 @@ class SentKeys(Generic[V, T]):
 
     def _gone(self, key: str, entry: _Sent) -> None:
         self._book.drop(key)
+        self._sendings.pop(key, None)
         if entry.first_hit is not None:
             self._departed[key] = entry.first_hit
             if len(self._departed) > _REMEMBERED:
@@ -209,6 +211,8 @@ class SentKeys(Generic[V, T]):
         except ValueError:  # too large for P1, which does the same
             self._shadow.pop(mm_hash, None)
             return False
+        self._sendings[mm_hash] = None
+        self._sendings.move_to_end(mm_hash)
         self._book.put(mm_hash, offer.kept, offer.kept_size)
         return mm_hash in self._book
 
@@ -226,9 +230,11 @@ class SentKeys(Generic[V, T]):
             first_hit = self._departed.get(mm_hash) if entry is None else entry.first_hit
             if first_hit is not None:
                 since = min(since, first_hit)
-        for mm_hash, entry in self._shadow.items():
-            if entry.sent_at >= since:
-                self._book.drop(mm_hash)
+        for mm_hash in reversed(self._sendings):
+            entry = self._shadow.peek(mm_hash)
+            if entry is not None and entry.sent_at < since:
+                break
+            self._book.drop(mm_hash)
 
     def clear(self) -> None:
         """Forget all keys."""
@@ -238,4 +244,5 @@ class SentKeys(Generic[V, T]):
             self._capacity, _size, max_entries=most_entries(self._capacity), on_remove=self._gone
         )
         departed: OrderedDict[str, int] = OrderedDict()
-        self._book, self._shadow, self._departed = book, shadow, departed
+        sendings: OrderedDict[str, None] = OrderedDict()
+        self._book, self._shadow, self._sendings, self._departed = book, shadow, sendings, departed

@@ -19,6 +19,8 @@ from shmstore.multimodal.interfaces import (
     PromptUpdates,
     ReceiverInput,
     check_batch,
+    check_config,
+    check_hash,
     check_input,
     check_item,
     checked_hashes,
@@ -26,7 +28,7 @@ from shmstore.multimodal.interfaces import (
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
 from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache, most_entries
-from shmstore.multimodal.sizes import MultiModalCache, updates_size
+from shmstore.multimodal.sizes import item_size, updates_size
 from shmstore.refs import ObjectRef
 
 __all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
@@ -41,6 +43,7 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
+        check_config(config)
         self._lock = threading.RLock()
         self._counts = HitCounter()
         self._sent: SentKeys[_Kept, ProcessorOutput] = SentKeys(
@@ -54,7 +57,12 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether P1 is taken to hold the item; changes neither order nor counts."""
-        return mm_hash in self._sent
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
+        if mm_hash in self._sent:
+            return True
+        check_hash(mm_hash)
+        return False
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
         """`(None, updates)` where P1 has the item, else the input; CacheMissError for None and nothing cached."""
@@ -69,13 +77,14 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
         with self._lock:
             check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
             offers = [
-                None if mm_item is None else _offer(mm_item, sent=mm_hash not in self._sent)
+                None if mm_item is None else _offer(mm_item, mm_hash, sent=mm_hash not in self._sent)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
             return self._sent.exchange(offers, mm_hashes, _nothing_to_send)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
+        check_hash(mm_hash)
         with self._lock:
             self._sent.touch(mm_hash)
 
@@ -100,12 +109,14 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 _Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]  # never the caller's list, which the caller may change
 
 
-def _offer(mm_item: tuple[MultiModalKwargsItem, PromptUpdates], *, sent: bool) -> Offer[_Kept, ProcessorOutput]:
+def _offer(
+    mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str, *, sent: bool
+) -> Offer[_Kept, ProcessorOutput]:
     item, updates = mm_item
     # What is not sent, for it is a hit, need not be copied.
     alone = own_memory(item) if sent else item
     output = mm_item if alone is item else (alone, updates)
-    return Offer(MultiModalCache.get_item_size(item), tuple(updates), updates_size(updates), output)
+    return Offer(item_size(item, mm_hash), tuple(updates), updates_size(updates), output)
 
 
 def _nothing_to_send(updates: _Kept) -> ProcessorOutput:
@@ -131,6 +142,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
     _cache: LRUCache[str, _Held]
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
+        check_config(config)
         self._lock = threading.RLock()
         self._capacity = config.ipc_cache_bytes
         self._start_empty()
@@ -161,7 +173,8 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         with self._lock:
             check_batch(mm_items, mm_hashes, self._cache.__contains__, _check_arrived)
             arrived = [
-                self._held(mm_item) if isinstance(mm_item, MultiModalKwargsItem) else None for mm_item in mm_items
+                self._held(mm_item, mm_hash) if isinstance(mm_item, MultiModalKwargsItem) else None
+                for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
             try:
                 return self._take(arrived, mm_hashes)
@@ -169,8 +182,8 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
                 self._start_empty()
                 raise
 
-    def _held(self, item: MultiModalKwargsItem) -> _Held:
-        size = MultiModalCache.get_item_size(item)
+    def _held(self, item: MultiModalKwargsItem, mm_hash: str) -> _Held:
+        size = item_size(item, mm_hash)
         return _Held(own_memory(item) if size <= self._capacity else item, size)
 
     def _take(self, arrived: Sequence[_Held | None], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
@@ -195,6 +208,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
         """Mark the item as just used; absent: nothing, also where `mm_item` is yet to be stored."""
+        check_hash(mm_hash)
         with self._lock:
             self._cache.touch(mm_hash)
 

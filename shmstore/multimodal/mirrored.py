@@ -9,12 +9,12 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import check_batch, check_item, checked_hashes
+from shmstore.multimodal.interfaces import check_batch, check_config, check_item, checked_hashes
 from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.lockstep import Offer, SentKeys
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.lru_pair import MultiModalReceiverCache
-from shmstore.multimodal.sizes import MultiModalCache
+from shmstore.multimodal.sizes import item_size
 
 __all__ = ["MirroredProcessingCache"]
 
@@ -26,6 +26,7 @@ class MirroredProcessingCache:
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
+        check_config(config)
         self._lock = threading.RLock()
         self._counts = HitCounter()
         capacity = config.ipc_cache_bytes
@@ -45,7 +46,7 @@ class MirroredProcessingCache:
         with self._lock:
             check_batch(mm_items, mm_hashes, self._p0.__contains__, check_item)
             offers = [
-                None if item is None else _offer(item, sent=mm_hash not in self._p0)
+                None if item is None else _offer(item, mm_hash, sent=mm_hash not in self._p0)
                 for item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
             return self._p0.exchange(offers, mm_hashes, _nothing_to_send)
@@ -81,8 +82,10 @@ class MirroredProcessingCache:
         return True
 
 
-def _offer(item: MultiModalKwargsItem, *, sent: bool) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
-    size = MultiModalCache.get_item_size(item)
+def _offer(
+    item: MultiModalKwargsItem, mm_hash: str, *, sent: bool
+) -> Offer[MultiModalKwargsItem, MultiModalKwargsItem | None]:
+    size = item_size(item, mm_hash)
     alone = own_memory(item) if sent else item
     return Offer(size, alone, size, alone)
 

@@ -13,11 +13,13 @@ from shmstore.multimodal.interfaces import (
     ProcessorOutput,
     PromptUpdates,
     check_batch,
+    check_config,
+    check_hash,
     check_input,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache, most_entries
-from shmstore.multimodal.sizes import MultiModalCache, updates_size
+from shmstore.multimodal.sizes import item_size, updates_size
 
 __all__ = ["MultiModalProcessorOnlyCache"]
 
@@ -48,6 +50,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
     _cache: LRUCache[str, _Stored]
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
+        check_config(config)
         self._lock = threading.RLock()
         self._capacity = config.processor_cache_bytes
         self._counts = HitCounter()
@@ -63,7 +66,12 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether the item is cached; changes neither order nor counts."""
-        return mm_hash in self._cache
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
+        if mm_hash in self._cache:
+            return True
+        check_hash(mm_hash)
+        return False
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
         """The item and its updates, stored from now on if they were not; CacheMissError for None and nothing cached."""
@@ -91,7 +99,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
 
     def _offer(self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> _Offer:
         item, updates = mm_item
-        size = MultiModalCache.get_item_size(item) + updates_size(updates)
+        size = item_size(item, mm_hash) + updates_size(updates)
         if size <= self._capacity and mm_hash not in self._cache:
             item = own_memory(item)
         output = mm_item if item is mm_item[0] else (item, updates)
@@ -122,6 +130,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
+        check_hash(mm_hash)
         with self._lock:
             self._cache.touch(mm_hash)
 

@@ -17,12 +17,14 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from shmstore.errors import (
     CacheMissError,
+    NestingError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
@@ -30,9 +32,11 @@ from shmstore.errors import (
     StaleRefError,
     StoreClosedError,
     StoreFullError,
+    UnsupportedValueError,
 )
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import (
+    MAX_HASH,
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     ProcessorInput,
@@ -40,26 +44,29 @@ from shmstore.multimodal.interfaces import (
     PromptUpdates,
     ReceiverInput,
     check_batch,
+    check_config,
     check_hash,
     check_input,
     check_item,
     check_pairs,
     checked_hashes,
+    checked_sent,
 )
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lockstep import ValueBook
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
-from shmstore.refs import ObjectRef, trusted_ref
+from shmstore.refs import ObjectRef
+from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
-    from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
 __all__ = ["ShmObjectStoreReceiverCache", "ShmObjectStoreSenderCache"]
 
 _log = logging.getLogger(__name__)
 _NO_HIT = (ObjectNotFoundError, StoreFullError)  # the latter not of objects, but of open leases
+_NO_VALUE = (UnsupportedValueError, NestingError)
 _NO_PUT = (ObjectExistsError, StoreFullError, ObjectTooLargeError)
 
 Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
@@ -67,7 +74,11 @@ _Entry: TypeAlias = tuple[Kept, int]
 
 
 class _Call:
-    """What one call has made so far, noted as it is made; a failure gives it back."""
+    """What one call has made so far, noted as it is made; a failure gives it back.
+
+    What the writer was interrupted in, it gives back itself; on the way from its `return` to our variable Python does
+    not look for signals. So nothing is lost in between.
+    """
 
     __slots__ = (
         "full",
@@ -142,9 +153,18 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     Owns `writer` and closes it. An item that the store has no room for, or that is larger than it takes, goes inline:
     counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting. Thread-safe.
+
+    ValueError for a configuration of another mode, for a writer that another sender has (each would take the other's
+    evictions for its own), and for one, such as a recovered one, of another number of readers than `world_size`: leases
+    would wait for workers that never come. Another capacity than `ipc_cache_gb` is a warning in the log: the store goes
+    on with the one that it has. After an error the writer is still the caller's.
     """
 
     def __init__(self, config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
+        check_config(config)
+        if not isinstance(writer, ObjectStoreWriter):
+            raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
+        _check_fit(config, writer)
         self._lock = threading.RLock()
         self._writer = writer
         self._book = _UpdatesBook(config.processor_cache_bytes)
@@ -153,6 +173,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._inline_too_large = 0
         self._closed = False
         writer.track_evictions(True)
+        _senders[writer] = weakref.ref(self)
 
     @property
     def handle(self) -> StoreHandle:
@@ -176,10 +197,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether None will do as input; changes neither order nor counts. StoreClosedError after `close`."""
+        if type(mm_hash) is not str:
+            check_hash(mm_hash)
         if mm_hash in self._book:
             return self._writer.is_cached(mm_hash)
         if self._closed:
             raise self._closed_error()
+        check_hash(mm_hash)
         return False
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
@@ -197,6 +221,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             and type(mm_item[1]) is list
         ):
             check_input(mm_item, mm_hash)
+        elif mm_item is not None:
+            for update in mm_item[1]:
+                if type(update) is not ResolvedPromptUpdate:
+                    check_input(mm_item, mm_hash)
         # As in a batch, but what has been made is in variables, and a `_Call` only where something is unusual: it is a
         # good part of what a hit costs.
         ref: ObjectRef | None = None
@@ -217,6 +245,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                         return output
                     except _NO_HIT as error:
                         self._no_hit(mm_hash, error)
+                if not mm_hash.isascii() or not 0 < len(mm_hash) <= MAX_HASH:
+                    check_hash(mm_hash)
                 if mm_item is None:
                     raise self._closed_error() if self._closed else CacheMissError([mm_hash])
                 item, updates = mm_item
@@ -232,6 +262,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                         call.updates[mm_hash] = kept, size
                         self._record(call)
                     output = ref, updates
+                except _NO_VALUE as error:
+                    raise _of_item(error, mm_hash) from None
                 except _NO_PUT as error:
                     call = _Call()
                     output = self._store_else(call, mm_item, mm_hash, (kept, size), error)
@@ -267,6 +299,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         try:
             ref = self._writer.put(mm_hash, item)
             call.made.append((ref, mm_hash))
+        except _NO_VALUE as error:
+            raise _of_item(error, mm_hash) from None
         except _NO_PUT as error:
             return self._store_else(call, mm_item, mm_hash, entry, error)
         call.updates[mm_hash] = entry
@@ -291,7 +325,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 error = full
         if isinstance(error, StoreFullError):
             call.full += 1
-            _warn(self._inline_full + call.full, str(error), "ipc_cache_gb sets how much there is")
+            setting = "shm_max_objects" if error.resource in ("slots", "leases") else "ipc_cache_gb"
+            _warn(self._inline_full + call.full, str(error), f"{setting} sets how much there is")
         else:
             call.large += 1
             # Not the store's hint, which is for its own users: its limits are settings here, and it is inline already.
@@ -397,37 +432,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 call.inline_counted = False
                 self._inline_full -= call.full
                 self._inline_too_large -= call.large
-            made = [*call.made, *self._lost(error)]
             with contextlib.suppress(StoreClosedError):  # then there is nothing left to give back
-                for ref, _ in made:
+                for ref, _ in call.made:
                     self._writer.cancel(ref)
-                for _, mm_hash in made:
+                for _, mm_hash in call.made:
                     if mm_hash is not None:
                         self._writer.delete(mm_hash)
                 self._sweep()  # with the objects go their updates
                 if not isinstance(error, CacheMissError):  # then the book has not been written to
                     self._book.rebuild(call.recorded, call.gone, self._writer.is_cached)
-
-    def _lost(self, error: BaseException) -> list[tuple[ObjectRef, str | None]]:
-        """A hand-out that was interrupted on its way out of the writer: its reference, and its key if put anew.
-
-        No variable of ours has it yet. From the moment at which the bindings no longer take it back until the writer
-        returns, it is, packed, in a variable of a frame that the interrupt came through. Python looks for signals when
-        a function begins, after a call into C and where a loop goes back; not between a function's return and the
-        assignment of what it returned. So nothing is lost on the way from the writer to us, nor from us to our
-        caller; what comes after that is the caller's to `release`.
-        """
-        put = type(self._writer).put.__code__
-        found: list[tuple[ObjectRef, str | None]] = []
-        traceback = error.__traceback__
-        while traceback is not None:
-            frame = traceback.tb_frame
-            if frame.f_code is put or frame.f_code is trusted_ref.__code__:
-                names = frame.f_locals
-                if "packed" in names:
-                    found.append((ObjectRef(names["packed"]), names.get("key")))
-            traceback = traceback.tb_next
-        return found
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
         """A request ended before its workers read: give back the leases of what was sent; how many were open.
@@ -436,24 +449,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         whatever was sent can be given. TypeError, with nothing given back, for anything else, such as a whole output.
         StaleRefError, after the others have been given back, for a reference that this store never gave.
         """
-        sent = list(refs)
-        for ref in sent:
-            if ref is not None and not isinstance(ref, (ObjectRef, MultiModalKwargsItem)):
-                raise TypeError(
-                    "release takes what was sent: ObjectRef, MultiModalKwargsItem or None, "
-                    f"the first of each output; got {type(ref).__name__}"
-                )
-        ended = 0
-        foreign: StaleRefError | None = None
-        for ref in sent:
-            if isinstance(ref, ObjectRef):
-                try:
-                    ended += self._writer.cancel(ref)
-                except StaleRefError as error:
-                    foreign = error
-        if foreign is not None:
-            raise foreign
-        return ended
+        return _each(self._writer.cancel, refs)
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """A worker has rejected a request with `CacheMissError`: put these anew when next asked."""
@@ -476,6 +472,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
+        check_hash(mm_hash)
         with self._lock:
             self._writer.touch(mm_hash)
             self._book.use(mm_hash)
@@ -504,17 +501,62 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def _closed_error(self) -> StoreClosedError:
         return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
 
-    def __enter__(self) -> ShmObjectStoreSenderCache:
-        return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, weakref.ref[ShmObjectStoreSenderCache]] = (
+    weakref.WeakKeyDictionary()
+)
+"""Who has a writer, to be refused as another's."""
+
+
+def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
+    if config.cache_type != "shm":
+        raise ValueError(f"config: expected one of cache_type='shm', got cache_type={config.cache_type!r}")
+    other = _senders.get(writer)
+    if other is not None and other() is not None:
+        raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
+    readers = writer.handle.n_readers
+    if readers != config.world_size:
+        raise ValueError(
+            f"writer: {writer!r} expects {readers} readers, and config has world_size {config.world_size} "
+            "(hint: create the store anew, or configure it as it was)"
+        )
+    # It is made up to a multiple of 64.
+    capacity, wanted = writer.stats().capacity, (config.ipc_cache_bytes + 63) // 64 * 64
+    if capacity != wanted:
+        _log.warning(
+            "%r has a capacity of %d bytes, and ipc_cache_gb asks for %d; it goes on with what it has",
+            writer,
+            capacity,
+            wanted,
+        )
+
+
+def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Exception:
+    said = f"item of {mm_hash!r}: {error.message}"
+    if isinstance(error, NestingError):
+        return NestingError(said, hint=error.hint)
+    return UnsupportedValueError(said, path=error.path, hint=error.hint)
 
 
 def _warn(count: int, why: str, setting: str) -> None:
     # The error as text: a handler that keeps the record would keep the error's frames, and with them the items in them.
     if count & (count - 1) == 0:  # the 1st, 2nd, 4th, 8th ...: neither silence nor a flood
         _log.warning("item sent inline (%d so far): %s; %s", count, why, setting)
+
+
+def _each(end: Callable[[ObjectRef], bool], refs: Iterable[ReceiverInput]) -> int:
+    """`end` each reference, also those after one that is of no use; how many were open."""
+    ended = 0
+    foreign: StaleRefError | None = None
+    for ref in checked_sent(refs):
+        if isinstance(ref, ObjectRef):
+            try:
+                ended += end(ref)
+            except StaleRefError as error:
+                foreign = error
+    if foreign is not None:
+        raise foreign
+    return ended
 
 
 def _check_arrived(mm_item: ReceiverInput, mm_hash: str) -> None:
@@ -530,6 +572,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
     """
 
     def __init__(self, reader: ObjectStoreReader) -> None:
+        if not isinstance(reader, ObjectStoreReader):
+            raise TypeError(f"reader must be an ObjectStoreReader, not {type(reader).__name__}")
         self._reader = reader
 
     @property
@@ -583,16 +627,20 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
         """Nothing to do here: a reference holds its item by its lease until this worker has read it."""
+        check_hash(mm_hash)
 
     def clear_cache(self) -> None:
         """Nothing to do here: a worker keeps no item beyond the views that its user holds."""
 
+    def release(self, refs: Iterable[ReceiverInput]) -> int:
+        """This worker will not read what was sent: its part of each lease is over; how many it had not read.
+
+        The other workers go on; the sender's `release` is for them all. Safe after it was read, and twice. TypeError,
+        with nothing changed, for what was never sent. StaleRefError, after the others, for a reference whose object is
+        here and never had it.
+        """
+        return _each(self._reader.release, refs)
+
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
         self._reader.close()
-
-    def __enter__(self) -> ShmObjectStoreReceiverCache:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()

@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from shmstore.multimodal.items import MultiModalFieldElem, ResolvedPromptUpdate
+from shmstore.errors import UnsupportedValueError
+from shmstore.multimodal.items import MultiModalFieldElem, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import LRUCache
 
-__all__ = ["GIB", "MultiModalCache", "updates_size"]
+__all__ = ["GIB", "MultiModalCache", "item_size", "updates_size"]
 
 GIB = 1 << 30
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # it has slots: the same for each
@@ -42,7 +43,11 @@ def _leaves(value: object) -> Iterator[Any]:
 
 
 def _leaf_size(leaf: Any) -> int:
-    if isinstance(leaf, (torch.Tensor, np.ndarray)):
+    if isinstance(leaf, torch.Tensor):
+        if leaf.layout is not torch.strided:
+            raise UnsupportedValueError(f"no serializer for a tensor of layout {leaf.layout}", hint="make it dense")
+        return leaf.nbytes
+    if isinstance(leaf, np.ndarray):
         return leaf.nbytes
     if isinstance(leaf, str):
         return _TEXT_SIZE + (len(leaf) if leaf.isascii() else len(leaf.encode("utf-8", "surrogatepass")))
@@ -59,7 +64,8 @@ class MultiModalCache:
         """Bytes of the leaves of dicts, lists, tuples and items; 0 where there are none.
 
         A tensor or array counts its elements, whatever its memory holds besides; text its length in UTF-8 and bytes
-        theirs, with a constant for each; any other leaf (a number, None) `sys.getsizeof`.
+        theirs, with a constant for each; any other leaf (a number, None) `sys.getsizeof`. UnsupportedValueError
+        (TypeError) for a sparse tensor.
         """
         return sum(map(_leaf_size, _leaves(value)))
 
@@ -74,6 +80,28 @@ class MultiModalCache:
         return LRUCache(GIB * capacity_gb, cls.get_item_size)
 
 
+def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
+    """`get_item_size` of an item that is to be cached.
+
+    UnsupportedValueError (TypeError) that names the item and the key, for a tensor that no process could be sent.
+    """
+    size = 0
+    for key, elem in item.items():
+        try:
+            for leaf in _leaves(elem.data):
+                if isinstance(leaf, torch.Tensor) and leaf.is_meta:
+                    raise UnsupportedValueError(
+                        "no serializer for a tensor on the meta device, which has no bytes", hint="send one with data"
+                    )
+                size += _leaf_size(leaf)
+        except UnsupportedValueError as error:
+            path = f"value<{type(item).__name__}>[{key!r}]"  # as the store has it
+            raise UnsupportedValueError(
+                f"item of {mm_hash!r}: {path}: {error.message}", path=path, hint=error.hint
+            ) from None
+    return size
+
+
 def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
     """Bytes that prompt updates keep alive in P0, counted as the memory they take there.
 
@@ -82,17 +110,14 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
     """
     size = 0
     for update in updates:
-        if isinstance(update, ResolvedPromptUpdate):
-            target, content = update.target, update.content
-            size += _UPDATE_SIZE
-            size += getsizeof(target) if type(target) is str else _piece_size(target)
-            # The two usual cases without a call: this is a part of what each miss costs.
-            if type(content) is str or (type(content) is list and content and type(content[0]) is int):
-                size += getsizeof(content)
-            else:
-                size += _piece_size(content)
+        target, content = update.target, update.content
+        size += _UPDATE_SIZE
+        size += getsizeof(target) if type(target) is str else _piece_size(target)
+        # The two usual cases without a call: this is a part of what each miss costs.
+        if type(content) is str or (type(content) is list and content and type(content[0]) is int):
+            size += getsizeof(content)
         else:
-            size += MultiModalCache.get_item_size(update)
+            size += _piece_size(content)
     return size
 
 

@@ -5,18 +5,27 @@ import pytest
 import torch
 from mm_helpers import MIB, config, features, item, update
 
-from shmstore import CacheMissError, ObjectRef
+from shmstore import CacheMissError, ObjectRef, UnsupportedValueError
+from shmstore.bindings import store as native
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     CacheInfo,
     MirroredProcessingCache,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
+    MultiModalSharedField,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+    engine_receiver_cache_from_config,
     processor_cache_from_config,
+    processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
+from shmstore.multimodal.interfaces import MAX_HASH
 
 GOOD = (item(2), [update("new")])
 SHM = config(MIB, MIB, cache_type="shm")
@@ -92,6 +101,7 @@ BAD_INPUTS = {
     "an item and one update": ((item(2), update("new")), r"got \(MultiModalKwargsItem, ResolvedPromptUpdate\)"),
     "an item and its hash": ((item(2), 7), r"got \(MultiModalKwargsItem, int\)"),
 }
+BAD_UPDATES = {"texts": (["abc"], 0, "str"), "a number": ([update("x"), 3], 1, "int"), "None": ((None,), 0, "None")}
 
 
 @pytest.mark.parametrize(("bad", "got"), BAD_INPUTS.values(), ids=BAD_INPUTS)
@@ -109,6 +119,20 @@ def test_a_processor_cache_says_what_it_expects_and_has_changed_nothing(p0, bad,
     assert before == state(p0)
 
 
+@pytest.mark.parametrize(("updates", "index", "kind"), BAD_UPDATES.values(), ids=BAD_UPDATES)
+def test_what_is_no_prompt_update_is_refused_before_anything_is_changed(p0, updates, index, kind):
+    before = state(p0)
+    said = f"^input of 'bad': expected a ResolvedPromptUpdate as prompt update {index}, got {kind}$"
+    with pytest.raises(TypeError, match=said):
+        p0.get_and_update([GOOD, (item(2), updates)], ["new", "bad"])
+    if not isinstance(p0, OfOneMethod):
+        with pytest.raises(TypeError, match=said):
+            p0.get_and_update_item((item(2), updates), "bad")
+        with pytest.raises(TypeError, match=said.replace("bad", "old")):
+            p0.get_and_update_item((item(2), updates), "old")
+    assert before == state(p0)
+
+
 def test_updates_may_be_any_sequence(p0):
     for updates in ((update("new"),), [], ()):
         p0.clear_cache()
@@ -119,7 +143,7 @@ def test_updates_may_be_any_sequence(p0):
 @pytest.mark.parametrize("bad", [None, 7, b"new", ["new"]], ids=["None", "int", "bytes", "list"])
 def test_a_hash_that_is_no_text_is_a_type_error_and_nothing_has_changed(p0, bad):
     before = state(p0)
-    said = f"^expected a str as mm_hash, got {'None' if bad is None else type(bad).__name__}$"
+    said = rf"^expected a str as mm_hash(es\[1\])?, got {'None' if bad is None else type(bad).__name__}$"
     for given in (GOOD, None):
         with pytest.raises(TypeError, match=said):
             p0.get_and_update([GOOD, given], ["new", bad])
@@ -145,9 +169,9 @@ def test_a_question_about_or_a_miss_of_what_is_no_hash_is_an_error_and_has_chang
     before = state(p0)
     calls = [p0.is_cached] + ([p0.invalidate] if hasattr(p0, "invalidate") else [])
     for call in calls:
-        with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+        with pytest.raises(TypeError, match=r"^expected a str as mm_hashes\[1\], got "):
             call(["old", bad])
-        with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+        with pytest.raises(TypeError, match=r"^expected a str as mm_hashes\[1\], got "):
             call(mm_hash for mm_hash in ("old", bad))
         if bad in (None, 7):
             with pytest.raises(TypeError, match=r"^expected a sequence of hashes as mm_hashes, got "):
@@ -170,14 +194,96 @@ def test_an_empty_batch_is_nothing(p0):
     assert before == state(p0)
 
 
-def test_a_hash_that_the_store_cannot_keep_changes_nothing():
+NO_KEYS = ["", "x" * 100_000, "é" * (MAX_HASH // 2 + 1), "\udc80"]
+
+
+@pytest.mark.parametrize("bad", NO_KEYS, ids=["empty", "long", "long in UTF-8", "surrogate"])
+def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0, receive, bad):
+    assert native.MAX_KEY == MAX_HASH
+    before = state(p0)
+    said = rf"^expected a str (of 1 to {MAX_HASH} bytes in UTF-8|that UTF-8 can encode) as mm_hash(es\[1\])?, got "
+    calls = [
+        lambda: p0.get_and_update([GOOD, GOOD], ["new", bad]),
+        lambda: p0.get_and_update([None], [bad]),
+        lambda: p0.is_cached(["old", bad]),
+        lambda: p0.invalidate(["old", bad]),
+        lambda: receive([item(2), item(2)], ["new", bad]),
+    ]
+    if not isinstance(p0, OfOneMethod):
+        calls += [
+            lambda: p0.get_and_update_item(GOOD, bad),
+            lambda: p0.get_and_update_item(None, bad),
+            lambda: p0.is_cached_item(bad),
+            lambda: p0.touch_sender_cache_item(bad),
+        ]
+    for call in calls:
+        with pytest.raises(ValueError, match=said):
+            call()
+    assert before == state(p0)
+    longest = ["é" * (MAX_HASH // 2), "x" * MAX_HASH]
+    p0.get_and_update([GOOD] * 2, longest)
+    assert [True, True] == p0.is_cached(longest)
+
+
+@pytest.mark.parametrize("bad", [None, 7, ["old"]], ids=["None", "int", "list"])
+def test_what_is_no_hash_cannot_be_asked_for_or_touched(p0, receive, bad):
+    if not isinstance(p0, OfOneMethod):
+        for call in (p0.is_cached_item, p0.touch_sender_cache_item):
+            with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+                call(bad)
+    if isinstance(receive.__self__, BaseMultiModalReceiverCache):
+        with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+            receive.__self__.touch_receiver_cache_item(bad)
+
+
+def image(**data):
+    return MultiModalKwargsItem.from_elems(
+        [MultiModalFieldElem("image", key, value, MultiModalSharedField(1)) for key, value in data.items()]
+    )
+
+
+BAD_VALUES = {
+    "sparse": (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
+    "meta": (torch.zeros(2, device="meta"), "on the meta device"),
+    "nested": ([{"x": torch.eye(2).to_sparse()}], "layout torch.sparse_coo"),
+}
+
+
+@pytest.mark.parametrize(("bad", "why"), BAD_VALUES.values(), ids=BAD_VALUES)
+def test_a_tensor_without_bytes_is_the_same_error_in_every_mode(p0, receive, bad, why):
+    if isinstance(p0, OfOneMethod):
+        return
+    before = state(p0)
+    item_of_it = image(fine=torch.zeros(3), px=bad)
+    said = rf"^item of 'bad': value<MultiModalKwargsItem>\['px'\].*: no serializer for a tensor .*{why}"
+    for call in (
+        lambda: p0.get_and_update_item((item_of_it, []), "bad"),
+        lambda: p0.get_and_update([GOOD, (item_of_it, [])], ["new", "bad"]),
+    ):
+        with pytest.raises(UnsupportedValueError, match=said) as caught:
+            call()
+        assert caught.value.path.startswith("value<MultiModalKwargsItem>['px']")
+    assert before == state(p0)
+    if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # which keeps nothing
+        with pytest.raises(UnsupportedValueError, match=said):
+            receive([item(2), item_of_it], ["new", "bad"])
+        with pytest.raises(CacheMissError):
+            receive([None], ["new"])
+
+
+def test_what_the_store_cannot_keep_is_named_with_its_item():
+    deep = torch.zeros(1)
+    for _ in range(3000):
+        deep = [deep]
     with processor_cache_from_config(SHM) as sender:
-        for bad in ("", "x" * 100_000):
-            with pytest.raises(ValueError, match="a key must have 1 to"):
-                sender.get_and_update([GOOD, GOOD], ["new", bad])
-            with pytest.raises(ValueError, match="a key must have 1 to"):
-                sender.get_and_update_item(GOOD, bad)
-        assert ([], 0, CacheInfo(0, 0)) == (sender.writer.keys(), len(sender._book), sender.make_stats())
+        for value, kind in (({1, 2}, TypeError), (deep, ValueError)):
+            for call in (sender.get_and_update_item, lambda *one: sender.get_and_update([GOOD, one[0]], ["a", one[1]])):
+                with pytest.raises(
+                    kind,
+                    match=r"^item of 'bad': (value<MultiModalKwargsItem>\['px'\]: no .* set|the value is nested)",
+                ):
+                    call((image(px=value), []), "bad")
+        assert ([], CacheInfo(0, 0)) == (sender.writer.keys(), sender.make_stats())
 
 
 BAD_ITEMS = {
@@ -210,7 +316,7 @@ def test_a_receiver_says_what_it_expects_and_has_changed_nothing(receive, bad, k
 def test_a_receiver_takes_no_hash_that_is_no_text_and_no_other_number_of_them(receive):
     for bad in (None, 7):
         for given in (None, item(2)):
-            with pytest.raises(TypeError, match="expected a str as mm_hash"):
+            with pytest.raises(TypeError, match=r"expected a str as mm_hashes\[1\]"):
                 receive([item(2), given], ["new", bad])
     with pytest.raises(TypeError, match="got one str"):
         receive([item(2)], "n")
@@ -243,6 +349,62 @@ def test_the_sending_side_of_the_earlier_form_takes_items_and_texts_alone():
     for bad, kind in BAD_ITEMS.values():
         with pytest.raises(TypeError, match=f"^item of 'bad': .*, got {kind}$"):
             cache.get_and_update_p0([item(2), bad], ["new", "bad"])
-    with pytest.raises(TypeError, match="mm_hash, got None"):
+    with pytest.raises(TypeError, match=r"mm_hashes\[1\], got None"):
         cache.get_and_update_p0([item(2), item(2)], ["new", None])
     assert (None, CacheInfo(0, 0)) == (cache.get_item("new"), cache.make_stats())
+
+
+NO_FEATURES = {
+    "a reference": (ObjectRef(bytes(40)), "got ObjectRef$"),
+    "references": ([ObjectRef(bytes(40))], "got one with ObjectRef in it"),
+    "hashes": (["a"], "got one with str in it"),
+    "None": (None, "got None$"),
+}
+
+
+@pytest.mark.parametrize(("bad", "got"), NO_FEATURES.values(), ids=NO_FEATURES)
+def test_a_receiver_says_that_it_expects_features(receive, bad, got):
+    cache = receive.__self__
+    if isinstance(cache, BaseMultiModalReceiverCache):
+        with pytest.raises(TypeError, match=f"^expected a sequence of MultiModalFeatureSpec as features, {got}"):
+            cache.get_and_update_features(bad)
+        good = features(["a"], [item(2)])
+        with pytest.raises(TypeError, match="MultiModalFeatureSpec as features"):
+            cache.get_and_update_features([*good, item(2)])
+        with pytest.raises(CacheMissError):
+            receive([None], ["a"])
+
+
+def test_whoever_takes_a_configuration_says_what_it_was_given_instead():
+    takers = [
+        processor_cache_from_config,
+        processor_only_cache_from_config,
+        engine_receiver_cache_from_config,
+        lambda settings: worker_receiver_cache_from_config(settings, 0),
+        MultiModalProcessorOnlyCache,
+        MultiModalProcessorSenderCache,
+        MultiModalReceiverCache,
+        MirroredProcessingCache,
+        lambda settings: ShmObjectStoreSenderCache(settings, None),
+    ]
+    for taker in takers:
+        for bad in ({"cache_type": "lru"}, None):
+            with pytest.raises(TypeError, match=f"^config must be a MultiModalCacheConfig, not {type(bad).__name__}$"):
+                taker(bad)
+
+
+def test_swapped_or_wrong_roles_are_named():
+    with processor_cache_from_config(SHM) as sender:
+        with pytest.raises(TypeError, match=r"^config must be a MultiModalCacheConfig, not ObjectStoreWriter$"):
+            ShmObjectStoreSenderCache(sender.writer, SHM)
+        with pytest.raises(TypeError, match=r"^writer must be an ObjectStoreWriter, not StoreHandle$"):
+            ShmObjectStoreSenderCache(SHM, sender.handle)
+        with pytest.raises(TypeError, match=r"^reader must be an ObjectStoreReader, not ObjectStoreWriter$"):
+            ShmObjectStoreReceiverCache(sender.writer)
+        for bad in (sender.handle.to_json(), sender.writer):
+            with pytest.raises(TypeError, match=f"^handle must be a StoreHandle, not {type(bad).__name__}"):
+                worker_receiver_cache_from_config(SHM, 0, bad)
+    for settings in (SHM, config(MIB)):
+        for rank in (None, "0"):
+            with pytest.raises(TypeError, match=f"^rank must be an int, not {type(rank).__name__}$"):
+                worker_receiver_cache_from_config(settings, rank)

@@ -3,12 +3,14 @@
 import dataclasses
 import os
 import re
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mm_helpers import GIB, MIB, config, item
 
-from shmstore import ObjectStoreReader, StoreNotFoundError
+from shmstore import ObjectStoreReader, StoreExistsError, StoreNotFoundError
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
     MultiModalCacheConfig,
@@ -32,8 +34,11 @@ SMALL = MIB / GIB
     [
         ("processor_cache_gb", [-1, float("nan"), float("inf"), "4", None, True, 10**400, 10**5000, 1e308]),
         ("ipc_cache_gb", [-0.5, float("nan"), "4", 10**400, 2**32 + 1]),
+        ("processor_cache_gb", [1e-12, 4e-10, 5e-324, np.float64("nan"), np.bool_(True), 1j, Fraction(10**400)]),
+        ("ipc_cache_gb", [1e-12, np.float32(1e-12)]),
         ("cache_type", ["disk", None, ""]),
-        ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
+        ("shm_name", ["named", "a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
+        ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400, 7]),  # the last has no meaning with lru
         ("shm_prefault", [1, None, True]),
         ("world_size", [0, -1, 1.0, True]),
         ("supports_multimodal", ["no", 1, None]),
@@ -48,9 +53,43 @@ def test_a_wrong_value_is_refused_and_the_field_named(field, values):
             MultiModalCacheConfig(**{field: value})
 
 
+def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own():
+    settings = MultiModalCacheConfig(
+        processor_cache_gb=np.float32(0.1),
+        ipc_cache_gb=Fraction(1, 3),
+        cache_type="shm",
+        world_size=np.int64(2),
+        shm_max_objects=np.int32(7),
+    )
+    assert (round(float(np.float32(0.1)) * GIB), round(GIB / 3)) == (
+        settings.processor_cache_bytes,
+        settings.ipc_cache_bytes,
+    )
+    assert [float, float, int, int] == [
+        type(number)
+        for number in (
+            settings.processor_cache_gb,
+            settings.ipc_cache_gb,
+            settings.world_size,
+            settings.shm_max_objects,
+        )
+    ]
+    assert 1 == MultiModalCacheConfig(processor_cache_gb=1 / GIB).processor_cache_bytes
+
+
+def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own():
+    settings = config(MIB, cache_type="shm", shm_name=f"replica-{os.getpid()}", data_parallel_external_lb=True)
+    with processor_cache_from_config(settings):
+        with pytest.raises(StoreExistsError, match=r"already \(hint: shm_name is .* each replica .* its own, or"):
+            processor_cache_from_config(settings)
+
+
 def test_what_the_store_would_refuse_the_configuration_refuses():
     longest = {"shm_name": "x" * native.MAX_NAME, "world_size": native.MAX_READERS, "cache_type": "shm"}
+    longest["shm_max_objects"] = native.MAX_OBJECTS
     MultiModalCacheConfig(**longest)
+    with pytest.raises(ValueError, match=r"^shm_max_objects: expected None or an integer from 1 to 16777216, got "):
+        MultiModalCacheConfig(**{**longest, "shm_max_objects": native.MAX_OBJECTS + 1})
     for field, value in (("shm_name", "x" * (native.MAX_NAME + 1)), ("world_size", native.MAX_READERS + 1)):
         with pytest.raises(ValueError, match=f"^{field}:"):
             MultiModalCacheConfig(**{**longest, field: value})
@@ -134,6 +173,9 @@ def test_describe_says_which_process_keeps_how_much():
     assert "up to 512 MiB of prompt updates" in shm[1]
     assert "over 128 MiB are sent inline" in shm[1]
     assert "Engine core: nothing; it forwards references." == shm[2]
+    assert "it has one for each 16 KiB, at least 256 and at most 1048576 (shm_max_objects)" in shm[1]
+    of_small = MultiModalCacheConfig(cache_type="shm", shm_max_objects=5000).describe().splitlines()
+    assert "it has entries for 5000 items (shm_max_objects)" in of_small[1]
     many = MultiModalCacheConfig(api_process_count=3).describe()
     assert "there are 3 API servers" in many
     assert "Each of 3 API servers: up to 4 GiB of items and prompt updates." in many
@@ -156,6 +198,18 @@ def test_describe_names_processes_that_have_nothing_as_a_sentence_would():
         "API server, engine core and worker: nothing."
         == MultiModalCacheConfig(processor_cache_gb=0).describe().splitlines()[-1]
     )
+
+
+def test_a_segment_of_small_items_can_be_used_up():
+    used = {}
+    for most in (None, 2048):
+        with processor_cache_from_config(config(MIB, cache_type="shm", shm_max_objects=most)) as sender:
+            assert (most or 256) == sender.writer.stats().max_objects
+            for n in range(2048):
+                sender.release([sender.get_and_update_item((item(768), []), f"{n}")[0]])
+            used[most] = sender.writer.stats().used_bytes / MIB
+    assert used[None] < 0.3
+    assert used[2048] > 0.9
 
 
 def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():

@@ -19,7 +19,7 @@ from shmstore.multimodal import (
     processor_only,
 )
 from shmstore.multimodal.lockstep import ValueBook
-from tests.test_interrupts import _interrupted_at
+from tests.interrupts import interrupted_at
 
 FILES = [module.__file__ for module in (cachetools, lockstep, lru, lru_pair, mirrored, processor_only)]
 
@@ -100,7 +100,7 @@ def test_a_cache_that_is_interrupted_within_a_batch_lives_on(make):
         side = make()
         side.give([item(2), item(2), item(2)], list("abc"))
         before, counted = side.order, side.stats()
-        if not _interrupted_at(number, lambda side=side: side.give([item(3), None, item(2)], ["d", "c", "e"]), *FILES):
+        if not interrupted_at(number, lambda side=side: side.give([item(3), None, item(2)], ["d", "c", "e"]), *FILES):
             break
         side.check()
         assert side.order in (before, (), ("d", "c", "e")[-2:]), f"interrupt {number}"
@@ -127,7 +127,7 @@ def test_a_sender_that_is_interrupted_and_its_receiver_agree_again():
         for mm_hash in "abc":
             receiver.get_and_update(send([mm_hash]), [mm_hash])
         mm_hashes = ["d", "c"]
-        interrupted = _interrupted_at(
+        interrupted = interrupted_at(
             number, lambda send=send, receiver=receiver: receiver.get_and_update(send(["d", "c"]), ["d", "c"]), *FILES
         )
         for attempt in range(3):
@@ -160,7 +160,7 @@ def test_an_lru_cache_whose_own_step_was_interrupted_evicts_and_clears(name):
         number += 1
         cache = LRUCache(6, lambda value: value)
         cache.update(a=2, b=2, c=2)
-        interrupted = _interrupted_at(number, actions(cache)[name], lru.__file__)
+        interrupted = interrupted_at(number, actions(cache)[name], lru.__file__)
         for key in ("a", "b", "c", "new"):
             assert (cache.peek(key) is not None) == (key in cache) == (key in cache.order)
             cache.touch(key)
@@ -182,7 +182,7 @@ def test_a_key_that_an_interrupt_has_left_without_a_value_is_absent(name):
         number += 1
         cache = LRUCache(6, lambda value: value)
         cache.update(a=2, b=2, c=2)
-        interrupted = _interrupted_at(number, actions(cache)[name], lru.__file__)
+        interrupted = interrupted_at(number, actions(cache)[name], lru.__file__)
         for key in {"a", "b", "c", "new"} - set(cache):
             with pytest.raises(ValueError, match="cannot pin"):
                 cache.pin(key)
@@ -205,7 +205,7 @@ def test_a_pinned_entry_whose_removal_was_interrupted_holds_no_room():
         cache.update(a=2, b=2, c=2)
         cache.pin("a")
         cache.pin("b")
-        interrupted = _interrupted_at(number, lambda cache=cache: cache.pop("a"), lru.__file__)
+        interrupted = interrupted_at(number, lambda cache=cache: cache.pop("a"), lru.__file__)
         if "a" not in cache:
             cache["whole"] = 4
             assert {"b", "whole"} == set(cache), f"interrupt {number}"
@@ -221,7 +221,7 @@ def test_clear_mends_whatever_an_interrupt_within_cachetools_has_left(name):
         number += 1
         cache = LRUCache(6, lambda value: value)
         cache.update(a=2, b=2, c=2)
-        interrupted = _interrupted_at(number, actions(cache)[name], lru.__file__, cachetools.__file__)
+        interrupted = interrupted_at(number, actions(cache)[name], lru.__file__, cachetools.__file__)
         cache.clear()
         assert ((), 0, 0) == (cache.order, len(cache), cache.currsize)
         cache.update(a=3, b=3, c=3)
@@ -246,7 +246,7 @@ def test_a_book_that_is_interrupted_still_counts_what_it_holds(name):
             "drop": lambda book=book: book.drop("b"),
             "clear": lambda book=book: book.clear(),
         }
-        interrupted = _interrupted_at(number, steps[name], lockstep.__file__)
+        interrupted = interrupted_at(number, steps[name], lockstep.__file__)
         assert sum(size for _, size in book._entries.values()) == book.nbytes, f"interrupt {number}"
         if not interrupted:
             break

@@ -362,3 +362,47 @@ def test_a_prompt_update_takes_the_callers_index():
     assert 0 == stored.item_idx
     with pytest.raises(ValueError, match="mode: 'append'"):
         ResolvedPromptUpdate("image", 0, "append", "a", "b")
+
+
+ITEM = MultiModalKwargsItem.dummy("image")
+BARE = {
+    "a field": (
+        lambda: MultiModalKwargsItems.from_hf_inputs({"px": torch.zeros(2)}, {"px": MultiModalBatchedField()}),
+        r"^config_by_key\['px'\]: expected a MultiModalFieldConfig, got MultiModalBatchedField ",
+    ),
+    "a modality": (
+        lambda: MultiModalKwargsItems.from_hf_inputs({"px": torch.zeros(2)}, {"px": "image"}),
+        r"^config_by_key\['px'\]: expected a MultiModalFieldConfig, got str ",
+    ),
+    "inputs": (lambda: MultiModalKwargsItems.from_hf_inputs([], {}), "^inputs: expected a mapping by key, got list$"),
+    "keys": (lambda: MultiModalKwargsItems.from_hf_inputs({}, ["px"]), "^config_by_key: expected a mapping by key, "),
+    "the name of a field": (lambda: MultiModalFieldConfig("image", "batched"), "^field: expected a field .*, got str$"),
+    "the class of a field": (
+        lambda: MultiModalFieldElem("image", "px", None, MultiModalBatchedField),
+        "^field: expected a field such .*, got the class MultiModalBatchedField$",
+    ),
+    "no modality": (lambda: MultiModalFieldConfig(None, MultiModalBatchedField()), "^modality: expected a str, got "),
+    "a tensor": (lambda: MultiModalKwargsItem({"a": torch.zeros(2)}), "^element of key 'a': expected a MultiModalF"),
+    "elements": (lambda: MultiModalKwargsItem(list(ITEM.values())), "^elems: expected a mapping .*, got list .*from_"),
+    "an item's tensor": (lambda: MultiModalKwargsItem(torch.zeros(2)), "^elems: expected a mapping .*, got Tensor "),
+    "items": (
+        lambda: MultiModalKwargsItems([ITEM]),
+        "^items: expected a mapping .*, got list .*from_seq",
+    ),
+    "a list of bools": (
+        lambda: PlaceholderRange(0, 2, [True, False]),
+        "^is_embed: expected a bool .*, got list",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "said"), BARE.values(), ids=BARE)
+def test_what_was_given_bare_is_a_type_error_that_names_it(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
+@pytest.mark.parametrize("data", [torch.tensor(3), np.array(3), 3], ids=["tensor", "array", "number"])
+def test_batched_data_without_a_first_dimension_is_an_error_that_names_the_key(data):
+    with pytest.raises(ValueError, match=r"^key 'px': batched data: expected a "):
+        MultiModalKwargsItems.from_hf_inputs({"px": data}, {"px": MultiModalFieldConfig.batched("image")})

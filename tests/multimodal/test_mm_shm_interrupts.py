@@ -1,15 +1,6 @@
-"""A call of the `shm` sender that fails, or that an interrupt ends at any place, leaves everything as it was.
+"""A call of the `shm` sender that fails, or that an interrupt ends at any place, leaves everything as it was."""
 
-Python looks for signals when a function begins, after a call into C, and where a loop goes back: a trace function
-raises there instead. Not when a function of Python returns to one that called it by CALL, which is what keeps a value
-on its way to the caller's variable.
-"""
-
-import dis
-import sys
 from collections.abc import Callable, Sequence
-from functools import cache
-from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -27,51 +18,9 @@ from shmstore.multimodal import (
     processor_cache_from_config,
     shm_pair,
 )
+from tests.interrupts import interrupted_at
 
-FILES = {module.__file__ for module in (native, store, refs, lockstep, shm_pair)}
-
-
-class Interrupt(BaseException):
-    """What a signal's handler may raise."""
-
-
-@cache
-def _steps(code: CodeType) -> dict[int, str]:
-    return {step.offset: step.opname for step in dis.get_instructions(code)}
-
-
-def _interrupted_at(number: int, action: Callable[[], Any]) -> bool:
-    """Do `action` with an interrupt at that check; False where it ended before."""
-    seen = 0
-    before: dict[FrameType, str] = {}  # the step that a frame has just done
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal seen
-        name = frame.f_code.co_name
-        if event == "call" and frame.f_back in before and not name.startswith("__"):
-            before[frame.f_back] = "CALL of Python"
-        if frame.f_code.co_filename not in FILES or name == "_keep":
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            done = before.get(frame)
-            before[frame] = _steps(frame.f_code)[frame.f_lasti]
-            if done in ("RESUME", "CALL", "CALL_FUNCTION_EX", "JUMP_BACKWARD"):
-                seen += 1
-                if seen == number:
-                    sys.settrace(None)
-                    raise Interrupt(f"{frame.f_code.co_name}, line {frame.f_lineno}")
-        return trace
-
-    outer = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        action()
-    except Interrupt:
-        return True
-    finally:
-        sys.settrace(outer)
-    return False
+FILES = [module.__file__ for module in (native, store, refs, lockstep, shm_pair)]
 
 
 def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:
@@ -129,7 +78,7 @@ def test_a_call_that_is_interrupted_leaves_everything_as_it_was(name: str) -> No
         number += 1
         with _sender() as sender:
             before = _state(sender)
-            again = _interrupted_at(number, lambda: CALLS[name](sender))
+            again = interrupted_at(number, lambda: CALLS[name](sender), *FILES, exact=True)
             if again:
                 assert before == _state(sender), f"interrupt {number}"
                 sender.writer.check_valid()
@@ -137,15 +86,16 @@ def test_a_call_that_is_interrupted_leaves_everything_as_it_was(name: str) -> No
     assert number > 10
 
 
+@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("call", [lambda s: s.invalidate(["a", "b"]), lambda s: s.clear_cache()])
 def test_an_interrupt_while_items_are_taken_out_leaves_no_updates_without_an_item(
-    call: Callable[[ShmObjectStoreSenderCache], Any],
+    call: Callable[[ShmObjectStoreSenderCache], Any], exact: bool
 ) -> None:
     number, again = 0, True
     while again:
         number += 1
         with _sender() as sender:
-            again = _interrupted_at(number, lambda: call(sender))
+            again = interrupted_at(number, lambda: call(sender), *FILES, exact=exact)
             assert set(sender._book._entries) <= set(sender.writer.keys()), f"interrupt {number}"
             assert sender._book.nbytes == sum(size for _, size in sender._book._entries.values())
             sender.writer.check_valid()
@@ -162,14 +112,15 @@ def test_an_interrupt_while_a_failed_batch_is_undone_leaves_everything_as_it_was
         with _sender() as sender:
             before = _state(sender)
             try:
-                again = _interrupted_at(number, lambda: call(sender))
+                again = interrupted_at(number, lambda: call(sender), *FILES, exact=True)
             except TypeError:
                 again = False
             assert before == _state(sender), f"interrupt {number}"
     assert number > 50
 
 
-def test_an_interrupt_while_the_store_evicts_leaves_no_updates_without_an_item() -> None:
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_interrupt_while_the_store_evicts_leaves_no_updates_without_an_item(exact: bool) -> None:
     number, again = 0, True
     while again:
         number += 1
@@ -177,7 +128,9 @@ def test_an_interrupt_while_the_store_evicts_leaves_no_updates_without_an_item()
             assert isinstance(sender, ShmObjectStoreSenderCache)
             for mm_hash in "abc":
                 sender.release([sender.get_and_update_item(_given(mm_hash, MIB // 4), mm_hash)[0]])
-            again = _interrupted_at(number, lambda: sender.get_and_update_item(_given("d", MIB // 2), "d"))
+            again = interrupted_at(
+                number, lambda: sender.get_and_update_item(_given("d", MIB // 2), "d"), *FILES, exact=True
+            )
             assert set(sender.writer.keys()) == set(sender._book._entries), f"interrupt {number}"
             assert sum(size for _, size in sender._book._entries.values()) == sender._book.nbytes
             assert int(not again) == sender.writer.stats().open_leases, f"interrupt {number}"

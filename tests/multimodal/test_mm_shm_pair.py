@@ -1,5 +1,6 @@
 """The `shm` pair on a real store: rows of the tables, the ring case, batches, leases, prompt updates."""
 
+import gc
 import logging
 import os
 import pickle
@@ -287,6 +288,20 @@ def test_the_warnings_say_what_is_so_and_do_not_contradict_themselves(caplog):
     assert "hint" not in large  # the store's: to send inline what has just been sent inline
     assert full.endswith("or create the store with more capacity); ipc_cache_gb sets how much there is")
     assert "is too small" not in full  # it may as well be a worker that never came, as the hint says
+
+
+@pytest.mark.parametrize("what", ["slots", "leases"])
+def test_where_entries_run_out_the_warning_names_their_setting(caplog, what):
+    with Engine(MIB, shm_max_objects=2) as engine:
+        engine.send(a=KIB)
+        writer = engine.sender.writer
+        leases = writer.stats().max_leases - 1 if what == "leases" else 0
+        held = [writer.get_cached("a") for _ in range(leases)]
+        with caplog.at_level(logging.WARNING):
+            assert "inline" == kinds(engine.send(b=KIB, c=KIB))[-1]
+        assert ("lease entries" if what == "leases" else "slots are taken") in caplog.messages[0]
+        assert caplog.messages[0].endswith("more max_objects); shm_max_objects sets how much there is")
+        assert len(held) == engine.sender.release(held)
 
 
 def test_a_log_record_that_is_kept_keeps_no_item(caplog):
@@ -596,7 +611,7 @@ def test_a_worker_that_is_closed_reads_no_more_and_its_rank_is_free():
 
 def test_a_sender_can_be_wired_by_hand():
     writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
-    with ShmObjectStoreSenderCache(config(MIB), writer) as sender:
+    with ShmObjectStoreSenderCache(config(MIB, cache_type="shm"), writer) as sender:
         with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(sender.handle)) as worker:
             ref, _ = sender.get_and_update_item((item(3), []), "a")
             assert item(3) == worker.get_and_update_item(ref, "a")
@@ -616,3 +631,38 @@ def test_a_successor_of_p0_takes_the_items_over_and_copies_none_again() -> None:
             [(ref, updates)] = successor.get_and_update([given], ["a"])
             assert (1, [update("a")], [True]) == (writer.stats().puts, updates, successor.is_cached(["a"]))
             assert given[0] == worker.get_and_update_item(ref, "a")
+
+
+def test_a_writer_that_does_not_fit_the_configuration_is_refused_and_stays_its_owners():
+    with ObjectStoreWriter.create(capacity=MIB, n_readers=2) as writer:
+        for settings, said in (
+            (config(MIB), r"^config: expected one of cache_type='shm', got cache_type='lru'$"),
+            (config(MIB, cache_type="shm"), r"^writer: <.*> expects 2 readers, and config has world_size 1 \(hint: "),
+            (config(MIB, cache_type="shm", world_size=3), r"expects 2 readers, and config has world_size 3 "),
+        ):
+            with pytest.raises(ValueError, match=said):
+                ShmObjectStoreSenderCache(settings, writer)
+        writer.cancel(writer.put("mine", 1))
+        assert ["mine"] == writer.keys()
+
+
+def test_a_writer_has_one_sender_at_a_time():
+    settings = config(MIB, cache_type="shm")
+    writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
+    first = ShmObjectStoreSenderCache(settings, writer)
+    with pytest.raises(ValueError, match=r"^writer: <ObjectStoreWriter .*> has a sender cache already, and can have "):
+        ShmObjectStoreSenderCache(settings, writer)
+    first.get_and_update_item((item(3), []), "a")  # it goes on
+    del first
+    gc.collect()
+    with ShmObjectStoreSenderCache(settings, writer) as second:
+        assert isinstance(second.get_and_update_item((item(3), []), "a")[0], ObjectRef)
+
+
+@pytest.mark.parametrize(("capacity", "warnings"), [(MIB, 0), (MIB + 64, 1)])
+def test_a_store_of_another_capacity_than_configured_goes_on_with_a_warning(caplog, capacity, warnings):
+    writer = ObjectStoreWriter.create(capacity=capacity, n_readers=1)
+    with ShmObjectStoreSenderCache(config(MIB, MIB - 63, cache_type="shm"), writer) as sender:
+        assert isinstance(sender.get_and_update_item((item(3), []), "a")[0], ObjectRef)
+    said = [f"has a capacity of {capacity} bytes, and ipc_cache_gb asks for {MIB}; it goes on with what it has"]
+    assert said * warnings == [message.split("> ")[1] for message in caplog.messages]

@@ -1,0 +1,73 @@
+"""An interrupt (Ctrl-C, a timeout's signal) at each place where Python may deliver one, to see what it leaves.
+
+Python looks for signals when a function begins, after a call and where a loop goes back; a trace function raises there
+instead.
+"""
+
+import dis
+import sys
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["Interrupt", "interrupted_at"]
+
+_CALLS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
+
+
+class Interrupt(BaseException):
+    """What a signal's handler may raise."""
+
+
+@cache
+def _steps(code: CodeType) -> dict[int, str]:
+    return {step.offset: step.opname for step in dis.get_instructions(code)}
+
+
+@cache
+def _behind_calls(code: CodeType) -> frozenset[int]:
+    return frozenset(behind for (_, name), (behind, _) in pairwise(_steps(code).items()) if name in _CALLS)
+
+
+def interrupted_at(number: int, action: Callable[[], Any], *files: str | None, exact: bool = False) -> bool:
+    """Do `action` with an interrupt at that check within `files`; False where it ended before.
+
+    The checks are the steps behind each call, also behind one of a function of Python, where the interpreter makes
+    none: a test that passes so does not depend on its version. With `exact` they are the interpreter's own, for code
+    that can get a value into a variable of its own in no other way; also where a loop goes back.
+    """
+    seen = 0
+    done: dict[FrameType, str] = {}  # the step that a frame has just done
+
+    def due(frame: FrameType) -> bool:
+        if not exact:
+            return frame.f_lasti in _behind_calls(frame.f_code)
+        before, done[frame] = done.get(frame), _steps(frame.f_code)[frame.f_lasti]
+        return before in (*_CALLS, "JUMP_BACKWARD")
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        name = frame.f_code.co_name
+        if event == "call" and frame.f_back in done and not name.startswith("__"):  # those are called through C
+            done[frame.f_back] = "a call of Python"
+        if frame.f_code.co_filename not in files or name == "_keep":
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode" and due(frame):
+            seen += 1
+            if seen == number:
+                sys.settrace(None)
+                raise Interrupt(f"{name}, line {frame.f_lineno}")
+        return trace
+
+    outer = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        action()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(outer)
+    return False

@@ -1,0 +1,204 @@
+"""An engine that does not know which caches it was given: the same lines in every mode, without a question."""
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from mm_helpers import MIB, config, features, item, update
+
+from shmstore import CacheMissError, ObjectRef, StaleRefError, StoreClosedError, StoreHandle
+from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
+    CacheInfo,
+    MultiModalProcessorOnlyCache,
+    engine_receiver_cache_from_config,
+    processor_cache_from_config,
+    worker_receiver_cache_from_config,
+)
+
+MODES = {
+    "only": config(MIB, 0),
+    "lru": config(MIB),
+    "shm": config(MIB, cache_type="shm"),
+}
+
+
+class WithoutStore(BaseMultiModalReceiverCache):
+    """What an engine takes where no cache receives; also a receiver of somebody else's, with what it must have."""
+
+    def get_and_update_item(self, mm_item, mm_hash):
+        if mm_item is None:
+            raise CacheMissError([mm_hash])
+        return mm_item
+
+    def touch_receiver_cache_item(self, mm_hash, mm_item=None):
+        pass
+
+    def clear_cache(self):
+        pass
+
+
+class SomebodyElses(BaseMultiModalProcessorCache):
+    """A processor cache from before there was `handle`: it has an attribute of that name, and its own `close`."""
+
+    def __init__(self):
+        self.handle = "mine"
+        self.closed = False
+
+    def is_cached_item(self, mm_hash):
+        return False
+
+    def get_and_update_item(self, mm_item, mm_hash):
+        return mm_item
+
+    def touch_sender_cache_item(self, mm_hash):
+        pass
+
+    def clear_cache(self):
+        pass
+
+    def make_stats(self, delta=False):
+        return CacheInfo(0, 0)
+
+    def close(self):
+        self.closed = True
+
+
+def receiver(settings, handle):
+    engine = engine_receiver_cache_from_config(settings)
+    return engine or worker_receiver_cache_from_config(settings, 0, handle) or WithoutStore()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_request_that_is_served_one_that_is_aborted_and_one_that_is_rejected_are_the_same_lines_in_every_mode(mode):
+    settings = MODES[mode]
+    with processor_cache_from_config(settings) as sender, receiver(settings, sender.handle) as receives:
+        assert (StoreHandle if mode == "shm" else type(None)) is type(sender.handle)
+
+        def sent(mm_hashes):
+            inputs = [None if known else (item(8), [update("x")]) for known in sender.is_cached(mm_hashes)]
+            return [what for what, _ in sender.get_and_update(inputs, mm_hashes)]
+
+        served = features(["a", "b"], sent(["a", "b"]))
+        refs = [feature.data for feature in served]
+        receives.get_and_update_features(served)
+        assert [item(8), item(8)] == [feature.data for feature in served]
+        assert 0 == receives.release(refs)
+        sender.release(refs)
+
+        aborted = sent(["a", "c"])
+        assert (2 if mode == "shm" else 0) == sender.release(aborted)
+        assert 0 == sender.release(aborted)
+
+        dropped = sent(["a", "d"])  # a worker is told that the request is over, and never reads
+        assert (2 if mode == "shm" else 0) == receives.release(dropped)
+        assert 0 == receives.release(dropped)
+        sender.release(dropped)
+
+        receives.clear_cache()
+        sender.invalidate(["a", "b"])
+        again = features(["a", "b"], sent(["a", "b"]))
+        receives.get_and_update_features(again)
+        assert [item(8), item(8)] == [feature.data for feature in again]
+    sender.close()
+    receives.close()
+    assert (mode == "shm") == raises(StoreClosedError, lambda: sender.is_cached_item("new"))
+
+
+def raises(kind, call):
+    try:
+        call()
+    except kind:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_never_sent_is_refused_alike_in_every_mode(mode):
+    settings = MODES[mode]
+    with processor_cache_from_config(settings) as sender, receiver(settings, sender.handle) as receives:
+        output = sender.get_and_update_item((item(8), []), "a")
+        for cache in (sender, receives):
+            for wrong in (output, [None, output], [b""], [torch.zeros(3)], features(["a"], [output[0]])):
+                with pytest.raises(TypeError, match=r"^release takes what was sent: .*; got \w+ as refs\[[01]\]$"):
+                    cache.release(wrong)
+            for wrong in (output[0], item(8), ObjectRef(bytes(40)), 7, None, "a"):
+                if wrong is not output[0] or mode != "lru":
+                    with pytest.raises(TypeError, match=r"^release takes .*, several in a list; got "):
+                        cache.release(wrong)
+        with pytest.raises(TypeError, match="got one str"):
+            sender.invalidate("a")
+        assert (1 if mode == "shm" else 0) == sender.release([None, output[0], item(8)])
+
+
+def test_a_worker_that_gives_back_its_part_leaves_the_others_theirs():
+    settings = config(MIB, cache_type="shm", world_size=2)
+    with processor_cache_from_config(settings) as sender:
+        with (
+            worker_receiver_cache_from_config(settings, 0, sender.handle) as first,
+            worker_receiver_cache_from_config(settings, 1, sender.handle) as second,
+        ):
+            refs = [what for what, _ in sender.get_and_update([(item(8), []), (item(9), [])], ["a", "b"])]
+            assert 2 == first.release(refs)
+            assert [item(8), item(9)] == second.get_and_update(refs, ["a", "b"])
+            fresh = [sender.get_and_update_item(None, "a")[0]]
+            forged = ObjectRef(fresh[0].to_bytes()[:-1] + b"\0")
+            with pytest.raises(StaleRefError):
+                first.release([forged, *fresh])
+            assert 0 == first.release(fresh), "those after it were given back"
+            assert 1 == sender.release(fresh)
+
+
+def test_a_cache_of_somebody_elses_keeps_its_own():
+    with SomebodyElses() as cache:
+        assert "mine" == cache.handle
+        assert 0 == cache.release([None, item(3)])
+        cache.invalidate(["a"])
+    assert cache.closed
+    assert MultiModalProcessorOnlyCache(config(3)).handle is None
+
+
+def test_the_type_checker_lets_such_an_engine_pass(tmp_path):
+    engine = tmp_path / "engine.py"
+    engine.write_text(
+        textwrap.dedent("""
+        from collections.abc import Sequence
+
+        from shmstore import CacheMissError, StoreHandle
+        from shmstore.multimodal import (
+            MultiModalCacheConfig,
+            MultiModalFeatureSpec,
+            engine_receiver_cache_from_config,
+            processor_cache_from_config,
+            worker_receiver_cache_from_config,
+        )
+
+        def serve(config: MultiModalCacheConfig, request: Sequence[MultiModalFeatureSpec]) -> StoreHandle | None:
+            cache = processor_cache_from_config(config)
+            if cache is None:
+                return None
+            with cache:
+                handle = cache.handle
+                receiver = engine_receiver_cache_from_config(config)
+                receiver = receiver or worker_receiver_cache_from_config(config, 0, handle)
+                try:
+                    if receiver is not None:
+                        with receiver:
+                            receiver.get_and_update_features(request)
+                            receiver.release([feature.data for feature in request])
+                except CacheMissError as miss:
+                    cache.invalidate(miss.mm_hashes)
+                finally:
+                    cache.release([feature.data for feature in request])
+                cache.close()
+                return handle
+    """)
+    )
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(root / ".mypy_cache"), str(engine)]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert (0, "Success: no issues found in 1 source file\n") == (done.returncode, done.stdout)

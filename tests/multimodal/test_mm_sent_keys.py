@@ -1,0 +1,56 @@
+"""What P0 takes back when P1 has rejected a request: what was sent since, and no look at the rest."""
+
+import random
+
+from shmstore.multimodal.lockstep import Offer, SentKeys
+from shmstore.multimodal.lru import HitCounter
+
+
+def send(sent, *keys, size=1):
+    offers = [None if key in sent else Offer(size, key, 1, key) for key in keys]
+    return sent.exchange(offers, keys, lambda kept: None)
+
+
+def expected(sent, lost):
+    """By a look at each entry, as the essay on top of `lockstep` says it."""
+    since = sent._batch + 1
+    for key in lost:
+        entry = sent._shadow.peek(key)
+        first_hit = sent._departed.get(key) if entry is None else entry.first_hit
+        since = min(since, since if first_hit is None else first_hit)
+    back = {key for key, entry in sent._shadow.items() if entry.sent_at >= since}
+    return {key for key in sent._book._entries if key not in back and key not in lost}
+
+
+def test_what_is_taken_back_is_what_a_look_at_each_entry_finds():
+    chance = random.Random(7)
+    took = 0
+    for _ in range(60):
+        sent = SentKeys(chance.choice([8, 30]), chance.choice([5, 30]), HitCounter())
+        for _ in range(60):
+            keys = [f"{chance.randrange(20)}" for _ in range(chance.randrange(1, 5))]
+            send(sent, *keys, size=chance.choice([1, 2, 9]))
+            sent.touch(f"{chance.randrange(20)}")
+            assert set(sent.order) == set(sent._sendings)
+            if chance.random() < 0.3:
+                lost = [f"{chance.randrange(20)}" for _ in range(chance.randrange(3))]
+                left, before = expected(sent, lost), len(sent._book)
+                sent.invalidate(lost)
+                assert left == set(sent._book._entries)
+                took += before - len(left) > len(lost)
+    assert took > 50
+
+
+def test_taking_back_looks_at_what_it_takes_back_alone(monkeypatch):
+    sent = SentKeys(10_000_000, 10_000_000, HitCounter())
+    for n in range(5000):
+        send(sent, f"{n}")
+    send(sent, "7", "new")
+    send(sent, "newer")
+    looked = []
+    peek = sent._shadow.peek
+    monkeypatch.setattr(sent._shadow, "peek", lambda key: looked.append(key) or peek(key))
+    monkeypatch.setattr(sent._shadow, "items", None)
+    sent.invalidate(["7"])
+    assert ["7", "newer", "new", "4999"] == looked
+    assert [False, False, False, True] == [key in sent for key in ("7", "new", "newer", "4999")]
