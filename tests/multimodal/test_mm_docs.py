@@ -107,14 +107,20 @@ def die_with(config):
     os._exit(0)
 
 
-def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says():
+@pytest.fixture(name="name")
+def _name():
+    """A name for a store; the test may fail while nobody has its writer."""
+    name = f"shmstore-docs-{os.getpid()}"
+    yield name
+    Path(f"/dev/shm/{name}").unlink(missing_ok=True)
+
+
+def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name):
     fragment = re.search(r'```python title="Fragment: [^\n]*\n(.*?)```', PAGE.read_text(), re.S)[1]
     names = {}
     exec(fragment, names)
     create_or_recover = names["create_or_recover"]
-    config = MultiModalCacheConfig(
-        cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=f"shmstore-docs-{os.getpid()}"
-    )
+    config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=name)
     process = multiprocessing.get_context("fork").Process(target=die_with, args=(config,))
     process.start()
     process.join()
