@@ -14,16 +14,20 @@ here would move the caller's image, lose what was drawn on it, and decode what n
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import hashlib
 import math
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import PurePath, PureWindowsPath
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from shmstore.errors import NestingError
 from shmstore.multimodal.items import MultiModalField, MultiModalFlatField, MultiModalKwargsItem
 
 __all__ = ["hash_item"]
@@ -51,10 +55,12 @@ def hash_item(value: object, /, **kwargs: object) -> str:
     """The content hash of `value`, and of the keyword arguments that the processor is given, in hex (64 digits).
 
     Takes None, bool, int, float, complex, str, bytes, memoryviews, tensors, arrays, Pillow images of one frame, items,
-    and lists, tuples and dicts of them; TypeError naming the path to anything else, to masked arrays, and to tensors
-    that are sparse, nested, quantised or without data. Of an image of several frames (GIF, animated WebP or PNG, TIFF
-    of several pages, MPO photograph) hash `image.copy()`, which is the current frame, or a list of such copies. BLAKE3
-    where its package is installed, else SHA-256: processes that compare hashes must agree on that.
+    dtypes of torch and numpy, paths (what the path is called, not what is in the file), members of enumerations, and
+    lists, tuples and dicts of them; TypeError naming the path to anything else, to masked arrays, and to tensors that
+    are sparse, nested, quantised or without data. ValueError naming the path to an image that cannot be read (cut off,
+    closed); NestingError for a container that contains itself. Of an image of several frames (GIF, animated WebP or
+    PNG, TIFF of several pages, MPO photograph) hash `image.copy()`, which is the current frame, or a list of such
+    copies. BLAKE3 where its package is installed, else SHA-256: processes that compare hashes must agree on that.
 
     Deliberately equal: bytes, bytearray and a one-dimensional memoryview of bytes; any other memoryview and the array
     of its format and shape; a numpy scalar and the 0-d array of it, but `np.str_` and `np.bytes_` are str and bytes;
@@ -64,8 +70,11 @@ def hash_item(value: object, /, **kwargs: object) -> str:
     joined (kind of field, `dim`), and not by the batch that they were cut from (`slices`, `batch_size`).
     """
     hasher = _hasher()
-    _feed(hasher, value, "value")
-    _feed(hasher, kwargs, "kwargs")
+    for part, path in ((value, "value"), (kwargs, "kwargs")):
+        try:
+            _feed(hasher, part, path)
+        except RecursionError:  # without its thousand frames
+            raise NestingError(f"{path}: too many containers in one another, or one that contains itself") from None
     return hasher.hexdigest()
 
 
@@ -99,9 +108,16 @@ def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
     try:
         text = repr(dtype.descr) if dtype.names else dtype.str
     except ValueError:
-        raise TypeError(f"{path}: cannot hash an array whose fields overlap or are out of order") from None
+        raise TypeError(f"{path}: cannot hash a dtype whose fields overlap or are out of order") from None
     foreign = _foreign_names(dtype)  # dtype.str does not tell these apart: most of ml_dtypes' are "<V1"
     return f"{text}{foreign}" if any(foreign) else text
+
+
+def _feed_dtype(hasher: _Hasher, dtype: np.dtype[Any], path: str) -> None:
+    if dtype.hasobject:
+        raise TypeError(f"{path}: cannot hash a dtype of objects")
+    base, shape = dtype.subdtype or (dtype, ())  # a dtype of an array in each element is "|V8", whatever is in it
+    _feed_bytes(hasher, b"n", f"{_describe_dtype(base, path)}{shape}".encode())
 
 
 def _value_bytes(dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -153,19 +169,32 @@ def _count_frames(image: Any) -> int:
 
 
 def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
+    try:
+        frames, seen = _count_frames(image), None
+        if frames == 1:
+            seen = _look_at(image)
+    except MemoryError:
+        raise
+    except Exception as error:  # a decoder's: OSError and ValueError, but SyntaxError and others, too
+        raise ValueError(f"{path}: cannot hash an image that cannot be read: {error}") from error
+    if seen is None:
+        raise TypeError(f"{path}: cannot hash an image of {frames} frames; `image.copy()` is the current one")
+    form, looks, pixels = seen
+    _feed_bytes(hasher, b"P", form.encode())
+    _feed_bytes(hasher, b"p", repr(looks).encode())
+    _feed_bytes(hasher, b"d", pixels)
+
+
+def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
     # What a processor can see of an image: its pixels, what they mean (mode, palette, transparent colour), and the
     # orientation that it may be asked to apply. All of it may change when the pixels are loaded.
-    if (frames := _count_frames(image)) > 1:
-        raise TypeError(f"{path}: cannot hash an image of {frames} frames; `image.copy()` is the current one")
     image.load()
     orientation = image.getexif().get(0x0112, 1)
     palette = image.getpalette(None)
     looks: tuple[object, ...] = (palette, image.info.get("transparency"))
     if palette is not None and (palette_mode := image.im.getpalettemode()) != "RGB":
         looks = (palette_mode, *looks)
-    _feed_bytes(hasher, b"P", f"{image.mode}{image.size}{orientation}".encode())
-    _feed_bytes(hasher, b"p", repr(looks).encode())
-    _feed_bytes(hasher, b"d", image.tobytes())
+    return f"{image.mode}{image.size}{orientation}", looks, image.tobytes()
 
 
 def _describe_field(field: MultiModalField) -> str:
@@ -203,6 +232,35 @@ def _is_image(value: object) -> bool:
     return pillow is not None and isinstance(value, pillow.Image)
 
 
+def _feed_path(hasher: _Hasher, value: PurePath) -> None:
+    kind = b"w" if isinstance(value, PureWindowsPath) else b"/"
+    _feed_bytes(hasher, kind, str(value).encode("utf-8", "surrogatepass"))
+
+
+def _feed_enum(hasher: _Hasher, member: enum.Enum, path: str) -> None:
+    # By the name of its class, too, which is another in a process that was spawned by the program's main module.
+    cls = type(member)
+    module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
+    hasher.update(b"E")
+    for part in (module, cls.__qualname__, member.name):  # a flag's combination may have no name
+        _feed(hasher, part, path)
+    _feed(hasher, member.value, f"{path}.value")
+
+
+def _hint(value: object) -> str:
+    if isinstance(value, (set, frozenset)):
+        return "a set has no order: pass `sorted(...)` of it"
+    if isinstance(value, type):
+        return "np.dtype(...) of it" if issubclass(value, np.generic) else "pass its name"
+    if dataclasses.is_dataclass(value):
+        return "pass `dataclasses.asdict(...)` of it"
+    if isinstance(value, Mapping):
+        return "pass `dict(...)` of it"
+    if isinstance(value, torch.device):
+        return "pass `str(...)` of it; better, leave it out, where it does not change the result"
+    return "pass plain data that tells it from others (text, numbers, tensors, lists, dicts), or leave it out"
+
+
 def _feed(hasher: _Hasher, value: Any, path: str) -> None:
     if isinstance(value, torch.Tensor):
         _feed_tensor(hasher, value, path)
@@ -238,5 +296,13 @@ def _feed(hasher: _Hasher, value: Any, path: str) -> None:
         _feed_pairs(hasher, b"D", {key: _describe_field(elem.field) for key, elem in value.items()}, path)
     elif _is_image(value):
         _feed_image(hasher, value, path)
+    elif isinstance(value, torch.dtype):
+        _feed_bytes(hasher, b"t", str(value).encode())
+    elif isinstance(value, np.dtype):
+        _feed_dtype(hasher, value, path)
+    elif isinstance(value, PurePath):
+        _feed_path(hasher, value)
+    elif isinstance(value, enum.Enum):
+        _feed_enum(hasher, value, path)
     else:
-        raise TypeError(f"{path}: cannot hash {type(value).__name__}")
+        raise TypeError(f"{path}: cannot hash {type(value).__name__} (hint: {_hint(value)})")

@@ -1,10 +1,34 @@
-"""The example for engine authors runs as it is printed, and is as short as it is said to be."""
+"""The page for engine authors: its example and its fragment run, and what it says of pipes and of sizes is so."""
 
+import faulthandler
+import multiprocessing
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+from mm_helpers import item
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter, WriterActiveError
+from shmstore.bindings.store import space
+from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, processor_cache_from_config
+
 PAGE = Path(__file__).parents[2] / "docs" / "engine-authors.md"
+MIB = 1 << 20
+
+
+def run(script):
+    return subprocess.run(
+        [sys.executable, str(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={"PYTHONPATH": str(PAGE.parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"},
+    )
 
 
 def test_the_example_runs_and_prints_what_it_should(tmp_path):
@@ -13,13 +37,7 @@ def test_the_example_runs_and_prints_what_it_should(tmp_path):
     assert len(lines) < 60
     script = tmp_path / "example.py"
     script.write_text(code)
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={"PYTHONPATH": str(PAGE.parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"},
-    )
+    done = run(script)
     assert done.returncode == 0, done.stderr
     saw = f"the model saw [{3 * 224 * 224 * 0.2:.1f}"[:19]
     assert [True, True, True] == [
@@ -28,3 +46,127 @@ def test_the_example_runs_and_prints_what_it_should(tmp_path):
         done.stdout.splitlines()[2] == "CacheInfo(hits=1, total=2)",
     ], done.stdout
     assert done.stderr == ""
+
+
+TRAP = """
+import multiprocessing, pickle
+import torch
+from shmstore.multimodal import *
+
+def worker(name, pipe, answers, turn, take):
+    features = take(pipe)
+    turn.recv_bytes()
+    tensor = features[0].data["pixels"].data
+    if name == "first":
+        tensor.mul_(100)
+    answers.send_bytes(b"%d" % tensor.sum())
+
+SENDS = {
+    "send": (lambda pipe, features: pipe.send(features), lambda pipe: pipe.recv()),
+    "send_bytes": (
+        lambda pipe, features: pipe.send_bytes(pickle.dumps(features, 5)),
+        lambda pipe: pickle.loads(pipe.recv_bytes()),
+    ),
+}
+
+if __name__ == "__main__":
+    give, take = SENDS["HOW"]
+    inputs = {"pixels": torch.ones(1, 4)}
+    item = MultiModalKwargsItems.from_hf_inputs(inputs, {"pixels": MultiModalFieldConfig.batched("image")})["image"][0]
+    cache = processor_cache_from_config(MultiModalCacheConfig(processor_cache_gb=0.01, ipc_cache_gb=0))
+    fork = multiprocessing.get_context("fork")
+    started = []
+    for name in ("first", "second"):
+        data = cache.get_and_update([(item, [])], ["a"])[0][0]
+        features = [MultiModalFeatureSpec(data, "image", "a", PlaceholderRange(0, 4))]
+        (pipe, to_worker), (answers, to_api), (turn, to_turn) = (fork.Pipe(duplex=False) for _ in range(3))
+        process = fork.Process(target=worker, args=(name, pipe, to_api, turn, take))
+        process.start()
+        give(to_worker, features)
+        started.append((process, answers, to_turn))
+    for process, answers, to_turn in started:
+        to_turn.send_bytes(b"go")
+        print(int(answers.recv_bytes()))
+        process.join()
+    print(int(cache.get_and_update([None], ["a"])[0][0]["pixels"].data.sum()))
+"""
+
+
+@pytest.mark.parametrize(("how", "seen"), [("send", ["400", "400", "400"]), ("send_bytes", ["400", "4", "4"])])
+def test_what_one_worker_writes_others_see_where_it_was_sent_by_send_and_not_by_send_bytes(tmp_path, how, seen):
+    script = tmp_path / "trap.py"
+    script.write_text(TRAP.replace("HOW", how))
+    done = run(script)
+    assert ("", seen) == (done.stderr, done.stdout.split())
+
+
+def die_with(config):
+    sender = processor_cache_from_config(config)
+    updates = [ResolvedPromptUpdate("image", 0, "insert", "a", "b")]
+    sender.get_and_update([(item(1 << 10), updates)], ["a"])
+    os._exit(0)
+
+
+@pytest.fixture(name="name")
+def _name():
+    """A name for a store; the test may fail while nobody has its writer."""
+    name = f"shmstore-docs-{os.getpid()}"
+    yield name
+    Path(f"/dev/shm/{name}").unlink(missing_ok=True)
+
+
+def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name):
+    fragment = re.search(r'```python title="Fragment: [^\n]*\n(.*?)```', PAGE.read_text(), re.S)[1]
+    names = {}
+    exec(fragment, names)
+    create_or_recover = names["create_or_recover"]
+    config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=name)
+    process = multiprocessing.get_context("fork").Process(target=die_with, args=(config,))
+    process.start()
+    process.join()
+    with create_or_recover(config) as sender:
+        assert [0, 0] == [sender.writer.stats().open_leases, sender.make_stats().total]
+        with pytest.raises(WriterActiveError):
+            create_or_recover(config)
+        assert not sender.is_cached_item("a")
+        copied = sender.writer.stats().put_bytes
+        (ref, _), *_ = sender.get_and_update([(item(1 << 10), [])], ["a"])
+        assert copied == sender.writer.stats().put_bytes
+        with ObjectStoreReader.attach(sender.handle, rank=0) as reader:
+            assert item(1 << 10) == reader.get(ref, copy=True)
+    with create_or_recover(config) as sender:  # nothing is left: it creates
+        assert [] == sender.writer.keys()
+
+
+def test_the_table_of_sizes_is_what_stores_take():
+    rows = re.findall(r"^\| (\d+) MiB \| (\d+) \| ([\d.]+) MiB \| (\d+) MiB \| ([\d.]+) % \|$", PAGE.read_text(), re.M)
+    assert len(rows) == 6
+    for items, ranks, taken, length, percent in rows:
+        needed, _ = space(int(items) * MIB, int(ranks), 0, 0)
+        assert (int(length) * MIB, percent) == (needed, f"{100 * (int(length) / int(items) - 1):.1f}")
+        if int(items) <= 64:
+            with ObjectStoreWriter.create(capacity=int(items) * MIB, n_readers=int(ranks)) as writer:
+                status = os.stat(f"/dev/shm/{writer.name}")
+            assert (int(length) * MIB, taken) == (status.st_size, f"{status.st_blocks * 512 / MIB:.1f}")
+
+
+def test_a_write_into_an_item_that_was_read_by_reference_ends_the_process():
+    with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
+        ref = writer.put("a", torch.zeros(4))
+
+        def write():
+            faulthandler.disable()  # it dies on purpose
+            with ObjectStoreReader.attach(writer.handle, rank=0) as reader:
+                reader.get(ref).mul_(2)
+
+        process = multiprocessing.get_context("fork").Process(target=write)
+        process.start()
+        process.join()
+    assert -signal.SIGSEGV == process.exitcode
+
+
+def test_small_items_use_up_the_entries_before_the_bytes():
+    with ObjectStoreWriter.create(capacity=8 * MIB, n_readers=1) as writer:
+        for number in range(600):
+            writer.cancel(writer.put(str(number), torch.zeros(400)))
+        assert 8 * MIB // (16 << 10) == len(writer)

@@ -2,19 +2,22 @@
 
 import array
 import ctypes
+import dataclasses
 import enum
 import hashlib
 import io
 import subprocess
 import sys
 import warnings
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, UserDict, namedtuple
+from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import numpy as np
 import pytest
 import torch
 from mm_helpers import item, three_tensors
 
+from shmstore import NestingError
 from shmstore.multimodal import (
     MultiModalBatchedField,
     MultiModalFieldElem,
@@ -93,10 +96,90 @@ class Mode(enum.IntEnum):
     FAST = 1
 
 
+class Fit(enum.Enum):
+    COVER = "cover"
+    CONTAIN = "contain"
+    HALF = torch.float16
+
+
+class OtherFit(enum.Enum):
+    COVER = "cover"
+
+
+class Flips(enum.Flag):
+    ACROSS = enum.auto()
+    DOWN = enum.auto()
+
+
+@dataclasses.dataclass
+class Options:
+    size: int = 224
+
+
+VERSIONED = [
+    torch.float16,
+    np.dtype("<f2"),
+    PurePosixPath("a/b"),
+    enum.Enum("Fit", {"COVER": "cover"}, module="m").COVER,
+]
+SETTINGS = [
+    torch.float16,
+    torch.bfloat16,
+    np.dtype("<f2"),
+    np.dtype(">f2"),
+    np.dtype("V8"),
+    np.dtype(("<f4", (2,))),
+    np.dtype(("<f4", (2, 1))),
+    np.dtype(("<i4", (2,))),
+    np.dtype([("a", "<f4", (2,))]),
+    np.dtype([("b", "<f4", (2,))]),
+    PurePosixPath("a/b"),
+    PureWindowsPath("a/b"),
+    PurePosixPath("a\\b"),
+    PurePosixPath("torch.float16"),
+    Fit.COVER,
+    Fit.CONTAIN,
+    Fit.HALF,
+    OtherFit.COVER,
+    Flips.ACROSS,
+    Flips.DOWN,
+    Flips.ACROSS | Flips.DOWN,
+    Flips(0),
+]
+
+
 def test_no_two_different_values_have_one_hash():
     names = [hash_item(value) for value in DIFFERENT]
     assert len(DIFFERENT) == len(set(names))
     assert {64} == {len(name) for name in names}
+
+
+def test_settings_of_a_processor_differ_from_each_other_and_from_every_text_of_them():
+    texts = [str(value) for value in SETTINGS] + ["<f2", "float16", "cover", "COVER", "a/b"]
+    names = {hash_item("x", k=value) for value in [*SETTINGS, *texts, *DIFFERENT]}
+    assert len(SETTINGS) + len(set(texts)) + len(DIFFERENT) == len(names)
+    names = {hash_item(value) for value in [*SETTINGS, *texts, *DIFFERENT]}
+    assert len(SETTINGS) + len(set(texts)) + len(DIFFERENT) == len(names)
+
+
+def test_equal_settings_have_one_hash_wherever_they_come_from():
+    assert hash_item(np.dtype("float32")) == hash_item(np.dtype(np.float32))
+    assert hash_item(Path("a") / "b") == hash_item(Path("a//b/"))
+    spawned = enum.Enum("Crop", ["A"], module="__mp_main__")
+    assert hash_item(enum.Enum("Crop", ["A"], module="__main__").A) == hash_item(spawned.A)
+    assert hash_item(enum.Enum("Crop", ["A"], module="m").A) != hash_item(spawned.A)
+    assert hash_item(enum.Enum("Crop", {"A": 2}, module="__main__").A) != hash_item(spawned.A)
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="arrays in this machine's byte order hash otherwise on others")
+def test_a_hash_is_what_it_was_in_every_version(monkeypatch):
+    """A store outlives its writer, and its keys are these."""
+    monkeypatch.setattr(hashing, "_hasher", hashlib.sha256)
+    every = hashlib.sha256("".join(map(hash_item, DIFFERENT)).encode()).hexdigest()
+    assert every == "41dc276b45c1e6fdcd27a6541dafb53114939b4617c4c07513a8611606979689"
+    assert hash_item(Crop.CENTRE) == "4750f7ba3741189cb74218f6cef7ec12c9cbd9cd828d15366f113e356b706107"
+    settings = hashlib.sha256("".join(map(hash_item, VERSIONED)).encode()).hexdigest()
+    assert settings == "d90f1c72ed2a45eaa9d38ebfb1a69b3093e3eeb4a2d5ae36f2dff65ea30d5990"
 
 
 @pytest.mark.parametrize("value", DIFFERENT, ids=lambda value: repr(value)[:30])
@@ -244,11 +327,14 @@ def released():
         ([nested_tensor()], "value\\[0\\]: cannot hash a tensor that is sparse, nested"),
         ([np.ma.array([1, 2], mask=[0, 1])], "value\\[0\\]: cannot hash a masked array"),
         ([np.ma.masked], "value\\[0\\]: cannot hash a masked array"),
-        ([np.zeros(2, OVERLAPPING)], "value\\[0\\]: cannot hash an array whose fields overlap"),
-        (np.zeros(2, [("a", OVERLAPPING, (2,))]), "value: cannot hash an array whose fields overlap"),
+        ([np.zeros(2, OVERLAPPING)], "value\\[0\\]: cannot hash a dtype whose fields overlap"),
+        (np.zeros(2, [("a", OVERLAPPING, (2,))]), "value: cannot hash a dtype whose fields overlap"),
         ([released()], "value\\[0\\]: cannot hash a memoryview that was released"),
         ([memoryview(bytes(8)).cast("P")], "value\\[0\\]: cannot hash a memoryview that .* has no numpy dtype"),
         (memoryview((ctypes.py_object * 1)(1)), "value: cannot hash an array of objects"),
+        ([np.dtype(object)], "value\\[0\\]: cannot hash a dtype of objects"),
+        ([np.dtype((OVERLAPPING, (2,)))], "value\\[0\\]: cannot hash a dtype whose fields overlap"),
+        (enum.Enum("Late", {"A": object()}).A, "value.value: cannot hash object"),
     ],
 )
 def test_what_cannot_be_hashed_is_named_by_its_path(value, path):
@@ -256,6 +342,36 @@ def test_what_cannot_be_hashed_is_named_by_its_path(value, path):
         hash_item(value)
     with pytest.raises(TypeError, match="kwargs\\['k'\\]"):
         hash_item("x", k=object())
+
+
+@pytest.mark.parametrize(
+    ("value", "hint"),
+    [
+        ({1, 2}, "cannot hash set (hint: a set has no order: pass `sorted(...)` of it)"),
+        (frozenset(), "pass `sorted(...)` of it"),
+        (np.float32, "cannot hash type (hint: np.dtype(...) of it)"),
+        (Path, "cannot hash type (hint: pass its name)"),
+        (Options(), "cannot hash Options (hint: pass `dataclasses.asdict(...)` of it)"),
+        (UserDict(a=1), "cannot hash UserDict (hint: pass `dict(...)` of it)"),
+        (torch.device("cpu"), "cannot hash device (hint: pass `str(...)` of it"),
+        (len, "(hint: pass plain data that tells it from others"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_hashed_comes_with_a_hint(value, hint):
+    with pytest.raises(TypeError) as caught:
+        hash_item("x", k=[value])
+    assert str(caught.value).startswith("kwargs['k'][0]: cannot hash ")
+    assert hint in str(caught.value)
+
+
+def test_a_container_that_contains_itself_is_refused_by_a_typed_error():
+    knot = [1]
+    knot.append({"k": knot})
+    with pytest.raises(NestingError, match="value: too many containers in one another, or one that contains itself"):
+        hash_item(knot)
+    with pytest.raises(NestingError, match="kwargs: too many"):
+        hash_item("x", k=knot)
 
 
 def test_another_process_comes_to_the_same_hash():
@@ -361,3 +477,35 @@ def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pil
     with pillow.open(path) as image:
         image.load()
     assert hash_item(pillow.open(saved(pillow, "GIF", 1))) == hash_item(image)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF"])
+def test_an_image_that_is_cut_off_is_named_by_its_path_and_why(pillow, kind):
+    data = saved(pillow, kind, 1).getvalue()
+    image = pillow.open(io.BytesIO(data[:-100]))
+    for _ in range(2):  # what was decoded at the first attempt is no image either
+        with pytest.raises(
+            ValueError, match=r"value\['a'\]\[1\]: cannot hash an image that cannot be read: .*truncated"
+        ):
+            hash_item({"a": [1, image]})
+
+
+def test_an_image_that_was_closed_is_named_by_its_path_and_why(pillow):
+    image = pillow.open(saved(pillow, "PNG", 1))
+    image.close()
+    with pytest.raises(ValueError, match="value: cannot hash an image that cannot be read: Operation on closed image"):
+        hash_item(image)
+    image = pillow.open(saved(pillow, "PNG", 1))
+    image.fp.close()
+    with pytest.raises(ValueError, match=r"kwargs\['k'\]: cannot hash an image that cannot be read: I/O operation"):
+        hash_item("x", k=image)
+
+
+def test_memory_that_has_run_out_is_not_blamed_on_an_image(pillow, monkeypatch):
+    def run_out(self):
+        raise MemoryError
+
+    image = pillow.new("L", (2, 2))
+    monkeypatch.setattr(type(image), "load", run_out)
+    with pytest.raises(MemoryError):
+        hash_item(image)
