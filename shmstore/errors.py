@@ -167,8 +167,8 @@ class StaleRefError(ShmStoreError, ValueError):
 
     default_message = "the object has been modified or is invalid"
     default_hint = (
-        "its lease was over and it has been evicted or deleted, or these are not the bytes that were handed out; "
-        "put it again, or ask the writer for a new reference"
+        "its lease was over (read, released, cancelled, or its rank retired) and it has been evicted or deleted, or "
+        "these are not the bytes that were handed out; put it again, or ask the writer for a new reference"
     )
 
 

@@ -20,7 +20,7 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from tests.support import Stores, in_child
+from tests.support import Stores, crowd, in_child
 
 
 def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
@@ -121,3 +121,26 @@ def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> No
             writer.get_cached("new")
     writer.cancel(ref)
     writer.check_valid()
+
+
+def test_a_retired_rank_that_is_attached_keeps_its_views_and_may_lose_what_it_has_not_read(stores: Stores) -> None:
+    writer = stores.create(64 * 1024)
+    reader = stores.attach(writer)
+    read = writer.put("read", torch.arange(100))
+    view = reader.get(read)
+    unread = writer.put("unread", torch.arange(100))
+    writer.retire(0)
+    crowd(writer)
+    assert torch.arange(100).equal(view)
+    with pytest.raises(StaleRefError) as caught:
+        reader.get(unread)
+    assert "its rank retired" in caught.value.hint
+    kept = writer.put("still there", 5)
+    assert 5 == reader.get(kept)
+    del view
+    reader.close()
+    again = stores.attach(writer)
+    expected = writer.put("expected again", torch.arange(100))
+    with pytest.raises(StoreFullError):
+        writer.put("too large beside it", torch.zeros(64 * 1024 - 600, dtype=torch.uint8))
+    assert torch.arange(100).equal(again.get(expected))
