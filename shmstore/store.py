@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from shmstore import explain
 from shmstore.bindings import store as native
 from shmstore.errors import (
     CorruptStoreError,
@@ -26,7 +27,6 @@ from shmstore.errors import (
     StoreFullError,
     StoreNotFoundError,
     WriterActiveError,
-    held_by,
 )
 from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
 from shmstore.serde import MsgpackSerde, ObjectSerde
@@ -149,37 +149,6 @@ def _packed(ref: ObjectRef) -> bytes:
     except AttributeError:
         more = "; ObjectRef.from_bytes makes one of 40 bytes" if isinstance(ref, (bytes, bytearray, memoryview)) else ""
         raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
-
-
-def _shown(key: str) -> str:
-    return repr(key if len(key) <= 80 else key[:77] + "...")
-
-
-def _stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
-    hint = None
-    if ref.store_id != store_id:
-        hint = (
-            f"it is of store {ref.store_id:08x}, and this is {store_id:08x}; a later store of the same name is another"
-        )
-    return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
-
-
-def _not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNotFoundError:
-    hint = error.hint
-    if name.startswith("{"):
-        hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
-    elif by_handle and hint == error.default_hint:
-        hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
-    return StoreNotFoundError(f"store {_shown(name)}: {error.message}", hint=hint)
-
-
-def _in_use(name: str, rank: int) -> RankInUseError:
-    pid = native.rank_pid(name, rank)
-    hint = None
-    if pid == os.getpid():  # or it is another's of that number, in another PID namespace
-        hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
-    holder = f"process {pid}" if pid else "a live reader"
-    return RankInUseError(f"rank {rank} of store {name!r} is taken by {holder}", hint=hint)
 
 
 class _Block:
@@ -319,12 +288,12 @@ class ObjectStoreWriter(_Closable):
         try:
             writer = native.Writer.recover(_checked_name(wanted), store_id)
         except StoreNotFoundError as error:
-            raise _not_found(error, wanted, isinstance(name, StoreHandle)) from None
+            raise explain.not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
         except CorruptStoreError:
             raise CorruptStoreError(
-                f"the tables of store {_shown(wanted)} contradict themselves",
+                f"the tables of store {explain.shown(wanted)} contradict themselves",
                 hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
             ) from None
         _log.info("recovered store %s with %d objects", wanted, writer.count())
@@ -384,29 +353,11 @@ class ObjectStoreWriter(_Closable):
     ) -> Exception:
         """Return the same error with what the caller wants to know."""
         if isinstance(error, ObjectExistsError):
-            return ObjectExistsError(f"{error.default_message}: {_shown(key)}")
+            return ObjectExistsError(f"{error.default_message}: {explain.shown(key)}")
         if isinstance(error, ObjectTooLargeError):
             limit = self._writer.max_object_size
             return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
-        return self._full(error.resource, nbytes)
-
-    def _full(self, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None) -> StoreFullError:
-        held = self._writer.holders()
-        stats = self._writer.stats()
-        if resource == "leases":
-            what = f"all {stats['max_leases']} lease entries are taken by unread references (and unfinished puts)"
-        elif resource == "slots":
-            what = f"all {stats['max_objects']} slots are taken by objects that are held"
-        else:
-            free = stats["capacity"] - stats["used_bytes"]
-            what = f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free"
-        message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
-        full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
-        absent = [rank for rank in self._writer.awaited() if rank in held]
-        if absent:
-            who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
-            full.hint = f"{who} never attached: start it, or retire(rank); or {full.hint}"
-        return full
+        return explain.full(self._writer, error.resource, nbytes)
 
     @contextmanager
     def reserve(self, key: str, template: Any) -> Iterator[Any]:
@@ -447,9 +398,9 @@ class ObjectStoreWriter(_Closable):
         try:
             return self._writer.hit(_key(key), trusted_ref)
         except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{error.default_message}: {_shown(key)}") from None
+            raise ObjectNotFoundError(f"{error.default_message}: {explain.shown(key)}") from None
         except StoreFullError as error:
-            raise self._full(error.resource) from None
+            raise explain.full(self._writer, error.resource) from None
 
     def is_cached(self, key: str) -> bool:
         """Say whether `get_cached` would find `key`; changes no order and no count."""
@@ -494,7 +445,7 @@ class ObjectStoreWriter(_Closable):
         try:
             return self._writer.cancel(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref, self._handle.store_id) from None
+            raise explain.stale(error, ref, self._handle.store_id) from None
 
     def cancel_all(self) -> int:
         """End every open lease and return how many there were, also those that are over and not yet looked at.
@@ -605,13 +556,13 @@ class ObjectStoreReader(_Closable):
         try:
             reader = native.Reader.attach(name, rank, store_id)
         except StoreNotFoundError as error:
-            raise _not_found(error, name, handle is not None) from None
+            raise explain.not_found(error, name, handle is not None) from None
         except RankInUseError:
-            raise _in_use(name, rank) from None
+            raise explain.in_use(name, rank) from None
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise
-            raise ValueError(f"store {_shown(name)} expects fewer readers than to have a rank {rank}") from None
+            raise ValueError(f"store {explain.shown(name)} expects fewer readers than to have a rank {rank}") from None
         return cls(reader, name, rank, serde)
 
     def __repr__(self) -> str:
@@ -642,7 +593,7 @@ class ObjectStoreReader(_Closable):
         try:
             meta, payload = self._reader.acquire(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref, self._reader.store_id) from None
+            raise explain.stale(error, ref, self._reader.store_id) from None
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:
@@ -653,7 +604,7 @@ class ObjectStoreReader(_Closable):
         try:
             return self._reader.release(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref, self._reader.store_id) from None
+            raise explain.stale(error, ref, self._reader.store_id) from None
 
     def validate(self, ref: ObjectRef) -> bool:
         """Say whether `get` would find the object; changes nothing."""

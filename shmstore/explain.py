@@ -1,0 +1,67 @@
+"""Errors of C, which are codes, with what the caller wants to know; asked only after something went wrong."""
+
+import os
+from typing import Literal
+
+from shmstore.bindings import store as native
+from shmstore.errors import RankInUseError, StaleRefError, StoreFullError, StoreNotFoundError, held_by
+from shmstore.refs import ObjectRef
+
+__all__ = ["full", "in_use", "not_found", "shown", "stale"]
+
+
+def shown(key: str) -> str:
+    """Return a key or a name as a message shows it: quoted, and not without end."""
+    return repr(key if len(key) <= 80 else key[:77] + "...")
+
+
+def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
+    """Return the same error with the reference it is about, and whether another store gave it."""
+    hint = None
+    if ref.store_id != store_id:
+        hint = (
+            f"it is of store {ref.store_id:08x}, and this is {store_id:08x}; a later store of the same name is another"
+        )
+    return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
+
+
+def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNotFoundError:
+    """Return the same error with the name it is about, and what the caller may have mistaken."""
+    hint = error.hint
+    if name.startswith("{"):
+        hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
+    elif by_handle and hint == error.default_hint:
+        hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
+    return StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
+
+
+def in_use(name: str, rank: int) -> RankInUseError:
+    """Return the error for a rank that is taken, with the process that has it."""
+    pid = native.rank_pid(name, rank)
+    hint = None
+    if pid == os.getpid():  # or it is another's of that number, in another PID namespace
+        hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
+    holder = f"process {pid}" if pid else "a live reader"
+    return RankInUseError(f"rank {rank} of store {name!r} is taken by {holder}", hint=hint)
+
+
+def full(
+    writer: native.Writer, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None
+) -> StoreFullError:
+    """Return the error for a store that has run out of `resource`, with who holds it."""
+    held = writer.holders()
+    stats = writer.stats()
+    if resource == "leases":
+        what = f"all {stats['max_leases']} lease entries are taken by unread references (and unfinished puts)"
+    elif resource == "slots":
+        what = f"all {stats['max_objects']} slots are taken by objects that are held"
+    else:
+        free = stats["capacity"] - stats["used_bytes"]
+        what = f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free"
+    message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
+    full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
+    absent = [rank for rank in writer.awaited() if rank in held]
+    if absent:
+        who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
+        full.hint = f"{who} never attached: start it, or retire(rank); or {full.hint}"
+    return full
