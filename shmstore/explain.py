@@ -48,18 +48,26 @@ def in_use(name: str, rank: int) -> RankInUseError:
 def full(
     writer: native.Writer, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None
 ) -> StoreFullError:
-    """Return the error for a store that has run out of `resource`, with who holds it."""
+    """Return the error for a store that has run out of `resource`, with who holds it and what that leaves."""
     held = writer.holders()
-    stats = writer.stats()
+    stats, room = writer.stats(), writer.room()
+    hint = None
     if resource == "leases":
         what = f"all {stats['max_leases']} lease entries are taken by unread references (and unfinished puts)"
     elif resource == "slots":
         what = f"all {stats['max_objects']} slots are taken by objects that are held"
     else:
         free = stats["capacity"] - stats["used_bytes"]
-        what = f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free"
+        what = (
+            f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free, "
+            f"{room['reclaimable']} reclaimable, {room['longest']} of both in the longest piece"
+        )
+        if nbytes is not None and free + room["reclaimable"] >= nbytes:
+            hint = f"what is held splits the space: {StoreFullError.default_hint}"
+    if room["kept"]:
+        what += f"; {room['kept']} bytes in protect blocks or unfinished puts"
     message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
-    full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
+    full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource, hint=hint)
     absent = [rank for rank in writer.awaited() if rank in held]
     if absent:
         who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"

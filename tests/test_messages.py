@@ -144,3 +144,45 @@ def test_a_retired_rank_that_is_attached_keeps_its_views_and_may_lose_what_it_ha
     with pytest.raises(StoreFullError):
         writer.put("too large beside it", torch.zeros(64 * 1024 - 600, dtype=torch.uint8))
     assert torch.arange(100).equal(again.get(expected))
+
+
+def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(stores: Stores) -> None:
+    writer = stores.create(1 << 20)
+    reader = stores.attach(writer)
+    refs = [writer.put(f"k{i}", torch.full((100_000,), i, dtype=torch.uint8)) for i in range(10)]
+    view = reader.get(refs[4])
+    for ref in refs:
+        reader.release(ref)
+    span = refs[1].address - refs[0].address
+    free = (1 << 20) - 10 * span
+    longest = (1 << 20) - 5 * span  # behind the one that is looked at
+    for _ in range(2):  # the second refusal is a remembered one
+        with pytest.raises(StoreFullError) as caught:
+            writer.put("new", torch.zeros(700_000, dtype=torch.uint8))
+        assert caught.value.message == (
+            f"the store is full: 700000 bytes needed in one piece, {free} of 1048576 free, {9 * span} reclaimable, "
+            f"{longest} of both in the longest piece; held by rank 0: {span} bytes"
+        )
+        assert caught.value.hint.startswith("what is held splits the space: release references")
+    assert view[0] == 4
+    head = span - 100_032  # bytes of the ring that are not payload
+    writer.put("new", torch.zeros(longest - head, dtype=torch.uint8))
+
+
+def test_a_store_that_is_held_as_a_whole_does_not_blame_what_splits_it(stores: Stores) -> None:
+    writer = stores.create(8192)
+    stores.attach(writer)
+    writer.put("a", torch.zeros(1500))
+    with pytest.raises(StoreFullError, match=" 0 reclaimable, ") as caught:
+        writer.put("b", torch.zeros(1500))
+    assert caught.value.hint.startswith("release references")
+
+
+def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
+    writer = stores.create(8192)
+    ref = writer.put("a", torch.zeros(500))
+    writer.cancel(ref)
+    spec = TensorSpec((1000,), torch.uint8)
+    with writer.protect(["a"]), writer.reserve("mine", spec), pytest.raises(StoreFullError) as caught:
+        writer.put("b", torch.zeros(2000))
+    assert f"; {writer.stats().used_bytes} bytes in protect blocks or unfinished puts (hint: " in str(caught.value)

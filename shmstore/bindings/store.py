@@ -343,6 +343,10 @@ class Writer:
         _require(lib.shms_writer_holders(self._w, out))
         return {rank: out[rank] for rank in range(self.n_readers) if out[rank]}
 
+    def room(self) -> dict[str, int]:
+        """Return the fields of shms_room, as of the last refusal."""
+        return _record("shms_room", lib.shms_writer_room, self._w)
+
     def awaited(self) -> list[int]:
         """Return the ranks that have never attached and that leases wait for."""
         out = _new(_BYTES, self.n_readers)
