@@ -1,13 +1,24 @@
 """Errors of C, which are codes, with what the caller wants to know; asked only after something went wrong."""
 
 import os
-from typing import Literal
+from typing import Final, Literal
 
+from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
-from shmstore.errors import RankInUseError, StaleRefError, StoreFullError, StoreNotFoundError, held_by
+from shmstore.errors import (
+    LayoutMismatchError,
+    RankInUseError,
+    StaleRefError,
+    StoreExistsError,
+    StoreFullError,
+    StoreNotFoundError,
+    held_by,
+)
 from shmstore.refs import ObjectRef
 
-__all__ = ["full", "in_use", "not_found", "shown", "stale"]
+__all__ = ["another_layout", "exists", "full", "in_use", "not_found", "shown", "stale"]
+
+_NOTHING_OF_OURS: Final = {"ours": 0, "blank": 0}
 
 
 def shown(key: str) -> str:
@@ -33,6 +44,45 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNot
     elif by_handle and hint == error.default_hint:
         hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
     return StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
+
+
+def _probed(name: str) -> dict[str, int]:
+    try:
+        return native_inspect.probe(name)
+    except (LayoutMismatchError, OSError):  # no regular file, or none that may be read
+        return _NOTHING_OF_OURS
+
+
+def exists(name: str) -> StoreExistsError:
+    """Return the error for a name that is taken; by a file that is no store, if so."""
+    if (seen := _probed(name))["ours"]:
+        return StoreExistsError(f"a store named {shown(name)} exists already")
+    what = "is empty, and not yet or not any more a store" if seen["blank"] else "is no store"
+    return StoreExistsError(
+        f"/dev/shm/{name} exists and {what}",
+        hint="choose another name or none; if nobody needs that file, remove it yourself: shmstore gc leaves it alone",
+    )
+
+
+def another_layout(name: str) -> LayoutMismatchError:
+    """Return the error for a file that cannot be opened, with what it is instead."""
+    seen = _probed(name)
+    if not seen["ours"]:
+        what = "is empty: its creation was not completed, or it is no store" if seen["blank"] else "is no store"
+        return LayoutMismatchError(
+            f"/dev/shm/{name} {what}", hint="pass a store's handle or name; shmstore ls shows the stores of this host"
+        )
+    if not seen["published"]:
+        return LayoutMismatchError(
+            f"the creation of store {shown(name)} was not completed",
+            hint="its writer died in it; shmstore gc removes what is left",
+        )
+    if seen["same_version"]:
+        return LayoutMismatchError(
+            f"store {shown(name)}: its file of {seen['size']} bytes is truncated, extended, or of another page size",
+            hint="it cannot be opened; shmstore gc --yes --force NAME removes it",
+        )
+    return LayoutMismatchError(f"store {shown(name)} was laid out by another version of shmstore")
 
 
 def in_use(name: str, rank: int) -> RankInUseError:

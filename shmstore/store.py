@@ -16,6 +16,7 @@ from shmstore import explain
 from shmstore.bindings import store as native
 from shmstore.errors import (
     CorruptStoreError,
+    LayoutMismatchError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
@@ -273,7 +274,7 @@ class ObjectStoreWriter(_Closable):
                 checksums=bool(checksums),
             )
         except StoreExistsError:
-            raise StoreExistsError(f"a store named {chosen!r} exists already") from None
+            raise explain.exists(chosen) from None
         _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
         return cls(writer, chosen, serde)
 
@@ -291,6 +292,8 @@ class ObjectStoreWriter(_Closable):
             raise explain.not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
+        except LayoutMismatchError:
+            raise explain.another_layout(wanted) from None
         except CorruptStoreError:
             raise CorruptStoreError(
                 f"the tables of store {explain.shown(wanted)} contradict themselves",
@@ -559,6 +562,8 @@ class ObjectStoreReader(_Closable):
             raise explain.not_found(error, name, handle is not None) from None
         except RankInUseError:
             raise explain.in_use(name, rank) from None
+        except LayoutMismatchError:
+            raise explain.another_layout(name) from None
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise
