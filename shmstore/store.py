@@ -567,7 +567,9 @@ class ObjectStoreReader(_Closable):
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise
-            raise ValueError(f"store {explain.shown(name)} expects fewer readers than to have a rank {rank}") from None
+            raise ValueError(
+                f"store {explain.shown(name)} has no rank {rank}: it was created for fewer readers"
+            ) from None
         return cls(reader, name, rank, serde)
 
     def __repr__(self) -> str:

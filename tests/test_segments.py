@@ -121,7 +121,7 @@ def test_ranks_out_of_range_are_value_errors(stores: Stores) -> None:
     writer = stores.create(4096, n_readers=2)
     for rank in (-1, 2, 255, 256, 2**31, 2**32, 2**63, 2**64):
         for store in (writer.handle, writer.name):
-            with pytest.raises(ValueError, match=r"rank must be from 0|out of range"):
+            with pytest.raises(ValueError, match=r"rank must be from 0|has no rank"):
                 ObjectStoreReader.attach(store, rank)
     for thing in (True, "0", None, 0.0):
         with pytest.raises(TypeError, match="rank must be an int"):
@@ -356,7 +356,7 @@ def test_what_is_no_regular_file_is_an_os_error_or_no_store(foreign: Path, make:
     for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
         with pytest.raises((OSError, LayoutMismatchError)):
             call(foreign.name)
-    with pytest.raises(StoreExistsError, match="is no store|is empty"):
+    with pytest.raises(StoreExistsError, match=r"is no store|is empty"):
         ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
     assert foreign.is_symlink() or foreign.exists()
 
