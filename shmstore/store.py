@@ -125,13 +125,40 @@ def _checked_name(name: Any) -> str:
     if not isinstance(name, str):
         more = "; pass its handle" if isinstance(name, ObjectStoreWriter) else ""
         raise TypeError(f"name must be a str, not {type(name).__name__}{more}")
-    if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > native.MAX_NAME:
+    if name.startswith("/dev/shm/"):
+        raise ValueError(f"not a store's name: {explain.shown(name)}; pass it without /dev/shm/")
+    try:
+        size = len(os.fsencode(name))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"not a store's name: {name!r}; {error.reason} (position {error.start})") from None
+    if "/" in name or "\0" in name or name in ("", ".", "..") or size > native.MAX_NAME:
         raise ValueError(f"not a store's name: {name!r}; up to {native.MAX_NAME} bytes, without a slash, not . or ..")
     return name
 
 
-def _store_id(handle: StoreHandle) -> int:
-    return _int("store_id", handle.store_id, 0, 0xFFFFFFFF)
+def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
+    """Return the name, the store's number and the number of ranks, none of which was checked on its way here."""
+    try:
+        return (
+            _checked_name(handle.name),
+            _int("store_id", handle.store_id, 0, 0xFFFFFFFF),
+            _int("n_readers", handle.n_readers, 1, native.MAX_READERS),
+        )
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"this StoreHandle is none that a writer made: {error}") from None
+
+
+def _checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
+    if serde is None:
+        return _DEFAULT_SERDE
+    if isinstance(serde, type):
+        raise TypeError(f"serde must be an instance: pass {serde.__name__}()")
+    missing = [name for name in ("encode", "fill", "decode", "layout") if not callable(getattr(serde, name, None))]
+    if missing:
+        raise TypeError(
+            f"serde must be an ObjectSerde, such as MsgpackSerde(); {type(serde).__name__} has no {', '.join(missing)}"
+        )
+    return serde
 
 
 def _key(key: str) -> bytes:
@@ -139,6 +166,8 @@ def _key(key: str) -> bytes:
         packed = key.encode()
     except AttributeError:
         raise TypeError(f"a key must be a str, not {type(key).__name__}") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
     if not 0 < len(packed) <= native.MAX_KEY:
         raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
     return packed
@@ -213,12 +242,12 @@ class ObjectStoreWriter(_Closable):
     nobody closes stays in /dev/shm, where `recover` finds it.
     """
 
-    def __init__(self, writer: native.Writer, name: str, serde: ObjectSerde | None) -> None:
+    def __init__(self, writer: native.Writer, name: str, serde: ObjectSerde) -> None:
         """Wrap an opened segment; callers use `create` or `recover`."""
         if not isinstance(writer, native.Writer):
             raise TypeError("an ObjectStoreWriter is made by ObjectStoreWriter.create(...) or .recover(name)")
         self._writer = writer
-        self._serde = serde if serde is not None else _DEFAULT_SERDE
+        self._serde = serde
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
         # Of running blocks; each belongs to its block's frame, so that nothing but the block's end can be forgotten.
         # By their own ids, so that each change is one operation of a dict, which is atomic: a lock could be another
@@ -260,6 +289,7 @@ class ObjectStoreWriter(_Closable):
         objects = 0 if max_objects is None else _int("max_objects", max_objects, 1, native.MAX_OBJECTS)
         if eviction not in ("clock", "fifo"):
             raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
+        chosen_serde = _checked_serde(serde)
         chosen = f"shmstore-{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
         try:
             writer = native.Writer.create(
@@ -276,7 +306,7 @@ class ObjectStoreWriter(_Closable):
         except StoreExistsError:
             raise explain.exists(chosen) from None
         _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
-        return cls(writer, chosen, serde)
+        return cls(writer, chosen, chosen_serde)
 
     @classmethod
     def recover(cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None) -> "ObjectStoreWriter":
@@ -285,9 +315,13 @@ class ObjectStoreWriter(_Closable):
         What was half-written is dropped. Raises WriterActiveError while a writer lives, StoreNotFoundError,
         LayoutMismatchError for what is no store of this version, CorruptStoreError for a damaged one.
         """
-        wanted, store_id = (name.name, _store_id(name)) if isinstance(name, StoreHandle) else (name, native.ANY_STORE)
+        chosen_serde = _checked_serde(serde)
+        if isinstance(name, StoreHandle):
+            wanted, store_id, _ = _checked_handle(name)
+        else:
+            wanted, store_id = _checked_name(name), native.ANY_STORE
         try:
-            writer = native.Writer.recover(_checked_name(wanted), store_id)
+            writer = native.Writer.recover(wanted, store_id)
         except StoreNotFoundError as error:
             raise explain.not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
@@ -300,7 +334,7 @@ class ObjectStoreWriter(_Closable):
                 hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
             ) from None
         _log.info("recovered store %s with %d objects", wanted, writer.count())
-        return cls(writer, wanted, serde)
+        return cls(writer, wanted, chosen_serde)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"
@@ -416,6 +450,8 @@ class ObjectStoreWriter(_Closable):
     @contextmanager
     def protect(self, keys: Iterable[str]) -> Iterator[None]:
         """Let none of `keys` be reclaimed inside the block, whether stored before it or during it."""
+        if isinstance(keys, str):
+            raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{explain.shown(keys)}])")
         packed = dict.fromkeys(_key(key) for key in keys)
         block = _Block(packed)
         mine = weakref.ref(block)
@@ -530,12 +566,12 @@ class ObjectStoreReader(_Closable):
     Thread-safe. Attach after a fork or in a spawned process, never before.
     """
 
-    def __init__(self, reader: native.Reader, name: str, rank: int, serde: ObjectSerde | None) -> None:
+    def __init__(self, reader: native.Reader, name: str, rank: int, serde: ObjectSerde) -> None:
         """Wrap an opened segment; callers use `attach`."""
         if not isinstance(reader, native.Reader):
             raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
-        self._serde = serde if serde is not None else _DEFAULT_SERDE
+        self._serde = serde
         self._name = name
         self._rank = rank
         self._open = True
@@ -551,15 +587,16 @@ class ObjectStoreReader(_Closable):
         RankInUseError while a process (or views of a closed reader) has the rank, ValueError for a rank out of range,
         LayoutMismatchError and CorruptStoreError for what is no intact store.
         """
-        handle = handle_or_name if isinstance(handle_or_name, StoreHandle) else None
-        name = _checked_name(handle.name if handle else handle_or_name)
-        ranks = _int("n_readers", handle.n_readers, 1, native.MAX_READERS) if handle else native.MAX_READERS
+        chosen_serde = _checked_serde(serde)
+        if isinstance(handle_or_name, StoreHandle):
+            name, store_id, ranks = _checked_handle(handle_or_name)
+        else:
+            name, store_id, ranks = _checked_name(handle_or_name), native.ANY_STORE, native.MAX_READERS
         rank = _int("rank", rank, 0, ranks - 1)
-        store_id = _store_id(handle) if handle else native.ANY_STORE
         try:
             reader = native.Reader.attach(name, rank, store_id)
         except StoreNotFoundError as error:
-            raise explain.not_found(error, name, handle is not None) from None
+            raise explain.not_found(error, name, isinstance(handle_or_name, StoreHandle)) from None
         except RankInUseError:
             raise explain.in_use(name, rank) from None
         except LayoutMismatchError:
@@ -570,7 +607,7 @@ class ObjectStoreReader(_Closable):
             raise ValueError(
                 f"store {explain.shown(name)} has no rank {rank}: it was created for fewer readers"
             ) from None
-        return cls(reader, name, rank, serde)
+        return cls(reader, name, rank, chosen_serde)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"

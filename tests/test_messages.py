@@ -2,12 +2,14 @@
 
 import os
 import pickle
-from typing import Any
+import re
+from typing import Any, cast
 
 import pytest
 import torch
 
 from shmstore import (
+    MsgpackSerde,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreReader,
@@ -20,7 +22,7 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from tests.support import Stores, crowd, in_child
+from tests.support import Stores, crowd, in_child, segments, store_name
 
 
 def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
@@ -186,3 +188,80 @@ def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
     with writer.protect(["a"]), writer.reserve("mine", spec), pytest.raises(StoreFullError) as caught:
         writer.put("b", torch.zeros(2000))
     assert f"; {writer.stats().used_bytes} bytes in protect blocks or unfinished puts (hint: " in str(caught.value)
+
+
+class NoSerde:
+    """Has two of the four methods."""
+
+    def encode(self, value: Any) -> None:
+        raise NotImplementedError
+
+    decode = encode
+
+
+def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=2)
+    name, closed = store_name(), stores.create(8192)
+    closed.close(unlink=False)
+
+    def refused(error: type[Exception], match: str, call: Any) -> None:
+        with pytest.raises(error, match=match) as caught:
+            call()
+        assert type(caught.value) is error
+
+    no_methods = "serde must be an ObjectSerde, such as MsgpackSerde(); int has no encode, fill, decode, layout"
+    for serde, said in (
+        (5, no_methods),
+        (NoSerde(), "NoSerde has no fill, layout"),
+        (MsgpackSerde, "an instance: pass MsgpackSerde()"),
+    ):
+        match, bad = re.escape(said), cast(Any, serde)
+        refused(TypeError, match, lambda: ObjectStoreWriter.create(name, capacity=8192, n_readers=1, serde=bad))  # noqa: B023
+        refused(TypeError, match, lambda: ObjectStoreWriter.recover(closed.name, serde=bad))  # noqa: B023
+        refused(TypeError, match, lambda: ObjectStoreReader.attach(writer.handle, serde=bad))  # noqa: B023
+    assert name not in segments()
+    stores.attach(writer)  # nobody has taken the rank
+    stores.recover(closed.name).close()
+    refused(TypeError, r"not one key; write protect\(\['abc'\]\)", lambda: writer.protect("abc").__enter__())
+    for call in (writer.get_cached, writer.is_cached, writer.touch, writer.delete, lambda key: writer.put(key, 1)):
+        refused(ValueError, r"a key must be .*: surrogates not allowed \(position 1\)", lambda: call("a\ud800"))  # noqa: B023
+    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
+        refused(ValueError, "not a store's name: 'a.ud800'; surrogates not allowed", lambda: call("a\ud800"))  # noqa: B023
+        path = f"/dev/shm/{writer.name}"
+        refused(ValueError, f"'{path}'; pass it without /dev/shm/", lambda: call(path))  # noqa: B023
+        for handle, said in (
+            (StoreHandle(writer.name, writer.handle.store_id, -9), "n_readers must be from 1 to 256, not -9"),
+            (StoreHandle(writer.name, -1, 2), "store_id must be from 0"),
+            (StoreHandle("a/b", 1, 2), "not a store's name: 'a/b'"),
+        ):
+            match = f"this StoreHandle is none that a writer made: {said}"
+            refused(ValueError, match, lambda: call(handle))  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "it has no name, store_id, n_readers"),
+        ('{"name": "x", "n_readers": 1}', "it has no store_id"),
+        ("[]", "that is a JSON object"),
+        ('{"name": "x", "store_id": 1, "n_readers": "1"}', "n_readers must be of type int"),
+        ('{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}', "more is none of a handle's fields"),
+        ("shmstore-1", "is no JSON"),
+    ],
+)
+def test_json_that_is_no_handle_says_what_is_wrong_with_it(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"^not a store handle: ") as caught:
+        StoreHandle.from_json(text)
+    assert str(caught.value).endswith(said)
+
+
+@pytest.mark.parametrize("dtype", ["nonsense", None, 5, "f4,,", ("f4", -1), {"names": 1}])
+def test_what_is_no_dtype_is_refused_with_what_would_be_one(dtype: Any) -> None:
+    with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype .* or what numpy takes"):
+        TensorSpec((2,), dtype)
+
+
+@pytest.mark.parametrize("shape", [5, "ab", None, (1.5,)])
+def test_what_is_no_shape_is_refused_with_what_would_be_one(shape: Any) -> None:
+    with pytest.raises(TypeError, match="shape must be a sequence of ints, not "):
+        TensorSpec(shape, torch.int8)
