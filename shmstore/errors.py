@@ -18,6 +18,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectTooLargeError",
     "RankInUseError",
+    "SerdeError",
     "ShmStoreError",
     "StaleRefError",
     "StoreClosedError",
@@ -276,6 +277,15 @@ class UnsupportedValueError(ShmStoreError, TypeError):
     def __init__(self, message: str | None = None, *, path: str = "", hint: str | None = None) -> None:
         self.path = path
         super().__init__(message, hint=hint)
+
+
+class SerdeError(ShmStoreError, ValueError):
+    """A serializer of the caller's own has broken its contract; nothing was stored."""
+
+    default_message = "the serializer returned what is no encoding of a value"
+    default_hint = (
+        "see shmstore.serde.ObjectSerde for what encode() and layout() return; MsgpackSerde() is one that fits"
+    )
 
 
 class NestingError(ShmStoreError, ValueError):

@@ -1,13 +1,14 @@
 """Errors of C, which are codes, with what the caller wants to know; asked only after something went wrong."""
 
 import os
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from shmstore.errors import (
     LayoutMismatchError,
     RankInUseError,
+    SerdeError,
     StaleRefError,
     StoreExistsError,
     StoreFullError,
@@ -16,7 +17,17 @@ from shmstore.errors import (
 )
 from shmstore.refs import ObjectRef
 
-__all__ = ["another_layout", "exists", "full", "in_use", "not_found", "shown", "stale"]
+__all__ = [
+    "another_layout",
+    "exists",
+    "full",
+    "in_use",
+    "not_found",
+    "shown",
+    "stale",
+    "wrong_encoding",
+    "wrong_layout",
+]
 
 _NOTHING_OF_OURS: Final = {"ours": 0, "blank": 0}
 
@@ -123,3 +134,39 @@ def full(
         who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
         full.hint = f"{who} never attached: start it, or retire(rank); or {full.hint}"
     return full
+
+
+def _wrong_sizes(made: Any) -> str | None:
+    if not isinstance(made.meta, bytes):
+        return f"meta must be bytes, not {type(made.meta).__name__}"
+    if not isinstance(made.nbytes, int) or not 0 <= made.nbytes <= native.MAX_CAPACITY:
+        return f"nbytes must be an int from 0 to {native.MAX_CAPACITY}, not {made.nbytes!r}"
+    return None
+
+
+def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
+    try:
+        for offset, size, _ in getattr(made, name):
+            if not (0 <= offset <= offset + size <= made.nbytes):
+                return f"{name}: {size} bytes at {offset} do not lie within the {made.nbytes} bytes of the payload"
+    except (TypeError, ValueError):
+        return f"{name} must be a sequence of triples that begin with an offset and a size"
+    return None
+
+
+def wrong_encoding(made: Any) -> SerdeError | None:
+    """Return what is wrong with what a serializer's `encode` returned; None where it is an `Encoded`."""
+    if not all(hasattr(made, name) for name in ("meta", "nbytes", "spans", "fills")):
+        wrong: str | None = f"not {type(made).__name__} but an Encoded is expected"
+    else:
+        wrong = _wrong_sizes(made) or _wrong_places(made, "spans") or _wrong_places(made, "fills")
+    return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None
+
+
+def wrong_layout(made: Any) -> SerdeError | None:
+    """Return what is wrong with what a serializer's `layout` returned; None where it is a `Layout`."""
+    if not all(hasattr(made, name) for name in ("meta", "nbytes", "build")):
+        wrong: str | None = f"not {type(made).__name__} but a Layout is expected"
+    else:
+        wrong = _wrong_sizes(made)
+    return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None

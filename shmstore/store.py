@@ -36,6 +36,8 @@ __all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"
 
 _log = logging.getLogger(__name__)
 _DEFAULT_SERDE = MsgpackSerde()
+_BROKEN = (AttributeError, OverflowError, TypeError, ValueError)
+"""What becomes of a serializer's mistakes; asked about them only then, so that a put that succeeds pays nothing."""
 _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
 """What a put may end with and the store knows more about than its code."""
 
@@ -355,7 +357,8 @@ class ObjectStoreWriter(_Closable):
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), and TypeError, with
-        the path, for a value that the serializer refuses. A put that fails leaves the store as it was.
+        the path, for a value that the serializer refuses; SerdeError where a serializer of the caller's own is wrong. A
+        put that fails leaves the store as it was.
         """
         packed_key = _key(key)
         encoded = self._serde.encode(value)
@@ -365,11 +368,17 @@ class ObjectStoreWriter(_Closable):
             ref = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans, trusted_ref)
         except _ORDINARY as error:
             raise self._explain(error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
+        except _BROKEN as error:
+            if (wrong := explain.wrong_encoding(encoded)) is not None:
+                raise wrong from error
+            raise
         if self._blocks:
             self._protect_late(packed_key)
         return ref
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
+        if encoded.fills and (wrong := explain.wrong_encoding(encoded)) is not None:
+            raise wrong  # a fill would be given less than its size, and C has no look at it
         ticket = self._writer.ticket()
         try:
             ticket.begin(key, encoded.meta, encoded.nbytes)
@@ -406,6 +415,8 @@ class ObjectStoreWriter(_Closable):
         """
         packed_key = _key(key)
         layout = self._serde.layout(template)
+        if (wrong := explain.wrong_layout(layout)) is not None:
+            raise wrong
         ticket = self._writer.ticket()
         try:
             try:
