@@ -64,6 +64,29 @@ def _interrupted_at(number: int, action: Callable[[], Any], *files: str) -> bool
     return False
 
 
+@pytest.mark.parametrize("size", [3, 300])
+def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next(size: int) -> None:
+    number, taken = 0, list[str]()
+    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
+        writer.track_evictions()
+        while True:
+            number += 1
+            expected = [f"{number}-{i}".ljust(size, ".") for i in range(3)]
+            for key in expected:
+                writer.put(key, 1)
+                writer.delete(key)
+            taken.clear()
+            interrupted = _interrupted_at(number, lambda: taken.extend(writer._writer.take_evicted()), BINDINGS)
+            assert [] == taken or not interrupted
+            taken += writer.take_evicted()
+            assert expected == taken, f"interrupt {number}"
+            assert [] == writer.take_evicted()
+            writer.cancel_all()
+            if not interrupted:
+                break
+    assert number > 5
+
+
 def _reserve(writer: ObjectStoreWriter) -> None:
     with writer.reserve("new", np.zeros(9, np.uint8)) as views:
         views[:] = 1
@@ -79,7 +102,7 @@ ACTIONS: dict[str, Callable[[ObjectStoreWriter], Any]] = {
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
-    number = 0
+    number, taken = 0, list[str]()
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
         writer.put("old", np.zeros(9, np.uint8))
         while True:
