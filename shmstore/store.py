@@ -373,7 +373,11 @@ class ObjectStoreWriter(_Closable):
                 raise wrong from error
             raise
         if self._blocks:
-            self._protect_late(packed_key)
+            try:
+                self._protect_late(packed_key)  # a block has begun in another thread
+            except BaseException:
+                self._writer.take_back(packed_key, ref.to_bytes())
+                raise
         return ref
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:

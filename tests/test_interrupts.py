@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, refs, store
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, refs, store
 from shmstore.bindings import store as native
 from tests.support import segments, store_name
 
@@ -37,13 +37,15 @@ def _checks(code: CodeType) -> frozenset[int]:
     return frozenset(b.offset for a, b in pairwise(steps) if a.opname in calls)
 
 
-def _interrupted_at(number: int, action: Callable[[], Any], *files: str) -> bool:
-    """Do `action` with an interrupt at that check; False where it ended before."""
+def _interrupted_at(number: int, action: Callable[[], Any], *files: str, only: Iterable[str] = ()) -> bool:
+    """Do `action` with an interrupt at that check, in these functions if any are named; False where it ended before."""
     seen = 0
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal seen
         if frame.f_code.co_filename not in files or frame.f_code.co_name == "_keep":
+            return None
+        if only and frame.f_code.co_name not in only:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti in _checks(frame.f_code):
@@ -78,7 +80,7 @@ def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next(size: int) 
             taken.clear()
             interrupted = _interrupted_at(number, lambda: taken.extend(writer._writer.take_evicted()), BINDINGS)
             assert [] == taken or not interrupted
-            taken += writer.take_evicted()
+            taken.extend(writer.take_evicted())
             assert expected == taken, f"interrupt {number}"
             assert [] == writer.take_evicted()
             writer.cancel_all()
@@ -102,7 +104,7 @@ ACTIONS: dict[str, Callable[[ObjectStoreWriter], Any]] = {
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
-    number, taken = 0, list[str]()
+    number = 0
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
         writer.put("old", np.zeros(9, np.uint8))
         while True:
@@ -119,6 +121,36 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
             ), f"interrupt {number}"
             writer.check_valid()
     assert number > 3
+
+
+def test_a_put_whose_late_protection_is_interrupted_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = 0
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.put("old", np.zeros(9, np.uint8))
+
+        def begins_meanwhile(packed: bytes) -> ObjectRef:
+            block.__enter__()  # as another thread may, after the put has looked for blocks
+            return refs.trusted_ref(packed)
+
+        monkeypatch.setattr(store, "trusted_ref", begins_meanwhile)
+        while True:
+            number += 1
+            before = writer.stats()
+            block = writer.protect(["new"])
+            late = ("_protect_late", "guard", "set")
+            interrupted = _interrupted_at(number, lambda: ACTIONS["put"](writer), BINDINGS, STORE, only=late)
+            block.__exit__(None, None, None)
+            after = writer.stats()
+            if not interrupted:
+                break
+            assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
+                after.objects,
+                after.used_bytes,
+                after.open_leases,
+                writer.keys(),
+            ), f"interrupt {number}"
+            writer.check_valid()
+    assert number > 5
 
 
 def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
