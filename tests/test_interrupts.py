@@ -89,6 +89,18 @@ def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next(size: int) 
     assert number > 5
 
 
+def test_evicted_keys_whose_taking_was_interrupted_are_forgotten_with_the_others() -> None:
+    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
+        for number in range(1, 8):
+            writer.track_evictions()
+            writer.put("gone", 1)
+            writer.delete("gone")
+            assert _interrupted_at(number, writer._writer.take_evicted, BINDINGS)
+            writer.track_evictions(False)
+            assert [] == writer.take_evicted(), f"interrupt {number}"
+            writer.cancel_all()
+
+
 def _reserve(writer: ObjectStoreWriter) -> None:
     with writer.reserve("new", np.zeros(9, np.uint8)) as views:
         views[:] = 1

@@ -323,6 +323,8 @@ class Writer:
     def track_evictions(self, on: bool) -> None:
         """Note keys that leave, or stop noting."""
         _require(lib.shms_writer_track_evictions(self._w, on))
+        if not on:
+            self._kept = b""
 
     def take_evicted(self) -> list[str]:
         """Return the keys that have left since the last call, and those that an interrupt kept from its caller."""
