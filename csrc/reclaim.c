@@ -178,19 +178,38 @@ static void refusal_prepare(struct shms_writer *w, shms_refusal *f, uint64_t spa
     }
 }
 
-/* Who holds how much: bytes pinned by a living rank, or promised to it and not yet acknowledged. */
+static void stretch_ends(shms_room *room, uint64_t start, uint64_t end) {
+    if (end - start > room->longest)
+        room->longest = end - start;
+}
+
+/* Who holds how much: bytes pinned by a living rank, or promised to it and not yet acknowledged.  And what that leaves:
+ * whatever no rank holds may go, unless the writer itself still needs it. */
 static void count_held(struct shms_writer *w) {
+    uint64_t start = 0; /* of the stretch: the end of the last object that stays */
     memset(w->held, 0, sizeof w->held);
+    w->room = (shms_room){0};
     for (uint32_t s = w->ring.first; s != SHMS_NONE; s = w->ring.next[s]) {
-        uint64_t span = shms_span(shms_get(&shms_writer_slot(w, s)->length));
+        shms_slot *slot = shms_writer_slot(w, s);
+        uint64_t span = shms_span(shms_get(&slot->length));
+        bool live = shms_get(&slot->state) == SHMS_LIVE, anyone = false;
         for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
-            bool holds = shms_get(&shms_writer_slot(w, s)->state) == SHMS_LIVE &&
-                         atomic_load_explicit(pin_of(w, r, s), memory_order_relaxed) && !rank_gone(w, r);
+            bool holds = live && atomic_load_explicit(pin_of(w, r, s), memory_order_relaxed) && !rank_gone(w, r);
             for (uint32_t e = w->leases.first[s]; !holds && e != SHMS_NONE; e = w->leases.next[e])
                 holds = !lease_done_by(w, r, e, shms_get(&w->leases.table[e].number));
             w->held[r] += holds ? span : 0;
+            anyone |= holds;
         }
+        bool stays = !live || w->protected[s];
+        w->room.kept += stays && !anyone ? span : 0;
+        if (!stays && !anyone) {
+            w->room.reclaimable += span;
+            continue;
+        }
+        stretch_ends(&w->room, start, shms_get(&slot->offset));
+        start = shms_slot_end(slot);
     }
+    stretch_ends(&w->room, start, w->ring.capacity);
 }
 
 /* After a search in vain.  `here` is what the search went by: a rank that has died since is news, too. */

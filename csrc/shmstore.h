@@ -141,6 +141,13 @@ typedef struct shms_stats {
     uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
 } shms_stats;
 
+/* What a refusal found (one that was not remembered, but searched for), in bytes of the data region. */
+typedef struct shms_room {
+    uint64_t reclaimable; /* under objects that nobody holds */
+    uint64_t longest;     /* longest stretch of these and of gaps: an object of up to so many bytes would have had room */
+    uint64_t kept;        /* under objects that no rank holds but the writer does: guarded, or unfinished */
+} shms_room;
+
 typedef struct shms_reader_stats {
     uint64_t gets, stale, releases, live_views;
 } shms_reader_stats;
@@ -202,6 +209,7 @@ int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
 /* Bytes that each rank holds (pinned, or promised and not yet read) as of the last refusal. */
 int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank);
+int shms_writer_room(shms_writer *w, shms_room *out); /* likewise: what nobody held */
 /* For each rank: 1 where it has never attached and is not retired, so that leases wait for it; else 0. */
 int shms_writer_awaited(shms_writer *w, uint8_t *out_by_rank);
 /* With `on`, keys that leave the store are noted; _take_evicted gives and forgets them (as _keys does). */

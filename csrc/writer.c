@@ -263,6 +263,15 @@ int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank) {
     return SHMS_OK;
 }
 
+int shms_writer_room(shms_writer *w, shms_room *out) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    *out = w->room;
+    pthread_mutex_unlock(&w->mutex);
+    return SHMS_OK;
+}
+
 static int check(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
     uint32_t n = (uint32_t)l->max_objects, live = 0, occupied = 0;

@@ -46,6 +46,7 @@ struct shms_writer {
     uint64_t books; /* +1 whenever the writer itself may have made room */
     shms_refusal no_space, no_lease;
     uint64_t held[SHMS_MAX_READERS]; /* bytes by rank at the last refusal */
+    shms_room room;                  /* what that left */
     bool tracking;
     shms_keylist evicted;
     uint64_t random[32]; /* secrets of the next objects; 256 bytes, which no signal interrupts (getrandom(2)) */

@@ -18,6 +18,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectTooLargeError",
     "RankInUseError",
+    "SerdeError",
     "ShmStoreError",
     "StaleRefError",
     "StoreClosedError",
@@ -167,8 +168,8 @@ class StaleRefError(ShmStoreError, ValueError):
 
     default_message = "the object has been modified or is invalid"
     default_hint = (
-        "its lease was over and it has been evicted or deleted, or these are not the bytes that were handed out; "
-        "put it again, or ask the writer for a new reference"
+        "its lease was over (read, released, cancelled, or its rank retired) and it has been evicted or deleted, or "
+        "these are not the bytes that were handed out; put it again, or ask the writer for a new reference"
     )
 
 
@@ -276,6 +277,15 @@ class UnsupportedValueError(ShmStoreError, TypeError):
     def __init__(self, message: str | None = None, *, path: str = "", hint: str | None = None) -> None:
         self.path = path
         super().__init__(message, hint=hint)
+
+
+class SerdeError(ShmStoreError, ValueError):
+    """A serializer of the caller's own has broken its contract; nothing was stored."""
+
+    default_message = "the serializer returned what is no encoding of a value"
+    default_hint = (
+        "see shmstore.serde.ObjectSerde for what encode() and layout() return; MsgpackSerde() is one that fits"
+    )
 
 
 class NestingError(ShmStoreError, ValueError):

@@ -117,9 +117,16 @@ class StoreHandle:
         """Return the handle that `to_json` wrote; ValueError where the text is another."""
         try:
             fields = json.loads(text)
-            handle = cls(**fields)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"not a store handle: {text!r}") from error
-        if type(handle.name) is not str or type(handle.store_id) is not int or type(handle.n_readers) is not int:
-            raise ValueError(f"not a store handle: {text!r}")
-        return handle
+            raise ValueError(f"not a store handle: {text!r} is no JSON") from error
+        if not isinstance(fields, dict):
+            raise ValueError(f"not a store handle: {text!r}; that is a JSON object")
+        kinds = {"name": str, "store_id": int, "n_readers": int}
+        if missing := [name for name in kinds if name not in fields]:
+            raise ValueError(f"not a store handle: {text!r}; it has no {', '.join(missing)}")
+        if more := [name for name in fields if name not in kinds]:
+            raise ValueError(f"not a store handle: {text!r}; {', '.join(more)} is none of a handle's fields")
+        for name, kind in kinds.items():
+            if type(fields[name]) is not kind:
+                raise ValueError(f"not a store handle: {text!r}; {name} must be of type {kind.__name__}")
+        return cls(**fields)

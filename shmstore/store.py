@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from shmstore import explain
 from shmstore.bindings import store as native
 from shmstore.errors import (
     CorruptStoreError,
+    LayoutMismatchError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
@@ -26,7 +28,6 @@ from shmstore.errors import (
     StoreFullError,
     StoreNotFoundError,
     WriterActiveError,
-    held_by,
 )
 from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
 from shmstore.serde import MsgpackSerde, ObjectSerde
@@ -35,6 +36,8 @@ __all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"
 
 _log = logging.getLogger(__name__)
 _DEFAULT_SERDE = MsgpackSerde()
+_BROKEN = (AttributeError, OverflowError, TypeError, ValueError)
+"""What becomes of a serializer's mistakes; asked about them only then, so that a put that succeeds pays nothing."""
 _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
 """What a put may end with and the store knows more about than its code."""
 
@@ -124,13 +127,40 @@ def _checked_name(name: Any) -> str:
     if not isinstance(name, str):
         more = "; pass its handle" if isinstance(name, ObjectStoreWriter) else ""
         raise TypeError(f"name must be a str, not {type(name).__name__}{more}")
-    if "/" in name or "\0" in name or name in ("", ".", "..") or len(os.fsencode(name)) > native.MAX_NAME:
+    if name.startswith("/dev/shm/"):
+        raise ValueError(f"not a store's name: {explain.shown(name)}; pass it without /dev/shm/")
+    try:
+        size = len(os.fsencode(name))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"not a store's name: {name!r}; {error.reason} (position {error.start})") from None
+    if "/" in name or "\0" in name or name in ("", ".", "..") or size > native.MAX_NAME:
         raise ValueError(f"not a store's name: {name!r}; up to {native.MAX_NAME} bytes, without a slash, not . or ..")
     return name
 
 
-def _store_id(handle: StoreHandle) -> int:
-    return _int("store_id", handle.store_id, 0, 0xFFFFFFFF)
+def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
+    """Return the name, the store's number and the number of ranks, none of which was checked on its way here."""
+    try:
+        return (
+            _checked_name(handle.name),
+            _int("store_id", handle.store_id, 0, 0xFFFFFFFF),
+            _int("n_readers", handle.n_readers, 1, native.MAX_READERS),
+        )
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"this StoreHandle is none that a writer made: {error}") from None
+
+
+def _checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
+    if serde is None:
+        return _DEFAULT_SERDE
+    if isinstance(serde, type):
+        raise TypeError(f"serde must be an instance: pass {serde.__name__}()")
+    missing = [name for name in ("encode", "fill", "decode", "layout") if not callable(getattr(serde, name, None))]
+    if missing:
+        raise TypeError(
+            f"serde must be an ObjectSerde, such as MsgpackSerde(); {type(serde).__name__} has no {', '.join(missing)}"
+        )
+    return serde
 
 
 def _key(key: str) -> bytes:
@@ -138,6 +168,8 @@ def _key(key: str) -> bytes:
         packed = key.encode()
     except AttributeError:
         raise TypeError(f"a key must be a str, not {type(key).__name__}") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
     if not 0 < len(packed) <= native.MAX_KEY:
         raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
     return packed
@@ -149,37 +181,6 @@ def _packed(ref: ObjectRef) -> bytes:
     except AttributeError:
         more = "; ObjectRef.from_bytes makes one of 40 bytes" if isinstance(ref, (bytes, bytearray, memoryview)) else ""
         raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
-
-
-def _shown(key: str) -> str:
-    return repr(key if len(key) <= 80 else key[:77] + "...")
-
-
-def _stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
-    hint = None
-    if ref.store_id != store_id:
-        hint = (
-            f"it is of store {ref.store_id:08x}, and this is {store_id:08x}; a later store of the same name is another"
-        )
-    return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
-
-
-def _not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNotFoundError:
-    hint = error.hint
-    if name.startswith("{"):
-        hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
-    elif by_handle and hint == error.default_hint:
-        hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
-    return StoreNotFoundError(f"store {_shown(name)}: {error.message}", hint=hint)
-
-
-def _in_use(name: str, rank: int) -> RankInUseError:
-    pid = native.rank_pid(name, rank)
-    hint = None
-    if pid == os.getpid():  # or it is another's of that number, in another PID namespace
-        hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
-    holder = f"process {pid}" if pid else "a live reader"
-    return RankInUseError(f"rank {rank} of store {name!r} is taken by {holder}", hint=hint)
 
 
 class _Block:
@@ -243,12 +244,12 @@ class ObjectStoreWriter(_Closable):
     nobody closes stays in /dev/shm, where `recover` finds it.
     """
 
-    def __init__(self, writer: native.Writer, name: str, serde: ObjectSerde | None) -> None:
+    def __init__(self, writer: native.Writer, name: str, serde: ObjectSerde) -> None:
         """Wrap an opened segment; callers use `create` or `recover`."""
         if not isinstance(writer, native.Writer):
             raise TypeError("an ObjectStoreWriter is made by ObjectStoreWriter.create(...) or .recover(name)")
         self._writer = writer
-        self._serde = serde if serde is not None else _DEFAULT_SERDE
+        self._serde = serde
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
         # Of running blocks; each belongs to its block's frame, so that nothing but the block's end can be forgotten.
         # By their own ids, so that each change is one operation of a dict, which is atomic: a lock could be another
@@ -290,6 +291,7 @@ class ObjectStoreWriter(_Closable):
         objects = 0 if max_objects is None else _int("max_objects", max_objects, 1, native.MAX_OBJECTS)
         if eviction not in ("clock", "fifo"):
             raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
+        chosen_serde = _checked_serde(serde)
         chosen = f"shmstore-{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
         try:
             writer = native.Writer.create(
@@ -304,9 +306,9 @@ class ObjectStoreWriter(_Closable):
                 checksums=bool(checksums),
             )
         except StoreExistsError:
-            raise StoreExistsError(f"a store named {chosen!r} exists already") from None
+            raise explain.exists(chosen) from None
         _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
-        return cls(writer, chosen, serde)
+        return cls(writer, chosen, chosen_serde)
 
     @classmethod
     def recover(cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None) -> "ObjectStoreWriter":
@@ -315,20 +317,26 @@ class ObjectStoreWriter(_Closable):
         What was half-written is dropped. Raises WriterActiveError while a writer lives, StoreNotFoundError,
         LayoutMismatchError for what is no store of this version, CorruptStoreError for a damaged one.
         """
-        wanted, store_id = (name.name, _store_id(name)) if isinstance(name, StoreHandle) else (name, native.ANY_STORE)
+        chosen_serde = _checked_serde(serde)
+        if isinstance(name, StoreHandle):
+            wanted, store_id, _ = _checked_handle(name)
+        else:
+            wanted, store_id = _checked_name(name), native.ANY_STORE
         try:
-            writer = native.Writer.recover(_checked_name(wanted), store_id)
+            writer = native.Writer.recover(wanted, store_id)
         except StoreNotFoundError as error:
-            raise _not_found(error, wanted, isinstance(name, StoreHandle)) from None
+            raise explain.not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
+        except LayoutMismatchError:
+            raise explain.another_layout(wanted) from None
         except CorruptStoreError:
             raise CorruptStoreError(
-                f"the tables of store {_shown(wanted)} contradict themselves",
+                f"the tables of store {explain.shown(wanted)} contradict themselves",
                 hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
             ) from None
         _log.info("recovered store %s with %d objects", wanted, writer.count())
-        return cls(writer, wanted, serde)
+        return cls(writer, wanted, chosen_serde)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"
@@ -349,7 +357,8 @@ class ObjectStoreWriter(_Closable):
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), and TypeError, with
-        the path, for a value that the serializer refuses. A put that fails leaves the store as it was.
+        the path, for a value that the serializer refuses; SerdeError where a serializer of the caller's own is wrong. A
+        put that fails leaves the store as it was.
         """
         packed_key = _key(key)
         encoded = self._serde.encode(value)
@@ -359,11 +368,21 @@ class ObjectStoreWriter(_Closable):
             ref = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans, trusted_ref)
         except _ORDINARY as error:
             raise self._explain(error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
+        except _BROKEN as error:
+            if (wrong := explain.wrong_encoding(encoded)) is not None:
+                raise wrong from error
+            raise
         if self._blocks:
-            self._protect_late(packed_key)
+            try:
+                self._protect_late(packed_key)  # a block has begun in another thread
+            except BaseException:
+                self._writer.take_back(packed_key, ref.to_bytes())
+                raise
         return ref
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
+        if encoded.fills and (wrong := explain.wrong_encoding(encoded)) is not None:
+            raise wrong  # a fill would be given less than its size, and C has no look at it
         ticket = self._writer.ticket()
         try:
             ticket.begin(key, encoded.meta, encoded.nbytes)
@@ -384,29 +403,11 @@ class ObjectStoreWriter(_Closable):
     ) -> Exception:
         """Return the same error with what the caller wants to know."""
         if isinstance(error, ObjectExistsError):
-            return ObjectExistsError(f"{error.default_message}: {_shown(key)}")
+            return ObjectExistsError(f"{error.default_message}: {explain.shown(key)}")
         if isinstance(error, ObjectTooLargeError):
             limit = self._writer.max_object_size
             return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
-        return self._full(error.resource, nbytes)
-
-    def _full(self, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None) -> StoreFullError:
-        held = self._writer.holders()
-        stats = self._writer.stats()
-        if resource == "leases":
-            what = f"all {stats['max_leases']} lease entries are taken by unread references (and unfinished puts)"
-        elif resource == "slots":
-            what = f"all {stats['max_objects']} slots are taken by objects that are held"
-        else:
-            free = stats["capacity"] - stats["used_bytes"]
-            what = f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free"
-        message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
-        full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource)
-        absent = [rank for rank in self._writer.awaited() if rank in held]
-        if absent:
-            who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
-            full.hint = f"{who} never attached: start it, or retire(rank); or {full.hint}"
-        return full
+        return explain.full(self._writer, error.resource, nbytes)
 
     @contextmanager
     def reserve(self, key: str, template: Any) -> Iterator[Any]:
@@ -418,6 +419,8 @@ class ObjectStoreWriter(_Closable):
         """
         packed_key = _key(key)
         layout = self._serde.layout(template)
+        if (wrong := explain.wrong_layout(layout)) is not None:
+            raise wrong
         ticket = self._writer.ticket()
         try:
             try:
@@ -447,9 +450,9 @@ class ObjectStoreWriter(_Closable):
         try:
             return self._writer.hit(_key(key), trusted_ref)
         except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{error.default_message}: {_shown(key)}") from None
+            raise ObjectNotFoundError(f"{error.default_message}: {explain.shown(key)}") from None
         except StoreFullError as error:
-            raise self._full(error.resource) from None
+            raise explain.full(self._writer, error.resource) from None
 
     def is_cached(self, key: str) -> bool:
         """Say whether `get_cached` would find `key`; changes no order and no count."""
@@ -462,6 +465,8 @@ class ObjectStoreWriter(_Closable):
     @contextmanager
     def protect(self, keys: Iterable[str]) -> Iterator[None]:
         """Let none of `keys` be reclaimed inside the block, whether stored before it or during it."""
+        if isinstance(keys, str):
+            raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{explain.shown(keys)}])")
         packed = dict.fromkeys(_key(key) for key in keys)
         block = _Block(packed)
         mine = weakref.ref(block)
@@ -494,7 +499,7 @@ class ObjectStoreWriter(_Closable):
         try:
             return self._writer.cancel(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref, self._handle.store_id) from None
+            raise explain.stale(error, ref, self._handle.store_id) from None
 
     def cancel_all(self) -> int:
         """End every open lease and return how many there were, also those that are over and not yet looked at.
@@ -505,7 +510,12 @@ class ObjectStoreWriter(_Closable):
         return self._writer.cancel_all()
 
     def retire(self, rank: int) -> None:
-        """Stop expecting `rank`, which has never come or will not come again, until it attaches."""
+        """Stop expecting `rank`, which has never come or will not come again, until it attaches.
+
+        Every lease is over for it, and none waits for it. A reader that is attached as this rank is not stopped: what
+        it looks at stays as it is, and it may go on to `get` what is still there, but what it has not read may be
+        evicted, which makes its references stale. It is expected again when it attaches anew.
+        """
         self._writer.retire(_int("rank", rank, 0, self._writer.n_readers - 1))
 
     def delete(self, key: str) -> bool:
@@ -571,12 +581,12 @@ class ObjectStoreReader(_Closable):
     Thread-safe. Attach after a fork or in a spawned process, never before.
     """
 
-    def __init__(self, reader: native.Reader, name: str, rank: int, serde: ObjectSerde | None) -> None:
+    def __init__(self, reader: native.Reader, name: str, rank: int, serde: ObjectSerde) -> None:
         """Wrap an opened segment; callers use `attach`."""
         if not isinstance(reader, native.Reader):
             raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
-        self._serde = serde if serde is not None else _DEFAULT_SERDE
+        self._serde = serde
         self._name = name
         self._rank = rank
         self._open = True
@@ -592,22 +602,27 @@ class ObjectStoreReader(_Closable):
         RankInUseError while a process (or views of a closed reader) has the rank, ValueError for a rank out of range,
         LayoutMismatchError and CorruptStoreError for what is no intact store.
         """
-        handle = handle_or_name if isinstance(handle_or_name, StoreHandle) else None
-        name = _checked_name(handle.name if handle else handle_or_name)
-        ranks = _int("n_readers", handle.n_readers, 1, native.MAX_READERS) if handle else native.MAX_READERS
+        chosen_serde = _checked_serde(serde)
+        if isinstance(handle_or_name, StoreHandle):
+            name, store_id, ranks = _checked_handle(handle_or_name)
+        else:
+            name, store_id, ranks = _checked_name(handle_or_name), native.ANY_STORE, native.MAX_READERS
         rank = _int("rank", rank, 0, ranks - 1)
-        store_id = _store_id(handle) if handle else native.ANY_STORE
         try:
             reader = native.Reader.attach(name, rank, store_id)
         except StoreNotFoundError as error:
-            raise _not_found(error, name, handle is not None) from None
+            raise explain.not_found(error, name, isinstance(handle_or_name, StoreHandle)) from None
         except RankInUseError:
-            raise _in_use(name, rank) from None
+            raise explain.in_use(name, rank) from None
+        except LayoutMismatchError:
+            raise explain.another_layout(name) from None
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise
-            raise ValueError(f"store {_shown(name)} has no rank {rank}: it was created for fewer readers") from None
-        return cls(reader, name, rank, serde)
+            raise ValueError(
+                f"store {explain.shown(name)} has no rank {rank}: it was created for fewer readers"
+            ) from None
+        return cls(reader, name, rank, chosen_serde)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
@@ -637,7 +652,7 @@ class ObjectStoreReader(_Closable):
         try:
             meta, payload = self._reader.acquire(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref, self._reader.store_id) from None
+            raise explain.stale(error, ref, self._reader.store_id) from None
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:
@@ -648,7 +663,7 @@ class ObjectStoreReader(_Closable):
         try:
             return self._reader.release(_packed(ref))
         except StaleRefError as error:
-            raise _stale(error, ref, self._reader.store_id) from None
+            raise explain.stale(error, ref, self._reader.store_id) from None
 
     def validate(self, ref: ObjectRef) -> bool:
         """Say whether `get` would find the object; changes nothing."""

@@ -6,7 +6,7 @@ instead.
 
 import dis
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import pairwise
 from types import CodeType, FrameType
@@ -31,8 +31,12 @@ def _behind_calls(code: CodeType) -> frozenset[int]:
     return frozenset(behind for (_, name), (behind, _) in pairwise(_steps(code).items()) if name in _CALLS)
 
 
-def interrupted_at(number: int, action: Callable[[], Any], *files: str | None, exact: bool = False) -> bool:
+def interrupted_at(
+    number: int, action: Callable[[], Any], *files: str | None, exact: bool = False, only: Iterable[str] = ()
+) -> bool:
     """Do `action` with an interrupt at that check within `files`; False where it ended before.
+
+    With `only`, in the functions of these names alone.
 
     The checks are the steps behind each call, also behind one of a function of Python, where the interpreter makes
     none: a test that passes so does not depend on its version. With `exact` they are the interpreter's own, for code
@@ -53,6 +57,8 @@ def interrupted_at(number: int, action: Callable[[], Any], *files: str | None, e
         if event == "call" and frame.f_back in done and not name.startswith("__"):  # those are called through C
             done[frame.f_back] = "a call of Python"
         if frame.f_code.co_filename not in files or name == "_keep":
+            return None
+        if only and name not in only:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and due(frame):

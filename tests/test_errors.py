@@ -37,6 +37,7 @@ BUILT_IN = {
     "UnknownTypeError": ValueError,
     "UnsupportedValueError": TypeError,
     "NestingError": ValueError,
+    "SerdeError": ValueError,
 }
 CLASSES = [getattr(errors, name) for name in BUILT_IN]
 

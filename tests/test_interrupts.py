@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, refs, store
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, refs, store
 from shmstore.bindings import store as native
 from tests.interrupts import interrupted_at
 from tests.support import segments, store_name
@@ -16,6 +16,41 @@ from tests.support import segments, store_name
 BINDINGS = native.__file__
 STORE = store.__file__
 REFS = refs.__file__
+
+
+@pytest.mark.parametrize("size", [3, 300])
+def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next(size: int) -> None:
+    number, taken = 0, list[str]()
+    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
+        writer.track_evictions()
+        while True:
+            number += 1
+            expected = [f"{number}-{i}".ljust(size, ".") for i in range(3)]
+            for key in expected:
+                writer.put(key, 1)
+                writer.delete(key)
+            taken.clear()
+            interrupted = interrupted_at(number, lambda: taken.extend(writer._writer.take_evicted()), BINDINGS)
+            assert [] == taken or not interrupted
+            taken.extend(writer.take_evicted())
+            assert expected == taken, f"interrupt {number}"
+            assert [] == writer.take_evicted()
+            writer.cancel_all()
+            if not interrupted:
+                break
+    assert number > 5
+
+
+def test_evicted_keys_whose_taking_was_interrupted_are_forgotten_with_the_others() -> None:
+    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
+        for number in range(1, 8):
+            writer.track_evictions()
+            writer.put("gone", 1)
+            writer.delete("gone")
+            assert interrupted_at(number, writer._writer.take_evicted, BINDINGS)
+            writer.track_evictions(False)
+            assert [] == writer.take_evicted(), f"interrupt {number}"
+            writer.cancel_all()
 
 
 def _reserve(writer: ObjectStoreWriter) -> None:
@@ -50,6 +85,36 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
             ), f"interrupt {number}"
             writer.check_valid()
     assert number > 3
+
+
+def test_a_put_whose_late_protection_is_interrupted_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    number = 0
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.put("old", np.zeros(9, np.uint8))
+
+        def begins_meanwhile(packed: bytes) -> ObjectRef:
+            block.__enter__()  # as another thread may, after the put has looked for blocks
+            return refs.trusted_ref(packed)
+
+        monkeypatch.setattr(store, "trusted_ref", begins_meanwhile)
+        while True:
+            number += 1
+            before = writer.stats()
+            block = writer.protect(["new"])
+            late = ("_protect_late", "guard", "set")
+            interrupted = interrupted_at(number, lambda: ACTIONS["put"](writer), BINDINGS, STORE, only=late)
+            block.__exit__(None, None, None)
+            after = writer.stats()
+            if not interrupted:
+                break
+            assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
+                after.objects,
+                after.used_bytes,
+                after.open_leases,
+                writer.keys(),
+            ), f"interrupt {number}"
+            writer.check_valid()
+    assert number > 5
 
 
 def test_a_creation_that_is_interrupted_leaves_no_store() -> None:

@@ -16,7 +16,8 @@ ALLOWED: dict[str, set[str]] = {
     "bindings": {"errors"},
     "serde": {"errors"},
     "refs": {"errors"},
-    "store": {"bindings", "errors", "refs", "serde"},
+    "explain": {"bindings", "errors", "refs"},
+    "store": {"bindings", "errors", "explain", "refs", "serde"},
     "multimodal": {"errors", "refs", "serde", "store", "shmstore"},
     "scheduler": {"bindings.scheduler", "errors"},
 }

@@ -2,12 +2,14 @@
 
 import os
 import pickle
-from typing import Any
+import re
+from typing import Any, cast
 
 import pytest
 import torch
 
 from shmstore import (
+    MsgpackSerde,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreReader,
@@ -20,7 +22,7 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from tests.support import Stores, in_child
+from tests.support import Stores, crowd, in_child, segments, store_name
 
 
 def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
@@ -121,3 +123,145 @@ def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> No
             writer.get_cached("new")
     writer.cancel(ref)
     writer.check_valid()
+
+
+def test_a_retired_rank_that_is_attached_keeps_its_views_and_may_lose_what_it_has_not_read(stores: Stores) -> None:
+    writer = stores.create(64 * 1024)
+    reader = stores.attach(writer)
+    read = writer.put("read", torch.arange(100))
+    view = reader.get(read)
+    unread = writer.put("unread", torch.arange(100))
+    writer.retire(0)
+    crowd(writer)
+    assert torch.arange(100).equal(view)
+    with pytest.raises(StaleRefError) as caught:
+        reader.get(unread)
+    assert "its rank retired" in caught.value.hint
+    kept = writer.put("still there", 5)
+    assert 5 == reader.get(kept)
+    del view
+    reader.close()
+    again = stores.attach(writer)
+    expected = writer.put("expected again", torch.arange(100))
+    with pytest.raises(StoreFullError):
+        writer.put("too large beside it", torch.zeros(64 * 1024 - 600, dtype=torch.uint8))
+    assert torch.arange(100).equal(again.get(expected))
+
+
+def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(stores: Stores) -> None:
+    writer = stores.create(1 << 20)
+    reader = stores.attach(writer)
+    refs = [writer.put(f"k{i}", torch.full((100_000,), i, dtype=torch.uint8)) for i in range(10)]
+    view = reader.get(refs[4])
+    for ref in refs:
+        reader.release(ref)
+    span = refs[1].address - refs[0].address
+    free = (1 << 20) - 10 * span
+    longest = (1 << 20) - 5 * span  # behind the one that is looked at
+    for _ in range(2):  # the second refusal is a remembered one
+        with pytest.raises(StoreFullError) as caught:
+            writer.put("new", torch.zeros(700_000, dtype=torch.uint8))
+        assert caught.value.message == (
+            f"the store is full: 700000 bytes needed in one piece, {free} of 1048576 free, {9 * span} reclaimable, "
+            f"{longest} of both in the longest piece; held by rank 0: {span} bytes"
+        )
+        assert caught.value.hint.startswith("what is held splits the space: release references")
+    assert view[0] == 4
+    head = span - 100_032  # bytes of the ring that are not payload
+    writer.put("new", torch.zeros(longest - head, dtype=torch.uint8))
+
+
+def test_a_store_that_is_held_as_a_whole_does_not_blame_what_splits_it(stores: Stores) -> None:
+    writer = stores.create(8192)
+    stores.attach(writer)
+    writer.put("a", torch.zeros(1500))
+    with pytest.raises(StoreFullError, match=" 0 reclaimable, ") as caught:
+        writer.put("b", torch.zeros(1500))
+    assert caught.value.hint.startswith("release references")
+
+
+def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
+    writer = stores.create(8192)
+    ref = writer.put("a", torch.zeros(500))
+    writer.cancel(ref)
+    spec = TensorSpec((1000,), torch.uint8)
+    with writer.protect(["a"]), writer.reserve("mine", spec), pytest.raises(StoreFullError) as caught:
+        writer.put("b", torch.zeros(2000))
+    assert f"; {writer.stats().used_bytes} bytes in protect blocks or unfinished puts (hint: " in str(caught.value)
+
+
+class NoSerde:
+    """Has two of the four methods."""
+
+    def encode(self, value: Any) -> None:
+        raise NotImplementedError
+
+    decode = encode
+
+
+def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: Stores) -> None:
+    writer = stores.create(8192, n_readers=2)
+    name, closed = store_name(), stores.create(8192)
+    closed.close(unlink=False)
+
+    def refused(error: type[Exception], match: str, call: Any) -> None:
+        with pytest.raises(error, match=match) as caught:
+            call()
+        assert type(caught.value) is error
+
+    no_methods = "serde must be an ObjectSerde, such as MsgpackSerde(); int has no encode, fill, decode, layout"
+    for serde, said in (
+        (5, no_methods),
+        (NoSerde(), "NoSerde has no fill, layout"),
+        (MsgpackSerde, "an instance: pass MsgpackSerde()"),
+    ):
+        match, bad = re.escape(said), cast(Any, serde)
+        refused(TypeError, match, lambda: ObjectStoreWriter.create(name, capacity=8192, n_readers=1, serde=bad))  # noqa: B023
+        refused(TypeError, match, lambda: ObjectStoreWriter.recover(closed.name, serde=bad))  # noqa: B023
+        refused(TypeError, match, lambda: ObjectStoreReader.attach(writer.handle, serde=bad))  # noqa: B023
+    assert name not in segments()
+    stores.attach(writer)  # nobody has taken the rank
+    stores.recover(closed.name).close()
+    refused(TypeError, r"not one key; write protect\(\['abc'\]\)", lambda: writer.protect("abc").__enter__())
+    for call in (writer.get_cached, writer.is_cached, writer.touch, writer.delete, lambda key: writer.put(key, 1)):
+        refused(ValueError, r"a key must be .*: surrogates not allowed \(position 1\)", lambda: call("a\ud800"))  # noqa: B023
+    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
+        refused(ValueError, "not a store's name: 'a.ud800'; surrogates not allowed", lambda: call("a\ud800"))  # noqa: B023
+        path = f"/dev/shm/{writer.name}"
+        refused(ValueError, f"'{path}'; pass it without /dev/shm/", lambda: call(path))  # noqa: B023
+        for handle, said in (
+            (StoreHandle(writer.name, writer.handle.store_id, -9), "n_readers must be from 1 to 256, not -9"),
+            (StoreHandle(writer.name, -1, 2), "store_id must be from 0"),
+            (StoreHandle("a/b", 1, 2), "not a store's name: 'a/b'"),
+        ):
+            match = f"this StoreHandle is none that a writer made: {said}"
+            refused(ValueError, match, lambda: call(handle))  # noqa: B023
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{}", "it has no name, store_id, n_readers"),
+        ('{"name": "x", "n_readers": 1}', "it has no store_id"),
+        ("[]", "that is a JSON object"),
+        ('{"name": "x", "store_id": 1, "n_readers": "1"}', "n_readers must be of type int"),
+        ('{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}', "more is none of a handle's fields"),
+        ("shmstore-1", "is no JSON"),
+    ],
+)
+def test_json_that_is_no_handle_says_what_is_wrong_with_it(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=r"^not a store handle: ") as caught:
+        StoreHandle.from_json(text)
+    assert str(caught.value).endswith(said)
+
+
+@pytest.mark.parametrize("dtype", ["nonsense", None, 5, "f4,,", ("f4", -1), {"names": 1}])
+def test_what_is_no_dtype_is_refused_with_what_would_be_one(dtype: Any) -> None:
+    with pytest.raises(TypeError, match=r"dtype must be a torch\.dtype .* or what numpy takes"):
+        TensorSpec((2,), dtype)
+
+
+@pytest.mark.parametrize("shape", [5, "ab", None, (1.5,)])
+def test_what_is_no_shape_is_refused_with_what_would_be_one(shape: Any) -> None:
+    with pytest.raises(TypeError, match="shape must be a sequence of ints, not "):
+        TensorSpec(shape, torch.int8)

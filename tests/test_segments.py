@@ -303,6 +303,45 @@ def test_a_foreign_file_is_no_store_and_is_left_alone(foreign: Path, kind: str) 
     assert FOREIGN[kind] == foreign.read_bytes()
 
 
+WHAT_IT_IS = {
+    "empty": ("/dev/shm/{} is empty: its creation was not completed, or it is no store", "shmstore ls"),
+    "text": ("/dev/shm/{} is no store", "shmstore ls"),
+    "magic, no stamp": ("the creation of store '{}' was not completed", "gc removes"),
+    "magic, wrong stamp": ("store '{}' was laid out by another version", "the same version"),
+}
+
+
+@pytest.mark.parametrize("kind", WHAT_IT_IS)
+def test_what_cannot_be_opened_is_named_with_what_it_is(foreign: Path, kind: str) -> None:
+    foreign.write_bytes({**FOREIGN, "text": b"hello"}[kind])
+    what, hint = WHAT_IT_IS[kind]
+    calls: list[Callable[[str], Any]] = [ObjectStoreWriter.recover]
+    if kind != "empty":  # a reader is told that the creation is not over
+        calls.append(ObjectStoreReader.attach)
+    for call in calls:
+        with pytest.raises(LayoutMismatchError) as caught:
+            call(foreign.name)
+        assert caught.value.message.startswith(what.format(foreign.name))
+        assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("content", [b"hello", b""])
+def test_a_name_that_a_file_of_others_has_is_not_said_to_be_a_store_to_take_over(foreign: Path, content: bytes) -> None:
+    foreign.write_bytes(content)
+    with pytest.raises(StoreExistsError) as caught:
+        ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
+    assert caught.value.message.startswith(f"/dev/shm/{foreign.name} exists and is ")
+    assert "no store" in caught.value.message or "not yet" in caught.value.message
+    assert "remove it yourself" in caught.value.hint
+    assert "recover" not in caught.value.hint
+
+
+def test_a_truncated_segment_is_named(segment: Path) -> None:
+    os.truncate(segment, segment.stat().st_size - 4096)
+    with pytest.raises(LayoutMismatchError, match=f"store '{segment.name}': its file of .* is truncated"):
+        ObjectStoreWriter.recover(segment.name)
+
+
 def make_socket(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         made.bind(str(path))
@@ -317,7 +356,7 @@ def test_what_is_no_regular_file_is_an_os_error_or_no_store(foreign: Path, make:
     for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
         with pytest.raises((OSError, LayoutMismatchError)):
             call(foreign.name)
-    with pytest.raises(StoreExistsError):
+    with pytest.raises(StoreExistsError, match=r"is no store|is empty"):
         ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
     assert foreign.is_symlink() or foreign.exists()
 

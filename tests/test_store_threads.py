@@ -1,9 +1,12 @@
 """Many threads on one writer and one reader, and that copying holds nobody up."""
 
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +19,10 @@ from shmstore import (
     ObjectStoreReader,
     ObjectStoreWriter,
     StaleRefError,
+    StoreClosedError,
     StoreFullError,
 )
-from tests.support import Stores, bits
+from tests.support import Stores, bits, in_child
 
 CAPACITY = 256 * 1024
 
@@ -324,3 +328,61 @@ def test_a_put_of_another_thread_goes_on_while_one_is_being_written(stores: Stor
         run_all(others)
     assert [5, 1] == seen
     assert ["k", "other"] == sorted(writer.keys())
+
+
+def leave_and_enter(writer: ObjectStoreWriter, inherited: Any) -> str:
+    """What a forked child may do; it dies of SIGALRM where it waits for somebody."""
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(10)
+    inherited.__exit__(None, None, None)
+    try:
+        with writer.protect(["a"]):
+            return "entered"
+    except StoreClosedError:
+        return "refused"
+
+
+def test_a_child_forked_while_a_thread_is_anywhere_in_protect_waits_for_nobody(stores: Stores) -> None:
+    writer = stores.create(8192)
+    writer.put("a", 1)
+    code = ObjectStoreWriter.protect.__wrapped__.__code__  # type: ignore[attr-defined]
+    at_a_line, go_on = threading.Semaphore(0), threading.Semaphore(0)
+    over = threading.Event()
+    lines: list[int] = []
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is not code:
+            return None
+        if event == "line" and not over.is_set():
+            lines.append(frame.f_lineno)
+            at_a_line.release()
+            go_on.acquire()
+        return trace
+
+    def enter_and_leave() -> None:
+        sys.settrace(trace)
+        try:
+            with writer.protect(["a"]):
+                pass
+        finally:
+            sys.settrace(None)
+            over.set()
+            at_a_line.release()
+
+    inherited = writer.protect(["a"])
+    inherited.__enter__()
+    thread = threading.Thread(target=enter_and_leave, daemon=True)
+    thread.start()
+    try:
+        while at_a_line.acquire(timeout=30) and not over.is_set():
+            assert "refused" == in_child(leave_and_enter, writer, inherited), f"line {lines[-1]} of the parent's thread"
+            go_on.release()
+    finally:
+        over.set()
+        go_on.release()
+        thread.join(30)
+        inherited.__exit__(None, None, None)
+    assert not thread.is_alive()
+    first, count = code.co_firstlineno, len(set(lines))
+    assert count >= 10, f"protect, from line {first} on, was seen at {count} lines"
+    assert {} == writer._blocks

@@ -28,6 +28,7 @@ _take_evicted = lib.shms_writer_take_evicted
 _SIZE = ffi.typeof("uint64_t *")
 _BYTES = ffi.typeof("uint8_t[]")
 _FEW_KEYS = 256  # bytes
+_NO_KEY = bytes(4)
 _acquire = lib.shms_reader_acquire_to
 _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
@@ -132,7 +133,8 @@ def _split(packed: bytes) -> list[str]:
     return keys
 
 
-def _key_list(call: Callable[..., int], handle: Any, room: int) -> list[str]:
+def _key_list(call: Callable[..., int], handle: Any) -> list[str]:
+    room = 0
     size = _new(_SIZE, room)
     while True:
         out = _new(_BYTES, room)
@@ -172,12 +174,13 @@ def _options(capacity: int, n_readers: int, max_objects: int, max_object_size: i
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_hold", "_spare", "_w", "max_object_size", "n_readers", "store_id")
+    __slots__ = ("_hold", "_kept", "_spare", "_w", "max_object_size", "n_readers", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._w = _owned(box)
         self._hold = _held(self._w)
         self._spare: list[tuple[Any, Any]] = []
+        self._kept = b""
         options = _new("shms_options *")
         self.store_id: int = lib.shms_writer_options(self._w, options)
         self.n_readers: int = options.n_readers
@@ -252,6 +255,11 @@ class Writer:
                 lib.shms_writer_delete(self._w, key, len(key))
             raise
 
+    def take_back(self, key: bytes, packed: bytes) -> None:
+        """Undo a `put` whose reference will not reach anybody."""
+        self.cancel(packed)
+        self.delete(key)
+
     def ticket(self) -> "Ticket":
         """Return a ticket that is still to begin."""
         return Ticket(self._w)
@@ -310,28 +318,48 @@ class Writer:
 
     def key_list(self) -> list[str]:
         """Return the keys, oldest object first."""
-        return _key_list(lib.shms_writer_keys, self._w, 0)
+        return _key_list(lib.shms_writer_keys, self._w)
 
     def track_evictions(self, on: bool) -> None:
         """Note keys that leave, or stop noting."""
         _require(lib.shms_writer_track_evictions(self._w, on))
+        if not on:
+            self._kept = b""
 
     def take_evicted(self) -> list[str]:
-        """Return the keys that have left since the last call."""
+        """Return the keys that have left since the last call, and those that an interrupt kept from its caller."""
         # Caches ask after every put. Its few victims have room in a buffer that is kept, out of the list while in use.
+        # What C has given is known by the first key's length, which is never 0 and is cleared before the next use.
         spare = self._spare
-        room = spare.pop() if spare else (_new(_SIZE), _new(_BYTES, _FEW_KEYS))
-        size, out = room
-        size[0] = _FEW_KEYS
-        code = _take_evicted(self._w, out, size)
-        if code:
-            fail(code)
-        needed: int = size[0]
-        if needed > _FEW_KEYS:
-            return _key_list(_take_evicted, self._w, needed)
-        packed: bytes = _buffer(out, needed)[:]
-        spare.append(room)
-        return _split(packed) if needed else []
+        size, out = spare.pop() if spare else (_new(_SIZE), _new(_BYTES, _FEW_KEYS))
+        room, packed = _FEW_KEYS, b""
+        kept, self._kept = self._kept, b""
+        try:
+            while True:
+                size[0] = room
+                code = _take_evicted(self._w, out, size)
+                if code:
+                    fail(code)
+                needed = size[0]
+                if needed <= room:
+                    break
+                out = _new(_BYTES, needed)
+                room = needed
+            if needed:
+                packed = _buffer(out, needed)[:]
+            keys = _split(kept + packed) if packed or kept else []
+            if room == _FEW_KEYS:
+                if packed:
+                    _buffer(out)[:4] = _NO_KEY
+                spare.append((size, out))
+            return keys
+        except errors.CorruptStoreError:
+            raise  # it would come again for ever
+        except BaseException:
+            if not packed and _buffer(out)[:4] != _NO_KEY:
+                packed = _buffer(out, size[0])[:]
+            self._kept = kept + packed + self._kept
+            raise
 
     def stats(self) -> dict[str, int]:
         """Return the fields of shms_stats."""
@@ -342,6 +370,10 @@ class Writer:
         out = _new("uint64_t[]", self.n_readers)
         _require(lib.shms_writer_holders(self._w, out))
         return {rank: out[rank] for rank in range(self.n_readers) if out[rank]}
+
+    def room(self) -> dict[str, int]:
+        """Return the fields of shms_room, as of the last refusal."""
+        return _record("shms_room", lib.shms_writer_room, self._w)
 
     def awaited(self) -> list[int]:
         """Return the ranks that have never attached and that leases wait for."""

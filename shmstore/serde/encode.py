@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError
+from shmstore.serde.advice import advice_for, advice_for_key
 from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, numpy_dtype_to_wire, torch_view
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
@@ -38,8 +39,9 @@ def array_address(array: "np.ndarray[Any, Any]") -> int:
 class _RefusedError(Exception):
     """A value that cannot be stored, on its way up through the containers that each add their part of the path."""
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str, hint: str | None) -> None:
         self.reason = reason
+        self.hint = hint
         self.parts: list[str] = []
 
 
@@ -163,12 +165,12 @@ class _Walk:
             for item in key:
                 self.key(item, depth + 1)
         else:
-            raise _RefusedError(f"no serializer for a dict key of type {type(key).__name__}")
+            raise _RefusedError(f"no serializer for a dict key of type {type(key).__name__}", advice_for_key(key))
 
     def registered(self, value: Any, depth: int) -> None:
         registration = BY_CLASS.get(type(value))
         if registration is None:
-            raise _RefusedError(_no_serializer(value))
+            raise _RefusedError(_no_serializer(value), advice_for(value))
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
         self.packer.pack_array_header(3)
@@ -195,21 +197,21 @@ class _Walk:
 
     def tensor(self, tensor: torch.Tensor) -> None:
         if tensor.layout is not _strided:
-            raise _RefusedError(f"no serializer for a tensor of layout {tensor.layout}")
+            raise _RefusedError(f"no serializer for a tensor of layout {tensor.layout}", advice_for(tensor))
         kind = TORCH_KINDS.get(tensor.dtype)
         if kind is None:
-            raise _RefusedError(f"no serializer for a tensor of dtype {tensor.dtype}")
+            raise _RefusedError(f"no serializer for a tensor of dtype {tensor.dtype}", advice_for(tensor))
         if tensor.is_nested:
-            raise _RefusedError("no serializer for a nested tensor")
+            raise _RefusedError("no serializer for a nested tensor", advice_for(tensor))
         shape = tensor.shape
         nbytes = tensor.numel() * kind.itemsize
         if len(shape) > MAX_NDIM:
-            raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions")
+            raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", advice_for(tensor))
         if self.template:
             self.place(TENSOR, kind.name, shape, nbytes)
             return
         if tensor.is_meta:
-            raise _RefusedError("no serializer for a tensor on the meta device, which has no bytes")
+            raise _RefusedError("no serializer for a tensor on the meta device, which has no bytes", advice_for(tensor))
         if tensor.requires_grad:
             tensor = tensor.detach()
         address = 0
@@ -218,10 +220,10 @@ class _Walk:
                 address = tensor.data_ptr()
             except RuntimeError:
                 raise _RefusedError(
-                    "no serializer for a tensor without storage of its own (inside a transform?)"
+                    "no serializer for a tensor without storage of its own (inside a transform?)", advice_for(tensor)
                 ) from None
             if not address and not tensor._is_zerotensor():
-                raise _RefusedError("no serializer for a tensor whose storage has been freed")
+                raise _RefusedError("no serializer for a tensor whose storage has been freed", advice_for(tensor))
         offset = self.place(TENSOR, kind.name, shape, nbytes)
         if nbytes == 0:
             return
@@ -235,7 +237,7 @@ class _Walk:
         wire = _wire_of(array.dtype)
         if wire is None:
             what = "object dtype" if array.dtype.hasobject else f"dtype {array.dtype!r}"
-            raise _RefusedError(f"no serializer for an array of {what}")
+            raise _RefusedError(f"no serializer for an array of {what}", advice_for(array))
         nbytes = array.nbytes
         offset = self.place(ARRAY, wire, array.shape, nbytes)
         if nbytes == 0 or self.template:
@@ -251,16 +253,16 @@ class _Walk:
         if isinstance(spec.dtype, torch.dtype):
             kind = TORCH_KINDS.get(spec.dtype)
             if kind is None:
-                raise _RefusedError(f"no serializer for a tensor of dtype {spec.dtype}")
+                raise _RefusedError(f"no serializer for a tensor of dtype {spec.dtype}", None)
             if len(spec.shape) > MAX_NDIM:
-                raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions")
+                raise _RefusedError(f"no serializer for a tensor of more than {MAX_NDIM} dimensions", None)
             nbytes, mark, wire = count * kind.itemsize, TENSOR, kind.name
         else:
             wire = _wire_of(spec.dtype)
             if wire is None or spec.dtype.subdtype is not None:
-                raise _RefusedError(f"no serializer for an array of dtype {spec.dtype!r}")
+                raise _RefusedError(f"no serializer for an array of dtype {spec.dtype!r}", None)
             if len(spec.shape) > NUMPY_MAX_NDIM:
-                raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions")
+                raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions", None)
             nbytes, mark = count * spec.dtype.itemsize, ARRAY
         # Neither package makes an empty leaf either whose other dimensions are too large together.
         if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:
@@ -279,7 +281,7 @@ def encode_tree(value: Any, *, template: bool = False) -> Encoded:
         walk.value(value, 0)
     except _RefusedError as refusal:
         path = "value" + "".join(reversed(refusal.parts))
-        raise UnsupportedValueError(f"{path}: {refusal.reason}", path=path) from None
+        raise UnsupportedValueError(f"{path}: {refusal.reason}", path=path, hint=refusal.hint) from None
     meta = packer.bytes()
     if len(meta) <= _KEPT_PACKER_BYTES:
         packer.reset()

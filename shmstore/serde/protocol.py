@@ -77,10 +77,26 @@ class ObjectSerde(Protocol):
 
 def checked_shape(shape: Any) -> tuple[int, ...]:
     """Return `shape` as a tuple of ints; raises TypeError or ValueError where it is none."""
-    dims = tuple(operator.index(dim) for dim in shape)
+    try:
+        dims = tuple(operator.index(dim) for dim in shape)
+    except TypeError:
+        raise TypeError(f"shape must be a sequence of ints, not {shape!r}") from None
     if any(dim < 0 for dim in dims):
         raise ValueError(f"negative dimension in shape {dims}")
     return dims
+
+
+def _numpy_dtype(dtype: Any) -> "np.dtype[Any]":
+    if dtype is not None:  # which numpy takes for float64
+        try:
+            found: np.dtype[Any] = np.dtype(dtype)
+            return found
+        except (TypeError, ValueError, SyntaxError, AttributeError, KeyError):
+            pass
+    raise TypeError(
+        "dtype must be a torch.dtype (for a tensor) or what numpy takes for one (for an array), such as torch.float16 "
+        f"or 'float16', not {dtype!r}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +114,4 @@ class TensorSpec:
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))
         if not isinstance(self.dtype, torch.dtype):
-            object.__setattr__(self, "dtype", np.dtype(self.dtype))
+            object.__setattr__(self, "dtype", _numpy_dtype(self.dtype))

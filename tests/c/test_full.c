@@ -85,6 +85,34 @@ static void a_second_refusal_looks_at_nothing(void) {
     end();
 }
 
+static void a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece(void) {
+    shms_room room;
+    shms_guard guard = {0};
+    begin(10, 20);
+    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK(!room.reclaimable && !room.longest && !room.kept); /* nothing was refused yet */
+    refused();
+    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK(!room.reclaimable && !room.longest && !room.kept); /* everything is held */
+    for (int i = 0; i < 10; i++) /* free: 0 1 | 3 | 6 7 8 9, of which 7 is the writer's */
+        for (int r = 0; r < 2; r++)
+            if (i != 2 && i != 4 && i != 5)
+                CHECK_EQ(1, shms_reader_release(readers[r], refs[i]));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
+    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK_EQ(7 * 128, room.reclaimable);
+    CHECK_EQ(4 * 128, room.longest);
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k7", 2, &guard));
+    CHECK_EQ(1, shms_writer_delete(w, "k0", 2)); /* a gap counts like what may go */
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
+    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK_EQ(5 * 128, room.reclaimable);
+    CHECK_EQ(2 * 128, room.longest);
+    CHECK_EQ(128, room.kept);
+    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    end();
+}
+
 static void a_second_refusal_for_a_lease_entry_looks_at_nothing_either(void) {
     begin(4, 2000);
     uint64_t entries = w->seg.layout.max_leases;
@@ -427,6 +455,7 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
 
 int main(void) {
     a_second_refusal_looks_at_nothing();
+    a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece();
     a_second_refusal_for_a_lease_entry_looks_at_nothing_either();
     a_release_turns_it();
     a_release_during_the_search_turns_it();

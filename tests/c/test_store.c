@@ -230,6 +230,7 @@ static void a_closed_handle_says_so_from_every_call(void) {
         shms_writer *h = handles[i];
         shms_ticket t = {0};
         shms_stats stats;
+        shms_room room;
         uint64_t size = 0, by_rank[1];
         CHECK_EQ(SHMS_ECLOSED, put_marked(h, "x", 1, 1, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(h, &t, ref));
@@ -248,6 +249,7 @@ static void a_closed_handle_says_so_from_every_call(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_keys(h, NULL, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_holders(h, by_rank));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_room(h, &room));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_track_evictions(h, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_take_evicted(h, NULL, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));

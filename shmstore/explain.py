@@ -1,0 +1,172 @@
+"""Errors of C, which are codes, with what the caller wants to know; asked only after something went wrong."""
+
+import os
+from typing import Any, Final, Literal
+
+from shmstore.bindings import inspect as native_inspect
+from shmstore.bindings import store as native
+from shmstore.errors import (
+    LayoutMismatchError,
+    RankInUseError,
+    SerdeError,
+    StaleRefError,
+    StoreExistsError,
+    StoreFullError,
+    StoreNotFoundError,
+    held_by,
+)
+from shmstore.refs import ObjectRef
+
+__all__ = [
+    "another_layout",
+    "exists",
+    "full",
+    "in_use",
+    "not_found",
+    "shown",
+    "stale",
+    "wrong_encoding",
+    "wrong_layout",
+]
+
+_NOTHING_OF_OURS: Final = {"ours": 0, "blank": 0}
+
+
+def shown(key: str) -> str:
+    """Return a key or a name as a message shows it: quoted, and not without end."""
+    return repr(key if len(key) <= 80 else key[:77] + "...")
+
+
+def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
+    """Return the same error with the reference it is about, and whether another store gave it."""
+    hint = None
+    if ref.store_id != store_id:
+        hint = (
+            f"it is of store {ref.store_id:08x}, and this is {store_id:08x}; a later store of the same name is another"
+        )
+    return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
+
+
+def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNotFoundError:
+    """Return the same error with the name it is about, and what the caller may have mistaken."""
+    hint = error.hint
+    if name.startswith("{"):
+        hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
+    elif by_handle and hint == error.default_hint:
+        hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
+    return StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
+
+
+def _probed(name: str) -> dict[str, int]:
+    try:
+        return native_inspect.probe(name)
+    except (LayoutMismatchError, OSError):  # no regular file, or none that may be read
+        return _NOTHING_OF_OURS
+
+
+def exists(name: str) -> StoreExistsError:
+    """Return the error for a name that is taken; by a file that is no store, if so."""
+    if (seen := _probed(name))["ours"]:
+        return StoreExistsError(f"a store named {shown(name)} exists already")
+    what = "is empty, and not yet or not any more a store" if seen["blank"] else "is no store"
+    return StoreExistsError(
+        f"/dev/shm/{name} exists and {what}",
+        hint="choose another name or none; if nobody needs that file, remove it yourself: shmstore gc leaves it alone",
+    )
+
+
+def another_layout(name: str) -> LayoutMismatchError:
+    """Return the error for a file that cannot be opened, with what it is instead."""
+    seen = _probed(name)
+    if not seen["ours"]:
+        what = "is empty: its creation was not completed, or it is no store" if seen["blank"] else "is no store"
+        return LayoutMismatchError(
+            f"/dev/shm/{name} {what}", hint="pass a store's handle or name; shmstore ls shows the stores of this host"
+        )
+    if not seen["published"]:
+        return LayoutMismatchError(
+            f"the creation of store {shown(name)} was not completed",
+            hint="its writer died in it; shmstore gc removes what is left",
+        )
+    if seen["same_version"]:
+        return LayoutMismatchError(
+            f"store {shown(name)}: its file of {seen['size']} bytes is truncated, extended, or of another page size",
+            hint="it cannot be opened; shmstore gc --yes --force NAME removes it",
+        )
+    return LayoutMismatchError(f"store {shown(name)} was laid out by another version of shmstore")
+
+
+def in_use(name: str, rank: int) -> RankInUseError:
+    """Return the error for a rank that is taken, with the process that has it."""
+    pid = native.rank_pid(name, rank)
+    hint = None
+    if pid == os.getpid():  # or it is another's of that number, in another PID namespace
+        hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
+    holder = f"process {pid}" if pid else "a live reader"
+    return RankInUseError(f"rank {rank} of store {name!r} is taken by {holder}", hint=hint)
+
+
+def full(
+    writer: native.Writer, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None
+) -> StoreFullError:
+    """Return the error for a store that has run out of `resource`, with who holds it and what that leaves."""
+    held = writer.holders()
+    stats, room = writer.stats(), writer.room()
+    hint = None
+    if resource == "leases":
+        what = f"all {stats['max_leases']} lease entries are taken by unread references (and unfinished puts)"
+    elif resource == "slots":
+        what = f"all {stats['max_objects']} slots are taken by objects that are held"
+    else:
+        free = stats["capacity"] - stats["used_bytes"]
+        what = (
+            f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free, "
+            f"{room['reclaimable']} reclaimable, {room['longest']} of both in the longest piece"
+        )
+        if nbytes is not None and free + room["reclaimable"] >= nbytes:
+            hint = f"what is held splits the space: {StoreFullError.default_hint}"
+    if room["kept"]:
+        what += f"; {room['kept']} bytes in protect blocks or unfinished puts"
+    message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
+    full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource, hint=hint)
+    absent = [rank for rank in writer.awaited() if rank in held]
+    if absent:
+        who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
+        full.hint = f"{who} never attached: start it, or retire(rank); or {full.hint}"
+    return full
+
+
+def _wrong_sizes(made: Any) -> str | None:
+    if not isinstance(made.meta, bytes):
+        return f"meta must be bytes, not {type(made.meta).__name__}"
+    if not isinstance(made.nbytes, int) or not 0 <= made.nbytes <= native.MAX_CAPACITY:
+        return f"nbytes must be an int from 0 to {native.MAX_CAPACITY}, not {made.nbytes!r}"
+    return None
+
+
+def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
+    try:
+        for offset, size, _ in getattr(made, name):
+            if not (0 <= offset <= offset + size <= made.nbytes):
+                return f"{name}: {size} bytes at {offset} do not lie within the {made.nbytes} bytes of the payload"
+    except (TypeError, ValueError):
+        return f"{name} must be a sequence of triples that begin with an offset and a size"
+    return None
+
+
+def wrong_encoding(made: Any) -> SerdeError | None:
+    """Return what is wrong with what a serializer's `encode` returned; None where it is an `Encoded`."""
+    if not all(hasattr(made, name) for name in ("meta", "nbytes", "spans", "fills")):
+        wrong: str | None = f"not {type(made).__name__} but an Encoded is expected"
+    else:
+        wrong = _wrong_sizes(made) or _wrong_places(made, "spans") or _wrong_places(made, "fills")
+    return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None
+
+
+def wrong_layout(made: Any) -> SerdeError | None:
+    """Return what is wrong with what a serializer's `layout` returned; None where it is a `Layout`."""
+    if not all(hasattr(made, name) for name in ("meta", "nbytes", "build")):
+        wrong: str | None = f"not {type(made).__name__} but a Layout is expected"
+    else:
+        wrong = _wrong_sizes(made)
+    return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None

@@ -1,0 +1,134 @@
+"""What cannot be stored is refused with what to store instead, and that can be stored."""
+
+import dataclasses
+import enum
+import warnings
+from collections import Counter, OrderedDict, UserDict, defaultdict, deque, namedtuple
+from collections.abc import Callable
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmstore import MsgpackSerde, TensorSpec, UnsupportedValueError
+
+SERDE = MsgpackSerde()
+Point = namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Record:
+    x: Any
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+class Text(str):
+    __slots__ = ()
+
+
+class Picture:
+    def __array__(self, dtype: Any = None, copy: Any = None) -> "np.ndarray[Any, Any]":
+        return np.zeros((2, 2), np.uint8)
+
+
+class Named(torch.Tensor):
+    pass
+
+
+def _sparse() -> torch.Tensor:
+    return torch.eye(3).to_sparse()
+
+
+def _nested() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def _quantised() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+STRINGS = getattr(np.dtypes, "StringDType", None)
+
+# A refused value, words of its hint, and what they amount to.
+CASES: dict[str, tuple[Callable[[], Any], str, Callable[[Any], Any]]] = {
+    "UserDict": (lambda: UserDict(a=1), "dict(value)", dict),
+    "OrderedDict": (lambda: OrderedDict(a=1), "dict(value)", dict),
+    "defaultdict": (lambda: defaultdict(list, a=[1]), "dict(value)", dict),
+    "Counter": (lambda: Counter("aa"), "dict(value)", dict),
+    "mapping proxy": (lambda: MappingProxyType({"a": 1}), "dict(value)", dict),
+    "namedtuple": (lambda: Point(1, 2), "value._asdict()", lambda value: value._asdict()),
+    "dataclass": (lambda: Record(torch.ones(2)), "dataclasses.asdict(value)", dataclasses.asdict),
+    "enum": (lambda: Colour.RED, "its .value", lambda value: value.value),
+    "str's subclass": (lambda: Text("a"), "str(value)", str),
+    "bytearray": (lambda: bytearray(b"a"), "bytes(value)", bytes),
+    "set": (lambda: {1, 2}, "list(value)", list),
+    "deque": (lambda: deque([1]), "list(value)", list),
+    "iterator": (lambda: iter([1]), "list(value)", list),
+    "complex": (lambda: 1j, "numpy.complex128(value)", np.complex128),
+    "path": (lambda: Path("a"), "str(value)", str),
+    "picture": (Picture, "numpy.asarray(value)", np.asarray),
+    "tensor's subclass": (
+        lambda: torch.ones(2).as_subclass(Named),
+        "as_subclass(torch.Tensor)",
+        lambda value: value.as_subclass(torch.Tensor),
+    ),
+    "sparse": (_sparse, "tensor.to_dense()", lambda value: value.to_dense()),
+    "quantised": (_quantised, "tensor.dequantize()", lambda value: value.dequantize()),
+    "nested": (_nested, "tensor.unbind()", lambda value: list(value.unbind())),
+    "meta": (
+        lambda: torch.ones(2, device="meta"),
+        "torch.empty_like(..., device='cpu')",
+        lambda value: torch.empty_like(value, device="cpu"),
+    ),
+    "object array": (lambda: np.array([1, "a"], object), "array.tolist()", lambda value: value.tolist()),
+    "masked array": (lambda: np.ma.array([1, 2], mask=[0, 1]), "array.data", lambda value: [value.data, value.mask]),
+    "matrix": (lambda: np.ones((2, 2)).view(np.recarray), "numpy.asarray(array)", np.asarray),
+}
+if STRINGS is not None:
+    CASES["array of strings"] = (
+        lambda: np.array(["a", "bcd"], STRINGS()),
+        "numpy.array(array.tolist())",
+        lambda value: np.array(value.tolist()),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_hint_says_what_to_store_instead_and_that_can_be_stored(name: str) -> None:
+    make, words, instead = CASES[name]
+    for wrap in (lambda value: value, lambda value: {"a": [value]}):
+        with pytest.raises(UnsupportedValueError) as caught:
+            SERDE.encode(wrap(make()))
+        assert words in caught.value.hint
+        SERDE.encode(wrap(instead(make())))
+
+
+def test_a_spec_that_is_put_and_an_object_of_whatever_kind_have_fitting_words() -> None:
+    for value, words in ((TensorSpec((1,), "f4"), "reserve()"), (Record, "a class"), (object(), "register its type")):
+        with pytest.raises(UnsupportedValueError) as caught:
+            SERDE.encode([value])
+        assert words in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        (np.int64(1), "key.item()"),
+        (Colour.RED, "its .value"),
+        (frozenset((1,)), "dict keys are"),
+        ((1, 1j), "keys are"),
+    ],
+)
+def test_a_dict_key_that_is_refused_has_a_hint_of_its_own(key: Any, words: str) -> None:
+    with pytest.raises(UnsupportedValueError) as caught:
+        SERDE.encode({key: torch.ones(1)})
+    assert words in caught.value.hint

@@ -1,0 +1,121 @@
+"""A serializer of the user's own that breaks its contract: a typed error, and nothing is stored."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, SerdeError
+from shmstore.serde.protocol import Encoded, Layout
+from tests.support import Stores
+
+WELL = object()
+
+
+def state_but_ids(writer: ObjectStoreWriter) -> Any:
+    """A number once given to a put that failed is not given again."""
+    return writer.keys(), replace(writer.stats(), next_id=0, next_lease=0)
+
+
+class Broken(MsgpackSerde):
+    """Returns what it was told to, and notes how large the buffers are that it is to fill."""
+
+    __slots__ = ("filled", "made")
+
+    def __init__(self) -> None:
+        self.made: Any = WELL
+        self.filled: list[int] = []
+
+    def encode(self, value: Any) -> Encoded:
+        return super().encode(value) if self.made is WELL else self.made  # type: ignore[no-any-return]
+
+    def layout(self, template: Any) -> Layout:
+        return self.made  # type: ignore[no-any-return]
+
+    def fill(self, dst: Any, source: Any) -> None:
+        self.filled.append(len(dst))
+        if isinstance(source, Exception):
+            raise source
+
+
+@pytest.fixture
+def broken(stores: Stores) -> Iterator[tuple[ObjectStoreWriter, Broken]]:
+    serde = Broken()
+    writer = stores.create(8192, serde=serde)
+    writer.put("old", np.zeros(100, np.uint8))
+    yield writer, serde
+    serde.made = WELL
+    ref = writer.put("new", np.arange(3))
+    with ObjectStoreReader.attach(writer.handle) as reader:
+        assert [0, 1, 2] == reader.get(ref).tolist()
+
+
+NONE: tuple[Any, ...] = ()
+PAIR = Encoded(b"m", 64, NONE, NONE, None)
+WRONG: dict[str, tuple[Any, str]] = {
+    "nothing": (None, "not NoneType but an Encoded"),
+    "a pair": ((b"m", 64), "not tuple but an Encoded"),
+    "meta of text": (PAIR._replace(meta="m"), "meta must be bytes, not str"),
+    "negative nbytes": (PAIR._replace(nbytes=-1), "nbytes must be an int from 0 .* not -1"),
+    "nbytes of 70 bits": (PAIR._replace(nbytes=2**70), "nbytes must be an int from 0"),
+    "nbytes a float": (PAIR._replace(nbytes=64.0), r"nbytes must be an int .* not 64\.0"),
+    "a span behind the end": (PAIR._replace(spans=((60, 5, 0),)), "spans: 5 bytes at 60 do not lie within the 64"),
+    "a span before the start": (PAIR._replace(spans=((-1, 5, 0),)), "spans: 5 bytes at -1"),
+    "a span at a word": (PAIR._replace(spans=(("a", 5, 0),)), "spans must be a sequence of triples"),
+    "a fill behind the end": (PAIR._replace(fills=((60, 5, None),)), "fills: 5 bytes at 60 do not lie within"),
+    "a fill before the start": (PAIR._replace(fills=((-4, 4, None),)), "fills: 4 bytes at -4"),
+    "a fill of less than nothing": (PAIR._replace(fills=((4, -4, None),)), "fills: -4 bytes at 4"),
+    "fills of pairs": (PAIR._replace(fills=((0, 5),)), "fills must be a sequence of triples"),
+    "a fill, and nbytes a float": (PAIR._replace(fills=((0, 5, None),), nbytes=64.0), "nbytes must be an int"),
+}
+
+
+@pytest.mark.parametrize("inside", ["protect", "nothing"])
+@pytest.mark.parametrize("case", WRONG)
+def test_an_encoding_that_is_none_is_a_typed_error_and_nothing_is_stored(
+    broken: tuple[ObjectStoreWriter, Broken], case: str, inside: str
+) -> None:
+    writer, serde = broken
+    serde.made, said = WRONG[case]
+    before = state_but_ids(writer)
+    block = writer.protect(["old", "new"]) if inside == "protect" else nullcontext()
+    with block, pytest.raises(SerdeError, match=said):
+        writer.put("new", 1)
+    assert before == state_but_ids(writer)
+    assert [] == serde.filled
+    writer.check_valid()
+
+
+def test_what_a_fill_itself_raises_is_left_alone(broken: tuple[ObjectStoreWriter, Broken]) -> None:
+    writer, serde = broken
+    before = state_but_ids(writer)
+    for error in (TypeError("mine"), ValueError("mine"), AttributeError("mine"), KeyError("mine")):
+        serde.made = PAIR._replace(fills=((0, 60, error), (0, 5, error)))
+        with pytest.raises(type(error), match="mine") as caught:
+            writer.put("new", 1)
+        assert caught.value is error
+        assert before == state_but_ids(writer)
+    assert [60] * 4 == serde.filled
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        (None, "not NoneType but a Layout"),
+        (Layout("m", 64, bytes), "meta must be bytes"),  # type: ignore[arg-type]
+        (Layout(b"m", -1, bytes), "nbytes must be"),
+        (Layout(b"m", 2**70, bytes), "nbytes must be"),
+    ],
+)
+def test_a_layout_that_is_none_is_a_typed_error_and_takes_no_space(
+    broken: tuple[ObjectStoreWriter, Broken], made: Any, said: str
+) -> None:
+    writer, serde = broken
+    serde.made = made
+    before = state_but_ids(writer)
+    with pytest.raises(SerdeError, match=said), writer.reserve("new", 1):
+        pass
+    assert before == state_but_ids(writer)
