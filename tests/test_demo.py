@@ -306,12 +306,7 @@ def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
 
 @needs_extra
 def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path) -> None:
-    from PIL import Image
-
-    chooser = np.random.default_rng(0)
-    for number, (height, width) in enumerate([(56, 84), (100, 60), (84, 84)]):
-        pixels = chooser.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    write_images(tmp_path, {"0.png": (56, 84), "1.png": (100, 60), "2.png": (84, 84)})
     (tmp_path / "notes.txt").write_text("not an image")
     command = [sys.executable, "-m", "shmstore", "demo", "--json", "--images", str(tmp_path)]
     command += [
@@ -339,6 +334,55 @@ def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path
     assert (mode["hits"], mode["processed"]) == (6, 3), "it all fits: each image is put once and hit twice"
     assert mode["processing_ms"] > 0
     assert mode["hashing_ms"] > 0
+
+
+def write_images(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
+    """Write noise of these heights and widths."""
+    from PIL import Image
+
+    chooser = np.random.default_rng(0)
+    for name, size in sizes.items():
+        Image.fromarray(chooser.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name)
+
+
+def write_unusable_images(folder: Path) -> None:
+    """Write cut.jpg, half an image; text.png, none; and wide.png, which the processor refuses."""
+    write_images(folder, {"cut.jpg": (60, 60), "wide.png": (5, 3000)})
+    (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:1500])
+    (folder / "text.png").write_text("not an image")
+
+
+@needs_extra
+def test_images_that_cannot_be_used_are_skipped_in_every_mode_with_one_line_each(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_images(tmp_path, {"good.png": (56, 84), "other.jpg": (84, 56)})
+    write_unusable_images(tmp_path)
+    status = main(["demo", "--images", str(tmp_path), "--json", "--workers", "1", "--rounds", "2"])
+    captured = capfd.readouterr()
+    reasons = [
+        ("cut.jpg", "image file is truncated"),
+        ("text.png", "cannot identify image file"),
+        ("wide.png", "absolute aspect ratio must be smaller than 200"),
+    ]
+    lines = captured.err.splitlines()
+    assert (0, len(reasons)) == (status, len(lines)), captured.err
+    for line, (name, reason) in zip(lines, reasons, strict=True):
+        assert line.startswith(f"shmstore demo: skipped {tmp_path / name}: {reason}")
+    report = json.loads(captured.out)
+    assert (2, [4, 4, 4]) == (report["distinct_items"], [mode["requests"] for mode in report["modes"].values()])
+
+
+@needs_extra
+def test_a_folder_in_which_no_image_can_be_used_is_a_usage_error_that_says_why_of_each(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_unusable_images(tmp_path)
+    assert 2 == main(["demo", "--images", str(tmp_path)])
+    captured = capfd.readouterr()
+    *skipped, last = captured.err.splitlines()
+    assert ("", 3) == (captured.out, sum("skipped" in line for line in skipped))
+    assert f"shmstore demo: {tmp_path}: none of its 3 images can be used" == last
 
 
 @needs_extra

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,10 +23,11 @@ from shmstore.command import (
     positive_argument,
     size_argument,
 )
+from shmstore.commands.common import complain
 from shmstore.demo import messages
 from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from shmstore.demo.modes import MODES
-from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource
+from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
 from shmstore.demo.records import RunSettings
 from shmstore.demo.report import DemoReport, make_report, print_report
 from shmstore.demo.supervisor import DemoError, Observer, SilentObserver, run_mode
@@ -105,7 +105,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=Path,
         metavar="DIR",
-        help="your own images (default: photographs that scikit-image and scikit-learn ship)",
+        help="your own images; one that cannot be used is skipped, with a warning (default: photographs that "
+        "scikit-image and scikit-learn ship)",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else, on stdout")
 
@@ -122,12 +123,27 @@ def _run(arguments: argparse.Namespace) -> int:
         paths = folder_photographs(arguments.images) if arguments.images else None
         missing = missing_packages(PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES)
         if missing:
-            return _complain(f"{', '.join(missing)} not installed: pip install 'shmstore[demo]'", EXIT_USAGE)
-        source = PhotographSource(paths or shipped_photographs())
+            return complain("demo", f"{', '.join(missing)} not installed: pip install 'shmstore[demo]'", EXIT_USAGE)
+        paths = _usable(arguments.images, paths) if paths else shipped_photographs()
     except ImageError as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain("demo", error, EXIT_USAGE)
+    except KeyboardInterrupt:
+        return complain("demo", "interrupted", EXIT_INTERRUPTED)
     modes = tuple(MODES) if arguments.mode == ALL else (arguments.mode,)
-    return execute(settings, source, modes=modes, as_json=arguments.json)
+    return execute(settings, PhotographSource(paths), modes=modes, as_json=arguments.json)
+
+
+def _usable(folder: Path, paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Return those of somebody's own images that can be used, and warn of each of the others."""
+    with _terminated_as_interrupted(), _progress_bar() as bar:
+        usable, errors = usable_photographs(
+            paths, lambda done: bar.progressed("images", messages.Progress("looking at them", done, len(paths)))
+        )
+    for error in errors:
+        complain("demo", f"skipped {error}")
+    if not usable:
+        raise ImageError(f"{folder}: none of its {len(paths)} images can be used")
+    return usable
 
 
 def execute(
@@ -146,23 +162,18 @@ def execute(
         with _terminated_as_interrupted(), _progress_bar() as bar:
             report = run(settings, source, modes=modes, observer=observer or bar)
     except ImageError as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain("demo", error, EXIT_USAGE)
     except DemoError as error:
         if as_json:
             print(json.dumps({"ok": False, "error": str(error)}))
-        return _complain(str(error), EXIT_WRONG)
+        return complain("demo", error, EXIT_WRONG)
     except KeyboardInterrupt:
-        return _complain("interrupted", EXIT_INTERRUPTED)
+        return complain("demo", "interrupted", EXIT_INTERRUPTED)
     if as_json:
         print(json.dumps(report.as_json()))
     else:
         print_report(report, Console())
     return EXIT_OK if report.ok else EXIT_WRONG
-
-
-def _complain(text: str, status: int) -> int:
-    print(f"shmstore demo: {text}", file=sys.stderr)
-    return status
 
 
 @contextmanager
