@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -31,8 +32,8 @@ from shmstore.demo.memory import Memory, parse_smaps
 from shmstore.demo.messages import Progress
 from shmstore.demo.modes import MODES
 from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
-from shmstore.demo.records import Faults, RunSettings
-from shmstore.demo.report import ModeFigures, percentile, print_report
+from shmstore.demo.records import MAX_WORKERS, Faults, RunSettings
+from shmstore.demo.report import DemoReport, ModeFigures, percentile, print_report
 from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
@@ -208,6 +209,45 @@ def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
 def test_a_defect_in_a_process_is_told_in_one_line() -> None:
     with pytest.raises(DemoError, match=r"^the API process: ZeroDivisionError: a defect$"):
         run(RunSettings(workers=1), FailingProcessor())
+
+
+@pytest.mark.parametrize("spare", [1, 9, 30])
+def test_a_system_that_refuses_more_files_ends_the_run_in_one_line(
+    spare: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    resource_tracker.ensure_running()  # the descriptors that it keeps are none of the run's
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + spare, limits[1]))
+    try:
+        status = execute(RunSettings(workers=MAX_WORKERS), RandomItems(rows=(10,)), modes=["none"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert 1 == status
+    assert line.startswith("shmstore demo: the processes could not be started: [Errno 24] Too many open files")
+
+
+def report_lines(report: DemoReport) -> list[str]:
+    shown = Console(file=io.StringIO(), width=500)
+    print_report(report, shown)
+    return shown.file.getvalue().splitlines()
+
+
+def test_the_report_says_what_its_rates_leave_out_why_hits_differ_and_which_option_is_too_small() -> None:
+    def report(capacity: int) -> DemoReport:
+        settings = RunSettings(workers=1, capacity=capacity, rounds=2, in_flight=1)
+        return run(settings, RandomItems(rows=(10, 20, 40)), modes=["lru", "shm"])
+
+    nothing_fits, one_does_not, all_fit = (report_lines(report(rows * ROW)) for rows in (5, 30, 200))
+    rows = [line.split("│")[1].strip() for line in all_fit if line.startswith("│")]
+    assert ["wall time, all included, s", "transport only, items/s", "transport only, MB/s"] == rows[:3]
+    assert 1 == sum(line.startswith("The modes get the same requests") for line in all_fit)
+    none = "No image fits into the cache of 0.0 MB: the smallest has 0.0 MB. Raise --capacity."
+    inline = "shm: {} of 6 requests found no room and went inline, through the pipes; "
+    found = [[line for line in lines if "--capacity" in line] for lines in (nothing_fits, one_does_not, all_fit)]
+    assert [2, 1, 0] == [len(lines) for lines in found]
+    assert (none, True) == (found[0][0], found[0][1].startswith(inline.format(6)))
+    assert found[1][0].startswith(inline.format(2)), "the largest, once each round"
 
 
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -458,6 +498,8 @@ def test_a_missing_extra_is_one_line_that_names_it(
         [],
         ["no-such-command"],
         ["demo", "--workers", "0"],
+        ["demo", "--workers", str(MAX_WORKERS + 1)],
+        ["demo", "--workers", "100000"],
         ["demo", "--rounds", "-1"],
         ["demo", "--in-flight", "x"],
         ["demo", "--capacity", "lots"],

@@ -28,7 +28,7 @@ from shmstore.demo import messages
 from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from shmstore.demo.modes import MODES
 from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
-from shmstore.demo.records import RunSettings
+from shmstore.demo.records import MAX_WORKERS, RunSettings
 from shmstore.demo.report import DemoReport, make_report, print_report
 from shmstore.demo.supervisor import DemoError, Observer, SilentObserver, run_mode
 
@@ -74,6 +74,13 @@ class ProgressBar:
         self._progress.update(self._tasks[key], completed=progress.done, total=progress.total)
 
 
+def _workers_argument(text: str) -> int:
+    number = positive_argument(text)
+    if number > MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"at most {MAX_WORKERS}, each a process of some 150 MB: {text!r}")
+    return number
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
@@ -82,7 +89,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{'; '.join(f'{mode.name}: {mode.summary}' for mode in MODES.values())} (default {ALL}, one by one)",
     )
     parser.add_argument(
-        "--workers", type=positive_argument, default=2, metavar="N", help="worker processes (default 2)"
+        "--workers",
+        type=_workers_argument,
+        default=2,
+        metavar="N",
+        help=f"worker processes (default 2, at most {MAX_WORKERS})",
     )
     parser.add_argument(
         "--capacity",
