@@ -15,6 +15,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
+from shutil import which
 
 import numpy as np
 import pytest
@@ -209,6 +210,26 @@ def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
 def test_a_defect_in_a_process_is_told_in_one_line() -> None:
     with pytest.raises(DemoError, match=r"^the API process: ZeroDivisionError: a defect$"):
         run(RunSettings(workers=1), FailingProcessor())
+
+
+@pytest.mark.skipif(which("make") is None, reason="make is not installed")
+def test_make_demo_says_beforehand_how_long_it_takes_and_hands_its_arguments_on(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "shmstore").write_text('#!/bin/sh\necho "ran $*"\n')
+    (tmp_path / "bin" / "shmstore").chmod(0o755)
+
+    def make(*arguments: str) -> list[str]:
+        command = ["make", "--no-print-directory", *arguments, f"VENV={tmp_path}", "ARGS=--workers 3"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    fresh = make("demo-announced")
+    for stamp in (".venv", ".deps", ".built", ".demo"):  # in the order in which make would set them
+        (tmp_path / stamp).touch()
+    *announced, _, ran = make("demo")
+    assert [2, 1] == [len(fresh), len(announced)]
+    assert "GB of packages" in fresh[0]
+    assert "make demo ARGS='--workers 3'" in announced[0]
+    assert "ran demo --workers 3" == ran
 
 
 @pytest.mark.parametrize("spare", [1, 9, 30])
