@@ -1,14 +1,20 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both set up .venv by themselves.
+# What `shmstore demo --help` lists goes into ARGS: make demo ARGS="--workers 3".
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*.c csrc/*.h) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo test test-c test-python lint model bench peers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python lint model bench peers copy-threshold docs clean
 
-demo: $(VENV)/.demo $(VENV)/.built
+demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/shmstore demo $(ARGS)
+
+demo-announced:
+	@test -e $(VENV)/.demo || echo "First some minutes to fill $(VENV): about 0.3 GB of packages that pip has not cached are" \
+		"fetched, most of it torch for CPUs; with torch for CUDA, pip's default on Linux, some 3 GB."
+	@echo "The demo itself takes half a minute to two minutes. With options: make demo ARGS='--workers 3'"
 
 test: test-c test-python
 

@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="shmstore", description="A shared-memory object store for the tensors of inference engines."
     )
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in COMMANDS:
         subparser = subparsers.add_parser(
             command.name,
@@ -45,9 +45,14 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 (found something wrong) or 2 (usage)."""
     try:
-        arguments = build_parser().parse_args(argv)
+        parser = build_parser()
+        arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has said why; a caller wants the number, not the exception
         return EXIT_OK if stop.code is None else stop.code if isinstance(stop.code, int) else EXIT_USAGE
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        print("\nshmstore: error: which COMMAND?", file=sys.stderr)
+        return EXIT_USAGE
     command: Command = arguments.command
     status = EXIT_OK
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
 from pathlib import Path
+from shutil import which
 
 import numpy as np
 import pytest
@@ -31,8 +33,8 @@ from shmstore.demo.memory import Memory, parse_smaps
 from shmstore.demo.messages import Progress
 from shmstore.demo.modes import MODES
 from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
-from shmstore.demo.records import Faults, RunSettings
-from shmstore.demo.report import ModeFigures, percentile, print_report
+from shmstore.demo.records import MAX_WORKERS, Faults, RunSettings
+from shmstore.demo.report import DemoReport, ModeFigures, percentile, print_report
 from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 
@@ -210,6 +212,65 @@ def test_a_defect_in_a_process_is_told_in_one_line() -> None:
         run(RunSettings(workers=1), FailingProcessor())
 
 
+@pytest.mark.skipif(which("make") is None, reason="make is not installed")
+def test_make_demo_says_beforehand_how_long_it_takes_and_hands_its_arguments_on(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "shmstore").write_text('#!/bin/sh\necho "ran $*"\n')
+    (tmp_path / "bin" / "shmstore").chmod(0o755)
+
+    def make(*arguments: str) -> list[str]:
+        command = ["make", "--no-print-directory", *arguments, f"VENV={tmp_path}", "ARGS=--workers 3"]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    fresh = make("demo-announced")
+    for stamp in (".venv", ".deps", ".built", ".demo"):  # in the order in which make would set them
+        (tmp_path / stamp).touch()
+    *announced, _, ran = make("demo")
+    assert [2, 1] == [len(fresh), len(announced)]
+    assert "GB of packages" in fresh[0]
+    assert "make demo ARGS='--workers 3'" in announced[0]
+    assert "ran demo --workers 3" == ran
+
+
+@pytest.mark.parametrize("spare", [1, 9, 30])
+def test_a_system_that_refuses_more_files_ends_the_run_in_one_line(
+    spare: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    resource_tracker.ensure_running()  # the descriptors that it keeps are none of the run's
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + spare, limits[1]))
+    try:
+        status = execute(RunSettings(workers=MAX_WORKERS), RandomItems(rows=(10,)), modes=["none"])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert 1 == status
+    assert line.startswith("shmstore demo: the processes could not be started: [Errno 24] Too many open files")
+
+
+def report_lines(report: DemoReport) -> list[str]:
+    shown = Console(file=io.StringIO(), width=500)
+    print_report(report, shown)
+    return shown.file.getvalue().splitlines()
+
+
+def test_the_report_says_what_its_rates_leave_out_why_hits_differ_and_which_option_is_too_small() -> None:
+    def report(capacity: int) -> DemoReport:
+        settings = RunSettings(workers=1, capacity=capacity, rounds=2, in_flight=1)
+        return run(settings, RandomItems(rows=(10, 20, 40)), modes=["lru", "shm"])
+
+    nothing_fits, one_does_not, all_fit = (report_lines(report(rows * ROW)) for rows in (5, 30, 200))
+    rows = [line.split("│")[1].strip() for line in all_fit if line.startswith("│")]
+    assert ["wall time, all included, s", "transport only, items/s", "transport only, MB/s"] == rows[:3]
+    assert 1 == sum(line.startswith("The modes get the same requests") for line in all_fit)
+    none = "No image fits into the cache of 0.0 MB: the smallest has 0.0 MB. Raise --capacity."
+    inline = "shm: {} of 6 requests found no room and went inline, through the pipes; "
+    found = [[line for line in lines if "--capacity" in line] for lines in (nothing_fits, one_does_not, all_fit)]
+    assert [2, 1, 0] == [len(lines) for lines in found]
+    assert (none, True) == (found[0][0], found[0][1].startswith(inline.format(6)))
+    assert found[1][0].startswith(inline.format(2)), "the largest, once each round"
+
+
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute(RunSettings(workers=1), BrokenImage()) == 2
     assert capfd.readouterr().err == "shmstore demo: broken.png: truncated\n"
@@ -306,12 +367,7 @@ def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
 
 @needs_extra
 def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path) -> None:
-    from PIL import Image
-
-    chooser = np.random.default_rng(0)
-    for number, (height, width) in enumerate([(56, 84), (100, 60), (84, 84)]):
-        pixels = chooser.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    write_images(tmp_path, {"0.png": (56, 84), "1.png": (100, 60), "2.png": (84, 84)})
     (tmp_path / "notes.txt").write_text("not an image")
     command = [sys.executable, "-m", "shmstore", "demo", "--json", "--images", str(tmp_path)]
     command += [
@@ -339,6 +395,55 @@ def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path
     assert (mode["hits"], mode["processed"]) == (6, 3), "it all fits: each image is put once and hit twice"
     assert mode["processing_ms"] > 0
     assert mode["hashing_ms"] > 0
+
+
+def write_images(folder: Path, sizes: dict[str, tuple[int, int]]) -> None:
+    """Write noise of these heights and widths."""
+    from PIL import Image
+
+    chooser = np.random.default_rng(0)
+    for name, size in sizes.items():
+        Image.fromarray(chooser.integers(0, 256, (*size, 3), dtype=np.uint8)).save(folder / name)
+
+
+def write_unusable_images(folder: Path) -> None:
+    """Write cut.jpg, half an image; text.png, none; and wide.png, which the processor refuses."""
+    write_images(folder, {"cut.jpg": (60, 60), "wide.png": (5, 3000)})
+    (folder / "cut.jpg").write_bytes((folder / "cut.jpg").read_bytes()[:1500])
+    (folder / "text.png").write_text("not an image")
+
+
+@needs_extra
+def test_images_that_cannot_be_used_are_skipped_in_every_mode_with_one_line_each(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_images(tmp_path, {"good.png": (56, 84), "other.jpg": (84, 56)})
+    write_unusable_images(tmp_path)
+    status = main(["demo", "--images", str(tmp_path), "--json", "--workers", "1", "--rounds", "2"])
+    captured = capfd.readouterr()
+    reasons = [
+        ("cut.jpg", "image file is truncated"),
+        ("text.png", "cannot identify image file"),
+        ("wide.png", "absolute aspect ratio must be smaller than 200"),
+    ]
+    lines = captured.err.splitlines()
+    assert (0, len(reasons)) == (status, len(lines)), captured.err
+    for line, (name, reason) in zip(lines, reasons, strict=True):
+        assert line.startswith(f"shmstore demo: skipped {tmp_path / name}: {reason}")
+    report = json.loads(captured.out)
+    assert (2, [4, 4, 4]) == (report["distinct_items"], [mode["requests"] for mode in report["modes"].values()])
+
+
+@needs_extra
+def test_a_folder_in_which_no_image_can_be_used_is_a_usage_error_that_says_why_of_each(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_unusable_images(tmp_path)
+    assert 2 == main(["demo", "--images", str(tmp_path)])
+    captured = capfd.readouterr()
+    *skipped, last = captured.err.splitlines()
+    assert ("", 3) == (captured.out, sum("skipped" in line for line in skipped))
+    assert f"shmstore demo: {tmp_path}: none of its 3 images can be used" == last
 
 
 @needs_extra
@@ -414,6 +519,8 @@ def test_a_missing_extra_is_one_line_that_names_it(
         [],
         ["no-such-command"],
         ["demo", "--workers", "0"],
+        ["demo", "--workers", str(MAX_WORKERS + 1)],
+        ["demo", "--workers", "100000"],
         ["demo", "--rounds", "-1"],
         ["demo", "--in-flight", "x"],
         ["demo", "--capacity", "lots"],

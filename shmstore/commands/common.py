@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -173,9 +175,18 @@ def reporting(command: str, run: Callable[[argparse.Namespace], int]) -> Callabl
     return guarded
 
 
+_DIRECTORY = Path("/dev/shm")
+
+
 def store_argument(text: str) -> str:
-    """Return the store's name, also where the path of its file is given: an argparse type."""
-    return text.removeprefix("/dev/shm/").removeprefix("/")
+    """Return the store's name, also where the path of its file is given: an argparse type.
+
+    A path that is there and not in /dev/shm is refused.
+    """
+    name = text.removeprefix(f"{_DIRECTORY}/").removeprefix("/")
+    if "/" in text and "\0" not in text and not os.path.lexists(_DIRECTORY / name) and os.path.lexists(text):
+        raise argparse.ArgumentTypeError(f"{text} is no store: stores are files of {_DIRECTORY}, see shmstore ls")
+    return name
 
 
 def add_name(parser: argparse.ArgumentParser) -> None:

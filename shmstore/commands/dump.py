@@ -78,6 +78,10 @@ def draw_ring(console: Console, snapshot: StoreSnapshot) -> None:
     console.print()
 
 
+def _state(reader: ReaderInfo) -> str:
+    return f"{reader.state}, retired" if reader.retired and reader.state != "retired" else reader.state
+
+
 def readers_table(
     console: Console, readers: "tuple[ReaderInfo, ...] | list[ReaderInfo]", title: str = "readers"
 ) -> Any:
@@ -100,9 +104,9 @@ def readers_table(
             (
                 str(reader.rank),
                 "-" if reader.pid is None else str(reader.pid),
-                reader.state,
+                _state(reader),
                 size(reader.held_bytes),
-                str(reader.pins),
+                f"{reader.pins} ({reader.pins_left} left)" if reader.pins_left else str(reader.pins),
                 size(reader.pinned_bytes),
                 str(reader.unacknowledged),
                 size(reader.unacknowledged_bytes),

@@ -26,7 +26,9 @@ __all__ = ["COMMAND"]
 _GRACE_SECONDS = 10
 """A creator takes its lock right after it has made the file; a younger file without a lock may be in that instant."""
 
+_NAMED_PIDS = 5
 _RECOVERABLE = "could be recovered"
+_RECOVERABLE_ELSEWHERE = "another version may recover it"
 
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
@@ -50,6 +52,22 @@ class _Candidate:
     kept_because: str | None
     """None: may be removed."""
 
+    @property
+    def reasons(self) -> list[str]:
+        """`kept_because`, and where that is not about it that the store could be recovered."""
+        info, why = self.info, self.kept_because
+        if why is None:
+            return []
+        also = _recoverable(info)
+        return [why] if also in (None, why) else [why, str(also)]
+
+
+def _recoverable(info: SegmentInfo) -> str | None:
+    """Return who may recover a segment, in words; None: nobody."""
+    if not info.recoverable:
+        return None
+    return _RECOVERABLE if info.state == "ok" else _RECOVERABLE_ELSEWHERE
+
 
 def _judge(info: SegmentInfo, force: bool) -> _Candidate:
     held = holders(info.device, info.inode)
@@ -59,10 +77,8 @@ def _judge(info: SegmentInfo, force: bool) -> _Candidate:
             why = "mapped by " + ", ".join(map(str, held.pids))
         elif info.ranks_alive:
             why = f"{info.ranks_alive} readers are attached"
-        elif info.state == "other version":
-            why = "another version may recover it"
         elif info.recoverable:
-            why = _RECOVERABLE
+            why = _recoverable(info)
         elif info.state == "unfinished" and time.time() - info.modified_at < _GRACE_SECONDS:
             why = "may be in the making"
     return _Candidate(info, held, why)
@@ -106,7 +122,7 @@ def _verdict(candidate: _Candidate, removed: set[str], asked: bool) -> str:
     if candidate.info.name in removed:
         return "removed"
     if candidate.kept_because:
-        return f"kept: {candidate.kept_because}"
+        return f"kept: {'; '.join(candidate.reasons)}"
     return "NOT removed" if asked else "would be removed"
 
 
@@ -118,10 +134,20 @@ def _as_json(candidate: _Candidate, removed: set[str]) -> dict[str, object]:
         "problem": info.problem,
         "file_bytes": info.file_bytes,
         "mapped_by": candidate.held.pids,
-        "processes_not_readable": candidate.held.unreadable,
+        "processes_not_readable": len(candidate.held.unreadable),
         "kept_because": candidate.kept_because,
+        "recoverable": info.recoverable,
         "removed": info.name in removed,
     }
+
+
+def _unseen(pids: list[int]) -> str:
+    named = ", ".join(map(str, pids[:_NAMED_PIDS])) + (", ..." if len(pids) > _NAMED_PIDS else "")
+    return (
+        f"{len(pids)} {'process' if len(pids) == 1 else 'processes'} could not be looked at ({named}), which has to be "
+        "done by their user or by root, with every capability that they have; should one map what is removed, it "
+        "keeps its pages"
+    )
 
 
 def _print(candidates: list[_Candidate], removed: set[str], arguments: argparse.Namespace) -> None:
@@ -135,12 +161,13 @@ def _print(candidates: list[_Candidate], removed: set[str], arguments: argparse.
         verdict = _verdict(candidate, removed, arguments.yes)
         table.add_row(cell(info.name), owner(info), size(info.file_bytes), age(since), info.state, verdict)
     console.print(table)
-    unreadable = max(candidate.held.unreadable for candidate in candidates)
+    # What is kept is kept whoever maps it.
+    unreadable = {pid for c in candidates if c.kept_because is None for pid in c.held.unreadable}
     if unreadable:
-        print(f"{unreadable} processes of other users could not be looked at")
+        print(_unseen(sorted(unreadable)))
     if not arguments.yes and any(c.kept_because is None for c in candidates):
         print("add --yes to remove")
-    if any(c.kept_because == _RECOVERABLE for c in candidates):
+    if any(_RECOVERABLE in c.reasons for c in candidates):
         print("could be recovered: ObjectStoreWriter.recover(NAME) takes it over, gc --yes --force NAME removes it")
 
 

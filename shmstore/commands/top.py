@@ -16,9 +16,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from shmstore.command import EXIT_OK, Command, positive_argument
+from shmstore.command import EXIT_OK, EXIT_WRONG, Command, positive_argument
 from shmstore.commands.common import (
     add_json,
+    complain,
     make_console,
     make_fitting_table,
     make_table,
@@ -101,6 +102,15 @@ class Watcher:
         samples = [take_sample(info, self._before.get(info.name)) for info in infos]
         self._before = {sample.name: sample for sample in samples}
         return samples
+
+    def wrong(self) -> list[str]:
+        """Return what the last look found wrong: its store cannot be read, as for `dump`; or one of all is damaged."""
+        infos = [sample.info for sample in self._before.values() if sample.info.facts is None]
+        return [
+            f"{info.name}: {info.problem or info.state}"
+            for info in infos
+            if self._name is not None or info.state == "damaged"
+        ]
 
 
 def _sorted_samples(samples: list[Sample], order: str) -> list[Sample]:
@@ -248,7 +258,7 @@ def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace) ->
     while True:
         samples = watcher.sample()
         if arguments.json:
-            print_json({"ok": True, "stores": [_as_json(sample) for sample in samples]})
+            print_json({"ok": not watcher.wrong(), "stores": [_as_json(sample) for sample in samples]})
         else:
             console.print(_draw(console, samples, one, order))
             console.print()
@@ -311,13 +321,17 @@ def _run(arguments: argparse.Namespace) -> int:
         else:
             _plain(console, watcher, arguments)
     except KeyboardInterrupt:
-        return EXIT_OK
-    return EXIT_OK
+        pass
+    wrong = watcher.wrong()
+    for text in wrong:
+        complain("top", text)
+    return EXIT_WRONG if wrong else EXIT_OK
 
 
 COMMAND = Command(
     name="top",
-    summary="watch one store, or all: rates, hit ratio, evictions, fallbacks, oldest lease, lag of each rank",
+    summary="watch one store, or all: rates, hit ratio, evictions, fallbacks, oldest lease, lag of each rank; exit "
+    "status 1: the last look found a damaged one",
     example="shmstore top mm-cache --interval 0.5",
     add_arguments=_add_arguments,
     run=reporting("top", _run),

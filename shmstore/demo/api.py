@@ -190,6 +190,8 @@ class _Run:
             mode=mode,
             distinct=len(sizes),
             distinct_bytes=sum(sizes.values()),
+            smallest_bytes=min(sizes.values()),
+            largest_bytes=max(sizes.values()),
             capacity=capacity,
             requests=len(self._order),
             payload_bytes=sum(self._expected[index].nbytes for index in self._order),

@@ -73,7 +73,10 @@ def folder_photographs(folder: Path) -> tuple[Path, ...]:
     """
     if not folder.is_dir():
         raise ImageError(f"{folder}: not a folder")
-    found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
+    try:
+        found = sorted(path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES and path.is_file())
+    except OSError as error:
+        raise ImageError(f"{folder}: {error.strerror}") from None
     if not found:
         raise ImageError(f"{folder}: no image in it (looked for {', '.join(sorted(_SUFFIXES))})")
     return tuple(found)
@@ -86,5 +89,5 @@ def load_image(path: Path) -> Image:
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ImageError(f"{path}: {error}") from None
+    except Exception as error:  # what a broken file makes Pillow's decoders raise is any of a dozen kinds
+        raise ImageError(f"{path}: {error or type(error).__name__}") from None

@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import json
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,11 +23,12 @@ from shmstore.command import (
     positive_argument,
     size_argument,
 )
+from shmstore.commands.common import complain
 from shmstore.demo import messages
 from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from shmstore.demo.modes import MODES
-from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource
-from shmstore.demo.records import RunSettings
+from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
+from shmstore.demo.records import MAX_WORKERS, RunSettings
 from shmstore.demo.report import DemoReport, make_report, print_report
 from shmstore.demo.supervisor import DemoError, Observer, SilentObserver, run_mode
 
@@ -74,6 +74,13 @@ class ProgressBar:
         self._progress.update(self._tasks[key], completed=progress.done, total=progress.total)
 
 
+def _workers_argument(text: str) -> int:
+    number = positive_argument(text)
+    if number > MAX_WORKERS:
+        raise argparse.ArgumentTypeError(f"at most {MAX_WORKERS}, each a process of some 150 MB: {text!r}")
+    return number
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
@@ -82,7 +89,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{'; '.join(f'{mode.name}: {mode.summary}' for mode in MODES.values())} (default {ALL}, one by one)",
     )
     parser.add_argument(
-        "--workers", type=positive_argument, default=2, metavar="N", help="worker processes (default 2)"
+        "--workers",
+        type=_workers_argument,
+        default=2,
+        metavar="N",
+        help=f"worker processes (default 2, at most {MAX_WORKERS})",
     )
     parser.add_argument(
         "--capacity",
@@ -105,7 +116,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--images",
         type=Path,
         metavar="DIR",
-        help="your own images (default: photographs that scikit-image and scikit-learn ship)",
+        help="your own images; one that cannot be used is skipped, with a warning (default: photographs that "
+        "scikit-image and scikit-learn ship)",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else, on stdout")
 
@@ -122,12 +134,27 @@ def _run(arguments: argparse.Namespace) -> int:
         paths = folder_photographs(arguments.images) if arguments.images else None
         missing = missing_packages(PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES)
         if missing:
-            return _complain(f"{', '.join(missing)} not installed: pip install 'shmstore[demo]'", EXIT_USAGE)
-        source = PhotographSource(paths or shipped_photographs())
+            return complain("demo", f"{', '.join(missing)} not installed: pip install 'shmstore[demo]'", EXIT_USAGE)
+        paths = _usable(arguments.images, paths) if paths else shipped_photographs()
     except ImageError as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain("demo", error, EXIT_USAGE)
+    except KeyboardInterrupt:
+        return complain("demo", "interrupted", EXIT_INTERRUPTED)
     modes = tuple(MODES) if arguments.mode == ALL else (arguments.mode,)
-    return execute(settings, source, modes=modes, as_json=arguments.json)
+    return execute(settings, PhotographSource(paths), modes=modes, as_json=arguments.json)
+
+
+def _usable(folder: Path, paths: Sequence[Path]) -> tuple[Path, ...]:
+    """Return those of somebody's own images that can be used, and warn of each of the others."""
+    with _terminated_as_interrupted(), _progress_bar() as bar:
+        usable, errors = usable_photographs(
+            paths, lambda done: bar.progressed("images", messages.Progress("looking at them", done, len(paths)))
+        )
+    for error in errors:
+        complain("demo", f"skipped {error}")
+    if not usable:
+        raise ImageError(f"{folder}: none of its {len(paths)} images can be used")
+    return usable
 
 
 def execute(
@@ -146,23 +173,18 @@ def execute(
         with _terminated_as_interrupted(), _progress_bar() as bar:
             report = run(settings, source, modes=modes, observer=observer or bar)
     except ImageError as error:
-        return _complain(str(error), EXIT_USAGE)
+        return complain("demo", error, EXIT_USAGE)
     except DemoError as error:
         if as_json:
             print(json.dumps({"ok": False, "error": str(error)}))
-        return _complain(str(error), EXIT_WRONG)
+        return complain("demo", error, EXIT_WRONG)
     except KeyboardInterrupt:
-        return _complain("interrupted", EXIT_INTERRUPTED)
+        return complain("demo", "interrupted", EXIT_INTERRUPTED)
     if as_json:
         print(json.dumps(report.as_json()))
     else:
         print_report(report, Console())
     return EXIT_OK if report.ok else EXIT_WRONG
-
-
-def _complain(text: str, status: int) -> int:
-    print(f"shmstore demo: {text}", file=sys.stderr)
-    return status
 
 
 @contextmanager

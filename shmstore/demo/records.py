@@ -10,6 +10,9 @@ from shmstore.demo.modes import CacheCounts
 SHARE_OF_DATA = 0.6
 """The default capacity, as a part of the bytes of all distinct items: too small for them, by design."""
 
+MAX_WORKERS = 64
+"""A store takes more, but each is a process here, with an interpreter and torch of its own, some 150 MB."""
+
 
 @dataclass(frozen=True)
 class Faults:
@@ -59,6 +62,10 @@ class Measured:
     """Of their items."""
     capacity: int
     """Bytes of items that the mode may keep."""
+    smallest_bytes: int
+    """Of the smallest of their items."""
+    largest_bytes: int
+    """Of the largest."""
     requests: int
     payload_bytes: int
     """Bytes of the tensors of all requests, each counted once however many workers it went to."""

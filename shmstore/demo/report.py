@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -83,6 +83,10 @@ class DemoReport:
     settings: RunSettings
     distinct_items: int
     distinct_bytes: int
+    smallest_bytes: int
+    """Of the smallest image's item."""
+    largest_bytes: int
+    """Of the largest one's."""
     capacity: int
     """Bytes of items that each mode may keep."""
     modes: dict[str, ModeFigures]
@@ -102,6 +106,8 @@ class DemoReport:
             "in_flight": self.settings.in_flight,
             "distinct_items": self.distinct_items,
             "distinct_bytes": self.distinct_bytes,
+            "smallest_bytes": self.smallest_bytes,
+            "largest_bytes": self.largest_bytes,
             "capacity": self.capacity,
             "modes": {mode: asdict(figures) for mode, figures in self.modes.items()},
         }
@@ -113,6 +119,8 @@ def make_report(settings: RunSettings, measured: Sequence[Measured]) -> DemoRepo
         settings=settings,
         distinct_items=measured[0].distinct,
         distinct_bytes=measured[0].distinct_bytes,
+        smallest_bytes=measured[0].smallest_bytes,
+        largest_bytes=measured[0].largest_bytes,
         capacity=measured[0].capacity,
         modes={mode.mode: _figures(mode) for mode in measured},
     )
@@ -159,8 +167,9 @@ def _memory(memory: ProcessMemory) -> MemoryFigures:
 
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
-    ("items/s", lambda figures: figures.items_per_s, ",.1f"),
-    ("MB/s", lambda figures: figures.megabytes_per_s, ",.0f"),
+    ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),
+    ("transport only, items/s", lambda figures: figures.items_per_s, ",.1f"),
+    ("transport only, MB/s", lambda figures: figures.megabytes_per_s, ",.0f"),
     ("API to last worker, median µs", lambda figures: figures.latency_median_us, ",.0f"),
     ("API to last worker, p99 µs", lambda figures: figures.latency_p99_us, ",.0f"),
     ("hit ratio", lambda figures: figures.hit_ratio, ".1%"),
@@ -173,7 +182,6 @@ _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("images processed", lambda figures: figures.processed, ",d"),
     ("image processor, ms each", lambda figures: figures.processing_ms, ",.1f"),
     ("content hash, ms a request", lambda figures: figures.hashing_ms, ",.1f"),
-    ("wall, all included, s", lambda figures: figures.total_s, ",.2f"),
 )
 
 
@@ -205,9 +213,15 @@ def print_report(report: DemoReport, console: Console) -> None:
     console.print(table)
     for mode in report.modes:
         console.print(f"{mode}: {MODES[mode].summary}", style="dim", highlight=False)
+    for warning in _too_small(report):
+        console.print(warning, style="yellow", highlight=False)
     console.print(
-        "The clock runs from asking the API process's cache for an item until the last worker has its tensors at "
-        "hand. What is not cached is processed before that; every byte is checked after it.\n"
+        "Wall time is that of all requests, with processing and checking, which every mode does alike. Transport "
+        "leaves both out: its clock runs from asking the API process's cache for an item until the last worker has its "
+        "tensors at hand. What is not cached is processed before that; every byte is checked after it.\n"
+        "The modes get the same requests and keep as many bytes, but choose differently what to evict, so that hits, "
+        "and with them images processed, differ: none and lru evict what was used least recently, shm what lies "
+        "next in its ring and was not used since the last time round.\n"
         "Memory is what a process has in use at the end: its own, in brackets what of this the requests added, "
         "plus its part of the store's segment.",
         style="dim",
@@ -218,6 +232,21 @@ def print_report(report: DemoReport, console: Console) -> None:
             names = ", ".join(figures.mismatched_names)
             message = f"{mode}: {figures.mismatches} of {figures.checked} arrived wrong: {names}"
             console.print(Text(message, style="bold red"))
+
+
+def _too_small(report: DemoReport) -> Iterator[str]:
+    """Yield a line for each way in which the capacity is too small to show anything."""
+    small, large, capacity = (
+        f"{nbytes / MEGABYTE:,.1f} MB" for nbytes in (report.smallest_bytes, report.largest_bytes, report.capacity)
+    )
+    if report.smallest_bytes > report.capacity:
+        yield f"No image fits into the cache of {capacity}: the smallest has {small}. Raise --capacity."
+    for mode, figures in report.modes.items():
+        if figures.inline_fallbacks:
+            yield (
+                f"{mode}: {figures.inline_fallbacks} of {figures.requests} requests found no room and went inline, "
+                f"through the pipes; images have {small} to {large}, the cache {capacity}. Raise --capacity."
+            )
 
 
 def _add_memory(table: Table, modes: list[ModeFigures]) -> None:

@@ -79,7 +79,7 @@ def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: 
     children: list[_Child] = []
     clean = False
     try:
-        with _interrupts_held_back():
+        with _interrupts_held_back(), _refusals_told():
             _start(mode, settings, source, store_name, children)
         observer.started(mode, {child.name: _pid(child.process) for child in children})
         measured = _watch(mode, children, observer)
@@ -105,6 +105,15 @@ def _interrupts_held_back() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Make what the system refuses to a start, e.g. one more process or file descriptor, a `DemoError`."""
+    try:
+        yield
+    except OSError as error:
+        raise DemoError(f"the processes could not be started: {error} (fewer --workers need less)") from error
 
 
 def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: str, children: list[_Child]) -> None:

@@ -7,8 +7,13 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, LayoutMismatchError, ObjectNotFoundError, StaleRefError
-from shmstore.errors import StoreNotFoundError as _NotFound
+from shmstore.errors import (
+    CorruptStoreError,
+    LayoutMismatchError,
+    ObjectNotFoundError,
+    StaleRefError,
+    StoreNotFoundError,
+)
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, SlotInfo, StoreFacts, StoreSnapshot
 
 __all__ = ["StoreInspector", "facts_from"]
@@ -50,13 +55,15 @@ def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
     return ReaderInfo(
         rank=raw["rank"],
         state=state,
+        retired=bool(raw["retired"]),
         pid=raw["pid"] if raw["epoch"] else None,
         attachments=raw["epoch"],
         attached_at=seconds(raw["attached_ns"]) if raw["epoch"] else None,
         gets=raw["gets"],
         stale=raw["stale"],
         released=raw["released"],
-        pins=raw["pins"],
+        pins=raw["pins"] if raw["alive"] else 0,
+        pins_left=0 if raw["alive"] else raw["pins"],
         pinned_objects=raw["pinned_objects"],
         pinned_bytes=raw["pinned_bytes"],
         unacknowledged=raw["owed_leases"],
@@ -86,11 +93,11 @@ class StoreInspector:
         published; CorruptStoreError for a damaged superblock; PermissionError for another user's.
         """
         if not name or "/" in name or "\0" in name:
-            raise _NotFound(f"there is no store named {name!r}")
+            raise no_store(name)
         try:
             return cls(native.Inspector(name), name)
-        except _NotFound:
-            raise _NotFound(f"there is no store named {name!r}", hint="shmstore ls shows what there is") from None
+        except StoreNotFoundError:
+            raise no_store(name) from None
         except LayoutMismatchError:
             raise _why_not(name) from None
         except ValueError as error:
@@ -99,7 +106,7 @@ class StoreInspector:
                     f"the superblock of {name!r} contradicts itself",
                     hint="it cannot be recovered; shmstore gc removes it",
                 ) from None
-            raise _NotFound(f"there is no store named {name!r}") from None
+            raise no_store(name) from None
 
     def __enter__(self) -> Self:
         return self
@@ -216,11 +223,24 @@ class StoreInspector:
         return self._native.check(slot.slot, slot.object_id)
 
 
+def no_store(name: str) -> StoreNotFoundError:
+    """Return the error for a name that nothing in /dev/shm has."""
+    return StoreNotFoundError(f"there is no store named {name!r}", hint="shmstore ls shows what there is")
+
+
+def foreign(name: str) -> LayoutMismatchError:
+    """Return the error for a file, or a folder, of /dev/shm that is none of ours."""
+    return LayoutMismatchError(f"/dev/shm/{name} is no store", hint="shmstore ls shows the stores of this host")
+
+
 def _why_not(name: str) -> Exception:
     """Say what the file is, where it is no segment that this build can read."""
-    seen = native.probe(name)
+    try:
+        seen = native.probe(name)
+    except LayoutMismatchError:  # no regular file
+        return foreign(name)
     if not seen["ours"]:
-        return LayoutMismatchError(f"/dev/shm/{name} is no store", hint="shmstore ls shows the stores of this host")
+        return foreign(name)
     if not seen["published"]:
         return LayoutMismatchError(
             f"the creation of {name!r} was not completed",

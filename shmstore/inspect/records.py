@@ -118,7 +118,9 @@ class ReaderInfo:
     rank: int
     """Its number."""
     state: Literal["alive", "dead", "retired", "awaited"]
-    """"awaited": has never attached, so that leases wait for it; "retired": they don't."""
+    """"awaited": has never attached, so that leases wait for it; "retired": not alive, and was retired."""
+    retired: bool
+    """Whether the writer has retired it, alive or not, since it last attached: no lease waits for it."""
     pid: int | None
     """Process of the last attachment, in its own PID namespace; None before the first."""
     attachments: int
@@ -132,7 +134,9 @@ class ReaderInfo:
     released: int
     """Leases ended unread."""
     pins: int
-    """Values that somebody looks at; of a dead process, those it left, which hold nothing."""
+    """Values that somebody looks at; 0 where the rank is not alive."""
+    pins_left: int
+    """Pins that a dead process left behind, which hold nothing; 0 where the rank is alive."""
     pinned_objects: int
     """Objects pinned."""
     pinned_bytes: int

@@ -6,12 +6,14 @@ from pathlib import Path
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, StoreNotFoundError
-from shmstore.inspect.inspector import StoreInspector, seconds
+from shmstore.inspect.inspector import StoreInspector, foreign, no_store, seconds
 from shmstore.inspect.records import SegmentInfo, SegmentState
 
 __all__ = ["Holders", "find_segments", "holders", "look_at", "remove_segment"]
 
 _DIRECTORY = Path("/dev/shm")
+_PF_KTHREAD = 0x00200000
+"""Of the flags in /proc/PID/stat."""
 _PREFIX = "shmstore-"
 """Of the names that `create` makes: a file without one byte of ours in it is ours only if it has it."""
 
@@ -38,15 +40,15 @@ def look_at(name: str) -> SegmentInfo:
     try:
         seen = native.probe(name)
     except StoreNotFoundError:
-        raise StoreNotFoundError(f"there is no store named {name!r}", hint="shmstore ls shows what there is") from None
+        raise no_store(name) from None
     except ValueError as error:
         if isinstance(error, ShmStoreError):
-            raise LayoutMismatchError(f"/dev/shm/{name} is no store") from None
-        raise StoreNotFoundError(f"there is no store named {name!r}") from None
+            raise foreign(name) from None
+        raise no_store(name) from None
     except PermissionError as error:
         return _unreadable(name, error)
     if not seen["ours"] and not (seen["blank"] and name.startswith(_PREFIX)):
-        raise LayoutMismatchError(f"/dev/shm/{name} is no store", hint="shmstore ls shows the stores of this host")
+        raise foreign(name)
     state: SegmentState = "ok"
     problem, facts = None, None
     if not seen["published"]:
@@ -106,13 +108,13 @@ class Holders:
 
     pids: tuple[int, ...]
     """Those that do, this one left out."""
-    unreadable: int
-    """Processes of which it cannot be told."""
+    unreadable: tuple[int, ...]
+    """Those of which it cannot be told: they have memory or files, and this user may not look at them."""
 
 
 def holders(device: int, inode: int) -> Holders:
     """Return the processes that map a file, or have it open, as far as /proc tells."""
-    pids, unreadable = [], 0
+    pids, unreadable = [], []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
@@ -120,10 +122,24 @@ def holders(device: int, inode: int) -> Holders:
             if _maps(entry, device, inode) or _has_open(entry, device, inode):
                 pids.append(int(entry))
         except PermissionError:
-            unreadable += 1
+            if not _holds_nothing(entry):
+                unreadable.append(int(entry))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return Holders(tuple(sorted(pids)), unreadable)
+    return Holders(tuple(sorted(pids)), tuple(sorted(unreadable)))
+
+
+def _holds_nothing(pid: str) -> bool:
+    """Return whether a process is a thread of the kernel, or has ended: such a one maps nothing and has no files."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            words = stat.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except PermissionError:  # of a /proc mounted with hidepid=1
+        return False
+    state, flags = words[0], int(words[6])
+    return state in "ZX" or bool(flags & _PF_KTHREAD)
 
 
 def _maps(pid: str, device: int, inode: int) -> bool:

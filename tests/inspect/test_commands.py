@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 import time
 from contextlib import suppress
@@ -15,12 +16,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from shmstore import ObjectStoreWriter, cli
+from shmstore import ObjectStoreReader, ObjectStoreWriter, cli
 from shmstore.commands import bench
 from shmstore.commands.common import make_fitting_table
 from shmstore.inspect import StoreInspector, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, running
-from tests.support import SHM, Stores, store_name
+from tests.support import SHM, Child, Stores, store_name
 
 READABLE = ("live", "stopped", "dead")
 NAMED = {"dump": (), "verify": (), "top": ("--iterations", "1"), "gc": ()}
@@ -30,8 +31,6 @@ STATE = {"damaged": "damaged", "cut": "damaged", "unfinished": "unfinished", "ot
 def expected_status(command: str, condition: str) -> int:
     if command == "gc":  # a live writer is left alone, and a file that is no store is none of its business
         return 1 if condition in ("live", "stopped", "foreign") else 0
-    if command == "top":  # it watches whatever is ours
-        return 1 if condition == "foreign" else 0
     return 0 if condition in READABLE else 1
 
 
@@ -145,12 +144,51 @@ def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pyt
         assert 0 == cli.main([command.name, "--help"])
         assert f"example: {command.example}" in capsys.readouterr().out
         assert 2 == cli.main([command.name, "--no-such-option"])
-    assert 2 == cli.main([])
     assert 2 == cli.main(["top", "--interval", "0"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels"])
     assert 2 == cli.main(["dump", "x", "--tensor", "pixels", "--out", "y"])
     assert 2 == cli.main(["dump", "x", "--key", "a", "--object", "1"])
     assert 2 == cli.main(["dump", "x", "--json", "--svg", "y"])
+
+
+def test_without_a_command_all_of_them_are_listed() -> None:
+    ran = piped()
+    assert (2, "") == (ran.status, ran.out)
+    listed = {words[0] for words in map(str.split, ran.err.splitlines()) if words}
+    assert {command.name for command in cli.COMMANDS} <= listed
+
+
+@pytest.mark.parametrize("command", NAMED)
+def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
+    folder = SHM / store_name()
+    folder.mkdir()
+    try:
+        ran = piped(command, str(folder), *NAMED[command])
+        hint = "(hint: shmstore ls shows the stores of this host)"
+        assert (1, f"shmstore {command}: {folder} is no store {hint}\n") == (ran.status, ran.err)
+    finally:
+        folder.rmdir()
+    elsewhere = tmp_path / "file"
+    elsewhere.touch()
+    for path in (tmp_path, elsewhere):
+        ran = piped(command, str(path), *NAMED[command])
+        assert (2, True) == (ran.status, f"{path} is no store: stores are files of /dev/shm" in ran.err), ran
+    ran = piped(command, str(tmp_path / "absent"), *NAMED[command])
+    assert (1, True) == (ran.status, "hint: shmstore ls shows what there is" in ran.err), ran
+
+
+def test_top_of_all_judges_as_ls_does_and_of_one_as_dump_does() -> None:
+    with case("dead") as sound, case("unfinished") as unfinished:
+        everything = [piped("ls"), piped("top", "--iterations", "1")]
+        one = [piped(*command, unfinished) for command in (("dump",), ("top", "--iterations", "1"))]
+        assert [False, False, True, True] == [unfinished in ran.err for ran in (*everything, *one)]
+        assert [1, 1] == [ran.status for ran in one]
+        looks = piped("top", "--iterations", "2", "--interval", "0.05", "--json", unfinished).out.splitlines()
+        assert [False, False] == [json.loads(look)["ok"] for look in looks]
+        with case("damaged") as damaged:
+            everything = [piped("ls"), piped("top", "--iterations", "1")]
+            assert [(1, True), (1, True)] == [(ran.status, damaged in ran.err) for ran in everything]
+        assert 0 == piped("top", sound, "--iterations", "1").status
 
 
 def test_output_cut_short_by_its_reader_is_no_error() -> None:
@@ -241,6 +279,38 @@ def test_dump_json_names_everything() -> None:
     assert ["alive", "awaited"] == [reader["state"] for reader in snapshot["readers"]]
     assert list(range(1, 9)) == [lease["number"] for lease in snapshot["leases"]]
     assert ["checksums"] == snapshot["facts"]["options"]
+
+
+def test_dump_shows_what_is_retired_and_that_pins_of_the_dead_hold_nothing(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=4, max_objects=8)
+    readers = [stores.attach(writer, rank) for rank in range(3)]
+    ref = writer.put("a", torch.ones(100))
+
+    def hold() -> None:
+        readers[2].close()
+        own = ObjectStoreReader.attach(writer.name, 2)
+        view = own.get(writer_ref)
+        os.kill(os.getpid(), signal.SIGKILL)
+        del view
+
+    for rank in (0, 1, 3):
+        writer.retire(rank)
+    readers[1].close()
+    readers[2].close()
+    writer_ref = ref
+    child = Child(hold)
+    with pytest.raises(AssertionError, match="SIGKILL"):
+        child.join()
+    readers_json = piped("dump", writer.name, "--json").json["snapshot"]["readers"]
+    table = [row.split() for row in piped("dump", writer.name).out.partition("readers")[2].splitlines()[2:6]]
+    assert [("alive", True), ("retired", True), ("dead", False), ("retired", True)] == [
+        (reader["state"], reader["retired"]) for reader in readers_json
+    ]
+    assert [(0, 0, 0), (0, 0, 0), (0, 1, 0), (0, 0, 0)] == [
+        (reader["pins"], reader["pins_left"], reader["pinned_bytes"]) for reader in readers_json
+    ]
+    assert [["alive,", "retired"], ["retired", "0"], ["dead", "0"], ["retired", "0"]] == [row[2:4] for row in table]
+    assert "0 (1 left)" in " ".join(table[2])
 
 
 def test_dump_of_one_object_shows_its_tree_and_copies_a_tensor_out(tmp_path: Path) -> None:

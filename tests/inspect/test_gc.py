@@ -1,16 +1,19 @@
 """`gc` removes what is of no use to anybody, and nothing else."""
 
+import contextlib
+import io
 import os
+import re
 import signal
 import time
 
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError
+from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, WriterActiveError, cli
 from shmstore.bindings import inspect as native
 from shmstore.inspect import holders, look_at, remove_segment
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, piped, running, stop
-from tests.support import SHM, store_name
+from tests.support import SHM, Child, store_name
 
 ALIVE = ("live", "stopped")
 RECOVERABLE = ("dead", "other version")
@@ -76,6 +79,10 @@ def test_what_a_process_maps_stays_unless_forced(holder: object) -> None:
             stop(child.pid)  # a stopped process holds, too
             (row,) = piped("gc", name, "--yes", "--json").json["segments"]
             assert (f"mapped by {child.pid}", [child.pid]) == (row["kept_because"], row["mapped_by"])
+            assert row["recoverable"]
+            shown = piped("gc", name).out
+            assert f"kept: mapped by {child.pid}; could be recovered\n" in shown
+            assert "ObjectStoreWriter.recover(NAME) takes it over" in shown
             assert (SHM / name).exists()
             assert 0 == piped("gc", name, "--yes", "--force").status
             assert not (SHM / name).exists()
@@ -123,6 +130,57 @@ def test_removal_asks_again_under_the_lock() -> None:
                 remove_segment(info, force=True)
         remove_segment(later)
         assert not (SHM / name).exists()
+
+
+NOBODY = 65534
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which root alone may")
+
+
+@as_root
+def test_only_processes_that_could_hold_something_count_as_not_looked_at() -> None:
+    with running(store_name(), lambda _, ready: (os.write(ready, b"r"), signal.pause())) as alive:
+        zombie = os.fork()
+        if zombie == 0:
+            os._exit(0)
+        try:
+            os.waitid(os.P_PID, zombie, os.WEXITED | os.WNOWAIT)
+
+            def look() -> tuple[bool, bool]:
+                os.setgid(NOBODY)
+                os.setuid(NOBODY)
+                unreadable = holders(0, 0).unreadable
+                return alive.pid in unreadable, zombie in unreadable
+
+            assert (True, False) == Child(look).join()
+        finally:
+            os.waitpid(zombie, 0)
+
+
+@as_root
+def test_processes_that_were_not_looked_at_are_told_of_only_where_the_verdict_hangs_on_them() -> None:
+    useless, recoverable = f"shmstore-{os.getpid()}-0", store_name()
+
+    def look() -> list[str]:
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        with (SHM / useless).open("wb") as file:
+            file.truncate(1 << 20)
+        make_old(useless)
+        ObjectStoreWriter.create(recoverable, **OPTIONS).close(unlink=False)
+        said = []
+        for name in (useless, recoverable):
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                cli.main(["gc", name])
+            said.append(out.getvalue())
+        return said
+
+    try:
+        told, silent = Child(look).join()
+    finally:
+        for name in (useless, recoverable):
+            (SHM / name).unlink(missing_ok=True)
+    assert (True, False) == tuple("could not be looked at" in said for said in (told, silent))
+    assert re.search(r"^(1 process|\d+ processes) could not be looked at \(\d+.*by root", told, re.MULTILINE)
 
 
 def test_holders_are_the_processes_that_map_or_open_a_file() -> None:

@@ -104,6 +104,7 @@ def test_a_record_says_who_holds_what(stores: Stores) -> None:
     with StoreInspector.open(writer.name) as inspector:
         snapshot = inspector.snapshot()
         assert ["alive", "dead", "awaited", "retired"] == [r.state for r in snapshot.readers]
+        assert [False, False, False, True] == [r.retired for r in snapshot.readers]
         assert [2, 0, 0, 0] == [r.pins for r in snapshot.readers]
         assert [span, 0, 0, 0] == [r.pinned_bytes for r in snapshot.readers]
         assert [1, 0, 2, 0] == [r.unacknowledged for r in snapshot.readers]
@@ -153,7 +154,8 @@ def test_pins_of_a_killed_reader_hold_nothing(stores: Stores) -> None:
         child.join()
     with StoreInspector.open(writer.name) as inspector:
         (reader,), (slot,) = inspector.readers(), inspector.slots()
-    assert ("dead", 1, 0, 0) == (reader.state, reader.pins, reader.pinned_bytes, reader.held_bytes)
+    assert ("dead", 0, 1, 0) == (reader.state, reader.pins, reader.pins_left, reader.pinned_bytes)
+    assert 0 == reader.held_bytes
     assert ((), ()) == (slot.pinned_by, slot.leased_to)
 
 
