@@ -42,12 +42,14 @@ def requests() -> list[Any]:
     return seen
 
 
-def blocks(name: str) -> list[Any]:
+def blocks(name: str, closed: bool = False) -> list[Any]:
     writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
     writer.put("k", 1)
     node = Node(writer=writer)
     node.block = getattr(writer, name)(*([["k"]] if name == "protect" else ["new", np.zeros(9, np.uint8)]))
     node.entered = node.block.__enter__()
+    if closed:
+        writer.close()
     del writer, node
     gc.collect()
     return []
@@ -71,6 +73,8 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "requests": (requests, [True] * 20),
     "protect": (lambda: blocks("protect"), []),
     "reserve": (lambda: blocks("reserve"), []),
+    "protect, closed": (lambda: blocks("protect", closed=True), []),
+    "reserve, closed": (lambda: blocks("reserve", closed=True), []),
     "views": (views, []),
 }
 

@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -429,3 +430,44 @@ def test_a_closed_writer_is_succeeded_at_once_though_its_views_are_kept(stores: 
     writer.close(unlink=False)
     assert ["k"] == stores.recover(writer.handle).keys()
     assert 7000 == int(view.sum())
+
+
+# ---- the mapping
+
+
+def is_mapped(name: str) -> bool:
+    return f"/dev/shm/{name}" in Path("/proc/self/maps").read_text()
+
+
+def test_closing_gives_the_memory_back_though_the_objects_are_still_named(stores: Stores) -> None:
+    writer = stores.create(64 * 1024)
+    reader = stores.attach(writer)
+    reader.get(writer.put("k", np.zeros(9, np.uint8)))
+    reader.close()
+    assert is_mapped(writer.name)
+    writer.close()
+    assert not is_mapped(writer.name)
+
+
+def test_a_view_of_a_closed_reader_keeps_the_mapping_and_nothing_else_does(stores: Stores) -> None:
+    writer = stores.create(64 * 1024)
+    reader = stores.attach(writer)
+    view = reader.get(writer.put("k", np.arange(9)))
+    writer.close()
+    reader.close()
+    assert is_mapped(writer.name)
+    assert list(range(9)) == view.tolist()
+    del view
+    assert not is_mapped(writer.name)
+
+
+def test_what_is_being_filled_keeps_the_mapping_of_a_closed_writer(stores: Stores) -> None:
+    writer = stores.create(64 * 1024)
+    with pytest.raises(StoreClosedError), writer.reserve("k", np.zeros(9, np.uint8)) as array:
+        writer.close()
+        array[:] = 7
+    assert is_mapped(writer.name)
+    assert [7] * 9 == array.tolist()
+    del array
+    gc.collect()
+    assert not is_mapped(writer.name)

@@ -235,6 +235,7 @@ class Writer:
             if code < 0:
                 self._w = handle
                 fail(code)
+            self._hold = None  # the mapping goes with the last ticket, guard and view of it, not with this object
 
     def put(
         self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]], wrap: Callable[[bytes], T]
@@ -262,7 +263,7 @@ class Writer:
 
     def ticket(self) -> "Ticket":
         """Return a ticket that is still to begin."""
-        return Ticket(self._w)
+        return Ticket(self._w, self._hold)
 
     def hit(self, key: bytes, wrap: Callable[[bytes], T]) -> T:
         """Hand out again; `wrap` as for `put`."""
@@ -290,7 +291,7 @@ class Writer:
 
     def guard(self) -> "Guard":
         """Return a guard that is still to be set."""
-        return Guard(self._w)
+        return Guard(self._w, self._hold)
 
     def cancel(self, packed: bytes) -> bool:
         """End a lease."""
@@ -392,10 +393,11 @@ class Guard:
     It is made before it guards anything, so that whatever interrupts `set` finds it where its maker has put it.
     """
 
-    __slots__ = ("_guard", "_w")
+    __slots__ = ("_guard", "_hold", "_w")
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, hold: Any) -> None:
         self._w = writer
+        self._hold = hold  # the writer may be closed, and lets go of its own
         self._guard = _gc(_new("shms_guard *"), partial(lib.shms_guard_drop, writer))
 
     def set(self, key: bytes) -> None:
@@ -423,10 +425,11 @@ class Ticket:
     It is made before there is any space, so that whatever interrupts `begin` or `commit` finds something to abort.
     """
 
-    __slots__ = ("_out", "_ticket", "_w")
+    __slots__ = ("_hold", "_out", "_ticket", "_w")
 
-    def __init__(self, writer: Any) -> None:
+    def __init__(self, writer: Any, hold: Any) -> None:
         self._w = writer
+        self._hold = hold  # the writer may be closed, and lets go of its own
         self._ticket = _new("shms_ticket *")
         self._out = _new("uint8_t[40]")
 
@@ -443,7 +446,7 @@ class Ticket:
     def buffer(self) -> Any:
         """Return the payload area as a writable buffer, which keeps the mapping alive."""
         payload = self._ticket.payload
-        return _buffer(_gc(payload, partial(_keep, self._w)), self._ticket.payload_size)
+        return _buffer(_gc(payload, partial(_keep, self._hold)), self._ticket.payload_size)
 
     def copy(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         """Copy pieces of (offset, bytes, address)."""
@@ -491,6 +494,7 @@ class Reader:
             if code < 0:
                 self._r = handle
                 fail(code)
+            self._hold = None  # as in Writer.close
 
     def acquire(self, packed: bytes) -> tuple[bytes, Any]:
         """Pin and acknowledge; returns the metadata and the payload as a buffer, whose end is the pin's end."""
