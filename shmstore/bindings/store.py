@@ -6,6 +6,7 @@ A handle of C is freed when the last Python object that needs its mapping has go
 
 import operator
 import os
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar
@@ -28,7 +29,7 @@ _take_evicted = lib.shms_writer_take_evicted
 _SIZE = ffi.typeof("uint64_t *")
 _BYTES = ffi.typeof("uint8_t[]")
 _FEW_KEYS = 256  # bytes
-_NO_KEY = bytes(4)
+_length = struct.Struct("=I").unpack_from
 _acquire = lib.shms_reader_acquire_to
 _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
@@ -121,12 +122,12 @@ def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
     return {name: getattr(record, name) for name, _ in ffi.typeof(kind).fields}
 
 
-def _split(packed: bytes) -> list[str]:
+def _split(packed: Any, size: int) -> list[str]:
     keys, at = [], 0
     try:
-        while at < len(packed):
+        while at < size:
             start = at + 4
-            at = start + int.from_bytes(packed[at:start], "little")
+            at = start + _length(packed, at)[0]
             keys.append(str(packed[start:at], "utf-8"))
     except UnicodeDecodeError as error:
         raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
@@ -143,7 +144,7 @@ def _key_list(call: Callable[..., int], handle: Any) -> list[str]:
             fail(code)
         needed = size[0]
         if needed <= room:
-            return _split(_buffer(out, needed)[:]) if needed else []
+            return _split(_buffer(out, needed), needed) if needed else []
         room = needed
 
 
@@ -179,7 +180,7 @@ class Writer:
     def __init__(self, box: Any) -> None:
         self._w = _owned(box)
         self._hold = _held(self._w)
-        self._spare: list[tuple[Any, Any]] = []
+        self._spare: list[tuple[Any, Any, Any]] = []
         self._kept = b""
         options = _new("shms_options *")
         self.store_id: int = lib.shms_writer_options(self._w, options)
@@ -330,36 +331,42 @@ class Writer:
     def take_evicted(self) -> list[str]:
         """Return the keys that have left since the last call, and those that an interrupt kept from its caller."""
         # Caches ask after every put. Its few victims have room in a buffer that is kept, out of the list while in use.
-        # What C has given is known by the first key's length, which is never 0 and is cleared before the next use.
+        # An interrupt after C's call: C has given its keys, though nothing here has them yet. None comes before it.
         spare = self._spare
-        size, out = spare.pop() if spare else (_new(_SIZE), _new(_BYTES, _FEW_KEYS))
-        room, packed = _FEW_KEYS, b""
+        if spare:
+            size, out, packed = spare.pop()
+        else:
+            size, out = _new(_SIZE), _new(_BYTES, _FEW_KEYS)
+            packed = _buffer(out)
+        room, called = _FEW_KEYS, False
         kept, self._kept = self._kept, b""
         try:
             while True:
                 size[0] = room
+                called = True
                 code = _take_evicted(self._w, out, size)
                 if code:
+                    called = False
                     fail(code)
                 needed = size[0]
                 if needed <= room:
                     break
+                called = False
                 out = _new(_BYTES, needed)
+                packed = _buffer(out)
                 room = needed
-            if needed:
-                packed = _buffer(out, needed)[:]
-            keys = _split(kept + packed) if packed or kept else []
+            if kept:
+                keys = _split(kept + packed[:needed], len(kept) + needed)
+            else:
+                keys = _split(packed, needed) if needed else []
             if room == _FEW_KEYS:
-                if packed:
-                    _buffer(out)[:4] = _NO_KEY
-                spare.append((size, out))
+                spare.append((size, out, packed))
             return keys
         except errors.CorruptStoreError:
             raise  # it would come again for ever
         except BaseException:
-            if not packed and _buffer(out)[:4] != _NO_KEY:
-                packed = _buffer(out, size[0])[:]
-            self._kept = kept + packed + self._kept
+            given = packed[: size[0]] if called and size[0] <= room else b""
+            self._kept = kept + given + self._kept
             raise
 
     def stats(self) -> dict[str, int]:

@@ -221,10 +221,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             and type(mm_item[1]) is list
         ):
             check_input(mm_item, mm_hash)
-        elif mm_item is not None:
-            for update in mm_item[1]:
-                if type(update) is not ResolvedPromptUpdate:
-                    check_input(mm_item, mm_hash)
         # As in a batch, but what has been made is in variables, and a `_Call` only where something is unusual: it is a
         # good part of what a hit costs.
         ref: ObjectRef | None = None
@@ -236,6 +232,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             with self._lock:
                 entry = book.use(mm_hash)
                 if entry is not None:
+                    if mm_item is not None:
+                        check_input(mm_item, mm_hash)
                     try:
                         ref = writer.get_cached(mm_hash)
                         output: ProcessorOutput = ref, list(entry[0])
@@ -251,7 +249,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                     raise self._closed_error() if self._closed else CacheMissError([mm_hash])
                 item, updates = mm_item
                 kept = tuple(updates)  # the caller may change what it has given
-                size = updates_size(kept)
+                try:
+                    size = updates_size(kept)
+                except AttributeError:  # what has no target and no content is no update
+                    check_input(mm_item, mm_hash)
+                    raise
                 try:
                     ref = writer.put(mm_hash, item)
                     fresh = mm_hash
