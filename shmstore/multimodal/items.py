@@ -149,7 +149,11 @@ class _NoPiecesError(ValueError):
 class MultiModalField(ABC):
     """How the data of one key is cut into one piece per item, and how the pieces are joined for the model."""
 
-    __slots__ = ()
+    __slots__ = (
+        "_line",
+    )  # of `wire`, which writes a field's text once for all items that share it; no part of the value
+
+    _line: str
 
     def build_elems(self, modality: str, key: str, data: NestedTensors) -> list[MultiModalFieldElem]:
         """One element for each item, in order; views of `data` wherever it is a tensor."""

@@ -61,6 +61,13 @@ def _field_to_text(field: Any) -> str:
     raise TypeError(f"no serializer for a field of {kind.__name__}")
 
 
+def _line_of(field: Any) -> str:
+    """Work out the field's text and the end of its line, and leave it there for the other items of its batch."""
+    line = _field_to_text(field) + "\n"
+    object.__setattr__(field, "_line", line)
+    return line
+
+
 def _slice_to_text(cut: slice) -> str:
     start, stop, step = cut.start, cut.stop, cut.step
     if step is None and type(start) is int and type(stop) is int:
@@ -112,8 +119,10 @@ def _item_to_tree(item: MultiModalKwargsItem) -> Any:
     tree: dict[str, Any] = {"": ""}
     text = ""
     for key, elem in item._elems.items():
-        field = elem.field
-        text += "b\n" if type(field) is MultiModalBatchedField else _field_to_text(field) + "\n"
+        try:
+            text += elem.field._line
+        except AttributeError:
+            text += _line_of(elem.field)
         tree[key] = elem.data
     text += item._modality
     if "" in item._elems:

@@ -1,5 +1,7 @@
 """Every multi-modal type goes through the store's own serializer and comes back equal."""
 
+import pickle
+
 import pytest
 import torch
 from mm_helpers import item, three_tensors, update
@@ -132,3 +134,25 @@ def test_importing_twice_registers_once():
     from shmstore.serde import register_type
 
     wire.register(register_type)
+
+
+def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monkeypatch):
+    made = []
+    to_text = wire._field_to_text
+    monkeypatch.setattr(wire, "_field_to_text", lambda field: made.append(field) or to_text(field))
+    field = MultiModalFlatField([slice(i, i + 1) for i in range(50)])
+    items = [MultiModalKwargsItem.from_elems([elem]) for elem in field.build_elems("image", "k", torch.arange(50))]
+    trees = [wire._item_to_tree(item) for item in items]
+    assert [field] == made
+    assert 1 == len({tree[""] for tree in trees})
+
+
+def test_the_text_that_a_field_keeps_is_no_part_of_its_value():
+    written, other = MultiModalFlatField([slice(0, 2)]), MultiModalFlatField([slice(0, 2)])
+    wire._item_to_tree(MultiModalKwargsItem.from_elems(written.build_elems("image", "k", torch.arange(2))))
+    assert (written, hash(written), repr(written), pickle.dumps(written)) == (
+        other,
+        hash(other),
+        repr(other),
+        pickle.dumps(other),
+    )
