@@ -2,10 +2,10 @@
 
 *Budgets* time one call of a cache and one call of the store for the same three tensors, as a plain dict, in turn and in
 changing order: both on the same ring, whose next place each meets as cold as the other, and each with the one eviction
-that its own put needs. The item's fields have been stored before, as those of all but the first of a batch have;
-what a first one costs more is the text of its fields, 0.5 us. `over_us` is the median of the pairs' differences, since the time of a large copy drifts by
-more than what is to be measured. It is the same work for every size, but after a copy that has emptied the
-processor's caches all code runs at the pace of memory: so `over_us` grows with the size.
+that its own put needs. The item's fields have been stored before, as those of all but the first of a batch have; what a
+first one costs more is the text of its fields, 0.5 us. `over_us` is the median of the pairs' differences, since the
+time of a large copy drifts by more than what is to be measured. It is the same work for every size, but after a copy
+that has emptied the processor's caches all code runs at the pace of memory: so `over_us` grows with the size.
 
 *Delivery* times an item from the API server's hands until a worker process has answered, by shared memory, by pickle
 over a pipe, and by torch.multiprocessing; the ratio within a group of one size is the figure.
@@ -40,7 +40,8 @@ UPDATES = [ResolvedPromptUpdate("image", 0, "replace", "<image>", [151655] * 256
 
 def make_item(nbytes):
     """Three tensors of `nbytes` together: pixels, a grid and token types."""
-    pixels = torch.zeros((nbytes - 24 - 128) // 2, dtype=torch.bfloat16)
+    # Not zeros: the system would give one page for all of them, which is not read from memory.
+    pixels = torch.ones((nbytes - 24 - 128) // 2, dtype=torch.bfloat16)
     elems = [
         MultiModalFieldElem("image", "pixel_values", pixels, MultiModalFlatField([slice(0, len(pixels))])),
         MultiModalFieldElem("image", "image_grid_thw", torch.tensor([1, 16, 16]), MultiModalBatchedField()),
