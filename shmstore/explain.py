@@ -106,10 +106,20 @@ def in_use(name: str, rank: int) -> RankInUseError:
     return RankInUseError(f"rank {rank} of store {name!r} is taken by {holder}", hint=hint)
 
 
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // native.ALIGN) * native.ALIGN
+
+
 def full(
-    writer: native.Writer, resource: Literal["bytes", "slots", "leases"] | None, nbytes: int | None = None
+    writer: native.Writer,
+    resource: Literal["bytes", "slots", "leases"] | None,
+    nbytes: int | None = None,
+    extra: int = 0,
 ) -> StoreFullError:
-    """Return the error for a store that has run out of `resource`, with who holds it and what that leaves."""
+    """Return the error for a store that has run out of `resource`, with who holds it and what that leaves.
+
+    `extra` are the bytes of key and metadata, which lie in front of the other `nbytes`.
+    """
     held = writer.holders()
     stats, room = writer.stats(), writer.room()
     hint = None
@@ -119,11 +129,12 @@ def full(
         what = f"all {stats['max_objects']} slots are taken by objects that are held"
     else:
         free = stats["capacity"] - stats["used_bytes"]
+        span = _aligned(extra) + _aligned(nbytes or 0)
         what = (
-            f"{nbytes} bytes needed in one piece, {free} of {stats['capacity']} free, "
+            f"{nbytes} bytes ({span} with key and metadata) needed in one piece, {free} of {stats['capacity']} free, "
             f"{room['reclaimable']} reclaimable, {room['longest']} of both in the longest piece"
         )
-        if nbytes is not None and free + room["reclaimable"] >= nbytes:
+        if free + room["reclaimable"] >= span:
             hint = f"what is held splits the space: {StoreFullError.default_hint}"
     if room["kept"]:
         what += f"; {room['kept']} bytes in protect blocks or unfinished puts"

@@ -407,7 +407,7 @@ class ObjectStoreWriter(_Closable):
         if isinstance(error, ObjectTooLargeError):
             limit = self._writer.max_object_size
             return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
-        return explain.full(self._writer, error.resource, nbytes)
+        return explain.full(self._writer, error.resource, nbytes, extra)
 
     @contextmanager
     def reserve(self, key: str, template: Any) -> Iterator[Any]:

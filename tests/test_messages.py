@@ -108,7 +108,7 @@ def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> No
         writer.put("new", torch.zeros(2020 if resource == "bytes" else 1))
     stats = writer.stats()
     said = {
-        "bytes": f"8080 bytes needed in one piece, {8192 - stats.used_bytes} of 8192 free",
+        "bytes": f"8080 bytes (8192 with key and metadata) needed in one piece, {8192 - stats.used_bytes} of 8192 free",
         "slots": "all 2 slots are taken",
         "leases": f"all {stats.max_leases} lease entries are taken",
     }
@@ -158,17 +158,32 @@ def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(
     span = refs[1].address - refs[0].address
     free = (1 << 20) - 10 * span
     longest = (1 << 20) - 5 * span  # behind the one that is looked at
+    head = span - 100_032  # bytes of the ring that are not payload
     for _ in range(2):  # the second refusal is a remembered one
         with pytest.raises(StoreFullError) as caught:
             writer.put("new", torch.zeros(700_000, dtype=torch.uint8))
         assert caught.value.message == (
-            f"the store is full: 700000 bytes needed in one piece, {free} of 1048576 free, {9 * span} reclaimable, "
-            f"{longest} of both in the longest piece; held by rank 0: {span} bytes"
+            f"the store is full: 700000 bytes ({700_032 + head} with key and metadata) needed in one piece, "
+            f"{free} of 1048576 free, {9 * span} reclaimable, {longest} of both in the longest piece; "
+            f"held by rank 0: {span} bytes"
         )
         assert caught.value.hint.startswith("what is held splits the space: release references")
     assert view[0] == 4
-    head = span - 100_032  # bytes of the ring that are not payload
     writer.put("new", torch.zeros(longest - head, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("held", [8064, 832])
+def test_what_a_refused_object_needs_counts_its_key_and_metadata(stores: Stores, held: int) -> None:
+    """Else it would seem to have room, and what is held would seem to split it."""
+    writer = stores.create(8192)
+    writer.put("a", torch.zeros(held, dtype=torch.uint8))
+    free = 8192 - writer.stats().used_bytes
+    with pytest.raises(StoreFullError) as caught:
+        writer.put("b" * 70, torch.zeros(free, dtype=torch.uint8))
+    said = re.search(r"(\d+) bytes \((\d+) with key and metadata\) .* (\d+) of both", caught.value.message)
+    assert said is not None
+    assert [free, free + 128, free] == [int(number) for number in said.groups()]
+    assert "splits" not in caught.value.hint
 
 
 def test_a_store_that_is_held_as_a_whole_does_not_blame_what_splits_it(stores: Stores) -> None:
