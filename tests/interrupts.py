@@ -32,11 +32,16 @@ def _behind_calls(code: CodeType) -> frozenset[int]:
 
 
 def interrupted_at(
-    number: int, action: Callable[[], Any], *files: str | None, exact: bool = False, only: Iterable[str] = ()
+    number: int,
+    action: Callable[[], Any],
+    *files: str | None,
+    exact: bool = False,
+    only: Iterable[str] = (),
+    handler: Callable[[], Any] | None = None,
 ) -> bool:
     """Do `action` with an interrupt at that check within `files`; False where it ended before.
 
-    With `only`, in the functions of these names alone.
+    With `only`, in the functions of these names alone. `handler` is what the signal's does before it raises.
 
     The checks are the steps behind each call, also behind one of a function of Python, where the interpreter makes
     none: a test that passes so does not depend on its version. With `exact` they are the interpreter's own, for code
@@ -65,6 +70,8 @@ def interrupted_at(
             seen += 1
             if seen == number:
                 sys.settrace(None)
+                if handler is not None:
+                    handler()
                 raise Interrupt(f"{name}, line {frame.f_lineno}")
         return trace
 

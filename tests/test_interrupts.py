@@ -41,6 +41,32 @@ def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next(size: int) 
     assert number > 5
 
 
+def test_evicted_keys_come_once_though_who_interrupts_their_taking_takes_some_too() -> None:
+    number, taken = 0, list[str]()
+    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
+        writer.track_evictions()
+
+        def leave(key: str) -> None:
+            writer.put(key, 1)
+            writer.delete(key)
+
+        def handler() -> None:
+            leave("meanwhile")
+            taken.extend(writer.take_evicted())
+
+        while True:
+            number += 1
+            leave("first")
+            taken.clear()
+            take = lambda: taken.extend(writer._writer.take_evicted())  # noqa: E731
+            if not interrupted_at(number, take, BINDINGS, only=("take_evicted",), handler=handler):
+                break
+            taken.extend(writer.take_evicted())
+            assert ["first", "meanwhile"] == sorted(taken), f"interrupt {number}"
+            writer.cancel_all()
+    assert number > 3
+
+
 def test_evicted_keys_whose_taking_was_interrupted_are_forgotten_with_the_others() -> None:
     with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
         for number in range(1, 8):

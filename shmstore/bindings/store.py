@@ -180,7 +180,7 @@ class Writer:
     def __init__(self, box: Any) -> None:
         self._w = _owned(box)
         self._hold = _held(self._w)
-        self._spare: list[tuple[Any, Any, Any]] = []
+        self._spare: tuple[Any, Any, Any] | None = None
         self._kept = b""
         options = _new("shms_options *")
         self.store_id: int = lib.shms_writer_options(self._w, options)
@@ -330,11 +330,12 @@ class Writer:
 
     def take_evicted(self) -> list[str]:
         """Return the keys that have left since the last call, and those that an interrupt kept from its caller."""
-        # Caches ask after every put. Its few victims have room in a buffer that is kept, out of the list while in use.
+        # Caches ask after every put. Its few victims have room in a buffer that is kept, and is nobody's while in use:
+        # it is put back by an assignment, behind which no interrupt comes that would read it after somebody else.
         # An interrupt after C's call: C has given its keys, though nothing here has them yet. None comes before it.
-        spare = self._spare
+        spare, self._spare = self._spare, None
         if spare:
-            size, out, packed = spare.pop()
+            size, out, packed = spare
         else:
             size, out = _new(_SIZE), _new(_BYTES, _FEW_KEYS)
             packed = _buffer(out)
@@ -360,7 +361,7 @@ class Writer:
             else:
                 keys = _split(packed, needed) if needed else []
             if room == _FEW_KEYS:
-                spare.append((size, out, packed))
+                self._spare = (size, out, packed)
             return keys
         except errors.CorruptStoreError:
             raise  # it would come again for ever
