@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -184,6 +185,16 @@ def test_a_get_that_is_interrupted_keeps_no_pin() -> None:
                 number += 1
             assert 0 == reader.stats().live_views
     assert number > 5
+
+
+def test_a_close_that_is_interrupted_gives_the_memory_back_all_the_same() -> None:
+    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+    reader = ObjectStoreReader.attach(writer.handle)
+    for opened in (reader, writer):
+        assert interrupted_at(1, opened.close, BINDINGS, exact=True, only=("close",))
+        opened.close()
+    gc.collect()  # of the interrupted frames
+    assert writer.name not in Path("/proc/self/maps").read_text()
 
 
 def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:

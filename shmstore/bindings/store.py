@@ -231,12 +231,13 @@ class Writer:
     def close(self, unlink: bool) -> None:
         """Let the segment go; idempotent."""
         handle, self._w = self._w, ffi.NULL
+        # The mapping goes with the last ticket, guard and view of it, not with this object; also after an interrupt.
+        hold, self._hold = self._hold, None
         if handle:
             code = lib.shms_writer_close(handle, unlink)
             if code < 0:
-                self._w = handle
+                self._w, self._hold = handle, hold
                 fail(code)
-            self._hold = None  # the mapping goes with the last ticket, guard and view of it, not with this object
 
     def put(
         self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]], wrap: Callable[[bytes], T]
@@ -497,12 +498,12 @@ class Reader:
     def close(self) -> None:
         """Make no more calls; the rank is free when the last view has gone. Idempotent."""
         handle, self._r = self._r, ffi.NULL
+        hold, self._hold = self._hold, None  # as in Writer.close
         if handle:
             code = lib.shms_reader_close(handle)
             if code < 0:
-                self._r = handle
+                self._r, self._hold = handle, hold
                 fail(code)
-            self._hold = None  # as in Writer.close
 
     def acquire(self, packed: bytes) -> tuple[bytes, Any]:
         """Pin and acknowledge; returns the metadata and the payload as a buffer, whose end is the pin's end."""
