@@ -75,6 +75,8 @@ CASES: dict[str, tuple[Callable[[], Any], str, Callable[[Any], Any]]] = {
     "deque": (lambda: deque([1]), "list(value)", list),
     "iterator": (lambda: iter([1]), "list(value)", list),
     "complex": (lambda: 1j, "numpy.complex128(value)", np.complex128),
+    "time": (lambda: np.datetime64("2020-01-01"), "numpy.asarray(value)", np.asarray),
+    "long number": (lambda: np.longdouble(1), "numpy.asarray(value)", np.asarray),
     "path": (lambda: Path("a"), "str(value)", str),
     "picture": (Picture, "numpy.asarray(value)", np.asarray),
     "tensor's subclass": (

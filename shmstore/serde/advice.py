@@ -75,7 +75,7 @@ def advice_for(value: Any) -> str | None:
     if isinstance(value, (Set, deque, range, Iterator)):
         return f"store list(value), {_REGISTER}"
     if isinstance(value, np.generic):
-        return "store value.item()"
+        return "store numpy.asarray(value)"  # .item() is no plain number for a longdouble or a datetime64
     if isinstance(value, os.PathLike):
         return "store str(value)"
     if hasattr(type(value), "__array_interface__") or hasattr(type(value), "__array__"):  # PIL's images, ...
