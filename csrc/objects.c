@@ -219,7 +219,8 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
 
 static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
     for (uint32_t i = 0; i < n; i++)
-        if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset)
+        if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset ||
+            (pieces[i].size && !pieces[i].address))
             return SHMS_EINVAL;
     return SHMS_OK;
 }

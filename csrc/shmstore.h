@@ -105,7 +105,7 @@ typedef struct shms_ticket {
     uint32_t entry;
 } shms_ticket;
 
-/* Bytes of the caller's, and where in the payload they go. */
+/* Bytes of the caller's, and where in the payload they go; where there are any, the address is not 0. */
 typedef struct shms_piece {
     uint64_t offset;
     uint64_t size;

@@ -156,12 +156,16 @@ def _wrong_sizes(made: Any) -> str | None:
 
 
 def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
+    places = getattr(made, name)
     try:
-        for offset, size, _ in getattr(made, name):
+        for offset, size, source in places if len(places) else ():
             if not (0 <= offset <= offset + size <= made.nbytes):
                 return f"{name}: {size} bytes at {offset} do not lie within the {made.nbytes} bytes of the payload"
+            if name == "spans" and size and not 0 < source < 1 << 64:
+                return f"spans: {size} bytes at {offset} come from no address, but {source!r}"
     except (TypeError, ValueError):
-        return f"{name} must be a sequence of triples that begin with an offset and a size"
+        source_is = "an address" if name == "spans" else "what fill() takes"
+        return f"{name} must be a sequence of triples: an offset, a size and {source_is}"
     return None
 
 
