@@ -120,7 +120,7 @@ class StoreHandle:
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"not a store handle: {text!r} is no JSON") from error
         if not isinstance(fields, dict):
-            raise ValueError(f"not a store handle: {text!r}; that is a JSON object")
+            raise ValueError(f"not a store handle: {text!r} is no JSON object")
         kinds = {"name": str, "store_id": int, "n_readers": int}
         if missing := [name for name in kinds if name not in fields]:
             raise ValueError(f"not a store handle: {text!r}; it has no {', '.join(missing)}")

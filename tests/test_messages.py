@@ -258,7 +258,7 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: 
     [
         ("{}", "it has no name, store_id, n_readers"),
         ('{"name": "x", "n_readers": 1}', "it has no store_id"),
-        ("[]", "that is a JSON object"),
+        ("[]", "is no JSON object"),
         ('{"name": "x", "store_id": 1, "n_readers": "1"}', "n_readers must be of type int"),
         ('{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}', "more is none of a handle's fields"),
         ("shmstore-1", "is no JSON"),
