@@ -41,7 +41,7 @@ class MultiModalCacheConfig:
     """Items that the segment holds at a time, however small; the number of references not yet read grows with it.
 
     None: one for each 16 KiB, from 256 to 1,048,576; more where most items are smaller, else a part of the segment is
-    never used. Each takes 100 to 250 bytes beside `ipc_cache_gb`. `shm` only."""
+    never used. Each takes some 110 bytes (1 rank) to 330 (32 ranks) beside `ipc_cache_gb`. `shm` only."""
     shm_name: str | None = None
     """POSIX name of the segment; None: a unique one. `shm` only.
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from shmstore.errors import UnsupportedValueError
+from shmstore.errors import NestingError, UnsupportedValueError
 from shmstore.multimodal.items import MultiModalFieldElem, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import LRUCache
 
@@ -106,7 +106,7 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
     """Bytes that prompt updates keep alive in P0, counted as the memory they take there.
 
     A list of token ids is taken as one piece: a placeholder repeats one token, which is one object. A tensor or array,
-    and any tree of other things, counts its leaves, too.
+    and any tree of other things, counts its leaves, too; NestingError for one that contains itself.
     """
     size = 0
     for update in updates:
@@ -126,4 +126,17 @@ def _piece_size(piece: Any) -> int:
         return _leaf_size(piece)
     if isinstance(piece, (list, tuple)) and piece and type(piece[0]) is int:
         return getsizeof(piece)
-    return getsizeof(piece) + MultiModalCache.get_item_size(piece)
+    try:
+        return getsizeof(piece) + _tree_size(piece)
+    except RecursionError:  # walked with a list of its own it would never end, and with the cache's lock held
+        raise NestingError("prompt update: too many containers in one another, or one that contains itself") from None
+
+
+def _tree_size(part: Any) -> int:
+    if isinstance(part, MultiModalFieldElem):
+        part = part.data
+    if isinstance(part, (list, tuple)):
+        return sum(map(_tree_size, part))
+    if isinstance(part, Mapping):
+        return sum(map(_tree_size, part.values()))
+    return _leaf_size(part)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mm_helpers import item, update
 
+from shmstore.errors import NestingError
 from shmstore.multimodal import CacheInfo, LRUCache, MultiModalCache, MultiModalKwargsItems, ResolvedPromptUpdate
 from shmstore.multimodal.sizes import updates_size
 
@@ -379,3 +380,11 @@ def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size():
         cache["d"] = 0
     cache["c"] = 1
     assert (("a", "c"), 6) == (cache.order, cache.currsize)
+
+
+@pytest.mark.timeout(20)
+def test_a_prompt_update_that_contains_itself_is_an_error_and_not_an_endless_walk() -> None:
+    content: list[object] = ["<image>"]
+    content.append(content)
+    with pytest.raises(NestingError, match="prompt update"):
+        updates_size([ResolvedPromptUpdate("image", 0, "insert", "", content)])
