@@ -11,9 +11,11 @@ bits of every leaf, so that -0.0 differs from 0.0 and a NaN equals itself.
 from __future__ import annotations
 
 import dataclasses
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -41,6 +43,7 @@ __all__ = [
 ]
 
 NestedTensors: TypeAlias = Any
+_log = logging.getLogger(__name__)
 """A tensor, or lists and tuples of them to any depth; numbers and arrays are let through. (Recursive: so `Any`.)"""
 
 
@@ -472,14 +475,24 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         return f"{type(self).__name__}(modality={self._modality!r}, keys={list(self._elems)})"
 
 
-def _check_spelling(inputs: Iterable[str], configured: Iterable[str]) -> None:
-    given, wanted = list(inputs), list(configured)
-    spare = [key for key in wanted if key not in given]
+def _check_spelling(inputs: Mapping[str, Any], configured: Mapping[str, Any]) -> None:
+    """Look for what is given under one name and configured under nearly the same."""
+    given = tuple(key for key in inputs if key not in configured)
+    spare = tuple(key for key in configured if key not in inputs)
+    if given and spare:
+        _warn_of_spelling(given, spare)
+
+
+@lru_cache(maxsize=256)
+def _warn_of_spelling(given: tuple[Any, ...], spare: tuple[str, ...]) -> None:
+    # No error: models have keys that differ in a letter or two (image_size, image_sizes). Cached: once for each case.
     for key in given:
-        if key not in wanted and (near := get_close_matches(key, spare, n=1, cutoff=0.9)):
-            raise ValueError(
-                f"input {key!r} has no configuration, and {near[0]!r} is configured but not among the inputs: "
-                "one of them is misspelt (leave out of both what is not wanted)"
+        if isinstance(key, str) and (near := get_close_matches(key, spare, n=1, cutoff=0.9)):
+            _log.warning(
+                "input %r has no configuration and is left out, and %r is configured but not among the inputs: "
+                "is one of them misspelt?",
+                key,
+                near[0],
             )
 
 
@@ -526,8 +539,8 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         """A processor's output cut into items; keys without a configuration are left out, and the reverse too.
 
         For processors give keys that are no item's (`input_ids`), and configurations name keys of other modalities.
-        ValueError where one of the first is nearly one of the second, which is then a slip of the pen and would lose
-        that input; and where the keys of one modality give different numbers of items.
+        Where one of the first is nearly one of the second, the log warns: it may be a slip of the pen, which loses that
+        input. ValueError where the keys of one modality give different numbers of items.
         """
         for name, given in (("inputs", inputs), ("config_by_key", config_by_key)):
             if not isinstance(given, Mapping):

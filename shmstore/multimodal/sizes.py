@@ -7,7 +7,7 @@ to a text: `sys.getsizeof` of one and the same text or bytearray may be another 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import getsizeof
 from typing import Any, TypeVar
 
@@ -23,23 +23,28 @@ __all__ = ["GIB", "MultiModalCache", "item_size", "updates_size"]
 GIB = 1 << 30
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # it has slots: the same for each
 
+_MAX_DEPTH = 200
 _TEXT_SIZE, _BYTES_SIZE = 49, 33  # what `sys.getsizeof` has for empty ones; any number will do, if on both sides
 
 T = TypeVar("T")
 
 
 def _leaves(value: object) -> Iterator[Any]:
-    pending = [value]
+    pending = [(value, 0)]
     while pending:
-        part = pending.pop()
+        part, depth = pending.pop()
         if isinstance(part, (list, tuple)):
-            pending.extend(part)
+            inner: Iterable[Any] = part
         elif isinstance(part, Mapping):  # also MultiModalKwargsItem and MultiModalKwargsItems
-            pending.extend(part.values())
+            inner = part.values()
         elif isinstance(part, MultiModalFieldElem):
-            pending.append(part.data)
+            inner = (part.data,)
         else:
             yield part
+            continue
+        if depth == _MAX_DEPTH:  # or the walk would never end, and hold a cache's lock
+            raise NestingError(f"containers in one another more than {_MAX_DEPTH} deep, or one that contains itself")
+        pending.extend((piece, depth + 1) for piece in inner)
 
 
 def _leaf_size(leaf: Any) -> int:
@@ -65,7 +70,7 @@ class MultiModalCache:
 
         A tensor or array counts its elements, whatever its memory holds besides; text its length in UTF-8 and bytes
         theirs, with a constant for each; any other leaf (a number, None) `sys.getsizeof`. UnsupportedValueError
-        (TypeError) for a sparse tensor.
+        (TypeError) for a sparse tensor, NestingError (ValueError) for what contains itself.
         """
         return sum(map(_leaf_size, _leaves(value)))
 
@@ -83,7 +88,8 @@ class MultiModalCache:
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     """`get_item_size` of an item that is to be cached.
 
-    UnsupportedValueError (TypeError) that names the item and the key, for a tensor that no process could be sent.
+    UnsupportedValueError (TypeError) that names the item and the key, for a tensor that no process could be sent;
+    NestingError (ValueError) for data that contains itself.
     """
     size = 0
     for key, elem in item.items():
@@ -94,6 +100,8 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
                         "no serializer for a tensor on the meta device, which has no bytes", hint="send one with data"
                     )
                 size += _leaf_size(leaf)
+        except NestingError as error:
+            raise NestingError(f"item of {mm_hash!r}, key {key!r}: {error.message}") from None
         except UnsupportedValueError as error:
             path = f"value<{type(item).__name__}>[{key!r}]"  # as the store has it
             raise UnsupportedValueError(
@@ -126,17 +134,4 @@ def _piece_size(piece: Any) -> int:
         return _leaf_size(piece)
     if isinstance(piece, (list, tuple)) and piece and type(piece[0]) is int:
         return getsizeof(piece)
-    try:
-        return getsizeof(piece) + _tree_size(piece)
-    except RecursionError:  # walked with a list of its own it would never end, and with the cache's lock held
-        raise NestingError("prompt update: too many containers in one another, or one that contains itself") from None
-
-
-def _tree_size(part: Any) -> int:
-    if isinstance(part, MultiModalFieldElem):
-        part = part.data
-    if isinstance(part, (list, tuple)):
-        return sum(map(_tree_size, part))
-    if isinstance(part, Mapping):
-        return sum(map(_tree_size, part.values()))
-    return _leaf_size(part)
+    return getsizeof(piece) + MultiModalCache.get_item_size(piece)

@@ -19,6 +19,7 @@ from shmstore.multimodal import (
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
+from shmstore.multimodal import items as items_module
 from shmstore.multimodal.items import nested_equal
 
 
@@ -65,17 +66,25 @@ def test_keys_that_give_different_numbers_of_items_are_refused():
         MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
 
 
-def test_a_misspelt_key_is_refused_on_either_side_and_what_is_no_items_or_absent_is_left_out():
+def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_absent_is_left_out(caplog):
+    items_module._warn_of_spelling.cache_clear()
     batched = MultiModalFieldConfig.batched("image")
     pixels, grid = torch.zeros(2, 3), torch.ones(2)
     for given, configured in (("pixel_values", "pixel_value"), ("pixel_vlaues", "pixel_values")):
-        with pytest.raises(ValueError, match=f"'{given}' has no configuration, and '{configured}' is .* misspelt"):
-            MultiModalKwargsItems.from_hf_inputs({given: pixels, "grid": grid}, {configured: batched, "grid": batched})
-    items = MultiModalKwargsItems.from_hf_inputs(
+        for _ in range(3):
+            made = MultiModalKwargsItems.from_hf_inputs(
+                {given: pixels, "grid": grid, 5: grid}, {configured: batched, "grid": batched}
+            )
+            assert ["grid"] == list(made["image"][0])
+        assert f"input '{given}' has no configuration and is left out, and '{configured}' is" in caplog.text
+    assert 2 == len(caplog.records)
+    caplog.clear()
+    made = MultiModalKwargsItems.from_hf_inputs(
         {"input_ids": pixels, "attention_mask": pixels, "pixel_values": pixels, "image_grid_thw": grid},
         {"pixel_values": batched, "pixel_values_videos": batched, "video_grid_thw": batched, "audio": batched},
     )
-    assert ["pixel_values"] == list(items["image"][0])
+    assert ["pixel_values"] == list(made["image"][0])
+    assert [] == caplog.records
 
 
 @pytest.mark.parametrize(

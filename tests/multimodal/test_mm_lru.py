@@ -13,8 +13,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from mm_helpers import item, update
 
 from shmstore.errors import NestingError
-from shmstore.multimodal import CacheInfo, LRUCache, MultiModalCache, MultiModalKwargsItems, ResolvedPromptUpdate
-from shmstore.multimodal.sizes import updates_size
+from shmstore.multimodal import (
+    CacheInfo,
+    LRUCache,
+    MultiModalBatchedField,
+    MultiModalCache,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    ResolvedPromptUpdate,
+)
+from shmstore.multimodal.sizes import item_size, updates_size
 
 
 def filled(capacity=6, **sizes):
@@ -386,5 +395,21 @@ def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size():
 def test_a_prompt_update_that_contains_itself_is_an_error_and_not_an_endless_walk() -> None:
     content: list[object] = ["<image>"]
     content.append(content)
-    with pytest.raises(NestingError, match="prompt update"):
+    with pytest.raises(NestingError, match="contains itself"):
         updates_size([ResolvedPromptUpdate("image", 0, "insert", "", content)])
+
+
+@pytest.mark.timeout(20)
+def test_an_item_that_contains_itself_is_an_error_that_names_it_and_not_an_endless_walk() -> None:
+    data: list[object] = []
+    data.append(data)
+    field = MultiModalBatchedField()
+    endless = MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", data, field)])
+    with pytest.raises(NestingError, match=r"item of 'h', key 'k': .* contains itself"):
+        item_size(endless, "h")
+    with pytest.raises(NestingError):
+        MultiModalCache.get_item_complexity(endless)
+    deep: list[object] = []
+    for _ in range(150):
+        deep = [deep, "a"]
+    assert 150 == MultiModalCache.get_item_complexity(deep)
