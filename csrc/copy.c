@@ -6,11 +6,6 @@
  * objects, though, are likely in cache on one side or the other and are faster through it, above all for their readers.
  * The threshold is where `make copy-threshold` found the copy faster and the copy with its reading no slower (x86-64);
  * elsewhere memcpy is left alone.
- *
- * The processor's own prefetching stops at each page's end, and a store to a page waits for its translation.  So the
- * loops ask two pages ahead: for every fourth line of the source, from which the hardware goes on by itself, and for
- * one line of each page to be written.  Asking for each line, or nearer, or further, was slower.  Past the end these
- * are hints only, never faults.
  */
 #include "shmstore.h"
 
@@ -23,18 +18,8 @@
 #define NON_TEMPORAL_FROM (UINT64_C(1) << 20)
 #endif
 
-enum { AHEAD = 8192, SOURCE_HINT_EVERY = 256, PAGE = 4096 };
-
-static inline void hint(const uint8_t *d, const uint8_t *s, uint64_t i) {
-    if (i % SOURCE_HINT_EVERY == 0)
-        _mm_prefetch((const char *)s + i + AHEAD, _MM_HINT_NTA);
-    if (i % PAGE == 0)
-        _mm_prefetch((const char *)d + i + AHEAD, _MM_HINT_NTA);
-}
-
 __attribute__((target("avx"))) static void stream_avx(uint8_t *d, const uint8_t *s, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 128) {
-        hint(d, s, i);
         __m256i a = _mm256_loadu_si256((const __m256i *)(s + i));
         __m256i b = _mm256_loadu_si256((const __m256i *)(s + i + 32));
         __m256i c = _mm256_loadu_si256((const __m256i *)(s + i + 64));
@@ -48,7 +33,6 @@ __attribute__((target("avx"))) static void stream_avx(uint8_t *d, const uint8_t 
 
 static void stream_sse2(uint8_t *d, const uint8_t *s, uint64_t n) {
     for (uint64_t i = 0; i < n; i += 64) {
-        hint(d, s, i);
         __m128i a = _mm_loadu_si128((const __m128i *)(s + i));
         __m128i b = _mm_loadu_si128((const __m128i *)(s + i + 16));
         __m128i c = _mm_loadu_si128((const __m128i *)(s + i + 32));
