@@ -41,6 +41,20 @@ int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, ui
     return shms_writer_commit(w, &t, out);
 }
 
+shms_reader *four_read_objects(const char *name, uint64_t capacity, uint64_t size, uint8_t refs[4][SHMS_REF_SIZE]) {
+    shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = 8};
+    shms_writer *w;
+    shms_reader *r;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('a' + i), 0}, size, (uint64_t)i, refs[i]));
+    for (int i = 0; i < 4; i++)
+        CHECK_EQ(1, shms_reader_release(r, refs[i]));
+    shms_writer_free(w);
+    return r;
+}
+
 void *zeroed(uint64_t size) {
     void *memory = aligned_alloc(4096, shms_align_up(size, 4096));
     CHECK(memory);

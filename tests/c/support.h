@@ -55,6 +55,9 @@ static inline bool filled(const char *at, uint64_t size, uint64_t mark) {
 /* Puts `size` bytes of the mark under a key; `out` may be NULL (no hand-out). */
 int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out);
 
+/* A store of the objects a to d, of `size` bytes and marks 0 to 3, that its one reader has read; its writer is gone. */
+shms_reader *four_read_objects(const char *name, uint64_t capacity, uint64_t size, uint8_t refs[4][SHMS_REF_SIZE]);
+
 /* Zeroed memory with the alignment of a segment. */
 void *zeroed(uint64_t size);
 

@@ -17,18 +17,9 @@ static void die(const char *label) {
 /* The child's writer dies before the n-th `label` of a put that evicts two objects. */
 static void a_view_taken_from_a_dead_writer_stays(const char *label, int n, bool gone) {
     const char *name = store_name("orphan");
-    shms_options o = {.capacity = UNITS * SHMS_ALIGN, .n_readers = 1, .max_objects = 8};
-    uint8_t (*refs)[SHMS_REF_SIZE] = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    uint8_t refs[4][SHMS_REF_SIZE];
+    shms_reader *r = four_read_objects(name, UNITS * SHMS_ALIGN, SIZE, refs);
     shms_writer *w;
-    shms_reader *r;
-    CHECK(refs != MAP_FAILED);
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
-    for (int i = 0; i < 4; i++)
-        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('a' + i), 0}, SIZE, (uint64_t)i, refs[i]));
-    for (int i = 0; i < 4; i++)
-        CHECK_EQ(1, shms_reader_release(r, refs[i]));
-    shms_writer_free(w);
     pid_t child = fork_child();
     if (child == 0) {
         CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
@@ -57,7 +48,6 @@ static void a_view_taken_from_a_dead_writer_stays(const char *label, int n, bool
     shms_reader_free(r);
     shms_writer_close(w, 1);
     shms_writer_free(w);
-    munmap(refs, 4096);
 }
 
 int main(void) {

@@ -37,17 +37,9 @@ static double seconds(void) {
 
 static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, bool there) {
     const char *name = store_name("stopped");
-    shms_options o = {.capacity = UNITS * SHMS_ALIGN, .n_readers = 1, .max_objects = 8};
     uint8_t refs[4][SHMS_REF_SIZE];
+    shms_reader *r = four_read_objects(name, UNITS * SHMS_ALIGN, SIZE, refs);
     shms_writer *w;
-    shms_reader *r;
-    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
-    for (int i = 0; i < 4; i++)
-        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('a' + i), 0}, SIZE, (uint64_t)i, refs[i]));
-    for (int i = 0; i < 4; i++)
-        CHECK_EQ(1, shms_reader_release(r, refs[i]));
-    shms_writer_free(w);
     shms_segment look;
     CHECK_EQ(SHMS_OK, shms_segment_open(&look, name, SHMS_ROLE_INSPECTOR));
     state = &look.slots[0].state; /* 'a', the first to go */
