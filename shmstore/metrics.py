@@ -33,7 +33,9 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as error:
-    raise ImportError("shmstore.metrics needs prometheus_client: pip install 'shmstore[metrics]'") from error
+    raise ImportError(
+        "shmstore.metrics needs prometheus_client; in the source tree: pip install '.[metrics]'"
+    ) from error
 
 __all__ = ["ShmStoreCollector", "Watchable"]
 

@@ -508,7 +508,7 @@ def test_a_missing_extra_is_one_line_that_names_it(
     assert main(["demo"]) == 2
     captured = capsys.readouterr()
     assert captured.err == (
-        "shmstore demo: transformers, PIL, skimage, sklearn not installed: pip install 'shmstore[demo]'\n"
+        "shmstore demo: transformers, PIL, skimage, sklearn not installed; in the source tree: pip install '.[demo]'\n"
     )
     assert captured.out == ""
 

@@ -185,3 +185,14 @@ def test_every_page_is_in_the_menu() -> None:
 
 def test_children_do_not_start_a_pool_of_threads() -> None:
     assert 1 == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.name)
+def test_the_tables_of_the_api_are_those_of_the_code(page: Path) -> None:
+    """Where one is not: `python docs/glance.py`."""
+    if page.name == "metrics.md":
+        pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
+    glance = runpy.run_path(str(DOCS / "glance.py"))
+    text = page.read_text(encoding="utf-8")
+    assert text == glance["with_table"](page)
+    assert text.count("\n| ") >= 5

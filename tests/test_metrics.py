@@ -318,7 +318,7 @@ def test_without_prometheus_client_the_import_says_what_to_install():
     code = "import sys; sys.modules['prometheus_client'] = None; import shmstore, shmstore.metrics"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert 1 == done.returncode
-    assert "pip install 'shmstore[metrics]'" in done.stderr.splitlines()[-1]
+    assert "pip install '.[metrics]'" in done.stderr.splitlines()[-1]
 
 
 def test_the_log_is_quiet_until_the_application_asks():

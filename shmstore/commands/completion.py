@@ -20,7 +20,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     if importlib.util.find_spec("shtab") is None:
-        return complain("completion", "shtab is not installed: pip install 'shmstore[completion]'", EXIT_USAGE)
+        return complain(
+            "completion", "shtab is not installed; in the source tree: pip install '.[completion]'", EXIT_USAGE
+        )
     import shtab
 
     from shmstore.cli import build_parser  # here: the command line imports this module

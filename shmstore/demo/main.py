@@ -134,7 +134,9 @@ def _run(arguments: argparse.Namespace) -> int:
         paths = folder_photographs(arguments.images) if arguments.images else None
         missing = missing_packages(PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES)
         if missing:
-            return complain("demo", f"{', '.join(missing)} not installed: pip install 'shmstore[demo]'", EXIT_USAGE)
+            return complain(
+                "demo", f"{', '.join(missing)} not installed; in the source tree: pip install '.[demo]'", EXIT_USAGE
+            )
         paths = _usable(arguments.images, paths) if paths else shipped_photographs()
     except ImageError as error:
         return complain("demo", error, EXIT_USAGE)

@@ -155,10 +155,10 @@ class MultiModalCacheConfig:
                 f"{p1}: up to {ipc} of items.\n{workers}: nothing; items reach them from the engine core each time."
             )
         return (
-            "Processor and IPC cache, in shared memory: nothing is preprocessed or sent twice.\n"
+            "Processor and IPC cache, in shared memory: what is in it is not preprocessed or sent twice.\n"
             f"{p0}: writes one segment of {ipc}, taken from /dev/shm at the start, once for all processes of the host; "
             f"beside it up to {processor} of prompt updates. "
-            f"Items over {_gib(self.max_object_bytes)} are sent inline, "
+            f"Items over {_gib(self.max_object_bytes)} are sent inline, and nobody keeps them, "
             f"and so are those that find no room or entry: it has {self._entries()}.\n"
             f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
         )

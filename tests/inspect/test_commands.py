@@ -462,4 +462,4 @@ def test_completion_without_shtab_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert 2 == cli.main(["completion", "bash"])
-    assert "shmstore[completion]" in capsys.readouterr().err
+    assert "'.[completion]'" in capsys.readouterr().err
