@@ -3,7 +3,8 @@
  *
  * Copies go round in 512 MiB of warm shared memory, so that the destination is as cold as a ring's; the source is one
  * buffer, as a tensor just made is.  A second thread, on another core, reads each copy at once, since what the caches
- * keep of a copy is worth something to a reader.  Both ways take turns.  Run it with `make copy-threshold`.
+ * keep of a copy is worth something to a reader.  Both ways take turns.  Run it with `make copy-threshold`, on two cores
+ * that have nothing else to do: both threads spin, and a third would have them wait for the scheduler.
  */
 #include <pthread.h>
 #include <stdatomic.h>
