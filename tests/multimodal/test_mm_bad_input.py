@@ -5,7 +5,7 @@ import pytest
 import torch
 from mm_helpers import MIB, config, features, item, update
 
-from shmstore import CacheMissError, ObjectRef, UnsupportedValueError
+from shmstore import CacheMissError, NestingError, ObjectRef, UnsupportedValueError
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
@@ -269,6 +269,21 @@ def test_a_tensor_without_bytes_is_the_same_error_in_every_mode(p0, receive, bad
             receive([item(2), item_of_it], ["new", "bad"])
         with pytest.raises(CacheMissError):
             receive([None], ["new"])
+
+
+def test_an_item_that_contains_itself_is_the_same_error_in_every_mode(p0, receive):
+    if isinstance(p0, OfOneMethod):
+        return
+    data = [torch.zeros(3)]
+    data.append(data)
+    endless = image(px=data)
+    before = state(p0)
+    with pytest.raises(NestingError, match=r"^item of 'bad'.*contain"):
+        p0.get_and_update([GOOD, (endless, [])], ["new", "bad"])
+    assert before == state(p0)
+    if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # to which it cannot come
+        with pytest.raises(NestingError, match=r"^item of 'bad'.*contain"):
+            receive([endless], ["bad"])
 
 
 def test_what_the_store_cannot_keep_is_named_with_its_item():
