@@ -52,7 +52,7 @@ from shmstore.multimodal.interfaces import (
     checked_hashes,
     checked_sent,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
+from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lockstep import ValueBook
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
@@ -152,7 +152,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     """P0 of `shm`: output `(ObjectRef, updates)` with a new lease, hit or miss; where it does not fit the input.
 
     Owns `writer` and closes it. An item that the store has no room for, or that is larger than it takes, goes inline:
-    counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting. Thread-safe.
+    counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting; a tensor in it that
+    is a view into a larger one as a copy of its own, since pickling it would send the whole. Thread-safe.
 
     ValueError for a configuration of another mode, for a writer that another sender has (each would take the other's
     evictions for its own), and for one, such as a recovered one, of another number of readers than `world_size`: leases
@@ -334,7 +335,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             # Not the store's hint, which is for its own users: its limits are settings here, and it is inline already.
             limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
             _warn(self._inline_too_large + call.large, error.message, limit)
-        return mm_item
+        alone = own_memory(mm_item[0])  # a view would be pickled with all that it is a view into
+        return mm_item if alone is mm_item[0] else (alone, mm_item[1])
 
     def _record(self, call: _Call) -> None:
         """The last step of a call that has succeeded: its updates, and what went inline."""
