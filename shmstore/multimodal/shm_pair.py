@@ -91,6 +91,7 @@ class _Call:
         "recorded",
         "total",
         "updates",
+        "writes_book",
     )
 
     def __init__(self) -> None:
@@ -101,6 +102,7 @@ class _Call:
         self.full = self.large = self.made_hits = 0
         self.hits = self.total = 0  # of the counts, only when they are counted
         self.inline_counted = False
+        self.writes_book = False  # from before its first change in the book
 
 
 class _UpdatesBook(ValueBook[Kept]):
@@ -274,12 +276,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 counts.total += 1
                 total = 1
                 return output
-        except BaseException as error:
+        except BaseException:
             call = call or _Call()
             call.hits, call.total = hits, total
             if ref is not None:
                 call.made.append((ref, fresh))
-            self._undo_surely(call, error)
+                call.writes_book |= fresh is not None
+            self._undo_surely(call)
             raise
 
     def _hand_out_again(self, call: _Call, mm_hash: str) -> ObjectRef | None:
@@ -340,6 +343,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def _record(self, call: _Call) -> None:
         """The last step of a call that has succeeded: its updates, and what went inline."""
+        call.writes_book = True
         self._sweep()
         book = self._book
         for mm_hash, (kept, size) in call.updates.items():
@@ -379,8 +383,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 counts.total += total
                 call.hits, call.total = hits, total
             return outputs
-        except BaseException as error:
-            self._undo_surely(call, error)
+        except BaseException:
+            self._undo_surely(call)
             raise
 
     def _batch(
@@ -417,15 +421,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 held[mm_hash] = call.updates[mm_hash][0]
         return outputs
 
-    def _undo_surely(self, call: _Call, error: BaseException) -> None:
+    def _undo_surely(self, call: _Call) -> None:
         # An interrupt may come while an ordinary failure is undone.
         try:
-            self._undo(call, error)
+            self._undo(call)
         except BaseException:
-            self._undo(call, error)
+            self._undo(call)
             raise
 
-    def _undo(self, call: _Call, error: BaseException) -> None:
+    def _undo(self, call: _Call) -> None:
         """Give back what the call has made so far; may be done again where it was interrupted."""
         with self._lock:
             counts, hits, total = self._counts, call.hits, call.total
@@ -442,8 +446,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 for _, mm_hash in call.made:
                     if mm_hash is not None:
                         self._writer.delete(mm_hash)
+                written, call.writes_book = call.writes_book, True  # should this sweep be interrupted
                 self._sweep()  # with the objects go their updates
-                if not isinstance(error, CacheMissError):  # then the book has not been written to
+                if written:  # else there is nothing to mend, and that takes longer the more there is in the book
                     self._book.rebuild(call.recorded, call.gone, self._writer.is_cached)
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:

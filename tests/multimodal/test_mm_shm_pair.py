@@ -369,6 +369,23 @@ def test_a_batch_that_fails_keeps_no_updates_that_it_brought_for_an_item_already
         assert engine.fits_whole()
 
 
+def test_what_an_item_that_is_refused_costs_does_not_grow_with_what_is_cached(monkeypatch):
+    with Engine(MIB, shm_max_objects=256) as engine:
+        for n in range(100):
+            engine.read(engine.send(**{f"k{n}": 10}), [f"k{n}"])
+        asked = []
+        is_cached = ObjectStoreWriter.is_cached
+        monkeypatch.setattr(ObjectStoreWriter, "is_cached", lambda *args: asked.append(args) or is_cached(*args))
+        bad = (unknown(), [])
+        for inputs, hashes in (([bad], ["bad"]), ([bad, bad], ["bad", "worse"])):
+            with pytest.raises(TypeError, match="no serializer"):
+                engine.sender.get_and_update(inputs, hashes)
+        with pytest.raises(TypeError, match="expected None or a tuple"):
+            engine.sender.get_and_update([None, 5], ["k0", "bad"])
+        assert len(asked) <= 4
+        assert [True] * 100 == engine.sender.is_cached([f"k{n}" for n in range(100)])
+
+
 def test_a_batch_that_fails_gives_back_what_it_counted_inline():
     with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
         with pytest.raises(TypeError, match="no serializer"):
