@@ -154,8 +154,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     """P0 of `shm`: output `(ObjectRef, updates)` with a new lease, hit or miss; where it does not fit the input.
 
     Owns `writer` and closes it. An item that the store has no room for, or that is larger than it takes, goes inline:
-    counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting; a tensor in it that
-    is a view into a larger one as a copy of its own, since pickling it would send the whole. Thread-safe.
+    counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting. A tensor in it
+    that is a view into a larger one is then a copy of its own: pickling it would send the whole. Thread-safe.
 
     ValueError for a configuration of another mode, for a writer that another sender has (each would take the other's
     evictions for its own), and for one, such as a recovered one, of another number of readers than `world_size`: leases
@@ -175,8 +175,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._inline_full = 0
         self._inline_too_large = 0
         self._closed = False
-        writer.track_evictions(True)
-        _senders[writer] = weakref.ref(self)
+        _claim(writer, self)
+        try:
+            _compare_capacity(config, writer)
+            writer.track_evictions(True)
+        except BaseException:
+            _senders[writer].remove(weakref.ref(self))  # which its traceback may keep alive
+            raise
 
     @property
     def handle(self) -> StoreHandle:
@@ -511,24 +516,35 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
 
 
-_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, weakref.ref[ShmObjectStoreSenderCache]] = (
+_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Who has a writer, to be refused as another's."""
+"""Who has asked for a writer, in order; it is that of the first who is alive."""
+
+
+def _claim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> None:
+    # Without a lock, which might be another thread's at the moment of a fork; both changes are single ones of a dict
+    # and a list, so that of several threads one is the first.
+    mine = weakref.ref(sender)
+    claims = _senders.setdefault(writer, [])
+    claims.append(mine)
+    if next(claim for claim in claims if claim() is not None) is not mine:
+        claims.remove(mine)
+        raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
 
 
 def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
     if config.cache_type != "shm":
         raise ValueError(f"config: expected one of cache_type='shm', got cache_type={config.cache_type!r}")
-    other = _senders.get(writer)
-    if other is not None and other() is not None:
-        raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
     readers = writer.handle.n_readers
     if readers != config.world_size:
         raise ValueError(
             f"writer: {writer!r} expects {readers} readers, and config has world_size {config.world_size} "
             "(hint: create the store anew, or configure it as it was)"
         )
+
+
+def _compare_capacity(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
     # It is made up to a multiple of 64.
     capacity, wanted = writer.stats().capacity, (config.ipc_cache_bytes + 63) // 64 * 64
     if capacity != wanted:
