@@ -259,7 +259,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 kept = tuple(updates)  # the caller may change what it has given
                 try:
                     size = updates_size(kept)
-                except AttributeError:  # what has no target and no content is no update
+                except TypeError:  # of what is no update, which is said as in a batch
                     check_input(mm_item, mm_hash)
                     raise
                 try:

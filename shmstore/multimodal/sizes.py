@@ -114,10 +114,13 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
     """Bytes that prompt updates keep alive in P0, counted as the memory they take there.
 
     A list of token ids is taken as one piece: a placeholder repeats one token, which is one object. A tensor or array,
-    and any tree of other things, counts its leaves, too; NestingError for one that contains itself.
+    and any tree of other things, counts its leaves, too; NestingError for one that contains itself, TypeError for what
+    is no prompt update.
     """
     size = 0
     for update in updates:
+        if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
+            raise TypeError(f"expected a ResolvedPromptUpdate, got {type(update).__name__}")
         target, content = update.target, update.content
         size += _UPDATE_SIZE
         size += getsizeof(target) if type(target) is str else _piece_size(target)

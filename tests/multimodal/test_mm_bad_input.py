@@ -1,5 +1,7 @@
 """What each of the six caches says to what is no input, and that nothing has changed then."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -102,6 +104,7 @@ BAD_INPUTS = {
     "an item and its hash": ((item(2), 7), r"got \(MultiModalKwargsItem, int\)"),
 }
 BAD_UPDATES = {"texts": (["abc"], 0, "str"), "a number": ([update("x"), 3], 1, "int"), "None": ((None,), 0, "None")}
+BAD_UPDATES["what only looks like one"] = ([SimpleNamespace(target="<image>", content="x")], 0, "SimpleNamespace")
 
 
 @pytest.mark.parametrize(("bad", "got"), BAD_INPUTS.values(), ids=BAD_INPUTS)
