@@ -17,6 +17,7 @@ import torch
 from shmstore.errors import NestingError, UnsupportedValueError
 from shmstore.multimodal.items import MultiModalFieldElem, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import LRUCache
+from shmstore.serde.advice import advice_for
 
 __all__ = ["GIB", "MultiModalCache", "item_size", "updates_size"]
 
@@ -85,20 +86,32 @@ class MultiModalCache:
         return LRUCache(GIB * capacity_gb, cls.get_item_size)
 
 
+def _check_leaf(leaf: object) -> None:
+    if isinstance(leaf, torch.Tensor):
+        if leaf.is_meta:
+            raise UnsupportedValueError(
+                "no serializer for a tensor on the meta device, which has no bytes", hint="send one with data"
+            )
+        if leaf.is_quantized:
+            raise UnsupportedValueError(f"no serializer for a tensor of dtype {leaf.dtype}", hint=advice_for(leaf))
+        if leaf.is_nested:
+            raise UnsupportedValueError("no serializer for a nested tensor", hint=advice_for(leaf))
+    elif isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
+        raise UnsupportedValueError("no serializer for an array of object dtype", hint=advice_for(leaf))
+
+
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     """`get_item_size` of an item that is to be cached.
 
-    UnsupportedValueError (TypeError) that names the item and the key, for a tensor that no process could be sent;
+    UnsupportedValueError (TypeError) that names the item and the key, for a tensor or an array that the store refuses:
+    one without bytes, or quantised, nested, sparse, or of objects, so that an engine finds out in any mode.
     NestingError (ValueError) for data that contains itself.
     """
     size = 0
     for key, elem in item.items():
         try:
             for leaf in _leaves(elem.data):
-                if isinstance(leaf, torch.Tensor) and leaf.is_meta:
-                    raise UnsupportedValueError(
-                        "no serializer for a tensor on the meta device, which has no bytes", hint="send one with data"
-                    )
+                _check_leaf(leaf)
                 size += _leaf_size(leaf)
         except NestingError as error:
             raise NestingError(f"item of {mm_hash!r}, key {key!r}: {error.message}") from None

@@ -1,5 +1,6 @@
 """What each of the six caches says to what is no input, and that nothing has changed then."""
 
+import warnings
 from types import SimpleNamespace
 
 import numpy as np
@@ -245,20 +246,35 @@ def image(**data):
     )
 
 
+def quantised():
+    with warnings.catch_warnings(action="ignore"):
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+
+
+def nested(**more):
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **more)
+
+
 BAD_VALUES = {
     "sparse": (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
     "meta": (torch.zeros(2, device="meta"), "on the meta device"),
-    "nested": ([{"x": torch.eye(2).to_sparse()}], "layout torch.sparse_coo"),
+    "deep": ([{"x": torch.eye(2).to_sparse()}], "layout torch.sparse_coo"),
+    "quantised": (quantised(), "dtype torch.quint8 .hint: store tensor.dequantize"),
+    "nested": (nested(), "nested tensor .hint: store the list of its tensors"),
+    "jagged": (nested(layout=torch.jagged), "([nN]ested ?[tT]ensor) .hint: store the list of its tensors"),
+    "objects": (np.array([3, "a"], object), "array of object dtype .hint: store array.tolist"),
+    "strings": (np.array(["a"], np.dtypes.StringDType()), "array of object dtype .hint: store numpy.array"),
 }
 
 
 @pytest.mark.parametrize(("bad", "why"), BAD_VALUES.values(), ids=BAD_VALUES)
-def test_a_tensor_without_bytes_is_the_same_error_in_every_mode(p0, receive, bad, why):
+def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mode(p0, receive, bad, why):
     if isinstance(p0, OfOneMethod):
         return
     before = state(p0)
     item_of_it = image(fine=torch.zeros(3), px=bad)
-    said = rf"^item of 'bad': value<MultiModalKwargsItem>\['px'\].*: no serializer for a tensor .*{why}"
+    said = rf"^item of 'bad': value<MultiModalKwargsItem>\['px'\].*: no serializer for .*{why}"
     for call in (
         lambda: p0.get_and_update_item((item_of_it, []), "bad"),
         lambda: p0.get_and_update([GOOD, (item_of_it, [])], ["new", "bad"]),
