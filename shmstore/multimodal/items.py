@@ -42,8 +42,9 @@ __all__ = [
     "own_memory",
 ]
 
-NestedTensors: TypeAlias = Any
 _log = logging.getLogger(__name__)
+
+NestedTensors: TypeAlias = Any
 """A tensor, or lists and tuples of them to any depth; numbers and arrays are let through. (Recursive: so `Any`.)"""
 
 
@@ -141,12 +142,11 @@ def _to_device(data: NestedTensors, device: torch.device | str | None) -> Nested
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)
     if isinstance(data, (list, tuple)):
-        return type(data)(_to_device(part, device) for part in data)
+        parts = [_to_device(part, device) for part in data]
+        return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
+    if isinstance(data, dict):
+        return {key: _to_device(part, device) for key, part in data.items()}
     return data
-
-
-class _NoPiecesError(ValueError):
-    pass
 
 
 class MultiModalField(ABC):
@@ -159,10 +159,13 @@ class MultiModalField(ABC):
     _line: str
 
     def build_elems(self, modality: str, key: str, data: NestedTensors) -> list[MultiModalFieldElem]:
-        """One element for each item, in order; views of `data` wherever it is a tensor."""
+        """One element for each item, in order; views of `data` wherever it is a tensor.
+
+        ValueError that names the key, for data that cannot be cut so.
+        """
         try:
             pieces = self._cut(data)
-        except _NoPiecesError as error:
+        except ValueError as error:
             raise ValueError(f"key {key!r}: {error}") from None
         return [MultiModalFieldElem(modality, key, piece, self) for piece in pieces]
 
@@ -216,9 +219,9 @@ class MultiModalBatchedField(MultiModalField):
 
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
         if isinstance(data, (torch.Tensor, np.ndarray)) and data.ndim == 0:
-            raise _NoPiecesError("batched data: expected a first dimension of the items, got a tensor or array of none")
+            raise ValueError("batched data: expected a first dimension of the items, got a tensor or array of none")
         if not isinstance(data, Iterable):
-            raise _NoPiecesError(f"batched data: expected a tensor or a sequence of items, got {type(data).__name__}")
+            raise ValueError(f"batched data: expected a tensor or a sequence of items, got {type(data).__name__}")
         return list(data)
 
     def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:

@@ -1,6 +1,7 @@
 """Items, fields, positions: how a batch is cut into items and put together again."""
 
 import dataclasses
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -98,7 +99,7 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
     ],
 )
 def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"^key 'patches': .*{said}"):
         MultiModalKwargsItems.from_hf_inputs({"patches": data}, {"patches": config})
 
 
@@ -191,6 +192,14 @@ def test_mixed_fields_are_not_reduced_together(other):
 def test_get_data_moves_to_the_device():
     items = MultiModalKwargsItems.from_seq([item(3), item(3)])
     assert "meta" == items.get_data(device="meta")["pixels"].device.type
+
+
+def test_get_data_moves_each_tensor_of_a_tree_to_the_device_and_keeps_its_kind():
+    Pair = namedtuple("Pair", "first second")
+    data = Pair({"a": torch.zeros(2), "n": 5}, [(torch.zeros(3),)])
+    moved = MultiModalSharedField(1).reduce_data(elems_of(MultiModalSharedField(1), data), device="meta")
+    assert (Pair, dict, 5) == (type(moved), type(moved.first), moved.first["n"])
+    assert ["meta", "meta"] == [moved.first["a"].device.type, moved.second[0][0].device.type]
 
 
 def test_get_data_pins_memory_where_there_is_an_accelerator():
