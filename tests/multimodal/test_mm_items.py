@@ -93,9 +93,21 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
     [
         (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), torch.zeros(5, 2), "slice 3:7 of item 1 .* has 5"),
         (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), [1, 2, 3, 4, 5, 6], "slice 3:7 of item 1 .* has 6"),
-        (MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1), torch.zeros(5, 2), "slice 0:3 .* dimension -1"),
+        (MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1), torch.zeros(5, 2), "slice 0:3 .* dimension 1"),
         (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=2), torch.zeros(5, 2), "dim: 2 is none"),
         (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), "dim: 0 is none"),
+        (
+            MultiModalFieldConfig.flat("image", [slice(0, 9), (slice(0, 5), slice(1, 3))]),
+            torch.zeros(9, 2),
+            "slice 1:3 of item 1 .* has 2 along dimension 1",
+        ),
+        (
+            MultiModalFieldConfig.flat("image", [(slice(0, 6), slice(0, 2))], dim=1),
+            torch.zeros(5, 2),
+            "slice 0:6 of item 0 .* has 5 along dimension 0",
+        ),
+        (MultiModalFieldConfig.flat("image", [(slice(0, 1),) * 3]), torch.zeros(5, 2), "item 0 than .* dimensions, 2"),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), 5, "flat data: expected a tensor or a sequence, got int"),
     ],
 )
 def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, said):
@@ -151,6 +163,15 @@ def test_flat_concatenates_where_the_other_dimensions_agree_and_lists_others():
     assert (1, 5) == tuple(last.reduce_data(elems_of(last, a, wide)).shape)
     apart = last.reduce_data(elems_of(last, a, torch.ones(1, 1, 2)))
     assert isinstance(apart, list)
+
+
+def test_equal_fields_have_equal_hashes():
+    pairs = [
+        (MultiModalFlatField([slice(0, 2)]), MultiModalFlatField((slice(np.int64(0), np.int64(2)),))),
+        (MultiModalSharedField(2), MultiModalSharedField(2)),
+        (MultiModalBatchedField(), MultiModalBatchedField()),
+    ]
+    assert all(a == b and hash(a) == hash(b) for a, b in pairs)
 
 
 def test_flat_takes_several_slices_for_an_item_and_lists_of_tensors():
@@ -420,7 +441,9 @@ def test_what_was_given_bare_is_a_type_error_that_names_it(call, said):
         call()
 
 
-@pytest.mark.parametrize("data", [torch.tensor(3), np.array(3), 3], ids=["tensor", "array", "number"])
+@pytest.mark.parametrize(
+    "data", [torch.tensor(3), np.array(3), 3, {"a": 3}, "ab"], ids=["tensor", "array", "number", "dict", "text"]
+)
 def test_batched_data_without_a_first_dimension_is_an_error_that_names_the_key(data):
     with pytest.raises(ValueError, match=r"^key 'px': batched data: expected a "):
         MultiModalKwargsItems.from_hf_inputs({"px": data}, {"px": MultiModalFieldConfig.batched("image")})
