@@ -117,7 +117,7 @@ def _offer(
     # What is not sent, for it is a hit, need not be copied.
     alone = own_memory(item) if sent else item
     output = mm_item if alone is item else (alone, updates)
-    return Offer(size, tuple(updates), updates_size(updates), output)
+    return Offer(size, tuple(updates), updates_size(updates, mm_hash), output)
 
 
 def _nothing_to_send(updates: _Kept) -> ProcessorOutput:

@@ -258,7 +258,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 item, updates = mm_item
                 kept = tuple(updates)  # the caller may change what it has given
                 try:
-                    size = updates_size(kept)
+                    size = updates_size(kept, mm_hash)
                 except TypeError:  # of what is no update, which is said as in a batch
                     check_input(mm_item, mm_hash)
                     raise
@@ -306,7 +306,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def _store(self, call: _Call, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> ProcessorOutput:
         item, updates = mm_item
         kept = tuple(updates)
-        entry = kept, updates_size(kept)
+        entry = kept, updates_size(kept, mm_hash)
         try:
             ref = self._writer.put(mm_hash, item)
             call.made.append((ref, mm_hash))

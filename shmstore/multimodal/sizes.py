@@ -123,25 +123,30 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     return size
 
 
-def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
+def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
     """Bytes that prompt updates keep alive in P0, counted as the memory they take there.
 
     A list of token ids is taken as one piece: a placeholder repeats one token, which is one object. A tensor or array,
-    and any tree of other things, counts its leaves, too; NestingError for one that contains itself, TypeError for what
-    is no prompt update.
+    and any tree of other things, counts its leaves, too. NestingError for one that contains itself and
+    UnsupportedValueError for a sparse tensor, both naming the item; TypeError for what is no prompt update.
     """
     size = 0
-    for update in updates:
-        if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
-            raise TypeError(f"expected a ResolvedPromptUpdate, got {type(update).__name__}")
-        target, content = update.target, update.content
-        size += _UPDATE_SIZE
-        size += getsizeof(target) if type(target) is str else _piece_size(target)
-        # The two usual cases without a call: this is a part of what each miss costs.
-        if type(content) is str or (type(content) is list and content and type(content[0]) is int):
-            size += getsizeof(content)
-        else:
-            size += _piece_size(content)
+    try:
+        for update in updates:
+            if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
+                raise TypeError(f"expected a ResolvedPromptUpdate, got {type(update).__name__}")
+            target, content = update.target, update.content
+            size += _UPDATE_SIZE
+            size += getsizeof(target) if type(target) is str else _piece_size(target)
+            # The two usual cases without a call: this is a part of what each miss costs.
+            if type(content) is str or (type(content) is list and content and type(content[0]) is int):
+                size += getsizeof(content)
+            else:
+                size += _piece_size(content)
+    except NestingError as error:
+        raise NestingError(f"prompt updates of {mm_hash!r}: {error.message}", hint=error.hint) from None
+    except UnsupportedValueError as error:
+        raise UnsupportedValueError(f"prompt updates of {mm_hash!r}: {error.message}", hint=error.hint) from None
     return size
 
 

@@ -21,6 +21,7 @@ from shmstore.multimodal import (
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
     MultiModalSharedField,
+    ResolvedPromptUpdate,
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     engine_receiver_cache_from_config,
@@ -303,6 +304,21 @@ def test_an_item_that_contains_itself_is_the_same_error_in_every_mode(p0, receiv
     if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # to which it cannot come
         with pytest.raises(NestingError, match=r"^item of 'bad'.*contain"):
             receive([endless], ["bad"])
+
+
+@pytest.mark.parametrize("bad", [torch.eye(2).to_sparse(), None], ids=["sparse", "contains itself"])
+def test_prompt_updates_that_have_no_size_are_named_with_their_item_in_every_mode(p0, bad):
+    if isinstance(p0, OfOneMethod):
+        return
+    content = ["<image>", bad]
+    if bad is None:
+        content.append(content)
+    before = state(p0)
+    updates = [ResolvedPromptUpdate("image", 0, "insert", "", content)]
+    for inputs, hashes in (([(item(2), updates)], ["bad"]), ([GOOD, (item(2), updates)], ["new", "bad"])):
+        with pytest.raises((NestingError, UnsupportedValueError), match=r"^prompt updates of 'bad': "):
+            p0.get_and_update(inputs, hashes)
+    assert before == state(p0)
 
 
 def test_what_the_store_cannot_keep_is_named_with_its_item():
