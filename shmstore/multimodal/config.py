@@ -43,7 +43,7 @@ class MultiModalCacheConfig:
     None: one for each 16 KiB, from 256 to 1,048,576; more where most items are smaller, else a part of the segment is
     never used. Each takes some 110 bytes (1 rank) to 330 (32 ranks) beside `ipc_cache_gb`. `shm` only."""
     shm_name: str | None = None
-    """POSIX name of the segment; None: a unique one. `shm` only.
+    """POSIX name of the segment; None: a unique one. It stands for nothing where there is no segment.
 
     A name is one segment of a host: replicas (`data_parallel_external_lb`) each need a configuration with their own."""
     shm_prefault: bool = False
@@ -101,7 +101,7 @@ class MultiModalCacheConfig:
             )
         if self.cache_type != "shm":
             default = MultiModalCacheConfig.__dataclass_fields__
-            for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_name"):
+            for name in ("shm_max_object_size_mb", "shm_max_objects"):
                 if getattr(self, name) != default[name].default:
                     raise ValueError(f"{name}: has no meaning with cache_type={self.cache_type!r}, only with 'shm'")
 

@@ -42,8 +42,9 @@ __all__ = [
     "own_memory",
 ]
 
-NestedTensors: TypeAlias = Any
 _log = logging.getLogger(__name__)
+
+NestedTensors: TypeAlias = Any
 """A tensor, or lists and tuples of them to any depth; numbers and arrays are let through. (Recursive: so `Any`.)"""
 
 
@@ -141,12 +142,11 @@ def _to_device(data: NestedTensors, device: torch.device | str | None) -> Nested
     if isinstance(data, torch.Tensor):
         return data.to(device, non_blocking=True)
     if isinstance(data, (list, tuple)):
-        return type(data)(_to_device(part, device) for part in data)
+        parts = [_to_device(part, device) for part in data]
+        return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
+    if isinstance(data, dict):
+        return {key: _to_device(part, device) for key, part in data.items()}
     return data
-
-
-class _NoPiecesError(ValueError):
-    pass
 
 
 class MultiModalField(ABC):
@@ -159,10 +159,13 @@ class MultiModalField(ABC):
     _line: str
 
     def build_elems(self, modality: str, key: str, data: NestedTensors) -> list[MultiModalFieldElem]:
-        """One element for each item, in order; views of `data` wherever it is a tensor."""
+        """One element for each item, in order; views of `data` wherever it is a tensor.
+
+        ValueError that names the key, for data that cannot be cut so.
+        """
         try:
             pieces = self._cut(data)
-        except _NoPiecesError as error:
+        except ValueError as error:
             raise ValueError(f"key {key!r}: {error}") from None
         return [MultiModalFieldElem(modality, key, piece, self) for piece in pieces]
 
@@ -216,9 +219,9 @@ class MultiModalBatchedField(MultiModalField):
 
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
         if isinstance(data, (torch.Tensor, np.ndarray)) and data.ndim == 0:
-            raise _NoPiecesError("batched data: expected a first dimension of the items, got a tensor or array of none")
-        if not isinstance(data, Iterable):
-            raise _NoPiecesError(f"batched data: expected a tensor or a sequence of items, got {type(data).__name__}")
+            raise ValueError("batched data: expected a first dimension of the items, got a tensor or array of none")
+        if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):  # whose parts are no items
+            raise ValueError(f"batched data: expected a tensor or a sequence of items, got {type(data).__name__}")
         return list(data)
 
     def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
@@ -234,8 +237,8 @@ class MultiModalBatchedField(MultiModalField):
 class MultiModalFlatField(MultiModalField):
     """Each item owns a slice of one tensor; joined by concatenation along `dim`, else a flat list.
 
-    `slices` has one entry per item: a slice, taken along `dim`, or a tuple of slices, taken as it is. Cutting data
-    by a slice that ends behind it is a ValueError.
+    `slices` has one entry per item: a slice, taken along `dim`, or a tuple of slices, one for each dimension from the
+    first. Cutting data by a slice that ends behind it is a ValueError.
     """
 
     slices: Sequence[slice | Sequence[slice]]
@@ -256,32 +259,39 @@ class MultiModalFlatField(MultiModalField):
         return self.dim == other.dim and self.slices == other.slices
 
     def __hash__(self) -> int:
-        return hash((self.dim, repr(self.slices)))  # slices are hashable from Python 3.12 on only
+        return hash((self.dim, len(self.slices)))  # slices are hashable from Python 3.12 on only
 
     def _joins_with(self, other: MultiModalField) -> bool:
         return isinstance(other, MultiModalFlatField) and other.dim == self.dim
 
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
         if not isinstance(data, torch.Tensor):
-            if self.dim != 0 or not all(isinstance(cut, slice) for cut in self.slices):
+            cuts = [cut for cut in self.slices if isinstance(cut, slice)]
+            if self.dim != 0 or len(cuts) != len(self.slices):
                 raise ValueError("slices of anything but the first dimension need one tensor")
-            self._check_ends(len(data))
-            return [data[cut] for cut in self.slices]
+            if not isinstance(data, (Sequence, np.ndarray)):
+                raise ValueError(f"flat data: expected a tensor or a sequence, got {type(data).__name__}")
+            self._check_ends((len(data),), 0)
+            return [data[cut] for cut in cuts]
         if not -data.ndim <= self.dim < data.ndim:
             raise ValueError(f"dim: {self.dim} is none of a tensor of {data.ndim} dimensions")
         dim = self.dim % data.ndim
-        self._check_ends(data.shape[dim])
+        self._check_ends(data.shape, dim)
         before = (slice(None),) * dim
         return [data[(*before, cut)] if isinstance(cut, slice) else data[tuple(cut)] for cut in self.slices]
 
-    def _check_ends(self, length: int) -> None:
+    def _check_ends(self, shape: Sequence[int], dim: int) -> None:
         # Slicing would give what there is of it, and the model an item of less data than its grid says.
         for index, cut in enumerate(self.slices):
-            if isinstance(cut, slice) and cut.stop is not None and cut.stop > length:
-                raise ValueError(
-                    f"slice {cut.start}:{cut.stop} of item {index} ends behind the data, "
-                    f"which has {length} along dimension {self.dim}"
-                )
+            parts = ((dim, cut),) if isinstance(cut, slice) else enumerate(cut)
+            for along, part in parts:
+                if along == len(shape):
+                    raise ValueError(f"more slices of item {index} than the data has dimensions, {along}")
+                if part.stop is not None and part.stop > shape[along]:
+                    raise ValueError(
+                        f"slice {part.start}:{part.stop} of item {index} ends behind the data, "
+                        f"which has {shape[along]} along dimension {along}"
+                    )
 
     def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
         if not _all_tensors(pieces):

@@ -113,10 +113,11 @@ def _offer(
     mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str, *, sent: bool
 ) -> Offer[_Kept, ProcessorOutput]:
     item, updates = mm_item
+    size = item_size(item, mm_hash)  # first: it refuses what contains itself, which cannot be walked by `own_memory`
     # What is not sent, for it is a hit, need not be copied.
     alone = own_memory(item) if sent else item
     output = mm_item if alone is item else (alone, updates)
-    return Offer(item_size(item, mm_hash), tuple(updates), updates_size(updates), output)
+    return Offer(size, tuple(updates), updates_size(updates, mm_hash), output)
 
 
 def _nothing_to_send(updates: _Kept) -> ProcessorOutput:

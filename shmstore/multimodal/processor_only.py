@@ -99,7 +99,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
 
     def _offer(self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> _Offer:
         item, updates = mm_item
-        size = item_size(item, mm_hash) + updates_size(updates)
+        size = item_size(item, mm_hash) + updates_size(updates, mm_hash)
         if size <= self._capacity and mm_hash not in self._cache:
             item = own_memory(item)
         output = mm_item if item is mm_item[0] else (item, updates)

@@ -52,7 +52,7 @@ from shmstore.multimodal.interfaces import (
     checked_hashes,
     checked_sent,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
+from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.lockstep import ValueBook
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
@@ -91,6 +91,7 @@ class _Call:
         "recorded",
         "total",
         "updates",
+        "writes_book",
     )
 
     def __init__(self) -> None:
@@ -101,6 +102,7 @@ class _Call:
         self.full = self.large = self.made_hits = 0
         self.hits = self.total = 0  # of the counts, only when they are counted
         self.inline_counted = False
+        self.writes_book = False  # from before its first change in the book
 
 
 class _UpdatesBook(ValueBook[Kept]):
@@ -152,7 +154,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     """P0 of `shm`: output `(ObjectRef, updates)` with a new lease, hit or miss; where it does not fit the input.
 
     Owns `writer` and closes it. An item that the store has no room for, or that is larger than it takes, goes inline:
-    counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting. Thread-safe.
+    counted in `inline_full` and `inline_too_large`, with a warning in the log that names the setting. A tensor in it
+    that is a view into a larger one is then a copy of its own: pickling it would send the whole. Thread-safe.
 
     ValueError for a configuration of another mode, for a writer that another sender has (each would take the other's
     evictions for its own), and for one, such as a recovered one, of another number of readers than `world_size`: leases
@@ -172,8 +175,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._inline_full = 0
         self._inline_too_large = 0
         self._closed = False
-        writer.track_evictions(True)
-        _senders[writer] = weakref.ref(self)
+        _claim(writer, self)
+        try:
+            _compare_capacity(config, writer)
+            writer.track_evictions(True)
+        except BaseException:
+            _senders[writer].remove(weakref.ref(self))  # which its traceback may keep alive
+            raise
 
     @property
     def handle(self) -> StoreHandle:
@@ -250,8 +258,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 item, updates = mm_item
                 kept = tuple(updates)  # the caller may change what it has given
                 try:
-                    size = updates_size(kept)
-                except AttributeError:  # what has no target and no content is no update
+                    size = updates_size(kept, mm_hash)
+                except TypeError:  # of what is no update, which is said as in a batch
                     check_input(mm_item, mm_hash)
                     raise
                 try:
@@ -273,12 +281,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 counts.total += 1
                 total = 1
                 return output
-        except BaseException as error:
+        except BaseException:
             call = call or _Call()
             call.hits, call.total = hits, total
             if ref is not None:
                 call.made.append((ref, fresh))
-            self._undo_surely(call, error)
+                call.writes_book |= fresh is not None
+            self._undo_surely(call)
             raise
 
     def _hand_out_again(self, call: _Call, mm_hash: str) -> ObjectRef | None:
@@ -297,7 +306,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def _store(self, call: _Call, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> ProcessorOutput:
         item, updates = mm_item
         kept = tuple(updates)
-        entry = kept, updates_size(kept)
+        entry = kept, updates_size(kept, mm_hash)
         try:
             ref = self._writer.put(mm_hash, item)
             call.made.append((ref, mm_hash))
@@ -334,10 +343,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             # Not the store's hint, which is for its own users: its limits are settings here, and it is inline already.
             limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
             _warn(self._inline_too_large + call.large, error.message, limit)
-        return mm_item
+        alone = own_memory(mm_item[0])  # a view would be pickled with all that it is a view into
+        return mm_item if alone is mm_item[0] else (alone, mm_item[1])
 
     def _record(self, call: _Call) -> None:
         """The last step of a call that has succeeded: its updates, and what went inline."""
+        call.writes_book = True
         self._sweep()
         book = self._book
         for mm_hash, (kept, size) in call.updates.items():
@@ -377,8 +388,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 counts.total += total
                 call.hits, call.total = hits, total
             return outputs
-        except BaseException as error:
-            self._undo_surely(call, error)
+        except BaseException:
+            self._undo_surely(call)
             raise
 
     def _batch(
@@ -415,15 +426,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 held[mm_hash] = call.updates[mm_hash][0]
         return outputs
 
-    def _undo_surely(self, call: _Call, error: BaseException) -> None:
+    def _undo_surely(self, call: _Call) -> None:
         # An interrupt may come while an ordinary failure is undone.
         try:
-            self._undo(call, error)
+            self._undo(call)
         except BaseException:
-            self._undo(call, error)
+            self._undo(call)
             raise
 
-    def _undo(self, call: _Call, error: BaseException) -> None:
+    def _undo(self, call: _Call) -> None:
         """Give back what the call has made so far; may be done again where it was interrupted."""
         with self._lock:
             counts, hits, total = self._counts, call.hits, call.total
@@ -440,8 +451,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 for _, mm_hash in call.made:
                     if mm_hash is not None:
                         self._writer.delete(mm_hash)
+                written, call.writes_book = call.writes_book, True  # should this sweep be interrupted
                 self._sweep()  # with the objects go their updates
-                if not isinstance(error, CacheMissError):  # then the book has not been written to
+                if written:  # else there is nothing to mend, and that takes longer the more there is in the book
                     self._book.rebuild(call.recorded, call.gone, self._writer.is_cached)
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
@@ -504,24 +516,35 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
 
 
-_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, weakref.ref[ShmObjectStoreSenderCache]] = (
+_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Who has a writer, to be refused as another's."""
+"""Who has asked for a writer, in order; it is that of the first who is alive."""
+
+
+def _claim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> None:
+    # Without a lock, which might be another thread's at the moment of a fork; both changes are single ones of a dict
+    # and a list, so that of several threads one is the first.
+    mine = weakref.ref(sender)
+    claims = _senders.setdefault(writer, [])
+    claims.append(mine)
+    if next(claim for claim in claims if claim() is not None) is not mine:
+        claims.remove(mine)
+        raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
 
 
 def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
     if config.cache_type != "shm":
         raise ValueError(f"config: expected one of cache_type='shm', got cache_type={config.cache_type!r}")
-    other = _senders.get(writer)
-    if other is not None and other() is not None:
-        raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
     readers = writer.handle.n_readers
     if readers != config.world_size:
         raise ValueError(
             f"writer: {writer!r} expects {readers} readers, and config has world_size {config.world_size} "
             "(hint: create the store anew, or configure it as it was)"
         )
+
+
+def _compare_capacity(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
     # It is made up to a multiple of 64.
     capacity, wanted = writer.stats().capacity, (config.ipc_cache_bytes + 63) // 64 * 64
     if capacity != wanted:

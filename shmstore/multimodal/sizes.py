@@ -17,6 +17,7 @@ import torch
 from shmstore.errors import NestingError, UnsupportedValueError
 from shmstore.multimodal.items import MultiModalFieldElem, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import LRUCache
+from shmstore.serde.advice import advice_for
 
 __all__ = ["GIB", "MultiModalCache", "item_size", "updates_size"]
 
@@ -85,20 +86,32 @@ class MultiModalCache:
         return LRUCache(GIB * capacity_gb, cls.get_item_size)
 
 
+def _check_leaf(leaf: object) -> None:
+    if isinstance(leaf, torch.Tensor):
+        if leaf.is_meta:
+            raise UnsupportedValueError(
+                "no serializer for a tensor on the meta device, which has no bytes", hint="send one with data"
+            )
+        if leaf.is_quantized:
+            raise UnsupportedValueError(f"no serializer for a tensor of dtype {leaf.dtype}", hint=advice_for(leaf))
+        if leaf.is_nested:
+            raise UnsupportedValueError("no serializer for a nested tensor", hint=advice_for(leaf))
+    elif isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
+        raise UnsupportedValueError("no serializer for an array of object dtype", hint=advice_for(leaf))
+
+
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     """`get_item_size` of an item that is to be cached.
 
-    UnsupportedValueError (TypeError) that names the item and the key, for a tensor that no process could be sent;
+    UnsupportedValueError (TypeError) that names the item and the key, for a tensor or an array that the store refuses:
+    one without bytes, or quantised, nested, sparse, or of objects, so that an engine finds out in any mode.
     NestingError (ValueError) for data that contains itself.
     """
     size = 0
     for key, elem in item.items():
         try:
             for leaf in _leaves(elem.data):
-                if isinstance(leaf, torch.Tensor) and leaf.is_meta:
-                    raise UnsupportedValueError(
-                        "no serializer for a tensor on the meta device, which has no bytes", hint="send one with data"
-                    )
+                _check_leaf(leaf)
                 size += _leaf_size(leaf)
         except NestingError as error:
             raise NestingError(f"item of {mm_hash!r}, key {key!r}: {error.message}") from None
@@ -110,22 +123,30 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     return size
 
 
-def updates_size(updates: Sequence[ResolvedPromptUpdate]) -> int:
+def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
     """Bytes that prompt updates keep alive in P0, counted as the memory they take there.
 
     A list of token ids is taken as one piece: a placeholder repeats one token, which is one object. A tensor or array,
-    and any tree of other things, counts its leaves, too; NestingError for one that contains itself.
+    and any tree of other things, counts its leaves, too. NestingError for one that contains itself and
+    UnsupportedValueError for a sparse tensor, both naming the item; TypeError for what is no prompt update.
     """
     size = 0
-    for update in updates:
-        target, content = update.target, update.content
-        size += _UPDATE_SIZE
-        size += getsizeof(target) if type(target) is str else _piece_size(target)
-        # The two usual cases without a call: this is a part of what each miss costs.
-        if type(content) is str or (type(content) is list and content and type(content[0]) is int):
-            size += getsizeof(content)
-        else:
-            size += _piece_size(content)
+    try:
+        for update in updates:
+            if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
+                raise TypeError(f"expected a ResolvedPromptUpdate, got {type(update).__name__}")
+            target, content = update.target, update.content
+            size += _UPDATE_SIZE
+            size += getsizeof(target) if type(target) is str else _piece_size(target)
+            # The two usual cases without a call: this is a part of what each miss costs.
+            if type(content) is str or (type(content) is list and content and type(content[0]) is int):
+                size += getsizeof(content)
+            else:
+                size += _piece_size(content)
+    except NestingError as error:
+        raise NestingError(f"prompt updates of {mm_hash!r}: {error.message}", hint=error.hint) from None
+    except UnsupportedValueError as error:
+        raise UnsupportedValueError(f"prompt updates of {mm_hash!r}: {error.message}", hint=error.hint) from None
     return size
 
 

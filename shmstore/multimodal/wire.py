@@ -98,12 +98,18 @@ def _field_from_text(text: Any) -> MultiModalField:
     raise ValueError(f"not the text of a field: {text!r}")
 
 
-@lru_cache(maxsize=4096)
-def _head_from_text(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...]]:
+def _parse_head(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...]]:
     lines = text.split("\n", n_keys)
     if len(lines) != n_keys + 1 or n_keys == 0:
         raise ValueError("not the tree of an item")
     return lines[n_keys], tuple(map(_field_from_text, lines[:n_keys]))
+
+
+# What a text becomes takes some fifteen times its bytes, and the slices of a large batch are a long text: of those a
+# few are kept, which serves the other items of the batch, so that both caches together stay at some 20 MB.
+_SHORT = 256
+_head_from_short_text = lru_cache(maxsize=4096)(_parse_head)
+_head_from_long_text = lru_cache(maxsize=32)(_parse_head)
 
 
 # `object.__setattr__` four times for each element would take most of the time that a worker has for an item; the
@@ -140,7 +146,8 @@ def _item_from_tree(tree: Any) -> MultiModalKwargsItem:
         raise ValueError("not the tree of an item")
     if type(text) is not str:
         raise ValueError("not the tree of an item")
-    modality, fields = _head_from_text(text, len(tree))
+    head_from_text = _head_from_short_text if len(text) <= _SHORT else _head_from_long_text
+    modality, fields = head_from_text(text, len(tree))
     elems: dict[str, MultiModalFieldElem] = {}
     for (key, data), field in zip(tree.items(), fields, strict=True):
         elem = _new(MultiModalFieldElem)

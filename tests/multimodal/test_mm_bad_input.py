@@ -1,11 +1,14 @@
 """What each of the six caches says to what is no input, and that nothing has changed then."""
 
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from mm_helpers import MIB, config, features, item, update
 
-from shmstore import CacheMissError, ObjectRef, UnsupportedValueError
+from shmstore import CacheMissError, NestingError, ObjectRef, UnsupportedValueError
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
@@ -18,6 +21,7 @@ from shmstore.multimodal import (
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
     MultiModalSharedField,
+    ResolvedPromptUpdate,
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     engine_receiver_cache_from_config,
@@ -102,6 +106,7 @@ BAD_INPUTS = {
     "an item and its hash": ((item(2), 7), r"got \(MultiModalKwargsItem, int\)"),
 }
 BAD_UPDATES = {"texts": (["abc"], 0, "str"), "a number": ([update("x"), 3], 1, "int"), "None": ((None,), 0, "None")}
+BAD_UPDATES["what only looks like one"] = ([SimpleNamespace(target="<image>", content="x")], 0, "SimpleNamespace")
 
 
 @pytest.mark.parametrize(("bad", "got"), BAD_INPUTS.values(), ids=BAD_INPUTS)
@@ -242,20 +247,35 @@ def image(**data):
     )
 
 
+def quantised():
+    with warnings.catch_warnings(action="ignore"):
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
+
+
+def nested(**more):
+    with warnings.catch_warnings(action="ignore"):
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **more)
+
+
 BAD_VALUES = {
     "sparse": (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
     "meta": (torch.zeros(2, device="meta"), "on the meta device"),
-    "nested": ([{"x": torch.eye(2).to_sparse()}], "layout torch.sparse_coo"),
+    "deep": ([{"x": torch.eye(2).to_sparse()}], "layout torch.sparse_coo"),
+    "quantised": (quantised(), "dtype torch.quint8 .hint: store tensor.dequantize"),
+    "nested": (nested(), "nested tensor .hint: store the list of its tensors"),
+    "jagged": (nested(layout=torch.jagged), "([nN]ested ?[tT]ensor) .hint: store the list of its tensors"),
+    "objects": (np.array([3, "a"], object), "array of object dtype .hint: store array.tolist"),
+    "strings": (np.array(["a"], np.dtypes.StringDType()), "array of object dtype .hint: store numpy.array"),
 }
 
 
 @pytest.mark.parametrize(("bad", "why"), BAD_VALUES.values(), ids=BAD_VALUES)
-def test_a_tensor_without_bytes_is_the_same_error_in_every_mode(p0, receive, bad, why):
+def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mode(p0, receive, bad, why):
     if isinstance(p0, OfOneMethod):
         return
     before = state(p0)
     item_of_it = image(fine=torch.zeros(3), px=bad)
-    said = rf"^item of 'bad': value<MultiModalKwargsItem>\['px'\].*: no serializer for a tensor .*{why}"
+    said = rf"^item of 'bad': value<MultiModalKwargsItem>\['px'\].*: no serializer for .*{why}"
     for call in (
         lambda: p0.get_and_update_item((item_of_it, []), "bad"),
         lambda: p0.get_and_update([GOOD, (item_of_it, [])], ["new", "bad"]),
@@ -269,6 +289,36 @@ def test_a_tensor_without_bytes_is_the_same_error_in_every_mode(p0, receive, bad
             receive([item(2), item_of_it], ["new", "bad"])
         with pytest.raises(CacheMissError):
             receive([None], ["new"])
+
+
+def test_an_item_that_contains_itself_is_the_same_error_in_every_mode(p0, receive):
+    if isinstance(p0, OfOneMethod):
+        return
+    data = [torch.zeros(3)]
+    data.append(data)
+    endless = image(px=data)
+    before = state(p0)
+    with pytest.raises(NestingError, match=r"^item of 'bad'.*contain"):
+        p0.get_and_update([GOOD, (endless, [])], ["new", "bad"])
+    assert before == state(p0)
+    if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # to which it cannot come
+        with pytest.raises(NestingError, match=r"^item of 'bad'.*contain"):
+            receive([endless], ["bad"])
+
+
+@pytest.mark.parametrize("bad", [torch.eye(2).to_sparse(), None], ids=["sparse", "contains itself"])
+def test_prompt_updates_that_have_no_size_are_named_with_their_item_in_every_mode(p0, bad):
+    if isinstance(p0, OfOneMethod):
+        return
+    content = ["<image>", bad]
+    if bad is None:
+        content.append(content)
+    before = state(p0)
+    updates = [ResolvedPromptUpdate("image", 0, "insert", "", content)]
+    for inputs, hashes in (([(item(2), updates)], ["bad"]), ([GOOD, (item(2), updates)], ["new", "bad"])):
+        with pytest.raises((NestingError, UnsupportedValueError), match=r"^prompt updates of 'bad': "):
+            p0.get_and_update(inputs, hashes)
+    assert before == state(p0)
 
 
 def test_what_the_store_cannot_keep_is_named_with_its_item():

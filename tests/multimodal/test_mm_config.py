@@ -37,7 +37,7 @@ SMALL = MIB / GIB
         ("processor_cache_gb", [1e-12, 4e-10, 5e-324, np.float64("nan"), np.bool_(True), 1j, Fraction(10**400)]),
         ("ipc_cache_gb", [1e-12, np.float32(1e-12)]),
         ("cache_type", ["disk", None, ""]),
-        ("shm_name", ["named", "a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
+        ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
         ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400, 7]),  # the last has no meaning with lru
         ("shm_prefault", [1, None, True]),
         ("world_size", [0, -1, 1.0, True]),
@@ -101,6 +101,15 @@ def test_the_largest_sizes_are_sizes(cache_type):
     most = MultiModalCacheConfig(processor_cache_gb=2**32, ipc_cache_gb=2.0**32, cache_type=cache_type)
     assert (2**62, 2**62) == (most.processor_cache_bytes, most.ipc_cache_bytes)
     assert "4.295e+09 GiB" in most.describe()
+
+
+def test_a_named_configuration_can_be_had_in_every_mode():
+    named = config(MIB, cache_type="shm", shm_name="replica-3")
+    for other in (dataclasses.replace(named, cache_type="lru"), dataclasses.replace(named, ipc_cache_gb=0)):
+        assert "replica-3" == other.shm_name
+        assert processor_cache_from_config(other).handle is None
+    lru = dataclasses.replace(named, cache_type="lru")
+    assert named == dataclasses.replace(lru, cache_type="shm")
 
 
 def test_the_largest_object_is_a_setting_of_shm_only():

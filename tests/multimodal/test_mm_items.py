@@ -1,6 +1,7 @@
 """Items, fields, positions: how a batch is cut into items and put together again."""
 
 import dataclasses
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -92,13 +93,25 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
     [
         (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), torch.zeros(5, 2), "slice 3:7 of item 1 .* has 5"),
         (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), [1, 2, 3, 4, 5, 6], "slice 3:7 of item 1 .* has 6"),
-        (MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1), torch.zeros(5, 2), "slice 0:3 .* dimension -1"),
+        (MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1), torch.zeros(5, 2), "slice 0:3 .* dimension 1"),
         (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=2), torch.zeros(5, 2), "dim: 2 is none"),
         (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), "dim: 0 is none"),
+        (
+            MultiModalFieldConfig.flat("image", [slice(0, 9), (slice(0, 5), slice(1, 3))]),
+            torch.zeros(9, 2),
+            "slice 1:3 of item 1 .* has 2 along dimension 1",
+        ),
+        (
+            MultiModalFieldConfig.flat("image", [(slice(0, 6), slice(0, 2))], dim=1),
+            torch.zeros(5, 2),
+            "slice 0:6 of item 0 .* has 5 along dimension 0",
+        ),
+        (MultiModalFieldConfig.flat("image", [(slice(0, 1),) * 3]), torch.zeros(5, 2), "item 0 than .* dimensions, 2"),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), 5, "flat data: expected a tensor or a sequence, got int"),
     ],
 )
 def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, said):
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=f"^key 'patches': .*{said}"):
         MultiModalKwargsItems.from_hf_inputs({"patches": data}, {"patches": config})
 
 
@@ -152,6 +165,15 @@ def test_flat_concatenates_where_the_other_dimensions_agree_and_lists_others():
     assert isinstance(apart, list)
 
 
+def test_equal_fields_have_equal_hashes():
+    pairs = [
+        (MultiModalFlatField([slice(0, 2)]), MultiModalFlatField((slice(np.int64(0), np.int64(2)),))),
+        (MultiModalSharedField(2), MultiModalSharedField(2)),
+        (MultiModalBatchedField(), MultiModalBatchedField()),
+    ]
+    assert all(a == b and hash(a) == hash(b) for a, b in pairs)
+
+
 def test_flat_takes_several_slices_for_an_item_and_lists_of_tensors():
     data = torch.arange(12).reshape(3, 4)
     field = MultiModalFlatField([(slice(0, 2), slice(0, 2)), (slice(2, 3), slice(1, 4))])
@@ -191,6 +213,14 @@ def test_mixed_fields_are_not_reduced_together(other):
 def test_get_data_moves_to_the_device():
     items = MultiModalKwargsItems.from_seq([item(3), item(3)])
     assert "meta" == items.get_data(device="meta")["pixels"].device.type
+
+
+def test_get_data_moves_each_tensor_of_a_tree_to_the_device_and_keeps_its_kind():
+    Pair = namedtuple("Pair", "first second")
+    data = Pair({"a": torch.zeros(2), "n": 5}, [(torch.zeros(3),)])
+    moved = MultiModalSharedField(1).reduce_data(elems_of(MultiModalSharedField(1), data), device="meta")
+    assert (Pair, dict, 5) == (type(moved), type(moved.first), moved.first["n"])
+    assert ["meta", "meta"] == [moved.first["a"].device.type, moved.second[0][0].device.type]
 
 
 def test_get_data_pins_memory_where_there_is_an_accelerator():
@@ -411,7 +441,9 @@ def test_what_was_given_bare_is_a_type_error_that_names_it(call, said):
         call()
 
 
-@pytest.mark.parametrize("data", [torch.tensor(3), np.array(3), 3], ids=["tensor", "array", "number"])
+@pytest.mark.parametrize(
+    "data", [torch.tensor(3), np.array(3), 3, {"a": 3}, "ab"], ids=["tensor", "array", "number", "dict", "text"]
+)
 def test_batched_data_without_a_first_dimension_is_an_error_that_names_the_key(data):
     with pytest.raises(ValueError, match=r"^key 'px': batched data: expected a "):
         MultiModalKwargsItems.from_hf_inputs({"px": data}, {"px": MultiModalFieldConfig.batched("image")})

@@ -357,8 +357,8 @@ def test_a_cache_of_gib_is_bounded_by_item_sizes():
 
 def test_prompt_updates_count_their_own_text():
     short, long = update("a"), update("a" * 1000)
-    assert 999 == updates_size([long]) - updates_size([short])
-    assert 0 == updates_size([])
+    assert 999 == updates_size([long], "h") - updates_size([short], "h")
+    assert 0 == updates_size([], "h")
 
 
 def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_they_hold():
@@ -370,10 +370,10 @@ def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_t
         "array": (np.arange(1000), 8 * 1000),
         "tree": ({"full": [torch.arange(500), torch.arange(500)]}, 8 * 1000),
     }
-    least = updates_size([ResolvedPromptUpdate("image", 0, "insert", "", [])])
+    least = updates_size([ResolvedPromptUpdate("image", 0, "insert", "", [])], "h")
     for name, (content, nbytes) in held.items():
         for pair in (("", content), (content, "")):
-            size = updates_size([ResolvedPromptUpdate("image", 0, "insert", *pair)])
+            size = updates_size([ResolvedPromptUpdate("image", 0, "insert", *pair)], "h")
             assert nbytes <= size - least + 56 <= nbytes + 500, name
 
 
@@ -395,8 +395,8 @@ def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size():
 def test_a_prompt_update_that_contains_itself_is_an_error_and_not_an_endless_walk() -> None:
     content: list[object] = ["<image>"]
     content.append(content)
-    with pytest.raises(NestingError, match="contains itself"):
-        updates_size([ResolvedPromptUpdate("image", 0, "insert", "", content)])
+    with pytest.raises(NestingError, match=r"^prompt updates of 'h': .* contains itself"):
+        updates_size([ResolvedPromptUpdate("image", 0, "insert", "", content)], "h")
 
 
 @pytest.mark.timeout(20)

@@ -19,6 +19,7 @@ from shmstore.multimodal import (
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
     lru_pair,
+    processor_cache_from_config,
     processor_only,
 )
 from shmstore.multimodal.items import own_memory
@@ -78,6 +79,17 @@ def test_an_item_with_memory_of_its_own_is_passed_on_as_it_is(mode):
     make, exchange = MODES[mode]
     given = [item(9), holding([torch.zeros(3), (np.zeros(4), "text")])]
     assert all(a is b for a, b in zip(given, exchange(make(config(GIB)), given), strict=True))
+
+
+def test_an_item_of_a_batch_that_goes_inline_is_pickled_without_the_batch():
+    items = of_a_batch()
+    with processor_cache_from_config(config(4096, BYTES // 2, cache_type="shm")) as cache:
+        for given in ([items[0]], items[1:3]):
+            sent = sender(cache, given)
+            assert given == sent
+            assert all(len(pickle.dumps(one, 5)) < 2 * BYTES for one in sent)
+        mine = item(BYTES)
+        assert mine is sender(cache, [mine])[0]
 
 
 def test_the_memory_kept_alive_is_the_memory_counted():

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import sys
+import threading
 from collections import Counter
 
 import pytest
@@ -369,6 +370,23 @@ def test_a_batch_that_fails_keeps_no_updates_that_it_brought_for_an_item_already
         assert engine.fits_whole()
 
 
+def test_what_an_item_that_is_refused_costs_does_not_grow_with_what_is_cached(monkeypatch):
+    with Engine(MIB, shm_max_objects=256) as engine:
+        for n in range(100):
+            engine.read(engine.send(**{f"k{n}": 10}), [f"k{n}"])
+        asked = []
+        is_cached = ObjectStoreWriter.is_cached
+        monkeypatch.setattr(ObjectStoreWriter, "is_cached", lambda *args: asked.append(args) or is_cached(*args))
+        bad = (unknown(), [])
+        for inputs, hashes in (([bad], ["bad"]), ([bad, bad], ["bad", "worse"])):
+            with pytest.raises(TypeError, match="no serializer"):
+                engine.sender.get_and_update(inputs, hashes)
+        with pytest.raises(TypeError, match="expected None or a tuple"):
+            engine.sender.get_and_update([None, 5], ["k0", "bad"])
+        assert len(asked) <= 4
+        assert [True] * 100 == engine.sender.is_cached([f"k{n}" for n in range(100)])
+
+
 def test_a_batch_that_fails_gives_back_what_it_counted_inline():
     with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
         with pytest.raises(TypeError, match="no serializer"):
@@ -657,6 +675,44 @@ def test_a_writer_has_one_sender_at_a_time():
     gc.collect()
     with ShmObjectStoreSenderCache(settings, writer) as second:
         assert isinstance(second.get_and_update_item((item(3), []), "a")[0], ObjectRef)
+
+
+def test_of_threads_that_make_senders_for_a_writer_at_the_same_time_one_gets_it():
+    settings = config(MIB, cache_type="shm")
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(100):
+            with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
+                start = threading.Barrier(4)
+                made, refused = [], []
+
+                def make(writer=writer, start=start, made=made, refused=refused):
+                    start.wait()
+                    try:
+                        made.append(ShmObjectStoreSenderCache(settings, writer))
+                    except ValueError as error:
+                        refused.append(error)
+
+                threads = [threading.Thread(target=make) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+                assert (1, 3) == (len(made), len(refused))
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_sender_that_could_not_be_made_has_no_writer(monkeypatch):
+    settings = config(MIB, cache_type="shm")
+    with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(ObjectStoreWriter, "track_evictions", lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError) as kept:
+                ShmObjectStoreSenderCache(settings, writer)
+        ShmObjectStoreSenderCache(settings, writer).close()
+        assert kept.traceback
 
 
 @pytest.mark.parametrize(("capacity", "warnings"), [(MIB, 0), (MIB + 64, 1)])
