@@ -293,7 +293,7 @@ class Writer:
 
     def guard(self) -> "Guard":
         """Return a guard that is still to be set."""
-        return Guard(self._w, self._hold)
+        return Guard(self._w)
 
     def cancel(self, packed: bytes) -> bool:
         """End a lease."""
@@ -404,10 +404,11 @@ class Guard:
 
     __slots__ = ("_guard", "_hold", "_w")
 
-    def __init__(self, writer: Any, hold: Any) -> None:
+    def __init__(self, writer: Any) -> None:
         self._w = writer
-        self._hold = hold  # the writer may be closed, and lets go of its own
         self._guard = _gc(_new("shms_guard *"), partial(lib.shms_guard_drop, writer))
+        # And with it the writer's handle, which may be closed: whose block is garbage, too, ends the guard itself.
+        self._hold = _held(self._guard)
 
     def set(self, key: bytes) -> None:
         """Guard what is under `key`, also where it is still being written; nothing where it is absent. Once."""
