@@ -163,6 +163,11 @@ def _checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
     return serde
 
 
+def _hides_payload(serde: ObjectSerde) -> bool:
+    """Say whether its views are arrays and tensors, which show the collector no payload; others may be anything."""
+    return type(serde) is MsgpackSerde
+
+
 def _key(key: str) -> bytes:
     try:
         packed = key.encode()
@@ -428,7 +433,8 @@ class ObjectStoreWriter(_Closable):
             except _ORDINARY as error:
                 raise self._explain(error, key, layout.nbytes, len(packed_key) + len(layout.meta)) from None
             self._protect_late(packed_key)
-            yield layout.build(ticket.buffer())
+            payload = ticket.buffer()
+            yield layout.build(payload if _hides_payload(self._serde) else native.hidden(payload))
             ticket.commit(hand_out=False)
         except BaseException:
             self._abort(ticket, packed_key)
@@ -587,6 +593,7 @@ class ObjectStoreReader(_Closable):
             raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
         self._serde = serde
+        self._hides = _hides_payload(serde)
         self._name = name
         self._rank = rank
         self._open = True
@@ -653,6 +660,8 @@ class ObjectStoreReader(_Closable):
             meta, payload = self._reader.acquire(_packed(ref))
         except StaleRefError as error:
             raise explain.stale(error, ref, self._reader.store_id) from None
+        if not self._hides:
+            payload = native.hidden(payload)
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
+from shmstore.serde import Layout
 from tests.support import in_child, is_mapped, segments, store_name
 
 
@@ -116,6 +117,44 @@ def views() -> list[Any]:
     return []
 
 
+class Raw(MsgpackSerde):
+    """Its views are the bytes themselves."""
+
+    __slots__ = ()
+
+    def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
+        return memoryview(payload)
+
+    def layout(self, template: Any) -> Layout:
+        return super().layout(template)._replace(build=memoryview)
+
+
+class Reads:
+    """Reads its view at its end, as whoever writes a summary may."""
+
+    def __init__(self, view: Any, seen: list[Any]) -> None:
+        self.view, self.seen = view, seen
+        self.self = self
+
+    def __del__(self) -> None:
+        self.seen.append(bytes(self.view[:3]))
+
+
+def views_of_bytes() -> list[Any]:
+    seen: list[Any] = []
+    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1, serde=Raw())
+    reader = ObjectStoreReader.attach(writer.handle, serde=Raw())
+    Reads(reader.get(writer.put("k", np.arange(9, dtype=np.uint8))), seen)
+    with writer.reserve("new", np.zeros(9, np.uint8)) as view:
+        view[:3] = b"abc"
+    Reads(view, seen)
+    del view
+    reader.close()
+    writer.close()
+    gc.collect()
+    return [*seen, is_mapped(writer.name)]
+
+
 CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "requests": (requests, [True] * 20),
     "protect": (lambda: blocks("protect"), []),
@@ -125,6 +164,7 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "protect, older than its guards": (blocks_older_than_their_guards, []),
     "guards of a closed writer": (guards_of_a_closed_writer, [True, False]),
     "views": (views, []),
+    "views of bytes": (views_of_bytes, [b"\0\1\2", b"abc", False]),
 }
 
 

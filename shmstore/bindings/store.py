@@ -116,6 +116,14 @@ def _held(handle: Any) -> Any:
     return cell
 
 
+def hidden(payload: Any) -> memoryview:
+    """Return the same bytes as a buffer whose owner the cycle collector does not see, as it sees no array's.
+
+    Else it would end the pin of a view that is garbage before `__del__` methods of the same garbage that still read it.
+    """
+    return np.ndarray((len(payload),), np.uint8, payload).data
+
+
 def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
     record = _new(f"{kind} *")
     _require(fill(handle, record))
