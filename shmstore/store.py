@@ -298,6 +298,7 @@ class ObjectStoreWriter(_Closable):
             raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
         chosen_serde = _checked_serde(serde)
         chosen = f"shmstore-{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        writer = None
         try:
             writer = native.Writer.create(
                 chosen,
@@ -310,10 +311,15 @@ class ObjectStoreWriter(_Closable):
                 fifo=eviction == "fifo",
                 checksums=bool(checksums),
             )
+            _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
+            made = cls(writer, chosen, chosen_serde)
+            return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
             raise explain.exists(chosen) from None
-        _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
-        return cls(writer, chosen, chosen_serde)
+        except BaseException:
+            if writer is not None:
+                writer.close(unlink=True)  # an interrupt: nobody else knows of it
+            raise
 
     @classmethod
     def recover(cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None) -> "ObjectStoreWriter":

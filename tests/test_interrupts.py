@@ -156,6 +156,21 @@ def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
     assert number > 5
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_creation_that_is_interrupted_when_the_store_is_there_leaves_none() -> None:
+    number = 0
+    made: list[ObjectStoreWriter] = []
+    while True:
+        number += 1
+        name = store_name()
+        create = lambda name=name: made.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1))  # noqa: E731
+        if not interrupted_at(number, create, STORE, exact=True, only=("create", "__init__")):
+            break
+        assert name not in segments(), f"interrupt {number}"
+    made[0].close()
+    assert number > 5
+
+
 def test_a_takeover_that_is_interrupted_leaves_no_lock() -> None:
     name, number = store_name(), 1
     ObjectStoreWriter.create(name, capacity=6400, n_readers=1).close(unlink=False)
