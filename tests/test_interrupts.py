@@ -3,16 +3,16 @@
 import gc
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, refs, store
+from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from tests.interrupts import interrupted_at
-from tests.support import segments, store_name
+from tests.support import is_mapped, segments, store_name
 
 BINDINGS = native.__file__
 STORE = store.__file__
@@ -190,6 +190,18 @@ def test_an_attachment_that_is_interrupted_leaves_no_lock() -> None:
     assert number > 5
 
 
+def test_an_inspection_whose_opening_is_interrupted_leaves_nothing_mapped() -> None:
+    number = 1
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.close(unlink=False)
+        while interrupted_at(number, lambda: native_inspect.Inspector(writer.name), native_inspect.__file__, BINDINGS):
+            gc.collect()  # of the interrupted frames
+            assert not is_mapped(writer.name), f"interrupt {number}"
+            number += 1
+        ObjectStoreWriter.recover(writer.name).close()
+    assert number > 5
+
+
 def test_a_get_that_is_interrupted_keeps_no_pin() -> None:
     number = 1
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
@@ -209,7 +221,7 @@ def test_a_close_that_is_interrupted_gives_the_memory_back_all_the_same() -> Non
         assert interrupted_at(1, opened.close, BINDINGS, exact=True, only=("close",))
         opened.close()
     gc.collect()  # of the interrupted frames
-    assert writer.name not in Path("/proc/self/maps").read_text()
+    assert not is_mapped(writer.name)
 
 
 def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:

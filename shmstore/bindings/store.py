@@ -100,7 +100,7 @@ def _require(code: int) -> int:
     return code
 
 
-def _owned(box: Any) -> Any:
+def owned(box: Any) -> Any:
     """Return the handle in `box`, which keeps the box alive, whose end is the handle's."""
     return _gc(box[0], partial(_keep, box))
 
@@ -186,7 +186,7 @@ class Writer:
     __slots__ = ("_hold", "_kept", "_spare", "_w", "max_object_size", "n_readers", "store_id")
 
     def __init__(self, box: Any) -> None:
-        self._w = _owned(box)
+        self._w = owned(box)
         self._hold = _held(self._w)
         self._spare: tuple[Any, Any, Any] | None = None
         self._kept = b""
@@ -493,7 +493,7 @@ class Reader:
     __slots__ = ("_hold", "_r", "store_id")
 
     def __init__(self, box: Any) -> None:
-        self._r = _owned(box)
+        self._r = owned(box)
         self._hold = _held(self._r)
         self.store_id: int = lib.shms_reader_store(self._r)
 
