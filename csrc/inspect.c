@@ -47,6 +47,8 @@ void shms_inspector_free(shms_inspector *i) {
     free(i);
 }
 
+void shms_inspector_drop(shms_inspector **i) { shms_inspector_free(*i); }
+
 int shms_inspector_enter(const shms_inspector *i) {
     struct stat st;
     if (!i)

@@ -119,6 +119,7 @@ int shms_probe_file(shms_probe *out, const char *name);
 /* Opens; SHMS_ENOSTORE, SHMS_ELAYOUT (not ours, another version, or not yet published), SHMS_ECORRUPT. */
 int shms_inspector_open(shms_inspector **out, const char *name);
 void shms_inspector_free(shms_inspector *i); /* NULL is allowed */
+void shms_inspector_drop(shms_inspector **i); /* as shms_writer_drop */
 
 int shms_inspector_facts(shms_inspector *i, shms_facts *out);
 /* All ranks: `out` has room for n_readers. */

@@ -163,6 +163,11 @@ def _checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
     return serde
 
 
+def _hides_payload(serde: ObjectSerde) -> bool:
+    """Say whether its views are arrays and tensors, which show the collector no payload; others may be anything."""
+    return type(serde) is MsgpackSerde
+
+
 def _key(key: str) -> bytes:
     try:
         packed = key.encode()
@@ -293,6 +298,7 @@ class ObjectStoreWriter(_Closable):
             raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
         chosen_serde = _checked_serde(serde)
         chosen = f"shmstore-{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        writer = None
         try:
             writer = native.Writer.create(
                 chosen,
@@ -305,10 +311,15 @@ class ObjectStoreWriter(_Closable):
                 fifo=eviction == "fifo",
                 checksums=bool(checksums),
             )
+            _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
+            made = cls(writer, chosen, chosen_serde)
+            return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
             raise explain.exists(chosen) from None
-        _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
-        return cls(writer, chosen, chosen_serde)
+        except BaseException:
+            if writer is not None:
+                writer.close(unlink=True)  # an interrupt: nobody else knows of it
+            raise
 
     @classmethod
     def recover(cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None) -> "ObjectStoreWriter":
@@ -428,7 +439,8 @@ class ObjectStoreWriter(_Closable):
             except _ORDINARY as error:
                 raise self._explain(error, key, layout.nbytes, len(packed_key) + len(layout.meta)) from None
             self._protect_late(packed_key)
-            yield layout.build(ticket.buffer())
+            payload = ticket.buffer()
+            yield layout.build(payload if _hides_payload(self._serde) else native.hidden(payload))
             ticket.commit(hand_out=False)
         except BaseException:
             self._abort(ticket, packed_key)
@@ -587,6 +599,7 @@ class ObjectStoreReader(_Closable):
             raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
         self._serde = serde
+        self._hides = _hides_payload(serde)
         self._name = name
         self._rank = rank
         self._open = True
@@ -653,6 +666,8 @@ class ObjectStoreReader(_Closable):
             meta, payload = self._reader.acquire(_packed(ref))
         except StaleRefError as error:
             raise explain.stale(error, ref, self._reader.store_id) from None
+        if not self._hides:
+            payload = native.hidden(payload)
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:

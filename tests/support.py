@@ -35,6 +35,11 @@ def segments() -> set[str]:
     return {path.name for path in SHM.iterdir() if path.name.startswith(ours)}
 
 
+def is_mapped(name: str) -> bool:
+    """Say whether this process maps a file of that name in /dev/shm."""
+    return f"/dev/shm/{name}" in Path("/proc/self/maps").read_text()
+
+
 def children() -> set[int]:
     """Return the processes whose parent this one is, zombies among them, but for multiprocessing's tracker."""
     from multiprocessing import resource_tracker

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter
-from tests.support import in_child, segments, store_name
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
+from shmstore.serde import Layout
+from tests.support import in_child, is_mapped, segments, store_name
 
 
 class Node:
@@ -55,6 +56,53 @@ def blocks(name: str, closed: bool = False) -> list[Any]:
     return []
 
 
+class Allocates:
+    """What many finalizers do, also of the store's: uses memory that has become free."""
+
+    def __init__(self, node: Node, kept: list[Any]) -> None:
+        self.node, self.kept = node, kept
+
+    def __del__(self) -> None:
+        self.kept.extend(np.full(size, 0x41, np.uint8) for size in range(16, 200) for _ in range(50))
+
+
+def blocks_older_than_their_guards() -> list[Any]:
+    kept: list[Any] = []
+    for _ in range(10):
+        writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+        writer.put("k", 1)
+        node = Node(writer=writer, block=writer.protect(["k"]))
+        gc.collect(0)  # a collection of all takes the youngest before these
+        node.block.__enter__()
+        node.allocates = Allocates(node, kept)
+        del writer, node
+        gc.collect()
+    return []
+
+
+class Looks:
+    """Notes at its end whether a store is mapped."""
+
+    def __init__(self, node: Node, name: str, seen: list[Any]) -> None:
+        self.node, self.name, self.seen = node, name, seen
+
+    def __del__(self) -> None:
+        self.seen.append(is_mapped(self.name))
+
+
+def guards_of_a_closed_writer() -> list[Any]:
+    seen: list[Any] = []
+    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+    writer.put("k", 1)
+    node = Node(guard=writer._writer.guard())
+    node.guard.set(b"k")
+    node.looks = Looks(node, writer.name, seen)
+    writer.close()
+    del node
+    gc.collect()
+    return [*seen, is_mapped(writer.name)]
+
+
 def views() -> list[Any]:
     for _ in range(20):
         writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
@@ -69,13 +117,54 @@ def views() -> list[Any]:
     return []
 
 
+class Raw(MsgpackSerde):
+    """Its views are the bytes themselves."""
+
+    __slots__ = ()
+
+    def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
+        return memoryview(payload)
+
+    def layout(self, template: Any) -> Layout:
+        return super().layout(template)._replace(build=memoryview)
+
+
+class Reads:
+    """Reads its view at its end, as whoever writes a summary may."""
+
+    def __init__(self, view: Any, seen: list[Any]) -> None:
+        self.view, self.seen = view, seen
+        self.self = self
+
+    def __del__(self) -> None:
+        self.seen.append(bytes(self.view[:3]))
+
+
+def views_of_bytes() -> list[Any]:
+    seen: list[Any] = []
+    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1, serde=Raw())
+    reader = ObjectStoreReader.attach(writer.handle, serde=Raw())
+    Reads(reader.get(writer.put("k", np.arange(9, dtype=np.uint8))), seen)
+    with writer.reserve("new", np.zeros(9, np.uint8)) as view:
+        view[:3] = b"abc"
+    Reads(view, seen)
+    del view
+    reader.close()
+    writer.close()
+    gc.collect()
+    return [*seen, is_mapped(writer.name)]
+
+
 CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "requests": (requests, [True] * 20),
     "protect": (lambda: blocks("protect"), []),
     "reserve": (lambda: blocks("reserve"), []),
     "protect, closed": (lambda: blocks("protect", closed=True), []),
     "reserve, closed": (lambda: blocks("reserve", closed=True), []),
+    "protect, older than its guards": (blocks_older_than_their_guards, []),
+    "guards of a closed writer": (guards_of_a_closed_writer, [True, False]),
     "views": (views, []),
+    "views of bytes": (views_of_bytes, [b"\0\1\2", b"abc", False]),
 }
 
 

@@ -3,16 +3,16 @@
 import gc
 import threading
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, refs, store
+from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from tests.interrupts import interrupted_at
-from tests.support import segments, store_name
+from tests.support import is_mapped, segments, store_name
 
 BINDINGS = native.__file__
 STORE = store.__file__
@@ -156,6 +156,21 @@ def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
     assert number > 5
 
 
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_creation_that_is_interrupted_when_the_store_is_there_leaves_none() -> None:
+    number = 0
+    made: list[ObjectStoreWriter] = []
+    while True:
+        number += 1
+        name = store_name()
+        create = lambda name=name: made.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1))  # noqa: E731
+        if not interrupted_at(number, create, STORE, exact=True, only=("create", "__init__")):
+            break
+        assert name not in segments(), f"interrupt {number}"
+    made[0].close()
+    assert number > 5
+
+
 def test_a_takeover_that_is_interrupted_leaves_no_lock() -> None:
     name, number = store_name(), 1
     ObjectStoreWriter.create(name, capacity=6400, n_readers=1).close(unlink=False)
@@ -172,6 +187,18 @@ def test_an_attachment_that_is_interrupted_leaves_no_lock() -> None:
         while interrupted_at(number, lambda: native.Reader.attach(writer.name, 0, native.ANY_STORE), BINDINGS):
             ObjectStoreReader.attach(writer.handle).close()
             number += 1
+    assert number > 5
+
+
+def test_an_inspection_whose_opening_is_interrupted_leaves_nothing_mapped() -> None:
+    number = 1
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.close(unlink=False)
+        while interrupted_at(number, lambda: native_inspect.Inspector(writer.name), native_inspect.__file__, BINDINGS):
+            gc.collect()  # of the interrupted frames
+            assert not is_mapped(writer.name), f"interrupt {number}"
+            number += 1
+        ObjectStoreWriter.recover(writer.name).close()
     assert number > 5
 
 
@@ -194,7 +221,7 @@ def test_a_close_that_is_interrupted_gives_the_memory_back_all_the_same() -> Non
         assert interrupted_at(1, opened.close, BINDINGS, exact=True, only=("close",))
         opened.close()
     gc.collect()  # of the interrupted frames
-    assert writer.name not in Path("/proc/self/maps").read_text()
+    assert not is_mapped(writer.name)
 
 
 def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:

@@ -5,7 +5,6 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from shmstore import (
     TensorSpec,
     WriterActiveError,
 )
-from tests.support import Stores, bits, in_child, random_tensor, store_name
+from tests.support import Stores, bits, in_child, is_mapped, random_tensor, store_name
 
 CAPACITY = 64 * 1024
 NUMBERS = torch.arange(1024, dtype=torch.float32).reshape(32, 32)
@@ -433,10 +432,6 @@ def test_a_closed_writer_is_succeeded_at_once_though_its_views_are_kept(stores: 
 
 
 # ---- the mapping
-
-
-def is_mapped(name: str) -> bool:
-    return f"/dev/shm/{name}" in Path("/proc/self/maps").read_text()
 
 
 def test_closing_gives_the_memory_back_though_the_objects_are_still_named(stores: Stores) -> None:

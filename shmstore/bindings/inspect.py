@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.store import fail
+from shmstore.bindings.store import fail, owned
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 ALIGN: int = lib.SHMS_ALIGN
@@ -85,15 +85,13 @@ class Inspector:
     __slots__ = ("_i",)
 
     def __init__(self, name: str) -> None:
-        out = ffi.new("shms_inspector **")
-        _require(lib.shms_inspector_open(out, os.fsencode(name)))
-        self._i = ffi.gc(out[0], lib.shms_inspector_free)
+        box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
+        _require(lib.shms_inspector_open(box, os.fsencode(name)))
+        self._i = owned(box)
 
     def close(self) -> None:
-        """Unmap; idempotent."""
-        handle, self._i = self._i, ffi.NULL
-        if handle:
-            ffi.release(handle)
+        """Unmap, when the last call in progress has ended; idempotent."""
+        self._i = ffi.NULL
 
     def facts(self) -> dict[str, int]:
         """Return the fields of shms_facts."""

@@ -100,7 +100,7 @@ def _require(code: int) -> int:
     return code
 
 
-def _owned(box: Any) -> Any:
+def owned(box: Any) -> Any:
     """Return the handle in `box`, which keeps the box alive, whose end is the handle's."""
     return _gc(box[0], partial(_keep, box))
 
@@ -114,6 +114,14 @@ def _held(handle: Any) -> Any:
     cell = np.empty((), object)
     cell[()] = handle
     return cell
+
+
+def hidden(payload: Any) -> memoryview:
+    """Return the same bytes as a buffer whose owner the cycle collector does not see, as it sees no array's.
+
+    Else it would end the pin of a view that is garbage before `__del__` methods of the same garbage that still read it.
+    """
+    return np.ndarray((len(payload),), np.uint8, payload).data
 
 
 def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
@@ -178,7 +186,7 @@ class Writer:
     __slots__ = ("_hold", "_kept", "_spare", "_w", "max_object_size", "n_readers", "store_id")
 
     def __init__(self, box: Any) -> None:
-        self._w = _owned(box)
+        self._w = owned(box)
         self._hold = _held(self._w)
         self._spare: tuple[Any, Any, Any] | None = None
         self._kept = b""
@@ -293,7 +301,7 @@ class Writer:
 
     def guard(self) -> "Guard":
         """Return a guard that is still to be set."""
-        return Guard(self._w, self._hold)
+        return Guard(self._w)
 
     def cancel(self, packed: bytes) -> bool:
         """End a lease."""
@@ -404,10 +412,11 @@ class Guard:
 
     __slots__ = ("_guard", "_hold", "_w")
 
-    def __init__(self, writer: Any, hold: Any) -> None:
+    def __init__(self, writer: Any) -> None:
         self._w = writer
-        self._hold = hold  # the writer may be closed, and lets go of its own
         self._guard = _gc(_new("shms_guard *"), partial(lib.shms_guard_drop, writer))
+        # And with it the writer's handle, which may be closed: whose block is garbage, too, ends the guard itself.
+        self._hold = _held(self._guard)
 
     def set(self, key: bytes) -> None:
         """Guard what is under `key`, also where it is still being written; nothing where it is absent. Once."""
@@ -484,7 +493,7 @@ class Reader:
     __slots__ = ("_hold", "_r", "store_id")
 
     def __init__(self, box: Any) -> None:
-        self._r = _owned(box)
+        self._r = owned(box)
         self._hold = _held(self._r)
         self.store_id: int = lib.shms_reader_store(self._r)
 

@@ -1,7 +1,9 @@
 """Records of a store at work: each is true of one moment; and looking leaves no trace."""
 
 import os
+import threading
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from shmstore.bindings import inspect as native
 from shmstore.inspect import StoreInspector, find_segments, load_tensor, parse_tree
 from shmstore.serde import MsgpackSerde, register_type
 from tests.inspect.cases import OPTIONS, fill, running
-from tests.support import SHM, Child, Stores, length_of, span_of, store_name
+from tests.support import SHM, Child, Stores, in_child, length_of, span_of, store_name
 
 SIZES = 97
 
@@ -171,6 +173,33 @@ def test_an_inspector_inherited_through_fork_says_so(stores: Stores) -> None:
             return ""
 
         assert "fork" in Child(look).join()
+
+
+def _closed_while_threads_look(name: str) -> int:
+    ended = 0
+    for _ in range(40):
+        inspector = StoreInspector.open(name)
+
+        def look(inspector: StoreInspector = inspector) -> None:
+            nonlocal ended
+            with suppress(StoreClosedError):
+                while True:
+                    inspector._native.ranks(8)
+            ended += 1
+
+        threads = [threading.Thread(target=look) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        time.sleep(0.002)  # anywhere in a look
+        inspector.close()
+        for thread in threads:
+            thread.join()
+    return ended
+
+
+def test_an_inspector_may_be_closed_while_other_threads_look(stores: Stores) -> None:
+    writer = stores.create(1 << 26, n_readers=8, max_objects=20000)
+    assert 80 == in_child(_closed_while_threads_look, writer.name)
 
 
 def test_find_segments_knows_a_store_by_its_bytes(stores: Stores) -> None:
