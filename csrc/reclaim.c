@@ -251,6 +251,7 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_place *place) 
         shms_reclaim_begin(w);
         sched_yield();
     }
+    count_held(w); /* told, but not remembered: the next search may be luckier */
     w->no_space.known = false;
     shms_count(w, SHMS_C_REFUSALS, 1);
     return SHMS_EFULL;

@@ -113,6 +113,35 @@ static void a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece(void) {
     end();
 }
 
+static shms_view *passing;
+
+/* A reader that is always there when the writer looks, and has gone when it has looked. */
+static void pass_by(const char *label) {
+    if (!strcmp(label, "W2"))
+        CHECK((passing = shms_reader_acquire(readers[0], refs[0])));
+    if (!strcmp(label, "W5"))
+        shms_view_release(passing);
+}
+
+static void a_refusal_after_a_thousand_vain_searches_says_what_it_found(void) {
+    shms_room room;
+    uint64_t held[2];
+    begin(1, 2);
+    refused();
+    for (int r = 0; r < 2; r++)
+        CHECK_EQ(1, shms_reader_release(readers[r], refs[0]));
+    shms_step_hook = pass_by;
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK_EQ(SHMS_OK, shms_writer_holders(w, held));
+    CHECK_EQ(128, room.reclaimable);
+    CHECK_EQ(128, room.longest);
+    CHECK(!held[0] && !held[1]);
+    accepted();
+    end();
+}
+
 static void a_second_refusal_for_a_lease_entry_looks_at_nothing_either(void) {
     begin(4, 2000);
     uint64_t entries = w->seg.layout.max_leases;
@@ -456,6 +485,7 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
 int main(void) {
     a_second_refusal_looks_at_nothing();
     a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece();
+    a_refusal_after_a_thousand_vain_searches_says_what_it_found();
     a_second_refusal_for_a_lease_entry_looks_at_nothing_either();
     a_release_turns_it();
     a_release_during_the_search_turns_it();
