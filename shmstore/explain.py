@@ -142,8 +142,9 @@ def full(
     full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource, hint=hint)
     absent = [rank for rank in writer.awaited() if rank in held]
     if absent:
-        who = f"rank {absent[0]} has" if len(absent) == 1 else f"ranks {', '.join(map(str, absent))} have"
-        full.hint = f"{who} never attached: start it, or retire(rank); or {full.hint}"
+        one = len(absent) == 1
+        who = f"rank {absent[0]} has" if one else f"ranks {', '.join(map(str, absent))} have"
+        full.hint = f"{who} never attached: start {'it' if one else 'them'}, or retire(rank); or {full.hint}"
     return full
 
 

@@ -184,7 +184,11 @@ def _packed(ref: ObjectRef) -> bytes:
     try:
         return ref._packed
     except AttributeError:
-        more = "; ObjectRef.from_bytes makes one of 40 bytes" if isinstance(ref, (bytes, bytearray, memoryview)) else ""
+        more = ""
+        if isinstance(ref, (bytes, bytearray, memoryview)):
+            more = "; ObjectRef.from_bytes makes one of 40 bytes"
+        elif isinstance(ref, str):
+            more = "; the writer's put and get_cached make one of a key"
         raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
 
 
@@ -249,9 +253,11 @@ class ObjectStoreWriter(_Closable):
     nobody closes stays in /dev/shm, where `recover` finds it.
     """
 
-    def __init__(self, writer: native.Writer, name: str, serde: ObjectSerde) -> None:
+    def __init__(
+        self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = _DEFAULT_SERDE, **options: Any
+    ) -> None:
         """Wrap an opened segment; callers use `create` or `recover`."""
-        if not isinstance(writer, native.Writer):
+        if not isinstance(writer, native.Writer) or options:
             raise TypeError("an ObjectStoreWriter is made by ObjectStoreWriter.create(...) or .recover(name)")
         self._writer = writer
         self._serde = serde
@@ -593,9 +599,16 @@ class ObjectStoreReader(_Closable):
     Thread-safe. Attach after a fork or in a spawned process, never before.
     """
 
-    def __init__(self, reader: native.Reader, name: str, rank: int, serde: ObjectSerde) -> None:
+    def __init__(
+        self,
+        reader: native.Reader | None = None,
+        name: str = "",
+        rank: int = 0,
+        serde: ObjectSerde = _DEFAULT_SERDE,
+        **options: Any,
+    ) -> None:
         """Wrap an opened segment; callers use `attach`."""
-        if not isinstance(reader, native.Reader):
+        if not isinstance(reader, native.Reader) or options:
             raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
         self._reader = reader
         self._serde = serde

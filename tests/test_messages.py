@@ -25,6 +25,12 @@ from shmstore import (
 from tests.support import Stores, crowd, in_child, segments, store_name
 
 
+def message(error: type[Exception], call: Any) -> str:
+    with pytest.raises(error) as caught:
+        call()
+    return str(caught.value)
+
+
 def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=2)
     reader = stores.attach(writer)
@@ -32,11 +38,6 @@ def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
     gone = writer.put("gone", 1)
     writer.cancel(gone)
     writer.delete("gone")
-
-    def message(error: type[Exception], call: Any) -> str:
-        with pytest.raises(error) as caught:
-            call()
-        return str(caught.value)
 
     assert "'a-key'" in message(ObjectExistsError, lambda: writer.put("a-key", 1))
     assert "'absent'" in message(ObjectNotFoundError, lambda: writer.get_cached("absent"))
@@ -63,9 +64,9 @@ def test_a_full_store_names_the_ranks_that_have_never_come(stores: Stores) -> No
     writer.put("a", torch.ones(1000))
     with pytest.raises(StoreFullError) as caught:
         writer.put("b", torch.ones(2000))
-    assert caught.value.hint.startswith("ranks 0, 2 have never attached: start it, or retire(rank); or release")
+    assert caught.value.hint.startswith("ranks 0, 2 have never attached: start them, or retire(rank); or release")
     writer.retire(2)
-    with pytest.raises(StoreFullError, match="rank 0 has never attached"):
+    with pytest.raises(StoreFullError, match="rank 0 has never attached: start it, or"):
         writer.put("b", torch.ones(2000))
     stores.attach(writer, 0)
     with pytest.raises(StoreFullError) as caught:
@@ -280,3 +281,22 @@ def test_what_is_no_dtype_is_refused_with_what_would_be_one(dtype: Any) -> None:
 def test_what_is_no_shape_is_refused_with_what_would_be_one(shape: Any) -> None:
     with pytest.raises(TypeError, match="shape must be a sequence of ints, not "):
         TensorSpec(shape, torch.int8)
+
+
+def test_who_calls_the_class_itself_is_told_what_makes_one() -> None:
+    for call in (
+        ObjectStoreWriter,
+        lambda: ObjectStoreWriter("images"),  # type: ignore[arg-type]
+        lambda: ObjectStoreWriter(capacity=1 << 20, n_readers=1),
+    ):
+        assert "made by ObjectStoreWriter.create(...) or .recover(name)" in message(TypeError, call)
+    for call in (ObjectStoreReader, lambda: ObjectStoreReader("images", rank=0)):  # type: ignore[arg-type]
+        assert "made by ObjectStoreReader.attach(handle, rank)" in message(TypeError, call)
+
+
+def test_a_key_in_place_of_a_reference_is_told_what_makes_one(stores: Stores) -> None:
+    writer = stores.create(8192)
+    reader = stores.attach(writer)
+    assert message(TypeError, lambda: reader.get("a")) == (
+        "expected an ObjectRef, not str; the writer's put and get_cached make one of a key"
+    )

@@ -143,10 +143,11 @@ def _as_json(candidate: _Candidate, removed: set[str]) -> dict[str, object]:
 
 def _unseen(pids: list[int]) -> str:
     named = ", ".join(map(str, pids[:_NAMED_PIDS])) + (", ..." if len(pids) > _NAMED_PIDS else "")
+    one = len(pids) == 1
     return (
-        f"{len(pids)} {'process' if len(pids) == 1 else 'processes'} could not be looked at ({named}), which has to be "
-        "done by their user or by root, with every capability that they have; should one map what is removed, it "
-        "keeps its pages"
+        f"note: {len(pids)} {'process does' if one else 'processes do'} not let this user see what "
+        f"{'it maps' if one else 'they map'} ({named}); if {'it' if one else 'one'} has a removed store mapped, "
+        "that memory is free when the process ends"
     )
 
 
