@@ -11,18 +11,20 @@ from shmstore.multimodal.factories import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from shmstore.multimodal.hashing import hash_item
-from shmstore.multimodal.interfaces import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.items import (
+from shmstore.multimodal.fields import (
     MultiModalBatchedField,
-    MultiModalFeatureSpec,
     MultiModalField,
     MultiModalFieldConfig,
     MultiModalFieldElem,
     MultiModalFlatField,
+    MultiModalSharedField,
+)
+from shmstore.multimodal.hashing import hash_item
+from shmstore.multimodal.interfaces import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from shmstore.multimodal.items import (
+    MultiModalFeatureSpec,
     MultiModalKwargsItem,
     MultiModalKwargsItems,
-    MultiModalSharedField,
     PlaceholderRange,
     ResolvedPromptUpdate,
 )

@@ -28,7 +28,8 @@ import numpy as np
 import torch
 
 from shmstore.errors import NestingError
-from shmstore.multimodal.items import MultiModalField, MultiModalFlatField, MultiModalKwargsItem
+from shmstore.multimodal.fields import MultiModalField, MultiModalFlatField
+from shmstore.multimodal.items import MultiModalKwargsItem
 
 __all__ = ["hash_item"]
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from shmstore.errors import NestingError, UnsupportedValueError
-from shmstore.multimodal.items import MultiModalFieldElem, MultiModalKwargsItem, ResolvedPromptUpdate
+from shmstore.multimodal.fields import MultiModalFieldElem
+from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import LRUCache
 from shmstore.serde.advice import advice_for
 

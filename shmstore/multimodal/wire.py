@@ -24,15 +24,17 @@ from functools import lru_cache
 from operator import index
 from typing import Any, TypeVar
 
-from shmstore.multimodal.items import (
+from shmstore.multimodal.fields import (
     MultiModalBatchedField,
-    MultiModalFeatureSpec,
     MultiModalField,
     MultiModalFieldElem,
     MultiModalFlatField,
+    MultiModalSharedField,
+)
+from shmstore.multimodal.items import (
+    MultiModalFeatureSpec,
     MultiModalKwargsItem,
     MultiModalKwargsItems,
-    MultiModalSharedField,
     PlaceholderRange,
     ResolvedPromptUpdate,
 )

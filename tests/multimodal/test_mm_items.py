@@ -21,7 +21,7 @@ from shmstore.multimodal import (
     ResolvedPromptUpdate,
 )
 from shmstore.multimodal import items as items_module
-from shmstore.multimodal.items import nested_equal
+from shmstore.multimodal.nested import nested_equal
 
 
 def elems_of(field, *data):

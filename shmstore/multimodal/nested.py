@@ -1,0 +1,103 @@
+"""Trees of tensors: what lies under one key of an item, compared, moved, and cut loose from larger memory.
+
+Equality compares dtype, shape and bits of every leaf, so that -0.0 differs from 0.0 and a NaN equals itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+__all__ = ["NestedTensors", "alone", "nested_equal", "to_device"]
+
+NestedTensors: TypeAlias = Any
+"""A tensor, or lists and tuples of them to any depth; numbers and arrays are let through. (Recursive: so `Any`.)"""
+
+
+def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if a is b or a.numel() == 0:
+        return True
+    if a.is_floating_point() or a.is_complex():
+        # torch.equal says that NaN differs from NaN; bits do not. A contiguous copy of a view has its values.
+        return torch.equal(_bits(a), _bits(b))
+    return torch.equal(a, b.to(a.device))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    plain = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    return plain.reshape(-1).view(torch.uint8)
+
+
+def _same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    return a is b or (bool(np.array_equal(a, b)) if a.dtype.hasobject else a.tobytes() == b.tobytes())
+
+
+def nested_equal(a: object, b: object) -> bool:
+    """True where both are the same tree: kinds of container, keys, dtypes, shapes and bits."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and _same_tensor(a, b)
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and _same_array(a, b)
+    if isinstance(a, (list, tuple)):
+        if isinstance(a, list) is not isinstance(b, list) or not isinstance(b, (list, tuple)):
+            return False
+        return len(a) == len(b) and all(map(nested_equal, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(nested_equal(a[k], b[k]) for k in a)
+    if isinstance(a, float) and isinstance(b, float):
+        return type(a) is type(b) and a.hex() == b.hex()
+    return type(a) is type(b) and bool(a == b)
+
+
+def alone(data: NestedTensors) -> NestedTensors:
+    """The data, with a copy of each tensor and array that is a view into more memory than its own bytes."""
+    if isinstance(data, torch.Tensor):
+        if data.layout is torch.strided and data.untyped_storage().nbytes() > data.nbytes:
+            return data.detach().clone(memory_format=torch.contiguous_format)
+    elif isinstance(data, np.ndarray):
+        if _whole_of(data) > data.nbytes:
+            return data.copy(order="C")
+    elif isinstance(data, (list, tuple)):
+        parts = [alone(part) for part in data]
+        if any(new is not old for new, old in zip(parts, data, strict=True)):
+            return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
+    elif isinstance(data, dict):
+        by_key = {key: alone(part) for key, part in data.items()}
+        if any(part is not data[key] for key, part in by_key.items()):
+            return by_key
+    return data
+
+
+def _whole_of(array: np.ndarray[Any, Any]) -> int:
+    """Bytes that the array keeps alive."""
+    whole: Any = array
+    while isinstance(whole, np.ndarray) and whole.base is not None:
+        whole = whole.base
+    if isinstance(whole, np.ndarray):
+        return whole.nbytes
+    if isinstance(whole, torch.Tensor):
+        return whole.untyped_storage().nbytes()
+    try:
+        return memoryview(whole).nbytes
+    except TypeError:  # an owner that does not tell
+        return array.nbytes
+
+
+def to_device(data: NestedTensors, device: torch.device | str | None) -> NestedTensors:
+    """The data with its tensors on `device`; None: where they are."""
+    if device is None:
+        return data
+    if isinstance(data, torch.Tensor):
+        return data.to(device, non_blocking=True)
+    if isinstance(data, (list, tuple)):
+        parts = [to_device(part, device) for part in data]
+        return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
+    if isinstance(data, dict):
+        return {key: to_device(part, device) for key, part in data.items()}
+    return data
