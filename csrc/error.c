@@ -12,7 +12,7 @@ const char *shms_strerror(int code) {
     case SHMS_ETOOLARGE: return "the object is larger than the store allows";
     case SHMS_EEXISTS: return "the key already exists in the storage";
     case SHMS_ENOTFOUND: return "the key is not in the store";
-    case SHMS_ESTALE: return "the object has been modified or is invalid";
+    case SHMS_ESTALE: return "the object has gone, or has been modified or is invalid";
     case SHMS_ENOSTORE: return "no segment of that name";
     case SHMS_ESTOREEXISTS: return "a segment of that name exists";
     case SHMS_EWRITERACTIVE: return "the store's writer is alive";

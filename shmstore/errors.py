@@ -166,7 +166,7 @@ class ObjectNotFoundError(ShmStoreError, KeyError):
 class StaleRefError(ShmStoreError, ValueError):
     """The reference names no live object of this store: its lease has ended, or its bits are wrong."""
 
-    default_message = "the object has been modified or is invalid"
+    default_message = "the object has gone, or has been modified or is invalid"
     default_hint = (
         "its lease was over (read, released, cancelled, or its rank retired) and it has been evicted or deleted, or "
         "these are not the bytes that were handed out; put it again, or ask the writer for a new reference"
