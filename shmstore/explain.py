@@ -23,8 +23,10 @@ __all__ = [
     "full",
     "in_use",
     "not_found",
+    "other_version",
     "shown",
     "stale",
+    "unfinished",
     "wrong_encoding",
     "wrong_layout",
 ]
@@ -84,15 +86,23 @@ def another_layout(name: str) -> LayoutMismatchError:
             f"/dev/shm/{name} {what}", hint="pass a store's handle or name; shmstore ls shows the stores of this host"
         )
     if not seen["published"]:
-        return LayoutMismatchError(
-            f"the creation of store {shown(name)} was not completed",
-            hint="its writer died in it; shmstore gc removes what is left",
-        )
+        return unfinished(name, bool(seen["writer_alive"]))
     if seen["same_version"]:
         return LayoutMismatchError(
             f"store {shown(name)}: its file of {seen['size']} bytes is truncated, extended, or of another page size",
             hint="it cannot be opened; shmstore gc --yes --force NAME removes it",
         )
+    return other_version(name)
+
+
+def unfinished(name: str, writer_alive: bool) -> LayoutMismatchError:
+    """Return the error for a store whose creation is not over, or never will be."""
+    hint = "wait for its writer" if writer_alive else "its writer died in it; shmstore gc removes what is left"
+    return LayoutMismatchError(f"the creation of store {shown(name)} was not completed", hint=hint)
+
+
+def other_version(name: str) -> LayoutMismatchError:
+    """Return the error for a store that this build cannot read."""
     return LayoutMismatchError(f"store {shown(name)} was laid out by another version of shmstore")
 
 

@@ -14,6 +14,7 @@ from shmstore.errors import (
     StaleRefError,
     StoreNotFoundError,
 )
+from shmstore.explain import other_version, unfinished
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, SlotInfo, StoreFacts, StoreSnapshot
 
 __all__ = ["StoreInspector", "facts_from"]
@@ -242,13 +243,10 @@ def _why_not(name: str) -> Exception:
     if not seen["ours"]:
         return foreign(name)
     if not seen["published"]:
-        return LayoutMismatchError(
-            f"the creation of {name!r} was not completed",
-            hint="wait for its writer" if seen["writer_alive"] else "shmstore gc removes what is left of it",
-        )
+        return unfinished(name, bool(seen["writer_alive"]))
     if seen["same_version"]:
         return CorruptStoreError(
             f"the file of {name!r} has {seen['size']} bytes, which is not what its superblock says",
             hint="it cannot be recovered; shmstore gc removes it",
         )
-    return LayoutMismatchError(f"{name!r} was laid out by another version of shmstore")
+    return other_version(name)
