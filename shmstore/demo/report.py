@@ -188,9 +188,10 @@ _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
 def print_report(report: DemoReport, console: Console) -> None:
     """Print the modes side by side."""
     settings = report.settings
+    too_few = ", too few for all so that it evicts" if settings.capacity is None else ""
     console.print(
         f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, "
-        f"{report.capacity / MEGABYTE:.0f} MB for the cache; "
+        f"{report.capacity / MEGABYTE:.0f} MB for the cache{too_few}; "
         f"{settings.rounds} rounds, {settings.workers} workers, {settings.in_flight} in flight",
         highlight=False,
     )
@@ -216,9 +217,10 @@ def print_report(report: DemoReport, console: Console) -> None:
     for warning in _too_small(report):
         console.print(warning, style="yellow", highlight=False)
     console.print(
-        "Wall time is that of all requests, with processing and checking, which every mode does alike. Transport "
-        "leaves both out: its clock runs from asking the API process's cache for an item until the last worker has its "
-        "tensors at hand. What is not cached is processed before that; every byte is checked after it.\n"
+        "Wall time is that of all requests, with processing and checking, which every mode does alike; the processes "
+        "have been started before. Transport leaves both out: its clock runs from the item, processed if it was not "
+        "cached, being given to the API process's cache until the last worker has its tensors at hand. Every byte is "
+        "checked after that. A hit of lru saves the pipe to the engine, not those to the workers.\n"
         "The modes get the same requests and keep as many bytes, but choose differently what to evict, so that hits, "
         "and with them images processed, differ: none and lru evict what was used least recently, shm what lies "
         "next in its ring and was not used since the last time round.\n"
