@@ -315,11 +315,12 @@ class KVCacheManager:
             self._tables.release(handle)
         except BaseException:
             if not self._tables.has(handle):  # an interrupt, behind the release
-                del self._handles[request_id]
                 self._quiet.pop(request_id, None)
+                del self._handles[request_id]
             raise
         del self._handles[request_id]  # at once: where no call stands between, no interrupt comes
-        self._quiet.pop(request_id, None)
+        if request_id in self._quiet:
+            del self._quiet[request_id]
 
     def _adopt(self, request_id: str) -> None:
         """After an interrupt: a table that was begun, and whose handle did not come back, is this request's."""
