@@ -91,13 +91,13 @@ class EncoderCacheManager:
             raise ValueError(f"item {i} ({mm_hash!r}) has {size} embeddings, the entry cached under its hash {cached}")
         return mm_hash, size
 
-    def _check_taken(self, request_id: str, i: int, mm_hash: str) -> None:
-        taken = self._taken.get(request_id, {})
-        if taken.get(i, mm_hash) != mm_hash:
-            raise ValueError(f"request {request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}")
-
     def _take(self, request_id: str, i: int, mm_hash: str, size: int) -> None:
+        taken = self._taken.get(request_id)
+        if taken is not None and i in taken and taken[i] != mm_hash:
+            raise ValueError(f"request {request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}")
         if mm_hash not in self.cached:
+            while self.num_free_slots < size:
+                self._evict_oldest()
             self.cached[mm_hash] = {request_id}
             self._sizes[mm_hash] = size
             self.num_free_slots -= size
@@ -110,10 +110,10 @@ class EncoderCacheManager:
                 self.num_freeable_slots -= size
             users = self.cached[mm_hash]
             users |= {request_id}
-        if request_id in self._taken:
-            self._taken[request_id][i] = mm_hash
-        else:
+        if taken is None:
             self._taken[request_id] = {i: mm_hash}
+        else:
+            taken[i] = mm_hash
 
     def check_and_update_cache(self, request: Any, i: int) -> bool:
         """Return whether item i is cached; a hit makes the request a user of it.
@@ -123,7 +123,6 @@ class EncoderCacheManager:
         mm_hash, size = self._look(request, i)
         if mm_hash not in self.cached:
             return False
-        self._check_taken(request.request_id, i, mm_hash)
         self._take(request.request_id, i, mm_hash, size)
         return True
 
@@ -142,12 +141,8 @@ class EncoderCacheManager:
         cached entry has another size.
         """
         mm_hash, size = self._look(request, i)
-        missing = mm_hash not in self.cached
-        if missing and size > self.num_freeable_slots:
+        if mm_hash not in self.cached and size > self.num_freeable_slots:
             raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, self.cache_size, "embeddings")
-        self._check_taken(request.request_id, i, mm_hash)
-        while missing and self.num_free_slots < size:
-            self._evict_oldest()
         self._take(request.request_id, i, mm_hash, size)
 
     def _evict_oldest(self) -> None:
