@@ -73,6 +73,7 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->eagle = !!(flags & SHMS_KV_EAGLE);
     kv->alignment = alignment;
     kv->max_model_len = max_model_len;
+    kv->newest = -1;
     kv->groups = calloc(n, sizeof *kv->groups);
     kv->full = calloc(n, sizeof *kv->full);
     kv->other = calloc(n, sizeof *kv->other);
@@ -338,7 +339,7 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
     if (total + revived > shms_blockpool_n_free(kv->pool)) return SHMS_BOOKS_FULL;
 
     if (is_new) {
-        handle = kv->idle[--kv->n_idle];
+        handle = kv->newest = kv->idle[--kv->n_idle];
         kv->live[handle] = 1;
         shms_blockpool_touch(kv->pool, given, n_given);
     }
@@ -409,6 +410,7 @@ int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
         *t = (shms_kv_table){0};
     }
     kv->live[handle] = 0;
+    if (kv->newest == handle) kv->newest = -1;
     kv->idle[kv->n_idle++] = handle;
     return 0;
 }
@@ -443,6 +445,7 @@ int shms_kvcache_common(shms_kvcache *kv, int64_t handle) {
     return 0;
 }
 
+int64_t shms_kvcache_newest(const shms_kvcache *kv) { return kv->newest; }
 int64_t shms_kvcache_n_ids(const shms_kvcache *kv) { return kv->n_out; }
 const int32_t *shms_kvcache_ids(const shms_kvcache *kv) { return kv->out.at; }
 const int32_t *shms_kvcache_counts(const shms_kvcache *kv) { return kv->counts; }

@@ -48,6 +48,8 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
 
 int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *hashes, int64_t n_tokens);
 /* gives the blocks of the first n_tokens their keys: NOHASH, KEYED, SHORT */
+int64_t shms_kvcache_newest(const shms_kvcache *kv);
+/* the handle that allocate gave last, or -1 where it has ended: for a caller who was interrupted on the way back */
 int shms_kvcache_release(shms_kvcache *kv, int64_t handle); /* frees the tables, last block first, and ends the handle */
 int shms_kvcache_table(shms_kvcache *kv, int64_t handle);   /* shms_kvcache_ids = the request's tables */
 int shms_kvcache_common(shms_kvcache *kv, int64_t handle);  /* shms_kvcache_counts = leading blocks that all requests share */

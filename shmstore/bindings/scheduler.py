@@ -507,6 +507,15 @@ class Tables:
         rc: int = lib.shms_kvcache_cache(self._c, handle, hashes._c, n_tokens)
         return rc
 
+    def newest(self) -> int:
+        """Return the handle of the request that was begun last, -1 where it has ended."""
+        handle: int = lib.shms_kvcache_newest(self._c)
+        return handle
+
+    def has(self, handle: int) -> bool:
+        """Return whether the handle has not ended; the last answer is gone then."""
+        return bool(lib.shms_kvcache_common(self._c, handle) == 0)
+
     def release(self, handle: int) -> None:
         """Free the request's blocks and end its handle."""
         rc = lib.shms_kvcache_release(self._c, handle)

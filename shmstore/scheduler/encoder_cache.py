@@ -13,6 +13,8 @@ from shmstore.scheduler.checks import check_count
 
 __all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderCacheManager"]
 
+# Changes that belong together stand together, without a call between: an interrupt comes only behind a call.
+
 
 def _item(request: Any, i: int) -> Any:
     if i < 0:
@@ -59,7 +61,8 @@ class EncoderCacheManager:
 
     `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings
     that its placeholder's mask selects. Every i that a request has taken counts once, also where two of them are the
-    same content. Each call that raises leaves everything as it was.
+    same content. Each call that raises leaves everything as it was, but that an `allocate` or a `free` into which an
+    interrupt comes may have evicted or given up some.
     """
 
     def __init__(self, cache_size: int) -> None:
@@ -88,26 +91,39 @@ class EncoderCacheManager:
             raise ValueError(f"item {i} ({mm_hash!r}) has {size} embeddings, the entry cached under its hash {cached}")
         return mm_hash, size
 
-    def _take(self, request: Any, i: int, mm_hash: str) -> None:
-        taken = self._taken.get(request.request_id, {})
-        if taken.get(i, mm_hash) != mm_hash:
-            raise ValueError(
-                f"request {request.request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}"
-            )
-        if mm_hash in self.freeable:
-            self.num_freeable_slots -= self.freeable.pop(mm_hash)
-        self.cached[mm_hash].add(request.request_id)
-        self._taken.setdefault(request.request_id, {})[i] = mm_hash
+    def _take(self, request_id: str, i: int, mm_hash: str, size: int) -> None:
+        taken = self._taken.get(request_id)
+        if taken is not None and i in taken and taken[i] != mm_hash:
+            raise ValueError(f"request {request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}")
+        if mm_hash not in self.cached:
+            while self.num_free_slots < size:
+                self._evict_oldest()
+            self.cached[mm_hash] = {request_id}
+            self._sizes[mm_hash] = size
+            self.num_free_slots -= size
+            self.num_freeable_slots -= size
+            if mm_hash in self._freed:
+                del self._freed[mm_hash]
+        else:
+            if mm_hash in self.freeable:
+                del self.freeable[mm_hash]
+                self.num_freeable_slots -= size
+            users = self.cached[mm_hash]
+            users |= {request_id}
+        if taken is None:
+            self._taken[request_id] = {i: mm_hash}
+        else:
+            taken[i] = mm_hash
 
     def check_and_update_cache(self, request: Any, i: int) -> bool:
         """Return whether item i is cached; a hit makes the request a user of it.
 
         ValueError where the cached entry has another size.
         """
-        mm_hash, _ = self._look(request, i)
+        mm_hash, size = self._look(request, i)
         if mm_hash not in self.cached:
             return False
-        self._take(request, i, mm_hash)
+        self._take(request.request_id, i, mm_hash, size)
         return True
 
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
@@ -125,27 +141,14 @@ class EncoderCacheManager:
         cached entry has another size.
         """
         mm_hash, size = self._look(request, i)
-        if mm_hash not in self.cached:
-            if size > self.num_freeable_slots:
-                raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, self.cache_size, "embeddings")
-            held = self._taken.get(request.request_id, {}).get(i)
-            if held is not None:
-                raise ValueError(
-                    f"request {request.request_id!r} holds item {i} as {held!r}: free it before {mm_hash!r}"
-                )
-            while self.num_free_slots < size:
-                self._evict_oldest()
-            self.num_free_slots -= size
-            self.num_freeable_slots -= size
-            self.cached[mm_hash] = set()
-            self._sizes[mm_hash] = size
-            self._freed.pop(mm_hash, None)
-        self._take(request, i, mm_hash)
+        if mm_hash not in self.cached and size > self.num_freeable_slots:
+            raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, self.cache_size, "embeddings")
+        self._take(request.request_id, i, mm_hash, size)
 
     def _evict_oldest(self) -> None:
         mm_hash = next(iter(self.freeable))
-        self.num_free_slots += self.freeable.pop(mm_hash)
-        del self.cached[mm_hash], self._sizes[mm_hash]
+        self.num_free_slots += self.freeable[mm_hash]
+        del self.freeable[mm_hash], self.cached[mm_hash], self._sizes[mm_hash]
         self._freed[mm_hash] = None
 
     def get_cached_input_ids(self, request: Any) -> set[int]:
@@ -157,16 +160,18 @@ class EncoderCacheManager:
 
         With the last item of the last user the entry becomes the newest of those that may go.
         """
-        taken = self._taken.get(request.request_id)
+        request_id = request.request_id
+        taken = self._taken.get(request_id)
         if taken is None or i not in taken:
             return
-        mm_hash = taken.pop(i)
+        mm_hash, others = taken[i], taken.values()
+        del taken[i]
         if not taken:
-            del self._taken[request.request_id]
-        if mm_hash in taken.values():
+            del self._taken[request_id]
+        if mm_hash in others:
             return
         users = self.cached[mm_hash]
-        users.discard(request.request_id)
+        users -= {request_id}
         if not users:
             self.freeable[mm_hash] = self._sizes[mm_hash]
             self.num_freeable_slots += self._sizes[mm_hash]
@@ -232,8 +237,12 @@ class RequestEncoderCacheManager:
         if size > self.num_free_slots:
             what = f"item {i} of request {request.request_id!r}"
             raise _full(what, size, self.num_free_slots, self.cache_size, "encoder tokens")
+        held, request_id = self._held, request.request_id
+        if request_id in held:
+            held[request_id][i] = size
+        else:
+            held[request_id] = {i: size}
         self.num_free_slots -= size
-        self._held.setdefault(request.request_id, {})[i] = size
 
     def get_cached_input_ids(self, request: Any) -> set[int]:
         """Return the items that the request holds, as a set of the caller's own."""
@@ -241,13 +250,15 @@ class RequestEncoderCacheManager:
 
     def free_encoder_input(self, request: Any, i: int) -> None:
         """Give back item i; nothing where the request does not hold it."""
-        held = self._held.get(request.request_id)
+        request_id = request.request_id
+        held = self._held.get(request_id)
         if held is None or i not in held:
             return
-        self.num_free_slots += held.pop(i)
+        self.num_free_slots += held[i]
+        del held[i]
         if not held:
-            del self._held[request.request_id]
-        self._freed.append((request.request_id, i))
+            del self._held[request_id]
+        self._freed.append((request_id, i))
 
     def free(self, request: Any) -> None:
         """Give back all items of the request, in ascending order."""
@@ -296,8 +307,12 @@ class EncoderDecoderCacheManager:
             return
         if size > self.num_free_slots:
             raise _full(f"item {i} ({mm_hash!r})", size, self.num_free_slots, self.cache_size, "embeddings")
+        held, request_id = self._held, request.request_id
+        if request_id in held:
+            held[request_id][i] = size
+        else:
+            held[request_id] = {i: size}
         self.num_free_slots -= size
-        self._held.setdefault(request.request_id, {})[i] = size
         self._new[mm_hash] = None
 
     def get_cached_input_ids(self, request: Any) -> set[int]:
@@ -306,11 +321,13 @@ class EncoderDecoderCacheManager:
 
     def free_encoder_input(self, request: Any, i: int) -> None:
         """Give back the space of item i; nothing where the request does not hold it."""
-        held = self._held.get(request.request_id, {})
+        request_id = request.request_id
+        held = self._held.get(request_id, {})
         if i in held:
-            self.num_free_slots += held.pop(i)
+            self.num_free_slots += held[i]
+            del held[i]
             if not held:
-                del self._held[request.request_id]
+                del self._held[request_id]
 
     def free(self, request: Any) -> None:
         """Give back the space of all items of the request."""

@@ -252,19 +252,25 @@ class KVCacheManager:
         if type(hashes) is not BlockHashes:
             hashes = BlockHashes(hashes)
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
-        handle = tables.allocate(
-            self._handles.get(request_id, -1),
-            seen,
-            seen + num_new_computed_tokens,
-            num_new_tokens,
-            num_lookahead_tokens,
-            request.num_tokens if caches else 0,
-            num_encoder_tokens,
-            delay_cache_blocks,
-            hashes,
-            ids,
-            counts,
-        )
+        try:
+            handle = tables.allocate(
+                self._handles.get(request_id, -1),
+                seen,
+                seen + num_new_computed_tokens,
+                num_new_tokens,
+                num_lookahead_tokens,
+                request.num_tokens if caches else 0,
+                num_encoder_tokens,
+                delay_cache_blocks,
+                hashes,
+                ids,
+                counts,
+            )
+            if handle >= 0:
+                self._handles[request_id] = handle
+        except BaseException:
+            self._adopt(request_id)
+            raise
         if handle < 0:
             if handle == FULL:
                 return None
@@ -286,7 +292,6 @@ class KVCacheManager:
                     "requests, and only the first allocation of one brings computed blocks"
                 )
             raise refusal(handle)
-        self._handles[request_id] = handle
         self._quiet[request_id] = tables.quiet(handle)
         new_ids = tables.ids()
         added = self.empty_kv_cache_blocks
@@ -303,10 +308,25 @@ class KVCacheManager:
             request_id = request.request_id
         except AttributeError as error:
             raise _no_request(request) from error
-        handle = self._handles.pop(request_id, None)
-        if handle is not None:
-            del self._quiet[request_id]
+        handle = self._handles.get(request_id)
+        if handle is None:
+            return
+        try:
             self._tables.release(handle)
+        except BaseException:
+            if not self._tables.has(handle):  # an interrupt, behind the release
+                self._quiet.pop(request_id, None)
+                del self._handles[request_id]
+            raise
+        del self._handles[request_id]  # at once: where no call stands between, no interrupt comes
+        if request_id in self._quiet:
+            del self._quiet[request_id]
+
+    def _adopt(self, request_id: str) -> None:
+        """After an interrupt: a table that was begun, and whose handle did not come back, is this request's."""
+        newest = self._tables.newest()
+        if newest >= 0 and newest not in self._handles.values():
+            self._handles[request_id] = newest
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
         """Let others find the full blocks of the request's first tokens; nothing with caching off.

@@ -175,7 +175,7 @@ class Request:
         One integer of any type, or a sequence, array or tensor of them. TypeError for what is no integer and ValueError
         for one beyond 64 bits, with its position.
         """
-        tokens, known = self._token_ids, len(self._token_ids)
+        tokens, known, hashed = self._token_ids, len(self._token_ids), None
         try:
             if type(token_ids) is int and -INT64_LIMIT <= token_ids < INT64_LIMIT:
                 tokens.append(token_ids)
@@ -184,9 +184,12 @@ class Request:
             if self._block_hasher is not None:
                 new = self._block_hasher(self)
                 if new:
+                    hashed = len(self.block_hashes)
                     self.block_hashes.extend(new if isinstance(new, BlockHashes) else list(new))
         except BaseException:
-            del tokens[known:]
+            # An interrupt may come when the hashes are there: they must not outlive the tokens that they name.
+            if hashed is None or len(self.block_hashes) == hashed:
+                del tokens[known:]
             raise
 
     def get_num_encoder_tokens(self, i: int) -> int:

@@ -46,7 +46,9 @@ static void full_and_window_as_in_the_book(void) {
     CHECK(answers(kv, 14, (int32_t[]){1, 2, 3, 4, 5, 6, 13, 0, 0, 0, 0, 11, 12, 14}));
     CHECK(shms_kvcache_common(kv, h) == 0 && shms_kvcache_counts(kv)[0] == 7 && shms_kvcache_counts(kv)[1] == 0);
     CHECK(shms_kvcache_quiet(kv, h) == 27);
+    CHECK(shms_kvcache_newest(kv) == h);
     CHECK(shms_kvcache_release(kv, h) == 0 && shms_kvcache_release(kv, h) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_newest(kv) == -1);
     int32_t queue[20];
     CHECK(shms_blockpool_free_ids(pool, queue) == 19);
     CHECK(!memcmp(queue, (int32_t[]){15, 16, 17, 18, 19, 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11}, 19 * sizeof(int32_t)));

@@ -86,3 +86,18 @@ def test_usage_does_not_count_contents_that_are_only_kept() -> None:
     assert (3 / 8, [3]) == (books.usage, books.get_num_common_prefix_blocks("a"))
     books.free(req)
     assert (0.0, 3) == (books.usage, books.block_pool.num_cached_keys)
+
+
+def test_what_an_abandoned_step_was_to_compute_is_found_unless_it_is_evicted() -> None:
+    found = []
+    for evicts in (False, True):
+        books = manager(20, ("full", 4))
+        victim = request("victim", range(13))
+        assert books.allocate_slots(victim, 5) is not None
+        victim.num_computed_tokens = 5
+        assert books.allocate_slots(victim, 8) is not None
+        if evicts:
+            books.evict_blocks(books.get_block_ids("victim")[0][victim.num_computed_tokens // 4 :])
+        books.free(victim)
+        found.append(books.get_computed_blocks(request("next", range(13)))[1])
+    assert [12, 4] == found
