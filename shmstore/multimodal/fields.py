@@ -144,8 +144,10 @@ class MultiModalFlatField(MultiModalField):
             cuts = [cut for cut in self.slices if isinstance(cut, slice)]
             if self.dim != 0 or len(cuts) != len(self.slices):
                 raise ValueError("slices of anything but the first dimension need one tensor")
-            if not isinstance(data, (Sequence, np.ndarray)):
+            if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)):
                 raise ValueError(f"flat data: expected a tensor or a sequence, got {type(data).__name__}")
+            if isinstance(data, np.ndarray) and data.ndim == 0:
+                raise ValueError("dim: 0 is none of an array of 0 dimensions")
             self._check_ends((len(data),), 0)
             return [data[cut] for cut in cuts]
         if not -data.ndim <= self.dim < data.ndim:

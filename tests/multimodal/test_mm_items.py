@@ -108,6 +108,8 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
         ),
         (MultiModalFieldConfig.flat("image", [(slice(0, 1),) * 3]), torch.zeros(5, 2), "item 0 than .* dimensions, 2"),
         (MultiModalFieldConfig.flat("image", [slice(0, 1)]), 5, "flat data: expected a tensor or a sequence, got int"),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), "ab", "flat data: expected a tensor .*, got str"),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), np.array(5), "dim: 0 is none of an array"),
     ],
 )
 def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, said):
