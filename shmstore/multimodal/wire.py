@@ -107,9 +107,9 @@ def _parse_head(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...
     return lines[n_keys], tuple(map(_field_from_text, lines[:n_keys]))
 
 
-# What a text becomes takes some ten times its bytes, and the slices of a large batch are a long text.  So the longer it
-# is, the fewer are kept: all short ones take up to 10 MB, those of middle length 5, and the long ones 4 where one key has
-# the slices of a batch of 1000.  A worker that meets items of more batches in turn parses again: 200 us for 256
+# What a text becomes takes some ten times its bytes, and the slices of a large batch are a long text. So the longer it
+# is, the fewer are kept: the short ones take up to 10 MB, those of middle length 5, and the long ones 4 where one key
+# has the slices of a batch of 1000. A worker that meets items of more batches in turn parses again: 200 us for 256
 # slices, 800 for 1000, where a text that is kept takes 1.
 _SHORT, _MIDDLE = 256, 2048
 _head_from_short_text = lru_cache(maxsize=4096)(_parse_head)
