@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
+from shmstore.bindings import inspect as native_inspect
 from shmstore.serde import Layout
 from tests.support import in_child, is_mapped, segments, store_name
 
@@ -103,6 +104,32 @@ def guards_of_a_closed_writer() -> list[Any]:
     return [*seen, is_mapped(writer.name)]
 
 
+class Inspects:
+    """Asks an inspector at its end, once what has become free is used again."""
+
+    def __init__(self, node: Node, seen: list[Any]) -> None:
+        self.node, self.seen, self.kept = node, seen, []
+
+    def __del__(self) -> None:
+        self.kept = [np.full(size, 0x41, np.uint8) for size in range(16, 1200, 8) for _ in range(20)]
+        try:
+            self.seen.append(self.node.inspector.facts()["capacity"])
+        except Exception as error:
+            self.seen.append(error)
+
+
+def inspectors() -> list[Any]:
+    seen: list[Any] = []
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.close(unlink=False)
+        node = Node(inspector=native_inspect.Inspector(writer.name))
+        node.inspects = Inspects(node, seen)
+        del node
+        gc.collect()
+        ObjectStoreWriter.recover(writer.name).close()
+    return [*seen, is_mapped(writer.name)]
+
+
 def views() -> list[Any]:
     for _ in range(20):
         writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
@@ -163,6 +190,7 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "reserve, closed": (lambda: blocks("reserve", closed=True), []),
     "protect, older than its guards": (blocks_older_than_their_guards, []),
     "guards of a closed writer": (guards_of_a_closed_writer, [True, False]),
+    "inspectors": (inspectors, [6400, False]),
     "views": (views, []),
     "views of bytes": (views_of_bytes, [b"\0\1\2", b"abc", False]),
 }

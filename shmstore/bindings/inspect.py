@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.store import fail, owned
+from shmstore.bindings.store import fail, held, owned
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 ALIGN: int = lib.SHMS_ALIGN
@@ -82,16 +82,17 @@ def crc32c(data: bytes, portable: bool = False) -> int:
 class Inspector:
     """A segment mapped read-only; nothing here changes it, or waits."""
 
-    __slots__ = ("_i",)
+    __slots__ = ("_hold", "_i")
 
     def __init__(self, name: str) -> None:
         box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
         _require(lib.shms_inspector_open(box, os.fsencode(name)))
         self._i = owned(box)
+        self._hold = held(self._i)
 
     def close(self) -> None:
         """Unmap, when the last call in progress has ended; idempotent."""
-        self._i = ffi.NULL
+        self._i, self._hold = ffi.NULL, None
 
     def facts(self) -> dict[str, int]:
         """Return the fields of shms_facts."""

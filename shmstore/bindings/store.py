@@ -105,7 +105,7 @@ def owned(box: Any) -> Any:
     return _gc(box[0], partial(_keep, box))
 
 
-def _held(handle: Any) -> Any:
+def held(handle: Any) -> Any:
     """Return a reference to the handle that the cycle collector does not see.
 
     It would end the handle of a store that is garbage in whatever order, before generators and `__del__` methods of the
@@ -187,7 +187,7 @@ class Writer:
 
     def __init__(self, box: Any) -> None:
         self._w = owned(box)
-        self._hold = _held(self._w)
+        self._hold = held(self._w)
         self._spare: tuple[Any, Any, Any] | None = None
         self._kept = b""
         options = _new("shms_options *")
@@ -416,7 +416,7 @@ class Guard:
         self._w = writer
         self._guard = _gc(_new("shms_guard *"), partial(lib.shms_guard_drop, writer))
         # And with it the writer's handle, which may be closed: whose block is garbage, too, ends the guard itself.
-        self._hold = _held(self._guard)
+        self._hold = held(self._guard)
 
     def set(self, key: bytes) -> None:
         """Guard what is under `key`, also where it is still being written; nothing where it is absent. Once."""
@@ -494,7 +494,7 @@ class Reader:
 
     def __init__(self, box: Any) -> None:
         self._r = owned(box)
-        self._hold = _held(self._r)
+        self._hold = held(self._r)
         self.store_id: int = lib.shms_reader_store(self._r)
 
     @classmethod

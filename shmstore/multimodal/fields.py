@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 import torch
 
-from shmstore.multimodal.nested import NestedTensors, nested_equal, to_device
+from shmstore.multimodal.nested import NestedTensors, nested_equal, page_locked, to_device
 
 __all__ = [
     "MultiModalBatchedField",
@@ -61,7 +61,9 @@ class MultiModalField(ABC):
             if not self._joins_with(elem.field):
                 kinds = sorted({type(e.field).__name__ for e in elems} | {type(self).__name__})
                 raise ValueError(f"cannot reduce mixed fields of key {elem.key!r} together: {', '.join(kinds)}")
-        return to_device(self._join([elem.data for elem in elems], pin_memory), device)
+        joined = self._join([elem.data for elem in elems], pin_memory)
+        # What was not joined would be copied from a view, which may go before the copy has been made.
+        return to_device(page_locked(joined) if pin_memory else joined, device)
 
     def _joins_with(self, other: MultiModalField) -> bool:
         return type(other) is type(self)
@@ -144,8 +146,10 @@ class MultiModalFlatField(MultiModalField):
             cuts = [cut for cut in self.slices if isinstance(cut, slice)]
             if self.dim != 0 or len(cuts) != len(self.slices):
                 raise ValueError("slices of anything but the first dimension need one tensor")
-            if not isinstance(data, (Sequence, np.ndarray)):
+            if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)):
                 raise ValueError(f"flat data: expected a tensor or a sequence, got {type(data).__name__}")
+            if isinstance(data, np.ndarray) and data.ndim == 0:
+                raise ValueError("dim: 0 is none of an array of 0 dimensions")
             self._check_ends((len(data),), 0)
             return [data[cut] for cut in cuts]
         if not -data.ndim <= self.dim < data.ndim:

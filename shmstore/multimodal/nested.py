@@ -5,12 +5,13 @@ Equality compares dtype, shape and bits of every leaf, so that -0.0 differs from
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-__all__ = ["NestedTensors", "alone", "nested_equal", "to_device"]
+__all__ = ["NestedTensors", "alone", "nested_equal", "page_locked", "to_device"]
 
 NestedTensors: TypeAlias = Any
 """A tensor, or lists and tuples of them to any depth; numbers and arrays are let through. (Recursive: so `Any`.)"""
@@ -93,11 +94,22 @@ def to_device(data: NestedTensors, device: torch.device | str | None) -> NestedT
     """The data with its tensors on `device`; None: where they are."""
     if device is None:
         return data
+    return _changed(data, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def page_locked(data: NestedTensors) -> NestedTensors:
+    """The data with its tensors of host memory in page-locked memory; those that are there already as they are."""
+    return _changed(
+        data, lambda tensor: tensor if tensor.device.type != "cpu" or tensor.is_pinned() else tensor.pin_memory()
+    )
+
+
+def _changed(data: NestedTensors, change: Callable[[torch.Tensor], torch.Tensor]) -> NestedTensors:
     if isinstance(data, torch.Tensor):
-        return data.to(device, non_blocking=True)
+        return change(data)
     if isinstance(data, (list, tuple)):
-        parts = [to_device(part, device) for part in data]
+        parts = [_changed(part, change) for part in data]
         return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
     if isinstance(data, dict):
-        return {key: to_device(part, device) for key, part in data.items()}
+        return {key: _changed(part, change) for key, part in data.items()}
     return data

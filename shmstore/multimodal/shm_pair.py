@@ -175,12 +175,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._inline_full = 0
         self._inline_too_large = 0
         self._closed = False
-        _claim(writer, self)
         try:
+            _claim(writer, self)
             _compare_capacity(config, writer)
             writer.track_evictions(True)
         except BaseException:
-            _senders[writer].remove(weakref.ref(self))  # which its traceback may keep alive
+            _disclaim(writer, self)  # which its traceback may keep alive
             raise
 
     @property
@@ -529,8 +529,13 @@ def _claim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> None
     claims = _senders.setdefault(writer, [])
     claims.append(mine)
     if next(claim for claim in claims if claim() is not None) is not mine:
-        claims.remove(mine)
         raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
+
+
+def _disclaim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> None:
+    mine, claims = weakref.ref(sender), _senders.get(writer, [])
+    if mine in claims:  # an interrupt may have come before it was
+        claims.remove(mine)
 
 
 def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:

@@ -14,7 +14,7 @@ from shmstore.bindings import inspect as native
 from shmstore.inspect import StoreInspector, find_segments, load_tensor, parse_tree
 from shmstore.serde import MsgpackSerde, register_type
 from tests.inspect.cases import OPTIONS, fill, running
-from tests.support import SHM, Child, Stores, in_child, length_of, span_of, store_name
+from tests.support import SHM, Child, Stores, in_child, is_mapped, length_of, span_of, store_name
 
 SIZES = 97
 
@@ -200,6 +200,16 @@ def _closed_while_threads_look(name: str) -> int:
 def test_an_inspector_may_be_closed_while_other_threads_look(stores: Stores) -> None:
     writer = stores.create(1 << 26, n_readers=8, max_objects=20000)
     assert 80 == in_child(_closed_while_threads_look, writer.name)
+
+
+def test_an_inspector_that_is_closed_maps_nothing() -> None:
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.close(unlink=False)
+        inspector = native.Inspector(writer.name)
+        mapped = is_mapped(writer.name)
+        inspector.close()
+        assert (True, False) == (mapped, is_mapped(writer.name))
+        ObjectStoreWriter.recover(writer.name).close()
 
 
 def test_find_segments_knows_a_store_by_its_bytes(stores: Stores) -> None:

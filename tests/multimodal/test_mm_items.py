@@ -108,6 +108,8 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
         ),
         (MultiModalFieldConfig.flat("image", [(slice(0, 1),) * 3]), torch.zeros(5, 2), "item 0 than .* dimensions, 2"),
         (MultiModalFieldConfig.flat("image", [slice(0, 1)]), 5, "flat data: expected a tensor or a sequence, got int"),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), "ab", "flat data: expected a tensor .*, got str"),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), np.array(5), "dim: 0 is none of an array"),
     ],
 )
 def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, said):
@@ -223,13 +225,25 @@ def test_get_data_moves_each_tensor_of_a_tree_to_the_device_and_keeps_its_kind()
     assert ["meta", "meta"] == [moved.first["a"].device.type, moved.second[0][0].device.type]
 
 
-def test_get_data_pins_memory_where_there_is_an_accelerator():
-    items = MultiModalKwargsItems.from_seq([item(3), item(3)])
+RAGGED = [torch.zeros(3, 2), torch.zeros(4, 3)]
+OF_ONE_KEY = {
+    "joined": (MultiModalBatchedField(), [torch.zeros(3), torch.zeros(3)]),
+    "of different shapes": (MultiModalBatchedField(), RAGGED),
+    "flat, of different shapes": (MultiModalFlatField([slice(0, 3), slice(3, 7)]), RAGGED),
+    "shared": (MultiModalSharedField(2), [{"a": [torch.zeros(3)]}] * 2),
+}
+
+
+@pytest.mark.parametrize(("field", "data"), OF_ONE_KEY.values(), ids=OF_ONE_KEY)
+def test_get_data_pins_memory_where_there_is_an_accelerator(field, data):
+    elems = elems_of(field, *data)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError):  # torch's own answer, not silence
-            items.get_data(pin_memory=True)
+            field.reduce_data(elems, pin_memory=True)
         return
-    assert items.get_data(pin_memory=True)["pixels"].is_pinned()
+    joined = field.reduce_data(elems, pin_memory=True)
+    tensors = [joined] if isinstance(joined, torch.Tensor) else joined["a"] if isinstance(joined, dict) else joined
+    assert all(tensor.is_pinned() for tensor in tensors)
 
 
 # --- items ---------------------------------------------------------------------------------------------------------

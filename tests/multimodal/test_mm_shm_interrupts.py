@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from mm_helpers import MIB, config, features, item, update
 
-from shmstore import CacheMissError, ObjectRef, refs, store
+from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter, refs, store
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
     CacheInfo,
@@ -117,6 +117,27 @@ def test_an_interrupt_while_a_failed_batch_is_undone_leaves_everything_as_it_was
                 again = False
             assert before == _state(sender), f"interrupt {number}"
     assert number > 50
+
+
+def test_an_interrupt_while_a_sender_is_made_leaves_the_writer_to_the_next_though_its_traceback_is_kept() -> None:
+    settings = config(MIB, cache_type="shm")
+    kept: list[BaseException] = []
+
+    def make(writer: ObjectStoreWriter) -> None:
+        try:
+            ShmObjectStoreSenderCache(settings, writer)
+        except BaseException as error:
+            kept.append(error)
+            raise
+
+    number = 0
+    while True:
+        number += 1
+        with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
+            if not interrupted_at(number, lambda writer=writer: make(writer), shm_pair.__file__, exact=True):
+                break
+            ShmObjectStoreSenderCache(settings, writer)
+    assert number - 1 == len(kept) > 5
 
 
 @pytest.mark.parametrize("bad", [False, True], ids=["alone", "and then the batch fails"])

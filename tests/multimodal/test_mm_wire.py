@@ -167,6 +167,16 @@ def test_a_worker_that_reads_items_of_large_batches_keeps_few_of_their_slices():
     assert held < 10_000_000  # all 200 take 28 MB
 
 
+def test_a_worker_parses_the_fields_of_items_from_many_batches_of_usual_size_once():
+    def fields():
+        for batch in range(200):
+            field = MultiModalFlatField([slice(n * 1024 + batch, n * 1024 + batch + 1024) for n in range(64)])
+            yield wire._item_from_tree(wire._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])))
+
+    first, again = ([item["key"].field for item in fields()] for _ in range(2))
+    assert all(a is b for a, b in zip(first, again, strict=True))
+
+
 def test_the_text_that_a_field_keeps_is_no_part_of_its_value():
     written, other = MultiModalFlatField([slice(0, 2)]), MultiModalFlatField([slice(0, 2)])
     wire._item_to_tree(MultiModalKwargsItem.from_elems(written.build_elems("image", "k", torch.arange(2))))
