@@ -1,8 +1,11 @@
 """An interrupt (Ctrl-C, a timeout's signal) may come after any call in the store's Python, and leaves nothing."""
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterable
+from itertools import count
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, refs, store
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
-from tests.interrupts import interrupted_at
+from tests.interrupts import Interrupt, interrupted_at
 from tests.support import is_mapped, segments, store_name
 
 BINDINGS = native.__file__
@@ -111,6 +114,55 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
                 writer.keys(),
             ), f"interrupt {number}"
             writer.check_valid()
+    assert number > 3
+
+
+class _Second:
+    """Another interrupt, at that check after the first one, within the store's own Python."""
+
+    def __init__(self, number: int) -> None:
+        self._left = number
+        self.came = False
+
+    def start(self) -> None:
+        sys.setprofile(self._profile)  # since a trace function that raises is taken away
+
+    def _profile(self, frame: FrameType, event: str, _: Any) -> None:
+        if event in ("call", "c_return") and frame.f_code.co_filename in (BINDINGS, STORE, REFS):
+            self._left -= 1
+            if not self._left:
+                self.came = True
+                raise Interrupt
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_put_whose_interrupt_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
+    number, interrupted = 0, True
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.put("old", np.zeros(9, np.uint8))
+        before = writer.stats()
+        while interrupted:
+            number += 1
+            for later in count(1):
+                second = _Second(later)
+                try:
+                    interrupted = interrupted_at(
+                        number, lambda: ACTIONS[name](writer), BINDINGS, STORE, REFS, exact=True, handler=second.start
+                    )
+                finally:
+                    sys.setprofile(None)
+                if not interrupted:
+                    break
+                after = writer.stats()
+                assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
+                    after.objects,
+                    after.used_bytes,
+                    after.open_leases,
+                    writer.keys(),
+                ), f"interrupts {number}, {later}"
+                writer.check_valid()
+                if not second.came:
+                    break
     assert number > 3
 
 
