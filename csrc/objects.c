@@ -391,6 +391,39 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
     return leave(w, slot != SHMS_NONE);
 }
 
+/* By its id, not by its key, which may be another object's by now. */
+static int delete_id(struct shms_writer *w, uint32_t slot, uint64_t id) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    const shms_slot *s = shms_writer_slot(w, slot);
+    if (shms_get(&s->state) == SHMS_LIVE && shms_get(&s->id) == id && !(shms_get(&s->flags) & SHMS_SLOT_DELETED)) {
+        shms_reclaim_begin(w);
+        delete_slot(w, slot);
+    }
+    return leave(w, SHMS_OK);
+}
+
+int shms_writer_take_back(shms_writer *w, const uint8_t *packed) {
+    int rc = shms_writer_cancel(w, packed);
+    if (rc < 0)
+        return rc;
+    shms_ref ref;
+    if ((rc = shms_ref_read(&ref, packed, w->seg.sb, &w->seg.layout)))
+        return rc;
+    return delete_id(w, ref.slot, ref.id);
+}
+
+int shms_ticket_undo(shms_writer *w, const shms_ticket *t, const uint8_t *packed) {
+    if (!t->id)
+        return SHMS_OK;
+    int rc = shms_writer_abort(w, t);
+    if (rc != SHMS_EINVAL)
+        return rc;
+    (void)shms_writer_cancel(w, packed);
+    return delete_id(w, t->slot, t->id);
+}
+
 int shms_writer_clear(shms_writer *w) {
     int rc = shms_writer_enter(w);
     if (rc)

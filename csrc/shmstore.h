@@ -190,6 +190,11 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece
  * like one that was read. */
 int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
 int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
+/* What came of a put will reach nobody: its lease ends, and its object goes as by _delete.  All in one call, for whom a
+ * signal may interrupt between any two; all bytes 0: nothing was handed out, SHMS_ESTALE. */
+int shms_writer_take_back(shms_writer *w, const uint8_t *ref);
+/* The same for a ticket in any state: not begun (all 0), unfinished, or committed, with `ref` if it was handed out. */
+int shms_ticket_undo(shms_writer *w, const shms_ticket *ticket, const uint8_t *ref);
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);   /* 1, 0 or an error; changes nothing */

@@ -382,20 +382,22 @@ class ObjectStoreWriter(_Closable):
         try:
             if encoded.fills or self._blocks:
                 return self._put_in_steps(packed_key, encoded)
-            ref = self._writer.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans, trusted_ref)
+            # With the blocks, since one may begin in another thread.
+            return self._writer.put(
+                packed_key,
+                encoded.meta,
+                encoded.nbytes,
+                encoded.spans,
+                trusted_ref,
+                self._blocks,
+                self._protect_late,
+            )
         except _ORDINARY as error:
             raise self._explain(error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
         except _BROKEN as error:
             if (wrong := explain.wrong_encoding(encoded)) is not None:
                 raise wrong from error
             raise
-        if self._blocks:
-            try:
-                self._protect_late(packed_key)  # a block has begun in another thread
-            except BaseException:
-                self._writer.take_back(packed_key, ref.to_bytes())
-                raise
-        return ref
 
     def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
         if encoded.fills and (wrong := explain.wrong_encoding(encoded)) is not None:
@@ -412,7 +414,7 @@ class ObjectStoreWriter(_Closable):
             ref = trusted_ref(ticket.commit())
             return ref
         except BaseException:
-            self._abort(ticket, key)
+            ticket.undo()
             raise
 
     def _explain(
@@ -449,16 +451,8 @@ class ObjectStoreWriter(_Closable):
             yield layout.build(payload if _hides_payload(self._serde) else native.hidden(payload))
             ticket.commit(hand_out=False)
         except BaseException:
-            self._abort(ticket, packed_key)
+            ticket.undo()
             raise
-
-    def _abort(self, ticket: native.Ticket, key: bytes) -> None:
-        if not ticket.begun:
-            return
-        try:
-            ticket.abort(key)
-        except StoreClosedError:
-            _log.debug("the store was closed during a put; its successor will drop the half-written object")
 
     def get_cached(self, key: str) -> ObjectRef:
         """Hand out what is stored under `key`: opens another lease and counts as a use.

@@ -5,6 +5,7 @@ instead.
 """
 
 import dis
+import signal
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -12,7 +13,7 @@ from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any
 
-__all__ = ["Interrupt", "interrupted_at"]
+__all__ = ["Interrupt", "Second", "interrupted_at"]
 
 _CALLS = ("RESUME", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 
@@ -84,3 +85,33 @@ def interrupted_at(
     finally:
         sys.settrace(outer)
     return False
+
+
+class Second:
+    """Another interrupt, by a signal so many microseconds after the first; its `start` is the first one's `handler`.
+
+    It raises only in `files`, and what they call. Its timer is the one of pytest-timeout's method "signal".
+    """
+
+    def __init__(self, delay: int, *files: str | None) -> None:
+        self._delay = delay
+        self._files = files
+        self._before: Any = None
+
+    def start(self) -> None:
+        """Count from here."""
+        signal.setitimer(signal.ITIMER_REAL, self._delay * 1e-6)
+
+    def _hit(self, _: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code.co_filename in self._files:
+                raise Interrupt("the second")
+            frame = frame.f_back
+
+    def __enter__(self) -> "Second":
+        self._before = signal.signal(signal.SIGALRM, self._hit)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._before)

@@ -11,7 +11,7 @@ import pytest
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, refs, store
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
-from tests.interrupts import interrupted_at
+from tests.interrupts import Second, interrupted_at
 from tests.support import is_mapped, segments, store_name
 
 BINDINGS = native.__file__
@@ -111,6 +111,33 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
                 writer.keys(),
             ), f"interrupt {number}"
             writer.check_valid()
+    assert number > 3
+
+
+@pytest.mark.timeout(method="thread")  # the other way has the same timer
+@pytest.mark.parametrize("name", ACTIONS)
+def test_a_put_whose_interrupt_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
+    number, interrupted = 0, True
+    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
+        writer.put("old", np.zeros(9, np.uint8))
+        before = writer.stats()
+        while interrupted:
+            number += 1
+            for delay in range(1, 101):  # it comes when it comes
+                with Second(delay // 2 + 1, BINDINGS, STORE, REFS) as second:
+                    interrupted = interrupted_at(
+                        number, lambda: ACTIONS[name](writer), BINDINGS, STORE, REFS, exact=True, handler=second.start
+                    )
+                if not interrupted:
+                    break
+                after = writer.stats()
+                assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
+                    after.objects,
+                    after.used_bytes,
+                    after.open_leases,
+                    writer.keys(),
+                ), f"interrupt {number}, and {delay} us later"
+                writer.check_valid()
     assert number > 3
 
 

@@ -7,7 +7,7 @@ A handle of C is freed when the last Python object that needs its mapping has go
 import operator
 import os
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -25,6 +25,8 @@ _unpack = ffi.unpack
 _put = lib.shms_writer_put
 _hit = lib.shms_writer_hit
 _has = lib.shms_writer_has
+_cancel = lib.shms_writer_cancel
+_take_back = lib.shms_writer_take_back
 _take_evicted = lib.shms_writer_take_evicted
 _SIZE = ffi.typeof("uint64_t *")
 _BYTES = ffi.typeof("uint8_t[]")
@@ -248,11 +250,20 @@ class Writer:
                 fail(code)
 
     def put(
-        self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]], wrap: Callable[[bytes], T]
+        self,
+        key: bytes,
+        meta: bytes,
+        nbytes: int,
+        pieces: Sequence[tuple[int, int, int]],
+        wrap: Callable[[bytes], T],
+        blocks: Sized,
+        protect: Callable[[bytes], object],
     ) -> T:
         """Store pieces of (offset, bytes, address) and hand out; returns what `wrap` makes of the packed reference.
 
-        It is made in here, since what an interrupt keeps from the caller is taken back in here.
+        It is made in here, and where there are `blocks` by then, `protect` is called in here, since what an interrupt
+        keeps from the caller is taken back in here. By one call of C, and nothing before it: the next interrupt may
+        come at the first place where Python looks for one.
         """
         out = _new("uint8_t[40]")
         try:
@@ -260,16 +271,12 @@ class Writer:
             if code:
                 fail(code)
             ref = wrap(_buffer(out)[:])
+            if blocks:
+                protect(key)
             return ref  # not the call itself: its value is not yet the caller's, and this block would be over
         except BaseException:
-            if _take_back(self._w, out):
-                lib.shms_writer_delete(self._w, key, len(key))
+            _take_back(self._w, out)
             raise
-
-    def take_back(self, key: bytes, packed: bytes) -> None:
-        """Undo a `put` whose reference will not reach anybody."""
-        self.cancel(packed)
-        self.delete(key)
 
     def ticket(self) -> "Ticket":
         """Return a ticket that is still to begin."""
@@ -285,7 +292,7 @@ class Writer:
             ref = wrap(_buffer(out)[:])
             return ref
         except BaseException:
-            _take_back(self._w, out)
+            _cancel(self._w, out)
             raise
 
     def has(self, key: bytes) -> bool:
@@ -429,32 +436,22 @@ class Guard:
         lib.shms_guard_end(self._guard)
 
 
-def _take_back(writer: Any, out: Any) -> bool:
-    """End the lease that `out` refers to, if there is one: an interrupt came between its making and its receipt."""
-    if not any(_buffer(out)[:]):
-        return False
-    lib.shms_writer_cancel(writer, out)
-    return True
-
-
 class Ticket:
     """Space in the ring that is being written.
 
-    It is made before there is any space, so that whatever interrupts `begin` or `commit` finds something to abort.
+    It is made before there is any space, so that whatever interrupts `begin` or `commit` finds something to undo.
     """
 
-    __slots__ = ("_hold", "_out", "_ticket", "_w")
+    __slots__ = ("_hold", "_out", "_ticket", "_w", "undo")
 
     def __init__(self, writer: Any, hold: Any) -> None:
         self._w = writer
         self._hold = hold  # the writer may be closed, and lets go of its own
         self._ticket = _new("shms_ticket *")
         self._out = _new("uint8_t[40]")
-
-    @property
-    def begun(self) -> bool:
-        """Whether space was taken."""
-        return self._ticket.id != 0  # type: ignore[no-any-return]
+        # Gives the space back, and what came of it: nothing if it was not begun. No method, which begins with a look
+        # for signals: where this is the first call of an `except`, no second interrupt comes before it.
+        self.undo = partial(lib.shms_ticket_undo, writer, self._ticket, self._out)
 
     def begin(self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True) -> None:
         """Take space, and what it takes to hand out; the ticket is to be committed or aborted."""
@@ -476,15 +473,6 @@ class Ticket:
         _require(lib.shms_writer_commit(self._w, self._ticket, out))
         packed: bytes = _buffer(out)[:] if hand_out else b""
         return packed
-
-    def abort(self, key: bytes) -> None:
-        """Give the space back; after a commit, end its lease and delete the object under `key`."""
-        code = lib.shms_writer_abort(self._w, self._ticket)
-        if code != lib.SHMS_EINVAL:
-            _require(code)
-            return
-        _take_back(self._w, self._out)
-        _require(lib.shms_writer_delete(self._w, key, len(key)))
 
 
 class Reader:

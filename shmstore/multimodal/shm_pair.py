@@ -175,6 +175,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._inline_full = 0
         self._inline_too_large = 0
         self._closed = False
+        # Calls that failed and are not yet undone; of one item only what its `_Call` is made of.
+        self._broken: list[_Call | tuple[_Call | None, ObjectRef | None, str | None, int, int]] = []
         try:
             _claim(writer, self)
             _compare_capacity(config, writer)
@@ -220,6 +222,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         TypeError for an input or a hash that is none, and for an item that cannot be stored. An error, or an
         interrupt, leaves no lease, item or count of this call.
         """
+        if self._broken:
+            self._mend()
         if type(mm_hash) is not str:
             check_hash(mm_hash)
         if mm_item is not None and not (  # the common case without a call
@@ -282,12 +286,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 total = 1
                 return output
         except BaseException:
-            call = call or _Call()
-            call.hits, call.total = hits, total
-            if ref is not None:
-                call.made.append((ref, fresh))
-                call.writes_book |= fresh is not None
-            self._undo_surely(call)
+            self._broken += [(call, ref, fresh, hits, total)]  # no call: a second interrupt comes no sooner
+            self._mend_surely()
             raise
 
     def _hand_out_again(self, call: _Call, mm_hash: str) -> ObjectRef | None:
@@ -374,6 +374,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         if len(mm_hashes) == 1:
             check_pairs(mm_items, mm_hashes, check_input)
             return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
+        if self._broken:
+            self._mend()
         call = _Call()
         try:
             with self._lock:
@@ -389,7 +391,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 call.hits, call.total = hits, total
             return outputs
         except BaseException:
-            self._undo_surely(call)
+            self._broken += [call]
+            self._mend_surely()
             raise
 
     def _batch(
@@ -426,13 +429,29 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 held[mm_hash] = call.updates[mm_hash][0]
         return outputs
 
-    def _undo_surely(self, call: _Call) -> None:
-        # An interrupt may come while an ordinary failure is undone.
+    def _mend_surely(self) -> None:
+        # An interrupt may come while an ordinary failure is undone. What yet another leaves, the next call undoes.
         try:
-            self._undo(call)
+            self._mend()
         except BaseException:
-            self._undo(call)
+            self._mend()
             raise
+
+    def _mend(self) -> None:
+        """Undo the calls that failed; one that is not undone to its end stays to be undone."""
+        with self._lock:
+            while self._broken:
+                call = self._broken[0]
+                if isinstance(call, tuple):
+                    noted, ref, fresh, hits, total = call
+                    call = noted or _Call()
+                    call.hits, call.total = hits, total
+                    if ref is not None:
+                        call.made.append((ref, fresh))
+                        call.writes_book |= fresh is not None
+                    self._broken[0] = call
+                self._undo(call)
+                del self._broken[0]
 
     def _undo(self, call: _Call) -> None:
         """Give back what the call has made so far; may be done again where it was interrupted."""
@@ -463,6 +482,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         whatever was sent can be given. TypeError, with nothing given back, for anything else, such as a whole output.
         StaleRefError, after the others have been given back, for a reference that this store never gave.
         """
+        if self._broken:
+            self._mend()
         return _each(self._writer.cancel, refs)
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
@@ -493,6 +514,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; what is being read stays until it has been."""
+        self._mend()  # while its counts still stand
         with self._lock, self._updates_need_items():
             self._writer.clear()
             self._sweep()
@@ -503,6 +525,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Hits and total so far; with `delta` since the last call with `delta`."""
         with self._lock:
+            if self._broken:
+                self._mend()
             return self._counts.stat(delta)
 
     def close(self) -> None:

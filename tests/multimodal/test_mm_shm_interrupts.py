@@ -18,7 +18,7 @@ from shmstore.multimodal import (
     processor_cache_from_config,
     shm_pair,
 )
-from tests.interrupts import interrupted_at
+from tests.interrupts import Interrupt, interrupted_at
 
 FILES = [module.__file__ for module in (native, store, refs, lockstep, shm_pair)]
 
@@ -83,6 +83,28 @@ def test_a_call_that_is_interrupted_leaves_everything_as_it_was(name: str) -> No
                 assert before == _state(sender), f"interrupt {number}"
                 sender.writer.check_valid()
                 CALLS[name](sender)  # no lock, no protection is left
+    assert number > 10
+
+
+@pytest.mark.parametrize("name", ["hit", "miss", "miss that pushes updates out", "batch"])
+def test_what_a_second_interrupt_leaves_of_the_first_the_next_call_undoes(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: ShmObjectStoreSenderCache) -> None:
+        raise Interrupt  # before its first step
+
+    number, again = 0, True
+    while again:
+        number += 1
+        with _sender() as sender:
+            before = _state(sender)
+            with monkeypatch.context() as patch:
+                patch.setattr(ShmObjectStoreSenderCache, "_mend_surely", interrupted)
+                again = interrupted_at(number, lambda: CALLS[name](sender), *FILES, exact=True)
+            if again:
+                sender.release([])
+                assert before == _state(sender), f"interrupt {number}"
+                sender.writer.check_valid()
     assert number > 10
 
 
