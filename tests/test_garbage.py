@@ -12,6 +12,7 @@ import pytest
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import inspect as native_inspect
+from shmstore.bindings.scheduler import BlockHashes, Pool, Tables
 from shmstore.serde import Layout
 from tests.support import in_child, is_mapped, segments, store_name
 
@@ -182,6 +183,29 @@ def views_of_bytes() -> list[Any]:
     return [*seen, is_mapped(writer.name)]
 
 
+class Asks:
+    """Asks at its end what it had, as whoever counts what a request has used may."""
+
+    def __init__(self, ask: Callable[[], int], seen: list[int]) -> None:
+        self.ask, self.seen = ask, seen
+        self.self = self
+
+    def __del__(self) -> None:
+        self.seen.append(self.ask())
+
+
+def books_of_schedulers() -> list[int]:
+    seen: list[int] = []
+    for n in range(1, 21):
+        Asks(BlockHashes([bytes([n]) * 32] * n).__len__, seen)
+        pool = Pool(n, 0)
+        Asks(lambda pool=pool: pool.n_free, seen)  # type: ignore[misc]
+        Asks(Tables(pool, [(0, 16, 0)], 16, 16, 1 << 20, True, False).newest, seen)
+        del pool
+    gc.collect()
+    return sorted(seen)
+
+
 CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "requests": (requests, [True] * 20),
     "protect": (lambda: blocks("protect"), []),
@@ -190,6 +214,7 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "reserve, closed": (lambda: blocks("reserve", closed=True), []),
     "protect, older than its guards": (blocks_older_than_their_guards, []),
     "guards of a closed writer": (guards_of_a_closed_writer, [True, False]),
+    "schedulers' books": (books_of_schedulers, sorted([*range(1, 21), *range(20), *[-1] * 20])),
     "inspectors": (inspectors, [6400, False]),
     "views": (views, []),
     "views of bytes": (views_of_bytes, [b"\0\1\2", b"abc", False]),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, overload
 
 from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings.store import held
 
 HASH_BYTES: Final = 32
 FULL: Final[int] = lib.SHMS_BOOKS_FULL
@@ -69,13 +70,14 @@ class BlockHashes(Sequence[bytes]):
     and a slice of it is a list.
     """
 
-    __slots__ = ("_c",)
+    __slots__ = ("_c", "_hold")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, hashes: Iterable[bytes] = ()) -> None:
         self._c: Any = ffi.gc(lib.shms_hashlist_new(), lib.shms_hashlist_free)
         if not self._c:
             raise MemoryError("no memory for a list of block hashes")
+        self._hold = held(self._c)
         if hashes:
             self.extend(hashes)
 
@@ -294,12 +296,13 @@ def digest_chain(
 class Pool:
     """The C block pool; see ``blockpool.h``. Methods named like its functions; errors as there, raised."""
 
-    __slots__ = ("_c", "n_blocks")
+    __slots__ = ("_c", "_hold", "n_blocks")
 
     def __init__(self, n_blocks: int, free_order: int) -> None:
         self._c: Any = ffi.gc(lib.shms_blockpool_new(n_blocks, free_order), lib.shms_blockpool_free)
         if not self._c:
             raise MemoryError(f"no memory for a pool of {n_blocks} blocks")
+        self._hold = held(self._c)
         self.n_blocks = n_blocks
 
     @property
@@ -435,7 +438,7 @@ class Tables:
     :meth:`stored`.
     """
 
-    __slots__ = ("_c", "_pool", "n_groups")
+    __slots__ = ("_c", "_hold", "_pool", "n_groups")
 
     def __init__(
         self,
@@ -458,6 +461,7 @@ class Tables:
         )
         if not self._c:
             raise MemoryError("no memory for block tables")
+        self._hold = held(self._c)
         self.n_groups = len(groups)
 
     def find(self, hashes: BlockHashes, max_tokens: int) -> int:
