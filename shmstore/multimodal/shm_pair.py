@@ -4,9 +4,14 @@ The store decides what stays: it knows who still reads what. So the sender keeps
 the prompt updates, in a book of their own, and an item is *cached* where both the store and the book have it:
 
 * The store evicts on its own, inside `put`. It writes down which keys went (`track_evictions`), and the book drops
-  them before anything else is recorded, with the sender's lock held: no updates without an item.
+  them before anything else is recorded, with the book's lock held: no updates without an item.
 * The book is bounded by `processor_cache_gb`. Where it drops updates, the item may still be stored. Then the item
   counts as not cached, its next input brings the updates again, and the stored object is handed out.
+
+There are two locks; who takes both takes `_storing` first. It belongs to who puts or takes out, also while bytes are
+copied; `_lock` is for the book and the counts, for moments. So a hit waits for no copy. Between a put and its record
+other threads may sweep, but nobody can take the key out: its lease is open, and `invalidate` waits for who stores. So
+whatever is swept before a key is recorded is older than it.
 
 Each hand-out opens a lease, which ends when every worker has read it. A request that ends before that gives its leases
 back by `release`; the store takes care that an item that some worker may still read is never overwritten.
@@ -18,9 +23,8 @@ import contextlib
 import logging
 import threading
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from shmstore.errors import (
     CacheMissError,
@@ -36,7 +40,6 @@ from shmstore.errors import (
 )
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import (
-    MAX_HASH,
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     ProcessorInput,
@@ -52,10 +55,10 @@ from shmstore.multimodal.interfaces import (
     checked_hashes,
     checked_sent,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.lockstep import ValueBook
+from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
+from shmstore.multimodal.updates_book import Entry, Kept, UpdatesBook
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
@@ -68,9 +71,6 @@ _log = logging.getLogger(__name__)
 _NO_HIT = (ObjectNotFoundError, StoreFullError)  # the latter not of objects, but of open leases
 _NO_VALUE = (UnsupportedValueError, NestingError)
 _NO_PUT = (ObjectExistsError, StoreFullError, ObjectTooLargeError)
-
-Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
-_Entry: TypeAlias = tuple[Kept, int]
 
 
 class _Call:
@@ -96,58 +96,13 @@ class _Call:
 
     def __init__(self) -> None:
         self.made: list[tuple[ObjectRef, str | None]] = []  # and its key, where it was put anew
-        self.updates: dict[str, _Entry] = {}  # for the book, and their sizes
+        self.updates: dict[str, Entry] = {}  # for the book, and their sizes
         self.recorded: list[str] = []  # those that are in the book, or going in
-        self.gone: list[tuple[str, _Entry]] = []  # what the book loses for them
+        self.gone: list[tuple[str, Entry]] = []  # what the book loses for them
         self.full = self.large = self.made_hits = 0
         self.hits = self.total = 0  # of the counts, only when they are counted
         self.inline_counted = False
         self.writes_book = False  # from before its first change in the book
-
-
-class _UpdatesBook(ValueBook[Kept]):
-    """A book that can be made again as it was."""
-
-    __slots__ = ()
-
-    def add(self, key: str, value: Kept, size: int) -> bool:
-        """`put` where nothing goes for it; False, and nothing done, where something would."""
-        entries, nbytes = self._entries, self.nbytes + size
-        if nbytes > self._capacity or key in entries:
-            return False
-        entries[key] = value, size
-        self.nbytes = nbytes
-        return True
-
-    def leaving(self, key: str, size: int) -> list[tuple[str, _Entry]]:
-        """What `put` of a value of this size is going to take out, the first first."""
-        entries = self._entries
-        gone = []
-        over = self.nbytes + size - self._capacity
-        if key in entries:
-            gone.append((key, entries[key]))
-            over -= entries[key][1]
-        if size <= self._capacity:
-            for other, entry in entries.items():
-                if over <= 0:
-                    break
-                if other != key:
-                    gone.append((other, entry))
-                    over -= entry[1]
-        return gone
-
-    def rebuild(self, put: Iterable[str], gone: Iterable[tuple[str, _Entry]], known: Callable[[str], bool]) -> None:
-        """Without `put` and with `gone`, which left first; of both only what is `known`. Any `put` may be half done."""
-        entries: OrderedDict[str, _Entry] = OrderedDict()
-        for key, entry in gone:
-            if key not in entries and known(key):
-                entries[key] = entry
-        new = frozenset(put)
-        for key, entry in self._entries.items():
-            if key not in entries and key not in new and known(key):
-                entries[key] = entry
-        nbytes = sum(size for _, size in entries.values())
-        self._entries, self.nbytes = entries, nbytes
 
 
 class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
@@ -168,9 +123,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         if not isinstance(writer, ObjectStoreWriter):
             raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
         _check_fit(config, writer)
+        self._storing = threading.RLock()
         self._lock = threading.RLock()
         self._writer = writer
-        self._book = _UpdatesBook(config.processor_cache_bytes)
+        self._book = UpdatesBook(config.processor_cache_bytes)
         self._counts = HitCounter()
         self._inline_full = 0
         self._inline_too_large = 0
@@ -238,57 +194,67 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         ref: ObjectRef | None = None
         fresh: str | None = None
         hits = total = 0
+        stores = by_another = False
         call: _Call | None = None
         book, counts, writer = self._book, self._counts, self._writer
         try:
-            with self._lock:
-                entry = book.use(mm_hash)
-                if entry is not None:
-                    if mm_item is not None:
-                        check_input(mm_item, mm_hash)
-                    try:
-                        ref = writer.get_cached(mm_hash)
-                        output: ProcessorOutput = ref, list(entry[0])
-                        counts.hits += 1
-                        counts.total += 1
-                        hits = total = 1
-                        return output
-                    except _NO_HIT as error:
-                        self._no_hit(mm_hash, error)
-                if not mm_hash.isascii() or not 0 < len(mm_hash) <= MAX_HASH:
-                    check_hash(mm_hash)
-                if mm_item is None:
-                    raise self._closed_error() if self._closed else CacheMissError([mm_hash])
-                item, updates = mm_item
-                kept = tuple(updates)  # the caller may change what it has given
-                try:
-                    size = updates_size(kept, mm_hash)
-                except TypeError:  # of what is no update, which is said as in a batch
-                    check_input(mm_item, mm_hash)
-                    raise
+            if mm_hash in book:
+                with self._lock:
+                    entry = book.use(mm_hash)
+                    if entry is not None:
+                        if mm_item is not None:
+                            check_input(mm_item, mm_hash)
+                        try:
+                            ref = writer.get_cached(mm_hash)
+                            output: ProcessorOutput = ref, list(entry[0])
+                            counts.hits += 1
+                            counts.total += 1
+                            hits = total = 1
+                            return output
+                        except _NO_HIT as error:
+                            self._no_hit(mm_hash, error)
+            if mm_item is None:
+                check_hash(mm_hash)
+                raise self._closed_error() if self._closed else CacheMissError([mm_hash])
+            item, updates = mm_item
+            kept = tuple(updates)  # the caller may change what it has given
+            try:
+                size = updates_size(kept, mm_hash)
+            except TypeError:  # of what is no update, which is said as in a batch
+                check_input(mm_item, mm_hash)
+                raise
+            with self._storing:
+                stores = True
                 try:
                     ref = writer.put(mm_hash, item)
                     fresh = mm_hash
-                    for gone in writer.take_evicted():
-                        book.drop(gone)
-                    if not book.add(mm_hash, kept, size):
-                        call = _Call()
-                        call.updates[mm_hash] = kept, size
-                        self._record(call)
                     output = ref, updates
                 except _NO_VALUE as error:
                     raise _of_item(error, mm_hash) from None
                 except _NO_PUT as error:
                     call = _Call()
-                    output = self._store_else(call, mm_item, mm_hash, (kept, size), error)
-                    self._record(call)
-                counts.total += 1
-                total = 1
-                return output
+                    by_another = isinstance(error, ObjectExistsError) and mm_hash in book  # for whom this one waited
+                    if not by_another:
+                        output = self._store_else(call, mm_item, mm_hash, (kept, size), error)
+                except ValueError:
+                    check_hash(mm_hash)  # said of a hash, as in the other modes, not of a key
+                    raise
+                if not by_another:
+                    with self._lock:
+                        if call is None and not book.add(mm_hash, kept, size, writer.take_evicted()):
+                            call = _Call()
+                            call.updates[mm_hash] = kept, size
+                        if call is not None:
+                            self._record(call)
+                        counts.total += 1
+                        total = 1
+                    return output
         except BaseException:
-            self._broken += [(call, ref, fresh, hits, total)]  # no call: a second interrupt comes no sooner
-            self._mend_surely()
+            if stores or ref is not None:  # else nothing was done, and nobody is waited for to undo it
+                self._broken += [(call, ref, fresh, hits, total)]  # no call: a second interrupt comes no sooner
+                self._mend_surely()
             raise
+        return self._together([mm_item], [mm_hash])[0]
 
     def _hand_out_again(self, call: _Call, mm_hash: str) -> ObjectRef | None:
         try:
@@ -301,7 +267,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def _no_hit(self, mm_hash: str, error: Exception) -> None:
         if isinstance(error, ObjectNotFoundError):  # deleted by someone else who has the writer
-            self._book.drop(mm_hash)
+            with self._lock:
+                self._book.drop(mm_hash)
 
     def _store(self, call: _Call, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> ProcessorOutput:
         item, updates = mm_item
@@ -322,7 +289,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         call: _Call,
         mm_item: tuple[MultiModalKwargsItem, PromptUpdates],
         mm_hash: str,
-        entry: _Entry,
+        entry: Entry,
         error: ShmStoreError,
     ) -> ProcessorOutput:
         """The store has not taken the item: it is there, only its updates were gone, or it goes inline."""
@@ -376,24 +343,56 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return [self.get_and_update_item(mm_items[0], mm_hashes[0])]
         if self._broken:
             self._mend()
+        return self._together(mm_items, mm_hashes)
+
+    def _together(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
         call = _Call()
+        stores = False
         try:
-            with self._lock:
-                check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
-                stored = [mm_hash for mm_hash in mm_hashes if self._writer.is_cached(mm_hash)]
-                held = {mm_hash: entry[0] for mm_hash in stored if (entry := self._book.use(mm_hash)) is not None}
+            check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
+            hits = self._all_hits(call, mm_hashes)
+            if hits is not None:
+                return hits
+            with self._storing:
+                stores = True
+                with self._lock:
+                    stored = [mm_hash for mm_hash in mm_hashes if self._writer.is_cached(mm_hash)]
+                    held = {mm_hash: entry[0] for mm_hash in stored if (entry := self._book.use(mm_hash)) is not None}
                 with self._writer.protect(list(held)):
                     outputs = self._batch(call, mm_items, mm_hashes, held)
-                self._record(call)
-                counts, hits, total = self._counts, call.made_hits, len(outputs)
-                counts.hits += hits  # from here on nothing can come in between
-                counts.total += total
-                call.hits, call.total = hits, total
+                with self._lock:
+                    self._record(call)
+                    self._count(call, call.made_hits, len(outputs))
             return outputs
         except BaseException:
-            self._broken += [call]
-            self._mend_surely()
+            if stores or call.made or call.total:
+                self._broken += [call]
+                self._mend_surely()
             raise
+
+    def _all_hits(self, call: _Call, mm_hashes: Sequence[str]) -> list[ProcessorOutput] | None:
+        """The outputs of what is cached altogether, waiting for nobody who stores; else None, and nothing done."""
+        outputs: list[ProcessorOutput] = []
+        with self._lock:
+            if not all(mm_hash in self._book for mm_hash in mm_hashes):
+                return None
+            for mm_hash in mm_hashes:
+                entry = self._book.use(mm_hash)
+                ref = None if entry is None else self._hand_out_again(call, mm_hash)
+                if entry is None or ref is None:  # just now evicted, or entries for leases have run out
+                    while call.made:
+                        self._writer.cancel(call.made[-1][0])
+                        call.made.pop()
+                    return None
+                outputs.append((ref, list(entry[0])))
+            self._count(call, len(outputs), len(outputs))
+        return outputs
+
+    def _count(self, call: _Call, hits: int, total: int) -> None:
+        counts = self._counts
+        counts.hits += hits  # from here on nothing can come in between
+        counts.total += total
+        call.hits, call.total = hits, total
 
     def _batch(
         self,
@@ -439,7 +438,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def _mend(self) -> None:
         """Undo the calls that failed; one that is not undone to its end stays to be undone."""
-        with self._lock:
+        with self._storing, self._lock:
             while self._broken:
                 call = self._broken[0]
                 if isinstance(call, tuple):
@@ -454,26 +453,25 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 del self._broken[0]
 
     def _undo(self, call: _Call) -> None:
-        """Give back what the call has made so far; may be done again where it was interrupted."""
-        with self._lock:
-            counts, hits, total = self._counts, call.hits, call.total
-            call.hits = call.total = 0
-            counts.hits -= hits
-            counts.total -= total
-            if call.inline_counted:
-                call.inline_counted = False
-                self._inline_full -= call.full
-                self._inline_too_large -= call.large
-            with contextlib.suppress(StoreClosedError):  # then there is nothing left to give back
-                for ref, _ in call.made:
-                    self._writer.cancel(ref)
-                for _, mm_hash in call.made:
-                    if mm_hash is not None:
-                        self._writer.delete(mm_hash)
-                written, call.writes_book = call.writes_book, True  # should this sweep be interrupted
-                self._sweep()  # with the objects go their updates
-                if written:  # else there is nothing to mend, and that takes longer the more there is in the book
-                    self._book.rebuild(call.recorded, call.gone, self._writer.is_cached)
+        """Give back what the call has made so far; may be done again where it was interrupted. With both locks."""
+        counts, hits, total = self._counts, call.hits, call.total
+        call.hits = call.total = 0
+        counts.hits -= hits
+        counts.total -= total
+        if call.inline_counted:
+            call.inline_counted = False
+            self._inline_full -= call.full
+            self._inline_too_large -= call.large
+        with contextlib.suppress(StoreClosedError):  # then there is nothing left to give back
+            for ref, _ in call.made:
+                self._writer.cancel(ref)
+            for _, mm_hash in call.made:
+                if mm_hash is not None:
+                    self._writer.delete(mm_hash)
+            written, call.writes_book = call.writes_book, True  # should this sweep be interrupted
+            self._sweep()  # with the objects go their updates
+            if written:  # else there is nothing to mend, and that takes longer the more there is in the book
+                self._book.rebuild(call.recorded, call.gone, self._writer.is_cached)
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
         """A request ended before its workers read: give back the leases of what was sent; how many were open.
@@ -489,7 +487,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """A worker has rejected a request with `CacheMissError`: put these anew when next asked."""
         hashes = checked_hashes(mm_hashes)
-        with self._lock, self._updates_need_items():
+        with self._storing, self._lock, self._updates_need_items():
             for mm_hash in hashes:
                 self._writer.delete(mm_hash)
                 self._book.drop(mm_hash)
@@ -515,7 +513,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; what is being read stays until it has been."""
         self._mend()  # while its counts still stand
-        with self._lock, self._updates_need_items():
+        with self._storing, self._lock, self._updates_need_items():
             self._writer.clear()
             self._sweep()
             self._book.clear()
@@ -524,14 +522,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Hits and total so far; with `delta` since the last call with `delta`."""
+        if self._broken:
+            self._mend()
         with self._lock:
-            if self._broken:
-                self._mend()
             return self._counts.stat(delta)
 
     def close(self) -> None:
         """Close the store and unlink its segment; idempotent. Workers that have it open can go on reading."""
-        with self._lock:
+        with self._storing, self._lock:
             self._closed = True  # also for who asks with an empty book, and would take "no" for an answer
             self._book.clear()
             self._writer.close()

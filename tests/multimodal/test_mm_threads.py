@@ -9,14 +9,19 @@ import pytest
 import torch
 from mm_helpers import MIB, config, features, item, update
 
-from shmstore import CacheMissError
+from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter
 from shmstore.multimodal import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
+    ShmObjectStoreSenderCache,
     processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
+from shmstore.serde import MsgpackSerde
 
 THREADS = 4
 BATCHES = 250
@@ -140,6 +145,8 @@ def test_shm_pair():
             for _ in range(BATCHES):
                 mm_hashes = hashes(rng)
                 sent = send(sender, mm_hashes, counted)
+                if rng.random() < 0.1:
+                    sender.invalidate(hashes(rng))
                 if rng.random() < 0.2:
                     sender.release(sent)
                     continue
@@ -157,3 +164,65 @@ def test_shm_pair():
         sender.writer.check_valid()
         for worker in workers:
             worker.close()
+
+
+class SlowSerde(MsgpackSerde):
+    """Copies what is not contiguous when it is told to."""
+
+    def __init__(self):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def fill(self, dst, source):
+        self.begun.set()
+        assert self.go_on.wait(60)
+        super().fill(dst, source)
+
+
+def slow_item():
+    data = torch.arange(64, dtype=torch.uint8)[::2]
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "pixels", data, MultiModalBatchedField())])
+
+
+@pytest.fixture
+def storing():
+    """A sender that has "0" and "1", and a thread that is in the middle of copying "slow"."""
+    serde = SlowSerde()
+    writer = ObjectStoreWriter.create(capacity=16 << 10, n_readers=1, serde=serde)
+    with (
+        ShmObjectStoreSenderCache(config(MIB, 16 << 10, cache_type="shm"), writer) as sender,
+        ThreadPoolExecutor(3) as pool,
+    ):
+        sender.get_and_update(everything(["0", "1"]), ["0", "1"])
+        storing = pool.submit(sender.get_and_update_item, (slow_item(), [update("slow")]), "slow")
+        try:
+            assert serde.begun.wait(60)
+            yield sender, pool, storing, serde
+        finally:
+            serde.go_on.set()
+
+
+def test_a_hit_waits_for_no_other_threads_copy(storing):
+    sender, pool, stored, _ = storing
+
+    def hits():
+        sent = [sender.get_and_update_item(None, "0"), *sender.get_and_update([None, None], ["1", "0"])]
+        with pytest.raises(CacheMissError):
+            sender.get_and_update_item(None, "slow")
+        sender.touch_sender_cache_item("1")
+        return [*sender.is_cached(["0", "slow"]), sender.make_stats().hits, sender.release([ref for ref, _ in sent])]
+
+    assert [True, False, 3, 3] == pool.submit(hits).result(timeout=30)
+    assert not stored.done()
+
+
+def test_what_another_thread_is_storing_is_stored_once_and_a_hit_for_who_waited(storing):
+    sender, pool, stored, serde = storing
+    twice = pool.submit(sender.get_and_update_item, (slow_item(), [update("slow")]), "slow")
+    gone = pool.submit(sender.invalidate, ["0"])
+    serde.go_on.set()
+    first, second = stored.result(timeout=30)[0], twice.result(timeout=30)[0]
+    gone.result(timeout=30)
+    assert isinstance(first, ObjectRef)
+    assert (first.monotonic_id, False) == (second.monotonic_id, first.lease == second.lease)
+    assert (1, 4) == (sender.make_stats().hits, sender.make_stats().total)
+    assert set(sender._book._entries) == set(sender.writer.keys()) == {"1", "slow"}
