@@ -68,6 +68,11 @@ def check_batch(
     earlier in the batch.
     """
     check_pairs(items, mm_hashes, check)
+    check_known(items, mm_hashes, known)
+
+
+def check_known(items: Sequence[object], mm_hashes: Sequence[str], known: Callable[[str], bool]) -> None:
+    """The last part of `check_batch`."""
     given: set[str] = set()
     missing: dict[str, None] = {}
     for item, mm_hash in zip(items, mm_hashes, strict=True):

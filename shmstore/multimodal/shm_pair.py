@@ -8,10 +8,11 @@ the prompt updates, in a book of their own, and an item is *cached* where both t
 * The book is bounded by `processor_cache_gb`. Where it drops updates, the item may still be stored. Then the item
   counts as not cached, its next input brings the updates again, and the stored object is handed out.
 
-There are two locks; who takes both takes `_storing` first. It belongs to who puts or takes out, also while bytes are
-copied; `_lock` is for the book and the counts, for moments. So a hit waits for no copy. Between a put and its record
-other threads may sweep, but nobody can take the key out: its lease is open, and `invalidate` waits for who stores. So
-whatever is swept before a key is recorded is older than it.
+There are two locks; who takes both takes `_storing` first. So a signal handler or a finalizer, which may come in the
+middle of a hit, may hit, release and close, but not store, invalidate or clear. `_storing` belongs to who puts or takes
+out, also while bytes are copied; `_lock` is for the book and the counts, for moments. So a hit waits for no copy.
+Between a put and its record other threads may sweep, but nobody can take the key out: its lease is open, and
+`invalidate` waits for who stores. So whatever is swept before a key is recorded is older than it.
 
 Each hand-out opens a lease, which ends when every worker has read it. A request that ends before that gives its leases
 back by `release`; the store takes care that an item that some worker may still read is never overwritten.
@@ -51,6 +52,7 @@ from shmstore.multimodal.interfaces import (
     check_hash,
     check_input,
     check_item,
+    check_known,
     check_pairs,
     checked_hashes,
     checked_sent,
@@ -358,6 +360,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 with self._lock:
                     stored = [mm_hash for mm_hash in mm_hashes if self._writer.is_cached(mm_hash)]
                     held = {mm_hash: entry[0] for mm_hash in stored if (entry := self._book.use(mm_hash)) is not None}
+                check_known(mm_items, mm_hashes, held.__contains__)  # again: it may have gone while this one waited
                 with self._writer.protect(list(held)):
                     outputs = self._batch(call, mm_items, mm_hashes, held)
                 with self._lock:
@@ -450,7 +453,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                         call.writes_book |= fresh is not None
                     self._broken[0] = call
                 self._undo(call)
-                del self._broken[0]
+                if call in self._broken:  # else a call of a finalizer or signal handler has just undone it
+                    self._broken.remove(call)
 
     def _undo(self, call: _Call) -> None:
         """Give back what the call has made so far; may be done again where it was interrupted. With both locks."""
@@ -528,8 +532,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return self._counts.stat(delta)
 
     def close(self) -> None:
-        """Close the store and unlink its segment; idempotent. Workers that have it open can go on reading."""
-        with self._storing, self._lock:
+        """Close the store and unlink its segment; idempotent. Workers that have it open can go on reading.
+
+        A call that is just storing, in another thread, ends with StoreClosedError.
+        """
+        with self._lock:  # only: a signal handler may be closing, in the middle of a hit, that is with this one
             self._closed = True  # also for who asks with an empty book, and would take "no" for an answer
             self._book.clear()
             self._writer.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 from mm_helpers import MIB, config, features, item, update
 
-from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter
+from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter, StoreClosedError
 from shmstore.multimodal import (
     MultiModalBatchedField,
     MultiModalFieldElem,
@@ -226,3 +226,57 @@ def test_what_another_thread_is_storing_is_stored_once_and_a_hit_for_who_waited(
     assert (first.monotonic_id, False) == (second.monotonic_id, first.lease == second.lease)
     assert (1, 4) == (sender.make_stats().hits, sender.make_stats().total)
     assert set(sender._book._entries) == set(sender.writer.keys()) == {"1", "slow"}
+
+
+def test_what_goes_while_a_batch_waits_is_missing_and_nothing_else_is(storing, monkeypatch):
+    sender, pool, stored, serde = storing
+    serde.go_on.set()
+    stored.result(timeout=30)
+    sender.release([stored.result()[0]])
+    all_hits = sender._all_hits
+
+    def overtaken(*args):
+        hits = all_hits(*args)
+        pool.submit(sender.invalidate, ["0"]).result(timeout=30)
+        return hits
+
+    monkeypatch.setattr(sender, "_all_hits", overtaken)
+    before = set(sender.writer.keys())
+    with pytest.raises(CacheMissError) as raised:
+        sender.get_and_update([(item(15 << 10), []), None, None, None], ["new", "0", "1", "slow"])
+    assert ("0",) == raised.value.mm_hashes
+    assert before - {"0"} == set(sender.writer.keys()) == set(sender._book._entries)
+
+
+def test_close_waits_for_no_other_threads_copy(storing):
+    """It would wait for ever in a signal handler that came in the middle of a hit: who stores waits for that one."""
+    sender, pool, stored, serde = storing
+    pool.submit(sender.close).result(timeout=10)
+    assert not stored.done()
+    serde.go_on.set()
+    with pytest.raises(StoreClosedError):
+        stored.result(timeout=30)
+    assert not sender._book._entries
+    with pytest.raises(StoreClosedError):
+        sender.get_and_update_item(None, "0")
+
+
+def test_a_failure_that_a_finalizer_undoes_in_the_middle_is_undone_once(monkeypatch):
+    writer = ObjectStoreWriter.create(capacity=16 << 10, n_readers=1)
+    with ShmObjectStoreSenderCache(config(MIB, 16 << 10, cache_type="shm"), writer) as sender:
+        cancel = ObjectStoreWriter.cancel
+
+        def cancel_and_release(self, ref):
+            monkeypatch.undo()
+            sender.release([])
+            return cancel(self, ref)
+
+        monkeypatch.setattr(ObjectStoreWriter, "cancel", cancel_and_release)
+        bad = MultiModalKwargsItem.from_elems(
+            [MultiModalFieldElem("image", "pixels", object(), MultiModalBatchedField())]
+        )
+        with pytest.raises(TypeError, match="bad"):
+            sender.get_and_update([(item(2), []), (bad, [])], ["good", "bad"])
+        assert not sender._broken
+        assert not sender._book._entries
+        assert not sender.writer.keys()
