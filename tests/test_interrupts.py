@@ -93,6 +93,11 @@ ACTIONS: dict[str, Callable[[ObjectStoreWriter], Any]] = {
 }
 
 
+def what_stands(writer: ObjectStoreWriter) -> tuple[int, int, int, list[str]]:
+    stats = writer.stats()
+    return stats.objects, stats.used_bytes, stats.open_leases, writer.keys()
+
+
 @pytest.mark.parametrize("name", ACTIONS)
 def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
     number = 0
@@ -100,16 +105,10 @@ def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None
         writer.put("old", np.zeros(9, np.uint8))
         while True:
             number += 1
-            before = writer.stats()
+            before = what_stands(writer)
             if not interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS, REFS):
                 break
-            after = writer.stats()
-            assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
-                after.objects,
-                after.used_bytes,
-                after.open_leases,
-                writer.keys(),
-            ), f"interrupt {number}"
+            assert before == what_stands(writer), f"interrupt {number}"
             writer.check_valid()
     assert number > 3
 
@@ -120,7 +119,7 @@ def test_a_put_whose_interrupt_is_interrupted_leaves_the_store_as_it_was(name: s
     number, interrupted = 0, True
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
         writer.put("old", np.zeros(9, np.uint8))
-        before = writer.stats()
+        before = what_stands(writer)
         while interrupted:
             number += 1
             for delay in range(1, 101):  # it comes when it comes
@@ -130,13 +129,7 @@ def test_a_put_whose_interrupt_is_interrupted_leaves_the_store_as_it_was(name: s
                     )
                 if not interrupted:
                     break
-                after = writer.stats()
-                assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
-                    after.objects,
-                    after.used_bytes,
-                    after.open_leases,
-                    writer.keys(),
-                ), f"interrupt {number}, and {delay} us later"
+                assert before == what_stands(writer), f"interrupt {number}, and {delay} us later"
                 writer.check_valid()
     assert number > 3
 
