@@ -16,13 +16,23 @@
 
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
-/* Lease entries cost 32 bytes, 12 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
+/* Zones of 128 objects or so, if these are spread evenly; few enough to go through all of them for one refusal. */
+static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects) {
+    uint64_t zones = max_objects / 128, shift = 6;
+    zones = zones < 1 ? 1 : zones > SHMS_MAX_ZONES ? SHMS_MAX_ZONES : zones;
+    while (((capacity - 1) >> shift) + 1 > zones)
+        shift++;
+    return shift;
+}
+
+/* Lease entries cost 32 bytes, 16 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
  * each rank's table has a head and ends with part of a page; five pages are the superblock, the end of the writer's
- * tables and the writer itself.  One entry an object is wanted; in a large store of many ranks there
- * are fewer, so that an object's share stays in its promise. */
-static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t page) {
+ * tables and the writer itself; a zone takes some 80 bytes, and 24 a rank.  One entry an object is wanted; in a large store
+ * of many ranks there are fewer, so that an object's share stays in its promise. */
+static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t n_zones, uint64_t page) {
     uint64_t spare = max_objects * (256 - 117), once = n_readers * (page + sizeof(shms_reader_table) + 8) + 5 * page;
-    uint64_t affordable = spare > once ? (spare - once) / (44 + 8 * n_readers) : 0;
+    once += n_zones * (80 + 24 * n_readers);
+    uint64_t affordable = spare > once ? (spare - once) / (48 + 8 * n_readers) : 0;
     uint64_t least = max_objects < SMALL_STORE ? max_objects : SMALL_STORE;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;
     leases = leases < least ? least : leases;
@@ -46,12 +56,13 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     if (l.max_object_size > l.capacity)
         return SHMS_EINVAL;
     l.max_objects = options->max_objects ? options->max_objects : default_objects(l.capacity);
-    l.max_leases = default_leases(l.max_objects, l.n_readers, page);
+    l.zone_shift = zone_shift(l.capacity, l.max_objects);
+    l.max_leases = default_leases(l.max_objects, l.n_readers, shms_n_zones(&l), page);
     l.slots_at = SHMS_SUPERBLOCK_SIZE;
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);
     l.readers_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), page);
     l.reader_stride = shms_align_up(sizeof(shms_reader_table) + shms_align_up(l.max_objects * sizeof(shms_pin), 8) +
-                                        l.max_leases * sizeof(shms_word),
+                                        (l.max_leases + shms_n_zones(&l)) * sizeof(shms_word),
                                     page);
     /* A huge page must start at a multiple of its size in the file, too. */
     l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride,
@@ -68,23 +79,16 @@ static uint64_t hash_words(const uint64_t *words, ptrdiff_t n) {
     return h;
 }
 
+/* Offsets are asserted in layout.h, and cannot change without the version. */
 uint64_t shms_layout_stamp(void) {
     static const uint64_t facts[] = {
         SHMS_LAYOUT_VERSION,
         SHMS_REF_SIZE,
         SHMS_ALIGN,
         sizeof(shms_superblock),
-        offsetof(shms_superblock, data_at),
-        offsetof(shms_superblock, check),
-        offsetof(shms_superblock, next_id),
-        offsetof(shms_superblock, retired),
         sizeof(shms_slot),
-        offsetof(shms_slot, head),
-        offsetof(shms_slot, flags),
         sizeof(shms_lease),
-        offsetof(shms_lease, id),
         sizeof(shms_reader_table),
-        offsetof(shms_reader_table, releases),
 #if defined(__x86_64__)
         0x8664,
 #elif defined(__aarch64__)
@@ -117,7 +121,8 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
     if (shms_layout_compute(&l, &options, sb->page) != SHMS_OK || l.capacity != sb->capacity ||
         l.max_leases != sb->max_leases ||
         l.slots_at != sb->slots_at || l.leases_at != sb->leases_at || l.readers_at != sb->readers_at ||
-        l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.file_size != sb->file_size)
+        l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.zone_shift != sb->zone_shift ||
+        l.file_size != sb->file_size)
         return SHMS_ECORRUPT;
     if (file_size != l.file_size)
         return SHMS_ELAYOUT;

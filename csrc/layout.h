@@ -9,7 +9,8 @@
  *   +-------------------+----------------------------------------------------------------------------+
  *   | lease table       | written by the writer: 32 bytes a hand-out                                  |
  *   +=== page ==========+----------------------------------------------------------------------------+
- *   | reader table 0    | written by rank 0 alone: header, pins[max_objects], acks[max_leases]        |
+ *   | reader table 0    | written by rank 0 alone: header, pins[max_objects], acks[max_leases],       |
+ *   |                   | zone_releases[n_zones]                                                      |
  *   +=== page ==========+----------------------------------------------------------------------------+
  *   | reader table 1 ...| written by rank 1 alone                                                     |
  *   +=== page or 2 MiB =+----------------------------------------------------------------------------+
@@ -27,6 +28,9 @@
  *
  * Every word that two processes see is a 64-bit atomic (pins: 32-bit), naturally aligned, little-endian.  Nothing
  * here is a pointer: all positions are offsets or indices, checked before they are used.
+ *
+ * A *zone* is 2^zone_shift bytes of the data region.  Each rank counts, for each zone, what it has let go there; so the
+ * writer knows where a second look is worth while (zones.h).
  */
 #ifndef SHMS_LAYOUT_H
 #define SHMS_LAYOUT_H
@@ -38,9 +42,10 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 4u /* +1 also when the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 5u /* +1 also when the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
+#define SHMS_MAX_ZONES 1024u
 
 typedef _Atomic uint64_t shms_word;
 
@@ -76,9 +81,10 @@ typedef struct shms_superblock {
     uint64_t readers_at;
     uint64_t reader_stride;
     uint64_t data_at;
+    uint64_t zone_shift;
     uint64_t secret;      /* random; half of the key of every reference's tag */
     uint64_t check;       /* shms_layout_check(): all that the creation wrote */
-    uint64_t reserved[13];
+    uint64_t reserved[12];
     shms_word writer_pid; /* for people; liveness is the lock */
     shms_word writer_epoch; /* +1 by create and by each recover */
     shms_word next_id;    /* P1; the next object's */
@@ -87,6 +93,10 @@ typedef struct shms_superblock {
     shms_word used_bytes; /* ring bytes of live and unfinished objects */
     shms_word objects;    /* live ones */
     shms_word open_leases;
+    shms_word published;  /* L3; all leases below it are in the table, or over */
+    shms_word small_hand; /* as `hand`, for small objects */
+    shms_word disposable; /* 1: the name was generated, and nobody has asked for the store to stay */
+    shms_word more[5];
     shms_word counters[24]; /* enum shms_counter */
     /* retired[r] = epoch[r] + 1 at the time of shms_writer_retire; void as soon as the rank attaches again */
     shms_word retired[SHMS_MAX_READERS];
@@ -117,16 +127,19 @@ typedef struct shms_lease {
 } shms_lease;
 
 typedef struct shms_reader_table {
+    /* a cache line that the writer asks for at W1, and that changes only with the rank's process */
     shms_word epoch;    /* A4: how often this rank has attached */
     shms_word base;     /* A3: leases below are not for the present process */
-    shms_word releases; /* +1 after whatever may let an object go: R3, R4 */
     shms_word pid;      /* for people */
     shms_word attached_ns;
+    shms_word reserved[4];
+    /* another, which every get dirties */
+    shms_word releases; /* +1 after whatever may let an object go: R3, R4; after its zone's count */
     shms_word gets;
     shms_word stale;
     shms_word released; /* leases ended unread */
-    shms_word reserved[8];
-    /* shms_pin pins[max_objects], then shms_word acks[max_leases] */
+    shms_word more[4];
+    /* shms_pin pins[max_objects], shms_word acks[max_leases], shms_word zone_releases[n_zones] */
 } shms_reader_table;
 
 typedef _Atomic uint32_t shms_pin;
@@ -134,27 +147,73 @@ typedef _Atomic uint32_t shms_pin;
 _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are plain words");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
-_Static_assert(offsetof(shms_superblock, stamp) == 8, "stamp");
-_Static_assert(offsetof(shms_superblock, capacity) == 32, "capacity");
-_Static_assert(offsetof(shms_superblock, store) == 80, "store");
-_Static_assert(offsetof(shms_superblock, data_at) == 128, "data_at");
-_Static_assert(offsetof(shms_superblock, check) == 144, "check");
-_Static_assert(offsetof(shms_superblock, writer_pid) == 256, "the writer's words start a cache line");
-_Static_assert(offsetof(shms_superblock, counters) == 320, "counters");
-_Static_assert(offsetof(shms_superblock, retired) == 512, "retired");
+/* Every offset, so that two words of one size cannot change places unnoticed. */
+#define AT(type, field, at) _Static_assert(offsetof(type, field) == (at), #type "." #field)
+AT(shms_superblock, magic, 0);
+AT(shms_superblock, stamp, 8);
+AT(shms_superblock, page, 16);
+AT(shms_superblock, file_size, 24);
+AT(shms_superblock, capacity, 32);
+AT(shms_superblock, max_object_size, 40);
+AT(shms_superblock, n_readers, 48);
+AT(shms_superblock, max_objects, 56);
+AT(shms_superblock, max_leases, 64);
+AT(shms_superblock, flags, 72);
+AT(shms_superblock, store, 80);
+AT(shms_superblock, created_ns, 88);
+AT(shms_superblock, slots_at, 96);
+AT(shms_superblock, leases_at, 104);
+AT(shms_superblock, readers_at, 112);
+AT(shms_superblock, reader_stride, 120);
+AT(shms_superblock, data_at, 128);
+AT(shms_superblock, zone_shift, 136);
+AT(shms_superblock, secret, 144);
+AT(shms_superblock, check, 152);
+AT(shms_superblock, writer_pid, 256); /* the writer's words start a cache line */
+AT(shms_superblock, writer_epoch, 264);
+AT(shms_superblock, next_id, 272);
+AT(shms_superblock, next_lease, 280);
+AT(shms_superblock, hand, 288);
+AT(shms_superblock, used_bytes, 296);
+AT(shms_superblock, objects, 304);
+AT(shms_superblock, open_leases, 312);
+AT(shms_superblock, published, 320);
+AT(shms_superblock, small_hand, 328);
+AT(shms_superblock, disposable, 336);
+AT(shms_superblock, counters, 384);
+AT(shms_superblock, retired, 576);
+_Static_assert(sizeof(shms_superblock) == 576 + 8 * SHMS_MAX_READERS, "superblock");
 _Static_assert(sizeof(shms_superblock) <= SHMS_SUPERBLOCK_SIZE, "superblock");
 _Static_assert(SHMS_C_COUNT <= 24, "counters");
+AT(shms_slot, state, 0);
+AT(shms_slot, id, 8);
+AT(shms_slot, secret, 16);
+AT(shms_slot, offset, 24);
+AT(shms_slot, length, 32);
+AT(shms_slot, head, 40);
+AT(shms_slot, flags, 48);
+AT(shms_slot, put_ns, 56);
 _Static_assert(sizeof(shms_slot) == 64, "one cache line an object");
-_Static_assert(offsetof(shms_slot, id) == 8 && offsetof(shms_slot, offset) == 24 && offsetof(shms_slot, head) == 40 &&
-                   offsetof(shms_slot, put_ns) == 56,
-               "slot");
-_Static_assert(sizeof(shms_lease) == 32 && offsetof(shms_lease, id) == 16, "lease");
-_Static_assert(sizeof(shms_reader_table) == 128 && offsetof(shms_reader_table, releases) == 16, "reader table");
+AT(shms_lease, number, 0);
+AT(shms_lease, slot, 8);
+AT(shms_lease, id, 16);
+AT(shms_lease, opened_ns, 24);
+_Static_assert(sizeof(shms_lease) == 32, "lease");
+AT(shms_reader_table, epoch, 0);
+AT(shms_reader_table, base, 8);
+AT(shms_reader_table, pid, 16);
+AT(shms_reader_table, attached_ns, 24);
+AT(shms_reader_table, releases, 64);
+AT(shms_reader_table, gets, 72);
+AT(shms_reader_table, stale, 80);
+AT(shms_reader_table, released, 88);
+_Static_assert(sizeof(shms_reader_table) == 128, "reader table");
+#undef AT
 
 /* The geometry that follows from options; fields are named as in the superblock. */
 typedef struct shms_layout {
     uint64_t page, file_size, capacity, max_object_size, n_readers, max_objects, max_leases, flags;
-    uint64_t slots_at, leases_at, readers_at, reader_stride, data_at;
+    uint64_t slots_at, leases_at, readers_at, reader_stride, data_at, zone_shift;
 } shms_layout;
 
 /* Computes the geometry.  SHMS_EINVAL where an option is out of range.  There are as many lease entries as objects,
@@ -172,6 +231,9 @@ uint64_t shms_layout_check(const shms_superblock *sb);
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
 
 static inline uint64_t shms_align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
+
+static inline uint32_t shms_zone_of(const shms_layout *l, uint64_t offset) { return (uint32_t)(offset >> l->zone_shift); }
+static inline uint32_t shms_n_zones(const shms_layout *l) { return shms_zone_of(l, l->capacity - 1) + 1; }
 
 /* Bytes of an object of these lengths up to its payload, and in the ring. */
 static inline uint64_t shms_payload_at(uint32_t key_len, uint32_t meta_len) {

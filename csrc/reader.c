@@ -155,11 +155,11 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     if (shms_ref_read(ref, packed, sb, &r->seg.layout))
         return SHMS_ESTALE;
     const shms_slot *s = &r->seg.slots[ref->slot];
-    enum shms_state state = shms_reader_table_pin(r->table, s, ref->slot, ref->id);
+    enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id);
     if (state == SHMS_FREE)
         return SHMS_ESTALE;
     if (state == SHMS_EVICTING && !outlast_eviction(r, s, ref->id)) {
-        shms_reader_table_unpin(r->table, ref->slot);
+        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot);
         return SHMS_ESTALE;
     }
     shms_set(&seen->offset, shms_get(&s->offset));
@@ -170,7 +170,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
              : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
                                                                : SHMS_ECORRUPT;
     if (rc)
-        shms_reader_table_unpin(r->table, ref->slot);
+        shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot);
     return rc;
 }
 
@@ -193,7 +193,7 @@ int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **ou
         leave(r);
         return rc;
     }
-    shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
+    shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease, ref.address);
     atomic_fetch_add_explicit(&r->table->gets, 1, memory_order_relaxed);
     uint32_t key_len = shms_slot_key_len(&seen), meta_len = shms_slot_meta_len(&seen);
     uint64_t payload_at = shms_payload_at(key_len, meta_len), length = shms_get(&seen.length);
@@ -233,7 +233,7 @@ void shms_view_release(shms_view *v) {
     struct shms_reader *r = v->owner;
     /* In a forked child the view is the parent's, and so is the pin. */
     if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
-        shms_reader_table_unpin(r->table, v->slot);
+        shms_reader_table_unpin(r->table, &r->seg.layout, v->slot, (uint64_t)((const uint8_t *)v->key - r->seg.data));
         leave(r);
     }
     free(v);
@@ -254,7 +254,7 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
         if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id) {
             uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire); /* before the id is read again */
             if (shms_ref_sealed(packed, r->seg.sb->secret, secret))
-                rc = shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease);
+                rc = shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease, ref.address);
             else if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id)
                 rc = SHMS_ESTALE;
         }

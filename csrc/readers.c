@@ -24,9 +24,14 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
 }
 
 /* Counts one more thing that may have let an object go: after it, a release; the writer reads it before it looks. */
-static void released(shms_reader_table *t) { atomic_fetch_add_explicit(&t->releases, 1, memory_order_release); }
+static void released(shms_reader_table *t, const shms_layout *l, uint64_t offset) {
+    if (offset < l->capacity) /* a slot that is being written may say anything */
+        atomic_fetch_add_explicit(&shms_reader_zone_releases(t, l)[shms_zone_of(l, offset)], 1, memory_order_release);
+    atomic_fetch_add_explicit(&t->releases, 1, memory_order_release);
+}
 
-enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_slot *slot, uint32_t i, uint64_t id) {
+enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
+                                      uint64_t id) {
     SHMS_STEP("R1"); /* pairs with W3 */
     atomic_fetch_add_explicit(&shms_reader_pins(t)[i], 1, memory_order_seq_cst);
     SHMS_STEP("R2a"); /* pairs with W2 */
@@ -34,18 +39,30 @@ enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_slot *slo
     SHMS_STEP("R2b"); /* after R2a: an id that still matches once LIVE was seen is the live one's */
     if (atomic_load_explicit(&slot->id, memory_order_seq_cst) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
         return (enum shms_state)state;
-    shms_reader_table_unpin(t, i);
+    shms_reader_table_unpin_vain(t, l, slot, i);
     return SHMS_FREE;
 }
 
-void shms_reader_table_unpin(shms_reader_table *t, uint32_t i) {
+static void unpin(shms_reader_table *t, uint32_t i) {
     SHMS_STEP("R4"); /* pairs with W3 */
     atomic_fetch_sub_explicit(&shms_reader_pins(t)[i], 1, memory_order_release);
-    released(t);
+}
+
+void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset) {
+    unpin(t, i);
+    released(t, l, offset);
+}
+
+/* The pin may have been seen on an object that came into the slot while it stood.  So the place is asked for after R4:
+ * either that object is still there, or the writer has taken it away and knows. */
+void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i) {
+    unpin(t, i);
+    atomic_thread_fence(memory_order_seq_cst);
+    released(t, l, shms_get(&slot->offset));
 }
 
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
-                          uint64_t number) {
+                          uint64_t number, uint64_t offset) {
     SHMS_STEP("R3a"); /* an old reference must not answer for the entry's next lease; pairs with L2, C1 */
     if (atomic_load_explicit(&leases[entry].number, memory_order_acquire) != number)
         return 0;
@@ -54,7 +71,7 @@ int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms
     uint64_t seen = atomic_load_explicit(ack, memory_order_relaxed);
     while (seen < number)
         if (atomic_compare_exchange_weak_explicit(ack, &seen, number, memory_order_release, memory_order_relaxed)) {
-            released(t);
+            released(t, l, offset);
             return 1;
         }
     return 0;

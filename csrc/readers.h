@@ -20,6 +20,9 @@ static inline shms_pin *shms_reader_pins(shms_reader_table *t) { return (shms_pi
 static inline shms_word *shms_reader_acks(shms_reader_table *t, uint64_t max_objects) {
     return (shms_word *)((uint8_t *)(t + 1) + shms_align_up(max_objects * sizeof(shms_pin), 8));
 }
+static inline shms_word *shms_reader_zone_releases(shms_reader_table *t, const shms_layout *l) {
+    return shms_reader_acks(t, l->max_objects) + l->max_leases;
+}
 
 /* A2, A3, A4: takes over from whoever had the rank.  The rank's lock is held. */
 void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_word *next_lease, uint64_t pid,
@@ -27,12 +30,16 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
 
 /* R1, R2.  SHMS_LIVE: pinned, and the slot holds this object.  SHMS_EVICTING: pinned; the writer will say LIVE if it
  * saw the pin, else FREE.  SHMS_FREE: not pinned; the object is not there. */
-enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_slot *slot, uint32_t i, uint64_t id);
-/* R4 */
-void shms_reader_table_unpin(shms_reader_table *t, uint32_t i);
-/* R3, for a reference whose tag was found right: 1, or 0 where the lease is over or was acknowledged before. */
+enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
+                                      uint64_t id);
+/* R4, of an object that was taken, at `offset`. */
+void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset);
+/* R4 of a pin that was in vain: on whatever is in the slot. */
+void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i);
+/* R3, for a reference whose tag was found right, to an object at `offset`: 1, or 0 where the lease is over or was
+ * acknowledged before. */
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
-                          uint64_t number);
+                          uint64_t number, uint64_t offset);
 
 /* Acknowledgements below next_lease, base below or equal. */
 int shms_reader_table_valid(const shms_reader_table *t, const shms_layout *l, uint64_t next_lease);

@@ -255,9 +255,11 @@ static int create_locked(shms_segment *seg) {
     sb->readers_at = l->readers_at;
     sb->reader_stride = l->reader_stride;
     sb->data_at = l->data_at;
+    sb->zone_shift = l->zone_shift;
     sb->check = shms_layout_check(sb);
     atomic_store_explicit(&sb->next_id, 1, memory_order_relaxed);
     atomic_store_explicit(&sb->next_lease, 1, memory_order_relaxed);
+    atomic_store_explicit(&sb->published, 1, memory_order_relaxed);
     shms_segment_warm(seg);
     return SHMS_OK;
 }

@@ -17,10 +17,10 @@ static void a_pin_stands_only_where_the_object_is(void) {
             slots[2] = (shms_slot){.state = state, .id = 7};
             bool there = id == 7 && (state == SHMS_LIVE || state == SHMS_EVICTING);
             uint64_t releases = t->releases;
-            CHECK_EQ(there ? state : SHMS_FREE, shms_reader_table_pin(t, &slots[2], 2, id));
+            CHECK_EQ(there ? state : SHMS_FREE, shms_reader_table_pin(t, &layout, &slots[2], 2, id));
             CHECK_EQ(there, shms_reader_pins(t)[2]);
             if (there)
-                shms_reader_table_unpin(t, 2);
+                shms_reader_table_unpin(t, &layout, 2, 0);
             CHECK_EQ(0, shms_reader_pins(t)[2]);
             CHECK_EQ(releases + 1, t->releases); /* a pin that came and went may have turned an eviction */
         }
@@ -31,16 +31,16 @@ static void acknowledge_a_newer_one(const char *label) {
         return;
     shms_step_hook = NULL;
     leases[1].number = 9;
-    CHECK_EQ(1, shms_reader_table_ack(t, &layout, leases, 1, 9));
+    CHECK_EQ(1, shms_reader_table_ack(t, &layout, leases, 1, 9, 0));
 }
 
 static void an_acknowledgement_never_goes_back(void) {
     leases[1].number = 5;
     shms_step_hook = acknowledge_a_newer_one;
-    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5)); /* overtaken between R3a and R3b */
+    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5, 0)); /* overtaken between R3a and R3b */
     CHECK(!shms_step_hook);
     CHECK_EQ(9, *ack(1));
-    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5)); /* the entry is another's */
+    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5, 0)); /* the entry is another's */
     CHECK_EQ(9, *ack(1));
     leases[1].number = 0;
 }
@@ -55,12 +55,12 @@ static void every_step_matches_a_plain_count(void) {
         uint64_t number = leases[entry].number, released = t->releases;
         switch (below(&seed, 8)) {
         case 0: case 1:
-            CHECK_EQ(SHMS_LIVE, shms_reader_table_pin(t, &slots[slot], slot, slots[slot].id));
+            CHECK_EQ(SHMS_LIVE, shms_reader_table_pin(t, &layout, &slots[slot], slot, slots[slot].id));
             pins[slot]++;
             break;
         case 2: case 3:
             if (pins[slot]) {
-                shms_reader_table_unpin(t, slot);
+                shms_reader_table_unpin(t, &layout, slot, 0);
                 pins[slot]--;
                 news++;
             }
@@ -73,7 +73,7 @@ static void every_step_matches_a_plain_count(void) {
             uint64_t of = below(&seed, 4) ? number : number - 1;
             bool first = of && of == number && acked[entry] < of;
             if (of) {
-                CHECK_EQ(first, shms_reader_table_ack(t, &layout, leases, entry, of));
+                CHECK_EQ(first, shms_reader_table_ack(t, &layout, leases, entry, of, 0));
                 news += first;
                 counts[0] += first;
             }
