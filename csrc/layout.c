@@ -16,10 +16,11 @@
 
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
-/* Zones of 128 objects or so, if these are spread evenly; few enough to go through all of them for one refusal. */
-static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects) {
-    uint64_t zones = max_objects / 128, shift = 6;
-    zones = zones < 1 ? 1 : zones > SHMS_MAX_ZONES ? SHMS_MAX_ZONES : zones;
+/* Few enough zones to go through all of them for one refusal, of few enough objects to look at all of one; of more where
+ * each zone costs more, for many ranks. */
+static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_readers) {
+    uint64_t zones = max_objects / (n_readers < 8 ? 32 : 4 * n_readers), shift = 12;
+    zones = zones < 64 ? 64 : zones > SHMS_MAX_ZONES ? SHMS_MAX_ZONES : zones;
     while (((capacity - 1) >> shift) + 1 > zones)
         shift++;
     return shift;
@@ -27,11 +28,11 @@ static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects) {
 
 /* Lease entries cost 32 bytes, 16 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
  * each rank's table has a head and ends with part of a page; five pages are the superblock, the end of the writer's
- * tables and the writer itself; a zone takes some 80 bytes, and 24 a rank.  One entry an object is wanted; in a large store
+ * tables and the writer itself; a zone takes 120 bytes, and 24 a rank.  One entry an object is wanted; in a large store
  * of many ranks there are fewer, so that an object's share stays in its promise. */
 static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t n_zones, uint64_t page) {
-    uint64_t spare = max_objects * (256 - 117), once = n_readers * (page + sizeof(shms_reader_table) + 8) + 5 * page;
-    once += n_zones * (80 + 24 * n_readers);
+    uint64_t spare = max_objects * (256 - 117), once = n_readers * (page + sizeof(shms_reader_table) + 48) + 5 * page;
+    once += n_zones * (120 + 24 * n_readers);
     uint64_t affordable = spare > once ? (spare - once) / (48 + 8 * n_readers) : 0;
     uint64_t least = max_objects < SMALL_STORE ? max_objects : SMALL_STORE;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;
@@ -56,7 +57,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     if (l.max_object_size > l.capacity)
         return SHMS_EINVAL;
     l.max_objects = options->max_objects ? options->max_objects : default_objects(l.capacity);
-    l.zone_shift = zone_shift(l.capacity, l.max_objects);
+    l.zone_shift = zone_shift(l.capacity, l.max_objects, l.n_readers);
     l.max_leases = default_leases(l.max_objects, l.n_readers, shms_n_zones(&l), page);
     l.slots_at = SHMS_SUPERBLOCK_SIZE;
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);

@@ -45,7 +45,7 @@
 #define SHMS_LAYOUT_VERSION 5u /* +1 also when the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
-#define SHMS_MAX_ZONES 1024u
+#define SHMS_MAX_ZONES 4096u
 
 typedef _Atomic uint64_t shms_word;
 

@@ -11,10 +11,11 @@
 #include "step.h"
 
 uint64_t shms_leases_memory(uint32_t n_entries, uint32_t n_slots) {
-    return (3 * (uint64_t)n_entries + n_slots) * sizeof(uint32_t);
+    return (4 * (uint64_t)n_entries + n_slots) * sizeof(uint32_t);
 }
 
 static void link_in(shms_leases *l, uint32_t entry, uint32_t slot) {
+    l->slot[entry] = slot;
     l->next[entry] = l->first[slot];
     l->prev[entry] = SHMS_NONE;
     if (l->first[slot] != SHMS_NONE)
@@ -30,7 +31,8 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
                        .n_entries = (uint32_t)layout->max_leases,
                        .n_slots = (uint32_t)layout->max_objects};
     l->free = memory;
-    l->next = l->free + l->n_entries;
+    l->slot = l->free + l->n_entries;
+    l->next = l->slot + l->n_entries;
     l->prev = l->next + l->n_entries;
     l->first = l->prev + l->n_entries;
     for (uint32_t i = 0; i < l->n_slots; i++)
@@ -75,7 +77,7 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
 }
 
 void shms_leases_close(shms_leases *l, uint32_t entry) {
-    uint32_t slot = (uint32_t)shms_get(&l->table[entry].slot);
+    uint32_t slot = l->slot[entry];
     SHMS_STEP("C1"); /* pairs with R3a: a reader that comes late acknowledges nothing */
     atomic_store_explicit(&l->table[entry].number, 0, memory_order_release);
     if (l->prev[entry] != SHMS_NONE)
@@ -97,7 +99,7 @@ int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t tak
         uint32_t before = SHMS_NONE;
         for (uint32_t e = l->first[s]; e != SHMS_NONE; before = e, e = l->next[e]) {
             uint64_t number = e < l->n_entries ? shms_get(&l->table[e].number) : 0;
-            if (number == 0 || number >= next || shms_get(&l->table[e].slot) != s || l->prev[e] != before ||
+            if (number == 0 || number >= next || shms_get(&l->table[e].slot) != s || l->slot[e] != s || l->prev[e] != before ||
                 shms_get(&slots[s].state) != SHMS_LIVE || shms_get(&slots[s].id) != shms_get(&l->table[e].id) ||
                 ++listed > open)
                 return SHMS_ECORRUPT;

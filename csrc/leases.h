@@ -20,6 +20,7 @@ typedef struct shms_leases {
     uint32_t n_entries, n_slots;
     uint32_t n_free;
     uint32_t *free;  /* stack */
+    uint32_t *slot;  /* per entry: whose lease it is; what the segment says is not believed twice */
     uint32_t *next;  /* per entry: of the same slot */
     uint32_t *prev;  /* per entry */
     uint32_t *first; /* per slot */

@@ -36,24 +36,30 @@ static int leave(struct shms_writer *w, int rc) {
     return rc;
 }
 
-static void note_key(shms_keylist *list, const uint8_t *key, uint32_t len) {
-    if (list->room < list->size + 4 + len) {
-        uint64_t room = 2 * (list->size + 4 + len) + 4096;
-        uint8_t *bytes = realloc(list->bytes, room);
-        if (!bytes)
-            return;
-        list->bytes = bytes;
-        list->room = room;
-    }
-    memcpy(list->bytes + list->size, &len, 4);
-    memcpy(list->bytes + list->size + 4, key, len);
-    list->size += 4 + len;
+bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes) {
+    shms_keylist *list = &w->evicted;
+    uint64_t need = list->size + 4 * n + bytes;
+    if (!w->tracking || need <= list->room)
+        return true;
+    uint8_t *grown = realloc(list->bytes, 2 * need + 4096);
+    if (!grown)
+        return false;
+    list->bytes = grown;
+    list->room = 2 * need + 4096;
+    return true;
 }
 
 void shms_forget_key(struct shms_writer *w, uint32_t slot) {
-    shms_slot *s = shms_writer_slot(w, slot);
-    if (shms_index_remove(&w->index, slot) && w->tracking)
-        note_key(&w->evicted, w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
+    const shms_slot *s = shms_writer_slot(w, slot);
+    if (!shms_index_remove(&w->index, slot) || !w->tracking)
+        return;
+    shms_keylist *list = &w->evicted;
+    uint32_t len = shms_slot_key_len(s);
+    if (list->room < list->size + 4 + len) /* tracking has begun in the middle of an eviction */
+        return;
+    memcpy(list->bytes + list->size, &len, 4);
+    memcpy(list->bytes + list->size + 4, w->seg.data + shms_get(&s->offset), len);
+    list->size += 4 + len;
 }
 
 static int next_secret(struct shms_writer *w, uint64_t *out) {
@@ -73,6 +79,7 @@ static void hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8
                     .address = shms_get(&s->offset), .id = shms_get(&s->id)};
     ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, shms_now_ns());
     shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
+    shms_reclaim_leases(w);
 }
 
 static void untake(struct shms_writer *w, uint32_t entry) {
@@ -80,30 +87,29 @@ static void untake(struct shms_writer *w, uint32_t entry) {
         shms_leases_untake(&w->leases, entry);
 }
 
-static int begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                 uint64_t payload_size, bool leased, shms_ticket *out) {
-    int rc = enter_with_key(w, key, key_len);
-    if (rc)
-        return rc;
+/* Where the object goes, and all that a commit will need; the mutex and `placing` are held. */
+static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint64_t payload_size,
+                 bool leased, shms_ticket *out) {
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
     if (meta_len > SHMS_MAX_META || payload_size > w->seg.layout.capacity)
-        return leave(w, SHMS_ETOOLARGE);
+        return SHMS_ETOOLARGE;
     uint64_t length = payload_size ? payload_at + payload_size : (uint64_t)key_len + meta_len;
     uint64_t span = shms_span(length), secret;
     if (length > w->seg.layout.max_object_size || span > w->seg.layout.capacity)
-        return leave(w, SHMS_ETOOLARGE);
+        return SHMS_ETOOLARGE;
     if (shms_index_find(&w->index, key, key_len) != SHMS_NONE)
-        return leave(w, SHMS_EEXISTS);
-    if ((rc = next_secret(w, &secret)))
-        return leave(w, rc);
+        return SHMS_EEXISTS;
+    int rc = next_secret(w, &secret);
+    if (rc)
+        return rc;
     shms_reclaim_begin(w);
     uint32_t entry = SHMS_NONE;
     if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
-        return leave(w, SHMS_ENOLEASE);
-    shms_place place;
-    if ((rc = shms_reclaim_space(w, span, &place))) {
+        return SHMS_ENOLEASE;
+    shms_room_for room;
+    if ((rc = shms_reclaim_space(w, span, &room)) || (rc = w->closed ? SHMS_ECLOSED : SHMS_OK)) {
         untake(w, entry);
-        return leave(w, rc);
+        return rc;
     }
     uint32_t slot = w->free_slots[--w->n_free_slots];
     shms_slot *s = shms_writer_slot(w, slot);
@@ -115,25 +121,39 @@ static int begin(struct shms_writer *w, const char *key, uint32_t key_len, const
     atomic_thread_fence(memory_order_release);
     shms_set(&s->id, id);
     atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with a release unread */
-    shms_set(&s->offset, place.at);
+    shms_set(&s->offset, room.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
     shms_set(&s->flags, 0);
-    shms_ring_insert(&w->ring, &place, slot);
-    shms_set(&w->seg.sb->hand, w->ring.hand);
+    shms_ring_insert(&w->ring, slot, room.behind);
+    if (room.moves) {
+        shms_ring_move_hand(&w->ring, room.area, slot, room.lap);
+        shms_set(room.area == SHMS_LARGE ? &w->seg.sb->hand : &w->seg.sb->small_hand, w->ring.areas[room.area].hand);
+    }
     shms_add(&w->seg.sb->used_bytes, span);
     w->protected[slot] = 0; /* guards of an object that was aborted here may still be about */
-    char *at = (char *)w->seg.data + place.at;
+    char *at = (char *)w->seg.data + room.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
     memcpy(at, key, key_len);
-    if (meta_len)
-        memcpy(at + key_len, meta, meta_len);
     shms_index_add(&w->index, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
     *out = (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot,
                          .entry = entry};
-    return leave(w, SHMS_OK);
+    return SHMS_OK;
+}
+
+static int begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                 uint64_t payload_size, bool leased, shms_ticket *out) {
+    int rc = key_ok(key, key_len);
+    if (rc || (rc = shms_writer_enter_to_place(w)))
+        return rc;
+    rc = place(w, key, key_len, meta_len, payload_size, leased, out);
+    leave(w, rc);
+    pthread_mutex_unlock(&w->placing);
+    if (rc == SHMS_OK && meta_len) /* like the payload, outside the mutex: it may be of any size */
+        memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
+    return rc;
 }
 
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
@@ -167,7 +187,9 @@ static void end_unborn(struct shms_writer *w, const shms_ticket *t) {
     shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
     SHMS_STEP("P5");
     atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
-    shms_forget(w, t->slot);
+    shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&shms_writer_slot(w, t->slot)->length)));
+    shms_ring_remove(&w->ring, t->slot);
+    w->free_slots[w->n_free_slots++] = t->slot;
     untake(w, t->entry);
     ticket_ended(w, t);
 }
@@ -201,7 +223,8 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_add(&w->seg.sb->objects, 1);
     shms_count(w, SHMS_C_PUTS, 1);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
-    ticket_ended(w, t); /* a slot in WRITING may never go, this one may */
+    ticket_ended(w, t);
+    shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may never go, this one may */
     if (out)
         hand_out(w, t->slot, t->entry, out);
     else
@@ -263,7 +286,7 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE)
         return leave(w, SHMS_ENOLEASE);
-    w->ring.used[slot] = 1;
+    shms_ring_use(&w->ring, slot);
     shms_count(w, SHMS_C_HITS, 1);
     hand_out(w, slot, entry, out);
     return leave(w, SHMS_OK);
@@ -280,7 +303,7 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
         return rc;
     uint32_t slot = find_live(w, key, key_len);
     if (slot != SHMS_NONE)
-        w->ring.used[slot] = 1;
+        shms_ring_use(&w->ring, slot);
     return leave(w, slot != SHMS_NONE);
 }
 
@@ -290,9 +313,10 @@ int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, shms_
     if (rc)
         return rc;
     uint32_t slot = shms_index_find(&w->index, key, key_len);
-    if (slot == SHMS_NONE)
+    if (slot == SHMS_NONE || shms_get(&shms_writer_slot(w, slot)->state) == SHMS_FREE)
         return leave(w, SHMS_ENOTFOUND);
     w->protected[slot]++;
+    shms_zones_stale_slot(&w->zones, slot);
     *out = (shms_guard){.owner = w, .id = shms_get(&shms_writer_slot(w, slot)->id), .slot = slot};
     return leave(w, SHMS_OK);
 }
@@ -308,7 +332,7 @@ int shms_guard_end(shms_guard *g) {
     const shms_slot *s = shms_writer_slot(w, g->slot);
     if (shms_get(&s->id) != g->id)
         return leave(w, SHMS_OK);
-    w->books++;
+    shms_zones_stale_slot(&w->zones, g->slot);
     if (--w->protected[g->slot] == 0 && shms_get(&s->state) == SHMS_LIVE && shms_slot_deleted(s)) {
         shms_reclaim_begin(w);
         shms_reclaim_slot(w, g->slot);
@@ -337,8 +361,8 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
     if (shms_get(&e->number) != ref.lease)
         return leave(w, 0);
     shms_leases_close(&w->leases, ref.entry);
+    shms_zones_stale_slot(&w->zones, ref.slot);
     shms_count(w, SHMS_C_CANCELS, 1);
-    w->books++;
     return leave(w, 1);
 }
 
@@ -353,7 +377,7 @@ int64_t shms_writer_cancel_all(shms_writer *w) {
             ended++;
         }
     shms_count(w, SHMS_C_CANCELS, (uint64_t)ended);
-    w->books++;
+    shms_zones_stale_all(&w->zones);
     pthread_mutex_unlock(&w->mutex);
     return ended;
 }
@@ -366,18 +390,20 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
         return leave(w, SHMS_EINVAL);
     uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, rank)->epoch, memory_order_acquire);
     shms_set(&w->seg.sb->retired[rank], epoch + 1);
-    w->books++;
     return leave(w, SHMS_OK);
 }
 
-static void delete_slot(struct shms_writer *w, uint32_t slot) {
+static int delete_slot(struct shms_writer *w, uint32_t slot) {
     shms_slot *s = shms_writer_slot(w, slot);
+    if (!shms_room_for_keys(w, 1, shms_slot_key_len(s)))
+        return SHMS_ENOMEM;
     shms_forget_key(w, slot);
     SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
     atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;
     shms_count(w, SHMS_C_DELETES, 1);
     shms_reclaim_slot(w, slot);
+    return SHMS_OK;
 }
 
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
@@ -386,8 +412,8 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
         return rc;
     uint32_t slot = find_live(w, key, key_len);
     shms_reclaim_begin(w);
-    if (slot != SHMS_NONE)
-        delete_slot(w, slot);
+    if (slot != SHMS_NONE && (rc = delete_slot(w, slot)))
+        return leave(w, rc);
     return leave(w, slot != SHMS_NONE);
 }
 
@@ -399,9 +425,9 @@ static int delete_id(struct shms_writer *w, uint32_t slot, uint64_t id) {
     const shms_slot *s = shms_writer_slot(w, slot);
     if (shms_get(&s->state) == SHMS_LIVE && shms_get(&s->id) == id && !(shms_get(&s->flags) & SHMS_SLOT_DELETED)) {
         shms_reclaim_begin(w);
-        delete_slot(w, slot);
+        rc = delete_slot(w, slot);
     }
-    return leave(w, SHMS_OK);
+    return leave(w, rc);
 }
 
 int shms_writer_take_back(shms_writer *w, const uint8_t *packed) {
@@ -429,21 +455,21 @@ int shms_writer_clear(shms_writer *w) {
     if (rc)
         return rc;
     shms_reclaim_begin(w);
-    for (uint32_t s = w->ring.first, next; s != SHMS_NONE; s = next) {
+    for (uint32_t s = w->ring.first, next; s != SHMS_NONE && rc == SHMS_OK; s = next) {
         next = w->ring.next[s];
         if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE)
             continue;
         if (shms_slot_deleted(shms_writer_slot(w, s)))
             shms_reclaim_slot(w, s);
         else
-            delete_slot(w, s);
+            rc = delete_slot(w, s);
     }
-    return leave(w, SHMS_OK);
+    return leave(w, rc);
 }
 
 int64_t shms_writer_count(shms_writer *w) {
     int rc = shms_writer_enter(w);
-    return rc ? rc : leave(w, (int)(w->index.count - w->unfinished));
+    return rc ? rc : leave(w, (int)(w->index.count - w->unfinished - w->leaving));
 }
 
 typedef struct aged {

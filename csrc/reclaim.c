@@ -6,7 +6,8 @@
  * state goes back to LIVE.  readers.h says why one of the two sides must see the other.
  *
  *   1. All victims of one put are set to EVICTING, then all are asked for pins, then all become FREE, or all LIVE
- *      again.  So a put either has its room or has taken nothing.
+ *      again.  So a put either has its room or has taken nothing.  Nothing else is done in between: a reader that meets
+ *      EVICTING waits.
  *   2. What W1 found stays true while the mutex is held: only the writer opens leases, an acknowledgement and a base
  *      only grow, and a rank found dead is dead for every lease opened before, because one that takes its place sets
  *      its base above them (A3) before it counts as attached (A4).
@@ -14,11 +15,13 @@
  *      W2 and W4 the lock is asked again, and only where a pin stands.  Before W2 a remembered "alive" costs at most
  *      a refusal, which the next call asks again; a remembered "gone" is of type 2.
  *
- * Two laps over many held objects are slow.  A refusal is therefore remembered together with everything that could
- * turn it: the writer's own books, each rank's count of releases (read before the laps, so that what is released
- * during them counts as news), its epoch, and whether it lives.
+ * Two locks.  Hits need `mutex`, so nobody holds it for long: whoever has more to do *breathes* now and then, that is,
+ * lets those in who wait.  Meanwhile anything may change but one thing: `placing` lets only one put at a time look for
+ * its place, so what it has cleared stays clear.
+ *
+ * A search begins near the hand, which is where a CLOCK finds its victims.  What it does not find within a few steps it
+ * looks up in the zones, which remember what was held where (zones.h).
  */
-#include <sched.h>
 #include <string.h>
 
 #include "step.h"
@@ -26,9 +29,12 @@
 
 enum { UNKNOWN, HERE, GONE };
 
-/* A victim that is pinned between being looked at and W3 makes the search start again; a store that is read faster
- * than it can be searched this often is full. */
-#define MAX_SEARCHES 1000
+#define NEAR 64            /* objects: so far a search walks from the hand */
+#define BUDGET 1024        /* of looks at a rank's words, between two breaths: some 10 us */
+#define FORGET_AT_ONCE 128 /* victims, likewise */
+#define SWEEP_AT_ONCE 4096 /* lease entries that one call looks at, when none is free, */
+#define SWEEP_EARLY 512    /* and that each hand-out looks at, at the most */
+#define MAX_SEARCHES 1000  /* a store that is read faster than it can be searched this often is full */
 
 void shms_reclaim_begin(struct shms_writer *w) { memset(w->verdict, UNKNOWN, w->seg.layout.n_readers); }
 
@@ -44,16 +50,19 @@ static bool rank_gone(struct shms_writer *w, uint32_t r) {
     return w->verdict[r] == GONE;
 }
 
-static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
+/* Without asking whether the rank lives. */
+static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
     shms_reader_table *t = shms_segment_reader(&w->seg, r);
     SHMS_STEP("W1a"); /* acquire; pairs with R3b: who has acknowledged has a visible pin.  And with A3 */
     if (atomic_load_explicit(&shms_reader_acks(t, w->seg.layout.max_objects)[entry], memory_order_acquire) == number ||
         atomic_load_explicit(&t->base, memory_order_acquire) > number)
         return true;
     uint64_t retired = shms_get(&w->seg.sb->retired[r]);
-    if (retired && retired == atomic_load_explicit(&t->epoch, memory_order_acquire) + 1)
-        return true;
-    return rank_gone(w, r);
+    return retired && retired == atomic_load_explicit(&t->epoch, memory_order_acquire) + 1;
+}
+
+static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
+    return lease_left_by(w, r, entry, number) || rank_gone(w, r);
 }
 
 static bool lease_done(struct shms_writer *w, uint32_t entry) {
@@ -85,6 +94,26 @@ static bool may_go(void *context, uint32_t slot) {
     return true;
 }
 
+/* The same for a survey, which also wants to know who holds the object: bytes pinned by a living rank, or promised to it
+ * and not yet acknowledged. */
+enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
+    struct shms_writer *w = context;
+    if (!held)
+        return may_go(w, slot) ? SHMS_FREE_TO_GO : SHMS_HELD;
+    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
+    bool live = shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE, anyone = false;
+    if (live && may_go(w, slot))
+        return SHMS_FREE_TO_GO;
+    for (uint32_t r = 0; live && r < w->seg.layout.n_readers; r++) {
+        bool holds = atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r);
+        for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
+            holds = !lease_done_by(w, r, e, shms_get(&w->leases.table[e].number));
+        held[r] += holds ? span : 0;
+        anyone |= holds;
+    }
+    return anyone ? SHMS_HELD : SHMS_KEPT;
+}
+
 /* W3 for one slot in EVICTING. */
 static bool pinned(struct shms_writer *w, uint32_t slot) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
@@ -98,185 +127,335 @@ static bool pinned(struct shms_writer *w, uint32_t slot) {
     return false;
 }
 
-static void set_state(struct shms_writer *w, uint32_t slot, enum shms_state state) {
-    atomic_store_explicit(&shms_writer_slot(w, slot)->state, state, memory_order_seq_cst);
+/* Lets in who waits for the mutex.  What was asked about ranks is asked again after it. */
+static bool breathe(struct shms_writer *w) {
+    bool others = shms_writer_let_in(w);
+    if (others)
+        shms_reclaim_begin(w);
+    return others;
 }
 
-void shms_forget(struct shms_writer *w, uint32_t slot) {
-    shms_slot *s = shms_writer_slot(w, slot);
-    shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&s->length)));
-    shms_ring_remove(&w->ring, slot);
-    w->free_slots[w->n_free_slots++] = slot;
-}
+/* The objects from `first` on that begin before `end`, one after the other. */
+#define VICTIMS(s) (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = w->ring.next[s])
 
-/* W2 to W4 for n slots: those of the list, and `extra`.  All go or none. */
-static bool evict(struct shms_writer *w, uint32_t first, uint32_t n, uint32_t extra) {
+/* W2 to W4: all go, or none (SHMS_EFULL); `behind` is what comes after them.  Nobody else looks for a place, or there is
+ * one victim. */
+static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
+    uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0;
+    uint32_t n = 0, last = SHMS_NONE;
+    for VICTIMS(s) { /* it may be a while since W1 */
+        const shms_slot *slot = shms_writer_slot(w, s);
+        uint64_t span = shms_span(shms_get(&slot->length));
+        if (shms_get(&slot->state) != SHMS_LIVE || w->protected[s] || w->leases.first[s] != SHMS_NONE)
+            return SHMS_EFULL;
+        if (!shms_slot_deleted(slot)) {
+            keys += shms_slot_key_len(slot);
+            evicted++;
+            evicted_bytes += span;
+        }
+        bytes += span;
+        last = s;
+        n++;
+    }
+    *behind = w->ring.next[last];
+    if (evicted && !shms_room_for_keys(w, evicted, keys))
+        return SHMS_ENOMEM;
     bool go = true;
-    uint32_t s = first;
-    for (uint32_t i = 0; i < n; i++, s = w->ring.next[s]) {
-        SHMS_STEP("W2"); /* seq_cst; pairs with R2a */
-        set_state(w, s, SHMS_EVICTING);
+    for VICTIMS(s) {
+        SHMS_STEP("W2"); /* with the fence; pairs with R2a */
+        shms_set(&shms_writer_slot(w, s)->state, SHMS_EVICTING);
     }
-    if (extra != SHMS_NONE) {
-        SHMS_STEP("W2");
-        set_state(w, extra, SHMS_EVICTING);
-    }
-    s = first;
-    for (uint32_t i = 0; go && i < n; i++, s = w->ring.next[s])
-        go = !pinned(w, s);
-    if (go && extra != SHMS_NONE)
-        go = !pinned(w, extra);
-    s = first;
-    for (uint32_t i = 0; i <= n; i++) {
-        uint32_t victim = i < n ? s : extra;
-        if (victim == SHMS_NONE)
+    atomic_thread_fence(memory_order_seq_cst);
+    for VICTIMS(s)
+        if (!(go = !pinned(w, s)))
             break;
-        if (i < n)
-            s = w->ring.next[s];
-        if (!go) {
+    for VICTIMS(s) {
+        if (go)
+            SHMS_STEP("W4"); /* before one byte is reused, or a successor would call half-written bytes LIVE */
+        else
             SHMS_STEP("W5");
-            set_state(w, victim, SHMS_LIVE);
+        atomic_store_explicit(&shms_writer_slot(w, s)->state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
+    }
+    if (!go)
+        return SHMS_EFULL;
+    atomic_thread_fence(memory_order_release); /* W4 before the stores that reuse the bytes */
+    shms_add(&w->seg.sb->objects, -(uint64_t)n);
+    shms_add(&w->seg.sb->used_bytes, -bytes);
+    shms_count(w, SHMS_C_EVICTIONS, evicted);
+    shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
+    if (n == 1)
+        shms_ring_remove(&w->ring, first);
+    else
+        shms_ring_cut(&w->ring, first, last, n);
+    w->leaving += n;
+    for (uint32_t s = first, next, i = 0; i < n; s = next) {
+        next = w->ring.next[s];
+        if (!shms_slot_deleted(shms_writer_slot(w, s)))
+            shms_forget_key(w, s);
+        w->free_slots[w->n_free_slots++] = s;
+        w->leaving--;
+        if (++i % FORGET_AT_ONCE == 0 && breathe(w))
+            *behind = shms_ring_at(&w->ring, end);
+    }
+    return SHMS_OK;
+}
+
+/* Marks what ranks may have let go since the last call; see zones.h.  What is asked here about a rank holds for the
+ * surveys that follow: a rank that dies after it is news to the next call. */
+static void hear(struct shms_writer *w) {
+    const shms_layout *l = &w->seg.layout;
+    uint32_t n_zones = w->ring.n_zones;
+    shms_reclaim_begin(w);
+    for (uint32_t r = 0; r < l->n_readers; r++) {
+        shms_reader_table *t = shms_segment_reader(&w->seg, r);
+        shms_heard now = {.epoch = atomic_load_explicit(&t->epoch, memory_order_seq_cst),
+                          .base = atomic_load_explicit(&t->base, memory_order_acquire),
+                          .retired = shms_get(&w->seg.sb->retired[r]),
+                          .releases = atomic_load_explicit(&t->releases, memory_order_acquire),
+                          .gone = rank_gone(w, r)};
+        shms_heard before = w->heard[r];
+        uint64_t *zones = w->heard_zones + (uint64_t)r * n_zones;
+        w->heard[r] = now;
+        if (now.epoch != before.epoch || now.base != before.base || now.gone != before.gone || now.retired != before.retired)
+            shms_zones_stale_all(&w->zones);
+        else if (now.releases == before.releases)
+            continue;
+        w->unswept = w->leases.n_entries;
+        const shms_word *counts = shms_reader_zone_releases(t, l);
+        for (uint32_t z = 0; z < n_zones; z++) {
+            uint64_t count = shms_get(&counts[z]);
+            if (count != zones[z])
+                shms_zones_stale(&w->zones, z);
+            zones[z] = count;
+        }
+    }
+}
+
+/* A search that has found its place: where, and what the hand does. */
+typedef struct search {
+    shms_place place;
+    enum shms_area_name area;
+    bool moves; /* the hand goes there; not to a gap that it has left behind */
+    bool lap;   /* and has been round once before */
+    bool heard; /* what ranks have let go, in this operation */
+    uint64_t longest; /* of the runs, where there is no place */
+} search;
+
+/* Can everything in the place go?  Looks at each, and breathes on its way. */
+static bool look_again(struct shms_writer *w, const shms_place *p) {
+    int64_t budget = BUDGET;
+    for (uint32_t s = p->first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < p->at + p->span;) {
+        uint64_t end = shms_ring_end(&w->ring, s);
+        if (!may_go(w, s)) {
+            shms_zones_stale_slot(&w->zones, s);
+            return false;
+        }
+        if ((budget -= w->zones.n_ranks) > 0) {
+            s = w->ring.next[s];
             continue;
         }
-        shms_slot *slot = shms_writer_slot(w, victim);
-        if (!shms_slot_deleted(slot)) {
-            shms_forget_key(w, victim);
-            shms_count(w, SHMS_C_EVICTIONS, 1);
-            shms_count(w, SHMS_C_EVICTED_BYTES, shms_span(shms_get(&slot->length)));
-        }
-        SHMS_STEP("W4"); /* before one byte is reused, or a successor would call half-written bytes LIVE */
-        set_state(w, victim, SHMS_FREE);
-        shms_add(&w->seg.sb->objects, (uint64_t)-1);
-        shms_forget(w, victim);
-    }
-    atomic_thread_fence(memory_order_release); /* W4 before the stores that reuse the bytes */
-    return go;
-}
-
-static bool refusal_stands(struct shms_writer *w, const shms_refusal *f, uint64_t span) {
-    if (!f->known || span < f->span || f->books != w->books)
-        return false;
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
-        shms_reader_table *t = shms_segment_reader(&w->seg, r);
-        if (atomic_load_explicit(&t->releases, memory_order_acquire) != f->releases[r] ||
-            atomic_load_explicit(&t->epoch, memory_order_acquire) != f->epochs[r] ||
-            (f->epochs[r] && shms_segment_held(&w->seg, (int)r) != f->here[r]))
-            return false;
+        breathe(w);
+        budget = BUDGET;
+        s = end < w->ring.capacity ? shms_ring_at(&w->ring, end) : SHMS_NONE; /* what was next may be gone */
     }
     return true;
 }
 
-/* Before a search: what is released while it runs is news to the next call. */
-static void refusal_prepare(struct shms_writer *w, shms_refusal *f, uint64_t span) {
-    f->known = false;
-    f->span = span;
-    f->books = w->books;
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
-        shms_reader_table *t = shms_segment_reader(&w->seg, r);
-        f->releases[r] = atomic_load_explicit(&t->releases, memory_order_acquire);
-        f->epochs[r] = atomic_load_explicit(&t->epoch, memory_order_acquire);
+/* Finds a place by the zones: 1 found, 0 full, -1 to be called again after a breath. */
+static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
+    const shms_ring *r = &w->ring;
+    const shms_area *area = &r->areas[f->area];
+    uint64_t anywhere, longest;
+    int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, f->place.span, SHMS_ANY, budget, &anywhere, &f->longest);
+    if (rc <= 0)
+        return rc;
+    for (enum shms_level level = SHMS_UNUSED;; level = SHMS_ANY) {
+        rc = shms_zones_find(&w->zones, area->from, area->to, area->hand, f->place.span, level, budget, &f->place.at, &longest);
+        f->lap = level == SHMS_ANY;
+        if (rc || f->lap)
+            break;
     }
+    if (rc < 0)
+        return rc;
+    if (rc == 0) {
+        f->place.at = anywhere;
+        f->area = anywhere < r->areas[SHMS_LARGE].to ? SHMS_LARGE : SHMS_SMALL;
+    }
+    f->place.first = shms_ring_at(r, f->place.at);
+    if (!look_again(w, &f->place))
+        return -1;
+    f->place.first = shms_ring_at(r, f->place.at); /* again, for it has breathed */
+    return 1;
 }
 
-static void stretch_ends(shms_room *room, uint64_t start, uint64_t end) {
-    if (end - start > room->longest)
-        room->longest = end - start;
+static void hear_once(struct shms_writer *w, search *f) {
+    if (!f->heard)
+        hear(w);
+    f->heard = true;
 }
 
-/* Who holds how much: bytes pinned by a living rank, or promised to it and not yet acknowledged.  And what that leaves:
- * whatever no rank holds may go, unless the writer itself still needs it. */
-static void count_held(struct shms_writer *w) {
-    uint64_t start = 0; /* of the stretch: the end of the last object that stays */
-    memset(w->held, 0, sizeof w->held);
-    w->room = (shms_room){0};
-    for (uint32_t s = w->ring.first; s != SHMS_NONE; s = w->ring.next[s]) {
-        shms_slot *slot = shms_writer_slot(w, s);
-        uint64_t span = shms_span(shms_get(&slot->length));
-        bool live = shms_get(&slot->state) == SHMS_LIVE, anyone = false;
-        for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
-            bool holds = live && atomic_load_explicit(pin_of(w, r, s), memory_order_relaxed) && !rank_gone(w, r);
-            for (uint32_t e = w->leases.first[s]; !holds && e != SHMS_NONE; e = w->leases.next[e])
-                holds = !lease_done_by(w, r, e, shms_get(&w->leases.table[e].number));
-            w->held[r] += holds ? span : 0;
-            anyone |= holds;
+static int find(struct shms_writer *w, search *f, int64_t *budget) {
+    shms_ring *r = &w->ring;
+    uint64_t span = f->place.span;
+    enum shms_level level = r->fifo ? SHMS_ANY : SHMS_UNUSED;
+    f->area = shms_ring_area(r, span);
+    f->moves = true;
+    f->lap = false;
+    /* A gap that a hand has left is as good as new room; in order of insertion nothing is out of turn. */
+    if (span > r->small && !r->fifo && span <= r->gap && shms_ring_gap(r, SHMS_LARGE) < span) {
+        int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, span, SHMS_GAPS, budget, &f->place.at,
+                                 &f->longest);
+        if (rc > 0) {
+            f->place.first = shms_ring_at(r, f->place.at);
+            f->moves = false;
         }
-        bool stays = !live || w->protected[s];
-        w->room.kept += stays && !anyone ? span : 0;
-        if (!stays && !anyone) {
-            w->room.reclaimable += span;
+        if (rc)
+            return rc;
+        r->gap = f->longest;
+    }
+    if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
+        return 1;
+    f->lap = true;
+    if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, may_go, w, &f->place))
+        return 1;
+    f->lap = false;
+    hear_once(w, f);
+    return find_far(w, f, budget);
+}
+
+/* Finds an object to go for its slot alone, near the place or anywhere: 1 found, 0 there is none, -1 as find_far. */
+static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32_t *out) {
+    const shms_ring *r = &w->ring;
+    for (int spare_used = !r->fifo; spare_used >= 0; spare_used--)
+        for (uint32_t i = 0, s = f->place.first; i < NEAR && i < r->count; i++, s = r->next[s]) {
+            if (s == SHMS_NONE)
+                s = r->first;
+            if (!(spare_used && shms_ring_is_used(r, s)) && may_go(w, s)) {
+                *out = s;
+                return 1;
+            }
+        }
+    hear_once(w, f);
+    if (!shms_zones_survey(&w->zones, budget))
+        return -1;
+    for (uint32_t z = 0; z < r->n_zones; z++) {
+        if (w->zones.free[z] == 0)
             continue;
-        }
-        stretch_ends(&w->room, start, shms_get(&slot->offset));
-        start = shms_slot_end(slot);
+        for (uint32_t s = r->zones[z].first; s != SHMS_NONE && shms_ring_zone(r, shms_ring_start(r, s)) <= z; s = r->next[s])
+            if (may_go(w, s)) {
+                *out = s;
+                return 1;
+            }
     }
-    stretch_ends(&w->room, start, w->ring.capacity);
+    return 0;
 }
 
-/* After a search in vain.  `here` is what the search went by: a rank that has died since is news, too. */
-static int refuse(struct shms_writer *w, shms_refusal *f, int code) {
-    count_held(w);
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        f->here[r] = w->verdict[r] == UNKNOWN ? shms_segment_held(&w->seg, (int)r) : w->verdict[r] == HERE;
-    f->known = true;
-    f->code = code;
+/* After a search in vain: who holds how much, and what that leaves. */
+static int refuse(struct shms_writer *w, int code, uint64_t longest) {
+    memcpy(w->held, w->zones.total, w->seg.layout.n_readers * sizeof *w->held);
+    w->room = (shms_room){.reclaimable = w->zones.total_free, .longest = longest, .kept = w->zones.total_kept};
     shms_count(w, SHMS_C_REFUSALS, 1);
     return code;
 }
 
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_place *place) {
-    if (refusal_stands(w, &w->no_space, span)) {
-        shms_count(w, SHMS_C_REFUSALS, 1);
-        return w->no_space.code;
+/* The same where not every zone was surveyed. */
+static int survey_and_refuse(struct shms_writer *w, int code) {
+    uint64_t at, longest;
+    for (int64_t budget = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY, &(int64_t){budget},
+                                                  &at, &longest) < 0; budget++)
+        breathe(w);
+    return refuse(w, code, longest);
+}
+
+/* SHMS_OK: the place is a gap in front of place.first, and there is a slot.  SHMS_EFULL: not yet. */
+static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
+    shms_ring *r = &w->ring;
+    shms_place *p = &f->place;
+    uint32_t victim, behind;
+    if (p->first != SHMS_NONE && shms_ring_start(r, p->first) < p->at + p->span) {
+        uint64_t gap = r->gap;
+        int rc = evict(w, p->first, p->at + p->span, &p->first);
+        r->gap = gap; /* it will be filled again */
+        return rc;
     }
-    bool prepared = false;
-    for (int i = 0; i < MAX_SEARCHES; i++) {
-        bool need_slot = w->n_free_slots == 0, need_bytes = w->ring.capacity - shms_get(&w->seg.sb->used_bytes) < span;
-        if (!prepared && (need_slot || need_bytes)) {
-            refusal_prepare(w, &w->no_space, span);
-            prepared = true;
+    if (w->n_free_slots)
+        return SHMS_OK;
+    int rc = find_victim(w, f, budget, &victim);
+    if (rc <= 0)
+        return rc ? SHMS_EFULL : SHMS_ENOSLOT;
+    if ((rc = evict(w, victim, shms_ring_start(r, victim) + 1, &behind)) == SHMS_OK && victim == p->first)
+        p->first = behind;
+    return rc;
+}
+
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out) {
+    search f = {.place.span = span};
+    int failed = 0;
+    for (int64_t round = 0; failed < MAX_SEARCHES; round++) {
+        int64_t budget = BUDGET + round; /* so that it ends, whatever others do meanwhile */
+        int rc = find(w, &f, &budget);
+        if (rc == 0)
+            return refuse(w, SHMS_EFULL, f.longest);
+        if (rc > 0) {
+            rc = make_room(w, &f, &budget);
+            if (rc == SHMS_ENOSLOT)
+                return survey_and_refuse(w, rc);
+            if (rc != SHMS_EFULL) {
+                *out = (shms_room_for){.at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
+                return rc;
+            }
+            /* A victim was pinned while it was being looked at, or the budget was used up. */
+            failed++;
+            for (uint32_t z = shms_ring_zone(&w->ring, f.place.at); z <= shms_ring_zone(&w->ring, f.place.at + span - 1); z++)
+                shms_zones_stale(&w->zones, z);
+            shms_reclaim_begin(w);
         }
-        if (!shms_ring_find(&w->ring, span, need_slot, may_go, w, place)) {
-            if (prepared)
-                return refuse(w, &w->no_space, need_slot && !need_bytes && place->extra == SHMS_NONE ? SHMS_ENOSLOT : SHMS_EFULL);
-            refusal_prepare(w, &w->no_space, span); /* room enough, but in pieces: the search counts from here */
-            prepared = true;
-            continue;
-        }
-        if (place->victims == 0 && place->extra == SHMS_NONE)
-            return SHMS_OK;
-        if (evict(w, place->first, place->victims, place->extra)) {
-            w->books++;
-            return SHMS_OK;
-        }
-        shms_reclaim_begin(w);
-        sched_yield();
+        breathe(w);
+        if (w->closed)
+            return SHMS_ECLOSED;
     }
-    count_held(w); /* told, but not remembered: the next search may be luckier */
-    w->no_space.known = false;
-    shms_count(w, SHMS_C_REFUSALS, 1);
-    return SHMS_EFULL;
+    return survey_and_refuse(w, SHMS_EFULL);
+}
+
+/* Closes the complete ones among the n lease entries behind the last sweep. */
+static void sweep(struct shms_writer *w, uint32_t n, bool ask) {
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t e = w->sweep_at;
+        w->sweep_at = e + 1 < w->leases.n_entries ? e + 1 : 0;
+        uint64_t number = shms_get(&w->leases.table[e].number);
+        bool done = number != 0;
+        for (uint32_t r = 0; done && r < w->seg.layout.n_readers; r++)
+            done = ask ? lease_done_by(w, r, e, number) : lease_left_by(w, r, e, number);
+        if (done)
+            shms_leases_close(&w->leases, e);
+    }
+}
+
+static uint32_t at_most(uint32_t n, uint32_t limit) { return n < limit ? n : limit; }
+
+/* The fewer are free, the more are looked at, so that most have been before none is. */
+void shms_reclaim_leases(struct shms_writer *w) {
+    if (w->leases.n_free < w->leases.n_entries / 2)
+        sweep(w, at_most(w->leases.n_entries / (w->leases.n_free + 1), SWEEP_EARLY), false);
 }
 
 uint32_t shms_reclaim_lease(struct shms_writer *w) {
     uint32_t entry = shms_leases_take(&w->leases);
     if (entry != SHMS_NONE)
         return entry;
-    if (refusal_stands(w, &w->no_lease, 0)) {
-        shms_count(w, SHMS_C_REFUSALS, 1);
-        return SHMS_NONE;
-    }
-    refusal_prepare(w, &w->no_lease, 0);
-    for (uint32_t e = 0; e < w->leases.n_entries; e++)
-        if (shms_get(&w->leases.table[e].number) && lease_done(w, e))
-            shms_leases_close(&w->leases, e);
+    hear(w); /* without news, what was swept since the last need not be swept again */
+    uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
+    w->unswept -= n;
+    sweep(w, n, true);
     entry = shms_leases_take(&w->leases);
     if (entry == SHMS_NONE)
-        refuse(w, &w->no_lease, SHMS_ENOLEASE);
+        survey_and_refuse(w, SHMS_ENOLEASE);
     return entry;
 }
 
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
+    uint32_t behind;
+    shms_zones_stale_slot(&w->zones, slot);
     if (may_go(w, slot))
-        evict(w, SHMS_NONE, 0, slot);
-    w->books++;
+        evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind);
 }

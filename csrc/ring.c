@@ -1,120 +1,190 @@
 /*
  * ring.c - see ring.h.
  *
- * Why a search ends, and misses nothing.  It visits at most `count` objects a lap, a second lap only where the first
- * stepped over something merely for having been used, and then goes on while a run is unbroken, at most to the end of
- * the region: so a run that lies across the hand is seen whole.  That holds also where the last object of the lap is a
- * held one: the gap behind it is the hand's (the object in front of the hand may be gone), and the first step saw only
- * the part beyond the hand.  Every maximal run begins right behind a held object or at offset 0, and the search starts
- * a new run at each of these.
+ * The second chance.  `used` holds the lap of the object's zone at its last use; the object counts as used as long as the
+ * zone is in that lap.  So a hand that jumps over a zone of a thousand objects takes their second chance by adding 1 to
+ * its lap.  Laps go from 255 to 1: a use 255 jumps ago counts again, which is harmless.
  */
 #include "ring.h"
 
 #include <string.h>
 
-uint64_t shms_ring_memory(uint32_t n_slots) { return (uint64_t)n_slots * (2 * sizeof(uint32_t) + 1); }
+/* Shares of the capacity. */
+#define SMALL_AREA 128    /* at least; at most two of these */
+#define SMALL_OBJECT 4096 /* at most */
+#define ROOM_TO_SPARE 16  /* a gap of this share of the other area is not missed there */
 
-void shms_ring_init(shms_ring *r, void *memory, uint32_t n_slots, const shms_slot *slots, uint64_t capacity, bool fifo,
-                    uint64_t hand, const uint32_t *order, uint32_t count) {
-    *r = (shms_ring){.slots = slots, .first = SHMS_NONE, .last = SHMS_NONE, .hand_next = SHMS_NONE,
-                     .count = count, .capacity = capacity, .fifo = fifo};
-    r->next = memory;
+static uint64_t zone_start(const shms_ring *r, uint32_t z) { return (uint64_t)z << r->zone_shift; }
+
+uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones) {
+    return n_zones * sizeof(shms_zone) + (uint64_t)n_slots * (2 * sizeof(uint32_t) + 1);
+}
+
+/* The zones in which the object has bytes. */
+static void zones_of(const shms_ring *r, uint32_t slot, uint32_t *from, uint32_t *to) {
+    *from = shms_ring_zone(r, shms_ring_start(r, slot));
+    *to = shms_ring_zone(r, shms_ring_end(r, slot) - 1);
+}
+
+static void enter_zones(shms_ring *r, uint32_t slot) {
+    uint32_t from, to;
+    zones_of(r, slot, &from, &to);
+    for (uint32_t z = from; z <= to; z++) {
+        shms_zone *zone = &r->zones[z];
+        zone->stale = 1;
+        if (zone->first == SHMS_NONE || shms_ring_start(r, zone->first) > shms_ring_start(r, slot))
+            zone->first = slot;
+    }
+}
+
+static uint32_t area_start(const shms_ring *r, enum shms_area_name area) { return shms_ring_at(r, r->areas[area].from); }
+
+/* Sets a hand to a place in its area, which may be inside an object: then to that object's end. */
+static void set_hand(shms_ring *r, enum shms_area_name name, uint64_t hand) {
+    shms_area *area = &r->areas[name];
+    hand = hand % SHMS_ALIGN == 0 && hand >= area->from && hand <= area->to ? hand : area->from;
+    area->hand_next = hand < r->capacity ? shms_ring_at(r, hand) : SHMS_NONE;
+    if (area->hand_next != SHMS_NONE && shms_ring_start(r, area->hand_next) < hand) {
+        hand = shms_ring_end(r, area->hand_next);
+        area->hand_next = r->next[area->hand_next];
+    }
+    area->hand = hand < area->to ? hand : area->to;
+}
+
+/* Takes the area for small objects from that for large ones, whose objects in it go when small ones come. */
+static void split(shms_ring *r, uint64_t hand) {
+    uint64_t at = zone_start(r, shms_ring_zone(r, r->capacity - r->capacity / SMALL_AREA));
+    r->areas[SHMS_LARGE].to = r->areas[SHMS_SMALL].from = at;
+    set_hand(r, SHMS_SMALL, hand);
+    if (r->areas[SHMS_LARGE].hand > at)
+        set_hand(r, SHMS_LARGE, at);
+}
+
+void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms_slot *slots, const uint64_t hands[2],
+                    const uint32_t *order, uint32_t count) {
+    uint32_t n_slots = (uint32_t)l->max_objects;
+    *r = (shms_ring){.slots = slots, .first = SHMS_NONE, .last = SHMS_NONE, .n_zones = shms_n_zones(l),
+                     .zone_shift = (uint32_t)l->zone_shift, .capacity = l->capacity, .fifo = l->flags & SHMS_FIFO};
+    r->zones = memory;
+    r->next = (uint32_t *)(r->zones + r->n_zones);
     r->prev = r->next + n_slots;
     r->used = (uint8_t *)(r->prev + n_slots);
-    memset(r->used, 0, n_slots);
+    for (uint32_t z = 0; z < r->n_zones; z++)
+        r->zones[z] = (shms_zone){.first = SHMS_NONE, .stale = 1, .lap = 1};
     for (uint32_t i = 0; i < count; i++) {
         r->prev[order[i]] = i ? order[i - 1] : SHMS_NONE;
         r->next[order[i]] = i + 1 < count ? order[i + 1] : SHMS_NONE;
+        enter_zones(r, order[i]);
     }
+    r->count = count;
     if (count) {
         r->first = order[0];
         r->last = order[count - 1];
     }
-    /* A hand that a dying writer left inside an object goes to its end. */
-    r->hand = hand <= capacity && hand % SHMS_ALIGN == 0 ? hand : 0;
-    for (uint32_t i = 0; i < count && r->hand_next == SHMS_NONE; i++) {
-        const shms_slot *s = &slots[order[i]];
-        if (shms_get(&s->offset) >= r->hand)
-            r->hand_next = order[i];
-        else if (shms_slot_end(s) > r->hand)
-            r->hand = shms_slot_end(s);
-    }
+    r->small = r->n_zones >= SMALL_AREA / 2 ? r->capacity / SMALL_OBJECT : 0; /* or a zone is too large a share */
+    r->gap = r->capacity;
+    r->areas[SHMS_LARGE] = (shms_area){.to = r->capacity};
+    r->areas[SHMS_SMALL] = (shms_area){.from = r->capacity, .to = r->capacity, .hand = r->capacity};
+    set_hand(r, SHMS_LARGE, hands[SHMS_LARGE]);
+    set_hand(r, SHMS_SMALL, r->capacity);
+    for (uint32_t i = 0; i < count; i++)
+        if (shms_ring_end(r, order[i]) - shms_ring_start(r, order[i]) <= r->small) {
+            split(r, hands[SHMS_SMALL]);
+            break;
+        }
 }
 
-bool shms_ring_find(const shms_ring *r, uint64_t span, bool need_slot, bool (*may_go)(void *, uint32_t), void *context,
-                    shms_place *out) {
-    uint64_t start = r->hand, gap = start, visited = 0, laps = 1;
-    uint32_t cur = r->hand_next, wraps = 0;
-    bool found = false;
-    *out = (shms_place){.first = SHMS_NONE, .extra = SHMS_NONE, .behind = SHMS_NONE};
-    if (span > r->capacity)
-        return false;
-    for (;;) {
-        uint64_t end = cur == SHMS_NONE ? r->capacity : shms_get(&r->slots[cur].offset);
-        if (!found && end - start >= span) {
-            found = true;
-            if (!need_slot && end - gap >= span) { /* the last gap alone will do: nothing has to go */
-                start = gap;
-                out->victims = 0;
-                out->first = SHMS_NONE;
-            }
-            out->at = start;
-            if (out->victims)
-                out->extra = SHMS_NONE;
-            /* `extra` may have been met on the way out, in front of the gap that is found on the way back. */
-            out->behind = cur != SHMS_NONE && cur == out->extra ? r->next[cur] : cur;
-            out->passed = (uint32_t)visited - out->victims - (out->extra != SHMS_NONE);
-        }
-        if (found && (!need_slot || out->victims || out->extra != SHMS_NONE))
+uint32_t shms_ring_at(const shms_ring *r, uint64_t at) {
+    for (uint32_t z = shms_ring_zone(r, at); z < r->n_zones; z++)
+        for (uint32_t s = r->zones[z].first; s != SHMS_NONE; s = r->next[s])
+            if (shms_ring_end(r, s) > at)
+                return s;
+    return SHMS_NONE;
+}
+
+uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name name) {
+    const shms_area *area = &r->areas[name];
+    uint64_t end = area->hand_next == SHMS_NONE ? area->to : shms_ring_start(r, area->hand_next);
+    return (end < area->to ? end : area->to) - area->hand;
+}
+
+/* The object that the area's hand comes to next; SHMS_NONE: none is in the area. */
+static uint32_t oldest(const shms_ring *r, enum shms_area_name name) {
+    const shms_area *area = &r->areas[name];
+    uint32_t s = area->hand_next;
+    if (s == SHMS_NONE || shms_ring_start(r, s) >= area->to)
+        s = area_start(r, name);
+    return s == SHMS_NONE || shms_ring_start(r, s) >= area->to ? SHMS_NONE : s;
+}
+
+enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
+    const shms_area *large = &r->areas[SHMS_LARGE];
+    if (span > r->small)
+        return SHMS_LARGE;
+    if (large->to == r->capacity)
+        split(r, 0);
+    if (shms_ring_gap(r, SHMS_SMALL) >= span)
+        return SHMS_SMALL;
+    uint64_t room = shms_ring_gap(r, SHMS_LARGE);
+    if (room >= span && room >= (large->to - large->from) / ROOM_TO_SPARE)
+        return SHMS_LARGE;
+    uint32_t here = oldest(r, SHMS_SMALL), there = oldest(r, SHMS_LARGE);
+    return here == SHMS_NONE || there == SHMS_NONE || shms_get(&r->slots[here].id) <= shms_get(&r->slots[there].id)
+               ? SHMS_SMALL
+               : SHMS_LARGE;
+}
+
+bool shms_ring_near(const shms_ring *r, enum shms_area_name name, enum shms_level level, uint32_t limit,
+                    shms_may_go *may_go, void *context, shms_place *place) {
+    const shms_area *area = &r->areas[name];
+    uint64_t start = area->hand, gap = start;
+    uint32_t s = area->hand_next, first = s; /* of the run */
+    bool wrapped = false;
+    for (uint32_t left = limit < r->count ? limit : r->count;;) {
+        uint64_t end = s == SHMS_NONE || shms_ring_start(r, s) > area->to ? area->to : shms_ring_start(r, s);
+        if (end > gap && end - gap >= place->span) { /* the last gap alone will do: nothing has to go */
+            place->at = gap;
+            place->first = s;
             return true;
-        if (cur == SHMS_NONE) {
-            if (++wraps == 3)
+        }
+        if (end > start && end - start >= place->span) {
+            place->at = start;
+            place->first = first;
+            return true;
+        }
+        if (s == SHMS_NONE || shms_ring_start(r, s) >= area->to) {
+            if (wrapped)
                 return false;
-            start = gap = 0;
-            cur = r->first;
-            if (!found) {
-                out->victims = 0;
-                out->first = SHMS_NONE;
+            wrapped = true;
+            start = gap = area->from;
+            first = s = area_start(r, name);
+            if (s != SHMS_NONE && shms_ring_start(r, s) < start) { /* it reaches into the area */
+                start = gap = shms_ring_end(r, s);
+                first = s = r->next[s];
             }
             continue;
         }
-        bool goes = may_go(context, cur);
-        if (goes && visited < r->count && r->used[cur] && !r->fifo) {
-            laps = 2;
-            goes = false;
-        }
-        visited++;
-        gap = shms_slot_end(&r->slots[cur]);
-        if (goes && need_slot && out->extra == SHMS_NONE)
-            out->extra = cur;
-        if (found) { /* the bytes are there, a slot is still wanted */
-            if (goes && cur == out->behind)
-                out->behind = r->next[cur];
-        } else if (goes) {
-            if (out->victims++ == 0)
-                out->first = cur;
-        } else {
-            start = gap;
-            out->victims = 0;
-            out->first = SHMS_NONE;
-        }
-        /* Once round, only a run in progress is worth going on for; the one behind the last object of the lap, too. */
-        if (!goes && visited > laps * r->count)
+        if (left-- == 0)
             return false;
-        cur = r->next[cur];
+        gap = shms_ring_end(r, s);
+        bool goes = level != SHMS_GAPS && (level == SHMS_ANY || !shms_ring_is_used(r, s)) && may_go(context, s);
+        s = r->next[s];
+        if (!goes) {
+            start = gap;
+            first = s;
+        }
     }
 }
 
-void shms_ring_insert(shms_ring *r, const shms_place *place, uint32_t slot) {
-    uint32_t behind = r->hand_next;
-    for (uint32_t i = 0; i < place->passed && i < r->count; i++) { /* the hand goes by */
-        if (behind == SHMS_NONE)
-            behind = r->first;
-        r->used[behind] = 0;
-        behind = r->next[behind];
-    }
-    behind = place->behind;
+/* A gap that no hand is at, or not any more. */
+static void leave_gap(shms_ring *r, uint64_t from, uint64_t to) {
+    if (to > from && to - from > r->gap)
+        r->gap = to - from;
+}
+
+void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
     uint32_t before = behind == SHMS_NONE ? r->last : r->prev[behind];
+    uint64_t start = shms_ring_start(r, slot), end = shms_ring_end(r, slot);
     r->prev[slot] = before;
     r->next[slot] = behind;
     if (before != SHMS_NONE)
@@ -127,12 +197,73 @@ void shms_ring_insert(shms_ring *r, const shms_place *place, uint32_t slot) {
         r->last = slot;
     r->used[slot] = 0;
     r->count++;
-    r->hand = shms_slot_end(&r->slots[slot]);
-    r->hand_next = behind;
+    enter_zones(r, slot);
+    leave_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before), start);
+    for (int a = 0; a < SHMS_AREAS; a++) {
+        shms_area *area = &r->areas[a];
+        if (area->hand_next != behind || end <= area->hand)
+            continue;
+        if (start >= area->hand) {
+            area->hand_next = slot;
+        } else { /* it has been laid over the hand, which was in a gap */
+            area->hand = end < area->to ? end : area->to;
+        }
+    }
 }
 
-void shms_ring_remove(shms_ring *r, uint32_t slot) {
-    uint32_t before = r->prev[slot], behind = r->next[slot];
+/* Takes the second chance of what begins within [from, to). */
+static void pass(shms_ring *r, uint64_t from, uint64_t to) {
+    for (uint64_t at = from, end; at < to; at = end) {
+        uint32_t z = shms_ring_zone(r, at);
+        shms_zone *zone = &r->zones[z];
+        end = zone_start(r, z + 1);
+        if (!zone->uses)
+            continue;
+        zone->stale = 1;
+        if (at == zone_start(r, z) && end <= to) {
+            zone->lap = (uint8_t)(zone->lap % 255 + 1);
+            zone->uses = false;
+            continue;
+        }
+        for (uint32_t s = zone->first; s != SHMS_NONE && shms_ring_start(r, s) < (end < to ? end : to); s = r->next[s])
+            if (shms_ring_start(r, s) >= at)
+                r->used[s] = 0;
+    }
+}
+
+void shms_ring_move_hand(shms_ring *r, enum shms_area_name name, uint32_t slot, bool lap) {
+    shms_area *area = &r->areas[name];
+    uint64_t start = shms_ring_start(r, slot), end = shms_ring_end(r, slot);
+    leave_gap(r, area->hand, area->hand_next == SHMS_NONE ? area->to : shms_ring_start(r, area->hand_next));
+    if (lap) {
+        pass(r, area->from, area->to);
+    } else if (start >= area->hand) {
+        pass(r, area->hand, start);
+    } else if (shms_ring_zone(r, start) != shms_ring_zone(r, area->hand)) {
+        pass(r, area->hand, area->to);
+        pass(r, area->from, start);
+    }
+    area->hand = end < area->to ? end : area->to;
+    area->hand_next = r->next[slot];
+}
+
+void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
+    uint32_t before = r->prev[first], behind = r->next[last], from, to, ignored;
+    uint64_t start = shms_ring_start(r, first), end = shms_ring_end(r, last);
+    zones_of(r, first, &from, &ignored);
+    zones_of(r, last, &ignored, &to);
+    for (uint32_t z = from; z <= to; z++) {
+        shms_zone *zone = &r->zones[z];
+        zone->stale = 1;
+        if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start && shms_ring_start(r, zone->first) < end)
+            zone->first = behind != SHMS_NONE && shms_ring_start(r, behind) < zone_start(r, z + 1) ? behind : SHMS_NONE;
+    }
+    for (int a = 0; a < SHMS_AREAS; a++) {
+        uint32_t s = r->areas[a].hand_next;
+        if (s != SHMS_NONE && shms_ring_start(r, s) >= start && shms_ring_start(r, s) < end)
+            r->areas[a].hand_next = behind;
+    }
+    r->count -= n;
     if (before != SHMS_NONE)
         r->next[before] = behind;
     else
@@ -141,24 +272,51 @@ void shms_ring_remove(shms_ring *r, uint32_t slot) {
         r->prev[behind] = before;
     else
         r->last = before;
-    if (r->hand_next == slot)
-        r->hand_next = behind;
-    r->count--;
+}
+
+void shms_ring_remove(shms_ring *r, uint32_t slot) {
+    uint32_t before = r->prev[slot], behind = r->next[slot];
+    shms_ring_cut(r, slot, slot, 1);
+    leave_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before),
+              behind == SHMS_NONE ? r->capacity : shms_ring_start(r, behind));
+}
+
+void shms_ring_use(shms_ring *r, uint32_t slot) {
+    shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
+    r->used[slot] = zone->lap;
+    zone->uses = true;
+    zone->stale = 1; /* who is handed the object holds it */
+}
+
+bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {
+    return !r->fifo && r->used[slot] == r->zones[shms_ring_zone(r, shms_ring_start(r, slot))].lap;
 }
 
 int shms_ring_valid(const shms_ring *r, uint32_t n_slots) {
-    uint32_t count = 0, before = SHMS_NONE, hand_next = SHMS_NONE;
+    uint32_t count = 0, before = SHMS_NONE, z = 0;
     uint64_t end = 0;
     for (uint32_t s = r->first; s != SHMS_NONE; before = s, s = r->next[s]) {
         if (s >= n_slots || ++count > r->count || r->prev[s] != before || !shms_slot_bounded(&r->slots[s], r->capacity) ||
-            shms_get(&r->slots[s].state) == SHMS_FREE || shms_get(&r->slots[s].offset) < end)
+            shms_get(&r->slots[s].state) == SHMS_FREE || shms_ring_start(r, s) < end)
             return SHMS_ECORRUPT;
-        if (hand_next == SHMS_NONE && shms_get(&r->slots[s].offset) >= r->hand)
-            hand_next = s;
-        if (shms_get(&r->slots[s].offset) < r->hand && shms_slot_end(&r->slots[s]) > r->hand)
-            return SHMS_ECORRUPT; /* the hand lies inside an object */
-        end = shms_slot_end(&r->slots[s]);
+        end = shms_ring_end(r, s);
+        for (; z < r->n_zones && zone_start(r, z) < end; z++)
+            if (r->zones[z].first != (shms_ring_start(r, s) < zone_start(r, z + 1) ? s : SHMS_NONE))
+                return SHMS_ECORRUPT;
     }
-    return count == r->count && before == r->last && hand_next == r->hand_next && r->hand <= r->capacity ? SHMS_OK
-                                                                                                     : SHMS_ECORRUPT;
+    for (; z < r->n_zones; z++)
+        if (r->zones[z].first != SHMS_NONE)
+            return SHMS_ECORRUPT;
+    for (int a = 0; a < SHMS_AREAS; a++) {
+        const shms_area *area = &r->areas[a];
+        uint32_t next = area->hand < r->capacity ? shms_ring_at(r, area->hand) : SHMS_NONE;
+        if (next != SHMS_NONE && shms_ring_start(r, next) < area->hand) {
+            if (area->hand < area->to)
+                return SHMS_ECORRUPT; /* the hand lies inside an object */
+            next = r->next[next];
+        }
+        if (area->hand < area->from || area->hand > area->to || next != area->hand_next)
+            return SHMS_ECORRUPT;
+    }
+    return count == r->count && before == r->last ? SHMS_OK : SHMS_ECORRUPT;
 }

@@ -21,16 +21,66 @@ uint64_t shms_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+#define SPINS 2000 /* some 20 to 50 us: longer than anybody holds the mutex who has others waiting */
+
+static void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#else
+    __asm__ volatile("yield");
+#endif
+}
+
+/* Sleeping and being woken takes longer than most waits. */
+static void take_mutex(struct shms_writer *w) {
+    if (pthread_mutex_trylock(&w->mutex) == 0)
+        return;
+    atomic_fetch_add(&w->waiting, 1);
+    bool taken = false;
+    for (int i = 0; i < SPINS && !taken; i++) {
+        relax();
+        taken = pthread_mutex_trylock(&w->mutex) == 0;
+    }
+    if (!taken)
+        pthread_mutex_lock(&w->mutex);
+    atomic_fetch_sub(&w->waiting, 1);
+    atomic_fetch_add(&w->let_in, 1);
+}
+
+/* A mutex is not fair: who gives it back and takes it again is faster than who waits. */
+bool shms_writer_let_in(struct shms_writer *w) {
+    if (atomic_load(&w->waiting) == 0)
+        return false;
+    uint32_t before = atomic_load(&w->let_in);
+    pthread_mutex_unlock(&w->mutex);
+    for (int i = 0; i < SPINS && atomic_load(&w->let_in) == before && atomic_load(&w->waiting); i++)
+        relax();
+    pthread_mutex_lock(&w->mutex);
+    return true;
+}
+
 int shms_writer_enter(struct shms_writer *w) {
     if (!w)
         return SHMS_ECLOSED;
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* before the mutex: a child may have it locked */
         return SHMS_EFORKED;
-    pthread_mutex_lock(&w->mutex);
+    take_mutex(w);
     if (!w->closed)
         return SHMS_OK;
     pthread_mutex_unlock(&w->mutex);
     return SHMS_ECLOSED;
+}
+
+int shms_writer_enter_to_place(struct shms_writer *w) {
+    if (!w)
+        return SHMS_ECLOSED;
+    if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed))
+        return SHMS_EFORKED;
+    pthread_mutex_lock(&w->placing);
+    int rc = shms_writer_enter(w);
+    if (rc)
+        pthread_mutex_unlock(&w->placing);
+    return rc;
 }
 
 int shms_writer_enter_to_end(struct shms_writer *w) {
@@ -45,7 +95,6 @@ int shms_writer_enter_to_end(struct shms_writer *w) {
 }
 
 void shms_writer_ticket_ended(struct shms_writer *w) {
-    w->books++;
     if (--w->unfinished == 0 && w->closed)
         shms_segment_unlock(&w->seg);
 }
@@ -78,10 +127,14 @@ static bool counters_valid(const shms_superblock *sb) {
 /* Builds the private memory from the segment. */
 static int build(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
-    uint32_t n = (uint32_t)l->max_objects, leases = (uint32_t)l->max_leases;
+    uint32_t n = (uint32_t)l->max_objects, leases = (uint32_t)l->max_leases, zones = shms_n_zones(l);
+    uint32_t ranks = (uint32_t)l->n_readers;
+    /* The arrays of 64-bit words first. */
+    uint64_t zones_size = shms_zones_memory(zones, ranks), heard_size = ranks * (sizeof(shms_heard) + zones * sizeof(uint64_t));
+    uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
-    uint64_t size = index_size + lease_size + 2 * sizeof(uint32_t) * (uint64_t)n + shms_ring_memory(n);
-    uint8_t *memory = calloc(1, size);
+    uint64_t size = zones_size + heard_size + ring_size + index_size + lease_size + 2 * sizeof(uint32_t) * (uint64_t)n;
+    uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
     if (count == SHMS_NONE) {
@@ -92,12 +145,15 @@ static int build(struct shms_writer *w) {
     w->memory = memory;
     w->heap_bytes = size + sizeof *w;
     shms_superblock *sb = w->seg.sb;
-    shms_index_init(&w->index, memory, n, sb->secret, w->seg.slots, w->seg.data);
-    shms_leases_init(&w->leases, memory + index_size, l, sb, w->seg.leases, w->seg.slots);
-    w->protected = (uint32_t *)(memory + index_size + lease_size);
+    uint64_t hands[SHMS_AREAS] = {shms_get(&sb->hand), shms_get(&sb->small_hand)};
+    shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_reclaim_look, w);
+    w->heard = (shms_heard *)(at += zones_size);
+    w->heard_zones = (uint64_t *)(w->heard + ranks);
+    shms_ring_init(&w->ring, at += heard_size, l, w->seg.slots, hands, order, count);
+    shms_index_init(&w->index, at += ring_size, n, sb->secret, w->seg.slots, w->seg.data);
+    shms_leases_init(&w->leases, at += index_size, l, sb, w->seg.leases, w->seg.slots);
+    w->protected = (uint32_t *)(at += lease_size);
     w->free_slots = w->protected + n;
-    shms_ring_init(&w->ring, w->free_slots + n, n, w->seg.slots, l->capacity, l->flags & SHMS_FIFO, shms_get(&sb->hand),
-                   order, count);
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
@@ -160,6 +216,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         errno = saved;
         return rc;
     }
+    pthread_mutex_init(&w->placing, NULL);
     pthread_mutex_init(&w->mutex, NULL);
     if (options)
         shms_segment_publish(&w->seg);
@@ -301,10 +358,11 @@ static int check(struct shms_writer *w) {
 }
 
 int shms_writer_valid(shms_writer *w) {
-    int rc = shms_writer_enter(w);
+    int rc = shms_writer_enter_to_place(w); /* no put is in the middle of an eviction */
     if (rc)
         return rc;
     rc = check(w);
     pthread_mutex_unlock(&w->mutex);
+    pthread_mutex_unlock(&w->placing);
     return rc;
 }

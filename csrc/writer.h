@@ -13,17 +13,22 @@
 #include "ref.h"
 #include "ring.h"
 #include "segment.h"
+#include "zones.h"
 
-/* What a refusal saw.  As long as none of it has changed, neither has the answer. */
-typedef struct shms_refusal {
-    bool known;
-    int code;
-    uint64_t span; /* the smallest refused */
-    uint64_t books;
-    uint64_t releases[SHMS_MAX_READERS];
-    uint64_t epochs[SHMS_MAX_READERS];
-    bool here[SHMS_MAX_READERS];
-} shms_refusal;
+/* What the writer has heard of a rank; whatever of it has changed, has changed what may go. */
+typedef struct shms_heard {
+    uint64_t epoch, base, retired, releases;
+    bool gone;
+} shms_heard;
+
+/* Space that has been cleared for an object, and what the hand of an area does about it. */
+typedef struct shms_room_for {
+    uint64_t at;
+    uint32_t behind; /* the object behind it; SHMS_NONE */
+    enum shms_area_name area;
+    bool moves; /* behind the object */
+    bool lap;   /* having been round once */
+} shms_room_for;
 
 typedef struct shms_keylist { /* uint32_t length, bytes; repeated */
     uint8_t *bytes;
@@ -32,9 +37,15 @@ typedef struct shms_keylist { /* uint32_t length, bytes; repeated */
 
 struct shms_writer {
     shms_segment seg;
+    pthread_mutex_t placing; /* for whoever looks for a place; taken before the other */
     pthread_mutex_t mutex; /* over everything below and every word that the writer writes */
+    _Atomic uint32_t waiting; /* threads that want the mutex */
+    _Atomic uint32_t let_in;  /* +1 whenever one of these has got it */
     bool closed;
     shms_ring ring;
+    shms_zones zones;
+    shms_heard *heard;     /* [rank] */
+    uint64_t *heard_zones; /* [rank][zone]: their counts of releases */
     shms_index index;
     shms_leases leases;
     uint32_t *protected; /* per slot: how often */
@@ -43,8 +54,8 @@ struct shms_writer {
     uint32_t unfinished; /* tickets out, each with a slot in WRITING */
     uint32_t leased;     /* those of them that have a lease entry taken */
     uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone?  See reclaim.c */
-    uint64_t books; /* +1 whenever the writer itself may have made room */
-    shms_refusal no_space, no_lease;
+    uint32_t sweep_at, unswept; /* lease entries: the next to look at; those not looked at since the last news */
+    uint32_t leaving;           /* slots that are FREE and still in the index, only in a put that breathes */
     uint64_t held[SHMS_MAX_READERS]; /* bytes by rank at the last refusal */
     shms_room room;                  /* what that left */
     bool tracking;
@@ -64,24 +75,33 @@ static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64
 
 /* Liveness is asked anew from here on: at the start of every operation that may reclaim. */
 void shms_reclaim_begin(struct shms_writer *w);
-/* Makes room for `span` bytes and a slot; SHMS_EFULL and SHMS_ENOSLOT change nothing. */
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_place *place);
-/* A lease entry, or SHMS_NONE. */
+/* Makes room for `span` bytes and a slot.  SHMS_EFULL, SHMS_ENOSLOT and SHMS_ENOMEM change nothing.  `placing` is held,
+ * too; the mutex may have been others' in the meantime: SHMS_ECLOSED. */
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out);
+/* A lease entry, or SHMS_NONE.  The mutex as above. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);
+/* After each hand-out: closes some of the leases that are complete, if few entries are free. */
+void shms_reclaim_leases(struct shms_writer *w);
 /* Frees the slot at once if nobody holds it. */
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
-/* Takes a slot out of the writer's books: index, ring, counters. */
-void shms_forget(struct shms_writer *w, uint32_t slot);
+/* As zones.h wants it; the context is the writer. */
+shms_look shms_reclaim_look;
 
 /* ---- objects.c ---- */
 
-/* Takes the slot's key out of the index and, where evictions are tracked, notes it. */
+/* Takes the slot's key out of the index and, where evictions are tracked, notes it; there is room for the note. */
 void shms_forget_key(struct shms_writer *w, uint32_t slot);
+/* Is there room to note n keys of so many bytes together? */
+bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
 
 /* ---- writer.c ---- */
 
 /* Takes the mutex, or says why the handle is of no use. */
 int shms_writer_enter(struct shms_writer *w);
+/* Takes `placing` before it. */
+int shms_writer_enter_to_place(struct shms_writer *w);
+/* Gives the mutex to one of those who wait for it, and takes it again; false: nobody waits. */
+bool shms_writer_let_in(struct shms_writer *w);
 /* The same for whoever ends a ticket: a closed writer stays the writer until its last ticket has ended. */
 int shms_writer_enter_to_end(struct shms_writer *w);
 /* The ticket's slot is not in WRITING any more; on a closed writer, the last ticket lets the lock go. */

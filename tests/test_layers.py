@@ -193,7 +193,8 @@ ROWS = [
     {"layout.h", "inspect.h"},
     {"segment.h", "slots.h"},
     {"ring.h", "leases.h", "index.h", "readers.h", "ref.h"},
-    {"writer.h", "inspector.h"},
+    {"zones.h", "inspector.h"},
+    {"writer.h"},
 ]
 # What each source may include besides its own header: "step.h" names points in the code and is below everything.
 SOURCES = {
@@ -203,6 +204,7 @@ SOURCES = {
     "slots.c": set(),
     "segment.c": set(),
     "ring.c": set(),
+    "zones.c": set(),
     "leases.c": set(),
     "index.c": set(),
     "readers.c": set(),

@@ -1,27 +1,39 @@
 /*
- * test_ring.c - what ring.h promises, over caller memory, after each of many random steps.
+ * test_ring.c - what ring.h and zones.h promise, over caller memory, after each of many random steps.
  *
- * The model is an array of objects sorted by address.  It knows nothing of laps or hands: from it follow the stretches
- * that could be had, and where a search that goes by insertion order must have found its place.
+ * The model is an array of objects sorted by address.  It knows nothing of hands or zones: from it follow the stretches
+ * that could be had, at each level, and who holds how much.
  */
 #include "support.h"
 
-enum { N = 24, UNITS = 40, ROUNDS = 300000 };
-#define CAPACITY ((uint64_t)UNITS * SHMS_ALIGN)
+enum { N = 300, RANKS = 2, ROUNDS = 60000 };
+#define CAPACITY (UINT64_C(1) << 20) /* 64 zones of 16 KiB; objects of up to 256 bytes are small */
 
+static shms_layout layout;
 static shms_slot slots[N];
-static bool held[N], used[N];
+static int holder[N]; /* rank, or NOBODY, or THE_WRITER */
+enum { NOBODY = -1, THE_WRITER = RANKS };
 static uint32_t order[N], count; /* the model: occupied slots in address order */
-static uint64_t hand;
 static shms_ring ring;
+static shms_zones zones;
 static void *memory;
+static uint64_t next_id, looks;
 
 static uint64_t at_of(uint32_t s) { return slots[s].offset; }
 static uint64_t end_of(uint32_t s) { return slots[s].offset + (slots[s].length + 63) / 64 * 64; }
-static bool may_go(void *context, uint32_t s) {
-    CHECK(context == held && s < N && slots[s].state == SHMS_LIVE);
-    return !held[s];
+
+static enum shms_hold look(void *context, uint32_t s, uint64_t *held) {
+    CHECK(context == holder && s < N && slots[s].state == SHMS_LIVE);
+    looks++;
+    if (holder[s] == NOBODY)
+        return SHMS_FREE_TO_GO;
+    if (holder[s] == THE_WRITER)
+        return SHMS_KEPT;
+    if (held)
+        held[holder[s]] += end_of(s) - at_of(s);
+    return SHMS_HELD;
 }
+static bool may_go(void *context, uint32_t s) { return look(context, s, NULL) == SHMS_FREE_TO_GO; }
 
 static void model_sort(void) {
     count = 0;
@@ -34,267 +46,299 @@ static void model_sort(void) {
         }
 }
 
-/* The longest stretch of gaps and of objects that may go; with `keep_used`, those in use stay. */
-static uint64_t longest(bool keep_used) {
-    uint64_t start = 0, best = 0;
-    for (uint32_t i = 0; i <= count; i++) {
-        uint64_t end = i < count ? at_of(order[i]) : CAPACITY;
-        if (end - start > best)
-            best = end - start;
-        if (i < count && (held[order[i]] || (keep_used && used[order[i]])))
-            start = end_of(order[i]);
-        else if (i < count)
-            best = best > end_of(order[i]) - start ? best : end_of(order[i]) - start;
+static bool stays(uint32_t s, enum shms_level level) {
+    return level == SHMS_GAPS || holder[s] != NOBODY || (level == SHMS_UNUSED && shms_ring_is_used(&ring, s));
+}
+
+/* The longest run within [from, to). */
+static uint64_t longest(uint64_t from, uint64_t to, enum shms_level level) {
+    uint64_t start = from, best = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t s = order[i];
+        if (!stays(s, level) || end_of(s) <= from || at_of(s) >= to)
+            continue;
+        if (at_of(s) > start && at_of(s) - start > best)
+            best = at_of(s) - start;
+        start = end_of(s);
     }
-    return best;
+    return to > start && to - start > best ? to - start : best;
 }
 
-/* Where a search finds its place that has only held objects to step over: the first of the hand, the ends of the held
- * objects behind it, 0, and the ends of those before it, from which `span` bytes follow without a held one. */
-static uint64_t first_place(uint64_t span) {
-    for (int lap = 0; lap < 2; lap++)
-        for (uint32_t i = 0; i <= count; i++) {
-            uint64_t start, end = CAPACITY;
-            if (i == 0)
-                start = lap ? 0 : hand;
-            else if (held[order[i - 1]] && lap == (at_of(order[i - 1]) < hand))
-                start = end_of(order[i - 1]);
-            else
-                continue;
-            for (uint32_t j = count; j-- > 0;)
-                if (held[order[j]] && at_of(order[j]) >= start)
-                    end = at_of(order[j]);
-            if (end - start >= span)
-                return start;
-        }
-    return UINT64_MAX;
-}
-
-static bool any_may_go(bool unused_only) {
+static void in_a_run(uint64_t at, uint64_t span, enum shms_level level) {
+    CHECK(at % SHMS_ALIGN == 0 && at + span <= CAPACITY);
     for (uint32_t i = 0; i < count; i++)
-        if (!held[order[i]] && !(unused_only && used[order[i]]))
-            return true;
-    return false;
+        CHECK(!(stays(order[i], level) && at_of(order[i]) < at + span && end_of(order[i]) > at));
 }
 
 static void ring_matches_model(void) {
     CHECK_EQ(SHMS_OK, shms_ring_valid(&ring, N));
     CHECK_EQ(count, ring.count);
-    CHECK_EQ(hand, ring.hand);
     uint32_t s = ring.first;
-    for (uint32_t i = 0; i < count; i++, s = ring.next[s]) {
+    for (uint32_t i = 0; i < count; i++, s = ring.next[s])
         CHECK_EQ(order[i], s);
-        CHECK_EQ(used[s], ring.used[s]);
-    }
     CHECK_EQ(SHMS_NONE, s);
-}
-
-static void use(uint32_t s) {
-    ring.used[s] = 1;
-    used[s] = true;
 }
 
 static void take_out(uint32_t s) {
     shms_ring_remove(&ring, s);
     slots[s].state = SHMS_FREE;
-    used[s] = held[s] = false;
     model_sort();
     ring_matches_model();
 }
 
-/* What must be true of the place that a search has found, or of its having found none. */
-static bool search_is_right(uint64_t span, bool need_slot, bool fifo, bool found, const shms_place *p) {
-    bool room = longest(false) >= span && (!need_slot || any_may_go(false));
-    CHECK_EQ(room, found);
-    if (!found)
-        return false;
-    CHECK(p->at % SHMS_ALIGN == 0 && p->at + span <= CAPACITY);
-    uint32_t inside = 0, behind = SHMS_NONE, s = p->first;
-    bool takes_used = false;
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t o = order[i];
-        if (at_of(o) < p->at + span && end_of(o) > p->at) { /* exactly those in the way go */
-            CHECK(at_of(o) >= p->at && !held[o]);
-            CHECK_EQ(o, s);
-            s = ring.next[s];
-            inside++;
-            takes_used |= used[o];
-        } else if (at_of(o) >= p->at + span && behind == SHMS_NONE && o != p->extra) {
-            behind = o;
-        }
-    }
-    CHECK_EQ(inside, p->victims);
-    CHECK(inside || p->first == SHMS_NONE);
-    CHECK_EQ(behind, p->behind);
-    CHECK_EQ(need_slot && inside == 0, p->extra != SHMS_NONE);
-    if (p->extra != SHMS_NONE) {
-        CHECK(!held[p->extra] && slots[p->extra].state == SHMS_LIVE);
-        CHECK(fifo || !used[p->extra] || !any_may_go(true)); /* the second chance, of the object that is in no way */
-    }
-    if (!fifo && longest(true) >= span)
-        CHECK(!takes_used); /* the second chance */
-    bool any_used = false;
-    for (uint32_t i = 0; i < count; i++)
-        any_used |= used[order[i]];
-    if (fifo || !any_used) { /* in the first stretch that is long enough, from the hand on */
-        uint64_t first = first_place(span);
-        CHECK(first <= p->at);
-        for (uint32_t i = 0; i < count; i++)
-            CHECK(!(held[order[i]] && at_of(order[i]) >= first && at_of(order[i]) < p->at));
-    }
-    if (inside && !need_slot) { /* and nothing goes where the gap that ends the stretch is long enough */
-        uint64_t gap = 0;
-        for (uint32_t i = 0; i < count; i++)
-            if (at_of(order[i]) < p->at + span)
-                gap = end_of(order[i]);
-        CHECK((behind == SHMS_NONE ? CAPACITY : at_of(behind)) - gap < span);
-    }
-    return true;
-}
-
-static void put(uint64_t *seed, uint64_t most, uint64_t counts[4]) {
-    uint64_t units = 1 + below(seed, below(seed, 3) ? 5 : most), span = units * SHMS_ALIGN;
-    uint32_t slot = 0;
-    while (slot < N && slots[slot].state != SHMS_FREE)
-        slot++;
-    bool need_slot = slot == N || (count && below(seed, 8) == 0);
-    shms_ring before = ring;
-    uint8_t *bytes = malloc(shms_ring_memory(N));
-    memcpy(bytes, memory, shms_ring_memory(N));
-    shms_place place;
-    bool found = shms_ring_find(&ring, span, need_slot, may_go, held, &place);
-    CHECK(!memcmp(&before, &ring, sizeof ring) && !memcmp(bytes, memory, shms_ring_memory(N)));
-    free(bytes);
-    bool second_lap = !ring.fifo && longest(true) < span;
-    if (!search_is_right(span, need_slot, ring.fifo, found, &place)) {
-        counts[0]++;
-        return;
-    }
-    counts[1 + (place.victims > 0)]++;
-    counts[3] += place.extra != SHMS_NONE;
-    bool slot_lap = place.extra != SHMS_NONE && used[place.extra]; /* round once more, for a slot alone */
-    uint64_t was = hand;
-    for (uint32_t i = 0, s = place.first, next; i < place.victims; i++, s = next) {
-        next = ring.next[s];
-        slot = s;
-        take_out(s);
-    }
-    if (place.extra != SHMS_NONE) {
-        slot = place.extra;
-        take_out(place.extra);
-    }
-    for (uint32_t i = 0; i < count; i++) { /* whom the hand passed has had its second chance */
-        uint64_t at = at_of(order[i]);
-        if (second_lap || (was <= place.at ? at >= was && at < place.at : at >= was || at < place.at))
-            used[order[i]] = false;
-    }
-    slots[slot] = (shms_slot){.state = SHMS_LIVE, .offset = place.at, .length = span - below(seed, SHMS_ALIGN), .head = 1};
-    shms_ring_insert(&ring, &place, slot);
-    model_sort();
-    for (uint32_t i = 0; slot_lap && i < count; i++) /* then one more or less of these may have lost it */
-        used[order[i]] &= ring.used[order[i]];
-    hand = place.at + span;
-    ring_matches_model();
+static void hold(uint32_t s, int who) {
+    holder[s] = who;
+    if (who == NOBODY)
+        shms_zones_stale_slot(&zones, s); /* what is let go is news; what is taken need not be */
 }
 
 static void begin(bool fifo) {
+    shms_options o = {.capacity = CAPACITY, .n_readers = RANKS, .max_objects = N, .flags = fifo ? SHMS_FIFO : 0};
+    CHECK_EQ(SHMS_OK, shms_layout_compute(&layout, &o, 4096));
+    CHECK_EQ(64, shms_n_zones(&layout));
+    free(memory);
+    uint64_t ring_size = shms_align_up(shms_ring_memory(N, 64), 8);
+    memory = zeroed(ring_size + shms_zones_memory(64, RANKS));
     memset(slots, 0, sizeof slots);
-    memset(held, 0, sizeof held);
-    memset(used, 0, sizeof used);
-    hand = 0;
     model_sort();
-    shms_ring_init(&ring, memory, N, slots, CAPACITY, fifo, 0, order, 0);
+    shms_ring_init(&ring, memory, &layout, slots, (uint64_t[]){0, 0}, order, 0);
+    shms_zones_init(&zones, (uint8_t *)memory + ring_size, &ring, 64, RANKS, look, holder);
     ring_matches_model();
 }
 
+/* What a search in the zones finds, and what it says of what it has seen.  A zone may promise more than there is. */
+static bool find(uint64_t from, uint64_t to, uint64_t span, enum shms_level level, uint64_t *at) {
+    int64_t budget = 1;
+    uint64_t seen;
+    int rc, rounds = 0;
+    while ((rc = shms_zones_find(&zones, from, to, from, span, level, &budget, at, &seen)) < 0 && ++rounds < 400)
+        budget = 1; /* at least one zone a call */
+    CHECK(rc >= 0);
+    if (rc == 0) {
+        CHECK(longest(from, to, level) < span);
+        CHECK(seen >= longest(from, to, level)); /* what is held by now may have been free */
+    }
+    return rc;
+}
+
+static uint64_t answers[6];
+
+static void put(uint64_t *seed) {
+    uint64_t size = 1 + below(seed, (uint64_t[]){200, 3000, 60000, 400000}[below(seed, 4)]);
+    uint32_t slot = 0;
+    while (slot < N && slots[slot].state != SHMS_FREE)
+        slot++;
+    if (slot == N)
+        return;
+    shms_place p = {.span = shms_span(size)};
+    enum shms_area_name area = shms_ring_area(&ring, p.span);
+    enum shms_level level = ring.fifo ? SHMS_ANY : SHMS_UNUSED;
+    const shms_area *a = &ring.areas[area];
+    CHECK(area == SHMS_LARGE || p.span <= ring.small);
+    bool near = shms_ring_near(&ring, area, level, 20, may_go, holder, &p);
+    answers[near]++;
+    if (near)
+        CHECK(p.at >= a->from && p.at + p.span <= a->to);
+    else if (count <= 20) /* once round, from the hand */
+        CHECK(longest(a->from, a->hand, level) < p.span && longest(a->hand, a->to, level) < p.span);
+    if (!near) {
+        level = SHMS_ANY;
+        for (uint64_t at; !find(0, CAPACITY, p.span, SHMS_ANY, &p.at);) {
+            CHECK(!find(0, CAPACITY, p.span, SHMS_GAPS, &at));
+            answers[2]++;
+            return;
+        }
+        for (uint32_t i = 0; i < count; i++) /* a zone may promise what is held by now: then it is stale, and again */
+            if (holder[order[i]] != NOBODY && at_of(order[i]) < p.at + p.span && end_of(order[i]) > p.at) {
+                shms_zones_stale_slot(&zones, order[i]);
+                answers[3]++;
+                return;
+            }
+        p.first = shms_ring_at(&ring, p.at);
+        area = p.at < ring.areas[SHMS_LARGE].to ? SHMS_LARGE : SHMS_SMALL;
+    }
+    in_a_run(p.at, p.span, level);
+    uint32_t behind = p.first, n = 0, last = SHMS_NONE;
+    CHECK_EQ(shms_ring_at(&ring, p.at), p.first);
+    for (; behind != SHMS_NONE && at_of(behind) < p.at + p.span; last = behind, behind = ring.next[behind], n++)
+        slots[behind].state = SHMS_EVICTING;
+    answers[4] += n > 1;
+    if (n)
+        shms_ring_cut(&ring, p.first, last, n);
+    for (uint32_t s = 0; s < N; s++)
+        if (slots[s].state == SHMS_EVICTING)
+            slots[s].state = SHMS_FREE;
+    slots[slot] = (shms_slot){.state = SHMS_LIVE, .id = ++next_id, .offset = p.at, .length = size, .head = 1};
+    holder[slot] = below(seed, 3) ? NOBODY : (int)below(seed, RANKS + 1);
+    shms_ring_insert(&ring, slot, behind);
+    if (near || below(seed, 2))
+        shms_ring_move_hand(&ring, area, slot, !near);
+    answers[5] += area == SHMS_SMALL;
+    model_sort();
+    ring_matches_model();
+}
+
+static void zones_match_model(void) {
+    int64_t budget = INT64_MAX;
+    uint64_t held[RANKS] = {0}, kept = 0, reclaimable = 0, at, seen;
+    for (uint32_t s = 0; s < N; s++) /* exact, when all is news */
+        if (slots[s].state != SHMS_FREE)
+            shms_zones_stale_slot(&zones, s);
+    CHECK(shms_zones_survey(&zones, &budget));
+    for (uint32_t i = 0; i < count; i++) {
+        int who = holder[order[i]];
+        *(who == NOBODY ? &reclaimable : who == THE_WRITER ? &kept : &held[who]) += end_of(order[i]) - at_of(order[i]);
+    }
+    CHECK_EQ(reclaimable, zones.total_free);
+    CHECK_EQ(kept, zones.total_kept);
+    for (int r = 0; r < RANKS; r++)
+        CHECK_EQ(held[r], zones.total[r]);
+    for (int level = 0; level < SHMS_LEVELS; level++) {
+        uint64_t there = longest(0, CAPACITY, (enum shms_level)level);
+        CHECK_EQ(0, shms_zones_find(&zones, 0, CAPACITY, 0, CAPACITY + 1, (enum shms_level)level, &budget, &at, &seen));
+        CHECK_EQ(there, seen);
+        CHECK_EQ(there > 0, shms_zones_find(&zones, 0, CAPACITY, CAPACITY / 3, there ? there : 1, (enum shms_level)level,
+                                            &budget, &at, &seen));
+        if (there)
+            in_a_run(at, there, (enum shms_level)level);
+    }
+}
+
 static void every_search_finds_what_there_is(uint64_t seed, bool fifo) {
-    uint64_t counts[4] = {0};
     begin(fifo);
     for (int round = 0; round < ROUNDS / 8; round++) {
         uint32_t s = (uint32_t)below(&seed, N);
         bool there = slots[s].state != SHMS_FREE;
         switch (below(&seed, 12)) {
         case 0:
-            if (there && below(&seed, 2)) /* deleted, aborted */
+            if (there) /* deleted, aborted */
                 take_out(s);
             break;
-        case 1: case 2:
-            held[s] = there && below(&seed, 3) == 0;
-            break;
-        case 3: case 4:
+        case 1:
             if (there)
-                use(s);
+                hold(s, (int)below(&seed, RANKS + 1));
+            break;
+        case 2: case 3: case 4:
+            if (there)
+                hold(s, NOBODY);
             break;
         case 5:
-            if (below(&seed, 40) == 0) { /* a successor, which may find the hand inside an object or beyond */
-                memset(used, 0, sizeof used);
-                hand = below(&seed, 4) ? hand : SHMS_ALIGN * below(&seed, UNITS + 2);
-                shms_ring_init(&ring, memory, N, slots, CAPACITY, fifo, hand, order, count);
-                hand = hand > CAPACITY ? 0 : hand;
-                for (uint32_t i = 0; i < count; i++)
-                    if (at_of(order[i]) < hand && hand < end_of(order[i]))
-                        hand = end_of(order[i]);
+            if (there) {
+                shms_ring_use(&ring, s);
+                CHECK_EQ(!fifo, shms_ring_is_used(&ring, s));
+            }
+            break;
+        case 6:
+            if (below(&seed, 100) == 0) { /* a successor, which may find a hand inside an object or beyond */
+                uint64_t hands[2] = {below(&seed, 4) ? ring.areas[0].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2),
+                                     below(&seed, 4) ? ring.areas[1].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2)};
+                shms_ring_init(&ring, memory, &layout, slots, hands, order, count);
                 ring_matches_model();
-            } else if (below(&seed, 60) == 0) {
-                memset(held, 0, sizeof held);
+            } else if (below(&seed, 20) == 0) {
+                zones_match_model();
             }
             break;
         default:
-            put(&seed, UNITS + 1, counts);
+            put(&seed);
         }
     }
-    for (int i = 0; i < 4; i++)
-        CHECK(counts[i] > ROUNDS / 8 / 200); /* every kind of answer was seen often */
 }
 
-static void with_nothing_held_any_span_has_its_place(void) {
-    uint64_t seed = 6;
-    for (int fifo = 0; fifo < 2; fifo++) {
-        begin(fifo);
-        for (int round = 0; round < 20000; round++) {
-            shms_place place;
-            uint64_t span = SHMS_ALIGN * (1 + below(&seed, UNITS));
-            CHECK(shms_ring_find(&ring, span, count == N, may_go, held, &place));
-            CHECK(!shms_ring_find(&ring, CAPACITY + SHMS_ALIGN, false, may_go, held, &place));
-            uint64_t counts[4] = {0};
-            put(&seed, UNITS, counts);
-            CHECK_EQ(0, counts[0]);
-            use(order[below(&seed, count)]);
+/* A gap that a hand has left is known as one. */
+static void no_gap_is_longer_than_the_ring_says(void) {
+    uint64_t seed = 3;
+    begin(false);
+    for (int round = 0; round < 4000; round++) {
+        uint32_t s = (uint32_t)below(&seed, N);
+        if (slots[s].state != SHMS_FREE && below(&seed, 4) == 0)
+            take_out(s);
+        put(&seed);
+        uint64_t longest_known = ring.gap;
+        for (int a = 0; a < SHMS_AREAS; a++) {
+            uint64_t gap = shms_ring_gap(&ring, (enum shms_area_name)a);
+            longest_known = gap > longest_known ? gap : longest_known;
         }
+        /* The hands' own gaps may touch each other, where the areas meet. */
+        CHECK(longest(0, ring.areas[SHMS_LARGE].to, SHMS_GAPS) <= longest_known);
     }
+}
+
+static void insert_at_hand(uint32_t s, uint64_t size) {
+    shms_place p = {.span = shms_span(size)};
+    CHECK(shms_ring_near(&ring, SHMS_LARGE, SHMS_UNUSED, N, may_go, holder, &p));
+    if (p.first != SHMS_NONE && at_of(p.first) < p.at + p.span) {
+        CHECK_EQ(s, p.first);
+        shms_ring_remove(&ring, s);
+        p.first = ring.next[s];
+    }
+    slots[s] = (shms_slot){.state = SHMS_LIVE, .id = ++next_id, .offset = p.at, .length = size, .head = 1};
+    holder[s] = NOBODY;
+    shms_ring_insert(&ring, s, p.first);
+    shms_ring_move_hand(&ring, SHMS_LARGE, s, false);
+    model_sort();
+    ring_matches_model();
 }
 
 static void a_used_object_outlives_an_unused_one_once(void) {
     begin(false);
-    for (uint32_t s = 0; s < 4; s++) {
-        shms_place place;
-        CHECK(shms_ring_find(&ring, 10 * SHMS_ALIGN, false, may_go, held, &place));
-        slots[s] = (shms_slot){.state = SHMS_LIVE, .offset = place.at, .length = 10 * SHMS_ALIGN, .head = 1};
-        shms_ring_insert(&ring, &place, s);
-    }
-    ring.used[0] = 1;
-    shms_place place;
-    CHECK(shms_ring_find(&ring, 10 * SHMS_ALIGN, false, may_go, held, &place));
-    CHECK_EQ(1, place.first);
-    shms_ring_remove(&ring, 1);
-    slots[1] = (shms_slot){.state = SHMS_LIVE, .offset = place.at, .length = 10 * SHMS_ALIGN, .head = 1};
-    shms_ring_insert(&ring, &place, 1);
-    CHECK_EQ(0, ring.used[0]);
-    for (uint32_t expected = 2; expected < 5; expected++) { /* 2, 3, and then the one that was spared */
-        CHECK(shms_ring_find(&ring, 10 * SHMS_ALIGN, false, may_go, held, &place));
-        CHECK_EQ(expected % 4, place.first);
-        shms_ring_remove(&ring, expected % 4);
-        slots[expected % 4].offset = place.at;
-        shms_ring_insert(&ring, &place, expected % 4);
+    for (uint32_t s = 0; s < 4; s++)
+        insert_at_hand(s, CAPACITY / 4);
+    shms_ring_use(&ring, 0);
+    insert_at_hand(1, CAPACITY / 4);
+    CHECK(!shms_ring_is_used(&ring, 0));
+    for (uint32_t expected = 2; expected < 5; expected++) /* 2, 3, and then the one that was spared */
+        insert_at_hand(expected % 4, CAPACITY / 4);
+}
+
+/* A hand that jumps over whole zones takes the second chance of all in them, and looks at none. */
+static void a_jump_takes_the_second_chance_of_what_is_jumped_over(void) {
+    begin(false);
+    for (uint32_t s = 0; s < 256; s++)
+        insert_at_hand(s, CAPACITY / 256);
+    for (int lap = 0; lap < 300; lap++) {
+        for (uint32_t s = 0; s < 200; s++)
+            shms_ring_use(&ring, s);
+        shms_ring_remove(&ring, 250);
+        model_sort();
+        shms_ring_insert(&ring, 250, 251);
+        shms_ring_move_hand(&ring, SHMS_LARGE, 250, false); /* from behind 250, or from behind 255, once round */
+        model_sort();
+        CHECK(shms_ring_is_used(&ring, 3) == (lap > 0)); /* in its own zone it has not moved */
+        shms_ring_move_hand(&ring, SHMS_LARGE, 250, true);
+        for (uint32_t s = 0; s < 200; s++)
+            CHECK(!shms_ring_is_used(&ring, s));
     }
 }
 
+/* With everything surveyed, a search looks only at what is news. */
+static void a_search_looks_only_where_something_was_let_go(void) {
+    uint64_t at;
+    begin(false);
+    for (uint32_t s = 0; s < 256; s++) {
+        insert_at_hand(s, CAPACITY / 256);
+        holder[s] = 0;
+    }
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    looks = 0;
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    CHECK_EQ(0, looks);
+    hold(77, NOBODY);
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    CHECK_EQ(4, looks); /* of its zone of four */
+    hold(78, NOBODY);
+    CHECK(find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
+    CHECK_EQ(at_of(77), at);
+}
+
 int main(void) {
-    memory = zeroed(shms_ring_memory(N));
     for (uint64_t seed = 1; seed <= 16; seed++)
         every_search_finds_what_there_is(seed, seed % 2);
-    with_nothing_held_any_span_has_its_place();
+    for (int i = 0; i < 6; i++)
+        CHECK(answers[i] > 50); /* every kind of answer was seen often */
+    no_gap_is_longer_than_the_ring_says();
     a_used_object_outlives_an_unused_one_once();
+    a_jump_takes_the_second_chance_of_what_is_jumped_over();
+    a_search_looks_only_where_something_was_let_go();
     free(memory);
     return 0;
 }

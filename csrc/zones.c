@@ -1,0 +1,182 @@
+/* zones.c - see zones.h. */
+#include "zones.h"
+
+#include <string.h>
+
+static uint64_t zone_start(const shms_zones *z, uint32_t zone) { return (uint64_t)zone << z->ring->zone_shift; }
+static uint64_t zone_end(const shms_zones *z, uint32_t zone) {
+    uint64_t end = zone_start(z, zone + 1);
+    return end < z->ring->capacity ? end : z->ring->capacity;
+}
+
+uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_ranks) {
+    return n_zones * (SHMS_LEVELS * sizeof(shms_run) + 2 * sizeof(uint64_t)) +
+           ((uint64_t)n_zones + 1) * n_ranks * sizeof(uint64_t);
+}
+
+void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t n_ranks, shms_look *look,
+                     void *context) {
+    *z = (shms_zones){.ring = ring, .n_ranks = n_ranks, .total = memory, .look = look, .context = context};
+    z->held = z->total + n_ranks;
+    z->free = z->held + (uint64_t)n_zones * n_ranks;
+    z->kept = z->free + n_zones;
+    for (int k = 0; k < SHMS_LEVELS; k++)
+        z->runs[k] = (shms_run *)(z->kept + n_zones) + k * n_zones;
+}
+
+void shms_zones_stale(shms_zones *z, uint32_t zone) {
+    const shms_ring *r = z->ring;
+    do
+        r->zones[zone].stale = 1;
+    while (++zone < r->n_zones && r->zones[zone].first != SHMS_NONE &&
+           shms_ring_start(r, r->zones[zone].first) < zone_start(z, zone));
+}
+
+void shms_zones_stale_slot(shms_zones *z, uint32_t slot) {
+    shms_zones_stale(z, shms_ring_zone(z->ring, shms_ring_start(z->ring, slot)));
+}
+
+void shms_zones_stale_all(shms_zones *z) {
+    for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
+        z->ring->zones[zone].stale = 1;
+}
+
+/* A run that is being measured: up to `end`, since `start`; `whole`: since the zone's start. */
+typedef struct tape {
+    uint64_t start;
+    bool whole;
+} tape;
+
+static void run_ends(shms_run *run, tape *t, uint64_t end, uint64_t next) {
+    uint64_t length = end > t->start ? end - t->start : 0;
+    if (t->whole)
+        run->lead = length;
+    if (length > run->longest)
+        run->longest = length;
+    *t = (tape){.start = next};
+}
+
+static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
+    const shms_ring *r = z->ring;
+    shms_zone *of = &r->zones[zone];
+    uint64_t start = zone_start(z, zone), end = zone_end(z, zone), *held = z->held + (uint64_t)zone * z->n_ranks;
+    tape tapes[SHMS_LEVELS];
+    for (int k = 0; k < SHMS_LEVELS; k++) {
+        tapes[k] = (tape){.start = start, .whole = true};
+        z->runs[k][zone] = (shms_run){0};
+    }
+    for (uint32_t k = 0; k < z->n_ranks; k++)
+        z->total[k] -= held[k];
+    memset(held, 0, z->n_ranks * sizeof *held);
+    z->total_free -= z->free[zone];
+    z->total_kept -= z->kept[zone];
+    z->free[zone] = z->kept[zone] = 0;
+    of->stale = 0;
+    for (uint32_t s = of->first; s != SHMS_NONE && shms_ring_start(r, s) < end; s = r->next[s]) {
+        uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
+        bool begins = from >= start; /* its bytes are counted where it begins */
+        enum shms_hold hold = z->look(z->context, s, begins ? held : NULL);
+        *budget -= z->n_ranks;
+        for (int k = 0; k < SHMS_LEVELS; k++)
+            if (k == SHMS_GAPS || hold != SHMS_FREE_TO_GO || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
+                run_ends(&z->runs[k][zone], &tapes[k], from, to);
+        if (begins && hold == SHMS_FREE_TO_GO)
+            z->free[zone] += to - from;
+        if (begins && hold == SHMS_KEPT)
+            z->kept[zone] += to - from;
+    }
+    for (int k = 0; k < SHMS_LEVELS; k++) {
+        z->runs[k][zone].trail = tapes[k].start < end ? end - tapes[k].start : 0;
+        run_ends(&z->runs[k][zone], &tapes[k], end, end);
+    }
+    for (uint32_t k = 0; k < z->n_ranks; k++)
+        z->total[k] += held[k];
+    z->total_free += z->free[zone];
+    z->total_kept += z->kept[zone];
+}
+
+bool shms_zones_survey(shms_zones *z, int64_t *budget) {
+    for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
+        if (z->ring->zones[zone].stale) {
+            if (*budget <= 0)
+                return false;
+            survey(z, zone, budget);
+        }
+    return true;
+}
+
+/* A long enough run inside the zone; UINT64_MAX: there is none any more. */
+static uint64_t inside(const shms_zones *z, uint32_t zone, uint64_t span, enum shms_level level) {
+    const shms_ring *r = z->ring;
+    uint64_t start = zone_start(z, zone), end = zone_end(z, zone);
+    for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < end; s = r->next[s]) {
+        uint64_t from = shms_ring_start(r, s);
+        if (from > start && from - start >= span)
+            return start;
+        if (level == SHMS_GAPS || (level == SHMS_UNUSED && shms_ring_is_used(r, s)) ||
+            z->look(z->context, s, NULL) != SHMS_FREE_TO_GO)
+            start = shms_ring_end(r, s);
+    }
+    return end > start && end - start >= span ? start : UINT64_MAX;
+}
+
+/* A search on its way: `best` is the length of the run at `at`. */
+typedef struct quest {
+    uint64_t span, at, best, longest;
+    enum shms_level level;
+} quest;
+
+/* Enough?  The first run will do where something goes, since it is the hand's turn there; the shortest of the gaps. */
+static bool enough(quest *q, uint64_t at, uint64_t length) {
+    if (length >= q->span && length < q->best) {
+        q->best = length;
+        q->at = at;
+    }
+    return q->best != UINT64_MAX && q->level != SHMS_GAPS;
+}
+
+static int scan(shms_zones *z, uint32_t first, uint32_t last, quest *q, int64_t *budget) {
+    uint64_t start = zone_start(z, first); /* of the run that the last zone ended in */
+    for (uint32_t zone = first; zone <= last; zone++) {
+        if (z->ring->zones[zone].stale) {
+            if (*budget <= 0)
+                return -1;
+            survey(z, zone, budget);
+        }
+        const shms_run *run = &z->runs[q->level][zone];
+        uint64_t here = zone_start(z, zone), end = zone_end(z, zone), length = here + run->lead - start;
+        bool whole = run->lead == end - here;
+        q->longest = length > q->longest ? length : q->longest;
+        q->longest = run->longest > q->longest ? run->longest : q->longest;
+        if ((q->level != SHMS_GAPS || !whole || zone == last) && enough(q, start, length))
+            return 1;
+        if (!whole && run->longest >= q->span) {
+            uint64_t at = inside(z, zone, q->span, q->level);
+            if (at == UINT64_MAX) { /* it has changed since the survey: again */
+                z->ring->zones[zone--].stale = 1;
+                continue;
+            }
+            if (enough(q, at, run->longest))
+                return 1;
+        }
+        if (!whole)
+            start = end - run->trail;
+    }
+    return q->best != UINT64_MAX;
+}
+
+int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
+                    int64_t *budget, uint64_t *at, uint64_t *longest) {
+    quest q = {.span = span, .best = UINT64_MAX, .level = level};
+    int rc = 0;
+    if (to > from) {
+        uint32_t first = shms_ring_zone(z->ring, from), last = shms_ring_zone(z->ring, to - 1);
+        uint32_t here = hand < to ? shms_ring_zone(z->ring, hand) : first;
+        rc = scan(z, here, last, &q, budget);
+        if (rc == 0 && here != first)
+            rc = scan(z, first, last, &q, budget);
+    }
+    *at = q.at;
+    *longest = q.longest;
+    return rc;
+}
