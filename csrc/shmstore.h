@@ -26,7 +26,8 @@
  *  - shms_reader_close lets the rank go when the last view dies, not before.
  *  - shms_writer_close lets the writer's lock go when the last ticket is ended (a commit then fails), not before.
  *  - After shms_writer_close the segment's pages live on until the last process that maps them has gone.
- *  - A program that closes file descriptors it does not own closes liveness locks: its objects are then let go.
+ *  - A program that closes file descriptors it does not own ends no lock, but the store can then not ask for others'
+ *    locks.  It takes everybody for alive: what a dead process held stays until the store is opened anew.
  */
 #ifndef SHMSTORE_H
 #define SHMSTORE_H
