@@ -116,7 +116,8 @@ typedef struct shms_finding {
 /* Looks at a regular file of /dev/shm; SHMS_ENOSTORE where there is none, SHMS_ELAYOUT for what is no regular file. */
 int shms_probe_file(shms_probe *out, const char *name);
 
-/* Opens; SHMS_ENOSTORE, SHMS_ELAYOUT (not ours, another version, or not yet published), SHMS_ECORRUPT. */
+/* Opens; SHMS_ENOSTORE, SHMS_ELAYOUT (not ours, another version, or not yet published), SHMS_ECORRUPT; SHMS_ESPARSE: to
+ * read it would allocate what a planted file never had. */
 int shms_inspector_open(shms_inspector **out, const char *name);
 void shms_inspector_free(shms_inspector *i); /* NULL is allowed */
 void shms_inspector_drop(shms_inspector **i); /* as shms_writer_drop */

@@ -150,7 +150,7 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
         }
         if (rc) {
             errno = rc;
-            return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+            return rc == ENOSPC || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
         }
         at += n;
         size -= n;
@@ -243,7 +243,7 @@ static int create_locked(shms_segment *seg) {
     if ((rc = identify(seg, &size)) || (rc = shms_segment_lock(seg, SHMS_ROLE_WRITER)))
         return rc;
     if (ftruncate(seg->fd, (off_t)l->file_size))
-        return errno == EFBIG ? SHMS_ENOSPC : SHMS_ESYS;
+        return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
     /* What lies between the tables and a data region aligned for huge pages stays a hole. */
     if (too_much(seg->fd, control_end + l->file_size - l->data_at))
         return SHMS_ENOSPC;
@@ -301,6 +301,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         shms_segment_unlink(seg);
         shms_segment_close(seg);
         errno = saved;
+        return rc;
     }
     return rc;
 }
@@ -363,18 +364,43 @@ static int open_unfinished(shms_segment *seg, int role) {
     }
 }
 
-int shms_segment_reserve_again(const shms_segment *seg) {
-    const shms_layout *l = &seg->layout;
+int64_t shms_segment_lacks(const shms_segment *seg) {
     uint64_t needed = seg->control_size + seg->data_size;
     struct stat st;
     if (fstat(seg->fd, &st))
-        return SHMS_ESYS;
-    if ((uint64_t)st.st_blocks * 512 >= needed)
-        return SHMS_OK;
-    if (too_much(seg->fd, needed - (uint64_t)st.st_blocks * 512))
+        return -1;
+    return (uint64_t)st.st_blocks * 512 >= needed ? 0 : (int64_t)(needed - (uint64_t)st.st_blocks * 512);
+}
+
+int shms_segment_reserve_again(const shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    int64_t lacking = shms_segment_lacks(seg);
+    if (lacking <= 0)
+        return lacking ? SHMS_ESYS : SHMS_OK;
+    if (too_much(seg->fd, (uint64_t)lacking))
         return SHMS_ENOSPC;
     int rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at);
     return rc ? rc : reserve(seg->fd, 0, seg->control_size);
+}
+
+/* What the name names: of a file that may not be opened, too, and without a descriptor. */
+static bool look(const shms_segment *seg, struct stat *st) {
+    char path[sizeof "/dev/shm" + sizeof seg->name];
+    snprintf(path, sizeof path, "/dev/shm%s", seg->name);
+    return lstat(path, st) == 0;
+}
+
+/* The code for an opening that failed. */
+static int open_failed(const shms_segment *seg, int role) {
+    struct stat st;
+    int why = errno;
+    if (why == ENOENT)
+        return SHMS_ENOSTORE;
+    if (why == ELOOP || why == EISDIR || why == ENXIO) /* a symbolic link, a directory, a socket */
+        return SHMS_ELAYOUT;
+    bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && look(seg, &st) && st.st_uid != geteuid();
+    errno = why;
+    return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
 }
 
 int shms_segment_open(shms_segment *seg, const char *name, int role) {
@@ -385,7 +411,7 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
         return rc;
     /* O_NONBLOCK: whatever has that name, a pipe among them, the open must come back. */
     if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
-        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+        return open_failed(seg, role);
     rc = open_mapped(seg, role);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role);
@@ -397,8 +423,17 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     return rc;
 }
 
-int shms_segment_is(const shms_segment *seg, int64_t store) {
-    return store == SHMS_ANY_STORE || (uint64_t)store == seg->sb->store ? SHMS_OK : SHMS_EOTHERSTORE;
+int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
+    static const shms_expected any = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID};
+    const shms_expected *e = expected ? expected : &any;
+    struct stat st;
+    if (fstat(seg->fd, &st))
+        return SHMS_ESYS;
+    if (e->allow_uid == SHMS_OWN_UID ? st.st_uid != geteuid() || st.st_mode & 077 : st.st_uid != e->allow_uid)
+        return SHMS_EFOREIGN;
+    if (e->store != SHMS_ANY_STORE && (uint64_t)e->store != seg->sb->store)
+        return SHMS_EOTHERSTORE;
+    return e->n_readers && e->n_readers != seg->layout.n_readers ? SHMS_ERANKS : SHMS_OK;
 }
 
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
@@ -462,10 +497,8 @@ void shms_segment_unlock(shms_segment *seg) {
 }
 
 bool shms_segment_named(const shms_segment *seg) {
-    char path[sizeof "/dev/shm" + sizeof seg->name];
     struct stat st;
-    snprintf(path, sizeof path, "/dev/shm%s", seg->name);
-    return lstat(path, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
+    return look(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
 }
 
 void shms_segment_unlink(const shms_segment *seg) {

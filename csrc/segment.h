@@ -60,16 +60,18 @@ void shms_segment_publish(shms_segment *seg);
 /* Prefaults and asks for huge pages, as the options say.  For the holder of the writer's lock. */
 void shms_segment_warm(shms_segment *seg);
 
-/* A segment that was copied may have lost its reservation, and a store to a hole may then be SIGBUS.  For the holder of
- * the writer's lock. */
+/* Bytes of the reservation that are holes: those of a sparse copy, or of a file that was never a store.  A load from a
+ * hole allocates memory, a store to one may be SIGBUS.  -1 and errno. */
+int64_t shms_segment_lacks(const shms_segment *seg);
+/* Reserves them.  For the holder of the writer's lock. */
 int shms_segment_reserve_again(const shms_segment *seg);
 
 /* Opens a published segment in a role, without taking a lock.  A rank beyond n_readers: SHMS_EINVAL. */
 int shms_segment_open(shms_segment *seg, const char *name, int role);
 
-/* SHMS_EOTHERSTORE where the segment is not the store of that number (or SHMS_ANY_STORE).  To be asked before a lock is
- * taken: a rank that attaches for an instant and goes counts as dead from then on, and is expected no longer. */
-int shms_segment_is(const shms_segment *seg, int64_t store);
+/* SHMS_EFOREIGN, SHMS_EOTHERSTORE or SHMS_ERANKS if the segment is not what the caller expects.  To be asked before a
+ * lock is taken: a rank that attaches for an instant and goes counts as dead from then on, and is expected no longer. */
+int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 
 /* For tests under ThreadSanitizer, which sees no race between two mappings: a second role on `of`'s mapping. */
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of);

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, StoreNotFoundError
+from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, SparseStoreError, StoreNotFoundError
 from shmstore.inspect.inspector import StoreInspector, foreign, no_store, seconds
 from shmstore.inspect.records import SegmentInfo, SegmentState
 
@@ -58,6 +58,8 @@ def look_at(name: str) -> SegmentInfo:
         try:
             with StoreInspector(native.Inspector(name), name) as inspector:
                 facts = inspector.facts()
+        except SparseStoreError as error:
+            state, problem = "sparse", error.default_message
         except (CorruptStoreError, LayoutMismatchError) as error:
             state = "damaged" if seen["same_version"] else "other version"
             size = isinstance(error, LayoutMismatchError)
