@@ -45,6 +45,7 @@ typedef struct shms_probe {
     uint64_t same_version; /* 1: by this one */
     uint64_t writer_alive; /* 1: somebody holds the writer's lock */
     uint64_t ranks_alive;  /* locks held of the SHMS_MAX_READERS ranks */
+    uint64_t disposable;   /* 1: by this version, created with SHMS_DISPOSABLE, and nobody has asked for it to stay */
 } shms_probe;
 
 /* The superblock. */

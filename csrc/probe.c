@@ -47,6 +47,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
                             .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
                             .blank = 1,
                             .writer_alive = shms_segment_held(&seg, SHMS_ROLE_WRITER)};
+        out->disposable = out->same_version && shms_get(&page.sb.disposable) == 1;
         for (size_t i = 0; i < sizeof page; i++)
             out->blank &= page.bytes[i] == 0;
         for (int r = 0; r < SHMS_MAX_READERS; r++)

@@ -291,8 +291,10 @@ static int create_locked(shms_segment *seg) {
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
+    shms_options stored = *options;
+    stored.flags &= ~(uint32_t)SHMS_DISPOSABLE; /* a word that changes, not part of the geometry */
     int rc;
-    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
+    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, &stored, page_size())))
         return rc;
     if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
@@ -303,7 +305,9 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         errno = saved;
         return rc;
     }
-    return rc;
+    if (options->flags & SHMS_DISPOSABLE)
+        atomic_store_explicit(&seg->sb->disposable, 1, memory_order_relaxed);
+    return SHMS_OK;
 }
 
 void shms_segment_publish(shms_segment *seg) {

@@ -168,6 +168,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     pthread_mutex_init(&w->mutex, NULL);
     if (options)
         shms_segment_publish(&w->seg);
+    else
+        shms_set(&w->seg.sb->disposable, 0); /* somebody asked for it by its name */
     *out = w;
     return SHMS_OK;
 }
@@ -182,11 +184,13 @@ int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expec
     return start(out, name, NULL, expected);
 }
 
-int shms_writer_close(shms_writer *w, int unlink) {
+static int end(struct shms_writer *w, bool unlink, bool stays) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
+    if (stays)
+        shms_set(&w->seg.sb->disposable, 0);
     if (unlink)
         shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
     if (w->unfinished == 0) /* or else a successor would reuse bytes that the tickets' holders still write */
@@ -195,10 +199,12 @@ int shms_writer_close(shms_writer *w, int unlink) {
     return SHMS_OK;
 }
 
+int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink, !unlink); }
+
 void shms_writer_free(shms_writer *w) {
     if (!w)
         return;
-    shms_writer_close(w, 0);
+    end(w, false, false); /* nobody has said whether it is to stay */
     shms_segment_close(&w->seg);
     free(w->evicted.bytes);
     free(w->memory);

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from shmstore import explain
+from shmstore import explain, leftovers
 from shmstore.bindings import store as native
 from shmstore.errors import (
     CorruptStoreError,
@@ -296,7 +296,9 @@ class ObjectStoreWriter(_Closable):
     ) -> "ObjectStoreWriter":
         """Create a store and be its writer; all its space is reserved before this returns.
 
-        `capacity` is in bytes, rounded up to 64; `name` None makes a unique one; ranks 0 to `n_readers` - 1 attach.
+        `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. `name` None makes a unique one, for
+        a store that ends with its process: one that is open at a normal exit is removed, one that a killed process left
+        by the next `create`. A store that `recover` is to find needs a name.
         An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity); at most
         `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
         "clock" spares what was used since it was last considered, "fifo" nothing.
@@ -314,7 +316,8 @@ class ObjectStoreWriter(_Closable):
         if eviction not in ("clock", "fifo"):
             raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
         chosen_serde = _checked_serde(serde)
-        chosen = f"shmstore-{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        chosen = f"{leftovers.PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        leftovers.remove_dead()
         writer = None
         try:
             writer = native.Writer.create(
@@ -327,9 +330,12 @@ class ObjectStoreWriter(_Closable):
                 huge_pages=bool(huge_pages),
                 fifo=eviction == "fifo",
                 checksums=bool(checksums),
+                disposable=name is None,
             )
             _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
             made = cls(writer, chosen, chosen_serde)
+            if name is None:
+                leftovers.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
             raise explain.exists(chosen) from None

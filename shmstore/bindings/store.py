@@ -221,10 +221,11 @@ class Writer:
         huge_pages: bool,
         fifo: bool,
         checksums: bool,
+        disposable: bool,
     ) -> "Writer":
         """Create a segment; the numbers are in range already."""
         flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
-        flags |= checksums * lib.SHMS_CHECKSUMS
+        flags |= checksums * lib.SHMS_CHECKSUMS | disposable * lib.SHMS_DISPOSABLE
         options = _options(capacity, n_readers, max_objects, max_object_size, flags)
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         try:
