@@ -25,6 +25,9 @@ const char *shms_strerror(int code) {
     case SHMS_ENOSLOT: return "what is held leaves no slot";
     case SHMS_ENOLEASE: return "every lease entry is taken by an open lease";
     case SHMS_ECREATING: return "the segment's creation is not over";
+    case SHMS_EFOREIGN: return "the segment is another user's, or others may open it";
+    case SHMS_ERANKS: return "the store has another number of ranks";
+    case SHMS_ESPARSE: return "parts of the segment's file are holes";
     default: return "unknown code";
     }
 }

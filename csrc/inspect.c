@@ -32,6 +32,12 @@ int shms_inspector_open(shms_inspector **out, const char *name) {
     if (!i)
         return SHMS_ENOMEM;
     int rc = shms_segment_open(&i->seg, name, SHMS_ROLE_INSPECTOR);
+    if (rc == SHMS_OK) {
+        int64_t lacking = shms_segment_lacks(&i->seg);
+        rc = lacking < 0 ? SHMS_ESYS : lacking ? SHMS_ESPARSE : SHMS_OK;
+        if (rc)
+            shms_segment_close(&i->seg);
+    }
     if (rc) {
         free(i);
         return rc;

@@ -45,6 +45,7 @@ typedef struct shms_probe {
     uint64_t same_version; /* 1: by this one */
     uint64_t writer_alive; /* 1: somebody holds the writer's lock */
     uint64_t ranks_alive;  /* locks held of the SHMS_MAX_READERS ranks */
+    uint64_t disposable;   /* 1: by this version, created with SHMS_DISPOSABLE, and nobody has asked for it to stay */
 } shms_probe;
 
 /* The superblock. */
@@ -116,7 +117,8 @@ typedef struct shms_finding {
 /* Looks at a regular file of /dev/shm; SHMS_ENOSTORE where there is none, SHMS_ELAYOUT for what is no regular file. */
 int shms_probe_file(shms_probe *out, const char *name);
 
-/* Opens; SHMS_ENOSTORE, SHMS_ELAYOUT (not ours, another version, or not yet published), SHMS_ECORRUPT. */
+/* Opens; SHMS_ENOSTORE, SHMS_ELAYOUT (not ours, another version, or not yet published), SHMS_ECORRUPT; SHMS_ESPARSE: to
+ * read it would allocate what a planted file never had. */
 int shms_inspector_open(shms_inspector **out, const char *name);
 void shms_inspector_free(shms_inspector *i); /* NULL is allowed */
 void shms_inspector_drop(shms_inspector **i); /* as shms_writer_drop */

@@ -99,6 +99,8 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
         return SHMS_ETOOLARGE;
     if (shms_index_find(&w->index, key, key_len) != SHMS_NONE)
         return SHMS_EEXISTS;
+    if (!shms_writer_has_numbers(w))
+        return SHMS_ECORRUPT;
     int rc = next_secret(w, &secret);
     if (rc)
         return rc;
@@ -282,6 +284,8 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
         shms_count(w, SHMS_C_MISSES, 1);
         return leave(w, SHMS_ENOTFOUND);
     }
+    if (!shms_writer_has_numbers(w))
+        return leave(w, SHMS_ECORRUPT);
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE)

@@ -35,6 +35,8 @@ int shms_probe_file(shms_probe *out, const char *name) {
     else if (pread(seg.fd, page.bytes, sizeof page, 0) < 0)
         rc = SHMS_ESYS;
     if (rc == SHMS_OK) {
+        seg.dev = st.st_dev;
+        seg.ino = st.st_ino;
         *out = (shms_probe){.size = (uint64_t)st.st_size,
                             .device = st.st_dev,
                             .inode = st.st_ino,
@@ -45,6 +47,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
                             .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
                             .blank = 1,
                             .writer_alive = shms_segment_held(&seg, SHMS_ROLE_WRITER)};
+        out->disposable = out->same_version && shms_get(&page.sb.disposable) == 1;
         for (size_t i = 0; i < sizeof page; i++)
             out->blank &= page.bytes[i] == 0;
         for (int r = 0; r < SHMS_MAX_READERS; r++)
@@ -62,7 +65,7 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int f
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
-    if (shms_segment_open_file(&seg, O_RDWR | O_NONBLOCK) < 0) /* it will bear a lock, which no child must inherit */
+    if (shms_segment_open_file(&seg, O_RDWR | O_NONBLOCK) < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
     if (fstat(seg.fd, &st))
         rc = SHMS_ESYS;
@@ -73,11 +76,8 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int f
     SHMS_LOOK("remove");
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
-    if (rc == SHMS_OK) {
-        seg.dev = st.st_dev;
-        seg.ino = st.st_ino;
+    if (rc == SHMS_OK)
         shms_segment_unlink(&seg); /* the name, if it is still this file's */
-    }
     int saved = errno;
     shms_segment_close(&seg);
     errno = saved;

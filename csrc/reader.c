@@ -56,10 +56,10 @@ static int take_rank(struct shms_reader *r) {
 }
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank) {
-    return shms_reader_attach_to(out, name, rank, SHMS_ANY_STORE);
+    return shms_reader_attach_to(out, name, rank, NULL);
 }
 
-int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, int64_t store) {
+int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, const shms_expected *expected) {
     if (rank >= SHMS_MAX_READERS)
         return SHMS_EINVAL;
     struct shms_reader *r = calloc(1, sizeof *r);
@@ -67,7 +67,7 @@ int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, in
         return SHMS_ENOMEM;
     r->rank = rank;
     int rc = shms_segment_open(&r->seg, name, (int)rank);
-    if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, store)) || (rc = take_rank(r)))) {
+    if (rc == SHMS_OK && ((rc = shms_segment_is(&r->seg, expected)) || (rc = take_rank(r)))) {
         int saved = errno;
         shms_segment_close(&r->seg);
         errno = saved;

@@ -1,12 +1,13 @@
 /*
- * ref.h - references: 40 bytes that travel between processes, and the tag that makes them unforgeable.
+ * ref.h - references: 40 bytes that travel between processes, and the tag that tells a true one from any other.
  *
  *     0      4     7     10      16      24      32     40
  *     | store| slot|entry| addr. |  id   | lease |  tag |     little-endian
  *
  * The tag is SipHash-2-4 (Aumasson, Bernstein 2012) of the first 32 bytes under a key of two random words, one of the
  * store and one of the object: a reference with one bit changed, of another store, of an object that is gone, or made
- * up, does not verify.  That is also what lets a reader trust the lease number of a lease that is long over.
+ * up, does not verify.  That is also what lets a reader trust the lease number of a lease that is long over.  Every
+ * attached rank can read both words: the tag guards against accidents and outsiders, not against such a rank.
  */
 #ifndef SHMS_REF_H
 #define SHMS_REF_H

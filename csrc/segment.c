@@ -5,20 +5,28 @@
  * anything else so that nobody takes the file for a dead one's, space is reserved before it is mapped so that no
  * store to it can be SIGBUS, and the stamp is published last.
  *
- * Forks.  An open-file-description lock lives as long as any descriptor of its opening, and fork copies descriptors:
- * a child that merely exists would keep a dead parent's rank taken for ever.  So every open segment is on a list, and
- * a pthread_atfork handler closes their descriptors in the child and marks them.  The list's mutex is taken around
- * fork, so that the child never sees half a list, nor a descriptor that is not on it yet.  The child begins with an
- * empty list: what was on it may lie on the stack of a thread that fork did not copy.
+ * Who keeps the lock.  An open-file-description lock lives as long as any descriptor and any mapping of its opening.
+ * A descriptor will not do: any code of the process may close it (a daemonizing library closes all), and the process
+ * would count as dead while it reads.  So the opening that bears the lock is mapped, one page of it that nobody can
+ * touch, and its descriptor is closed at once.  That mapping is the only one of that opening; the segment is mapped
+ * through others.
  *
- * A mapping counts as a descriptor: it keeps its opening alive, and is inherited by children, too.  So the opening
- * that bears the lock is never mapped; each mapping is made through another one of the same file.
+ * Forks.  A child that merely exists must not keep a dead parent's lock.  The page has MADV_DONTFORK: the kernel copies
+ * it into no child, also of a clone() that runs no handlers.  The descriptor of that opening exists only inside
+ * shms_segment_lock, which holds the mutex that a pthread_atfork handler takes: so no child of fork() copies it.  (A
+ * child of vfork() or clone() may, if it comes in these microseconds, until it calls exec.)  Every open segment is on a
+ * list, so that the handlers close the other descriptors in the child and mark the segments.  The child never sees half
+ * a list, and begins with an empty one: what was on it may lie on the stack of a thread that fork did not copy.
+ *
+ * Core dumps.  A process that dumps core is alive until the dump is written.  No segment goes into it (MADV_DONTDUMP):
+ * the locks are free sooner, and the objects, which are others' too, stay out of the file.
  */
 #include "segment.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -41,6 +49,21 @@
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
+static bool advice_ignored; /* by an emulator (qemu-user): children inherit the pages of locks */
+
+static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
+
+/* Is that descriptor one of this segment's file?  Strangers close descriptors, and numbers are used again. */
+static bool ours(const shms_segment *seg, int fd) {
+    struct stat st;
+    return fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
+}
+
+static void close_fd(shms_segment *seg) {
+    if (seg->fd >= 0 && ours(seg, seg->fd))
+        close(seg->fd);
+    seg->fd = -1;
+}
 
 static void fork_prepare(void) { pthread_mutex_lock(&open_mutex); }
 static void fork_parent(void) { pthread_mutex_unlock(&open_mutex); }
@@ -49,9 +72,10 @@ static void fork_child(void) {
         next = s->next;
         s->next = s->prev = NULL;
         atomic_store(&s->forked, 1);
-        if (s->fd >= 0)
-            close(s->fd);
-        s->fd = -1;
+        if (s->lock && advice_ignored)
+            munmap(s->lock, page_size());
+        s->lock = NULL; /* it is not here, and its address may be another mapping's by now */
+        close_fd(s);
     }
     open_segments = NULL;
     pthread_mutex_unlock(&open_mutex);
@@ -60,10 +84,13 @@ static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork
 
 /* Opens the file and enters the segment in the list; no fork can come between the two. */
 int shms_segment_open_file(shms_segment *seg, int flags) {
+    struct stat st;
     pthread_once(&fork_once, fork_register);
     pthread_mutex_lock(&open_mutex);
     seg->fd = shm_open(seg->name, flags, 0600);
-    if (seg->fd >= 0) {
+    if (seg->fd >= 0 && fstat(seg->fd, &st) == 0) {
+        seg->dev = st.st_dev;
+        seg->ino = st.st_ino;
         seg->prev = NULL;
         seg->next = open_segments;
         if (open_segments)
@@ -95,8 +122,6 @@ int shms_segment_name(shms_segment *seg, const char *name) {
     return SHMS_OK;
 }
 
-static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
-
 uint64_t shms_space_free(void) {
     struct statvfs fs;
     return statvfs("/dev/shm", &fs) ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
@@ -125,7 +150,7 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
         }
         if (rc) {
             errno = rc;
-            return rc == ENOSPC || rc == EFBIG || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
+            return rc == ENOSPC || rc == ENOMEM ? SHMS_ENOSPC : SHMS_ESYS;
         }
         at += n;
         size -= n;
@@ -154,13 +179,12 @@ static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) 
     return at;
 }
 
-/* A second opening of the segment's file, for mappings. */
+/* Another opening of the segment's file, for mappings. */
 static int open_again(const shms_segment *seg, int role) {
-    struct stat st;
     int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
     if (fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    if (fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino)
+    if (ours(seg, fd))
         return fd;
     close(fd); /* the name has become another segment's in the meantime */
     return SHMS_ENOSTORE;
@@ -182,6 +206,8 @@ static int map(shms_segment *seg, int fd, int role) {
         return SHMS_ESYS;
     seg->data = map_data(fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
     if (!seg->data)
+        return SHMS_ESYS;
+    if (madvise(seg->control, seg->control_size, MADV_DONTDUMP) || madvise(seg->data, seg->data_size, MADV_DONTDUMP))
         return SHMS_ESYS;
     seg->sb = control;
     seg->slots = (shms_slot *)(seg->control + l->slots_at);
@@ -206,8 +232,6 @@ static int identify(shms_segment *seg, uint64_t *size) {
         return SHMS_ESYS;
     if (!S_ISREG(st.st_mode))
         return SHMS_ELAYOUT;
-    seg->dev = st.st_dev;
-    seg->ino = st.st_ino;
     *size = (uint64_t)st.st_size;
     return SHMS_OK;
 }
@@ -219,7 +243,7 @@ static int create_locked(shms_segment *seg) {
     if ((rc = identify(seg, &size)) || (rc = shms_segment_lock(seg, SHMS_ROLE_WRITER)))
         return rc;
     if (ftruncate(seg->fd, (off_t)l->file_size))
-        return errno == EFBIG ? SHMS_ENOSPC : SHMS_ESYS;
+        return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
     /* What lies between the tables and a data region aligned for huge pages stays a hole. */
     if (too_much(seg->fd, control_end + l->file_size - l->data_at))
         return SHMS_ENOSPC;
@@ -267,8 +291,10 @@ static int create_locked(shms_segment *seg) {
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
+    shms_options stored = *options;
+    stored.flags &= ~(uint32_t)SHMS_DISPOSABLE; /* a word that changes, not part of the geometry */
     int rc;
-    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, options, page_size())))
+    if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, &stored, page_size())))
         return rc;
     if (shms_segment_open_file(seg, O_RDWR | O_CREAT | O_EXCL) < 0)
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
@@ -277,8 +303,11 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         shms_segment_unlink(seg);
         shms_segment_close(seg);
         errno = saved;
+        return rc;
     }
-    return rc;
+    if (options->flags & SHMS_DISPOSABLE)
+        atomic_store_explicit(&seg->sb->disposable, 1, memory_order_relaxed);
+    return SHMS_OK;
 }
 
 void shms_segment_publish(shms_segment *seg) {
@@ -339,18 +368,43 @@ static int open_unfinished(shms_segment *seg, int role) {
     }
 }
 
-int shms_segment_reserve_again(const shms_segment *seg) {
-    const shms_layout *l = &seg->layout;
+int64_t shms_segment_lacks(const shms_segment *seg) {
     uint64_t needed = seg->control_size + seg->data_size;
     struct stat st;
     if (fstat(seg->fd, &st))
-        return SHMS_ESYS;
-    if ((uint64_t)st.st_blocks * 512 >= needed)
-        return SHMS_OK;
-    if (too_much(seg->fd, needed - (uint64_t)st.st_blocks * 512))
+        return -1;
+    return (uint64_t)st.st_blocks * 512 >= needed ? 0 : (int64_t)(needed - (uint64_t)st.st_blocks * 512);
+}
+
+int shms_segment_reserve_again(const shms_segment *seg) {
+    const shms_layout *l = &seg->layout;
+    int64_t lacking = shms_segment_lacks(seg);
+    if (lacking <= 0)
+        return lacking ? SHMS_ESYS : SHMS_OK;
+    if (too_much(seg->fd, (uint64_t)lacking))
         return SHMS_ENOSPC;
     int rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at);
     return rc ? rc : reserve(seg->fd, 0, seg->control_size);
+}
+
+/* What the name names: of a file that may not be opened, too, and without a descriptor. */
+static bool look(const shms_segment *seg, struct stat *st) {
+    char path[sizeof "/dev/shm" + sizeof seg->name];
+    snprintf(path, sizeof path, "/dev/shm%s", seg->name);
+    return lstat(path, st) == 0;
+}
+
+/* The code for an opening that failed. */
+static int open_failed(const shms_segment *seg, int role) {
+    struct stat st;
+    int why = errno;
+    if (why == ENOENT)
+        return SHMS_ENOSTORE;
+    if (why == ELOOP || why == EISDIR || why == ENXIO) /* a symbolic link, a directory, a socket */
+        return SHMS_ELAYOUT;
+    bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && look(seg, &st) && st.st_uid != geteuid();
+    errno = why;
+    return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
 }
 
 int shms_segment_open(shms_segment *seg, const char *name, int role) {
@@ -361,7 +415,7 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
         return rc;
     /* O_NONBLOCK: whatever has that name, a pipe among them, the open must come back. */
     if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
-        return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
+        return open_failed(seg, role);
     rc = open_mapped(seg, role);
     if (rc == SHMS_ELAYOUT && role != SHMS_ROLE_INSPECTOR)
         rc = open_unfinished(seg, role);
@@ -373,13 +427,23 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     return rc;
 }
 
-int shms_segment_is(const shms_segment *seg, int64_t store) {
-    return store == SHMS_ANY_STORE || (uint64_t)store == seg->sb->store ? SHMS_OK : SHMS_EOTHERSTORE;
+int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
+    static const shms_expected any = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID};
+    const shms_expected *e = expected ? expected : &any;
+    struct stat st;
+    if (fstat(seg->fd, &st))
+        return SHMS_ESYS;
+    if (e->allow_uid == SHMS_OWN_UID ? st.st_uid != geteuid() || st.st_mode & 077 : st.st_uid != e->allow_uid)
+        return SHMS_EFOREIGN;
+    if (e->store != SHMS_ANY_STORE && (uint64_t)e->store != seg->sb->store)
+        return SHMS_EOTHERSTORE;
+    return e->n_readers && e->n_readers != seg->layout.n_readers ? SHMS_ERANKS : SHMS_OK;
 }
 
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
     *seg = *of;
     seg->borrowed = true;
+    seg->lock = NULL;
     if (shms_segment_open_file(seg, O_RDWR) < 0)
         return SHMS_ESYS;
     return mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) ? SHMS_ESYS : SHMS_OK;
@@ -389,36 +453,56 @@ static struct flock role_byte(int role) {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + role, .l_len = 1};
 }
 
-int shms_segment_lock(shms_segment *seg, int role) {
+/* Locks, and leaves the lock to a page of the opening. */
+static int lock_by_page(shms_segment *seg, int fd, int role) {
     struct flock fl = role_byte(role);
-    if (fcntl(seg->fd, F_OFD_SETLK, &fl) == 0)
-        return SHMS_OK;
-    if (errno != EAGAIN && errno != EACCES)
+    if (fcntl(fd, F_OFD_SETLK, &fl)) {
+        if (errno != EAGAIN && errno != EACCES)
+            return SHMS_ESYS;
+        return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
+    }
+    void *page = mmap(NULL, page_size(), PROT_NONE, MAP_SHARED, fd, 0);
+    if (page == MAP_FAILED)
         return SHMS_ESYS;
-    return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
+    if (madvise(page, page_size(), MADV_DONTFORK) || madvise(page, page_size(), MADV_DONTDUMP)) {
+        munmap(page, page_size());
+        return SHMS_ESYS;
+    }
+    advice_ignored = madvise(page, page_size(), -1) == 0; /* no kernel knows that one */
+    seg->lock = page;
+    return SHMS_OK;
+}
+
+int shms_segment_lock(shms_segment *seg, int role) {
+    pthread_mutex_lock(&open_mutex); /* no fork copies the descriptor */
+    int fd = open_again(seg, role), rc = fd;
+    if (fd >= 0) {
+        rc = lock_by_page(seg, fd, role);
+        int saved = errno;
+        close(fd);
+        errno = saved;
+    }
+    pthread_mutex_unlock(&open_mutex);
+    return rc;
 }
 
 bool shms_segment_held(const shms_segment *seg, int role) {
     struct flock fl = role_byte(role);
-    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK;
+    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !ours(seg, seg->fd);
 }
 
 void shms_segment_unlock(shms_segment *seg) {
-    pthread_mutex_lock(&open_mutex); /* or a fork's child would close the number a second time */
-    if (seg->fd >= 0)
-        close(seg->fd);
-    seg->fd = -1;
+    pthread_mutex_lock(&open_mutex); /* a fork's child sees both or neither */
+    if (seg->lock)
+        munmap(seg->lock, page_size());
+    seg->lock = NULL;
+    close_fd(seg);
     pthread_mutex_unlock(&open_mutex);
 }
 
 bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
-    int fd = shm_open(seg->name, O_RDONLY | O_NONBLOCK, 0);
-    if (fd < 0)
-        return false;
-    bool named = fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
-    close(fd);
-    return named;
+    return look(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
 }
 
 void shms_segment_unlink(const shms_segment *seg) {

@@ -8,8 +8,12 @@
  *
  * Liveness is an open-file-description lock on one byte per process: byte 0 the writer's, byte 1 + r rank r's.  The
  * kernel drops it when the last descriptor and the last mapping of that opening have gone, on whatever kind of death.
- * So that this is the process's own death and not its last child's, the descriptor is close-on-exec and is closed in
- * forked children, and the opening is never mapped: children inherit mappings, too.
+ * Here no descriptor of that opening stays: one mapped page keeps it, a page that nobody can read and that no child
+ * inherits.  So the lock ends with the process, not with its last child, and no stray close() ends it earlier.
+ *
+ * Another opening, `fd`, asks for others' locks and bears none.  A stranger may close that descriptor, and its number
+ * may become another file's.  So an answer "free" counts only if the descriptor is still the segment's; in doubt
+ * everybody is alive.
  *
  * A segment must not move in memory while it is open: forks look for it.
  */
@@ -32,7 +36,8 @@ typedef struct shms_segment {
     uint8_t *control;
     uint8_t *data;
     uint64_t control_size, data_size; /* as mapped */
-    int fd;                           /* bears the lock, is never mapped; -1: closed, its locks gone */
+    int fd;                           /* asks for locks, bears none; -1: closed */
+    void *lock;                       /* the page that keeps this process's lock; NULL: none */
     _Atomic int forked;               /* this process is a child of the one that opened it */
     bool borrowed;                    /* the mappings are another segment's */
     dev_t dev;
@@ -44,8 +49,8 @@ typedef struct shms_segment {
 /* Sets the name.  SHMS_EINVAL: empty, too long, with a slash, `.` or `..`. */
 int shms_segment_name(shms_segment *seg, const char *name);
 
-/* Opens the file of that name, and no more; a child that is forked has no descriptor of it.  -1 and errno: neither
- * opened nor in need of _close. */
+/* Opens the file of that name and notes which file that is; a child that is forked has no descriptor of it.  -1 and
+ * errno: neither opened nor in need of _close. */
 int shms_segment_open_file(shms_segment *seg, int flags);
 
 /* Makes a segment, maps it as its writer and holds the writer's lock; nobody can open it before _publish.
@@ -55,26 +60,29 @@ void shms_segment_publish(shms_segment *seg);
 /* Prefaults and asks for huge pages, as the options say.  For the holder of the writer's lock. */
 void shms_segment_warm(shms_segment *seg);
 
-/* A segment that was copied may have lost its reservation, and a store to a hole may then be SIGBUS.  For the holder of
- * the writer's lock. */
+/* Bytes of the reservation that are holes: those of a sparse copy, or of a file that was never a store.  A load from a
+ * hole allocates memory, a store to one may be SIGBUS.  -1 and errno. */
+int64_t shms_segment_lacks(const shms_segment *seg);
+/* Reserves them.  For the holder of the writer's lock. */
 int shms_segment_reserve_again(const shms_segment *seg);
 
 /* Opens a published segment in a role, without taking a lock.  A rank beyond n_readers: SHMS_EINVAL. */
 int shms_segment_open(shms_segment *seg, const char *name, int role);
 
-/* SHMS_EOTHERSTORE where the segment is not the store of that number (or SHMS_ANY_STORE).  To be asked before a lock is
- * taken: a rank that attaches for an instant and goes counts as dead from then on, and is expected no longer. */
-int shms_segment_is(const shms_segment *seg, int64_t store);
+/* SHMS_EFOREIGN, SHMS_EOTHERSTORE or SHMS_ERANKS if the segment is not what the caller expects.  To be asked before a
+ * lock is taken: a rank that attaches for an instant and goes counts as dead from then on, and is expected no longer. */
+int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 
 /* For tests under ThreadSanitizer, which sees no race between two mappings: a second role on `of`'s mapping. */
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of);
 
-/* Takes the role's lock: SHMS_EWRITERACTIVE or SHMS_ERANKINUSE where another opening has it. */
+/* Takes the role's lock: SHMS_EWRITERACTIVE or SHMS_ERANKINUSE where somebody has it.  SHMS_ENOSTORE where the name is
+ * not this segment's any more. */
 int shms_segment_lock(shms_segment *seg, int role);
-/* Does another opening hold the role's lock?  About 0.4 us.  In doubt: yes. */
+/* Does anybody hold the role's lock?  About 0.4 us, and half as much again where nobody does.  In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
-void shms_segment_unlock(shms_segment *seg); /* closes the descriptor, and with it every lock; idempotent */
-/* Is the name still this segment's? */
+void shms_segment_unlock(shms_segment *seg); /* lets the lock go, and asks for no more of them; idempotent */
+/* Is the name still this segment's?  Needs no descriptor. */
 bool shms_segment_named(const shms_segment *seg);
 /* Removes the name, if it still names this segment. */
 void shms_segment_unlink(const shms_segment *seg);

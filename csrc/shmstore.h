@@ -3,8 +3,9 @@
  *
  * WHAT IT IS.  A store is one file in /dev/shm.  Its writer puts objects (a key, some metadata, a payload) into
  * a ring and hands out references of 40 bytes; readers, one process per rank, turn a reference into a pointer
- * into the same pages.  Nothing is copied on the way out, nobody waits for anybody, and what a process held
- * when it died is free again without anybody's help.
+ * into the same pages.  Nothing is copied on the way out, and what a process held when it died is free again without
+ * anybody's help.  The writer waits for no reader.  A reader waits for the writer only if it meets an eviction half-way:
+ * some hundred nanoseconds, and at most a second if the writer is stopped there.
  *
  *     shms_writer *w;                                     shms_reader *r;
  *     shms_options o = {.capacity = 1 << 30,              shms_reader_attach(&r, "frames", 0);
@@ -26,7 +27,10 @@
  *  - shms_reader_close lets the rank go when the last view dies, not before.
  *  - shms_writer_close lets the writer's lock go when the last ticket is ended (a commit then fails), not before.
  *  - After shms_writer_close the segment's pages live on until the last process that maps them has gone.
- *  - A program that closes file descriptors it does not own closes liveness locks: its objects are then let go.
+ *  - A program that closes file descriptors it does not own ends no lock, but the store can then not ask for others'
+ *    locks.  It takes everybody for alive: what a dead process held stays until the store is opened anew.
+ *  - A tag guards references against accidents and outsiders.  It does not guard against an attached rank: each maps the
+ *    secrets that tags are made of.
  */
 #ifndef SHMSTORE_H
 #define SHMSTORE_H
@@ -56,6 +60,9 @@
 #define SHMS_ENOSLOT -19       /* every slot is taken by an object that is held */
 #define SHMS_ENOLEASE -20      /* every lease entry is taken by an open lease */
 #define SHMS_ECREATING -21     /* the segment's creation is not over */
+#define SHMS_EFOREIGN -22      /* the segment is another user's, or its mode admits others */
+#define SHMS_ERANKS -23        /* the store has another number of ranks */
+#define SHMS_ESPARSE -24       /* parts of the segment's file are holes */
 
 #define SHMS_REF_SIZE 40        /* bytes of a packed reference */
 #define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
@@ -71,7 +78,10 @@
 #define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
 #define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
-#define SHMS_ANY_STORE -1 /* for _attach_to and _recover_to: whichever store bears the name */
+#define SHMS_DISPOSABLE 16 /* nobody will ask for this name: what a dead writer leaves may be removed (shms_probe) */
+
+#define SHMS_ANY_STORE -1 /* whichever store bears the name */
+#define SHMS_OWN_UID -1   /* the caller's own, and a mode that admits nobody else */
 
 typedef struct shms_writer shms_writer;
 typedef struct shms_reader shms_reader;
@@ -81,8 +91,15 @@ typedef struct shms_options {
     uint64_t max_object_size; /* bytes of key, metadata and payload together; 0: the capacity */
     uint32_t n_readers;       /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects;     /* slots; 0: from the capacity */
-    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS */
+    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | SHMS_DISPOSABLE */
 } shms_options;
+
+/* What a store must be for _attach_to and _recover_to to touch it; NULL there: any store of the caller's own. */
+typedef struct shms_expected {
+    int64_t store;      /* its number, or SHMS_ANY_STORE */
+    int64_t allow_uid;  /* its owner, whatever the mode; or SHMS_OWN_UID */
+    uint32_t n_readers; /* 0: any number */
+} shms_expected;
 
 /* A reference, unpacked.  Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then
  * id, lease and tag (8 each).  A reader believes none of it: every field is compared with the slot table. */
@@ -166,11 +183,12 @@ uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
 int shms_writer_recover(shms_writer **out, const char *name);
-/* Only the store of that number; SHMS_EOTHERSTORE leaves another one untouched. */
-int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store);
-/* Lets the lock go, as soon as the last ticket is back: its commit gives SHMS_ECLOSED.  The mapping stays until _free. */
+/* Only a store that is as expected; SHMS_EFOREIGN, SHMS_EOTHERSTORE and SHMS_ERANKS leave another one untouched. */
+int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected);
+/* Lets the lock go, as soon as the last ticket is back: its commit gives SHMS_ECLOSED.  The mapping stays until _free.
+ * Without `unlink` the store is to stay: it is disposable no more. */
 int shms_writer_close(shms_writer *w, int unlink);
-void shms_writer_free(shms_writer *w);             /* closes without unlinking if need be; NULL is allowed */
+void shms_writer_free(shms_writer *w); /* if need be, ends like a process that dies: no unlinking; NULL is allowed */
 /* The same for a variable that is about to go: an owner there is before there is a handle. */
 void shms_writer_drop(shms_writer **w);
 uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number, 0: NULL */
@@ -225,7 +243,8 @@ int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the 
 /* ---- a reader ---- */
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
-int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, int64_t store); /* as _recover_to */
+int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank,
+                          const shms_expected *expected); /* as _recover_to */
 shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
 int shms_reader_acquire_to(shms_reader *r, const uint8_t *ref, shms_view **out); /* the same; on failure NULL there */
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */

@@ -118,10 +118,15 @@ static int settle_slots(struct shms_writer *w) {
     return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.sb->next_id));
 }
 
-/* The two counters count from 1, and would take centuries to get half-way round. */
+/* The two counters count from 1, and would take centuries to get half-way round: only damage gets there. */
 static bool counters_valid(const shms_superblock *sb) {
     uint64_t id = shms_get(&sb->next_id), lease = shms_get(&sb->next_lease);
     return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX;
+}
+
+bool shms_writer_has_numbers(const struct shms_writer *w) {
+    const shms_superblock *sb = w->seg.sb;
+    return shms_get(&sb->next_id) < INT64_MAX && shms_get(&sb->next_lease) + w->leased < INT64_MAX;
 }
 
 /* Builds the private memory from the segment. */
@@ -181,7 +186,7 @@ static int build(struct shms_writer *w) {
     return SHMS_OK;
 }
 
-static int start(shms_writer **out, const char *name, const shms_options *options, int64_t store) {
+static int start(shms_writer **out, const char *name, const shms_options *options, const shms_expected *expected) {
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
         return SHMS_ENOMEM;
@@ -193,7 +198,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     if (!options) {
         SHMS_STEP("V0");
-        if ((rc = shms_segment_is(&w->seg, store)) == SHMS_OK)
+        if ((rc = shms_segment_is(&w->seg, expected)) == SHMS_OK)
             rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER);
         if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer closed it for good in the meantime */
             rc = SHMS_ENOSTORE;
@@ -220,23 +225,29 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     pthread_mutex_init(&w->mutex, NULL);
     if (options)
         shms_segment_publish(&w->seg);
+    else
+        shms_set(&w->seg.sb->disposable, 0); /* somebody asked for it by its name */
     *out = w;
     return SHMS_OK;
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    return start(out, name, options, SHMS_ANY_STORE);
+    return start(out, name, options, NULL);
 }
 
-int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL, SHMS_ANY_STORE); }
+int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL, NULL); }
 
-int shms_writer_recover_to(shms_writer **out, const char *name, int64_t store) { return start(out, name, NULL, store); }
+int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected) {
+    return start(out, name, NULL, expected);
+}
 
-int shms_writer_close(shms_writer *w, int unlink) {
+static int end(struct shms_writer *w, bool unlink, bool stays) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
+    if (stays)
+        shms_set(&w->seg.sb->disposable, 0);
     if (unlink)
         shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
     if (w->unfinished == 0) /* or else a successor would reuse bytes that the tickets' holders still write */
@@ -245,10 +256,12 @@ int shms_writer_close(shms_writer *w, int unlink) {
     return SHMS_OK;
 }
 
+int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink, !unlink); }
+
 void shms_writer_free(shms_writer *w) {
     if (!w)
         return;
-    shms_writer_close(w, 0);
+    end(w, false, false); /* nobody has said whether it is to stay */
     shms_segment_close(&w->seg);
     free(w->evicted.bytes);
     free(w->memory);

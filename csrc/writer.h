@@ -106,6 +106,9 @@ bool shms_writer_let_in(struct shms_writer *w);
 int shms_writer_enter_to_end(struct shms_writer *w);
 /* The ticket's slot is not in WRITING any more; on a closed writer, the last ticket lets the lock go. */
 void shms_writer_ticket_ended(struct shms_writer *w);
+/* Is there a number for one more object and one more lease?  Where there is none, SHMS_ECORRUPT: a successor would refuse
+ * what came behind it. */
+bool shms_writer_has_numbers(const struct shms_writer *w);
 uint64_t shms_now_ns(void); /* CLOCK_REALTIME, to the tick */
 
 #endif

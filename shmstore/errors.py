@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 __all__ = [
     "CacheMissError",
     "CorruptStoreError",
+    "ForeignStoreError",
     "LayoutMismatchError",
     "NestingError",
     "ObjectExistsError",
@@ -19,7 +20,9 @@ __all__ = [
     "ObjectTooLargeError",
     "RankInUseError",
     "SerdeError",
+    "SharedMemoryError",
     "ShmStoreError",
+    "SparseStoreError",
     "StaleRefError",
     "StoreClosedError",
     "StoreExistsError",
@@ -53,15 +56,17 @@ class ShmStoreError(Exception):
     # Not the built-in's: it would call the class with `args`, which are not the arguments of every class here,
     # and MemoryError and OSError keep state of their own.
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.args, self.__dict__.copy())
+        return _rebuild, (type(self), self.args, self.__dict__.copy(), getattr(self, "errno", None))
 
 
-def _rebuild(cls: type[ShmStoreError], args: tuple[Any, ...], state: dict[str, Any]) -> ShmStoreError:
-    error = cls()  # every argument has a default; this sets what lies outside __dict__, such as errno
+def _rebuild(
+    cls: type[ShmStoreError], args: tuple[Any, ...], state: dict[str, Any], number: int | None = None
+) -> ShmStoreError:
+    error = cls()  # every argument has a default
     error.args = args
     error.__dict__.update(state)
-    if isinstance(error, OSError):
-        error.strerror = error.message
+    if isinstance(error, OSError):  # these two lie outside __dict__
+        error.errno, error.strerror = number, error.message
     return error
 
 
@@ -139,6 +144,30 @@ class StoreSpaceError(ShmStoreError, OSError):
                 message += f": {needed} bytes needed, {free} free"
         super().__init__(message, hint=hint)
         self.errno = _errno.ENOSPC
+        self.strerror = self.message
+
+
+class SharedMemoryError(ShmStoreError, OSError):
+    """The system does not let this process use shared memory; `errno` says which answer it gave."""
+
+    default_message = "shared memory cannot be used here"
+    default_hint = "look at /dev/shm, its mount options and permissions, and at this process's limits"
+
+    def __init__(self, message: str | None = None, *, number: int | None = None, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.errno = number
+        self.strerror = self.message
+
+
+class ForeignStoreError(ShmStoreError, PermissionError):
+    """The store is another user's, or other users may open it (`errno` is EACCES); it was left as it is."""
+
+    default_message = "the store belongs to another user, or is open to others"
+    default_hint = "pass allow_uid=UID if you trust its owner with everything that this process reads from it"
+
+    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.errno = _errno.EACCES
         self.strerror = self.message
 
 
@@ -226,6 +255,13 @@ class CorruptStoreError(ShmStoreError, ValueError):
 
     default_message = "the stored bytes are not valid"
     default_hint = "use one serializer and one version on both sides; `shmstore verify NAME` checks a segment"
+
+
+class SparseStoreError(CorruptStoreError):
+    """Parts of the segment's file are holes, and to read them would allocate memory; it was not read."""
+
+    default_message = "parts of the file are holes: it is a sparse copy, or was never a store"
+    default_hint = "recover(name) reserves a copy's space again; shmstore gc --yes --force NAME removes it"
 
 
 class UnknownTypeError(CorruptStoreError):

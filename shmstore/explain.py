@@ -1,14 +1,19 @@
 """Errors of C, which are codes, with what the caller wants to know; asked only after something went wrong."""
 
+import errno
 import os
+import stat
 from typing import Any, Final, Literal
 
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from shmstore.errors import (
+    ForeignStoreError,
     LayoutMismatchError,
     RankInUseError,
     SerdeError,
+    SharedMemoryError,
+    ShmStoreError,
     StaleRefError,
     StoreExistsError,
     StoreFullError,
@@ -20,6 +25,7 @@ from shmstore.refs import ObjectRef
 __all__ = [
     "another_layout",
     "exists",
+    "foreign",
     "full",
     "in_use",
     "not_found",
@@ -27,10 +33,12 @@ __all__ = [
     "shown",
     "stale",
     "unfinished",
+    "unusable",
     "wrong_encoding",
     "wrong_layout",
 ]
 
+_DIRECTORY: Final = "/dev/shm"
 _NOTHING_OF_OURS: Final = {"ours": 0, "blank": 0}
 
 
@@ -49,14 +57,64 @@ def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
     return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
 
 
-def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> StoreNotFoundError:
+def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStoreError:
     """Return the same error with the name it is about, and what the caller may have mistaken."""
+    if not os.path.isdir(_DIRECTORY):
+        return unusable(OSError(errno.ENOENT, ""), name)
     hint = error.hint
     if name.startswith("{"):
         hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
     elif by_handle and hint == error.default_hint:
         hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
     return StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
+
+
+_UNUSABLE: Final = {
+    errno.ENOENT: (f"there is no {_DIRECTORY}", "mount a tmpfs there; shared memory is made of its files"),
+    errno.EROFS: (f"{_DIRECTORY} is mounted read-only", "mount it read-write; stores are files there"),
+    errno.EACCES: ("this process may not open {path}", f"look at the permissions of that file and of {_DIRECTORY}"),
+    errno.EFBIG: (
+        "the segment is larger than this process may make a file (RLIMIT_FSIZE)",
+        "raise the limit (ulimit -f), or ask for less capacity",
+    ),
+    errno.EMFILE: (
+        "this process has no file descriptor left",
+        "close what is not needed, or raise the limit (ulimit -n, RLIMIT_NOFILE)",
+    ),
+    errno.ENFILE: ("the system has no file descriptor left", "raise fs.file-max, or close files"),
+    errno.ENOSPC: (f"{_DIRECTORY} takes no more files", "remove files there, or mount it with more nr_inodes"),
+    errno.ENOMEM: (
+        "this process may not map that much memory",
+        "raise its limit (ulimit -v, RLIMIT_AS), or ask for less capacity",
+    ),
+}
+
+
+def unusable(error: OSError, name: str) -> ShmStoreError:
+    """Return the error for a system call that failed; the same error if it is one of the store's own."""
+    if isinstance(error, ShmStoreError):
+        return error
+    path = f"{_DIRECTORY}/{name if len(name) <= 80 else name[:77] + '...'}"
+    message, hint = _UNUSABLE.get(error.errno or 0, (f"{{path}}: {error.strerror}", None))
+    return SharedMemoryError(message.format(path=path), number=error.errno, hint=hint)
+
+
+def foreign(name: str, allow_uid: int) -> ShmStoreError:
+    """Return the error for a store that is not adopted, with whose it is."""
+    try:
+        seen = os.lstat(f"{_DIRECTORY}/{name}")
+    except OSError:
+        return ForeignStoreError(f"store {shown(name)}: {ForeignStoreError.default_message}")
+    me = os.geteuid()
+    if seen.st_uid == allow_uid:  # it is the one that was named, and this process may not open it
+        return unusable(OSError(errno.EACCES, ""), name)
+    if allow_uid != native.OWN_UID:
+        whose = f"belongs to user {seen.st_uid}, not to user {allow_uid}"
+    elif seen.st_uid != me:
+        whose = f"belongs to user {seen.st_uid}, and this process is user {me}'s"
+    else:
+        whose = f"has mode {stat.S_IMODE(seen.st_mode):04o}: users other than its owner may open it"
+    return ForeignStoreError(f"store {shown(name)} {whose}")
 
 
 def _probed(name: str) -> dict[str, int]:
@@ -77,8 +135,10 @@ def exists(name: str) -> StoreExistsError:
     )
 
 
-def another_layout(name: str) -> LayoutMismatchError:
+def another_layout(error: LayoutMismatchError, name: str) -> LayoutMismatchError:
     """Return the error for a file that cannot be opened, with what it is instead."""
+    if error.message != error.default_message:  # it is a store, and says what is wrong
+        return LayoutMismatchError(f"store {shown(name)}: {error.message}", hint=error.hint)
     seen = _probed(name)
     if not seen["ours"]:
         what = "is empty: its creation was not completed, or it is no store" if seen["blank"] else "is no store"

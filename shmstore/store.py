@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from shmstore import explain
+from shmstore import explain, leftovers
 from shmstore.bindings import store as native
 from shmstore.errors import (
     CorruptStoreError,
+    ForeignStoreError,
     LayoutMismatchError,
     ObjectExistsError,
     ObjectNotFoundError,
@@ -36,6 +37,7 @@ __all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"
 
 _log = logging.getLogger(__name__)
 _DEFAULT_SERDE = MsgpackSerde()
+_MAX_UID = 2**32 - 2
 _BROKEN = (AttributeError, OverflowError, TypeError, ValueError)
 """What becomes of a serializer's mistakes; asked about them only then, so that a put that succeeds pays nothing."""
 _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
@@ -150,6 +152,14 @@ def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
         raise type(error)(f"this StoreHandle is none that a writer made: {error}") from None
 
 
+def _expected(store: str | StoreHandle, allow_uid: int | None) -> tuple[str, int, int, int]:
+    """Return the name, and what the store of that name must be to be the one that is meant."""
+    uid = native.OWN_UID if allow_uid is None else _int("allow_uid", allow_uid, 0, _MAX_UID)
+    if isinstance(store, StoreHandle):
+        return *_checked_handle(store), uid
+    return _checked_name(store), native.ANY_STORE, 0, uid
+
+
 def _checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
     if serde is None:
         return _DEFAULT_SERDE
@@ -249,8 +259,8 @@ class _Closable:
 class ObjectStoreWriter(_Closable):
     """The one process that puts objects into a store and hands out references; made by `create` or `recover`.
 
-    Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager: a store that
-    nobody closes stays in /dev/shm, where `recover` finds it.
+    Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager: a store of a chosen
+    name that nobody closes stays in /dev/shm, where `recover` finds it.
     """
 
     def __init__(
@@ -286,7 +296,9 @@ class ObjectStoreWriter(_Closable):
     ) -> "ObjectStoreWriter":
         """Create a store and be its writer; all its space is reserved before this returns.
 
-        `capacity` is in bytes, rounded up to 64; `name` None makes a unique one; ranks 0 to `n_readers` - 1 attach.
+        `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. `name` None makes a unique one, for
+        a store that ends with its process: one that is open at a normal exit is removed, one that a killed process left
+        by the next `create`. A store that `recover` is to find needs a name.
         An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity); at most
         `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
         "clock" spares what was used since it was last considered, "fifo" nothing.
@@ -294,7 +306,8 @@ class ObjectStoreWriter(_Closable):
         `prefault` maps every page now instead of at its first use (the first put into a cold page costs many times a
         warm one), `huge_pages` asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each
         object at its commit, for `shmstore verify` to compare; `recover` keeps these. Raises StoreExistsError;
-        StoreSpaceError where /dev/shm is too small; ValueError for numbers out of range.
+        StoreSpaceError where /dev/shm is too small; SharedMemoryError where it cannot be used; ValueError for numbers
+        out of range.
         """
         capacity = _int("capacity", capacity, 1, native.MAX_CAPACITY)
         n_readers = _int("n_readers", n_readers, 1, native.MAX_READERS)
@@ -303,7 +316,8 @@ class ObjectStoreWriter(_Closable):
         if eviction not in ("clock", "fifo"):
             raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
         chosen_serde = _checked_serde(serde)
-        chosen = f"shmstore-{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        chosen = f"{leftovers.PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        leftovers.remove_dead()
         writer = None
         try:
             writer = native.Writer.create(
@@ -316,37 +330,47 @@ class ObjectStoreWriter(_Closable):
                 huge_pages=bool(huge_pages),
                 fifo=eviction == "fifo",
                 checksums=bool(checksums),
+                disposable=name is None,
             )
             _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
             made = cls(writer, chosen, chosen_serde)
+            if name is None:
+                leftovers.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
             raise explain.exists(chosen) from None
-        except BaseException:
+        except BaseException as error:
             if writer is not None:
                 writer.close(unlink=True)  # an interrupt: nobody else knows of it
+            if isinstance(error, OSError):
+                raise explain.unusable(error, chosen) from None
             raise
 
     @classmethod
-    def recover(cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None) -> "ObjectStoreWriter":
+    def recover(
+        cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None, allow_uid: int | None = None
+    ) -> "ObjectStoreWriter":
         """Take over the store of a writer that is dead or closed: every committed object, its key and open leases.
 
-        What was half-written is dropped. Raises WriterActiveError while a writer lives, StoreNotFoundError,
-        LayoutMismatchError for what is no store of this version, CorruptStoreError for a damaged one.
+        What was half-written is dropped. The store must be this user's and closed to others; with `allow_uid` it must
+        be that user's, whatever its mode. Raises WriterActiveError while a writer lives, StoreNotFoundError,
+        ForeignStoreError, LayoutMismatchError for what is no store of this version or not that of the handle,
+        CorruptStoreError for a damaged one, SharedMemoryError where shared memory cannot be used.
         """
         chosen_serde = _checked_serde(serde)
-        if isinstance(name, StoreHandle):
-            wanted, store_id, _ = _checked_handle(name)
-        else:
-            wanted, store_id = _checked_name(name), native.ANY_STORE
+        wanted, store_id, ranks, uid = _expected(name, allow_uid)
         try:
-            writer = native.Writer.recover(wanted, store_id)
+            writer = native.Writer.recover(wanted, store_id, ranks, uid)
         except StoreNotFoundError as error:
             raise explain.not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
             raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
-        except LayoutMismatchError:
-            raise explain.another_layout(wanted) from None
+        except LayoutMismatchError as error:
+            raise explain.another_layout(error, wanted) from None
+        except ForeignStoreError:
+            raise explain.foreign(wanted, uid) from None
+        except OSError as error:
+            raise explain.unusable(error, wanted) from None
         except CorruptStoreError:
             raise CorruptStoreError(
                 f"the tables of store {explain.shown(wanted)} contradict themselves",
@@ -614,28 +638,36 @@ class ObjectStoreReader(_Closable):
 
     @classmethod
     def attach(
-        cls, handle_or_name: StoreHandle | str, rank: int = 0, *, serde: ObjectSerde | None = None
+        cls,
+        handle_or_name: StoreHandle | str,
+        rank: int = 0,
+        *,
+        serde: ObjectSerde | None = None,
+        allow_uid: int | None = None,
     ) -> "ObjectStoreReader":
         """Attach to a store as `rank`, from 0 to n_readers - 1; `serde` must be the writer's.
 
-        A rank that attaches again starts anew: older leases are not for it. Raises StoreNotFoundError,
+        A rank that attaches again starts anew: older leases are not for it. The store must be this user's and closed
+        to others; with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError,
         RankInUseError while a process (or views of a closed reader) has the rank, ValueError for a rank out of range,
-        LayoutMismatchError and CorruptStoreError for what is no intact store.
+        ForeignStoreError, LayoutMismatchError and CorruptStoreError for what is no intact store or not that of the
+        handle, SharedMemoryError where shared memory cannot be used.
         """
         chosen_serde = _checked_serde(serde)
-        if isinstance(handle_or_name, StoreHandle):
-            name, store_id, ranks = _checked_handle(handle_or_name)
-        else:
-            name, store_id, ranks = _checked_name(handle_or_name), native.ANY_STORE, native.MAX_READERS
-        rank = _int("rank", rank, 0, ranks - 1)
+        name, store_id, ranks, uid = _expected(handle_or_name, allow_uid)
+        rank = _int("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
         try:
-            reader = native.Reader.attach(name, rank, store_id)
+            reader = native.Reader.attach(name, rank, store_id, ranks, uid)
         except StoreNotFoundError as error:
             raise explain.not_found(error, name, isinstance(handle_or_name, StoreHandle)) from None
         except RankInUseError:
             raise explain.in_use(name, rank) from None
-        except LayoutMismatchError:
-            raise explain.another_layout(name) from None
+        except LayoutMismatchError as error:
+            raise explain.another_layout(error, name) from None
+        except ForeignStoreError:
+            raise explain.foreign(name, uid) from None
+        except OSError as error:
+            raise explain.unusable(error, name) from None
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise

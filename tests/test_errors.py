@@ -10,6 +10,8 @@ import pytest
 from shmstore import errors
 from shmstore.errors import (
     CacheMissError,
+    ForeignStoreError,
+    SharedMemoryError,
     ShmStoreError,
     StoreExistsError,
     StoreFullError,
@@ -28,10 +30,13 @@ BUILT_IN = {
     "StoreNotFoundError": FileNotFoundError,
     "StoreExistsError": FileExistsError,
     "StoreSpaceError": OSError,
+    "SharedMemoryError": OSError,
+    "ForeignStoreError": PermissionError,
     "WriterActiveError": RuntimeError,
     "RankInUseError": RuntimeError,
     "LayoutMismatchError": ValueError,
     "CorruptStoreError": ValueError,
+    "SparseStoreError": ValueError,
     "StoreClosedError": ValueError,
     "CacheMissError": LookupError,
     "UnknownTypeError": ValueError,
@@ -80,6 +85,7 @@ EXAMPLES = [
     StoreFullError(needed=10, held_bytes_by_rank={0: 5, 3: 7}),
     StoreFullError("full", needed=0),
     StoreSpaceError(needed=1 << 40, free=5),
+    SharedMemoryError(number=errno.EROFS),
     CacheMissError(["a", "b"]),
     CacheMissError(("a",), "gone", hint="again"),
     UnknownTypeError(type_name="mod.Foo"),
@@ -132,6 +138,8 @@ def test_file_errors_carry_the_number_that_callers_compare():
     assert StoreNotFoundError("gone").errno == errno.ENOENT
     assert StoreExistsError("there").errno == errno.EEXIST
     assert StoreSpaceError(needed=2, free=1).errno == errno.ENOSPC
+    assert SharedMemoryError(number=errno.EROFS).errno == errno.EROFS
+    assert ForeignStoreError().errno == errno.EACCES
 
 
 def test_an_unknown_type_is_named_in_the_message_and_in_the_hint():

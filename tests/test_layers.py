@@ -17,7 +17,8 @@ ALLOWED: dict[str, set[str]] = {
     "serde": {"errors"},
     "refs": {"errors"},
     "explain": {"bindings", "errors", "refs"},
-    "store": {"bindings", "errors", "explain", "refs", "serde"},
+    "leftovers": {"bindings", "errors"},
+    "store": {"bindings", "errors", "explain", "leftovers", "refs", "serde"},
     "multimodal": {"errors", "refs", "serde", "store", "shmstore"},
     "scheduler": {"bindings.scheduler", "errors"},
 }

@@ -516,7 +516,7 @@ def test_a_damaged_geometry_is_refused_by_both_sides(segment: Path, field: str) 
 def test_fields_that_nobody_relies_on_cost_no_object(segment: Path, field: str) -> None:
     for value in STRANGE:
         copied = SHM / store_name()
-        shutil.copyfile(segment, copied)
+        shutil.copy(segment, copied)
         put_word(copied, FIELDS[field], value)
         outcome = in_child(try_everything, copied.name)
         assert ["opened", "opened", "yes"] == [outcome[name] for name in ("attach", "recover", "valid")], hex(value)
@@ -528,7 +528,7 @@ def test_fields_that_nobody_relies_on_cost_no_object(segment: Path, field: str) 
 def test_other_damage_to_the_superblock_is_an_error_or_does_no_harm(segment: Path, field: str) -> None:
     for value in STRANGE:
         copied = SHM / store_name()
-        shutil.copyfile(segment, copied)
+        shutil.copy(segment, copied)
         put_word(copied, FIELDS[field], value)
         outcome = in_child(try_everything, copied.name)
         if outcome["recover"] == "opened":

@@ -45,6 +45,7 @@ MAX_NAME: int = lib.SHMS_MAX_NAME
 MAX_KEY: int = lib.SHMS_MAX_KEY
 ALIGN: int = lib.SHMS_ALIGN
 ANY_STORE: int = lib.SHMS_ANY_STORE
+OWN_UID: int = lib.SHMS_OWN_UID
 
 _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ETOOLARGE: errors.ObjectTooLargeError,
@@ -58,6 +59,8 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ELAYOUT: errors.LayoutMismatchError,
     lib.SHMS_ECORRUPT: errors.CorruptStoreError,
     lib.SHMS_ECLOSED: errors.StoreClosedError,
+    lib.SHMS_EFOREIGN: errors.ForeignStoreError,
+    lib.SHMS_ESPARSE: errors.SparseStoreError,
     lib.SHMS_ENOMEM: MemoryError,
 }
 
@@ -81,6 +84,10 @@ def fail(code: int) -> NoReturn:
     if code == lib.SHMS_EOTHERSTORE:
         raise errors.StoreNotFoundError(
             "its name is now another store's", hint="this handle's store is gone; attach with the new writer's handle"
+        )
+    if code == lib.SHMS_ERANKS:
+        raise errors.LayoutMismatchError(
+            "it does not have as many ranks as its handle says", hint="use the handle that its writer made"
         )
     if code == lib.SHMS_ECREATING:
         raise errors.StoreNotFoundError(
@@ -182,6 +189,10 @@ def _options(capacity: int, n_readers: int, max_objects: int, max_object_size: i
     )
 
 
+def _expected(store_id: int, n_readers: int, allow_uid: int) -> Any:
+    return _new("shms_expected *", {"store": store_id, "n_readers": n_readers, "allow_uid": allow_uid})
+
+
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
@@ -210,10 +221,11 @@ class Writer:
         huge_pages: bool,
         fifo: bool,
         checksums: bool,
+        disposable: bool,
     ) -> "Writer":
         """Create a segment; the numbers are in range already."""
         flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
-        flags |= checksums * lib.SHMS_CHECKSUMS
+        flags |= checksums * lib.SHMS_CHECKSUMS | disposable * lib.SHMS_DISPOSABLE
         options = _options(capacity, n_readers, max_objects, max_object_size, flags)
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         try:
@@ -229,10 +241,13 @@ class Writer:
             raise
 
     @classmethod
-    def recover(cls, name: str, store_id: int) -> "Writer":
-        """Take over the segment of a writer that is dead or closed, if it is that store or ANY_STORE is wanted."""
+    def recover(cls, name: str, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID) -> "Writer":
+        """Take over the segment of a writer that is dead or closed, if it is as expected.
+
+        ANY_STORE, 0 ranks and OWN_UID expect nothing of it but that it is the caller's own.
+        """
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
-        code = lib.shms_writer_recover_to(box, os.fsencode(name), store_id)
+        code = lib.shms_writer_recover_to(box, os.fsencode(name), _expected(store_id, n_readers, allow_uid))
         if code == lib.SHMS_ENOSPC:
             raise errors.StoreSpaceError("the segment is a sparse copy, and there is no room for all of it")
         _require(code)
@@ -486,10 +501,11 @@ class Reader:
         self.store_id: int = lib.shms_reader_store(self._r)
 
     @classmethod
-    def attach(cls, name: str, rank: int, store_id: int) -> "Reader":
-        """Attach as `rank`, if it is that store or ANY_STORE is wanted."""
+    def attach(cls, name: str, rank: int, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID) -> "Reader":
+        """Attach as `rank`, if it is as expected; see `Writer.recover`."""
         box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
-        _require(lib.shms_reader_attach_to(box, os.fsencode(name), rank, store_id))
+        expected = _expected(store_id, n_readers, allow_uid)
+        _require(lib.shms_reader_attach_to(box, os.fsencode(name), rank, expected))
         return cls(box)
 
     def close(self) -> None:

@@ -66,7 +66,7 @@ def _recoverable(info: SegmentInfo) -> str | None:
     """Return who may recover a segment, in words; None: nobody."""
     if not info.recoverable:
         return None
-    return _RECOVERABLE if info.state == "ok" else _RECOVERABLE_ELSEWHERE
+    return _RECOVERABLE_ELSEWHERE if info.state == "other version" else _RECOVERABLE
 
 
 def _judge(info: SegmentInfo, force: bool) -> _Candidate:

@@ -11,6 +11,7 @@ from shmstore.errors import (
     CorruptStoreError,
     LayoutMismatchError,
     ObjectNotFoundError,
+    SparseStoreError,
     StaleRefError,
     StoreNotFoundError,
 )
@@ -91,7 +92,8 @@ class StoreInspector:
         """Map the segment read-only.
 
         Raises StoreNotFoundError; LayoutMismatchError for a file that is not ours, of another version or not yet
-        published; CorruptStoreError for a damaged superblock; PermissionError for another user's.
+        published; CorruptStoreError for a damaged superblock; SparseStoreError for a file with holes;
+        PermissionError for one that may not be read.
         """
         if not name or "/" in name or "\0" in name:
             raise no_store(name)
@@ -101,6 +103,8 @@ class StoreInspector:
             raise no_store(name) from None
         except LayoutMismatchError:
             raise _why_not(name) from None
+        except SparseStoreError as error:
+            raise SparseStoreError(f"{name!r}: {error.message}") from None
         except ValueError as error:
             if isinstance(error, CorruptStoreError):
                 raise CorruptStoreError(

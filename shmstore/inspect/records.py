@@ -5,7 +5,7 @@ from typing import Literal
 
 __all__ = ["LeaseInfo", "ReaderInfo", "SegmentInfo", "SegmentState", "SlotInfo", "StoreFacts", "StoreSnapshot"]
 
-SegmentState = Literal["ok", "being created", "unfinished", "other version", "damaged", "unreadable"]
+SegmentState = Literal["ok", "being created", "unfinished", "other version", "sparse", "damaged", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class SegmentInfo:
     @property
     def recoverable(self) -> bool:
         """Whether `recover` of this or of another version may find everything in it: it was published."""
-        return self.state in ("ok", "other version")
+        return self.state in ("ok", "other version", "sparse")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, StoreNotFoundError
+from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, SparseStoreError, StoreNotFoundError
 from shmstore.inspect.inspector import StoreInspector, foreign, no_store, seconds
 from shmstore.inspect.records import SegmentInfo, SegmentState
+from shmstore.leftovers import PREFIX
 
 __all__ = ["Holders", "find_segments", "holders", "look_at", "remove_segment"]
 
 _DIRECTORY = Path("/dev/shm")
 _PF_KTHREAD = 0x00200000
 """Of the flags in /proc/PID/stat."""
-_PREFIX = "shmstore-"
-"""Of the names that `create` makes: a file without one byte of ours in it is ours only if it has it."""
 
 
 def find_segments() -> list[SegmentInfo]:
@@ -47,7 +46,7 @@ def look_at(name: str) -> SegmentInfo:
         raise no_store(name) from None
     except PermissionError as error:
         return _unreadable(name, error)
-    if not seen["ours"] and not (seen["blank"] and name.startswith(_PREFIX)):
+    if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):  # a generated name: perhaps a creation
         raise foreign(name)
     state: SegmentState = "ok"
     problem, facts = None, None
@@ -58,6 +57,8 @@ def look_at(name: str) -> SegmentInfo:
         try:
             with StoreInspector(native.Inspector(name), name) as inspector:
                 facts = inspector.facts()
+        except SparseStoreError as error:
+            state, problem = "sparse", error.default_message
         except (CorruptStoreError, LayoutMismatchError) as error:
             state = "damaged" if seen["same_version"] else "other version"
             size = isinstance(error, LayoutMismatchError)
@@ -84,7 +85,7 @@ def look_at(name: str) -> SegmentInfo:
 
 
 def _unreadable(name: str, error: OSError) -> SegmentInfo:
-    if not name.startswith(_PREFIX):
+    if not name.startswith(PREFIX):
         raise LayoutMismatchError(f"/dev/shm/{name} cannot be read") from error
     stat = os.stat(_DIRECTORY / name, follow_symlinks=False)
     return SegmentInfo(

@@ -259,10 +259,11 @@ static void a_file_that_is_no_segment_is_refused(void) {
 
 static void a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s(void) {
     const char *name = store_name("half");
-    shms_segment creator = {.fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600)};
+    shms_segment creator = {.fd = -1};
     shms_writer *w;
     shms_reader *r;
-    CHECK(creator.fd >= 0);
+    CHECK_EQ(SHMS_OK, shms_segment_name(&creator, name));
+    CHECK(shms_segment_open_file(&creator, O_RDWR | O_CREAT | O_EXCL) >= 0);
     CHECK_EQ(SHMS_OK, shms_segment_lock(&creator, SHMS_ROLE_WRITER));
     for (off_t size = 0; size <= 8192; size += 4096) {
         CHECK(ftruncate(creator.fd, size) == 0);
@@ -273,7 +274,7 @@ static void a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s
     CHECK(pwrite(creator.fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) == sizeof stamp);
     CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0));
     CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
-    close(creator.fd);
+    shms_segment_close(&creator);
 }
 
 static _Atomic int created_all;

@@ -1,0 +1,59 @@
+"""Stores under generated names, which nobody will ask for: they end with their process, or at the next `create`."""
+
+import atexit
+import logging
+import os
+import weakref
+from contextlib import suppress
+from typing import Protocol
+
+from shmstore.bindings import inspect as native
+from shmstore.errors import ShmStoreError
+
+__all__ = ["PREFIX", "close_at_exit", "remove_dead"]
+
+PREFIX = "shmstore-"
+"""Of generated names."""
+
+_log = logging.getLogger(__name__)
+
+
+class _Store(Protocol):
+    _pid: int
+
+    def close(self) -> None: ...
+
+
+_open: "weakref.WeakSet[_Store]" = weakref.WeakSet()
+
+
+def close_at_exit(store: _Store) -> None:
+    """Close `store` at the interpreter's exit, if it is alive then and this is still its process."""
+    _open.add(store)
+
+
+@atexit.register
+def _close_open() -> None:
+    for store in list(_open):
+        if store._pid == os.getpid():
+            with suppress(ShmStoreError, OSError):
+                store.close()
+
+
+def remove_dead() -> None:
+    """Remove this user's stores of generated names whose writer is dead, if no rank is alive either; log each.
+
+    A store that was closed with `unlink=False`, or recovered, is somebody's: it stays.
+    """
+    with suppress(OSError):
+        for name in os.listdir("/dev/shm"):
+            if name.startswith(PREFIX):
+                with suppress(ShmStoreError, OSError, ValueError):  # no store, or gone since
+                    _remove_if_dead(name)
+
+
+def _remove_if_dead(name: str) -> None:
+    seen = native.probe(name)
+    if seen["disposable"] and seen["uid"] == os.geteuid() and not seen["writer_alive"] and not seen["ranks_alive"]:
+        native.remove(name, seen["device"], seen["inode"], False)  # asks for the locks again, and holds the writer's
+        _log.warning("removed store %s of %d bytes, whose process ended without closing it", name, seen["size"])
