@@ -153,9 +153,11 @@ static int begin(struct shms_writer *w, const char *key, uint32_t key_len, const
     rc = place(w, key, key_len, meta_len, payload_size, leased, out);
     leave(w, rc);
     pthread_mutex_unlock(&w->placing);
-    if (rc == SHMS_OK && meta_len) /* like the payload, outside the mutex: it may be of any size */
-        memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
-    return rc;
+    if (rc || meta_len == 0)
+        return rc;
+    SHMS_STEP("P3c"); /* like the payload, outside the mutex: it may be of any size */
+    memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
+    return SHMS_OK;
 }
 
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,

@@ -12,7 +12,6 @@
 /* Shares of the capacity. */
 #define SMALL_AREA 128    /* at least; at most two of these */
 #define SMALL_OBJECT 4096 /* at most */
-#define ROOM_TO_SPARE 16  /* a gap of this share of the other area is not missed there */
 
 static uint64_t zone_start(const shms_ring *r, uint32_t z) { return (uint64_t)z << r->zone_shift; }
 
@@ -125,8 +124,8 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
         split(r, 0);
     if (shms_ring_gap(r, SHMS_SMALL) >= span)
         return SHMS_SMALL;
-    uint64_t room = shms_ring_gap(r, SHMS_LARGE);
-    if (room >= span && room >= (large->to - large->from) / ROOM_TO_SPARE)
+    bool last = large->hand_next == SHMS_NONE || shms_ring_start(r, large->hand_next) >= large->to;
+    if (last && shms_ring_gap(r, SHMS_LARGE) >= span) /* new room, and next to the other small ones */
         return SHMS_LARGE;
     uint32_t here = oldest(r, SHMS_SMALL), there = oldest(r, SHMS_LARGE);
     return here == SHMS_NONE || there == SHMS_NONE || shms_get(&r->slots[here].id) <= shms_get(&r->slots[there].id)

@@ -1,0 +1,322 @@
+/*
+ * test_search.c - where objects are placed, and what is done while others want the mutex.
+ */
+#include <pthread.h>
+
+#include "support.h"
+
+#define MIB (UINT64_C(1) << 20)
+
+static shms_writer *w;
+static shms_reader *r;
+static const char *name;
+static uint8_t ref[SHMS_REF_SIZE];
+
+static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
+    shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = max_objects, .flags = flags};
+    name = store_name("search");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+}
+
+static void end(void) {
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_reader_close(r);
+    shms_reader_free(r);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+/* An object without bytes of its own that are touched: only its place matters. */
+static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
+    char key[32];
+    shms_ticket t;
+    snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
+    int rc = shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
+    return rc ? rc : shms_writer_commit(w, &t, ref);
+}
+
+static void put_and_let_go(const char *prefix, uint64_t i, uint64_t size) {
+    CHECK_EQ(SHMS_OK, put_sized(prefix, i, size));
+    CHECK_EQ(1, shms_reader_release(r, ref));
+}
+
+/* ---- where objects are placed ---- */
+
+/* `n` small objects, each held from its put on, among large ones that nobody keeps; then one that is larger still. */
+static void small_held_objects_keep_no_large_one_out(uint32_t n, uint64_t large, uint32_t flags) {
+    uint64_t capacity = 64 * MIB;
+    begin(capacity, 4096, flags);
+    for (uint32_t i = 0; i < n; i++) {
+        CHECK_EQ(SHMS_OK, put_sized("small", i, 1024));
+        for (uint64_t bytes = 0; bytes < 2 * capacity / n; bytes += MIB)
+            put_and_let_go("filler", i * 1000 + bytes / MIB, MIB - 1000 + i);
+    }
+    for (uint64_t i = 0; i < 3 * capacity / large; i++)
+        put_and_let_go("large", i, large);
+    CHECK_EQ(0, w->seg.sb->counters[SHMS_C_REFUSALS]);
+    for (uint32_t i = 0; i < n; i++) { /* and they are still there */
+        char key[32];
+        snprintf(key, sizeof key, "small%u", i);
+        CHECK_EQ(1, shms_writer_has(w, key, (uint32_t)strlen(key)));
+    }
+    end();
+}
+
+static void a_store_of_small_objects_alone_is_filled_with_them(void) {
+    uint64_t n = 0;
+    begin(4 * MIB, 65536, 0);
+    while (w->seg.sb->counters[SHMS_C_EVICTIONS] == 0) {
+        CHECK(w->ring.small >= 64 + 256);
+        put_and_let_go("k", n++, 256);
+    }
+    CHECK(n * 320 > 4 * MIB * 98 / 100);
+    for (uint64_t i = 0; i < 3 * n; i++) { /* and turned over in order of age, all of it */
+        put_and_let_go("more", i, 256);
+        if (i == n)
+            for (uint64_t k = 0; k < n / 2; k++) {
+                char key[32];
+                snprintf(key, sizeof key, "k%llu", (unsigned long long)k);
+                CHECK_EQ(0, shms_writer_has(w, key, (uint32_t)strlen(key)));
+            }
+    }
+    CHECK(w->seg.sb->used_bytes > 4 * MIB * 98 / 100);
+    end();
+}
+
+static void an_object_as_large_as_the_store_has_its_place_among_small_ones(void) {
+    begin(4 * MIB, 4096, 0);
+    for (uint64_t round = 0; round < 3; round++) {
+        for (uint64_t i = 0; i < 500; i++)
+            put_and_let_go("small", round * 1000 + i, 200);
+        put_and_let_go("all", round, 4 * MIB - 64);
+        CHECK_EQ(1, w->seg.sb->objects);
+    }
+    end();
+}
+
+static void a_gap_that_no_hand_is_at_is_filled_before_anything_goes(void) {
+    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
+        begin(4 * MIB, 64, flags);
+        for (uint64_t i = 0; i < 9; i++) /* the last takes the place of the first */
+            put_and_let_go("k", i, MIB / 2 - 64);
+        CHECK_EQ(1, shms_writer_delete(w, "k5", 2));
+        put_and_let_go("new", 0, MIB / 2 - 64);
+        CHECK_EQ(flags != SHMS_FIFO, shms_writer_has(w, "k1", 2)); /* in order of insertion its turn has come */
+        put_and_let_go("new", 1, MIB / 2 - 64);
+        CHECK_EQ(0, shms_writer_has(w, "k1", 2));
+        end();
+    }
+}
+
+/* ---- what is done under the mutex ---- */
+
+static int others_waited; /* looks at what is done while the mutex is held */
+static uint32_t victims, seen_objects;
+static bool in_order;
+
+static void evicting_lasts_as_long_as_its_stores(const char *label) {
+    if (!strcmp(label, "W2"))
+        victims++;
+    if (!strcmp(label, "W2") || !strcmp(label, "W3") || !strcmp(label, "W4"))
+        in_order &= w->seg.sb->objects == seen_objects && w->ring.count == seen_objects && w->leaving == 0;
+}
+
+static void nothing_but_states_changes_between_w2_and_w4(void) {
+    begin(MIB, 8192, 0);
+    for (uint64_t i = 0; i < 5000; i++)
+        put_and_let_go("k", i, 64);
+    seen_objects = (uint32_t)w->seg.sb->objects;
+    victims = 0;
+    in_order = true;
+    shms_step_hook = evicting_lasts_as_long_as_its_stores;
+    CHECK_EQ(SHMS_OK, put_sized("large", 0, MIB - 4096));
+    shms_step_hook = NULL;
+    CHECK(in_order);
+    CHECK(victims > 4000);
+    end();
+}
+
+static void metadata_is_not_copied_under_the_mutex(const char *label) {
+    if (strcmp(label, "P3c"))
+        return;
+    CHECK_EQ(0, pthread_mutex_trylock(&w->mutex));
+    pthread_mutex_unlock(&w->mutex);
+    CHECK_EQ(0, pthread_mutex_trylock(&w->placing));
+    pthread_mutex_unlock(&w->placing);
+    others_waited++;
+}
+
+static void metadata_waits_for_nobody_and_nobody_for_it(void) {
+    static char meta[300000];
+    memset(meta, 'm', sizeof meta);
+    begin(MIB, 64, 0);
+    shms_step_hook = metadata_is_not_copied_under_the_mutex;
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, "k", 1, meta, sizeof meta, 0, NULL, 0, ref));
+    shms_step_hook = NULL;
+    CHECK_EQ(2, others_waited); /* the metadata, and the payload of no bytes */
+    shms_view *v = shms_reader_acquire(r, ref);
+    CHECK(v && v->meta_len == sizeof meta && !memcmp(v->meta, meta, sizeof meta));
+    shms_view_release(v);
+    end();
+}
+
+/* A thread that asks for a key again and again while the other one searches, evicts or sweeps. */
+static _Atomic int asking;
+
+static void *ask(void *arg) {
+    (void)arg;
+    while (asking)
+        CHECK_EQ(0, shms_writer_has(w, "nothing", 7));
+    return NULL;
+}
+
+static uint32_t breaths, last_let_in;
+static bool fresh;
+
+/* Somebody was let in between two looks of one search. */
+static void count_breaths(const char *label) {
+    if (strcmp(label, "W1a"))
+        return;
+    breaths += !fresh && w->let_in != last_let_in;
+    last_let_in = w->let_in;
+    fresh = false;
+}
+
+static void whoever_waits_is_let_in_during_a_search(void) {
+    pthread_t thread;
+    begin(64 * MIB, 60000, 0);
+    for (uint64_t i = 0; i < 50000; i++)
+        CHECK_EQ(SHMS_OK, put_sized("k", i, 1000));
+    asking = 1;
+    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    shms_step_hook = count_breaths;
+    for (int i = 0; i < 1000 && breaths < 50; i++) { /* the other thread may get no processor for a while */
+        fresh = true;
+        shms_zones_stale_all(&w->zones); /* as after a death */
+        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 32 * MIB));
+    }
+    shms_step_hook = NULL;
+    CHECK(breaths >= 50);
+    asking = 0;
+    pthread_join(thread, NULL);
+    end();
+}
+
+/* The same while many victims leave. */
+static void count_breaths_of_an_eviction(const char *label) {
+    if (!strcmp(label, "W4"))
+        last_let_in = w->let_in;
+    if (!strcmp(label, "P1"))
+        breaths += w->let_in != last_let_in;
+}
+
+static void whoever_waits_is_let_in_during_a_large_eviction(void) {
+    pthread_t thread;
+    begin(MIB, 8192, 0);
+    asking = 1;
+    breaths = 0;
+    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    for (uint64_t i = 0; i < 1000 && breaths < 5; i++) {
+        for (uint64_t k = 0; k < 5000; k++)
+            put_and_let_go("k", i << 20 | k, 64);
+        shms_step_hook = count_breaths_of_an_eviction;
+        put_and_let_go("large", i, MIB - 4096);
+        shms_step_hook = NULL;
+    }
+    CHECK(breaths >= 5);
+    asking = 0;
+    pthread_join(thread, NULL);
+    end();
+}
+
+static uint64_t looks;
+static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
+
+static void a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended(void) {
+    uint8_t first[SHMS_REF_SIZE];
+    uint64_t n = 0;
+    begin(MIB, 60000, 0);
+    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
+    for (int rc; (rc = shms_writer_hit(w, "k0", 2, ref)) != SHMS_ENOLEASE; n++) {
+        CHECK_EQ(SHMS_OK, rc);
+        if (n == 20000)
+            memcpy(first, ref, sizeof first);
+    }
+    CHECK(n > 50000);
+    CHECK_EQ(1, shms_reader_release(r, first)); /* one of them all is over */
+    int tries = 1;
+    looks = 0;
+    shms_step_hook = count_looks;
+    for (; shms_writer_hit(w, "k0", 2, ref) != SHMS_OK; tries++)
+        CHECK(tries < 20);
+    CHECK(tries > 1);
+    CHECK(looks <= (uint64_t)tries * (4096 + 1000));
+    end();
+}
+
+static void entries_of_leases_that_are_over_are_found_before_none_is_left(void) {
+    begin(MIB, 8192, 0);
+    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
+    for (uint64_t i = 0; i < w->leases.n_entries - 100; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref)); /* never read */
+    for (uint64_t i = 0; i < 20000; i++) {
+        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+        CHECK_EQ(1, shms_reader_release(r, ref));
+    }
+    end();
+}
+
+/* ---- what is not believed, and what is not lost ---- */
+
+static void a_key_whose_eviction_cannot_be_noted_stays(void) {
+    begin(65536, 64, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    put_and_let_go("k", 0, 40000);
+    uint64_t size = w->evicted.size;
+    w->evicted.size = UINT64_MAX / 8; /* no memory for more */
+    CHECK_EQ(SHMS_ENOMEM, put_sized("new", 0, 40000));
+    CHECK_EQ(SHMS_ENOMEM, shms_writer_delete(w, "k0", 2));
+    CHECK_EQ(SHMS_ENOMEM, shms_writer_clear(w));
+    w->evicted.size = size;
+    CHECK_EQ(1, shms_writer_has(w, "k0", 2));
+    CHECK_EQ(0, shms_writer_has(w, "new0", 4));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    CHECK_EQ(SHMS_OK, put_sized("new", 0, 40000));
+    CHECK_EQ(6, w->evicted.size);
+    end();
+}
+
+static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
+    begin(65536, 64, 0);
+    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
+    shms_ref unpacked;
+    shms_ref_unpack(&unpacked, ref);
+    uint64_t slot = shms_get(&w->leases.table[unpacked.entry].slot);
+    shms_set(&w->leases.table[unpacked.entry].slot, UINT64_C(1) << 31);
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(SHMS_NONE, w->leases.first[slot]);
+    end();
+}
+
+int main(void) {
+    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
+        small_held_objects_keep_no_large_one_out(12, 16 * MIB, flags);
+        small_held_objects_keep_no_large_one_out(48, 4 * MIB, flags);
+        small_held_objects_keep_no_large_one_out(192, 2 * MIB, flags);
+    }
+    a_store_of_small_objects_alone_is_filled_with_them();
+    an_object_as_large_as_the_store_has_its_place_among_small_ones();
+    a_gap_that_no_hand_is_at_is_filled_before_anything_goes();
+    nothing_but_states_changes_between_w2_and_w4();
+    metadata_waits_for_nobody_and_nobody_for_it();
+    whoever_waits_is_let_in_during_a_search();
+    whoever_waits_is_let_in_during_a_large_eviction();
+    a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended();
+    entries_of_leases_that_are_over_are_found_before_none_is_left();
+    a_key_whose_eviction_cannot_be_noted_stays();
+    a_slot_number_in_the_lease_table_is_not_read_back();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}
