@@ -182,7 +182,7 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
     uint64_t limit = next_lease(i);
     if (worst >= limit)
         add(f, SHMS_F_ACK, r, worst, limit);
-    if (base > limit)
+    if (base > limit && base != SHMS_CLOSED)
         add(f, SHMS_F_BASE, r, base, limit);
     uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
     if (retired > epoch + 1)

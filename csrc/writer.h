@@ -22,6 +22,7 @@ typedef struct shms_refusal {
     uint64_t books;
     uint64_t releases[SHMS_MAX_READERS];
     uint64_t epochs[SHMS_MAX_READERS];
+    uint64_t bases[SHMS_MAX_READERS];
     bool here[SHMS_MAX_READERS];
 } shms_refusal;
 
