@@ -91,6 +91,7 @@ typedef struct shms_finding {
 #define SHMS_F_OBJECTS 3      /* objects is not the number of live slots */
 #define SHMS_F_OPEN_LEASES 4  /* open_leases is not the number of entries in use */
 #define SHMS_F_RETIRED 5      /* rank: retired at an epoch that it has not reached */
+#define SHMS_F_PUBLISHED 6    /* published is above next_lease */
 /* of a slot */
 #define SHMS_F_STATE 10       /* value: no state at all */
 #define SHMS_F_BOUNDS 11      /* value: offset, expected: length; outside the data region, or its parts outside it */
