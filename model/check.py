@@ -102,6 +102,7 @@ MUTATIONS = [
     Mutation("UNCOUNTED", "refusal", STANDS),
     Mutation("PREPARE_LATE", "refusal", STANDS, ci=True),
     Mutation("NO_EPOCH", "refusal", STANDS),
+    Mutation("NO_BASE", "refusal", STANDS),
     Mutation("NO_HERE", "refusal", STANDS),
     Mutation("HERE_NOW", "refusal", STANDS),
     Mutation("CANCEL_UNCOUNTED", "refusal", STANDS),
