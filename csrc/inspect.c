@@ -172,11 +172,9 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
 
 /* As the writer's W1 (lease_done_by in reclaim.c) would see it. */
 static bool owes(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry, uint64_t number) {
-    shms_reader_table *t = shms_segment_reader(&i->seg, r);
-    if (get_acquire(&shms_reader_acks(t, i->seg.layout.max_objects)[entry]) == number || get_acquire(&t->base) > number)
-        return false;
-    uint64_t retired = shms_get(&i->seg.sb->retired[r]);
-    return !(retired && retired == get_acquire(&t->epoch) + 1) && !who->gone[r];
+    return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, shms_get(&i->seg.sb->retired[r]), entry,
+                                number) &&
+           !who->gone[r];
 }
 
 bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, uint32_t entry, shms_lease_record *out) {

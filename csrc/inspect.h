@@ -92,6 +92,7 @@ typedef struct shms_finding {
 #define SHMS_F_OBJECTS 3      /* objects is not the number of live slots */
 #define SHMS_F_OPEN_LEASES 4  /* open_leases is not the number of entries in use */
 #define SHMS_F_RETIRED 5      /* rank: retired at an epoch that it has not reached */
+#define SHMS_F_PUBLISHED 6    /* published is above next_lease */
 /* of a slot */
 #define SHMS_F_STATE 10       /* value: no state at all */
 #define SHMS_F_BOUNDS 11      /* value: offset, expected: length; outside the data region, or its parts outside it */
@@ -108,7 +109,7 @@ typedef struct shms_finding {
 #define SHMS_F_LEASE_OBJECT 22 /* value: slot, expected: id; that object is not there */
 #define SHMS_F_SAME_LEASE 23   /* value: the other entry, expected: the number of both */
 /* of a rank */
-#define SHMS_F_BASE 30         /* value: base, expected: next_lease */
+#define SHMS_F_BASE 30         /* value: base, of a rank that is not closed; expected: next_lease */
 #define SHMS_F_ACK 31          /* value: acknowledged, expected: next_lease; of the first entry where it is wrong */
 #define SHMS_F_PIN_FREE 32     /* value: slot, expected: pins; a living rank pins what is not there */
 #define SHMS_F_PIN_COUNT 33    /* value: slot, expected: pins; more than there can be views */

@@ -98,7 +98,7 @@ typedef struct shms_superblock {
     shms_word disposable; /* 1: the name was generated, and nobody has asked for the store to stay */
     shms_word more[5];
     shms_word counters[24]; /* enum shms_counter */
-    /* retired[r] = epoch[r] + 1 at the time of shms_writer_retire; void as soon as the rank attaches again */
+    /* T1: epoch[r] + 1 at the time of shms_writer_retire; void as soon as the rank attaches again */
     shms_word retired[SHMS_MAX_READERS];
 } shms_superblock;
 
@@ -128,8 +128,8 @@ typedef struct shms_lease {
 
 typedef struct shms_reader_table {
     /* a cache line that the writer asks for at W1, and that changes only with the rank's process */
-    shms_word epoch;    /* A4: how often this rank has attached */
-    shms_word base;     /* A3: leases below are not for the present process */
+    shms_word epoch;    /* A3: how often this rank has attached */
+    shms_word base;     /* A4: leases below are not for the present process; E1: SHMS_CLOSED, no lease is */
     shms_word pid;      /* for people */
     shms_word attached_ns;
     shms_word reserved[4];
@@ -143,6 +143,8 @@ typedef struct shms_reader_table {
 } shms_reader_table;
 
 typedef _Atomic uint32_t shms_pin;
+
+#define SHMS_CLOSED UINT64_MAX /* a base above every lease */
 
 _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are plain words");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");

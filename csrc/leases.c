@@ -1,10 +1,12 @@
 /*
- * leases.c - see leases.h.  The one thing to get right is the order of three stores.
+ * leases.c - see leases.h.  The one thing to get right is the order of four stores.
  *
  * L1 takes the number before anything names it: a writer that dies after L1 has lost a number, one that published
  * first would leave a number that its successor hands out again, and a rank's old acknowledgement would answer for a
  * lease that it has never seen.  L2 publishes the number last, so that a successor, and a reader in R3, never see a
- * number with another lease's slot.  C1 clears the number first; slot and id then mean nothing.
+ * number with another lease's slot.  L3 is the moment of the hand-out: a rank whose A4 reads `published` before it is
+ * promised the object, one that attaches later is not; and only then does the reference go out.  C1 clears the number
+ * first; slot and id then mean nothing.
  */
 #include "leases.h"
 
@@ -27,6 +29,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
                       const shms_slot *slots) {
     *l = (shms_leases){.table = table,
                        .next_lease = &sb->next_lease,
+                       .published = &sb->published,
                        .open = &sb->open_leases,
                        .n_entries = (uint32_t)layout->max_leases,
                        .n_slots = (uint32_t)layout->max_objects};
@@ -41,7 +44,9 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
     for (uint32_t i = l->n_entries; i-- > 0;) {
         shms_lease *e = &table[i];
         uint64_t number = shms_get(&e->number), slot = shms_get(&e->slot);
-        if (number && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
+        /* Is its reference known to nobody?  The writer died before L3. */
+        bool unknown = number >= shms_get(l->published) && number < shms_get(l->next_lease);
+        if (number && !unknown && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
             shms_get(&slots[slot].id) == shms_get(&e->id)) {
             link_in(l, i, (uint32_t)slot);
             open++;
@@ -53,6 +58,8 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
         }
         l->free[l->n_free++] = i;
     }
+    SHMS_STEP("V4"); /* numbers that were taken and never published */
+    atomic_store_explicit(l->published, shms_get(l->next_lease), memory_order_seq_cst);
     shms_set(l->open, open);
 }
 
@@ -63,14 +70,16 @@ void shms_leases_untake(shms_leases *l, uint32_t entry) { l->free[l->n_free++] =
 uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint64_t now_ns) {
     shms_lease *e = &l->table[entry];
     uint64_t number = shms_get(l->next_lease);
-    SHMS_STEP("L1"); /* seq_cst; pairs with A3: a rank that attaches now expects this lease or a later one */
-    atomic_store_explicit(l->next_lease, number + 1, memory_order_seq_cst);
-    atomic_thread_fence(memory_order_release); /* C1's 0 before what follows; pairs with an inspector's second look */
+    SHMS_STEP("L1");
+    atomic_store_explicit(l->next_lease, number + 1, memory_order_release);
+    atomic_thread_fence(memory_order_release); /* L1 and C1's 0 before what follows; pairs with an inspector's second look */
     shms_set(&e->slot, slot);
     shms_set(&e->id, id);
     shms_set(&e->opened_ns, now_ns);
     SHMS_STEP("L2"); /* release; pairs with R3a */
     atomic_store_explicit(&e->number, number, memory_order_release);
+    SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached before is not above this lease */
+    atomic_store_explicit(l->published, number + 1, memory_order_seq_cst);
     link_in(l, entry, slot);
     shms_add(l->open, 1);
     return number;
@@ -108,6 +117,6 @@ int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t tak
     for (uint32_t i = 0; i < l->n_free; i++)
         if (l->free[i] >= l->n_entries || shms_get(&l->table[l->free[i]].number))
             return SHMS_ECORRUPT;
-    return listed == open && open == shms_get(l->open) && open + l->n_free + taken == l->n_entries ? SHMS_OK
+    return next == shms_get(l->published) && listed == open && open == shms_get(l->open) && open + l->n_free + taken == l->n_entries ? SHMS_OK
                                                                                                   : SHMS_ECORRUPT;
 }

@@ -394,8 +394,14 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
         return rc;
     if (rank >= w->seg.layout.n_readers)
         return leave(w, SHMS_EINVAL);
-    uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, rank)->epoch, memory_order_acquire);
-    shms_set(&w->seg.sb->retired[rank], epoch + 1);
+    shms_word *epoch = &shms_segment_reader(&w->seg, rank)->epoch;
+    uint64_t seen;
+    do { /* a rank that attaches meanwhile sees the retirement (A4), or is seen: it is retired as attached, then */
+        seen = atomic_load_explicit(epoch, memory_order_seq_cst);
+        SHMS_STEP("T1"); /* pairs with A4 */
+        atomic_store_explicit(&w->seg.sb->retired[rank], seen + 1, memory_order_seq_cst);
+        SHMS_STEP("T2"); /* pairs with A3 */
+    } while (atomic_load_explicit(epoch, memory_order_seq_cst) != seen);
     return leave(w, SHMS_OK);
 }
 

@@ -6,7 +6,7 @@
  * slot table says, only as far as it stays inside the data region.
  *
  * The rank stays taken until the reader is closed *and* its last view is gone: a writer that found the lock free would
- * ignore the pins under those views.
+ * ignore the pins under those views.  Leases wait for a reader only until it is closed: it can never read again.
  */
 #include <errno.h>
 #include <sched.h>
@@ -51,7 +51,7 @@ static int take_rank(struct shms_reader *r) {
     if (rc)
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
-    shms_reader_table_attach(r->table, &r->seg.layout, &r->seg.sb->next_lease, (uint64_t)getpid(), realtime_ns());
+    shms_reader_table_attach(r->table, &r->seg.layout, r->seg.sb, r->rank, (uint64_t)getpid(), realtime_ns());
     return SHMS_OK;
 }
 
@@ -310,14 +310,17 @@ int shms_reader_close(shms_reader *r) {
     if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     atomic_fetch_add(&r->live, 1);
-    atomic_store(&r->closed, 1);
+    if (!atomic_exchange(&r->closed, 1)) /* later the rank may be another process's */
+        shms_reader_table_close(r->table);
     leave(r);
     return SHMS_OK;
 }
 
 void shms_reader_free(shms_reader *r) {
-    if (r)
-        let_go(r);
+    if (!r)
+        return;
+    shms_reader_close(r);
+    let_go(r);
 }
 
 void shms_reader_drop(shms_reader **r) { shms_reader_free(*r); }

@@ -5,22 +5,31 @@
 
 #include "step.h"
 
-void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_word *next_lease, uint64_t pid,
-                              uint64_t now_ns) {
+void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_superblock *sb, uint32_t rank,
+                              uint64_t pid, uint64_t now_ns) {
     shms_pin *pins = shms_reader_pins(t);
-    uint64_t epoch = shms_get(&t->epoch);
-    if (epoch > 0) {
-        SHMS_STEP("A2"); /* release: the predecessor's reads, ended by its death, come before; pairs with W3 */
-        for (uint64_t i = 0; i < l->max_objects; i++)
-            if (atomic_load_explicit(&pins[i], memory_order_relaxed))
-                atomic_store_explicit(&pins[i], 0, memory_order_release);
-        SHMS_STEP("A3"); /* release; pairs with W1 */
-        atomic_store_explicit(&t->base, atomic_load_explicit(next_lease, memory_order_seq_cst), memory_order_release);
-    }
+    shms_word *acks = shms_reader_acks(t, l->max_objects);
+    uint64_t epoch = shms_get(&t->epoch), next_lease = shms_get(&sb->next_lease);
+    SHMS_STEP("A2"); /* release: the predecessor's reads, ended by its death, come before; pairs with W3 */
+    for (uint64_t i = 0; i < l->max_objects; i++)
+        if (atomic_load_explicit(&pins[i], memory_order_relaxed))
+            atomic_store_explicit(&pins[i], 0, memory_order_release);
+    for (uint64_t i = 0; i < l->max_leases; i++) /* an acknowledgement from the future would outlast R3b's maximum */
+        if (shms_get(&acks[i]) >= next_lease)
+            shms_set(&acks[i], 0);
     shms_set(&t->pid, pid);
     shms_set(&t->attached_ns, now_ns);
-    SHMS_STEP("A4"); /* pairs with W1, which reads the epoch before it probes the lock; the lock is held since A1 */
+    SHMS_STEP("A3"); /* pairs with W1, which reads the epoch before it probes the lock, held since A1; and with T2 */
     atomic_store_explicit(&t->epoch, epoch + 1, memory_order_seq_cst);
+    SHMS_STEP("A4"); /* the retirement that A3 has ended: pairs with T1; the number: with L3; the base: with W1 */
+    bool anew = epoch > 0 || atomic_load_explicit(&sb->retired[rank], memory_order_seq_cst) == epoch + 1;
+    atomic_store_explicit(&t->base, anew ? atomic_load_explicit(&sb->published, memory_order_seq_cst) : 0,
+                          memory_order_seq_cst);
+}
+
+void shms_reader_table_close(shms_reader_table *t) {
+    SHMS_STEP("E1"); /* pairs with W1 */
+    atomic_store_explicit(&t->base, SHMS_CLOSED, memory_order_seq_cst);
 }
 
 /* Counts one more thing that may have let an object go: after it, a release; the writer reads it before it looks. */
@@ -75,14 +84,4 @@ int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms
             return 1;
         }
     return 0;
-}
-
-int shms_reader_table_valid(const shms_reader_table *t, const shms_layout *l, uint64_t next_lease) {
-    const shms_word *acks = shms_reader_acks((shms_reader_table *)t, l->max_objects);
-    if (shms_get(&t->base) > next_lease)
-        return SHMS_ECORRUPT;
-    for (uint64_t i = 0; i < l->max_leases; i++)
-        if (shms_get(&acks[i]) >= next_lease)
-            return SHMS_ECORRUPT;
-    return SHMS_OK;
 }

@@ -14,6 +14,8 @@
 #ifndef SHMS_READERS_H
 #define SHMS_READERS_H
 
+#include <stdbool.h>
+
 #include "slots.h"
 
 static inline shms_pin *shms_reader_pins(shms_reader_table *t) { return (shms_pin *)(t + 1); }
@@ -24,9 +26,22 @@ static inline shms_word *shms_reader_zone_releases(shms_reader_table *t, const s
     return shms_reader_acks(t, l->max_objects) + l->max_leases;
 }
 
-/* A2, A3, A4: takes over from whoever had the rank.  The rank's lock is held. */
-void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_word *next_lease, uint64_t pid,
-                              uint64_t now_ns);
+/* Whom a lease waits for: does the lease `number` in `entry` expect this rank, unless the rank has died?  `retired` is
+ * the rank's word in the superblock.  The acknowledgement pairs with R3b.  The other two are sequentially consistent: a
+ * base goes down when the rank attaches (A4), and the lease that is opened next (L3) must not meet the one before. */
+static inline bool shms_reader_expected(shms_reader_table *t, const shms_layout *l, uint64_t retired, uint32_t entry,
+                                        uint64_t number) {
+    return atomic_load_explicit(&shms_reader_acks(t, l->max_objects)[entry], memory_order_acquire) != number &&
+           atomic_load_explicit(&t->base, memory_order_seq_cst) <= number &&
+           atomic_load_explicit(&t->epoch, memory_order_seq_cst) + 1 != retired;
+}
+
+/* A2, A3, A4: takes over from whoever had the rank, and believes nothing of what is in the table but its epoch.  The
+ * rank's lock is held. */
+void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_superblock *sb, uint32_t rank,
+                              uint64_t pid, uint64_t now_ns);
+/* E1: no lease waits for the rank until it attaches again.  The rank's lock is still held. */
+void shms_reader_table_close(shms_reader_table *t);
 
 /* R1, R2.  SHMS_LIVE: pinned, and the slot holds this object.  SHMS_EVICTING: pinned; the writer will say LIVE if it
  * saw the pin, else FREE.  SHMS_FREE: not pinned; the object is not there. */
@@ -40,8 +55,5 @@ void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, co
  * acknowledged before. */
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
                           uint64_t number, uint64_t offset);
-
-/* Acknowledgements below next_lease, base below or equal. */
-int shms_reader_table_valid(const shms_reader_table *t, const shms_layout *l, uint64_t next_lease);
 
 #endif

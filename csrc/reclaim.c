@@ -8,9 +8,9 @@
  *   1. All victims of one put are set to EVICTING, then all are asked for pins, then all become FREE, or all LIVE
  *      again.  So a put either has its room or has taken nothing.  Nothing else is done in between: a reader that meets
  *      EVICTING waits.
- *   2. What W1 found stays true while the mutex is held: only the writer opens leases, an acknowledgement and a base
- *      only grow, and a rank found dead is dead for every lease opened before, because one that takes its place sets
- *      its base above them (A3) before it counts as attached (A4).
+ *   2. What W1 found stays true while the mutex is held: only the writer opens leases, an acknowledgement only grows,
+ *      and to a rank found closed, retired or dead nothing is promised that was opened before: whoever attaches in its
+ *      place sets its base above that (A4).
  *   3. What a probe found does not stay true for pins: a new process may have the rank an instant later.  So between
  *      W2 and W4 the lock is asked again, and only where a pin stands.  Before W2 a remembered "alive" costs at most
  *      a refusal, which the next call asks again; a remembered "gone" is of type 2.
@@ -38,7 +38,7 @@ enum { UNKNOWN, HERE, GONE };
 
 void shms_reclaim_begin(struct shms_writer *w) { memset(w->verdict, UNKNOWN, w->seg.layout.n_readers); }
 
-/* Has the rank attached once, and does nobody hold its lock?  The epoch is read first (pairs with A4): a process that
+/* Has the rank attached once, and does nobody hold its lock?  The epoch is read first (pairs with A3): a process that
  * attaches in between holds the lock already, so that a first attachment cannot look like a death. */
 static bool rank_gone(struct shms_writer *w, uint32_t r) {
     if (w->verdict[r] == UNKNOWN) {
@@ -52,13 +52,9 @@ static bool rank_gone(struct shms_writer *w, uint32_t r) {
 
 /* Without asking whether the rank lives. */
 static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
-    shms_reader_table *t = shms_segment_reader(&w->seg, r);
-    SHMS_STEP("W1a"); /* acquire; pairs with R3b: who has acknowledged has a visible pin.  And with A3 */
-    if (atomic_load_explicit(&shms_reader_acks(t, w->seg.layout.max_objects)[entry], memory_order_acquire) == number ||
-        atomic_load_explicit(&t->base, memory_order_acquire) > number)
-        return true;
-    uint64_t retired = shms_get(&w->seg.sb->retired[r]);
-    return retired && retired == atomic_load_explicit(&t->epoch, memory_order_acquire) + 1;
+    SHMS_STEP("W1a"); /* pairs with R3b: who has acknowledged has a visible pin.  And with A3, A4, E1 */
+    return !shms_reader_expected(shms_segment_reader(&w->seg, r), &w->seg.layout, shms_get(&w->seg.sb->retired[r]), entry,
+                                 number);
 }
 
 static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {

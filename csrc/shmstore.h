@@ -24,7 +24,8 @@
  *  - A view's bytes are mapped read-only.  Writing to them is SIGSEGV, by design.
  *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock.  What the
  *    child inherits is a mapping, not a pin: it must not look at the parent's views.
- *  - shms_reader_close lets the rank go when the last view dies, not before.
+ *  - shms_reader_close lets the rank go when the last view dies, not before.  Leases wait for it no longer: its views
+ *    hold their objects, and nothing else.
  *  - shms_writer_close lets the writer's lock go when the last ticket is ended (a commit then fails), not before.
  *  - After shms_writer_close the segment's pages live on until the last process that maps them has gone.
  *  - A program that closes file descriptors it does not own ends no lock, but the store can then not ask for others'
@@ -253,8 +254,8 @@ int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an erro
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number; 0: NULL */
 uint64_t shms_reader_pid(const char *name, uint32_t rank); /* who attached as `rank` last; 0: nobody, or no store */
-int shms_reader_close(shms_reader *r); /* no more calls; the rank stays taken while views live */
-void shms_reader_free(shms_reader *r); /* the mapping stays until the last view has gone; NULL is allowed */
+int shms_reader_close(shms_reader *r); /* no more calls, no lease waits for it; the rank stays taken while views live */
+void shms_reader_free(shms_reader *r); /* closes if need be; the mapping stays until the last view has gone; NULL is allowed */
 void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
 void shms_view_drop(shms_view **v); /* likewise */
 void shms_guard_drop(const shms_writer *keep, shms_guard *g); /* likewise; `keep`, ignored, outlives the guard */

@@ -182,7 +182,7 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
     uint64_t limit = next_lease(i);
     if (worst >= limit)
         add(f, SHMS_F_ACK, r, worst, limit);
-    if (base > limit)
+    if (base > limit && base != SHMS_CLOSED)
         add(f, SHMS_F_BASE, r, base, limit);
     uint64_t epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
     if (retired > epoch + 1)
@@ -197,6 +197,9 @@ static void pass(const shms_inspector *i, object *objects, shms_lease_record *op
     uint64_t hand = shms_get(&i->seg.sb->hand);
     if (hand > i->seg.layout.capacity || hand % SHMS_ALIGN)
         add(f, SHMS_F_HAND, 0, hand, i->seg.layout.capacity);
+    uint64_t published = atomic_load_explicit(&i->seg.sb->published, memory_order_acquire), limit = next_lease(i);
+    if (published > limit)
+        add(f, SHMS_F_PUBLISHED, 0, published, limit);
     check_slots(i, &who, objects, f);
     check_leases(i, &who, open, f);
     for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)

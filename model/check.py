@@ -25,6 +25,7 @@ VIEW = "g_view[k]!="
 OWED = "g_owed["
 BYTES = "data["
 STUCK = "violated go "
+OPEN = "lseq[0]==0"
 LOST = "ok==g_com[k]"
 PART = "go|| !"
 TWICE = "del[0]"
@@ -74,9 +75,12 @@ MUTATIONS = [
     Mutation("ACK_UNASKED", "two-threads", STUCK),
     Mutation("ACK_NO_MAXIMUM", "two-threads", STUCK),
     Mutation("CLOSE_EARLY", "closing", VIEW),
-    Mutation("A4_EARLY", "one-rank", OWED),
+    Mutation("CLOSE_EXPECTED", "closing", OPEN, ci=True),
     Mutation("NO_A2", "one-rank", STUCK),
-    Mutation("NO_A3", "one-rank", STUCK),
+    Mutation("NO_A4", "one-rank", STUCK),
+    Mutation("A4_EARLY", "retiring", STUCK),
+    Mutation("RETIRED_UNSEEN", "retiring", STUCK, ci=True),
+    Mutation("NO_T2", "retiring", STUCK),
     Mutation("NEVER_IS_DEAD", "one-rank", OWED),
     Mutation("PROBE_THEN_EPOCH", "one-rank", OWED, ci=True),
     Mutation("VERDICT_KEPT", "one-rank", OWED),
@@ -87,6 +91,9 @@ MUTATIONS = [
     Mutation("ONE_BY_ONE", "two-slots", PART, ci=True),
     Mutation("FREE_LATE", "one-rank", BYTES),
     Mutation("L2_FIRST", "one-rank", OWED),
+    Mutation("L3_EARLY", "two-ranks", OWED, ci=True),
+    Mutation("NO_L3", "two-ranks", STUCK),
+    Mutation("NO_V3", "one-rank", STUCK),
     Mutation("LIVE_EARLY", "one-rank", BYTES),
     Mutation("WRITING_IS_LIVE", "one-rank", BYTES),
     Mutation("EVICTING_LEFT", "one-rank", LOST),
@@ -95,6 +102,7 @@ MUTATIONS = [
     Mutation("UNCOUNTED", "refusal", STANDS),
     Mutation("PREPARE_LATE", "refusal", STANDS, ci=True),
     Mutation("NO_EPOCH", "refusal", STANDS),
+    Mutation("NO_BASE", "refusal", STANDS),
     Mutation("NO_HERE", "refusal", STANDS),
     Mutation("HERE_NOW", "refusal", STANDS),
     Mutation("CANCEL_UNCOUNTED", "refusal", STANDS),

@@ -45,7 +45,7 @@
 #define ONEKEY 0                        /* all objects have the same key, and are deleted to be put again */
 #endif
 #ifndef RETIRE
-#define RETIRE 0                        /* the writer may retire ranks that have never come, at any moment */
+#define RETIRE 0                        /* the writer may retire rank 0 once, at any moment */
 #endif
 
 #define FREE 0
@@ -56,10 +56,11 @@
 #define UNKNOWN 0
 #define HERE 1
 #define GONE 2
+#define CLOSED 255                      /* a base above every lease */
 
 byte st[NS]; byte id[NS]; byte data[NS]; bool del[NS];              /* the writer's words */
 byte lseq[NL]; byte lslot[NL]; byte lid[NL];
-byte nextseq = 1; byte nextid = 1; byte retired[NR];
+byte nextseq = 1; byte published = 1; byte nextid = 1; byte retired[NR];
 byte pins[NR*NS]; byte ack[NR*NL]; byte base[NR]; byte epoch[NR];   /* rank r's words */
 bool lock[NR]; bool wlock;                                          /* the kernel's */
 #ifdef MUT_R1_RELAXED
@@ -77,10 +78,10 @@ byte sbW;
 /* Ghosts.  Hand-out h has the lease number h. */
 byte g_id[MAXH+1]; byte g_slot[MAXH+1]; byte g_entry[MAXH+1]; byte g_nref;
 bool g_owed[NR*(MAXH+1)];               /* promised to the rank, and neither taken, released nor cancelled */
-bool g_took[NR*(MAXH+1)];
+bool g_due[NR*(MAXH+1)];                /* or opened while the rank was attaching: no other may be waited for */
+bool g_up[NR]; bool g_may[NR];          /* what is handed out now is promised to the rank; is perhaps */
+bool g_ret[NR];                         /* retired, and not attached since */
 byte g_view[NP];                        /* slot + 1 of a live view */
-bool g_up[NR]; bool g_never[NR];        /* attached now; never attached and not retired */
-byte g_from[NR]; bool g_snap[NR];
 bool g_com[MAXID+1];                    /* committed, and not evicted since */
 /* A death is one step: nobody else moves until the kernel has stopped the threads. */
 #define THE_WRITER 2
@@ -88,8 +89,10 @@ bool g_com[MAXID+1];                    /* committed, and not evicted since */
 byte nops; byte nkill; byte nwkill; byte nclose; byte dying = NOBODY; bool wdone; bool rdone[NP]; bool final;
 
 #define O(r,h) g_owed[(r)*(MAXH+1)+(h)]
-#define T(r,h) g_took[(r)*(MAXH+1)+(h)]
-#define CLEAR_OWED(r) k = 1; do :: k <= MAXH -> O(r,k) = 0; k++ :: else -> break od; k = 0
+#define D(r,h) g_due[(r)*(MAXH+1)+(h)]
+#define VIEWED(s) (g_view[0] == (s)+1 || g_view[NP-1] == (s)+1)
+#define SETTLED(r,h) O(r,h) = 0; D(r,h) = 0
+#define EXCUSED(r) g_up[r] = 0; g_may[r] = 0; k = 1; do :: k <= MAXH -> SETTLED(r,k); k++ :: else -> break od; k = 0
 
 /* ---------------------------------------------------------------- readers: readers.c, reader.c */
 
@@ -115,8 +118,14 @@ inline do_ack(r, h)
 #endif
 }
 
-#define TAKEN(p,r,h) g_view[p] = g_slot[h]+1; O(r,h) = 0; T(r,h) = 1
+#define TAKEN(p,r,h) g_view[p] = g_slot[h]+1; SETTLED(r,h)
 #define STALE(r,h) assert(!O(r,h))      /* promised to this rank, and it was awake for it */
+
+#ifdef MUT_CLOSE_EXPECTED
+#define CLOSE(r) nclose++; EXCUSED(r)
+#else
+#define CLOSE(r) nclose++; EXCUSED(r); base[r] = CLOSED                             /* E1: */
+#endif
 
 inline do_get(p, r, h)
 {
@@ -166,54 +175,58 @@ look:   atomic { ok = 0;                                                        
               do_ack(r,h);
 #endif
               atomic { assert(data[g_slot[h]] == g_id[h]); ok = 0;
+                       if :: nclose < CLOSES && !wdone -> CLOSE(r); closing = 1
 #ifdef MUT_CLOSE_EARLY
-                       /* the lock goes with the handle, not with the last view */
-                       if :: nclose < CLOSES && !wdone -> nclose++; lock[r] = 0; closing = 1; g_up[r] = 0; CLEAR_OWED(r) :: true fi
+                             ; lock[r] = 0      /* the lock goes with the handle, not with the last view */
 #endif
-                     };
-              atomic { assert(data[g_slot[h]] == g_id[h]); g_view[p] = 0; P(r,g_slot[h])-- }    /* R4: */
+                          :: true fi };
+              if :: atomic { assert(data[g_slot[h]] == g_id[h]); g_view[p] = 0; P(r,g_slot[h])-- }  /* R4: */
+                 :: atomic { closing -> rdone[p] = 1 }; atomic { final -> goto rest }       /* a view that nobody drops */
+              fi
            :: atomic { !ok -> x = 0; orphan = 0; FLUSHR(r); P(r,g_slot[h])-- }      /* R4: */
         fi
 }
 
 /* What was promised to this process is promised to nobody now; what was promised to a rank that has never attached is. */
-#define CLEAR_OWED_UNLESS_NEVER(r) k = 1; \
-        do :: k <= MAXH -> if :: !g_never[r] -> O(r,k) = 0 :: else fi; T(r,k) = 0; k++ :: else -> break od; k = 0
-#define LEAVE(r) CLEAR_OWED_UNLESS_NEVER(r); g_up[r] = 0; g_snap[r] = g_snap[r] && g_never[r]
+#define LEAVE(r) if :: epoch[r] > 0 -> EXCUSED(r) :: else fi
+#define MAYBE(r) if :: !g_ret[r] -> g_may[r] = 1 :: else fi
+#define ATTACHED(r) if :: !g_ret[r] -> g_up[r] = 1; g_may[r] = 1 :: else fi
 
 proctype Reader(byte p; byte r) provided (dying == NOBODY || dying + 2 == _pid)
 {
         byte n, h, x, k; bool ok, orphan, closing;
-        if :: p >= NR -> g_up[r] :: else fi;            /* a second thread of an attached rank */
+        if :: p >= NR -> epoch[r] > 0 :: else fi;       /* a second thread of an attached rank */
 again:
         {
                 if :: atomic { p < NR -> skip };
                         atomic { !lock[r] -> lock[r] = 1 };                         /* A1: */
-#ifdef MUT_A4_EARLY
-                        atomic { epoch[r]++ };
-                        if :: atomic { epoch[r] > 1 -> skip };
-#else
-                        if :: atomic { epoch[r] > 0 -> skip };
-#endif
 #ifndef MUT_NO_A2
-                                P(r,0) = 0;                                         /* A2: */
+                        P(r,0) = 0;                                                 /* A2: */
 #if NS > 1
-                                P(r,1) = 0;
+                        P(r,1) = 0;
 #endif
 #endif
-#ifdef MUT_NO_A3
-                                g_from[r] = nextseq;
+#ifdef MUT_A4_EARLY
+                        k = epoch[r];
 #else
-                                x = nextseq;                                        /* A3: the load */
-                                atomic { base[r] = x; g_from[r] = x; x = 0 };       /* A3: the store */
+                        atomic { k = epoch[r]; epoch[r]++; g_ret[r] = 0 };          /* A3: */
 #endif
-                           :: atomic { else -> skip }
+#ifdef MUT_RETIRED_UNSEEN
+#define ENDED (k > 0)
+#else
+#define ENDED (k > 0 || retired[r] == k+1)
+#endif
+#ifndef MUT_NO_A4
+                        if :: atomic { ENDED -> skip };                             /* A4: the retirement, */
+                                atomic { x = published; MAYBE(r) };                 /* A4: the load, */
+                                base[r] = x                                         /* A4: the store */
+                           :: atomic { !ENDED -> base[r] = 0 }
                         fi;
-                        atomic {
-#ifndef MUT_A4_EARLY
-                                epoch[r]++;                                         /* A4: */
 #endif
-                                g_up[r] = 1; g_never[r] = 0 }
+#ifdef MUT_A4_EARLY
+                        atomic { epoch[r]++; g_ret[r] = 0 };
+#endif
+                        atomic { x = 0; k = 0; ATTACHED(r) }
                    :: atomic { p >= NR -> skip }
                 fi;
                 do
@@ -225,17 +238,16 @@ again:
 #endif
                             fi };
                    if :: do_get(p,r,h)
-                      :: atomic { true -> O(r,h) = 0; T(r,h) = 1 }; do_ack(r,h)     /* release(ref) */
+                      :: atomic { true -> SETTLED(r,h) }; do_ack(r,h)               /* release(ref) */
                    fi;
                    h = 0
-                :: atomic { closing -> closing = 0; n = 0; CLEAR_OWED_UNLESS_NEVER(r); goto again }
-                :: atomic { nclose < CLOSES && !closing && !wdone ->                /* close: the last view is gone */
-                            nclose++; n = 0; LEAVE(r); lock[r] = 0; goto again }
+                :: atomic { closing -> closing = 0; n = 0; lock[r] = 0; goto again }        /* the last view has gone */
+                :: atomic { nclose < CLOSES && !closing && !wdone -> CLOSE(r); closing = 1 }
                 :: wdone && !closing -> break
                 od;
-                h = 1;                                  /* alive, and takes or releases all that it was promised */
-                do :: atomic { h <= g_nref && !T(r,h) && h >= g_from[r] -> O(r,h) = 0; T(r,h) = 1 }; do_ack(r,h); h++
-                   :: atomic { h <= g_nref && !(!T(r,h) && h >= g_from[r]) -> h++ }
+                h = 1;                                  /* alive, and takes or releases what it was promised, no more */
+                do :: atomic { h <= g_nref && D(r,h) -> SETTLED(r,h) }; do_ack(r,h); h++
+                   :: atomic { h <= g_nref && !D(r,h) -> h++ }
                    :: atomic { h > g_nref -> break }
                 od;
                 atomic { h = 0; n = 0; rdone[p] = 1 };
@@ -248,7 +260,8 @@ again:
                  :: atomic { true -> rdone[p] = 1 }     /* or nobody */
               fi
            :: final
-        fi
+        fi;
+rest:   skip
 }
 
 #if RCRASH + WCRASH > 0
@@ -440,24 +453,32 @@ inline evict(a, b)         /* slots of a set: a, and b too if it is another one;
         fi
 }
 
-#define SNAP(r) g_snap[r] = g_up[r] || g_never[r]
-#define PROMISE(r,h) O(r,h) = g_snap[r] && (g_up[r] || g_never[r]); g_snap[r] = 0
-
+#define PROMISE(r,h) O(r,h) = g_up[r]; D(r,h) = g_may[r]
 #if NR > 1
 #define PROMISES(h) PROMISE(0,h); PROMISE(1,h)
 #else
 #define PROMISES(h) PROMISE(0,h)
 #endif
-#define PUBLISH(h) lseq[l] = h; g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
+#define PROMISED(h) g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
+#define RAISE published = x+1
 
-inline hand_out()          /* of slot s, on the free entry l; the reference goes out with L2 */
+inline hand_out()          /* of slot s, on the free entry l; the reference goes out with L3 */
 {
-#ifdef MUT_L2_FIRST
-        atomic { SNAP(0); SNAP(NR-1); lslot[l] = s; lid[l] = id[s]; x = nextseq; PUBLISH(x); x = 0 };
+#if defined(MUT_L2_FIRST)
+        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; lseq[l] = x; RAISE; PROMISED(x); x = 0 };
         atomic { nextseq++; l = 0; ANEW }
 #else
-        atomic { SNAP(0); SNAP(NR-1); lslot[l] = s; lid[l] = id[s]; nextseq++ };    /* L1: */
-        atomic { x = nextseq-1; PUBLISH(x); x = 0; l = 0; ANEW }                    /* L2: */
+        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; nextseq++               /* L1: */
+#ifdef MUT_L3_EARLY
+                 ; RAISE
+#endif
+               };
+        lseq[l] = x;                                                                /* L2: */
+        atomic { PROMISED(x);
+#if !defined(MUT_L3_EARLY) && !defined(MUT_NO_L3)
+                 RAISE;                                                             /* L3: */
+#endif
+                 x = 0; l = 0; ANEW }
 #endif
 }
 
@@ -486,11 +507,16 @@ inline recover()
            :: atomic { s == NS -> s = 0; break }
         od;
 #define NAMES_NOTHING (lseq[l] != 0 && (st[lslot[l]] != LIVE || lid[l] != id[lslot[l]]))
-        do :: atomic { l < NL && NAMES_NOTHING ->
-                assert(false); lseq[l] = 0; l++ }                                   /* V3: never needed, as is proved here */
-           :: atomic { l < NL && !NAMES_NOTHING -> l++ }
+#ifdef MUT_NO_V3
+#define UNKNOWN_TO_ALL false
+#else
+#define UNKNOWN_TO_ALL (lseq[l] >= published)           /* its reference never went out */
+#endif
+        do :: atomic { l < NL && UNKNOWN_TO_ALL -> lseq[l] = 0; l++ }               /* V3: */
+           :: atomic { l < NL && !UNKNOWN_TO_ALL -> assert(!NAMES_NOTHING); l++ }   /* V3 of these: never needed, as is proved here */
            :: atomic { l == NL -> l = 0; break }
         od;
+        published = nextseq;                                                        /* V4: */
         /* every committed object is there, bit for bit; what is there was committed; no key twice */
         atomic { k = 1;
                  do :: k <= MAXID -> ok = 0; s = 0;
@@ -572,13 +598,21 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
 #endif
                                 evict(s, s)                                         /* at once, if nobody holds it */
 #endif
-                           :: atomic { s == 0 && g_nref >= 1 -> O(0,1) = 0; O(NR-1,1) = 0;
+                           :: atomic { s == 0 && g_nref >= 1 -> SETTLED(0,1); SETTLED(NR-1,1);
                                        if :: lseq[g_entry[1]] == 1 -> lseq[g_entry[1]] = 0 :: else fi }     /* C1: cancel */
-                           :: atomic { s == 0 && g_nref >= 2 -> O(0,2) = 0; O(NR-1,2) = 0;
+                           :: atomic { s == 0 && g_nref >= 2 -> SETTLED(0,2); SETTLED(NR-1,2);
                                        if :: lseq[g_entry[2]] == 2 -> lseq[g_entry[2]] = 0 :: else fi }
 #if RETIRE
-                           :: atomic { s == 0 && retired[0] == 0 && g_never[0] -> x = epoch[0] };
-                              atomic { retired[0] = x+1; x = 0; if :: g_never[0] -> g_never[0] = 0; CLEAR_OWED(0) :: else fi }
+                           :: atomic { s == 0 && retired[0] == 0 -> x = epoch[0] };
+                              do :: retired[0] = x+1;                               /* T1: */
+#ifdef MUT_NO_T2
+                                    atomic { g_ret[0] = 1; EXCUSED(0); x = 0; break }
+#else
+                                    if :: atomic { epoch[0] == x -> g_ret[0] = 1; EXCUSED(0); x = 0; break }        /* T2: */
+                                       :: atomic { epoch[0] != x -> x = epoch[0] }
+                                    fi
+#endif
+                              od
 #endif
                            :: atomic { true -> nops = WOPS }
                         fi;
@@ -591,16 +625,16 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
                 atomic { s = 0; go = 0; verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; wdone = 1 }
         } unless { dying == THE_WRITER };
         if :: atomic { dying == THE_WRITER ->
-                FLUSHW; l = 0; s = 0; x = 0; k = 0; ok = 0; go = 0; g_snap[0] = 0; g_snap[NR-1] = 0;
+                FLUSHW; l = 0; s = 0; x = 0; k = 0; ok = 0; go = 0;
                 verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; dying = NOBODY; wlock = 0; run Writer(1) }
            :: atomic { wdone && rdone[0] && rdone[NP-1] -> final = 1;
                        /* the end: each rank is dead, or has taken or released all it was promised; the operator retires
                         * those that never came */
-                       if :: epoch[0] == 0 -> retired[0] = 1; CLEAR_OWED(0) :: else fi;
-                       if :: epoch[NR-1] == 0 -> retired[NR-1] = 1; CLEAR_OWED(NR-1) :: else fi; s = 0 };
+                       if :: epoch[0] == 0 -> retired[0] = 1; EXCUSED(0) :: else fi;
+                       if :: epoch[NR-1] == 0 -> retired[NR-1] = 1; EXCUSED(NR-1) :: else fi; s = 0 };
               do :: atomic { s < NS && st[s] == WRITING -> st[s] = FREE; s++ }
                  :: atomic { s < NS && st[s] != FREE && st[s] != WRITING -> skip };
-                        evict(s, s); atomic { assert(go); s++ }                     /* nothing is stuck */
+                        evict(s, s); atomic { if :: VIEWED(s) -> go = 0 :: else -> assert(go) fi; s++ }     /* nothing is stuck */
                  :: atomic { s < NS && st[s] == FREE -> s++ }
                  :: atomic { s == NS -> s = 0; assert(lseq[0] == 0 && lseq[NL-1] == 0); break }
               od
@@ -610,7 +644,7 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
 init
 {
         atomic {
-                g_never[0] = 1; g_never[NR-1] = 1;
+                g_up[0] = 1; g_up[NR-1] = 1; g_may[0] = 1; g_may[NR-1] = 1;
                 run Writer(0); run Reader(0, 0);
 #if NP > 1
                 run Reader(1, RANK(1));

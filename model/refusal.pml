@@ -2,10 +2,11 @@
  * refusal.pml - a refusal is remembered (refusal_prepare, refuse and refusal_stands in reclaim.c).  It must never stand
  * for good when a new search would succeed.
  *
- * One object with one open lease, two ranks that pin, acknowledge, release, close, die and attach again; a writer that
+ * One object with one open lease, two ranks that pin, acknowledge, release, close (with or without a view of another
+ * object that keeps the lock), die and attach again; a writer that
  * wants the object's space, searches in vain and remembers.  When everybody has come to rest, it is asked again: if the
  * refusal stands then, it stands for good, and a search must be in vain.  (In passing it may stand too long: a rank
- * between R4 and its count, or between A2 and A4, is about to change that, or dies, which changes it, too.)  One
+ * between R4 and its count, or between A2 and A3, is about to change that, or dies, which changes it, too.)  One
  * search is enough to look at: a second one forgets all that the first has noted.
  */
 #ifndef NR
@@ -42,23 +43,25 @@ byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0
 
 proctype Reader(byte r) provided (dying == 2 || dying + 2 == _pid)
 {
-        byte n; bool held;
+        byte n; bool held, closed;
 again:
         {
                 lock[r] = 1;                                                        /* A1: */
-                if :: atomic { epoch[r] > 0 -> pins[r] = 0 }; base[r] = LEASE + 1   /* A2: A3: */
-                   :: atomic { epoch[r] == 0 -> skip }
+                pins[r] = 0;                                                        /* A2: */
+                epoch[r]++;                                                         /* A3: */
+                if :: atomic { epoch[r] > 1 -> base[r] = LEASE + 1 }                /* A4: */
+                   :: atomic { epoch[r] == 1 -> skip }
                 fi;
-                epoch[r]++;                                                         /* A4: */
                 do
-                :: atomic { n < ROPS && !held -> n++; pins[r]++; held = 1 }         /* R1: */
+                :: atomic { n < ROPS && !held && !closed -> n++; pins[r]++; held = 1 }         /* R1: */
                 :: atomic { held -> held = 0 }; LET_GO(r, pins[r]--)                /* R4: */
-                :: atomic { n < ROPS && !ack[r] && base[r] <= LEASE && !cancelled -> n++ }; LET_GO(r, ack[r] = 1)     /* R3b: */
+                :: atomic { n < ROPS && !ack[r] && base[r] <= LEASE && !cancelled && !closed -> n++ }; LET_GO(r, ack[r] = 1)     /* R3b: */
+                :: atomic { deaths < DEATHS && !closed -> deaths++; closed = 1; base[r] = LEASE + 1 }  /* E1: a view of another */
                 :: atomic { true -> n = 0; rest[r] = 1; break }
                 od;
                 done
         } unless { dying == r };
-        if :: atomic { dying == r -> lock[r] = 0; dying = 2; held = 0; n = 0; rest[r] = 0 };
+        if :: atomic { dying == r -> lock[r] = 0; dying = 2; held = 0; closed = 0; n = 0; rest[r] = 0 };
               if :: true -> goto again
                  :: atomic { true -> rest[r] = 1 }
               fi
@@ -100,7 +103,8 @@ inline look(r)             /* W1 and the pins of rank r, as may_go */
 inline prepare(r)
 {
         f_releases[r] = releases[r];
-        f_epoch[r] = epoch[r]
+        f_epoch[r] = epoch[r];
+        f_base[r] = base[r]
 }
 
 inline refuse(r)           /* count_held asks for verdicts, too */
@@ -118,6 +122,9 @@ inline stands(r)
         atomic { if :: releases[r] != f_releases[r] -> known = 0 :: else fi };
 #ifndef MUT_NO_EPOCH
         atomic { if :: epoch[r] != f_epoch[r] -> known = 0 :: else fi };
+#endif
+#ifndef MUT_NO_BASE
+        atomic { if :: base[r] != f_base[r] -> known = 0 :: else fi };
 #endif
 #ifndef MUT_NO_HERE
         atomic { if :: f_epoch[r] != 0 && lock[r] != f_here[r] -> known = 0 :: else fi }
@@ -148,7 +155,7 @@ inline search()            /* shms_reclaim_space; found, or known */
 
 proctype Writer() provided (dying == 2)
 {
-        byte verdict[NR]; byte f_releases[NR]; byte f_epoch[NR]; byte x, n, f_books; bool f_here[NR]; bool found, known;
+        byte verdict[NR]; byte f_releases[NR]; byte f_epoch[NR]; byte f_base[NR]; byte x, n, f_books; bool f_here[NR]; bool found, known;
         do
         :: atomic { n == 0 -> n = 1 }; search();
            if :: atomic { found -> goto end } :: atomic { !found -> skip } fi

@@ -548,9 +548,10 @@ class ObjectStoreWriter(_Closable):
     def retire(self, rank: int) -> None:
         """Stop expecting `rank`, which has never come or will not come again, until it attaches.
 
-        Every lease is over for it, and none waits for it. A reader that is attached as this rank is not stopped: what
-        it looks at stays as it is, and it may go on to `get` what is still there, but what it has not read may be
-        evicted, which makes its references stale. It is expected again when it attaches anew.
+        Every lease so far is over for it, for good, and until it attaches none waits for it. A reader that is attached
+        as this rank is not stopped: what it looks at stays as it is, and it may go on to `get` what is still there, but
+        what it has not read may be evicted, which makes its references stale. Leases that are opened after the rank has
+        attached (anew) wait for it again.
         """
         self._writer.retire(_int("rank", rank, 0, self._writer.n_readers - 1))
 

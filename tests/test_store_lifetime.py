@@ -351,6 +351,25 @@ def test_views_of_a_closed_reader_are_not_reclaimed(stores: Stores) -> None:
     assert not is_held(writer)
 
 
+@pytest.mark.parametrize("properly", [True, False], ids=["closed", "garbage"])
+def test_a_closed_reader_holds_what_its_views_show_and_nothing_else(stores: Stores, properly: bool) -> None:
+    writer = stores.create(CAPACITY)
+    reader = ObjectStoreReader.attach(writer.handle)
+    unread = writer.put("unread", NUMBERS)
+    view = reader.get(writer.put("k", NUMBERS))
+    if properly:
+        reader.close()
+    else:
+        with pytest.warns(ResourceWarning, match="was not closed"):
+            del reader
+    for number in range(1000):  # handed out, to nobody
+        writer.put(f"{number}", NUMBERS)
+    assert 0 == writer.stats().refusals
+    assert not writer.cancel(unread)
+    assert is_held(writer)
+    assert bits(NUMBERS) == bits(view)
+
+
 def test_the_rank_stays_taken_until_the_last_view_has_gone(stores: Stores) -> None:
     writer = stores.create(CAPACITY)
     reader = stores.attach(writer)

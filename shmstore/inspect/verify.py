@@ -53,6 +53,7 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "used": lambda w, v, e: f"used_bytes says {v}, the objects take {e}",
     "objects": lambda w, v, e: f"objects says {v}, {e} slots are occupied",
     "open_leases": lambda w, v, e: f"open_leases says {v}, {e} entries are in use",
+    "published": lambda w, v, e: f"leases below {v} are said to be handed out, the next one is {e}",
     "retired": lambda w, v, e: f"rank {w} was retired at attachment {v - 1}, and has had {e - 1}",
     "state": lambda w, v, e: f"slot {w} is in state {v}, which there is not",
     "bounds": lambda w, v, e: f"slot {w}: {e} bytes at {v}, or the lengths in them, leave the data region",

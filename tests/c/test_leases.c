@@ -43,7 +43,7 @@ int main(void) {
     shms_layout layout = {.max_leases = ENTRIES, .max_objects = SLOTS};
     shms_leases l;
     void *memory = zeroed(shms_leases_memory(ENTRIES, SLOTS));
-    sb.next_lease = 1;
+    sb.next_lease = sb.published = 1;
     for (int s = 0; s < SLOTS; s++)
         slots[s] = (shms_slot){.state = SHMS_LIVE, .id = next_id++};
     shms_leases_init(&l, memory, &layout, &sb, table, slots);

@@ -87,6 +87,7 @@ def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
         "objects": [(SUPER["objects"], 99)],
         "open_leases": [(SUPER["open_leases"], 99)],
         "retired": [(SUPER["retired"], 77)],
+        "published": [(SUPER["published"], 1 << 40)],
         "state": [(slot_at(path, one), 9)],
         "bounds": [(slot_at(path, one, "offset"), 1 << 50)],
         "id": [(slot_at(path, one, "id"), 1 << 40)],
@@ -131,6 +132,13 @@ def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: 
     assert not json.loads(piped("verify", path.name, "--json").out)["ok"]
     with path.open("r+b") as file:
         file.write(whole)
+    assert verify(path.name).ok
+
+
+def test_a_reader_that_was_closed_is_sound(store: tuple[Path, object, ObjectStoreReader]) -> None:
+    path, _, reader = store
+    reader.close()
+    assert 2**64 - 1 == peek(path, rank_at(path, 0) + 8)
     assert verify(path.name).ok
 
 

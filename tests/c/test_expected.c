@@ -1,0 +1,254 @@
+/*
+ * test_expected.c - whom a lease waits for: each rank that had attached, or may still come, when the lease was opened,
+ * and that has since neither acknowledged, nor closed, nor died, nor been retired.
+ */
+#include "support.h"
+
+enum { SIZE = 64, SPAN = 128, FITS = 4, CAPACITY = FITS * SPAN };
+
+static shms_writer *w;
+static shms_reader *readers[2];
+static const char *name;
+static uint8_t refs[FITS][SHMS_REF_SIZE];
+
+static void begin(uint32_t attached) {
+    shms_options o = {.capacity = CAPACITY, .n_readers = 2, .max_objects = 2 * FITS};
+    name = store_name("expected");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    for (uint32_t r = 0; r < 2; r++)
+        readers[r] = NULL;
+    for (uint32_t r = 0; r < attached; r++)
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+}
+
+static void end(void) {
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    for (int r = 0; r < 2; r++)
+        shms_reader_free(readers[r]);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+static int put(int i, uint8_t *out) { return put_marked(w, (char[]){(char)('a' + i), 0}, SIZE, (uint64_t)i, out); }
+
+static void store_and_promise(int n) {
+    for (int i = 0; i < n; i++)
+        CHECK_EQ(SHMS_OK, put(i, refs[i]));
+}
+
+static shms_view *get(int r, int i) {
+    shms_view *v = shms_reader_acquire(readers[r], refs[i]);
+    CHECK(v && filled(v->payload, SIZE, (uint64_t)i));
+    return v;
+}
+
+static void replace(uint32_t r) {
+    shms_reader_free(readers[r]);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+}
+
+/* ---- closing ---- */
+
+static void a_closed_reader_is_expected_by_nothing_whatever_views_of_it_live(bool properly) {
+    begin(2);
+    store_and_promise(FITS);
+    shms_view *v = get(0, 0);
+    for (int i = 0; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
+    CHECK_EQ(SHMS_EFULL, put(FITS, refs[1])); /* and this is remembered */
+    if (properly)
+        CHECK_EQ(SHMS_OK, shms_reader_close(readers[0]));
+    else
+        shms_reader_free(readers[0]);
+    for (int i = FITS; i < 100; i++) { /* what it was promised may go, and what is handed out from now on */
+        CHECK_EQ(SHMS_OK, put(i, refs[1]));
+        CHECK_EQ(1, shms_reader_release(readers[1], refs[1]));
+    }
+    CHECK(filled(v->payload, SIZE, 0)); /* its view holds, by its pin */
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
+    shms_reader *heir;
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&heir, name, 0));
+    shms_view_release(v);
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    if (properly)
+        shms_reader_free(readers[0]);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+    store_and_promise(FITS); /* expected again */
+    for (int i = 0; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
+    CHECK_EQ(SHMS_EFULL, put(FITS, NULL));
+    end();
+}
+
+static void a_reader_that_is_closed_again_writes_nothing(void) {
+    begin(2);
+    shms_reader *old = readers[0];
+    CHECK_EQ(SHMS_OK, shms_reader_close(old));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0)); /* the rank is another's now */
+    CHECK_EQ(SHMS_OK, shms_reader_close(old));
+    shms_reader_free(old);
+    store_and_promise(FITS);
+    for (int i = 0; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
+    CHECK_EQ(SHMS_EFULL, put(FITS, NULL));
+    end();
+}
+
+/* ---- retiring ---- */
+
+static void a_retirement_ends_leases_for_good_also_where_the_rank_had_never_attached(void) {
+    begin(1);
+    store_and_promise(2);
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+    CHECK_EQ(SHMS_OK, put(2, refs[2])); /* never for it */
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(SHMS_OK, put(3, refs[3])); /* for it */
+    for (int i = 0; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+    for (int i = FITS; i < FITS + 3; i++)
+        CHECK_EQ(SHMS_OK, put(i, NULL));
+    shms_view_release(get(1, 3));
+    end();
+}
+
+static const char *at;
+static int met;
+
+static void attach_there(const char *label) {
+    if (strcmp(label, at) || met++)
+        return;
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+}
+
+static void retire_there(const char *label) {
+    if (strcmp(label, at) || met++)
+        return;
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+}
+
+/* Whichever came first: what it was promised before is over for good. */
+static void a_retirement_and_a_first_attachment_see_each_other(const char *label, bool retire_inside) {
+    begin(1);
+    store_and_promise(FITS);
+    at = label;
+    met = 0;
+    shms_step_hook = retire_inside ? retire_there : attach_there;
+    if (retire_inside)
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    else
+        CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+    shms_step_hook = NULL;
+    CHECK(met > 0);
+    for (int i = 0; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
+    end();
+}
+
+/* ---- attaching ---- */
+
+static void a_rank_that_attached_before_the_reference_went_out_is_promised_the_object(const char *label) {
+    begin(2);
+    shms_reader_free(readers[1]); /* it has attached before: not expected until it comes again */
+    readers[1] = NULL;
+    at = label;
+    met = 0;
+    shms_step_hook = attach_there;
+    CHECK_EQ(SHMS_OK, put(0, refs[0]));
+    shms_step_hook = NULL;
+    CHECK_EQ(1, met);
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[0]));
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
+    shms_view_release(get(1, 0));
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
+    end();
+}
+
+static void a_rank_is_not_expected_by_what_went_out_before_it_came_again(void) {
+    begin(2);
+    store_and_promise(FITS);
+    replace(1);
+    for (int i = 0; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
+    end();
+}
+
+static void die(const char *label) {
+    if (!strcmp(label, at))
+        kill(getpid(), SIGKILL);
+}
+
+static void what_a_dead_writer_did_not_hand_out_waits_for_nobody(void) {
+    begin(0);
+    shms_writer_free(w);
+    pid_t child = fork_child();
+    if (child == 0) {
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        at = "L3";
+        shms_step_hook = die;
+        put(0, refs[0]);
+        _exit(1);
+    }
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(1, shms_writer_has(w, "a", 1));
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
+    end();
+}
+
+/* ---- a table that lies ---- */
+
+static void what_stands_in_a_ranks_table_is_its_own_affair_until_it_attaches_anew(bool first) {
+    begin(first ? 1 : 2);
+    if (!first)
+        shms_reader_free(readers[1]);
+    const shms_layout *l = &w->seg.layout;
+    shms_segment rank;
+    CHECK_EQ(SHMS_OK, shms_segment_open(&rank, name, 1)); /* without its lock */
+    shms_reader_table *t = shms_segment_reader(&rank, 1);
+    for (uint64_t i = 0; i < l->max_objects; i++)
+        shms_reader_pins(t)[i] = UINT32_MAX; /* one more is none */
+    for (uint64_t i = 0; i < l->max_leases; i++)
+        shms_reader_acks(t, l->max_objects)[i] = UINT64_MAX;
+    shms_set(&t->base, SHMS_CLOSED - first);
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_segment_close(&rank);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    store_and_promise(FITS);
+    for (int i = 0; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
+    CHECK_EQ(SHMS_EFULL, put(FITS, NULL)); /* promised */
+    shms_view *v = get(1, 0);
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL)); /* pinned */
+    CHECK(filled(v->payload, SIZE, 0));
+    shms_view_release(v);
+    for (int i = 1; i < FITS; i++)
+        CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL)); /* neither */
+    end();
+}
+
+int main(void) {
+    a_closed_reader_is_expected_by_nothing_whatever_views_of_it_live(true);
+    a_closed_reader_is_expected_by_nothing_whatever_views_of_it_live(false);
+    a_reader_that_is_closed_again_writes_nothing();
+    a_retirement_ends_leases_for_good_also_where_the_rank_had_never_attached();
+    a_retirement_and_a_first_attachment_see_each_other("T1", false);
+    a_retirement_and_a_first_attachment_see_each_other("T2", false);
+    a_retirement_and_a_first_attachment_see_each_other("A1", true);
+    a_retirement_and_a_first_attachment_see_each_other("A3", true);
+    a_retirement_and_a_first_attachment_see_each_other("A4", true);
+    a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L1");
+    a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L2");
+    a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L3");
+    a_rank_is_not_expected_by_what_went_out_before_it_came_again();
+    what_a_dead_writer_did_not_hand_out_waits_for_nobody();
+    what_stands_in_a_ranks_table_is_its_own_affair_until_it_attaches_anew(true);
+    what_stands_in_a_ranks_table_is_its_own_affair_until_it_attaches_anew(false);
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}
