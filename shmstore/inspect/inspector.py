@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -28,9 +29,8 @@ def seconds(ns: int) -> float:
     return ns / 1e9
 
 
-def _bits(words: list[int]) -> tuple[int, ...]:
-    if not any(words):
-        return ()
+@lru_cache(maxsize=256)  # most objects and leases of a store have the same ranks
+def _bits(words: tuple[int, ...]) -> tuple[int, ...]:
     number = sum(int(word) << 64 * i for i, word in enumerate(words))
     return tuple(rank for rank in range(number.bit_length()) if number >> rank & 1)
 
@@ -142,7 +142,7 @@ class StoreInspector:
                 object_id=raw["id"],
                 opened_at=seconds(raw["opened_ns"]),
                 age_seconds=max(0.0, now - seconds(raw["opened_ns"])),
-                waiting_for=_bits(raw["owed"]),
+                waiting_for=_bits(tuple(raw["owed"])),
                 moving=bool(raw["moving"]),
             )
             for raw in self._native.leases()
@@ -175,7 +175,7 @@ class StoreInspector:
             stored_at=seconds(raw["put_ns"]) if raw["put_ns"] else None,
             deleted=bool(raw["deleted"]),
             crc=raw["crc"] if raw["checked"] else None,
-            pinned_by=_bits(raw["pinned"]),
+            pinned_by=_bits(tuple(raw["pinned"])),
             leased_to=tuple(sorted(owed.get((raw["slot"], raw["id"]), ()))),
             bounded=bool(raw["bounded"]),
             moving=moving,

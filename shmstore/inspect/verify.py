@@ -7,7 +7,7 @@ from pathlib import Path
 from shmstore.bindings import inspect as native
 from shmstore.errors import CorruptStoreError, StaleRefError
 from shmstore.inspect.inspector import StoreInspector
-from shmstore.inspect.records import SlotInfo, StoreFacts
+from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
 
 __all__ = ["Finding", "VerifyReport", "verify"]
@@ -87,11 +87,13 @@ def _stopped(pid: int | None) -> bool:
 def _from_tables(inspector: StoreInspector, facts: StoreFacts) -> list[Finding]:
     paused = not facts.writer_alive or _stopped(facts.writer_pid)
     found = []
+    readers: tuple[ReaderInfo, ...] = ()
     for raw in inspector.raw_findings():
         kind = native.KINDS[raw["kind"]]
         wrong = not (paused and kind in _LEFT_BY_A_DEATH)
         if kind == "pin_free":
-            wrong = not _stopped(inspector.readers()[raw["where"]].pid)
+            readers = readers or inspector.readers()
+            wrong = not _stopped(readers[raw["where"]].pid)
         text = _TEXTS[kind](raw["where"], raw["value"], raw["expected"])
         found.append(Finding(kind, text, wrong))
     return found
