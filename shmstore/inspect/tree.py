@@ -12,7 +12,7 @@ from shmstore.errors import CorruptStoreError, ObjectNotFoundError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SlotInfo
 from shmstore.serde.dtypes import TORCH_BY_NAME, numpy_dtype_from_wire
-from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE
+from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE, parse
 
 __all__ = ["TreeNode", "load_tensor", "parse_tree"]
 
@@ -66,9 +66,7 @@ def parse_tree(meta: bytes, payload_bytes: int) -> TreeNode:
     Raises CorruptStoreError where the bytes are no such tree, or a leaf lies outside the payload.
     """
     try:
-        node = msgpack.unpackb(
-            meta, use_list=False, raw=False, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_ext_hook
-        )
+        node = parse(meta, _ext_hook)
     except CorruptStoreError:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
@@ -94,8 +92,8 @@ def _node(node: Any, path: str, depth: int, payload_bytes: int) -> TreeNode:
         raise _wrong(f"is nested more than {MAX_DEPTH} deep")
     if type(node) in ATOMS:
         return TreeNode(path, "value", _short(node), None, None, 0, ())
-    if type(node) is dict:
-        parts = [_node(item, _join(path, _key(key)), depth + 1, payload_bytes) for key, item in node.items()]
+    if type(node) is list:
+        parts = [_node(item, _join(path, _key(key)), depth + 1, payload_bytes) for key, item in node]
         return _container(path, "dict", parts)
     if type(node) is not tuple:
         raise _wrong(f"holds a {type(node).__name__} where a value belongs")

@@ -14,10 +14,21 @@ import torch
 
 from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError
 from shmstore.serde.advice import advice_for, advice_for_key
-from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, numpy_dtype_to_wire, torch_view
+from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, is_hollow, numpy_dtype_to_wire, torch_view
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
-from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, TENSOR, TUPLE
+from shmstore.serde.wire import (
+    ARRAY,
+    ATOMS,
+    INT,
+    MAX_DEPTH,
+    MAX_NBYTES,
+    MAX_SAME_HASH,
+    OBJECT,
+    TENSOR,
+    TUPLE,
+    crowded,
+)
 
 __all__ = ["array_address", "encode_tree", "fill_leaf"]
 
@@ -137,6 +148,11 @@ class _Walk:
     def mapping(self, value: dict[Any, Any], depth: int) -> None:
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
+        if crowded(value):
+            raise _RefusedError(
+                f"no serializer for a dict with more than {MAX_SAME_HASH} keys of the same hash",
+                "store a list of pairs",
+            )
         pack = self.pack
         if ATOMS.issuperset(map(type, value.values())) and ATOMS.issuperset(map(type, value)):
             pack(value)
@@ -183,8 +199,13 @@ class _Walk:
             refusal.parts.append(f"<{registration.cls.__name__}>")
             raise
 
-    def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int) -> int:
-        """Write the leaf's node and return the offset of its bytes."""
+    def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int, fields: "np.dtype[Any] | None" = None) -> int:
+        """Write the leaf's node and return the offset of its bytes; `fields`: the dtype of a structured array."""
+        if (nbytes == 0 or fields is not None) and is_hollow(shape, nbytes, fields):
+            raise _RefusedError(
+                f"no serializer for a leaf of shape {tuple(shape)}: it has more elements than bytes",
+                "store its shape, as a tuple of ints",
+            )
         if nbytes == 0:
             self.pack([mark, dtype, 0, *shape])
             return 0
@@ -239,7 +260,7 @@ class _Walk:
             what = "object dtype" if array.dtype.hasobject else f"dtype {array.dtype!r}"
             raise _RefusedError(f"no serializer for an array of {what}", advice_for(array))
         nbytes = array.nbytes
-        offset = self.place(ARRAY, wire, array.shape, nbytes)
+        offset = self.place(ARRAY, wire, array.shape, nbytes, array.dtype if array.dtype.names is not None else None)
         if nbytes == 0 or self.template:
             return
         if array.flags.c_contiguous:
@@ -250,6 +271,7 @@ class _Walk:
 
     def spec(self, spec: TensorSpec) -> None:
         count = math.prod(spec.shape)
+        fields = None
         if isinstance(spec.dtype, torch.dtype):
             kind = TORCH_KINDS.get(spec.dtype)
             if kind is None:
@@ -263,11 +285,11 @@ class _Walk:
                 raise _RefusedError(f"no serializer for an array of dtype {spec.dtype!r}", None)
             if len(spec.shape) > NUMPY_MAX_NDIM:
                 raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions", None)
-            nbytes, mark = count * spec.dtype.itemsize, ARRAY
+            nbytes, mark, fields = count * spec.dtype.itemsize, ARRAY, spec.dtype
         # Neither package makes an empty leaf either whose other dimensions are too large together.
         if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:
             raise ObjectTooLargeError(f"a leaf of shape {spec.shape} needs more than {MAX_NBYTES} bytes")
-        self.place(mark, wire, spec.shape, nbytes)
+        self.place(mark, wire, spec.shape, nbytes, fields)
 
 
 def encode_tree(value: Any, *, template: bool = False) -> Encoded:

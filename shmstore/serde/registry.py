@@ -39,9 +39,11 @@ def register_type(name: str, cls: type[T], to_tree: Callable[[T], Any], from_tre
     """Let instances of exactly `cls` be stored anywhere in a tree, under `name`, in this process.
 
     `to_tree` returns a value that can be stored (other registered types in it are fine), `from_tree` makes an equal
-    object of it; both must be pure. Names are part of the stored bytes: choose them like ``package.Type``, and never
-    give one a new meaning. Registering the same again does nothing; raises ValueError where the name or the class is
-    taken, or the class is one that trees are made of, and TypeError for arguments of other types.
+    object of it; both must be pure. Bytes may be damaged or forged: let `from_tree` check the type and the length of a
+    tree before it unpacks it or loops over it, and raise for any other. Names are part of the stored bytes: choose them
+    like ``package.Type``, and never give one a new meaning. Registering the same again does nothing; raises ValueError
+    where the name or the class is taken, or the class is one that trees are made of, and TypeError for arguments of
+    other types.
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, not {name!r}")
