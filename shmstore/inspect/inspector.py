@@ -14,6 +14,7 @@ from shmstore.errors import (
     ObjectNotFoundError,
     StaleRefError,
     StoreNotFoundError,
+    shown,
 )
 from shmstore.explain import other_version, unfinished
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, SlotInfo, StoreFacts, StoreSnapshot
@@ -104,7 +105,7 @@ class StoreInspector:
         except ValueError as error:
             if isinstance(error, CorruptStoreError):
                 raise CorruptStoreError(
-                    f"the superblock of {name!r} contradicts itself",
+                    f"the superblock of {shown(name)} contradicts itself",
                     hint="it cannot be recovered; shmstore gc removes it",
                 ) from None
             raise no_store(name) from None
@@ -203,8 +204,10 @@ class StoreInspector:
             raise TypeError("find takes either key or object_id")
         found = [s for s in self.slots() if (s.key == key if object_id is None else s.object_id == object_id)]
         if not found:
-            what = f"object {object_id}" if object_id is not None else f"object of key {key!r}"
-            raise ObjectNotFoundError(f"there is no {what} in {self.name!r}", hint="shmstore dump shows what there is")
+            what = f"object {object_id}" if object_id is not None else f"object of key {shown(key)}"
+            raise ObjectNotFoundError(
+                f"there is no {what} in {shown(self.name)}", hint="shmstore dump shows what there is"
+            )
         return min(found, key=lambda slot: slot.deleted)
 
     def metadata(self, slot: SlotInfo) -> bytes:
@@ -226,7 +229,7 @@ class StoreInspector:
 
 def no_store(name: str) -> StoreNotFoundError:
     """Return the error for a name that nothing in /dev/shm has."""
-    return StoreNotFoundError(f"there is no store named {name!r}", hint="shmstore ls shows what there is")
+    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="shmstore ls shows what there is")
 
 
 def foreign(name: str) -> LayoutMismatchError:
@@ -246,7 +249,7 @@ def _why_not(name: str) -> Exception:
         return unfinished(name, bool(seen["writer_alive"]))
     if seen["same_version"]:
         return CorruptStoreError(
-            f"the file of {name!r} has {seen['size']} bytes, which is not what its superblock says",
+            f"the file of {shown(name)} has {seen['size']} bytes, which is not what its superblock says",
             hint="it cannot be recovered; shmstore gc removes it",
         )
     return other_version(name)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, StaleRefError
+from shmstore.errors import CorruptStoreError, StaleRefError, shown
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
@@ -103,13 +103,13 @@ def _from_object(inspector: StoreInspector, slot: SlotInfo) -> Finding | None:
     broken = inspector.wrong_checksum(slot)
     if broken is not None:
         text = _TEXTS["crc"](slot.slot, broken["value"], broken["expected"])
-        return Finding("crc", f"{text} (object {slot.object_id}, key {slot.key!r})", True)
+        return Finding("crc", f"{text} (object {slot.object_id}, key {shown(slot.key)})", True)
     try:
         parse_tree(inspector.metadata(slot), slot.payload_bytes)
     except StaleRefError:
         return None
     except CorruptStoreError as error:
-        return Finding("metadata", f"slot {slot.slot}, object {slot.object_id}, key {slot.key!r}: {error}", False)
+        return Finding("metadata", f"slot {slot.slot}, object {slot.object_id}, key {shown(slot.key)}: {error}", False)
     return None
 
 

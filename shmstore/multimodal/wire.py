@@ -24,6 +24,7 @@ from functools import lru_cache
 from operator import index
 from typing import Any, TypeVar
 
+from shmstore.errors import shown
 from shmstore.multimodal.fields import (
     MultiModalBatchedField,
     MultiModalField,
@@ -97,7 +98,7 @@ def _field_from_text(text: Any) -> MultiModalField:
             ],
             int(dim),
         )
-    raise ValueError(f"not the text of a field: {text!r}")
+    raise ValueError(f"not the text of a field: {shown(text)}")
 
 
 def _parse_head(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...]]:

@@ -13,7 +13,7 @@ import msgpack
 import numpy as np
 import torch
 
-from shmstore.errors import CorruptStoreError, UnknownTypeError
+from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
 from shmstore.serde.dtypes import (
     MAX_NDIM,
     NUMPY_MAX_NDIM,
@@ -90,7 +90,7 @@ def make_plan(meta: bytes, mode: Mode) -> Plan:
     except CorruptStoreError:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise CorruptStoreError(f"the meta bytes are not msgpack: {error}") from error
+        raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
     compiler = _Compiler(mode)
     root = _as_build(compiler.node(node, 0))
     return Plan(compiler.needed, root)
@@ -172,9 +172,11 @@ class _Compiler:
             try:
                 value = from_tree(tree)
             except Exception as error:
-                raise CorruptStoreError(f"from_tree of {name!r} failed: {type(error).__name__}: {error}") from error
+                raise CorruptStoreError(
+                    f"from_tree of {shown(name)} failed: {type(error).__name__}: {cut(error)}"
+                ) from error
             if type(value) is not cls:
-                raise CorruptStoreError(f"from_tree of {name!r} returned a {type(value).__name__}")
+                raise CorruptStoreError(f"from_tree of {shown(name)} returned a {type(value).__name__}")
             return value
 
         return build
@@ -208,7 +210,7 @@ class _Compiler:
         kind = TORCH_BY_NAME.get(node[1])
         if kind is None:
             raise CorruptStoreError(
-                f"the meta bytes hold a tensor of unknown dtype {node[1]!r}",
+                f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}",
                 hint="the writer's torch may be newer; use one version of torch on both sides",
             )
         offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
@@ -217,7 +219,7 @@ class _Compiler:
             try:
                 torch.empty(shape, dtype=dtype)
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {error}") from error
+                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
             return lambda payload: torch.empty(shape, dtype=dtype)
         view = torch_viewer(kind, shape, offset)
         if self.mode != "copy":
@@ -233,7 +235,7 @@ class _Compiler:
         try:
             dtype = numpy_dtype_from_wire(node[1])
         except ValueError as error:
-            raise CorruptStoreError(f"the meta bytes hold no dtype of an array: {error}") from error
+            raise CorruptStoreError(f"the meta bytes hold no dtype of an array: {cut(error)}") from error
         if dtype.subdtype is not None:
             raise CorruptStoreError("the meta bytes hold an array of subarrays")
         offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM, dtype)
@@ -249,7 +251,7 @@ class _Compiler:
             try:
                 build_empty(None)
             except (TypeError, ValueError, OverflowError) as error:
-                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {error}") from error
+                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
             return build_empty
         if self.mode == "copy":
             # By bytes, as numpy's own copy would leave the padding of structured dtypes out.

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from shmstore.errors import cut
+
 __all__ = [
     "MAX_NDIM",
     "NUMPY_MAX_NDIM",
@@ -157,7 +159,7 @@ def numpy_dtype_from_wire(wire: Any) -> "np.dtype[Any]":
     try:
         return np.dtype(_from_wire(wire, 0))
     except (TypeError, OverflowError, MemoryError, KeyError, IndexError) as error:
-        raise ValueError(f"not a dtype: {error}") from error
+        raise ValueError(f"not a dtype: {cut(error)}") from error
 
 
 def _from_wire(wire: Any, depth: int) -> "np.dtype[Any]":

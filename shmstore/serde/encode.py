@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 import torch
 
-from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError
+from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError, cut, shown
 from shmstore.serde.advice import advice_for, advice_for_key
 from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, is_hollow, numpy_dtype_to_wire, torch_view
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
@@ -166,8 +166,7 @@ class _Walk:
             try:
                 self.value(item, depth + 1)
             except _RefusedError as refusal:
-                text = repr(key)
-                refusal.parts.append(f"[{text if len(text) <= 60 else text[:57] + '...'}]")
+                refusal.parts.append(f"[{shown(key)}]")
                 raise
 
     def key(self, key: Any, depth: int) -> None:
@@ -203,7 +202,7 @@ class _Walk:
         """Write the leaf's node and return the offset of its bytes; `fields`: the dtype of a structured array."""
         if (nbytes == 0 or fields is not None) and is_hollow(shape, nbytes, fields):
             raise _RefusedError(
-                f"no serializer for a leaf of shape {tuple(shape)}: it has more elements than bytes",
+                f"no serializer for a leaf of shape {shown(tuple(shape))}: it has more elements than bytes",
                 "store its shape, as a tuple of ints",
             )
         if nbytes == 0:
@@ -257,7 +256,7 @@ class _Walk:
     def array(self, array: "np.ndarray[Any, Any]") -> None:
         wire = _wire_of(array.dtype)
         if wire is None:
-            what = "object dtype" if array.dtype.hasobject else f"dtype {array.dtype!r}"
+            what = "object dtype" if array.dtype.hasobject else f"dtype {shown(array.dtype)}"
             raise _RefusedError(f"no serializer for an array of {what}", advice_for(array))
         nbytes = array.nbytes
         offset = self.place(ARRAY, wire, array.shape, nbytes, array.dtype if array.dtype.names is not None else None)
@@ -282,13 +281,13 @@ class _Walk:
         else:
             wire = _wire_of(spec.dtype)
             if wire is None or spec.dtype.subdtype is not None:
-                raise _RefusedError(f"no serializer for an array of dtype {spec.dtype!r}", None)
+                raise _RefusedError(f"no serializer for an array of dtype {shown(spec.dtype)}", None)
             if len(spec.shape) > NUMPY_MAX_NDIM:
                 raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions", None)
             nbytes, mark, fields = count * spec.dtype.itemsize, ARRAY, spec.dtype
         # Neither package makes an empty leaf either whose other dimensions are too large together.
         if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:
-            raise ObjectTooLargeError(f"a leaf of shape {spec.shape} needs more than {MAX_NBYTES} bytes")
+            raise ObjectTooLargeError(f"a leaf of shape {shown(spec.shape)} needs more than {MAX_NBYTES} bytes")
         self.place(mark, wire, spec.shape, nbytes, fields)
 
 
@@ -303,7 +302,7 @@ def encode_tree(value: Any, *, template: bool = False) -> Encoded:
         walk.value(value, 0)
     except _RefusedError as refusal:
         path = "value" + "".join(reversed(refusal.parts))
-        raise UnsupportedValueError(f"{path}: {refusal.reason}", path=path, hint=refusal.hint) from None
+        raise UnsupportedValueError(f"{cut(path)}: {refusal.reason}", path=path, hint=refusal.hint) from None
     meta = packer.bytes()
     if len(meta) <= _KEPT_PACKER_BYTES:
         packer.reset()
