@@ -100,13 +100,29 @@ def filled() -> Iterator[tuple[ObjectStoreWriter, ObjectStoreReader]]:
             yield writer, reader
 
 
+def for_ranks(n_readers: int) -> float:
+    """Return the seconds that one look at the ranks takes, where each has 5000 references to read."""
+    unread = 5000
+    with ObjectStoreWriter.create(capacity=16 << 20, n_readers=n_readers, max_objects=1 << 16) as writer:
+        tensor = torch.ones(1)
+        for i in range(unread):
+            writer.put(f"unread-{i}", tensor)
+        with StoreInspector.open(writer.name) as inspector:
+            inspector.readers()
+            start = time.perf_counter()
+            assert all(reader.unacknowledged == unread for reader in inspector.readers())
+            return time.perf_counter() - start
+
+
 def main() -> None:
-    """Print two lines for each load."""
+    """Print what a look takes, and two lines for each load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="ABBA rounds of each line (default 60)")
     rounds = max(2, parser.parse_args().rounds)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
+    for n_readers in (1, 4, 16, 64):
+        print(f"one look at {n_readers} ranks with 5000 unread leases: {1e3 * for_ranks(n_readers):.1f} ms")
     with filled() as (writer, reader), filled() as (twin, _):
         with StoreInspector.open(twin.name) as inspector:
             inspector.snapshot()

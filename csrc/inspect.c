@@ -226,7 +226,10 @@ int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record
 }
 
 static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out) {
-    const shms_reader_table *t = shms_segment_reader(&i->seg, r);
+    shms_reader_table *t = shms_segment_reader(&i->seg, r);
+    uint64_t pins = 0;
+    for (uint32_t k = 0; k < i->seg.layout.max_objects; k++)
+        pins += atomic_load_explicit(&shms_reader_pins(t)[k], memory_order_relaxed);
     for (int tries = 0;; tries++) {
         uint64_t epoch = get_acquire(&t->epoch), retired = shms_get(&i->seg.sb->retired[r]);
         *out = (shms_rank_record){.rank = r,
@@ -239,7 +242,8 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
                                   .gets = shms_get(&t->gets),
                                   .stale = shms_get(&t->stale),
                                   .released = shms_get(&t->released),
-                                  .releases = shms_get(&t->releases)};
+                                  .releases = shms_get(&t->releases),
+                                  .pins = pins};
         atomic_thread_fence(memory_order_acquire);
         bool steady = get_acquire(&t->epoch) == epoch;
         if (steady || tries == SHMS_INSPECT_TRIES) {
@@ -249,35 +253,34 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
     }
 }
 
-/* Adds up what rank r holds.  `seen`: a byte a slot, zeroed here; bytes of one object count once. */
-static void add_up(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint8_t *seen,
-                   shms_rank_record *out) {
+/* Adds up what the ranks hold: each lease is read once, then each slot.  A rank that reads meanwhile goes from owed to
+ * pinned, which is the same order; so what it holds is not missed.  `owed`: the ranks that leases of a slot wait for,
+ * zeroed here; bytes of one object count once a rank, however many of its leases wait. */
+static void add_up(const shms_inspector *i, const shms_attendance *who, uint64_t (*owed)[4], shms_rank_record *out) {
     const shms_layout *l = &i->seg.layout;
-    const shms_pin *pins = shms_reader_pins(shms_segment_reader(&i->seg, r));
-    shms_slot_record s;
     shms_lease_record e;
-    memset(seen, 0, l->max_objects);
-    for (uint32_t k = 0; k < l->max_objects; k++) {
-        uint32_t pin = atomic_load_explicit(&pins[k], memory_order_relaxed);
-        out->pins += pin;
-        if (pin == 0 || !who->here[r] || !shms_inspector_slot(i, who, k, &s))
-            continue;
-        out->pinned_objects++;
-        out->pinned_bytes += s.span;
-        out->held_bytes += s.span;
-        seen[k] = 1;
-    }
+    shms_slot_record s;
     for (uint32_t k = 0; k < l->max_leases; k++) {
-        if (shms_get(&i->seg.leases[k].number) == 0 || !shms_inspector_lease(i, who, k, &e) ||
-            !shms_has_bit(e.owed, r))
+        if (!shms_inspector_lease(i, who, k, &e))
             continue;
-        out->owed_leases++;
-        if (out->oldest_owed_ns == 0 || e.opened_ns < out->oldest_owed_ns)
-            out->oldest_owed_ns = e.opened_ns;
-        if (e.slot < l->max_objects && seen[e.slot] < 2 && shms_inspector_slot(i, who, (uint32_t)e.slot, &s)) {
-            out->owed_bytes += s.span;
-            out->held_bytes += seen[e.slot] ? 0 : s.span;
-            seen[e.slot] = 2;
+        for (uint32_t r = 0; r < l->n_readers; r++)
+            if (shms_has_bit(e.owed, r)) {
+                out[r].owed_leases++;
+                if (out[r].oldest_owed_ns == 0 || e.opened_ns < out[r].oldest_owed_ns)
+                    out[r].oldest_owed_ns = e.opened_ns;
+            }
+        for (int word = 0; e.slot < l->max_objects && word < 4; word++)
+            owed[e.slot][word] |= e.owed[word];
+    }
+    for (uint32_t k = 0; k < l->max_objects; k++) {
+        if (!shms_inspector_slot(i, who, k, &s))
+            continue;
+        for (uint32_t r = 0; r < l->n_readers; r++) {
+            bool pinned = shms_has_bit(s.pinned, r), expected = shms_has_bit(owed[k], r);
+            out[r].pinned_objects += pinned;
+            out[r].pinned_bytes += pinned ? s.span : 0;
+            out[r].owed_bytes += expected ? s.span : 0;
+            out[r].held_bytes += pinned || expected ? s.span : 0;
         }
     }
 }
@@ -287,15 +290,14 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
     int rc = shms_inspector_enter(i);
     if (rc)
         return rc;
-    uint8_t *seen = malloc(i->seg.layout.max_objects);
-    if (!seen)
+    uint64_t(*owed)[4] = calloc(i->seg.layout.max_objects, sizeof *owed);
+    if (!owed)
         return SHMS_ENOMEM;
     shms_inspector_attend(i, &who);
-    for (uint32_t r = 0; r < i->seg.layout.n_readers; r++) {
+    for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
         read_rank(i, r, &out[r]);
-        add_up(i, &who, r, seen, &out[r]);
-    }
-    free(seen);
+    add_up(i, &who, owed, out);
+    free(owed);
     return SHMS_OK;
 }
 

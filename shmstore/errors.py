@@ -6,6 +6,7 @@ worker are read by the process that started it.
 """
 
 import errno as _errno
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal
 
@@ -33,6 +34,48 @@ __all__ = [
     "UnsupportedValueError",
     "WriterActiveError",
 ]
+
+
+class _Short(reprlib.Repr):
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = self.maxtuple = 8
+        self.maxstring = self.maxlong = self.maxother = 80
+
+    def repr_int(self, x: int, level: int) -> str:
+        try:
+            return super().repr_int(x, level)
+        except ValueError:  # more digits than Python writes
+            return f"<an int of {x.bit_length()} bits>"
+
+
+_short = _Short()
+
+
+def cut(text: object, room: int = 300) -> str:
+    """Return a text, such as another error's or a path, as part of a message: not without end."""
+    said = str(text)
+    return said if len(said) <= room else f"{said[: room // 2]}...{said[-(room // 2) :]}"
+
+
+def shown(value: object) -> str:
+    """Return a caller's value as a message shows it: its repr, a text quoted, and not without end."""
+    if type(value) is str and len(value) <= 80:
+        return repr(value)
+    return cut(_short.repr(value))
+
+
+def listed(names: Iterable[object]) -> str:
+    """Return names as a message lists them: the first of them, and how many more there are."""
+    first: list[str] = []
+    more = 0
+    for name in names:
+        if len(first) < 8:
+            first.append(cut(name, 80))
+        else:
+            more += 1
+    return ", ".join(first) + (f" and {more} more" if more else "")
 
 
 class ShmStoreError(Exception):
@@ -73,7 +116,7 @@ def _rebuild(
 def held_by(held_bytes_by_rank: Mapping[int, int] | None) -> str:
     """Return who holds how much, as the end of a message."""
     held = sorted((held_bytes_by_rank or {}).items())
-    return "; held by " + ", ".join(f"rank {rank}: {size} bytes" for rank, size in held) if held else ""
+    return "; held by " + listed(f"rank {rank}: {size} bytes" for rank, size in held) if held else ""
 
 
 class StoreFullError(ShmStoreError, MemoryError):
@@ -275,8 +318,8 @@ class UnknownTypeError(CorruptStoreError):
     def __init__(self, message: str | None = None, *, type_name: str = "", hint: str | None = None) -> None:
         self.type_name = type_name
         if type_name:
-            message = message or f"no type is registered under the name {type_name!r}"
-            hint = hint or f"import the module that registers {type_name!r} before reading this object"
+            message = message or f"no type is registered under the name {shown(type_name)}"
+            hint = hint or f"import the module that registers {shown(type_name)} before reading this object"
         super().__init__(message, hint=hint)
 
 
@@ -298,7 +341,7 @@ class CacheMissError(ShmStoreError, LookupError):
     def __init__(self, mm_hashes: Iterable[str] = (), message: str | None = None, *, hint: str | None = None) -> None:
         self.mm_hashes = (mm_hashes,) if isinstance(mm_hashes, str) else tuple(mm_hashes)
         if message is None and self.mm_hashes:
-            message = f"{self.default_message}: {', '.join(self.mm_hashes)}"
+            message = f"{self.default_message}: {listed(self.mm_hashes)}"
         super().__init__(message, hint=hint)
 
 

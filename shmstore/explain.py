@@ -19,6 +19,8 @@ from shmstore.errors import (
     StoreFullError,
     StoreNotFoundError,
     held_by,
+    listed,
+    shown,
 )
 from shmstore.refs import ObjectRef
 
@@ -40,11 +42,6 @@ __all__ = [
 
 _DIRECTORY: Final = "/dev/shm"
 _NOTHING_OF_OURS: Final = {"ours": 0, "blank": 0}
-
-
-def shown(key: str) -> str:
-    """Return a key or a name as a message shows it: quoted, and not without end."""
-    return repr(key if len(key) <= 80 else key[:77] + "...")
 
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
@@ -173,7 +170,7 @@ def in_use(name: str, rank: int) -> RankInUseError:
     if pid == os.getpid():  # or it is another's of that number, in another PID namespace
         hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
     holder = f"process {pid}" if pid else "a live reader"
-    return RankInUseError(f"rank {rank} of store {name!r} is taken by {holder}", hint=hint)
+    return RankInUseError(f"rank {rank} of store {shown(name)} is taken by {holder}", hint=hint)
 
 
 def _aligned(nbytes: int) -> int:
@@ -213,7 +210,7 @@ def full(
     absent = [rank for rank in writer.awaited() if rank in held]
     if absent:
         one = len(absent) == 1
-        who = f"rank {absent[0]} has" if one else f"ranks {', '.join(map(str, absent))} have"
+        who = f"rank {absent[0]} has" if one else f"ranks {listed(absent)} have"
         full.hint = f"{who} never attached: start {'it' if one else 'them'}, or retire(rank); or {full.hint}"
     return full
 
@@ -222,7 +219,7 @@ def _wrong_sizes(made: Any) -> str | None:
     if not isinstance(made.meta, bytes):
         return f"meta must be bytes, not {type(made.meta).__name__}"
     if not isinstance(made.nbytes, int) or not 0 <= made.nbytes <= native.MAX_CAPACITY:
-        return f"nbytes must be an int from 0 to {native.MAX_CAPACITY}, not {made.nbytes!r}"
+        return f"nbytes must be an int from 0 to {native.MAX_CAPACITY}, not {shown(made.nbytes)}"
     return None
 
 
@@ -233,7 +230,7 @@ def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
             if not (0 <= offset <= offset + size <= made.nbytes):
                 return f"{name}: {size} bytes at {offset} do not lie within the {made.nbytes} bytes of the payload"
             if name == "spans" and size and not 0 < source < 1 << 64:
-                return f"spans: {size} bytes at {offset} come from no address, but {source!r}"
+                return f"spans: {size} bytes at {offset} come from no address, but {shown(source)}"
     except (TypeError, ValueError):
         source_is = "an address" if name == "spans" else "what fill() takes"
         return f"{name} must be a sequence of triples: an offset, a size and {source_is}"

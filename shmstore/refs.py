@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from shmstore.errors import StaleRefError
+from shmstore.errors import StaleRefError, listed, shown
 
 __all__ = ["ObjectRef", "StoreHandle"]
 
@@ -118,15 +118,15 @@ class StoreHandle:
         try:
             fields = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"not a store handle: {text!r} is no JSON") from error
+            raise ValueError(f"not a store handle: {shown(text)} is no JSON") from error
         if not isinstance(fields, dict):
-            raise ValueError(f"not a store handle: {text!r} is no JSON object")
+            raise ValueError(f"not a store handle: {shown(text)} is no JSON object")
         kinds = {"name": str, "store_id": int, "n_readers": int}
         if missing := [name for name in kinds if name not in fields]:
-            raise ValueError(f"not a store handle: {text!r}; it has no {', '.join(missing)}")
+            raise ValueError(f"not a store handle: {shown(text)}; it has no {listed(missing)}")
         if more := [name for name in fields if name not in kinds]:
-            raise ValueError(f"not a store handle: {text!r}; {', '.join(more)} is none of a handle's fields")
+            raise ValueError(f"not a store handle: {shown(text)}; {listed(more)} is none of a handle's fields")
         for name, kind in kinds.items():
             if type(fields[name]) is not kind:
-                raise ValueError(f"not a store handle: {text!r}; {name} must be of type {kind.__name__}")
+                raise ValueError(f"not a store handle: {shown(text)}; {name} must be of type {kind.__name__}")
         return cls(**fields)

@@ -121,7 +121,7 @@ def _int(name: str, value: Any, low: int, high: int) -> int:
     except TypeError:
         raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
     if not low <= number <= high:
-        raise ValueError(f"{name} must be from {low} to {high}, not {number}")
+        raise ValueError(f"{name} must be from {low} to {high}, not {explain.shown(number)}")
     return number
 
 
@@ -134,9 +134,13 @@ def _checked_name(name: Any) -> str:
     try:
         size = len(os.fsencode(name))
     except UnicodeEncodeError as error:
-        raise ValueError(f"not a store's name: {name!r}; {error.reason} (position {error.start})") from None
+        raise ValueError(
+            f"not a store's name: {explain.shown(name)}; {error.reason} (position {error.start})"
+        ) from None
     if "/" in name or "\0" in name or name in ("", ".", "..") or size > native.MAX_NAME:
-        raise ValueError(f"not a store's name: {name!r}; up to {native.MAX_NAME} bytes, without a slash, not . or ..")
+        raise ValueError(
+            f"not a store's name: {explain.shown(name)}; up to {native.MAX_NAME} bytes, without a slash, not . or .."
+        )
     return name
 
 
@@ -314,7 +318,7 @@ class ObjectStoreWriter(_Closable):
         size = capacity if max_object_size is None else _int("max_object_size", max_object_size, 1, capacity)
         objects = 0 if max_objects is None else _int("max_objects", max_objects, 1, native.MAX_OBJECTS)
         if eviction not in ("clock", "fifo"):
-            raise ValueError(f"eviction must be 'clock' or 'fifo', not {eviction!r}")
+            raise ValueError(f"eviction must be 'clock' or 'fifo', not {explain.shown(eviction)}")
         chosen_serde = _checked_serde(serde)
         chosen = f"{leftovers.PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
         leftovers.remove_dead()
@@ -364,7 +368,7 @@ class ObjectStoreWriter(_Closable):
         except StoreNotFoundError as error:
             raise explain.not_found(error, wanted, isinstance(name, StoreHandle)) from None
         except WriterActiveError:
-            raise WriterActiveError(f"the writer of store {wanted!r} is alive") from None
+            raise WriterActiveError(f"the writer of store {explain.shown(wanted)} is alive") from None
         except LayoutMismatchError as error:
             raise explain.another_layout(error, wanted) from None
         except ForeignStoreError:

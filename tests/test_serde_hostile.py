@@ -1,5 +1,9 @@
 """Decoding bytes that nobody wrote: a value or CorruptStoreError, never a crash, another error or an over-read."""
 
+import itertools
+import resource
+from pathlib import Path
+
 import msgpack
 import numpy as np
 import pytest
@@ -7,11 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shmstore.errors import CorruptStoreError
-from shmstore.serde import PickleSerde
+import shmstore.multimodal  # noqa: F401 - registers its types
+from shmstore.errors import CorruptStoreError, UnsupportedValueError
+from shmstore.inspect import parse_tree
+from shmstore.serde import PickleSerde, TensorSpec, registry
 from shmstore.serde.decode import make_plan
-from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, OBJECT, TENSOR, TUPLE
+from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, MAX_SAME_HASH, OBJECT, TENSOR, TUPLE
 from tests.serde_values import SERDE, aligned, exact, random_array, store
+from tests.support import in_child
 
 BIG = 2**62
 HOSTILE = {
@@ -96,6 +103,17 @@ HOSTILE = {
     "too deep by far by tuples": (b"\x92" + msgpack.packb(TUPLE)) * 5000 + b"\xc0",
     "too deep by objects": (b"\x93" + msgpack.packb(OBJECT) + b"\xa1x") * 5000 + b"\xc0",
     "key too deep": b"\x81" + (b"\x92" + msgpack.packb(TUPLE)) * 400 + b"\xc0\x01",
+    "more elements than bytes": msgpack.packb([TENSOR, "uint8", 0, 65537, 0]),
+    "more elements than bytes, in two dimensions": msgpack.packb([TENSOR, "uint8", 0, 2**16, 2**16, 0]),
+    "array, more elements than bytes": msgpack.packb([ARRAY, "|S0", 0, 2**31]),
+    "structured, more elements than bytes": msgpack.packb(
+        [ARRAY, [["a", "b"], ["|u1", ["<f4", [2**30, 0]]], [0, 1], [None] * 2, 1, False], 0, 1]
+    ),
+    "structured, more elements than bytes in each of many": msgpack.packb(
+        [ARRAY, [["a", "b"], ["|u1", ["<f4", [2**16, 0]]], [0, 1], [None] * 2, 1, False], 0, 128]
+    ),
+    "leaves that share their bytes": msgpack.packb([[TENSOR, "uint8", 0, 65], [TENSOR, "uint8", 0, 65]]),
+    "keys of one hash": msgpack.packb({(TUPLE, *key): 1 for key in list(itertools.product((-1, -2), repeat=7))[:65]}),
     "dtype too deep": b"\x93" + msgpack.packb(ARRAY) + b"\x92" * 300 + b"\xa3<f4" + b"\x91\x01" * 300 + b"\x00",
 }
 
@@ -105,6 +123,157 @@ HOSTILE = {
 def test_meta_bytes_that_describe_no_value_are_refused(name, copy):
     with pytest.raises(CorruptStoreError):
         SERDE.decode(HOSTILE[name], aligned(128), copy=copy)
+
+
+def _limited(function, *arguments):
+    pages = map(int, Path("/proc/self/statm").read_text().split())
+    mapped, resident = (next(pages) * resource.getpagesize() for _ in range(2))
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30),) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
+    try:
+        said = repr(function(*arguments))[:1000]
+    except Exception as error:
+        said = type(error).__name__
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - resident < 256 << 20
+    return said
+
+
+def limited(function, *arguments):
+    """Run it in a child of 5 seconds and 256 MiB; returns what it returned, as text, or the type of its error.
+
+    It cannot take more than 1 GiB, whatever it does.
+    """
+    return in_child(_limited, function, *arguments)
+
+
+def decode(meta, payload=b""):
+    return SERDE.decode(meta, payload)
+
+
+LARGE_LEAVES = {
+    "tensor of no bytes": ([TENSOR, "uint8", 0, 2**24, 0], 0),
+    "array of no bytes": ([ARRAY, "|u1", 0, 2**24, 0], 0),
+    "array of elements of no bytes": ([ARRAY, "|S0", 0, 2**24], 0),
+    "tensor": ([TENSOR, "uint8", 0, 1 << 23], 1 << 23),
+    "array": ([ARRAY, "|u1", 0, 1 << 25], 1 << 25),
+}
+
+
+@pytest.mark.parametrize("leaf", LARGE_LEAVES)
+@pytest.mark.parametrize("name", sorted(registry.BY_NAME))
+def test_a_leaf_in_the_place_of_a_registered_types_tree_takes_no_memory(name, leaf):
+    node, size = LARGE_LEAVES[leaf]
+    payload = aligned(size)
+    for tree in (node, {"image": node}, [None, "image", "hash", node], {"": "b\nimage", "k": 1, "l": node}):
+        meta = msgpack.packb([OBJECT, name, tree])
+        assert "CorruptStoreError" == limited(decode, meta, payload)
+
+
+class Own:
+    def __init__(self, *parts):
+        self.parts = parts
+
+
+@pytest.mark.parametrize("from_tree", [lambda tree: Own(*tree), lambda tree: Own(*tree.tolist())])
+@pytest.mark.parametrize(
+    "node",
+    [
+        [TENSOR, "uint8", 0, 2**24, 0],
+        [TENSOR, "uint8", 0, 2**16, 2**15, 0],
+        [ARRAY, "|S0", 0, 2**24],
+        [ARRAY, [["a"], [["<f4", [2**30, 0]]], [0], [None], 0, False], 0, 1],
+    ],
+    ids=repr,
+)
+def test_a_type_of_ones_own_that_unpacks_its_tree_unseen_gets_no_leaf_without_bytes(monkeypatch, from_tree, node):
+    monkeypatch.setitem(registry.BY_NAME, "own", registry.Registration("own", Own, list, from_tree))
+    assert "CorruptStoreError" == limited(decode, msgpack.packb([OBJECT, "own", node]))
+
+
+EMPTY = [
+    torch.zeros(65536, 0),
+    torch.zeros(0, 2**31),
+    torch.zeros(256, 256, 0, 2**31, dtype=torch.bfloat16),
+    np.zeros((65536, 0)),
+    np.ndarray(65536, np.dtype("S0")),
+    np.zeros(3, [("a", "u1"), ("b", "f4", (5, 6, 0))]),
+    np.zeros(1 << 17, [("a", "u1"), ("b", "f4", (0, 9))]),
+]
+
+
+@pytest.mark.parametrize("value", EMPTY, ids=lambda value: f"{value.dtype} {tuple(value.shape)}")
+def test_an_empty_leaf_comes_back(value):
+    encoded = SERDE.encode([value])
+    (got,) = SERDE.decode(encoded.meta, store(encoded))
+    assert (type(value), value.dtype, value.shape) == (type(got), got.dtype, got.shape)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.zeros(65537, 0),
+        np.zeros((65537, 0)),
+        np.ndarray(65537, np.dtype("S0")),
+        np.zeros(256, [("a", "u1"), ("b", "f4", (300, 0))]),
+    ],
+    ids=lambda value: f"{value.dtype} {tuple(value.shape)}",
+)
+def test_what_would_not_be_read_is_not_stored(value):
+    with pytest.raises(UnsupportedValueError) as caught:
+        SERDE.encode({"a": [value]})
+    assert "value['a'][0]" == caught.value.path
+    with pytest.raises(UnsupportedValueError):
+        SERDE.layout([TensorSpec(value.shape, value.dtype)])
+
+
+MERSENNE = 2**61 - 1  # of CPython's hash of numbers
+
+
+def same_hash_keys(kind, count):
+    if kind == "int":
+        return [k * MERSENNE for k in range(1, count + 1)]
+    return list(itertools.islice(itertools.product((-1, -2), repeat=17), count))
+
+
+def packed_key(key):
+    if isinstance(key, tuple):
+        return msgpack.packb([TUPLE, *key])
+    return msgpack.packb([INT, key.to_bytes(16, "little", signed=True)])
+
+
+def packed_dict(keys, item=b"\0"):
+    return b"\xdf" + len(keys).to_bytes(4, "big") + b"".join(packed_key(key) + item for key in keys)
+
+
+@pytest.mark.parametrize("kind", ["int", "tuple"])
+def test_keys_of_one_hash_do_not_take_the_square_of_their_number(kind):
+    keys = same_hash_keys(kind, 120_000)
+    assert 1 == len(set(map(hash, keys)))
+    meta = packed_dict(keys)
+    assert "CorruptStoreError" == limited(decode, meta)
+    assert "TreeNode" in limited(parse_tree, meta, 0)
+
+
+@pytest.mark.parametrize("kind", ["int", "tuple"])
+def test_some_keys_of_one_hash_come_back_and_more_are_not_stored(kind):
+    for item in (1, torch.zeros(1)):
+        value = dict.fromkeys(same_hash_keys(kind, MAX_SAME_HASH), item)
+        encoded = SERDE.encode(value)
+        assert list(value) == list(SERDE.decode(encoded.meta, store(encoded)))
+        with pytest.raises(UnsupportedValueError) as caught:
+            SERDE.encode({"a": dict.fromkeys(same_hash_keys(kind, MAX_SAME_HASH + 1), item)})
+        assert "value['a']" == caught.value.path
+
+
+def test_a_large_dict_of_numbers_comes_back():
+    value = {k * 2**40: k for k in range(-50_000, 50_000)} | {k + 0.5: k for k in range(50_000)}
+    assert value == SERDE.decode(SERDE.encode(value).meta, b"")
+
+
+def test_a_leaf_of_many_dimensions_is_not_a_square_of_work():
+    meta = msgpack.packb([[TENSOR, "uint8", k * 64, *[1] * 1000] for k in range(4000)])
+    payload = aligned(4000 * 64)
+    assert limited(lambda: len(SERDE.decode(meta, payload))) == "4000"
 
 
 VALUES = [

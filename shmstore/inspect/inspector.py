@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterable
 from dataclasses import fields
+from functools import lru_cache
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -14,6 +15,7 @@ from shmstore.errors import (
     SparseStoreError,
     StaleRefError,
     StoreNotFoundError,
+    shown,
 )
 from shmstore.explain import other_version, unfinished
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, SlotInfo, StoreFacts, StoreSnapshot
@@ -29,9 +31,8 @@ def seconds(ns: int) -> float:
     return ns / 1e9
 
 
-def _bits(words: list[int]) -> tuple[int, ...]:
-    if not any(words):
-        return ()
+@lru_cache(maxsize=256)  # most objects and leases of a store have the same ranks
+def _bits(words: tuple[int, ...]) -> tuple[int, ...]:
     number = sum(int(word) << 64 * i for i, word in enumerate(words))
     return tuple(rank for rank in range(number.bit_length()) if number >> rank & 1)
 
@@ -108,7 +109,7 @@ class StoreInspector:
         except ValueError as error:
             if isinstance(error, CorruptStoreError):
                 raise CorruptStoreError(
-                    f"the superblock of {name!r} contradicts itself",
+                    f"the superblock of {shown(name)} contradicts itself",
                     hint="it cannot be recovered; shmstore gc removes it",
                 ) from None
             raise no_store(name) from None
@@ -146,7 +147,7 @@ class StoreInspector:
                 object_id=raw["id"],
                 opened_at=seconds(raw["opened_ns"]),
                 age_seconds=max(0.0, now - seconds(raw["opened_ns"])),
-                waiting_for=_bits(raw["owed"]),
+                waiting_for=_bits(tuple(raw["owed"])),
                 moving=bool(raw["moving"]),
             )
             for raw in self._native.leases()
@@ -179,7 +180,7 @@ class StoreInspector:
             stored_at=seconds(raw["put_ns"]) if raw["put_ns"] else None,
             deleted=bool(raw["deleted"]),
             crc=raw["crc"] if raw["checked"] else None,
-            pinned_by=_bits(raw["pinned"]),
+            pinned_by=_bits(tuple(raw["pinned"])),
             leased_to=tuple(sorted(owed.get((raw["slot"], raw["id"]), ()))),
             bounded=bool(raw["bounded"]),
             moving=moving,
@@ -207,8 +208,10 @@ class StoreInspector:
             raise TypeError("find takes either key or object_id")
         found = [s for s in self.slots() if (s.key == key if object_id is None else s.object_id == object_id)]
         if not found:
-            what = f"object {object_id}" if object_id is not None else f"object of key {key!r}"
-            raise ObjectNotFoundError(f"there is no {what} in {self.name!r}", hint="shmstore dump shows what there is")
+            what = f"object {object_id}" if object_id is not None else f"object of key {shown(key)}"
+            raise ObjectNotFoundError(
+                f"there is no {what} in {shown(self.name)}", hint="shmstore dump shows what there is"
+            )
         return min(found, key=lambda slot: slot.deleted)
 
     def metadata(self, slot: SlotInfo) -> bytes:
@@ -230,7 +233,7 @@ class StoreInspector:
 
 def no_store(name: str) -> StoreNotFoundError:
     """Return the error for a name that nothing in /dev/shm has."""
-    return StoreNotFoundError(f"there is no store named {name!r}", hint="shmstore ls shows what there is")
+    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="shmstore ls shows what there is")
 
 
 def foreign(name: str) -> LayoutMismatchError:
@@ -250,7 +253,7 @@ def _why_not(name: str) -> Exception:
         return unfinished(name, bool(seen["writer_alive"]))
     if seen["same_version"]:
         return CorruptStoreError(
-            f"the file of {name!r} has {seen['size']} bytes, which is not what its superblock says",
+            f"the file of {shown(name)} has {seen['size']} bytes, which is not what its superblock says",
             hint="it cannot be recovered; shmstore gc removes it",
         )
     return other_version(name)

@@ -8,11 +8,11 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from shmstore.errors import CorruptStoreError, ObjectNotFoundError
+from shmstore.errors import CorruptStoreError, ObjectNotFoundError, cut, listed, shown
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SlotInfo
 from shmstore.serde.dtypes import TORCH_BY_NAME, numpy_dtype_from_wire
-from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE
+from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE, parse
 
 __all__ = ["TreeNode", "load_tensor", "parse_tree"]
 
@@ -66,13 +66,11 @@ def parse_tree(meta: bytes, payload_bytes: int) -> TreeNode:
     Raises CorruptStoreError where the bytes are no such tree, or a leaf lies outside the payload.
     """
     try:
-        node = msgpack.unpackb(
-            meta, use_list=False, raw=False, strict_map_key=False, unicode_errors="surrogatepass", ext_hook=_ext_hook
-        )
+        node = parse(meta, _ext_hook)
     except CorruptStoreError:
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise _wrong(f"is not msgpack: {error}") from error
+        raise _wrong(f"is not msgpack: {cut(error)}") from error
     return _node(node, ".", 0, payload_bytes)
 
 
@@ -81,7 +79,7 @@ def _join(path: str, step: Any) -> str:
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = shown(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
 
 
@@ -94,8 +92,8 @@ def _node(node: Any, path: str, depth: int, payload_bytes: int) -> TreeNode:
         raise _wrong(f"is nested more than {MAX_DEPTH} deep")
     if type(node) in ATOMS:
         return TreeNode(path, "value", _short(node), None, None, 0, ())
-    if type(node) is dict:
-        parts = [_node(item, _join(path, _key(key)), depth + 1, payload_bytes) for key, item in node.items()]
+    if type(node) is list:
+        parts = [_node(item, _join(path, _key(key)), depth + 1, payload_bytes) for key, item in node]
         return _container(path, "dict", parts)
     if type(node) is not tuple:
         raise _wrong(f"holds a {type(node).__name__} where a value belongs")
@@ -127,12 +125,12 @@ def _dtype(node: tuple[Any, ...]) -> "tuple[str, np.dtype[Any]]":
     if node[0] == TENSOR:
         kind = TORCH_BY_NAME.get(node[1]) if type(node[1]) is str else None
         if kind is None:
-            raise _wrong(f"holds a tensor of unknown dtype {node[1]!r}")
+            raise _wrong(f"holds a tensor of unknown dtype {shown(node[1])}")
         return kind.name, kind.carrier
     try:
         dtype = numpy_dtype_from_wire(node[1])
     except ValueError as error:
-        raise _wrong(f"holds no dtype of an array: {error}") from error
+        raise _wrong(f"holds no dtype of an array: {cut(error)}") from error
     return str(dtype), dtype
 
 
@@ -145,7 +143,7 @@ def _leaf(node: tuple[Any, ...], path: str, payload_bytes: int) -> TreeNode:
         raise _wrong("holds a place or a shape out of range")
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes and offset + nbytes > payload_bytes:
-        raise _wrong(f"places {path} outside the payload")
+        raise _wrong(f"places {cut(path)} outside the payload")
     return TreeNode(path, "tensor" if node[0] == TENSOR else "array", name, shape, offset, nbytes, (), dtype)
 
 
@@ -160,8 +158,8 @@ def load_tensor(inspector: StoreInspector, slot: SlotInfo, path: str) -> "np.nda
     found = [node for node in leaves if node.path == path]
     if len(found) != 1:
         problem = "several tensors have the path" if found else "there is no tensor at"
-        listed = ", ".join(node.path for node in leaves[:20])
-        raise ObjectNotFoundError(f"{problem} {path!r}", hint=f"there are: {listed}")
+        there = listed(node.path for node in leaves)
+        raise ObjectNotFoundError(f"{problem} {shown(path)}", hint=f"there are: {there}")
     leaf = found[0]
     data = inspector.payload(slot, leaf.offset or 0, leaf.nbytes) if leaf.nbytes else bytearray()
     return np.ndarray(leaf.shape or (), leaf.carrier, data)

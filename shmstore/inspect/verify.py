@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, StaleRefError
+from shmstore.errors import CorruptStoreError, StaleRefError, shown
 from shmstore.inspect.inspector import StoreInspector
-from shmstore.inspect.records import SlotInfo, StoreFacts
+from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
 
 __all__ = ["Finding", "VerifyReport", "verify"]
@@ -88,11 +88,13 @@ def _stopped(pid: int | None) -> bool:
 def _from_tables(inspector: StoreInspector, facts: StoreFacts) -> list[Finding]:
     paused = not facts.writer_alive or _stopped(facts.writer_pid)
     found = []
+    readers: tuple[ReaderInfo, ...] = ()
     for raw in inspector.raw_findings():
         kind = native.KINDS[raw["kind"]]
         wrong = not (paused and kind in _LEFT_BY_A_DEATH)
         if kind == "pin_free":
-            wrong = not _stopped(inspector.readers()[raw["where"]].pid)
+            readers = readers or inspector.readers()
+            wrong = not _stopped(readers[raw["where"]].pid)
         text = _TEXTS[kind](raw["where"], raw["value"], raw["expected"])
         found.append(Finding(kind, text, wrong))
     return found
@@ -102,13 +104,13 @@ def _from_object(inspector: StoreInspector, slot: SlotInfo) -> Finding | None:
     broken = inspector.wrong_checksum(slot)
     if broken is not None:
         text = _TEXTS["crc"](slot.slot, broken["value"], broken["expected"])
-        return Finding("crc", f"{text} (object {slot.object_id}, key {slot.key!r})", True)
+        return Finding("crc", f"{text} (object {slot.object_id}, key {shown(slot.key)})", True)
     try:
         parse_tree(inspector.metadata(slot), slot.payload_bytes)
     except StaleRefError:
         return None
     except CorruptStoreError as error:
-        return Finding("metadata", f"slot {slot.slot}, object {slot.object_id}, key {slot.key!r}: {error}", False)
+        return Finding("metadata", f"slot {slot.slot}, object {slot.object_id}, key {shown(slot.key)}: {error}", False)
     return None
 
 

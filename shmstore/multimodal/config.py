@@ -11,6 +11,7 @@ import math
 from numbers import Integral, Real
 from typing import Literal
 
+from shmstore.errors import shown
 from shmstore.multimodal.sizes import GIB
 
 __all__ = ["MultiModalCacheConfig"]
@@ -65,45 +66,47 @@ class MultiModalCacheConfig:
             if size is None and name == "ipc_cache_gb":
                 continue
             if isinstance(size, bool) or not isinstance(size, Real):
-                raise ValueError(f"{name}: expected a number of GiB, got {_short(size)}")
+                raise ValueError(f"{name}: expected a number of GiB, got {shown(size)}")
             if not isinstance(size, (int, float)):  # such as NumPy's, whose products are as short as they are
                 size = _float(size)
                 object.__setattr__(self, name, size)
             if not 0 <= size <= _MAX_GB:  # also false for a NaN
-                raise ValueError(f"{name}: expected 0 (off) to {_MAX_GB} GiB, got {_short(size)}")
+                raise ValueError(f"{name}: expected 0 (off) to {_MAX_GB} GiB, got {shown(size)}")
             if size and not round(size * GIB):
-                raise ValueError(f"{name}: expected 0 (off) or at least a byte, got {_short(size)} GiB")
+                raise ValueError(f"{name}: expected 0 (off) or at least a byte, got {shown(size)} GiB")
         for name in ("data_parallel_external_lb", "supports_multimodal"):
             if not isinstance(getattr(self, name), bool):
-                raise ValueError(f"{name}: expected a bool, got {getattr(self, name)!r}")
+                raise ValueError(f"{name}: expected a bool, got {shown(getattr(self, name))}")
         if self.cache_type not in ("lru", "shm"):
-            raise ValueError(f"cache_type: expected 'lru' or 'shm', got {self.cache_type!r}")
+            raise ValueError(f"cache_type: expected 'lru' or 'shm', got {shown(self.cache_type)}")
         for name in ("shm_max_object_size_mb", "world_size", "api_process_count", "data_parallel_size"):
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-                raise ValueError(f"{name}: expected an integer of at least 1, got {_short(count)}")
+                raise ValueError(f"{name}: expected an integer of at least 1, got {shown(count)}")
             object.__setattr__(self, name, int(count))
         if self.cache_type == "shm" and self.world_size > _MAX_READERS:
-            raise ValueError(f"world_size: a store has up to {_MAX_READERS} readers, got {_short(self.world_size)}")
+            raise ValueError(f"world_size: a store has up to {_MAX_READERS} readers, got {shown(self.world_size)}")
         most = self.shm_max_objects
         if most is not None:
             if isinstance(most, bool) or not isinstance(most, Integral) or not 1 <= most <= _MAX_OBJECTS:
                 raise ValueError(
-                    f"shm_max_objects: expected None or an integer from 1 to {_MAX_OBJECTS}, got {_short(most)}"
+                    f"shm_max_objects: expected None or an integer from 1 to {_MAX_OBJECTS}, got {shown(most)}"
                 )
             object.__setattr__(self, "shm_max_objects", int(most))
         if not isinstance(self.shm_prefault, bool) or (self.shm_prefault and self.cache_type != "shm"):
-            raise ValueError(f"shm_prefault: expected a bool, True with 'shm' only, got {self.shm_prefault!r}")
+            raise ValueError(f"shm_prefault: expected a bool, True with 'shm' only, got {shown(self.shm_prefault)}")
         if self.shm_name is not None and not _is_name(self.shm_name):
             raise ValueError(
                 f"shm_name: expected 1 to {_MAX_NAME} bytes in UTF-8, without a slash, not . or .., "
-                f"got {_short(self.shm_name)}"
+                f"got {shown(self.shm_name)}"
             )
         if self.cache_type != "shm":
             default = MultiModalCacheConfig.__dataclass_fields__
             for name in ("shm_max_object_size_mb", "shm_max_objects"):
                 if getattr(self, name) != default[name].default:
-                    raise ValueError(f"{name}: has no meaning with cache_type={self.cache_type!r}, only with 'shm'")
+                    raise ValueError(
+                        f"{name}: has no meaning with cache_type={shown(self.cache_type)}, only with 'shm'"
+                    )
 
     @property
     def processor_cache_bytes(self) -> int:
@@ -196,13 +199,6 @@ def _float(size: Real) -> float:
         return float(size)
     except OverflowError:
         return math.inf
-
-
-def _short(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to print very long ones
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 def _together(first: str, *others: str) -> str:

@@ -14,6 +14,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from shmstore.errors import shown
 from shmstore.multimodal.nested import NestedTensors, nested_equal, page_locked, to_device
 
 __all__ = [
@@ -41,7 +42,7 @@ class MultiModalField(ABC):
         try:
             pieces = self._cut(data)
         except ValueError as error:
-            raise ValueError(f"key {key!r}: {error}") from None
+            raise ValueError(f"key {shown(key)}: {error}") from None
         return [MultiModalFieldElem(modality, key, piece, self) for piece in pieces]
 
     def reduce_data(
@@ -60,7 +61,7 @@ class MultiModalField(ABC):
         for elem in elems:
             if not self._joins_with(elem.field):
                 kinds = sorted({type(e.field).__name__ for e in elems} | {type(self).__name__})
-                raise ValueError(f"cannot reduce mixed fields of key {elem.key!r} together: {', '.join(kinds)}")
+                raise ValueError(f"cannot reduce mixed fields of key {shown(elem.key)} together: {', '.join(kinds)}")
         joined = self._join([elem.data for elem in elems], pin_memory)
         # What was not joined would be copied from a view, which may go before the copy has been made.
         return to_device(page_locked(joined) if pin_memory else joined, device)
@@ -126,7 +127,7 @@ class MultiModalFlatField(MultiModalField):
         for cut in self.slices:
             parts = (cut,) if isinstance(cut, slice) else tuple(cut) if isinstance(cut, (list, tuple)) else ()
             if not parts or not all(isinstance(part, slice) for part in parts):
-                raise TypeError(f"slices: expected a slice or a tuple of slices for each item, got {cut!r}")
+                raise TypeError(f"slices: expected a slice or a tuple of slices for each item, got {shown(cut)}")
             cuts.append(cut if isinstance(cut, slice) else parts)
         object.__setattr__(self, "slices", tuple(cuts))
 

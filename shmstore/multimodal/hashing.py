@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from shmstore.errors import NestingError
+from shmstore.errors import NestingError, cut, shown
 from shmstore.multimodal.fields import MultiModalField, MultiModalFlatField
 from shmstore.multimodal.items import MultiModalKwargsItem
 
@@ -158,7 +158,9 @@ def _feed_memoryview(hasher: _Hasher, view: memoryview, path: str) -> None:
             return _feed_bytes(hasher, b"B", bytes(view))
         array = np.asarray(view)
     except ValueError as error:
-        raise TypeError(f"{path}: cannot hash a memoryview that was released or has no numpy dtype: {error}") from None
+        raise TypeError(
+            f"{path}: cannot hash a memoryview that was released or has no numpy dtype: {cut(error)}"
+        ) from None
     _feed_array(hasher, array, path)
 
 
@@ -177,7 +179,7 @@ def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
     except MemoryError:
         raise
     except Exception as error:  # a decoder's: OSError and ValueError, but SyntaxError and others, too
-        raise ValueError(f"{path}: cannot hash an image that cannot be read: {error}") from error
+        raise ValueError(f"{path}: cannot hash an image that cannot be read: {cut(error)}") from error
     if seen is None:
         raise TypeError(f"{path}: cannot hash an image of {frames} frames; `image.copy()` is the current one")
     form, looks, pixels = seen
@@ -208,13 +210,13 @@ def _feed_pairs(hasher: _Hasher, tag: bytes, pairs: dict[Any, Any], path: str) -
         if not isinstance(key, (str, bytes, int, float, tuple, type(None))):
             raise TypeError(f"{path}: cannot hash a key of {type(key).__name__}")
         recorder = _Recorder()
-        _feed(recorder, key, f"{path}[{key!r}]")
+        _feed(recorder, key, cut(f"{path}[{shown(key)}]"))
         encoded.append((bytes(recorder.stream), key, value))
     encoded.sort(key=lambda entry: entry[0])
     hasher.update(tag + _pack_length(len(encoded)))
     for stream, key, value in encoded:
         hasher.update(stream)
-        _feed(hasher, value, f"{path}[{key!r}]")
+        _feed(hasher, value, cut(f"{path}[{shown(key)}]"))
 
 
 class _Recorder:

@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from shmstore.errors import CacheMissError
+from shmstore.errors import CacheMissError, shown
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import CacheInfo
@@ -109,7 +109,7 @@ def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
     try:
         size = len(mm_hash.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"expected a str that UTF-8 can encode as {name}, got {mm_hash[:80]!r}") from None
+        raise ValueError(f"expected a str that UTF-8 can encode as {name}, got {shown(mm_hash)}") from None
     if not 0 < size <= MAX_HASH:
         raise ValueError(f"expected a str of 1 to {MAX_HASH} bytes in UTF-8 as {name}, got one of {size}")
 
@@ -159,7 +159,7 @@ def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
             for index, update in enumerate(updates):
                 if not isinstance(update, ResolvedPromptUpdate):
                     raise TypeError(
-                        f"input of {mm_hash!r}: expected a ResolvedPromptUpdate as prompt update {index}, "
+                        f"input of {shown(mm_hash)}: expected a ResolvedPromptUpdate as prompt update {index}, "
                         f"got {_kind(update)}"
                     )
             return
@@ -169,7 +169,8 @@ def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
     else:
         got = _kind(mm_item)
     raise TypeError(
-        f"input of {mm_hash!r}: expected None or a tuple (MultiModalKwargsItem, sequence of prompt updates), got {got}"
+        f"input of {shown(mm_hash)}: expected None or a tuple (MultiModalKwargsItem, sequence of prompt updates), "
+        f"got {got}"
     )
 
 
@@ -178,7 +179,7 @@ def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
     if mm_item is not None and not isinstance(mm_item, MultiModalKwargsItem):
         hint = " (hint: the first member of an output alone, without the prompt updates)"
         raise TypeError(
-            f"item of {mm_hash!r}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}"
+            f"item of {shown(mm_hash)}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}"
             f"{hint if isinstance(mm_item, tuple) else ''}"
         )
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from shmstore.errors import listed, shown
 from shmstore.multimodal.fields import MultiModalFieldConfig, MultiModalFieldElem, MultiModalSharedField
 from shmstore.multimodal.nested import NestedTensors, alone, nested_equal
 
@@ -74,16 +75,16 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         for key, elem in elems.items():
             if not isinstance(elem, MultiModalFieldElem):
                 raise TypeError(
-                    f"element of key {key!r}: expected a MultiModalFieldElem, got {type(elem).__name__} "
+                    f"element of key {shown(key)}: expected a MultiModalFieldElem, got {type(elem).__name__} "
                     "(hint: MultiModalKwargsItems.from_hf_inputs makes them of bare data)"
                 )
         modalities = {elem.modality for elem in elems.values()}
         if len(modalities) != 1:
-            found = ", ".join(sorted(map(repr, modalities))) or "none"
+            found = listed(sorted(map(shown, modalities))) or "none"
             raise ValueError(f"the elements of an item must have one modality, found {found}")
         for key, elem in elems.items():
             if key != elem.key:
-                raise ValueError(f"element of key {elem.key!r} given as {key!r}")
+                raise ValueError(f"element of key {shown(elem.key)} given as {shown(key)}")
         self._elems = dict(elems)
         self._modality = next(iter(modalities))
 
@@ -95,7 +96,7 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
             if not isinstance(elem, MultiModalFieldElem):
                 raise TypeError(f"expected elements (MultiModalFieldElem), got {type(elem).__name__}")
             if elem.key in by_key:
-                raise ValueError(f"two elements of key {elem.key!r}")
+                raise ValueError(f"two elements of key {shown(elem.key)}")
             by_key[elem.key] = elem
         return cls(by_key)
 
@@ -179,7 +180,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
             for item in row:
                 if item is not None and not isinstance(item, MultiModalKwargsItem):
                     raise TypeError(
-                        f"row of modality {modality!r}: expected a sequence of MultiModalKwargsItem or None, "
+                        f"row of modality {shown(modality)}: expected a sequence of MultiModalKwargsItem or None, "
                         f"got {type((items or {})[modality]).__name__} of {type(item).__name__}"
                     )
 
@@ -209,7 +210,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         for key, config in config_by_key.items():
             if not isinstance(config, MultiModalFieldConfig):
                 raise TypeError(
-                    f"config_by_key[{key!r}]: expected a MultiModalFieldConfig, got {type(config).__name__} "
+                    f"config_by_key[{shown(key)}]: expected a MultiModalFieldConfig, got {type(config).__name__} "
                     "(hint: MultiModalFieldConfig.batched(modality) and the like make them)"
                 )
         _check_spelling(inputs, config_by_key)
@@ -222,7 +223,9 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         for modality, by_key in elems_by_modality.items():
             counts = {key: len(elems) for key, elems in by_key.items()}
             if len(set(counts.values())) > 1:
-                raise ValueError(f"the keys of modality {modality!r} give different numbers of items: {counts}")
+                raise ValueError(
+                    f"the keys of modality {shown(modality)} give different numbers of items: {shown(counts)}"
+                )
             rows[modality] = [MultiModalKwargsItem.from_elems(elems) for elems in zip(*by_key.values(), strict=True)]
         return cls(rows)
 
@@ -231,7 +234,9 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         for modality, row in self._items.items():
             for index, item in enumerate(row):
                 if item is None:
-                    raise ValueError(f"item {index} of modality {modality!r} is None: a cache has to fill it in first")
+                    raise ValueError(
+                        f"item {index} of modality {shown(modality)} is None: a cache has to fill it in first"
+                    )
         return self
 
     def get_data(self, device: torch.device | str | None = None, pin_memory: bool = False) -> dict[str, NestedTensors]:
@@ -363,7 +368,7 @@ class ResolvedPromptUpdate:
 
     def __post_init__(self) -> None:
         if self.mode not in ("insert", "replace"):
-            raise ValueError(f"mode: {self.mode!r} is neither 'insert' nor 'replace'")
+            raise ValueError(f"mode: {shown(self.mode)} is neither 'insert' nor 'replace'")
 
     def with_item_idx(self, item_idx: int) -> ResolvedPromptUpdate:
         """The same update for the item at `item_idx` of another request."""

@@ -20,6 +20,8 @@ from typing import TypeVar, overload
 
 import cachetools
 
+from shmstore.errors import shown
+
 __all__ = ["CacheInfo", "HitCounter", "LRUCache", "most_entries"]
 
 K = TypeVar("K")
@@ -278,7 +280,7 @@ class LRUCache(cachetools.Cache[K, V]):
         """Never evict this entry, until `unpin`, `pop` or `clear`; ValueError where it is absent."""
         with self._lock:
             if key not in self:
-                raise ValueError(f"cannot pin {key!r}: it is not in the cache")
+                raise ValueError(f"cannot pin {shown(key)}: it is not in the cache")
             self._pinned[key] = self.getsizeof(super().__getitem__(key))
 
     def unpin(self, key: K) -> None:

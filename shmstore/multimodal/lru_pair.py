@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
+from shmstore.errors import shown
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import (
     BaseMultiModalProcessorCache,
@@ -222,7 +223,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
 def _check_arrived(item: ReceiverInput, mm_hash: str) -> None:
     if isinstance(item, ObjectRef):
         raise TypeError(
-            f"item of {mm_hash!r}: a reference is read by the workers' cache; "
+            f"item of {shown(mm_hash)}: a reference is read by the workers' cache; "
             "with 'shm' the engine core forwards it as it is"
         )
     check_item(item, mm_hash)

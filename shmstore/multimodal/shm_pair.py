@@ -38,6 +38,7 @@ from shmstore.errors import (
     StoreClosedError,
     StoreFullError,
     UnsupportedValueError,
+    shown,
 )
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import (
@@ -569,7 +570,7 @@ def _disclaim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> N
 
 def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
     if config.cache_type != "shm":
-        raise ValueError(f"config: expected one of cache_type='shm', got cache_type={config.cache_type!r}")
+        raise ValueError(f"config: expected one of cache_type='shm', got cache_type={shown(config.cache_type)}")
     readers = writer.handle.n_readers
     if readers != config.world_size:
         raise ValueError(
@@ -591,7 +592,7 @@ def _compare_capacity(config: MultiModalCacheConfig, writer: ObjectStoreWriter) 
 
 
 def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Exception:
-    said = f"item of {mm_hash!r}: {error.message}"
+    said = f"item of {shown(mm_hash)}: {error.message}"
     if isinstance(error, NestingError):
         return NestingError(said, hint=error.hint)
     return UnsupportedValueError(said, path=error.path, hint=error.hint)

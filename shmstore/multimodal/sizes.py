@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from shmstore.errors import NestingError, UnsupportedValueError
+from shmstore.errors import NestingError, UnsupportedValueError, shown
 from shmstore.multimodal.fields import MultiModalFieldElem
 from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.multimodal.lru import LRUCache
@@ -115,11 +115,11 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
                 _check_leaf(leaf)
                 size += _leaf_size(leaf)
         except NestingError as error:
-            raise NestingError(f"item of {mm_hash!r}, key {key!r}: {error.message}") from None
+            raise NestingError(f"item of {shown(mm_hash)}, key {shown(key)}: {error.message}") from None
         except UnsupportedValueError as error:
-            path = f"value<{type(item).__name__}>[{key!r}]"  # as the store has it
+            path = f"value<{type(item).__name__}>[{shown(key)}]"  # as the store has it
             raise UnsupportedValueError(
-                f"item of {mm_hash!r}: {path}: {error.message}", path=path, hint=error.hint
+                f"item of {shown(mm_hash)}: {path}: {error.message}", path=path, hint=error.hint
             ) from None
     return size
 
@@ -145,9 +145,9 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
             else:
                 size += _piece_size(content)
     except NestingError as error:
-        raise NestingError(f"prompt updates of {mm_hash!r}: {error.message}", hint=error.hint) from None
+        raise NestingError(f"prompt updates of {shown(mm_hash)}: {error.message}", hint=error.hint) from None
     except UnsupportedValueError as error:
-        raise UnsupportedValueError(f"prompt updates of {mm_hash!r}: {error.message}", hint=error.hint) from None
+        raise UnsupportedValueError(f"prompt updates of {shown(mm_hash)}: {error.message}", hint=error.hint) from None
     return size
 
 

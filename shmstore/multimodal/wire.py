@@ -24,6 +24,7 @@ from functools import lru_cache
 from operator import index
 from typing import Any, TypeVar
 
+from shmstore.errors import shown
 from shmstore.multimodal.fields import (
     MultiModalBatchedField,
     MultiModalField,
@@ -97,7 +98,7 @@ def _field_from_text(text: Any) -> MultiModalField:
             ],
             int(dim),
         )
-    raise ValueError(f"not the text of a field: {text!r}")
+    raise ValueError(f"not the text of a field: {shown(text)}")
 
 
 def _parse_head(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...]]:
@@ -174,8 +175,15 @@ def _elem_to_tree(elem: MultiModalFieldElem) -> list[Any]:
     return [elem.modality, elem.key, _field_to_text(elem.field), elem.data]
 
 
+def _list_of(length: int, tree: Any) -> list[Any]:
+    # A tensor would be unpacked, too: into as many tensors as its shape claims.
+    if type(tree) is not list or len(tree) != length:
+        raise ValueError(f"expected a list of {length}, got {type(tree).__name__}")
+    return tree
+
+
 def _elem_from_tree(tree: Any) -> MultiModalFieldElem:
-    modality, key, field, data = tree
+    modality, key, field, data = _list_of(4, tree)
     return MultiModalFieldElem(modality, key, data, _field_from_text(field))
 
 
@@ -186,6 +194,8 @@ def _items_to_tree(items: MultiModalKwargsItems) -> dict[str, Any]:
 
 
 def _items_from_tree(tree: Any) -> MultiModalKwargsItems:
+    if type(tree) is not dict or not {list}.issuperset(map(type, tree.values())):
+        raise ValueError("not the tree of items by modality")
     rows = {m: [None if item is None else _item_from_tree(item) for item in row] for m, row in tree.items()}
     return MultiModalKwargsItems(rows)
 
@@ -199,7 +209,7 @@ def _feature_to_tree(feature: MultiModalFeatureSpec) -> list[Any]:
 
 
 def _feature_from_tree(tree: Any) -> MultiModalFeatureSpec:
-    item, modality, identifier, *position = tree
+    item, modality, identifier, *position = _list_of(6, tree)
     data = None if item is None else _item_from_tree(item)
     return MultiModalFeatureSpec(data, modality, identifier, _range_from_tree(position))
 
@@ -209,7 +219,7 @@ def _range_to_tree(position: PlaceholderRange) -> list[Any]:
 
 
 def _range_from_tree(tree: Any) -> PlaceholderRange:
-    offset, length, is_embed = tree
+    offset, length, is_embed = _list_of(3, tree)
     return PlaceholderRange(offset, length, is_embed)
 
 
@@ -218,7 +228,7 @@ def _update_to_tree(update: ResolvedPromptUpdate) -> list[Any]:
 
 
 def _update_from_tree(tree: Any) -> ResolvedPromptUpdate:
-    modality, item_idx, mode, target, content = tree
+    modality, item_idx, mode, target, content = _list_of(5, tree)
     return ResolvedPromptUpdate(modality, item_idx, mode, target, content)
 
 

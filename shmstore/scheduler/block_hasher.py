@@ -8,6 +8,7 @@ from typing import Any
 
 from shmstore.bindings import scheduler as books
 from shmstore.bindings.scheduler import NO_EXTRAS, HashExtras, exact_bytes
+from shmstore.errors import shown
 from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
 
 __all__ = ["BlockHasher", "encode_cbor"]
@@ -85,13 +86,13 @@ class BlockHasher:
     ) -> None:
         check_range("block_size", block_size, 1, INT32_LIMIT)
         if library not in ("auto", "hashlib"):
-            raise ValueError(f'library must be "auto" or "hashlib", not {library!r}')
+            raise ValueError(f'library must be "auto" or "hashlib", not {shown(library)}')
         if algorithm == "sha256_cbor":
             self._digest: Callable[[bytes], bytes] = _sha256
         elif algorithm == "xxh3_cbor":
             self._digest = _xxh3()
         else:
-            raise ValueError(f'unknown algorithm {algorithm!r}: it is "sha256_cbor" or "xxh3_cbor"')
+            raise ValueError(f'unknown algorithm {shown(algorithm)}: it is "sha256_cbor" or "xxh3_cbor"')
         self.block_size = block_size
         self.algorithm = algorithm
         self.seed = seed

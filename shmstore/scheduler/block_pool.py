@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings.scheduler import FREE_ORDERS, HASH_BYTES, BlockHashes, Pool, pack_ids, split_hashes, unpack_ids
+from shmstore.errors import shown
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, ids_of
@@ -70,7 +71,7 @@ class BlockPool:
         if not 1 <= num_blocks < 1 << 30:
             raise ValueError(f"num_blocks must be at least 1 and below 2**30, not {num_blocks}")
         if free_order not in FREE_ORDERS:
-            raise ValueError(f"free_order must be one of {', '.join(FREE_ORDERS)}, not {free_order!r}")
+            raise ValueError(f"free_order must be one of {', '.join(FREE_ORDERS)}, not {shown(free_order)}")
         if hash_block_size is not None and hash_block_size < 1:
             raise ValueError(f"hash_block_size must be at least 1, not {hash_block_size}")
         self.num_blocks = num_blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from shmstore.errors import shown
 from shmstore.scheduler.checks import check_count
 
 __all__ = ["MultiModalBudget", "compute_encoder_budget"]
@@ -15,7 +16,7 @@ logger = logging.getLogger(__name__)
 def _check_counts(by_modality: Mapping[str, Mapping[str, int]], **values: int) -> None:
     for name, counts in by_modality.items():
         for modality, count in counts.items():
-            check_count(f"{name}[{modality!r}]", count)
+            check_count(f"{name}[{shown(modality)}]", count)
     for name, value in values.items():
         check_count(name, value)
 
@@ -86,7 +87,7 @@ class MultiModalBudget:
         )
         for modality in max_tokens_by_modality:
             if modality not in limits_per_prompt:
-                raise ValueError(f"limits_per_prompt says nothing of {modality!r}")
+                raise ValueError(f"limits_per_prompt says nothing of {shown(modality)}")
         self.max_tokens_by_modality = dict(max_tokens_by_modality)
         self.limits_per_prompt = dict(limits_per_prompt)
         self.budget = min(compute_budget, cache_size)

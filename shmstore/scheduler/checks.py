@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any, Final
 
+from shmstore.errors import shown
+
 __all__ = [
     "INT32_LIMIT",
     "INT64_LIMIT",
@@ -32,7 +34,7 @@ def whole(name: str, value: Any) -> int:
     try:
         return int(index(value))
     except TypeError:
-        raise TypeError(f"{name} must be an integer, not {value!r}") from None
+        raise TypeError(f"{name} must be an integer, not {shown(value)}") from None
 
 
 def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
@@ -45,7 +47,7 @@ def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
     try:
         given = list(tolist() if tolist is not None else tokens)
     except TypeError:
-        raise TypeError(f"{name} must be a sequence of integers, not {tokens!r}") from None
+        raise TypeError(f"{name} must be a sequence of integers, not {shown(tokens)}") from None
     if given and type(given[0]) is int:
         # Only integers add up to an int: the cheapest question, some 3 ns a token. Of tokens beyond 64 bits, those that
         # cancel out in the sum are left to the hasher.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shmstore.errors import StoreFullError
+from shmstore.errors import StoreFullError, shown
 from shmstore.scheduler.checks import check_count
 
 __all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderCacheManager"]
@@ -88,13 +88,17 @@ class EncoderCacheManager:
         mm_hash, size = _hash_and_size(request, i)
         cached = self._sizes.get(mm_hash, size)
         if cached != size:
-            raise ValueError(f"item {i} ({mm_hash!r}) has {size} embeddings, the entry cached under its hash {cached}")
+            raise ValueError(
+                f"item {i} ({shown(mm_hash)}) has {size} embeddings, the entry cached under its hash {cached}"
+            )
         return mm_hash, size
 
     def _take(self, request_id: str, i: int, mm_hash: str, size: int) -> None:
         taken = self._taken.get(request_id)
         if taken is not None and i in taken and taken[i] != mm_hash:
-            raise ValueError(f"request {request_id!r} holds item {i} as {taken[i]!r}: free it before {mm_hash!r}")
+            raise ValueError(
+                f"request {shown(request_id)} holds item {i} as {shown(taken[i])}: free it before {shown(mm_hash)}"
+            )
         if mm_hash not in self.cached:
             while self.num_free_slots < size:
                 self._evict_oldest()
@@ -142,7 +146,7 @@ class EncoderCacheManager:
         """
         mm_hash, size = self._look(request, i)
         if mm_hash not in self.cached and size > self.num_freeable_slots:
-            raise _full(f"item {i} ({mm_hash!r})", size, self.num_freeable_slots, self.cache_size, "embeddings")
+            raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_freeable_slots, self.cache_size, "embeddings")
         self._take(request.request_id, i, mm_hash, size)
 
     def _evict_oldest(self) -> None:
@@ -235,7 +239,7 @@ class RequestEncoderCacheManager:
         if self.has_cache(request, i):
             return
         if size > self.num_free_slots:
-            what = f"item {i} of request {request.request_id!r}"
+            what = f"item {i} of request {shown(request.request_id)}"
             raise _full(what, size, self.num_free_slots, self.cache_size, "encoder tokens")
         held, request_id = self._held, request.request_id
         if request_id in held:
@@ -306,7 +310,7 @@ class EncoderDecoderCacheManager:
         if i in self._held.get(request.request_id, ()):
             return
         if size > self.num_free_slots:
-            raise _full(f"item {i} ({mm_hash!r})", size, self.num_free_slots, self.cache_size, "embeddings")
+            raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_free_slots, self.cache_size, "embeddings")
         held, request_id = self._held, request.request_id
         if request_id in held:
             held[request_id][i] = size

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgpack
 
+from shmstore.errors import shown
+
 __all__ = ["MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventHash", "KVCacheEvent"]
 
 MEDIUM_GPU = "GPU"
@@ -37,7 +39,7 @@ class KVCacheEvent:
             event: KVCacheEvent = _BY_NAME[name](*values)
             return event
         except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
-            raise ValueError(f"not a KV-cache event: {data[:40]!r}") from error
+            raise ValueError(f"not a KV-cache event: {shown(data)}") from error
 
 
 @dataclass(frozen=True, slots=True)

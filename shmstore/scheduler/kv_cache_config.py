@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
+from shmstore.errors import shown
 from shmstore.scheduler.checks import INT64_LIMIT, check_count, check_range
 
 __all__ = [
@@ -54,7 +55,7 @@ def item_size(dtype: Any) -> int:
     try:
         return np.dtype(name).itemsize
     except TypeError as error:
-        raise ValueError(f"not a dtype: {dtype!r}") from error
+        raise ValueError(f"not a dtype: {shown(dtype)}") from error
 
 
 def _at_least(minimum: int, **values: int) -> None:
@@ -69,7 +70,7 @@ def _check_dtype(name: str, dtype: Any) -> None:
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     if size < 1:
-        raise ValueError(f"{name} must have elements of at least one byte: {dtype!r}")
+        raise ValueError(f"{name} must have elements of at least one byte: {shown(dtype)}")
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ def _equal_pages(layers: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
         grown = replace(spec, block_size=spec.block_size * factor)
         if rest or grown.page_size_bytes != largest:
             raise ValueError(
-                f"layer {name!r} has pages of {spec.page_size_bytes} bytes: no block size makes them {largest}"
+                f"layer {shown(name)} has pages of {spec.page_size_bytes} bytes: no block size makes them {largest}"
             )
         made[name] = grown
     return made
@@ -257,7 +258,7 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
     memory_bytes = int(memory_bytes)
     for name, spec in layers.items():
         if spec.page_size_bytes < 1:
-            raise ValueError(f"layer {name!r}: page_size_bytes must be at least 1, not {spec.page_size_bytes}")
+            raise ValueError(f"layer {shown(name)}: page_size_bytes must be at least 1, not {spec.page_size_bytes}")
     shared = _one_spec(list(layers.values()))
     if shared is not None:
         groups = [KVCacheGroupSpec(tuple(layers), shared)]

@@ -8,6 +8,7 @@ from math import lcm
 from typing import Any
 
 from shmstore.bindings.scheduler import ARGUMENT, COMPUTED, FULL, KINDS, BlockHashes, Tables, refusal, unpack_ids
+from shmstore.errors import shown
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
@@ -84,7 +85,9 @@ def _check_numbers(**values: int) -> None:
 
 
 def _no_request(given: object) -> TypeError:
-    return TypeError(f"request must have the attributes of a Request (not its id alone), and this has not: {given!r}")
+    return TypeError(
+        f"request must have the attributes of a Request (not its id alone), and this has not: {shown(given)}"
+    )
 
 
 class KVCacheManager:
@@ -120,7 +123,7 @@ class KVCacheManager:
         int_event_hashes: bool = False,
     ) -> None:
         if not hasattr(config, "kv_cache_groups"):
-            raise TypeError(f"config must be a KVCacheConfig (make_kv_cache_config gives one), not {config!r}")
+            raise TypeError(f"config must be a KVCacheConfig (make_kv_cache_config gives one), not {shown(config)}")
         groups = config.kv_cache_groups
         if not groups:
             raise ValueError("the configuration has no groups")
@@ -288,7 +291,7 @@ class KVCacheManager:
                 )
             if handle == COMPUTED and request_id in self._handles:
                 raise ValueError(
-                    f"new_computed_blocks for {request_id!r}, which has blocks already: ids are unique among live "
+                    f"new_computed_blocks for {shown(request_id)}, which has blocks already: ids are unique among live "
                     "requests, and only the first allocation of one brings computed blocks"
                 )
             raise refusal(handle)
@@ -342,7 +345,9 @@ class KVCacheManager:
             raise _no_request(request) from error
         if handle is None:
             if num_computed_tokens >= min(self._sizes):
-                raise ValueError(f"request {request.request_id!r} has no blocks to cache: allocate_slots comes first")
+                raise ValueError(
+                    f"request {shown(request.request_id)} has no blocks to cache: allocate_slots comes first"
+                )
             return
         hashes = BlockHashes.of(request.block_hashes)
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None

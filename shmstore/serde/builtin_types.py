@@ -29,6 +29,12 @@ def _from_bytes(dtype: "np.dtype[Any]") -> Callable[[Any], Any]:
     return make
 
 
-register_type("torch.Size", torch.Size, tuple, torch.Size)
+def _size(tree: Any) -> torch.Size:
+    if type(tree) is not tuple:
+        raise TypeError(f"expected a tuple, got {type(tree).__name__}")
+    return torch.Size(tree)
+
+
+register_type("torch.Size", torch.Size, tuple, _size)
 for _scalar in NUMPY_SCALARS:
     register_type(f"numpy.{_scalar.__name__}", _scalar, _scalar.tobytes, _from_bytes(np.dtype(_scalar)))

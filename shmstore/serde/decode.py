@@ -13,11 +13,31 @@ import msgpack
 import numpy as np
 import torch
 
-from shmstore.errors import CorruptStoreError, UnknownTypeError
-from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_BY_NAME, numpy_dtype_from_wire, torch_viewer
+from shmstore.errors import CorruptStoreError, UnknownTypeError, cut, shown
+from shmstore.serde.dtypes import (
+    MAX_NDIM,
+    NUMPY_MAX_NDIM,
+    TORCH_BY_NAME,
+    is_hollow,
+    numpy_dtype_from_wire,
+    torch_viewer,
+)
 from shmstore.serde.protocol import ALIGNMENT
 from shmstore.serde.registry import BY_NAME
-from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, PICKLE, TENSOR, TUPLE
+from shmstore.serde.wire import (
+    ARRAY,
+    ATOMS,
+    INT,
+    MAX_DEPTH,
+    MAX_NBYTES,
+    MAX_SAME_HASH,
+    OBJECT,
+    PICKLE,
+    TENSOR,
+    TUPLE,
+    crowded,
+    parse,
+)
 
 __all__ = ["Mode", "Plan", "make_plan"]
 
@@ -66,19 +86,11 @@ class _Constant:
 def make_plan(meta: bytes, mode: Mode) -> Plan:
     """Return the plan of `meta`; raises CorruptStoreError, whatever the bytes are, where it describes no value."""
     try:
-        node = msgpack.unpackb(
-            meta,
-            use_list=False,
-            raw=False,
-            strict_map_key=False,
-            unicode_errors="surrogatepass",
-            ext_hook=_ext_hook,
-        )
+        node = parse(meta, _ext_hook)
     except CorruptStoreError:
         raise
-    # TypeError: a map as the key of a map.
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise CorruptStoreError(f"the meta bytes are not msgpack: {error}") from error
+        raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
     compiler = _Compiler(mode)
     root = _as_build(compiler.node(node, 0))
     return Plan(compiler.needed, root)
@@ -97,6 +109,7 @@ class _Compiler:
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
         self.needed = 0
+        self.total = 0
 
     def node(self, node: Any, depth: int) -> "_Constant | Build":
         kind = type(node)
@@ -104,7 +117,7 @@ class _Compiler:
             return _Constant(node)
         if depth > MAX_DEPTH:
             raise CorruptStoreError(f"the meta bytes are nested more than {MAX_DEPTH} deep")
-        if kind is dict:
+        if kind is list:
             return self.mapping(node, depth)
         if kind is not tuple:
             raise CorruptStoreError(f"the meta bytes hold a {kind.__name__} where a value belongs")
@@ -121,8 +134,11 @@ class _Compiler:
             return _Constant(_big_int(node))
         return self.registered(node, depth)
 
-    def mapping(self, node: dict[Any, Any], depth: int) -> Build:
-        parts = [(_key(key, depth), self.node(item, depth + 1)) for key, item in node.items()]
+    def mapping(self, node: list[tuple[Any, Any]], depth: int) -> Build:
+        keys = [_key(key, depth) for key, _ in node]
+        if crowded(keys):
+            raise CorruptStoreError(f"the meta bytes hold a dict with more than {MAX_SAME_HASH} keys of the same hash")
+        parts = [(key, self.node(item, depth + 1)) for key, (_, item) in zip(keys, node, strict=True)]
         if all(isinstance(part, _Constant) for _, part in parts):
             constant = {key: part.value for key, part in parts if isinstance(part, _Constant)}
             return lambda payload: constant.copy()
@@ -156,14 +172,18 @@ class _Compiler:
             try:
                 value = from_tree(tree)
             except Exception as error:
-                raise CorruptStoreError(f"from_tree of {name!r} failed: {type(error).__name__}: {error}") from error
+                raise CorruptStoreError(
+                    f"from_tree of {shown(name)} failed: {type(error).__name__}: {cut(error)}"
+                ) from error
             if type(value) is not cls:
-                raise CorruptStoreError(f"from_tree of {name!r} returned a {type(value).__name__}")
+                raise CorruptStoreError(f"from_tree of {shown(name)} returned a {type(value).__name__}")
             return value
 
         return build
 
-    def place(self, node: tuple[Any, ...], itemsize: int, max_ndim: int) -> tuple[int, tuple[int, ...], int]:
+    def place(
+        self, node: tuple[Any, ...], itemsize: int, max_ndim: int, dtype: "np.dtype[Any] | None" = None
+    ) -> tuple[int, tuple[int, ...], int]:
         """Return offset, shape and number of bytes of a leaf, all of them checked."""
         offset, shape = node[2], node[3:]
         if len(shape) > max_ndim:
@@ -174,11 +194,14 @@ class _Compiler:
             if type(dim) is not int or not 0 <= dim <= MAX_NBYTES:
                 raise CorruptStoreError("the meta bytes hold a dimension out of range")
         nbytes = math.prod(shape) * itemsize
+        if is_hollow(shape, nbytes, dtype):
+            raise CorruptStoreError("the meta bytes hold a leaf with more elements than bytes")
         if nbytes:
             end = offset + nbytes
             if end > MAX_NBYTES:
                 raise CorruptStoreError("the meta bytes hold a leaf beyond every payload")
-            self.needed = max(self.needed, end)
+            self.total += nbytes  # leaves that shared their bytes would let a copy take any amount of memory
+            self.needed = max(self.needed, end, self.total)
         return offset, shape, nbytes
 
     def tensor(self, node: tuple[Any, ...]) -> Build:
@@ -187,7 +210,7 @@ class _Compiler:
         kind = TORCH_BY_NAME.get(node[1])
         if kind is None:
             raise CorruptStoreError(
-                f"the meta bytes hold a tensor of unknown dtype {node[1]!r}",
+                f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}",
                 hint="the writer's torch may be newer; use one version of torch on both sides",
             )
         offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
@@ -196,7 +219,7 @@ class _Compiler:
             try:
                 torch.empty(shape, dtype=dtype)
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {error}") from error
+                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
             return lambda payload: torch.empty(shape, dtype=dtype)
         view = torch_viewer(kind, shape, offset)
         if self.mode != "copy":
@@ -212,10 +235,10 @@ class _Compiler:
         try:
             dtype = numpy_dtype_from_wire(node[1])
         except ValueError as error:
-            raise CorruptStoreError(f"the meta bytes hold no dtype of an array: {error}") from error
+            raise CorruptStoreError(f"the meta bytes hold no dtype of an array: {cut(error)}") from error
         if dtype.subdtype is not None:
             raise CorruptStoreError("the meta bytes hold an array of subarrays")
-        offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM)
+        offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM, dtype)
         ndarray = np.ndarray
         writable = self.mode != "view"
         if nbytes == 0:
@@ -228,7 +251,7 @@ class _Compiler:
             try:
                 build_empty(None)
             except (TypeError, ValueError, OverflowError) as error:
-                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {error}") from error
+                raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
             return build_empty
         if self.mode == "copy":
             # By bytes, as numpy's own copy would leave the padding of structured dtypes out.

@@ -10,12 +10,16 @@ carried by an integer of its size and reinterpreted, which is also how its bits 
 """
 
 import math
+import operator
 import re
 from collections.abc import Callable
+from itertools import accumulate, takewhile
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+
+from shmstore.errors import cut
 
 __all__ = [
     "MAX_NDIM",
@@ -23,6 +27,7 @@ __all__ = [
     "TORCH_BY_NAME",
     "TORCH_KINDS",
     "TorchKind",
+    "is_hollow",
     "numpy_dtype_from_wire",
     "numpy_dtype_to_wire",
     "torch_view",
@@ -33,6 +38,8 @@ NUMPY_MAX_NDIM = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 MAX_NDIM = 1024
 """Torch has no limit of its own; this one bounds what a forged shape can cost."""
 _MAX_DTYPE_DEPTH = 16
+_MAX_HOLLOW = 65536
+"""So many elements of a leaf may have no bytes: a list of them takes memory all the same."""
 
 
 class TorchKind(NamedTuple):
@@ -78,7 +85,7 @@ def torch_viewer(kind: TorchKind, shape: tuple[int, ...], offset: int) -> Callab
     """
     ndarray, from_numpy, carrier, dtype = np.ndarray, torch.from_numpy, kind.carrier, kind.dtype
     if len(shape) > 32:  # the limit of numpy 1, and no one's hot path
-        strides = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        strides = tuple(accumulate(shape[:0:-1], operator.mul, initial=1))[::-1]
         count = (math.prod(shape),)
         return lambda buffer: from_numpy(ndarray(count, carrier, buffer, offset)).view(dtype).as_strided(shape, strides)
     if kind.carrier_torch is dtype:
@@ -89,6 +96,25 @@ def torch_viewer(kind: TorchKind, shape: tuple[int, ...], offset: int) -> Callab
 def torch_view(kind: TorchKind, shape: tuple[int, ...], buffer: Any) -> torch.Tensor:
     """Return the contiguous tensor of `kind` and `shape` at the start of `buffer`."""
     return torch_viewer(kind, shape, 0)(buffer)
+
+
+def _elements(shape: tuple[int, ...], dtype: "np.dtype[Any] | None") -> int:
+    count = math.prod(takewhile(bool, shape))  # no loop gets to what stands behind a 0
+    if dtype is None or dtype.fields is None:
+        return count
+    parts = [1]
+    for field in dtype.fields.values():
+        base, inner = field[0].subdtype or (field[0], ())
+        parts.append(_elements(() if field[0].itemsize else inner, base))
+    return count * max(parts)
+
+
+def is_hollow(shape: tuple[int, ...], nbytes: int, dtype: "np.dtype[Any] | None" = None) -> bool:
+    """Say whether a leaf has more elements than bytes stand behind, beyond a few; `dtype`: that of an array.
+
+    A tensor of shape (2^31, 0) has no bytes, and a list of its elements takes hundreds of gigabytes.
+    """
+    return _elements(shape, dtype) > nbytes + _MAX_HOLLOW
 
 
 # Strict, since numpy's own parser cannot be trusted with forged text: it divides by the 0 of "<M8[s/0]" (SIGFPE).
@@ -133,7 +159,7 @@ def numpy_dtype_from_wire(wire: Any) -> "np.dtype[Any]":
     try:
         return np.dtype(_from_wire(wire, 0))
     except (TypeError, OverflowError, MemoryError, KeyError, IndexError) as error:
-        raise ValueError(f"not a dtype: {error}") from error
+        raise ValueError(f"not a dtype: {cut(error)}") from error
 
 
 def _from_wire(wire: Any, depth: int) -> "np.dtype[Any]":

@@ -12,12 +12,23 @@ import msgpack
 import numpy as np
 import torch
 
-from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError
+from shmstore.errors import NestingError, ObjectTooLargeError, UnsupportedValueError, cut, shown
 from shmstore.serde.advice import advice_for, advice_for_key
-from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, numpy_dtype_to_wire, torch_view
+from shmstore.serde.dtypes import MAX_NDIM, NUMPY_MAX_NDIM, TORCH_KINDS, is_hollow, numpy_dtype_to_wire, torch_view
 from shmstore.serde.protocol import ALIGNMENT, Encoded, TensorSpec
 from shmstore.serde.registry import BY_CLASS
-from shmstore.serde.wire import ARRAY, ATOMS, INT, MAX_DEPTH, MAX_NBYTES, OBJECT, TENSOR, TUPLE
+from shmstore.serde.wire import (
+    ARRAY,
+    ATOMS,
+    INT,
+    MAX_DEPTH,
+    MAX_NBYTES,
+    MAX_SAME_HASH,
+    OBJECT,
+    TENSOR,
+    TUPLE,
+    crowded,
+)
 
 __all__ = ["array_address", "encode_tree", "fill_leaf"]
 
@@ -137,6 +148,11 @@ class _Walk:
     def mapping(self, value: dict[Any, Any], depth: int) -> None:
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
+        if crowded(value):
+            raise _RefusedError(
+                f"no serializer for a dict with more than {MAX_SAME_HASH} keys of the same hash",
+                "store a list of pairs",
+            )
         pack = self.pack
         if ATOMS.issuperset(map(type, value.values())) and ATOMS.issuperset(map(type, value)):
             pack(value)
@@ -150,8 +166,7 @@ class _Walk:
             try:
                 self.value(item, depth + 1)
             except _RefusedError as refusal:
-                text = repr(key)
-                refusal.parts.append(f"[{text if len(text) <= 60 else text[:57] + '...'}]")
+                refusal.parts.append(f"[{shown(key)}]")
                 raise
 
     def key(self, key: Any, depth: int) -> None:
@@ -183,8 +198,13 @@ class _Walk:
             refusal.parts.append(f"<{registration.cls.__name__}>")
             raise
 
-    def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int) -> int:
-        """Write the leaf's node and return the offset of its bytes."""
+    def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int, fields: "np.dtype[Any] | None" = None) -> int:
+        """Write the leaf's node and return the offset of its bytes; `fields`: the dtype of a structured array."""
+        if (nbytes == 0 or fields is not None) and is_hollow(shape, nbytes, fields):
+            raise _RefusedError(
+                f"no serializer for a leaf of shape {shown(tuple(shape))}: it has more elements than bytes",
+                "store its shape, as a tuple of ints",
+            )
         if nbytes == 0:
             self.pack([mark, dtype, 0, *shape])
             return 0
@@ -236,10 +256,10 @@ class _Walk:
     def array(self, array: "np.ndarray[Any, Any]") -> None:
         wire = _wire_of(array.dtype)
         if wire is None:
-            what = "object dtype" if array.dtype.hasobject else f"dtype {array.dtype!r}"
+            what = "object dtype" if array.dtype.hasobject else f"dtype {shown(array.dtype)}"
             raise _RefusedError(f"no serializer for an array of {what}", advice_for(array))
         nbytes = array.nbytes
-        offset = self.place(ARRAY, wire, array.shape, nbytes)
+        offset = self.place(ARRAY, wire, array.shape, nbytes, array.dtype if array.dtype.names is not None else None)
         if nbytes == 0 or self.template:
             return
         if array.flags.c_contiguous:
@@ -250,6 +270,7 @@ class _Walk:
 
     def spec(self, spec: TensorSpec) -> None:
         count = math.prod(spec.shape)
+        fields = None
         if isinstance(spec.dtype, torch.dtype):
             kind = TORCH_KINDS.get(spec.dtype)
             if kind is None:
@@ -260,14 +281,14 @@ class _Walk:
         else:
             wire = _wire_of(spec.dtype)
             if wire is None or spec.dtype.subdtype is not None:
-                raise _RefusedError(f"no serializer for an array of dtype {spec.dtype!r}", None)
+                raise _RefusedError(f"no serializer for an array of dtype {shown(spec.dtype)}", None)
             if len(spec.shape) > NUMPY_MAX_NDIM:
                 raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions", None)
-            nbytes, mark = count * spec.dtype.itemsize, ARRAY
+            nbytes, mark, fields = count * spec.dtype.itemsize, ARRAY, spec.dtype
         # Neither package makes an empty leaf either whose other dimensions are too large together.
         if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:
-            raise ObjectTooLargeError(f"a leaf of shape {spec.shape} needs more than {MAX_NBYTES} bytes")
-        self.place(mark, wire, spec.shape, nbytes)
+            raise ObjectTooLargeError(f"a leaf of shape {shown(spec.shape)} needs more than {MAX_NBYTES} bytes")
+        self.place(mark, wire, spec.shape, nbytes, fields)
 
 
 def encode_tree(value: Any, *, template: bool = False) -> Encoded:
@@ -281,7 +302,7 @@ def encode_tree(value: Any, *, template: bool = False) -> Encoded:
         walk.value(value, 0)
     except _RefusedError as refusal:
         path = "value" + "".join(reversed(refusal.parts))
-        raise UnsupportedValueError(f"{path}: {refusal.reason}", path=path, hint=refusal.hint) from None
+        raise UnsupportedValueError(f"{cut(path)}: {refusal.reason}", path=path, hint=refusal.hint) from None
     meta = packer.bytes()
     if len(meta) <= _KEPT_PACKER_BYTES:
         packer.reset()

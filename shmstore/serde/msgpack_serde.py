@@ -51,7 +51,9 @@ class MsgpackSerde:
     Stores dicts, lists and tuples of str, bytes, int, float, bool, None, tensors, arrays, numpy's scalars of fixed
     size, `torch.Size` and the types given to `register_type`, nested up to 100 deep; dict keys are str, bytes, int,
     float, bool, None or tuples of them. Types are taken exactly: no subclasses. What comes back has the same types,
-    dtypes, shapes and bits; tensors that require a gradient, and parameters, come back as plain tensors.
+    dtypes, shapes and bits; tensors that require a gradient, and parameters, come back as plain tensors. Two things are
+    refused, since forged bytes could take any amount of memory or time by them: a leaf that has more elements than
+    bytes, beyond 65,536 (of shape (100000, 0), say), and a dict with more than 64 keys of the same `hash`.
     """
 
     __slots__ = ()

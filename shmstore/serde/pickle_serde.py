@@ -5,7 +5,7 @@ from typing import Any
 
 import msgpack
 
-from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError
+from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError, cut
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.wire import PICKLE
 
@@ -34,7 +34,7 @@ class PickleSerde:
         except RecursionError as error:
             raise NestingError() from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise UnsupportedValueError(f"value: pickle refuses it: {error}", path="value") from error
+            raise UnsupportedValueError(f"value: pickle refuses it: {cut(error)}", path="value") from error
         meta = msgpack.packb(msgpack.ExtType(PICKLE, len(data).to_bytes(8, "little")))
         return Encoded(meta, len(data), (), ((0, len(data), data),), data)
 
@@ -48,7 +48,7 @@ class PickleSerde:
         try:
             ext = msgpack.unpackb(meta)
         except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise CorruptStoreError(f"the meta bytes are not msgpack: {error}") from error
+            raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
         if type(ext) is not msgpack.ExtType or ext.code != PICKLE or len(ext.data) != 8:
             raise CorruptStoreError("the meta bytes were not written by PickleSerde")
         nbytes = int.from_bytes(ext.data, "little")
@@ -57,7 +57,7 @@ class PickleSerde:
         try:
             return pickle.loads(memoryview(payload)[:nbytes])
         except Exception as error:  # anything at all can come out of a damaged pickle
-            raise CorruptStoreError(f"unpickling failed: {type(error).__name__}: {error}") from error
+            raise CorruptStoreError(f"unpickling failed: {type(error).__name__}: {cut(error)}") from error
 
     def layout(self, template: Any) -> Layout:
         """Raises UnsupportedValueError: pickled bytes have no places for leaves."""

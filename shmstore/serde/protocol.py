@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from shmstore.errors import shown
+
 __all__ = ["ALIGNMENT", "Encoded", "Layout", "ObjectSerde", "TensorSpec"]
 
 ALIGNMENT = 64
@@ -80,7 +82,7 @@ def checked_shape(shape: Any) -> tuple[int, ...]:
     try:
         dims = tuple(operator.index(dim) for dim in shape)
     except TypeError:
-        raise TypeError(f"shape must be a sequence of ints, not {shape!r}") from None
+        raise TypeError(f"shape must be a sequence of ints, not {shown(shape)}") from None
     if any(dim < 0 for dim in dims):
         raise ValueError(f"negative dimension in shape {dims}")
     return dims
@@ -95,7 +97,7 @@ def _numpy_dtype(dtype: Any) -> "np.dtype[Any]":
             pass
     raise TypeError(
         "dtype must be a torch.dtype (for a tensor) or what numpy takes for one (for an array), such as torch.float16 "
-        f"or 'float16', not {dtype!r}"
+        f"or 'float16', not {shown(dtype)}"
     )
 
 

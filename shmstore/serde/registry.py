@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
+from shmstore.errors import shown
 from shmstore.serde.protocol import TensorSpec
 
 __all__ = ["BY_CLASS", "BY_NAME", "Registration", "register_type"]
@@ -39,14 +40,16 @@ def register_type(name: str, cls: type[T], to_tree: Callable[[T], Any], from_tre
     """Let instances of exactly `cls` be stored anywhere in a tree, under `name`, in this process.
 
     `to_tree` returns a value that can be stored (other registered types in it are fine), `from_tree` makes an equal
-    object of it; both must be pure. Names are part of the stored bytes: choose them like ``package.Type``, and never
-    give one a new meaning. Registering the same again does nothing; raises ValueError where the name or the class is
-    taken, or the class is one that trees are made of, and TypeError for arguments of other types.
+    object of it; both must be pure. Bytes may be damaged or forged: let `from_tree` check the type and the length of a
+    tree before it unpacks it or loops over it, and raise for any other. Names are part of the stored bytes: choose them
+    like ``package.Type``, and never give one a new meaning. Registering the same again does nothing; raises ValueError
+    where the name or the class is taken, or the class is one that trees are made of, and TypeError for arguments of
+    other types.
     """
     if not isinstance(name, str) or not name:
-        raise TypeError(f"name must be a non-empty str, not {name!r}")
+        raise TypeError(f"name must be a non-empty str, not {shown(name)}")
     if not isinstance(cls, type):
-        raise TypeError(f"cls must be a class, not {cls!r}")
+        raise TypeError(f"cls must be a class, not {shown(cls)}")
     if not callable(to_tree) or not callable(from_tree):
         raise TypeError("to_tree and from_tree must be callable")
     if cls in _BUILT_IN:
@@ -54,6 +57,6 @@ def register_type(name: str, cls: type[T], to_tree: Callable[[T], Any], from_tre
     new = Registration(str(name), cls, to_tree, from_tree)
     for old in (BY_NAME.get(name), BY_CLASS.get(cls)):
         if old is not None and old != new:
-            raise ValueError(f"{old.cls.__qualname__} is registered as {old.name!r} already")
+            raise ValueError(f"{old.cls.__qualname__} is registered as {shown(old.name)} already")
     BY_NAME[new.name] = new
     BY_CLASS[cls] = new

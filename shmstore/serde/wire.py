@@ -20,14 +20,29 @@ The tensor of shape (2, 3) and dtype float32, alone, is 15 bytes::
 
 Marks inside arrays, rather than ext values with nested msgpack in them, keep the depth of a forged message under
 the one limit of the one parser. Offsets count from the start of the payload area and are multiples of `ALIGNMENT`;
-a leaf lies there as its raw bytes in C order. A leaf of no bytes has offset 0.
+a leaf lies there as its raw bytes in C order, and shares them with no other. A leaf of no bytes has offset 0.
 """
 
+from collections import Counter
+from collections.abc import Callable, Collection
 from typing import Any
 
 import msgpack
 
-__all__ = ["ARRAY", "ATOMS", "INT", "MAX_DEPTH", "MAX_NBYTES", "OBJECT", "PICKLE", "TENSOR", "TUPLE"]
+__all__ = [
+    "ARRAY",
+    "ATOMS",
+    "INT",
+    "MAX_DEPTH",
+    "MAX_NBYTES",
+    "MAX_SAME_HASH",
+    "OBJECT",
+    "PICKLE",
+    "TENSOR",
+    "TUPLE",
+    "crowded",
+    "parse",
+]
 
 TUPLE = msgpack.ExtType(1, b"")
 INT = msgpack.ExtType(2, b"")
@@ -44,3 +59,32 @@ MAX_NBYTES = 2**62
 
 ATOMS: frozenset[Any] = frozenset((str, bytes, int, float, bool, type(None)))
 """The scalar types; dict keys are of these, or tuples of them."""
+MAX_SAME_HASH = 64
+"""How many keys of one dict may have the same hash."""
+
+
+def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
+    """Return meta as a tree of atoms, tuples for arrays and lists of pairs for maps: no key is hashed here.
+
+    Raises ValueError, TypeError, OverflowError or msgpack.UnpackException for what is not msgpack.
+    """
+    return msgpack.unpackb(
+        meta,
+        use_list=False,
+        raw=False,
+        strict_map_key=False,
+        unicode_errors="surrogatepass",
+        object_pairs_hook=lambda pairs: pairs,
+        ext_hook=ext_hook,
+    )
+
+
+def crowded(keys: Collection[Any]) -> bool:
+    """Say whether so many keys have the same hash that a dict of them takes the square of their number to make.
+
+    The hashes of text and bytes depend on a secret of the process. Anybody can choose numbers, and tuples of numbers,
+    of the same hash.
+    """
+    if len(keys) <= MAX_SAME_HASH or {str, bytes}.issuperset(map(type, keys)):
+        return False
+    return max(Counter(map(hash, keys)).values()) > MAX_SAME_HASH

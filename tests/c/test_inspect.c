@@ -113,6 +113,52 @@ static void a_checksum_of_an_object_that_goes_meanwhile_is_nobodys(void) {
     end();
 }
 
+static int lease_looks, slot_looks;
+
+static void count_looks(const char *label) {
+    lease_looks += strcmp(label, "lease") == 0;
+    slot_looks += strcmp(label, "slot") == 0;
+}
+
+static void what_ranks_hold_is_added_up_by_one_look_at_each_lease_and_slot(void) {
+    enum { RANKS = 5, OBJECTS = 7, HANDED_OUT = 3 };
+    shms_options o = {.capacity = 64 << 10, .n_readers = RANKS, .max_objects = 2 * OBJECTS};
+    const char *store = store_name("ranks");
+    shms_reader *reader;
+    shms_view *view;
+    shms_rank_record ranks[RANKS];
+    uint8_t refs[OBJECTS][SHMS_REF_SIZE], again[SHMS_REF_SIZE];
+    CHECK_EQ(0, shms_writer_create(&w, store, &o));
+    CHECK_EQ(0, shms_reader_attach(&reader, store, 1));
+    CHECK_EQ(0, shms_inspector_open(&inspector, store));
+    for (int k = 0; k < OBJECTS; k++)
+        CHECK_EQ(0, put_marked(w, (char[]){(char)('a' + k), 0}, SMALL, 0, refs[k]));
+    for (int k = 1; k < HANDED_OUT; k++)
+        CHECK_EQ(0, shms_writer_hit(w, "a", 1, again));
+    CHECK_EQ(0, shms_reader_acquire_to(reader, refs[0], &view)); /* and owes the other two hand-outs of it */
+    for (int k = 1; k < OBJECTS - 1; k++)
+        CHECK_EQ(1, shms_reader_release(reader, refs[k]));
+    shms_step_hook = count_looks;
+    CHECK_EQ(0, shms_inspector_ranks(inspector, ranks));
+    shms_step_hook = NULL;
+    CHECK_EQ(OBJECTS + HANDED_OUT - 1, lease_looks);
+    CHECK_EQ(OBJECTS, slot_looks);
+    uint64_t span = shms_span(64 + SMALL);
+    for (int r = 0; r < RANKS; r++) {
+        CHECK_EQ(r, ranks[r].rank);
+        CHECK_EQ(r == 1, ranks[r].pins);
+        CHECK_EQ(r == 1, ranks[r].pinned_objects);
+        CHECK_EQ(r == 1 ? span : 0, ranks[r].pinned_bytes);
+        CHECK_EQ(r == 1 ? HANDED_OUT - 1 + 1 : OBJECTS + HANDED_OUT - 1, ranks[r].owed_leases);
+        CHECK_EQ((r == 1 ? 2 : OBJECTS) * span, ranks[r].owed_bytes);
+        CHECK_EQ((r == 1 ? 2 : OBJECTS) * span, ranks[r].held_bytes);
+        CHECK(ranks[r].oldest_owed_ns > 0);
+    }
+    shms_view_release(view);
+    shms_reader_free(reader);
+    end();
+}
+
 static pid_t child;
 
 static void fork_here(const char *label) {
@@ -157,6 +203,7 @@ int main(void) {
     a_lease_that_is_replaced_while_it_is_read_is_read_anew();
     bytes_of_an_object_that_goes_meanwhile_are_refused();
     a_checksum_of_an_object_that_goes_meanwhile_is_nobodys();
+    what_ranks_hold_is_added_up_by_one_look_at_each_lease_and_slot();
     a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it();
     CHECK_EQ(0, store_names_left());
     return 0;

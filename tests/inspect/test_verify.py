@@ -142,6 +142,21 @@ def test_a_reader_that_was_closed_is_sound(store: tuple[Path, object, ObjectStor
     assert verify(path.name).ok
 
 
+def test_the_ranks_are_looked_at_once_however_many_pins_are_wrong(
+    store: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = store[0]
+    looks = []
+    readers = StoreInspector.readers
+    monkeypatch.setattr(StoreInspector, "readers", lambda self: looks.append(self) or readers(self))
+    free = [i for i in range(16) if peek(path, slot_at(path, i)) == 0]
+    for slot in {i & ~1 for i in free if i ^ 1 in free}:
+        poke(path, pin_at(path, 0, slot), 1 << 32 | 1)
+    found = [finding.kind for finding in verify(path.name).findings]
+    assert found.count("pin_free") >= 4
+    assert 1 == len(looks)
+
+
 def test_every_flipped_bit_of_an_object_is_found(store: tuple[Path, object, object]) -> None:
     path = store[0]
     with StoreInspector.open(path.name) as inspector:

@@ -1,0 +1,206 @@
+"""A text of megabytes that a caller passes, or that bytes hold, is in an error's message only in part."""
+
+import json
+import re
+import traceback
+
+import msgpack
+import numpy as np
+import pytest
+import torch
+
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle, UnsupportedValueError, scheduler
+from shmstore.errors import CacheMissError, StoreFullError, UnknownTypeError, cut, listed, shown
+from shmstore.inspect import StoreInspector, look_at, parse_tree
+from shmstore.multimodal import (
+    MultiModalBatchedField,
+    MultiModalCacheConfig,
+    MultiModalFieldConfig,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalKwargsItems,
+    PlaceholderRange,
+    ResolvedPromptUpdate,
+    ShmObjectStoreSenderCache,
+    hash_item,
+    processor_cache_from_config,
+)
+from shmstore.serde import MsgpackSerde, PickleSerde, TensorSpec, register_type
+from shmstore.serde.wire import ARRAY, OBJECT, TENSOR
+
+TEXT = "x" * 5_000_000
+LONG_KEY = "k" * 65_536
+SERDE = MsgpackSerde()
+BIG_INT = 10**100_000
+NESTED = current = {}
+for _ in range(90):
+    current["k" * 1000] = current = {}
+current["end"] = object()
+
+
+def elem(key="k", modality="image", data=None):
+    return MultiModalFieldElem(modality, key, torch.zeros(1) if data is None else data, MultiModalBatchedField())
+
+
+def item(**of):
+    return MultiModalKwargsItem.from_elems([elem(**of)])
+
+
+def sender(writer):
+    return ShmObjectStoreSenderCache(MultiModalCacheConfig(processor_cache_gb=1, cache_type="shm"), writer)
+
+
+@pytest.fixture
+def writer(stores):
+    made = stores.create(max_object_size=200_000)
+    made.put(LONG_KEY, torch.zeros(1))
+    return made
+
+
+def enter(context):
+    with context:
+        pass
+
+
+STORE = {
+    "put": lambda w: w.put(TEXT, 1),
+    "put, what is there": lambda w: w.put(LONG_KEY, 1),
+    "put, a value": lambda w: w.put("a", {TEXT: object()}),
+    "put, too large": lambda w: w.put("a", TEXT),
+    "get_cached": lambda w: w.get_cached(TEXT),
+    "get_cached, not there": lambda w: w.get_cached("l" * 65_536),
+    "get_cached, surrogates": lambda w: w.get_cached(TEXT + "\udc80"),
+    "is_cached": lambda w: w.is_cached(TEXT),
+    "touch": lambda w: w.touch(TEXT),
+    "protect": lambda w: enter(w.protect(TEXT)),
+    "protect, of a list": lambda w: enter(w.protect([TEXT])),
+    "reserve": lambda w: enter(w.reserve(TEXT, TensorSpec((1,), "u1"))),
+    "reserve, a template": lambda w: enter(w.reserve("a", {TEXT: object()})),
+    "delete": lambda w: w.delete(TEXT),
+    "create": lambda w: ObjectStoreWriter.create(TEXT, capacity=64, n_readers=1),
+    "create, surrogates": lambda w: ObjectStoreWriter.create(TEXT + "\ud800", capacity=64, n_readers=1),
+    "create, eviction": lambda w: ObjectStoreWriter.create(capacity=64, n_readers=1, eviction=TEXT),
+    "create, capacity": lambda w: ObjectStoreWriter.create(capacity=BIG_INT, n_readers=1),
+    "recover": lambda w: ObjectStoreWriter.recover(TEXT),
+    "recover, a path": lambda w: ObjectStoreWriter.recover("/dev/shm/" + TEXT),
+    "attach": lambda w: ObjectStoreReader.attach(TEXT),
+    "attach, a handle": lambda w: ObjectStoreReader.attach(StoreHandle(TEXT, 1, 1)),
+    "inspect": lambda w: StoreInspector.open(TEXT),
+    "look at": lambda w: look_at(TEXT),
+    "inspect, a key": lambda w: StoreInspector.open(w.name).find(key=TEXT),
+    "sender, a hash": lambda w: sender(w).get_and_update([(item(), [])], [TEXT]),
+    "sender, is cached": lambda w: sender(w).is_cached([TEXT]),
+    "sender, surrogates": lambda w: sender(w).is_cached([TEXT + "\ud800"]),
+    "sender, misses": lambda w: sender(w).get_and_update([None] * 50, [f"{n}{LONG_KEY[5:]}" for n in range(50)]),
+    "sender, a value": lambda w: sender(w).get_and_update([(item(data={TEXT: object()}), [])], [LONG_KEY]),
+    "sender, no item": lambda w: sender(w).get_and_update([5], [LONG_KEY]),
+    "sender, no updates": lambda w: sender(w).get_and_update([(item(), [5])], [LONG_KEY]),
+}
+OTHERS = {
+    "handle, no JSON": lambda: StoreHandle.from_json(TEXT),
+    "handle, no object": lambda: StoreHandle.from_json(json.dumps(TEXT)),
+    "handle, without fields": lambda: StoreHandle.from_json(json.dumps({"name": TEXT})),
+    "handle, with more fields": lambda: StoreHandle.from_json(
+        json.dumps({"name": TEXT, "store_id": 1, "n_readers": 1, TEXT: 1})
+    ),
+    "handle, a wrong type": lambda: StoreHandle.from_json(json.dumps({"name": 1, "store_id": TEXT, "n_readers": 1})),
+    "reference": lambda: ObjectRef.from_bytes(TEXT.encode()),
+    "reference, a text": lambda: ObjectRef.from_bytes(TEXT),
+    "encode, a path": lambda: SERDE.encode(NESTED),
+    "encode, an int for a key": lambda: SERDE.encode({BIG_INT: object()}),
+    "encode, a tuple for a key": lambda: SERDE.encode({(TEXT, TEXT): object()}),
+    "encode, a dtype": lambda: SERDE.encode(np.zeros(1, [(LONG_KEY, object)])),
+    "encode, a shape": lambda: SERDE.encode(torch.zeros([1] * 900 + [70000, 0])),
+    "layout, a dtype": lambda: TensorSpec((1,), TEXT),
+    "layout, a shape": lambda: TensorSpec(TEXT, "u1"),
+    "pickle": lambda: PickleSerde().encode(type(TEXT[:4000], (), {})()),
+    "register": lambda: register_type(TEXT, 5, list, list),
+    "register, no class": lambda: register_type("a", TEXT, list, list),
+    "decode, a dtype": lambda: SERDE.decode(msgpack.packb([TENSOR, TEXT, 0, 1]), b""),
+    "decode, an array's dtype": lambda: SERDE.decode(msgpack.packb([ARRAY, TEXT, 0, 1]), b""),
+    "decode, fields": lambda: SERDE.decode(
+        msgpack.packb([ARRAY, [[TEXT] * 2, ["<f4"] * 2, [0, 4], [None] * 2, 8, False], 0, 1]), b""
+    ),
+    "decode, a type": lambda: SERDE.decode(msgpack.packb([OBJECT, TEXT, 1]), b""),
+    "decode, an item": lambda: SERDE.decode(
+        msgpack.packb([OBJECT, "shmstore.mm.Item", {"": TEXT + "\nimage", "k": 1}]), b""
+    ),
+    "decode, an update": lambda: SERDE.decode(
+        msgpack.packb([OBJECT, "shmstore.mm.Update", ["image", 0, TEXT, 1, 1]]), b""
+    ),
+    "decode, a field": lambda: SERDE.decode(msgpack.packb([OBJECT, "shmstore.mm.Flat", TEXT]), b""),
+    "tree, a dtype": lambda: parse_tree(msgpack.packb([TENSOR, TEXT, 0, 1]), 1),
+    "tree, a path": lambda: parse_tree(msgpack.packb({TEXT: [TENSOR, "uint8", 0, 2]}), 1),
+    "config": lambda: MultiModalCacheConfig(processor_cache_gb=1, cache_type=TEXT),
+    "config, prefault": lambda: MultiModalCacheConfig(processor_cache_gb=1, shm_prefault=TEXT),
+    "item, a key": lambda: MultiModalKwargsItem({TEXT: 5}),
+    "item, another key": lambda: MultiModalKwargsItem({TEXT: elem("l" + TEXT)}),
+    "item, two of a key": lambda: MultiModalKwargsItem.from_elems([elem(TEXT), elem(TEXT)]),
+    "item, modalities": lambda: MultiModalKwargsItem({str(n): elem(str(n), f"{n}{LONG_KEY}") for n in range(50)}),
+    "items, a modality": lambda: MultiModalKwargsItems({TEXT: [5]}),
+    "items, no data": lambda: MultiModalKwargsItems({TEXT: [None]}).require_data(),
+    "items, a configuration": lambda: MultiModalKwargsItems.from_hf_inputs({}, {TEXT: 5}),
+    "items, of different numbers": lambda: MultiModalKwargsItems.from_hf_inputs(
+        {TEXT + str(n): torch.zeros(n) for n in (1, 2)},
+        {TEXT + str(n): MultiModalFieldConfig.batched(TEXT) for n in (1, 2)},
+    ),
+    "field, slices": lambda: MultiModalFlatField([TEXT]),
+    "field, a key": lambda: MultiModalBatchedField().build_elems(TEXT, TEXT, 5),
+    "update, a mode": lambda: ResolvedPromptUpdate("image", 0, TEXT, 1, 1),
+    "range": lambda: PlaceholderRange(TEXT, 1),
+    "hash": lambda: hash_item({TEXT: object()}),
+    "hash, a path": lambda: hash_item(NESTED),
+    "lru, misses": lambda: processor_cache_from_config(MultiModalCacheConfig(processor_cache_gb=1)).get_and_update(
+        [None] * 50, [LONG_KEY] * 50
+    ),
+    "lru, no item": lambda: processor_cache_from_config(MultiModalCacheConfig(processor_cache_gb=1)).get_and_update(
+        [5], [LONG_KEY]
+    ),
+    "misses": lambda: (_ for _ in ()).throw(CacheMissError([LONG_KEY] * 1000)),
+    "ranks": lambda: (_ for _ in ()).throw(StoreFullError(needed=1, held_bytes_by_rank=dict.fromkeys(range(256), 1))),
+    "block pool": lambda: scheduler.BlockPool(4, enable_caching=True, free_order=TEXT),
+    "events": lambda: scheduler.KVCacheEvent.from_msgpack(TEXT.encode()),
+}
+
+
+def check(function, *arguments):
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - its type is other tests' business
+        function(*arguments)
+    assert len(str(caught.value)) < 1000, traceback.format_exception_only(caught.value)[-1][:300]
+    assert not isinstance(caught.value, (AttributeError, NameError)), caught.value
+    assert "digits" not in str(caught.value)
+    assert "positional argument" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", STORE)
+def test_a_store_shows_a_part_of_a_long_text(name, writer):
+    check(STORE[name], writer)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_value_shows_a_part_of_a_long_text(name):
+    check(OTHERS[name])
+
+
+def test_what_is_short_is_shown_whole():
+    assert "'a'" == shown("a")
+    assert "['a', 1]" == shown(["a", 1])
+    assert "a" * 300 == cut("a" * 300)
+    assert "a, b" == listed(["a", "b"])
+
+
+def test_what_is_long_is_shown_by_its_ends():
+    assert re.fullmatch(r"'ax+\.\.\.x+b'", shown("a" + TEXT + "b"))
+    assert re.fullmatch(r"ax+\.\.\.x+b", cut("a" + TEXT + "b"))
+    assert "<an int of 332193 bits>" == shown(BIG_INT)
+    assert listed(map(str, range(10))).endswith("7 and 2 more")
+
+
+def test_the_attributes_of_an_error_are_whole():
+    assert [LONG_KEY] * 9 == list(CacheMissError([LONG_KEY] * 9).mm_hashes)
+    assert TEXT == UnknownTypeError(type_name=TEXT).type_name
+    with pytest.raises(UnsupportedValueError) as caught:
+        SERDE.encode(NESTED)
+    assert caught.value.path.endswith("['end']")
+    assert 90 == caught.value.path.count("kk'][")
