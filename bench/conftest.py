@@ -71,6 +71,11 @@ class Figure:
         self._benchmark.extra_info.update(figure=name, kind="value", limit=limit, value=value)
         self._benchmark.pedantic(lambda: None)
 
+    def measured(self, name: str, value: float, *, limit: float, reference: float | None = None) -> None:
+        """Record microseconds that a program of its own has measured, and those of its reference."""
+        self._benchmark.extra_info.update(figure=name, kind="measured", limit=limit, value=value, other=reference)
+        self._benchmark.pedantic(lambda: None)
+
 
 @pytest.fixture
 def figure(benchmark: Any) -> Figure:

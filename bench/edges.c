@@ -1,8 +1,9 @@
 /*
  * edges.c - what a full store costs: refusals, long searches, large evictions, and a hit or a get beside them.
  *
- * Uses only the public header, so that it measures any version of the store:  edges [NAME ...]  prints one line a figure:
- * its name, then values in microseconds.  bench/edges.py compiles it, compares and prints the table.
+ * Uses only the public header, so that it measures any version of the store.  `edges [GROUP ...]` prints a line for each
+ * figure: its name, then values in microseconds (of "beside": median, 99th percentile, longest) or shares.
+ * bench_edges.py compiles it, and says what is aimed at.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -305,6 +306,61 @@ static void beside_metadata(void) {
     end();
 }
 
+/* ---- how full a store gets: objects of 1 to 32 MiB, a tenth of the bytes held, each for a while ---- */
+
+static uint64_t chance(void) { /* xorshift64* */
+    static uint64_t state = 88172645463325252;
+    state ^= state >> 12, state ^= state << 25, state ^= state >> 27;
+    return (state * UINT64_C(2685821657736338717)) >> 16;
+}
+
+static void effective_capacity(const char *figure, uint64_t capacity) {
+    enum { HELD = 4096, LAPS = 40, WARM = 4 };
+    static shms_view *held[HELD];
+    static uint64_t sizes[HELD];
+    uint64_t first = 0, last = 0, held_bytes = 0, put_bytes = 0;
+    double sum = 0, least = 1;
+    uint32_t n = 0;
+    shms_options o = {.capacity = capacity, .n_readers = 1};
+    shms_stats stats;
+    snprintf(name, sizeof name, "shms-edges-%d", (int)getpid());
+    CHECK(shms_writer_create(&w, name, &o) == 0 && shms_reader_attach(&readers[0], name, 0) == 0);
+    n_readers = 1;
+    for (uint64_t i = 0; put_bytes < LAPS * capacity; i++) {
+        uint64_t size = MIB + chance() % (31 * MIB);
+        uint8_t ref[SHMS_REF_SIZE];
+        shms_ticket t; /* nothing is copied: only the place matters */
+        char key[32];
+        int len = snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
+        put_bytes += size;
+        if (shms_writer_begin(w, key, (uint32_t)len, NULL, 0, size, &t))
+            continue;
+        CHECK(shms_writer_commit(w, &t, ref) == 0);
+        if (chance() % 10 == 0) {
+            CHECK((held[last % HELD] = shms_reader_acquire(readers[0], ref)));
+            sizes[last++ % HELD] = size;
+            held_bytes += size;
+        } else {
+            CHECK(shms_reader_release(readers[0], ref) == 1);
+        }
+        for (; held_bytes > capacity / 10; first++) {
+            shms_view_release(held[first % HELD]);
+            held_bytes -= sizes[first % HELD];
+        }
+        CHECK(shms_writer_stats(w, &stats) == 0);
+        double share = (double)stats.used_bytes / (double)capacity;
+        if (put_bytes > WARM * capacity) {
+            sum += share;
+            n++;
+            least = share < least ? share : least;
+        }
+    }
+    for (; first < last; first++)
+        shms_view_release(held[first % HELD]);
+    printf("%s %.4f %.4f\n", figure, sum / n, least);
+    end();
+}
+
 static bool wanted(int argc, char **argv, const char *figure) {
     bool any = argc < 2;
     for (int i = 1; i < argc; i++)
@@ -333,5 +389,9 @@ int main(int argc, char **argv) {
     }
     if (wanted(argc, argv, "metadata"))
         beside_metadata();
+    if (wanted(argc, argv, "capacity")) {
+        effective_capacity("capacity-1-gib", UINT64_C(1) << 30);
+        effective_capacity("capacity-4-gib", UINT64_C(4) << 30);
+    }
     return 0;
 }

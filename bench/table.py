@@ -24,6 +24,9 @@ def figures(path: str) -> Iterator[tuple[str, str, str, str, bool]]:
         name, kind, limit = info["figure"], info["kind"], info["limit"]
         if kind == "value":
             yield name, f"{info['value']:.0f}", "", f"{limit:.0f}", info["value"] <= limit
+        elif kind == "measured":
+            other = f"{info['other']:.2f} us, x {info['value'] / info['other']:.3f}" if info["other"] else ""
+            yield name, f"{info['value']:.2f} us", other, f"{limit:g} us", info["value"] <= limit
         elif kind == "time":
             yield name, f"{measured_us:.2f} us", "", f"{limit:g} us", measured_us <= limit
             if name.startswith("get, ") and name.endswith("iB"):

@@ -131,15 +131,13 @@ static bool breathe(struct shms_writer *w) {
     return others;
 }
 
-/* The objects from `first` on that begin before `end`, one after the other. */
-#define VICTIMS(s) (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = w->ring.next[s])
-
 /* W2 to W4: all go, or none (SHMS_EFULL); `behind` is what comes after them.  Nobody else looks for a place, or there is
  * one victim. */
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
     uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0;
+    const uint32_t *next = w->ring.next;
     uint32_t n = 0, last = SHMS_NONE;
-    for VICTIMS(s) { /* it may be a while since W1 */
+    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s]) { /* W1 may be a while ago */
         const shms_slot *slot = shms_writer_slot(w, s);
         uint64_t span = shms_span(shms_get(&slot->length));
         if (shms_get(&slot->state) != SHMS_LIVE || w->protected[s] || w->leases.first[s] != SHMS_NONE)
@@ -153,19 +151,19 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
         last = s;
         n++;
     }
-    *behind = w->ring.next[last];
+    *behind = next[last];
     if (evicted && !shms_room_for_keys(w, evicted, keys))
         return SHMS_ENOMEM;
     bool go = true;
-    for VICTIMS(s) {
+    /* From here to W4 no line of memory is touched that need not be: readers wait. */
+    for (uint32_t s = first, i = 0; i < n; i++, s = next[s]) {
         SHMS_STEP("W2"); /* with the fence; pairs with R2a */
         shms_set(&shms_writer_slot(w, s)->state, SHMS_EVICTING);
     }
     atomic_thread_fence(memory_order_seq_cst);
-    for VICTIMS(s)
-        if (!(go = !pinned(w, s)))
-            break;
-    for VICTIMS(s) {
+    for (uint32_t s = first, i = 0; go && i < n; i++, s = next[s])
+        go = !pinned(w, s);
+    for (uint32_t s = first, i = 0; i < n; i++, s = next[s]) {
         if (go)
             SHMS_STEP("W4"); /* before one byte is reused, or a successor would call half-written bytes LIVE */
         else
@@ -184,13 +182,12 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
     else
         shms_ring_cut(&w->ring, first, last, n);
     w->leaving += n;
-    for (uint32_t s = first, next, i = 0; i < n; s = next) {
-        next = w->ring.next[s];
+    for (uint32_t s = first, i = 1; i <= n; i++, s = next[s]) { /* what has been cut out keeps its links */
         if (!shms_slot_deleted(shms_writer_slot(w, s)))
             shms_forget_key(w, s);
         w->free_slots[w->n_free_slots++] = s;
         w->leaving--;
-        if (++i % FORGET_AT_ONCE == 0 && breathe(w))
+        if (i % FORGET_AT_ONCE == 0 && breathe(w))
             *behind = shms_ring_at(&w->ring, end);
     }
     return SHMS_OK;

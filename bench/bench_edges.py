@@ -1,0 +1,97 @@
+"""What a full store costs: refusals, long searches, large evictions, and a hit or a get beside them.
+
+The work is done by `edges.c`, a program of its own: beside Python threads the interpreter's lock would be measured.
+``make bench EDGES_BASE=../other-checkout`` runs the same program on another version of ``csrc``, in turn.
+"""
+
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+GROUPS = ("refused", "split", "past", "lease", "beside", "metadata", "capacity")
+RUNS = 3
+
+Values = dict[str, list[float]]
+
+
+def built(checkout: Path, to: Path) -> Path:
+    """Compile the program with the store of a checkout."""
+    core = checkout / "csrc"
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-pthread", f"-I{core}", "-o", str(to)]
+    subprocess.run([*command, str(ROOT / "bench" / "edges.c"), *map(str, core.glob("*.c"))], check=True)
+    return to
+
+
+@pytest.fixture(scope="module")
+def edges(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[list[float], list[float] | None]]:
+    """Give the values of a figure (medians of some runs), and those of the other version if there is one."""
+    folder = tmp_path_factory.mktemp("edges")
+    programs = {"new": built(ROOT, folder / "new")}
+    if base := os.environ.get("EDGES_BASE"):
+        programs["old"] = built(Path(base), folder / "old")
+    measured: dict[tuple[str, str], Values] = {}
+
+    def measure(group: str) -> None:
+        runs: dict[str, dict[str, list[list[float]]]] = {version: defaultdict(list) for version in programs}
+        for _ in range(1 if group == "capacity" else RUNS):
+            for version, program in programs.items():
+                output = subprocess.run([program, group], check=True, capture_output=True, text=True).stdout
+                for line in output.splitlines():
+                    name, *values = line.split()
+                    runs[version][name].append([float(value) for value in values])
+        for version, figures in runs.items():
+            medians = {name: [median(column) for column in zip(*rows, strict=True)] for name, rows in figures.items()}
+            measured[version, group] = medians
+
+    def values(group: str, name: str) -> tuple[list[float], list[float] | None]:
+        if ("new", group) not in measured:
+            measure(group)
+        return measured["new", group][name], measured["old", group][name] if "old" in programs else None
+
+    return values
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "what", "limit"),
+    [
+        ("refused-1-rank", "refused", "put refused after a get elsewhere, 100000 held, 1 rank", 50),
+        ("refused-8-ranks", "refused", "put refused after a get elsewhere, 100000 held, 8 ranks", 50),
+        ("split-100k", "split", "put refused, every second of 100000 may go", 50),
+        ("split-500k", "split", "put refused, every second of 500000 may go", 1000),
+        ("no-lease-entry", "lease", "hit without a lease entry, 262144 taken", 1000),
+        ("beside-metadata-has", "metadata", "is_cached beside a put of 200 MiB of metadata, longest", 1000),
+    ],
+)
+def test_what_a_full_store_costs(figure, edges, name, group, what, limit):
+    new, old = edges(group, name)
+    figure.measured(what, new[0], limit=limit, reference=old and old[0])
+
+
+@pytest.mark.parametrize("name", ["past-100k", "past-500k"])
+def test_a_put_that_must_search_far(figure, edges, name):
+    new, old = edges("past", name)
+    what = f"put of 12 MiB past {name[5:]} small held ones, beyond the copy"
+    figure.measured(what, new[0] - new[1], limit=50, reference=old and old[0] - old[1])
+
+
+@pytest.mark.parametrize(
+    ("column", "what", "limit"), [(0, "median", 2), (1, "99th percentile", 20), (2, "longest", 1000)]
+)
+@pytest.mark.parametrize("beside", ["refused", "victims"])
+@pytest.mark.parametrize("operation", ["hit", "get"])
+def test_beside_other_puts(figure, edges, operation, beside, column, what, limit):
+    new, old = edges("beside", f"beside-{beside}-{operation}")
+    puts = {"refused": "refused puts", "victims": "a put with 32768 victims"}[beside]
+    figure.measured(f"{operation} beside {puts}, {what}", new[column], limit=limit, reference=old and old[column])
+
+
+@pytest.mark.parametrize("name", ["capacity-1-gib", "capacity-4-gib"])
+def test_effective_capacity(figure, edges, name):
+    new, _ = edges("capacity", name)
+    figure.value(f"bytes not filled, per 1000, 1 to 32 MiB, a tenth held, {name[9]} GiB", 1000 * (1 - new[0]), limit=30)
