@@ -1,58 +1,28 @@
 """What a full store costs: refusals, long searches, large evictions, and a hit or a get beside them.
 
 The work is done by `edges.c`, a program of its own: beside Python threads the interpreter's lock would be measured.
-``make bench EDGES_BASE=../other-checkout`` runs the same program on another version of ``csrc``, in turn.
+``EDGES_BASE=../other-checkout make bench`` runs the same program on another version of ``csrc``, in turn.
 """
 
-import os
-import subprocess
-from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
-from statistics import median
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-GROUPS = ("refused", "split", "past", "lease", "beside", "metadata", "capacity")
-RUNS = 3
+from bench import edges as program
 
-Values = dict[str, list[float]]
-
-
-def built(checkout: Path, to: Path) -> Path:
-    """Compile the program with the store of a checkout."""
-    core = checkout / "csrc"
-    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-pthread", f"-I{core}", "-o", str(to)]
-    subprocess.run([*command, str(ROOT / "bench" / "edges.c"), *map(str, core.glob("*.c"))], check=True)
-    return to
+Edges = Callable[[str, str], tuple[list[float], list[float] | None]]
 
 
 @pytest.fixture(scope="module")
-def edges(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], tuple[list[float], list[float] | None]]:
-    """Give the values of a figure (medians of some runs), and those of the other version if there is one."""
-    folder = tmp_path_factory.mktemp("edges")
-    programs = {"new": built(ROOT, folder / "new")}
-    if base := os.environ.get("EDGES_BASE"):
-        programs["old"] = built(Path(base), folder / "old")
-    measured: dict[tuple[str, str], Values] = {}
-
-    def measure(group: str) -> None:
-        runs: dict[str, dict[str, list[list[float]]]] = {version: defaultdict(list) for version in programs}
-        for _ in range(1 if group == "capacity" else RUNS):
-            for version, program in programs.items():
-                output = subprocess.run([program, group], check=True, capture_output=True, text=True).stdout
-                for line in output.splitlines():
-                    name, *values = line.split()
-                    runs[version][name].append([float(value) for value in values])
-        for version, figures in runs.items():
-            medians = {name: [median(column) for column in zip(*rows, strict=True)] for name, rows in figures.items()}
-            measured[version, group] = medians
+def edges(tmp_path_factory: pytest.TempPathFactory) -> Edges:
+    """Give the values of a figure, and those of the other version if there is one."""
+    compiled = program.programs(tmp_path_factory.mktemp("edges"))
+    measured: dict[str, dict[str, program.Values]] = {}
 
     def values(group: str, name: str) -> tuple[list[float], list[float] | None]:
-        if ("new", group) not in measured:
-            measure(group)
-        return measured["new", group][name], measured["old", group][name] if "old" in programs else None
+        if group not in measured:
+            measured[group] = program.measure(compiled, group)
+        return measured[group]["new"][name], measured[group]["old"][name] if "old" in compiled else None
 
     return values
 

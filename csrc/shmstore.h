@@ -159,7 +159,7 @@ typedef struct shms_stats {
     uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
 } shms_stats;
 
-/* What a refusal found (one that was not remembered, but searched for), in bytes of the data region. */
+/* What the last refusal found, in bytes of the data region. */
 typedef struct shms_room {
     uint64_t reclaimable; /* under objects that nobody holds */
     uint64_t longest;     /* longest stretch of these and of gaps: an object of up to so many bytes would have had room */

@@ -1,0 +1,112 @@
+"""Compiles and runs `edges.c`; ``python -m bench.edges`` writes docs/full-store.md.
+
+``EDGES_BASE=../other-checkout`` runs the same program on another version of ``csrc``, in turn.
+"""
+
+import os
+import platform
+import subprocess
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+
+ROOT = Path(__file__).resolve().parent.parent
+RUNS = 3
+
+Values = dict[str, list[float]]
+"""By figure: its values, medians of some runs."""
+
+
+def built(checkout: Path, to: Path) -> Path:
+    """Compile the program with the store of a checkout."""
+    core = checkout / "csrc"
+    command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-pthread", f"-I{core}", "-o", str(to)]
+    subprocess.run([*command, str(ROOT / "bench" / "edges.c"), *map(str, core.glob("*.c"))], check=True)
+    return to
+
+
+def programs(folder: Path) -> dict[str, Path]:
+    """Compile "new", and "old" if there is a base to compare with."""
+    found = {"new": built(ROOT, folder / "new")}
+    if base := os.environ.get("EDGES_BASE"):
+        found["old"] = built(Path(base), folder / "old")
+    return found
+
+
+def measure(compiled: dict[str, Path], group: str) -> dict[str, Values]:
+    """Run a group of figures by each program in turn; by version."""
+    runs: dict[str, dict[str, list[list[float]]]] = {version: defaultdict(list) for version in compiled}
+    for _ in range(1 if group == "capacity" else RUNS):
+        for version, program in compiled.items():
+            output = subprocess.run([program, group], check=True, capture_output=True, text=True).stdout
+            for line in output.splitlines():
+                name, *values = line.split()
+                runs[version][name].append([float(value) for value in values])
+    return {
+        version: {name: [median(column) for column in zip(*rows, strict=True)] for name, rows in figures.items()}
+        for version, figures in runs.items()
+    }
+
+
+PAGE = """# A full store
+
+What a put costs that finds no room, or must look far for it, and what a hit and a get take beside it.
+`python -m bench.edges` writes this page; `make bench` has the same figures and their limits.
+The program is `bench/edges.c`: in threads of C no interpreter's lock is measured.
+Times are in microseconds, medians of {runs} runs on {machine}.
+
+| beside puts of another thread | median | 99th percentile | longest |
+|---|---:|---:|---:|
+{beside}
+
+The longest times include those in which the machine did not let a thread run.
+One put with 32,768 victims takes {many:.0f} µs.
+
+| | µs |
+|---|---:|
+{puts}
+
+**Effective capacity** is the share of the bytes that objects fill, on average, in a store that is always full.
+With objects of 1 to 32 MiB and a tenth of the bytes held at any time, it is {one:.3f} in 1 GiB and {four:.3f} in 4 GiB.
+What is lost lies behind the hand, where the last victim was larger than needed, and in front of held objects.
+"""
+BESIDE = {
+    "beside-refused-hit": "a hit, beside puts that are refused (10^5 objects held, one let go each time)",
+    "beside-refused-get": "a get, likewise",
+    "beside-victims-hit": "a hit, beside puts that evict 32,768 objects each",
+    "beside-victims-get": "a get, likewise",
+}
+PUTS = {
+    "refused-1-rank": "refused, after one get elsewhere; 10^5 objects held, 1 rank",
+    "refused-8-ranks": "the same, 8 ranks",
+    "split-100k": "refused, though every second of 10^5 objects may go",
+    "no-lease-entry": "a hit that finds no lease entry among 262,144",
+}
+
+
+def main() -> None:
+    """Measure, and write the page."""
+    values: Values = {}
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = {"new": built(ROOT, Path(folder) / "new")}
+        for group in ("refused", "split", "lease", "beside", "capacity"):
+            values |= measure(compiled, group)["new"]
+    beside = [
+        f"| {what} | " + " | ".join(f"{value:.2f}" for value in values[name]) + " |" for name, what in BESIDE.items()
+    ]
+    puts = [f"| {what} | {values[name][0]:.1f} |" for name, what in PUTS.items()]
+    text = PAGE.format(
+        runs=RUNS,
+        machine=f"{os.cpu_count()} cores, {platform.machine()}, Linux {platform.release()}",
+        beside="\n".join(beside),
+        puts="\n".join(puts),
+        many=values["beside-victims-put"][0],
+        one=values["capacity-1-gib"][0],
+        four=values["capacity-4-gib"][0],
+    )
+    (ROOT / "docs" / "full-store.md").write_text(text)
+
+
+if __name__ == "__main__":
+    main()
