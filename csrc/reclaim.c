@@ -137,7 +137,7 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
     uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0;
     const uint32_t *next = w->ring.next;
     uint32_t n = 0, last = SHMS_NONE;
-    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s]) { /* W1 may be a while ago */
+    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s]) { /* W1 may be long ago */
         const shms_slot *slot = shms_writer_slot(w, s);
         uint64_t span = shms_span(shms_get(&slot->length));
         if (shms_get(&slot->state) != SHMS_LIVE || w->protected[s] || w->leases.first[s] != SHMS_NONE)
@@ -234,26 +234,6 @@ typedef struct search {
     uint64_t longest; /* of the runs, where there is no place */
 } search;
 
-/* Can everything in the place go?  Looks at each, and breathes on its way. */
-static bool look_again(struct shms_writer *w, const shms_place *p) {
-    int64_t budget = BUDGET;
-    for (uint32_t s = p->first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < p->at + p->span;) {
-        uint64_t end = shms_ring_end(&w->ring, s);
-        if (!may_go(w, s)) {
-            shms_zones_stale_slot(&w->zones, s);
-            return false;
-        }
-        if ((budget -= w->zones.n_ranks) > 0) {
-            s = w->ring.next[s];
-            continue;
-        }
-        breathe(w);
-        budget = BUDGET;
-        s = end < w->ring.capacity ? shms_ring_at(&w->ring, end) : SHMS_NONE; /* what was next may be gone */
-    }
-    return true;
-}
-
 /* Finds a place by the zones: 1 found, 0 full, -1 to be called again after a breath. */
 static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
     const shms_ring *r = &w->ring;
@@ -275,9 +255,6 @@ static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
         f->area = anywhere < r->areas[SHMS_LARGE].to ? SHMS_LARGE : SHMS_SMALL;
     }
     f->place.first = shms_ring_at(r, f->place.at);
-    if (!look_again(w, &f->place))
-        return -1;
-    f->place.first = shms_ring_at(r, f->place.at); /* again, for it has breathed */
     return 1;
 }
 
@@ -397,8 +374,7 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out)
                 *out = (shms_room_for){.at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
                 return rc;
             }
-            /* A victim was pinned while it was being looked at, or the budget was used up. */
-            failed++;
+            failed++; /* a victim is held by now, or the budget was used up */
             for (uint32_t z = shms_ring_zone(&w->ring, f.place.at); z <= shms_ring_zone(&w->ring, f.place.at + span - 1); z++)
                 shms_zones_stale(&w->zones, z);
             shms_reclaim_begin(w);

@@ -8,6 +8,7 @@
 #include "writer.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -21,13 +22,18 @@ uint64_t shms_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-#define SPINS 2000 /* some 20 to 50 us: longer than anybody holds the mutex who has others waiting */
+/* Turns of a wait: first those that cost nothing but time, some 20 to 50 us, then those that give up the processor. */
+#define SPINS 2000
+#define YIELDS 200
 
-static void relax(void) {
+static void wait_a_turn(int turn) {
+    if (turn >= SPINS)
+        sched_yield();
+    else
 #if defined(__x86_64__)
-    __builtin_ia32_pause();
+        __builtin_ia32_pause();
 #else
-    __asm__ volatile("yield");
+        __asm__ volatile("yield");
 #endif
 }
 
@@ -37,8 +43,8 @@ static void take_mutex(struct shms_writer *w) {
         return;
     atomic_fetch_add(&w->waiting, 1);
     bool taken = false;
-    for (int i = 0; i < SPINS && !taken; i++) {
-        relax();
+    for (int turn = 0; turn < SPINS + YIELDS && !taken; turn++) {
+        wait_a_turn(turn);
         taken = pthread_mutex_trylock(&w->mutex) == 0;
     }
     if (!taken)
@@ -47,14 +53,18 @@ static void take_mutex(struct shms_writer *w) {
     atomic_fetch_add(&w->let_in, 1);
 }
 
-/* A mutex is not fair: who gives it back and takes it again is faster than who waits. */
+/* A mutex is not fair: who gives it back and takes it again is faster than who waits.  So a put waits for one of them. */
+static void give_way(struct shms_writer *w) {
+    uint32_t before = atomic_load(&w->let_in);
+    for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before; turn++)
+        wait_a_turn(turn);
+}
+
 bool shms_writer_let_in(struct shms_writer *w) {
     if (atomic_load(&w->waiting) == 0)
         return false;
-    uint32_t before = atomic_load(&w->let_in);
     pthread_mutex_unlock(&w->mutex);
-    for (int i = 0; i < SPINS && atomic_load(&w->let_in) == before && atomic_load(&w->waiting); i++)
-        relax();
+    give_way(w);
     pthread_mutex_lock(&w->mutex);
     return true;
 }
@@ -77,6 +87,7 @@ int shms_writer_enter_to_place(struct shms_writer *w) {
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     pthread_mutex_lock(&w->placing);
+    give_way(w);
     int rc = shms_writer_enter(w);
     if (rc)
         pthread_mutex_unlock(&w->placing);

@@ -303,6 +303,54 @@ static void an_unprotect_turns_it(void) {
     end();
 }
 
+static void the_end_of_a_guard_turns_it(void) {
+    begin(8, 16);
+    shms_guard guard;
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &guard));
+    both_release(2);
+    refused();
+    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    accepted();
+    end();
+}
+
+static void a_close_turns_it_though_a_view_keeps_the_rank(void) {
+    begin(8, 16);
+    shms_view *v = shms_reader_acquire(readers[1], refs[5]);
+    CHECK(v);
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
+    refused();
+    CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
+    accepted();
+    CHECK_EQ(1, shms_writer_has(w, "k5", 2));
+    shms_view_release(v);
+    end();
+}
+
+static uint8_t old_ref[SHMS_REF_SIZE];
+
+static void refuse_meanwhile(const char *label) {
+    if (strcmp(label, "R2b"))
+        return;
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL)); /* the pin stands on what is in the slot now */
+}
+
+static void a_pin_in_vain_that_was_seen_turns_it(void) {
+    begin(8, 16);
+    memcpy(old_ref, refs[3], sizeof old_ref);
+    both_release(3);
+    CHECK_EQ(1, shms_writer_delete(w, "k3", 2));
+    CHECK_EQ(SHMS_OK, put_marked(w, "again", 64, 1, refs[3])); /* the same slot and place */
+    both_release(3);
+    shms_step_hook = refuse_meanwhile;
+    CHECK(!shms_reader_acquire(readers[0], old_ref) && errno == -SHMS_ESTALE);
+    CHECK(!shms_step_hook);
+    accepted();
+    end();
+}
+
 static void a_retirement_turns_it(void) {
     begin(8, 16);
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
@@ -515,6 +563,9 @@ int main(void) {
         an_abort_turns_it();
         a_commit_without_a_hand_out_turns_it();
         an_unprotect_turns_it();
+        the_end_of_a_guard_turns_it();
+        a_close_turns_it_though_a_view_keeps_the_rank();
+        a_pin_in_vain_that_was_seen_turns_it();
         a_retirement_turns_it();
         a_retirement_ends_when_the_rank_attaches();
         a_detaching_turns_it();

@@ -268,6 +268,28 @@ static void entries_of_leases_that_are_over_are_found_before_none_is_left(void) 
     end();
 }
 
+/* What the zones say of an object that begins before them may be old: it is looked at before it goes. */
+static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
+    uint8_t large[SHMS_REF_SIZE];
+    begin(MIB, 8192, 0);
+    for (uint64_t i = 0; i < 100; i++)
+        CHECK_EQ(SHMS_OK, put_sized("before", i, 4000));
+    CHECK_EQ(SHMS_OK, put_sized("large", 0, 200000));
+    memcpy(large, ref, sizeof large);
+    for (uint64_t i = 0; put_sized("after", i, 4000) == SHMS_OK; i++) {
+    }
+    CHECK_EQ(1, shms_reader_release(r, large));
+    CHECK_EQ(SHMS_EFULL, put_sized("larger", 0, 300000)); /* surveys: 200,000 bytes may go */
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "large0", 6, large));
+    CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
+    shms_view *v = shms_reader_acquire(r, large);
+    CHECK(v);
+    CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
+    shms_view_release(v);
+    CHECK_EQ(SHMS_OK, put_sized("new", 0, 100000));
+    end();
+}
+
 /* ---- what is not believed, and what is not lost ---- */
 
 static void a_key_whose_eviction_cannot_be_noted_stays(void) {
@@ -315,6 +337,7 @@ int main(void) {
     whoever_waits_is_let_in_during_a_large_eviction();
     a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended();
     entries_of_leases_that_are_over_are_found_before_none_is_left();
+    a_hand_out_after_the_survey_keeps_a_large_object();
     a_key_whose_eviction_cannot_be_noted_stays();
     a_slot_number_in_the_lease_table_is_not_read_back();
     CHECK_EQ(0, store_names_left());
