@@ -33,7 +33,9 @@ void shms_zones_stale(shms_zones *z, uint32_t zone) {
 }
 
 void shms_zones_stale_slot(shms_zones *z, uint32_t slot) {
-    shms_zones_stale(z, shms_ring_zone(z->ring, shms_ring_start(z->ring, slot)));
+    uint32_t last = shms_ring_zone(z->ring, shms_ring_end(z->ring, slot) - 1);
+    for (uint32_t zone = shms_ring_zone(z->ring, shms_ring_start(z->ring, slot)); zone <= last; zone++)
+        z->ring->zones[zone].stale = 1;
 }
 
 void shms_zones_stale_all(shms_zones *z) {
