@@ -87,7 +87,7 @@ typedef struct shms_finding {
 } shms_finding;
 
 /* of the superblock; value is what it says, expected the limit or what was counted */
-#define SHMS_F_HAND 1         /* the hand is beyond the data region, or not aligned */
+#define SHMS_F_HAND 1         /* a hand (0, or 1 for small objects) is beyond the data region, or not aligned */
 #define SHMS_F_USED 2         /* used_bytes is not the sum of the spans */
 #define SHMS_F_OBJECTS 3      /* objects is not the number of live slots */
 #define SHMS_F_OPEN_LEASES 4  /* open_leases is not the number of entries in use */

@@ -28,11 +28,11 @@ static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_r
 
 /* Lease entries cost 32 bytes, 16 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
  * each rank's table has a head and ends with part of a page; five pages are the superblock, the end of the writer's
- * tables and the writer itself; a zone takes 120 bytes, and 24 a rank.  One entry an object is wanted; in a large store
+ * tables and the writer itself; a zone takes 96 bytes, and 24 a rank.  One entry an object is wanted; in a large store
  * of many ranks there are fewer, so that an object's share stays in its promise. */
 static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t n_zones, uint64_t page) {
     uint64_t spare = max_objects * (256 - 117), once = n_readers * (page + sizeof(shms_reader_table) + 48) + 5 * page;
-    once += n_zones * (120 + 24 * n_readers);
+    once += n_zones * (96 + 24 * n_readers);
     uint64_t affordable = spare > once ? (spare - once) / (48 + 8 * n_readers) : 0;
     uint64_t least = max_objects < SMALL_STORE ? max_objects : SMALL_STORE;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;

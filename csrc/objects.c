@@ -38,14 +38,17 @@ static int leave(struct shms_writer *w, int rc) {
 
 bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes) {
     shms_keylist *list = &w->evicted;
-    uint64_t need = list->size + 4 * n + bytes;
-    if (!w->tracking || need <= list->room)
+    uint64_t promised = list->promised + 4 * n + bytes, need = list->size + promised;
+    if (!w->tracking)
         return true;
-    uint8_t *grown = realloc(list->bytes, 2 * need + 4096);
-    if (!grown)
-        return false;
-    list->bytes = grown;
-    list->room = 2 * need + 4096;
+    if (need > list->room) {
+        uint8_t *grown = realloc(list->bytes, 2 * need + 4096);
+        if (!grown)
+            return false;
+        list->bytes = grown;
+        list->room = 2 * need + 4096;
+    }
+    list->promised = promised;
     return true;
 }
 
@@ -55,8 +58,9 @@ void shms_forget_key(struct shms_writer *w, uint32_t slot) {
         return;
     shms_keylist *list = &w->evicted;
     uint32_t len = shms_slot_key_len(s);
-    if (list->room < list->size + 4 + len) /* tracking has begun in the middle of an eviction */
+    if (list->promised < 4 + (uint64_t)len) /* tracking has begun in the middle of an eviction */
         return;
+    list->promised -= 4 + len;
     memcpy(list->bytes + list->size, &len, 4);
     memcpy(list->bytes + list->size + 4, w->seg.data + shms_get(&s->offset), len);
     list->size += 4 + len;
@@ -109,7 +113,7 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
         return SHMS_ENOLEASE;
     shms_room_for room;
-    if ((rc = shms_reclaim_space(w, span, &room)) || (rc = w->closed ? SHMS_ECLOSED : SHMS_OK)) {
+    if ((rc = shms_reclaim_space(w, span, &room))) {
         untake(w, entry);
         return rc;
     }
@@ -531,7 +535,7 @@ int shms_writer_track_evictions(shms_writer *w, int on) {
         return rc;
     w->tracking = on != 0;
     if (!on)
-        w->evicted.size = 0;
+        w->evicted.size = w->evicted.promised = 0;
     return leave(w, SHMS_OK);
 }
 

@@ -15,9 +15,9 @@
  *      W2 and W4 the lock is asked again, and only where a pin stands.  Before W2 a remembered "alive" costs at most
  *      a refusal, which the next call asks again; a remembered "gone" is of type 2.
  *
- * Two locks.  Hits need `mutex`, so nobody holds it for long: whoever has more to do *breathes* now and then, that is,
- * lets those in who wait.  Meanwhile anything may change but one thing: `placing` lets only one put at a time look for
- * its place, so what it has cleared stays clear.
+ * Two locks.  Hits need `mutex`, so a put does not hold it for long: it *breathes* now and then, that is, lets those in
+ * who wait.  Meanwhile anything may change, but no other put looks for a place, and nobody closes the writer: that takes
+ * `placing`.  So what a put has cleared stays clear.  Between W1 and W4 there is no breath.
  *
  * A search begins near the hand, which is where a CLOCK finds its victims.  What it does not find within a few steps it
  * looks up in the zones, which remember what was held where (zones.h).
@@ -28,6 +28,7 @@
 #include "writer.h"
 
 enum { UNKNOWN, HERE, GONE };
+enum { AGAIN = 1 }; /* after a breath */
 
 #define NEAR 64            /* objects: so far a search walks from the hand */
 #define BUDGET 1024        /* of looks at a rank's words, between two breaths: some 10 us */
@@ -153,7 +154,7 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
     }
     *behind = next[last];
     if (evicted && !shms_room_for_keys(w, evicted, keys))
-        return SHMS_ENOMEM;
+        return SHMS_ENOMEM; /* before anything has changed */
     bool go = true;
     /* From here to W4 no line of memory is touched that need not be: readers wait. */
     for (uint32_t s = first, i = 0; i < n; i++, s = next[s]) {
@@ -170,23 +171,23 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
             SHMS_STEP("W5");
         atomic_store_explicit(&shms_writer_slot(w, s)->state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
     }
-    if (!go)
+    if (!go) {
+        shms_room_for_keys(w, -evicted, -keys);
         return SHMS_EFULL;
+    }
     atomic_thread_fence(memory_order_release); /* W4 before the stores that reuse the bytes */
     shms_add(&w->seg.sb->objects, -(uint64_t)n);
     shms_add(&w->seg.sb->used_bytes, -bytes);
     shms_count(w, SHMS_C_EVICTIONS, evicted);
     shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
-    if (n == 1)
-        shms_ring_remove(&w->ring, first);
-    else
-        shms_ring_cut(&w->ring, first, last, n);
-    w->leaving += n;
+    shms_ring_cut(&w->ring, first, last, n);
+    w->leaving += (uint32_t)evicted;
     for (uint32_t s = first, i = 1; i <= n; i++, s = next[s]) { /* what has been cut out keeps its links */
-        if (!shms_slot_deleted(shms_writer_slot(w, s)))
+        if (!shms_slot_deleted(shms_writer_slot(w, s))) {
             shms_forget_key(w, s);
+            w->leaving--;
+        }
         w->free_slots[w->n_free_slots++] = s;
-        w->leaving--;
         if (i % FORGET_AT_ONCE == 0 && breathe(w))
             *behind = shms_ring_at(&w->ring, end);
     }
@@ -201,12 +202,11 @@ static void hear(struct shms_writer *w) {
     shms_reclaim_begin(w);
     for (uint32_t r = 0; r < l->n_readers; r++) {
         shms_reader_table *t = shms_segment_reader(&w->seg, r);
-        shms_heard now = {.epoch = atomic_load_explicit(&t->epoch, memory_order_seq_cst),
-                          .base = atomic_load_explicit(&t->base, memory_order_acquire),
-                          .retired = shms_get(&w->seg.sb->retired[r]),
-                          .releases = atomic_load_explicit(&t->releases, memory_order_acquire),
-                          .gone = rank_gone(w, r)};
-        shms_heard before = w->heard[r];
+        shms_heard now = {.retired = shms_get(&w->seg.sb->retired[r])}, before = w->heard[r];
+        now.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
+        now.base = atomic_load_explicit(&t->base, memory_order_acquire);
+        now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
+        now.gone = rank_gone(w, r);
         uint64_t *zones = w->heard_zones + (uint64_t)r * n_zones;
         w->heard[r] = now;
         if (now.epoch != before.epoch || now.base != before.base || now.gone != before.gone || now.retired != before.retired)
@@ -222,6 +222,7 @@ static void hear(struct shms_writer *w) {
             zones[z] = count;
         }
     }
+    atomic_thread_fence(memory_order_acquire); /* the counts before the surveys; pairs with their release */
 }
 
 /* A search that has found its place: where, and what the hand does. */
@@ -316,6 +317,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
                 *out = s;
                 return 1;
             }
+        shms_zones_stale(&w->zones, z); /* all of it is held by now */
     }
     return 0;
 }
@@ -332,30 +334,29 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
 static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t budget = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY, &(int64_t){budget},
-                                                  &at, &longest) < 0; budget++)
+                                                  &at, &longest) < 0 && !w->closed; budget++)
         breathe(w);
     return refuse(w, code, longest);
 }
 
-/* SHMS_OK: the place is a gap in front of place.first, and there is a slot.  SHMS_EFULL: not yet. */
+/* SHMS_OK: the place is a gap in front of place.first, and there is a slot.  SHMS_EFULL: a victim is held by now. */
 static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
     shms_place *p = &f->place;
     uint32_t victim, behind;
-    if (p->first != SHMS_NONE && shms_ring_start(r, p->first) < p->at + p->span) {
-        uint64_t gap = r->gap;
-        int rc = evict(w, p->first, p->at + p->span, &p->first);
-        r->gap = gap; /* it will be filled again */
-        return rc;
-    }
+    if (p->first != SHMS_NONE && shms_ring_start(r, p->first) < p->at + p->span)
+        return evict(w, p->first, p->at + p->span, &p->first);
     if (w->n_free_slots)
         return SHMS_OK;
     int rc = find_victim(w, f, budget, &victim);
     if (rc <= 0)
-        return rc ? SHMS_EFULL : SHMS_ENOSLOT;
-    if ((rc = evict(w, victim, shms_ring_start(r, victim) + 1, &behind)) == SHMS_OK && victim == p->first)
+        return rc ? AGAIN : SHMS_ENOSLOT;
+    if ((rc = evict(w, victim, shms_ring_start(r, victim) + 1, &behind)))
+        return rc;
+    shms_ring_gap_before(r, behind);
+    if (victim == p->first)
         p->first = behind;
-    return rc;
+    return SHMS_OK;
 }
 
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out) {
@@ -370,18 +371,18 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out)
             rc = make_room(w, &f, &budget);
             if (rc == SHMS_ENOSLOT)
                 return survey_and_refuse(w, rc);
-            if (rc != SHMS_EFULL) {
+            if (rc == SHMS_OK || rc == SHMS_ENOMEM) {
                 *out = (shms_room_for){.at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
                 return rc;
             }
-            failed++; /* a victim is held by now, or the budget was used up */
+        }
+        if (rc == SHMS_EFULL) {
+            failed++;
             for (uint32_t z = shms_ring_zone(&w->ring, f.place.at); z <= shms_ring_zone(&w->ring, f.place.at + span - 1); z++)
                 shms_zones_stale(&w->zones, z);
             shms_reclaim_begin(w);
         }
         breathe(w);
-        if (w->closed)
-            return SHMS_ECLOSED;
     }
     return survey_and_refuse(w, SHMS_EFULL);
 }
@@ -425,6 +426,6 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
     uint32_t behind;
     shms_zones_stale_slot(&w->zones, slot);
-    if (may_go(w, slot))
-        evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind);
+    if (may_go(w, slot) && evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind) == SHMS_OK)
+        shms_ring_gap_before(&w->ring, behind);
 }

@@ -3,7 +3,7 @@
  *
  * The second chance.  `used` holds the lap of the object's zone at its last use; the object counts as used as long as the
  * zone is in that lap.  So a hand that jumps over a zone of a thousand objects takes their second chance by adding 1 to
- * its lap.  Laps go from 255 to 1: a use 255 jumps ago counts again, which is harmless.
+ * its lap.  Laps go from 255 to 1: after 255 jumps an old use counts again, which costs a second chance.
  */
 #include "ring.h"
 
@@ -23,6 +23,13 @@ uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones) {
 static void zones_of(const shms_ring *r, uint32_t slot, uint32_t *from, uint32_t *to) {
     *from = shms_ring_zone(r, shms_ring_start(r, slot));
     *to = shms_ring_zone(r, shms_ring_end(r, slot) - 1);
+}
+
+/* What the zones say of the object may have changed. */
+static void mark(shms_ring *r, uint32_t slot) {
+    uint32_t from, to;
+    for (zones_of(r, slot, &from, &to); from <= to; from++)
+        r->zones[from].stale = 1;
 }
 
 static void enter_zones(shms_ring *r, uint32_t slot) {
@@ -128,9 +135,9 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     if (last && shms_ring_gap(r, SHMS_LARGE) >= span) /* new room, and next to the other small ones */
         return SHMS_LARGE;
     uint32_t here = oldest(r, SHMS_SMALL), there = oldest(r, SHMS_LARGE);
-    return here == SHMS_NONE || there == SHMS_NONE || shms_get(&r->slots[here].id) <= shms_get(&r->slots[there].id)
-               ? SHMS_SMALL
-               : SHMS_LARGE;
+    if (here == SHMS_NONE || there == SHMS_NONE) /* an empty area has room */
+        return here == SHMS_NONE ? SHMS_SMALL : SHMS_LARGE;
+    return shms_get(&r->slots[here].id) <= shms_get(&r->slots[there].id) ? SHMS_SMALL : SHMS_LARGE;
 }
 
 bool shms_ring_near(const shms_ring *r, enum shms_area_name name, enum shms_level level, uint32_t limit,
@@ -218,7 +225,9 @@ static void pass(shms_ring *r, uint64_t from, uint64_t to) {
         end = zone_start(r, z + 1);
         if (!zone->uses)
             continue;
-        zone->stale = 1;
+        for (uint32_t k = z; k == z || (k < r->n_zones && r->zones[k].first != SHMS_NONE &&
+                                        shms_ring_start(r, r->zones[k].first) < end); k++)
+            r->zones[k].stale = 1; /* the last object that begins here may reach far */
         if (at == zone_start(r, z) && end <= to) {
             zone->lap = (uint8_t)(zone->lap % 255 + 1);
             zone->uses = false;
@@ -273,18 +282,22 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
         r->last = before;
 }
 
-void shms_ring_remove(shms_ring *r, uint32_t slot) {
-    uint32_t before = r->prev[slot], behind = r->next[slot];
-    shms_ring_cut(r, slot, slot, 1);
+void shms_ring_gap_before(shms_ring *r, uint32_t behind) {
+    uint32_t before = behind == SHMS_NONE ? r->last : r->prev[behind];
     leave_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before),
               behind == SHMS_NONE ? r->capacity : shms_ring_start(r, behind));
+}
+
+void shms_ring_remove(shms_ring *r, uint32_t slot) {
+    shms_ring_cut(r, slot, slot, 1);
+    shms_ring_gap_before(r, r->next[slot]);
 }
 
 void shms_ring_use(shms_ring *r, uint32_t slot) {
     shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
     r->used[slot] = zone->lap;
     zone->uses = true;
-    zone->stale = 1; /* who is handed the object holds it */
+    mark(r, slot); /* who is handed the object holds it, too */
 }
 
 bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {

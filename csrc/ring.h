@@ -83,8 +83,10 @@ void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind);
  * the area does. */
 void shms_ring_move_hand(shms_ring *r, enum shms_area_name area, uint32_t slot, bool lap);
 void shms_ring_remove(shms_ring *r, uint32_t slot);
-/* Takes out the n objects from `first` to `last`, for an object in their place; they stay linked among themselves. */
+/* Takes out the n objects from `first` to `last`; they stay linked among themselves.  If nothing comes in their place,
+ * _gap_before follows, for the object behind them. */
 void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n);
+void shms_ring_gap_before(shms_ring *r, uint32_t behind);
 
 /* A use, and whether there was one since the hand last came by. */
 void shms_ring_use(shms_ring *r, uint32_t slot);

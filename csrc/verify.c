@@ -194,9 +194,10 @@ static void check_rank(const shms_inspector *i, const shms_attendance *who, uint
 static void pass(const shms_inspector *i, object *objects, shms_lease_record *open, findings *f) {
     shms_attendance who;
     shms_inspector_attend(i, &who);
-    uint64_t hand = shms_get(&i->seg.sb->hand);
-    if (hand > i->seg.layout.capacity || hand % SHMS_ALIGN)
-        add(f, SHMS_F_HAND, 0, hand, i->seg.layout.capacity);
+    uint64_t hands[] = {shms_get(&i->seg.sb->hand), shms_get(&i->seg.sb->small_hand)};
+    for (uint64_t k = 0; k < 2; k++)
+        if (hands[k] > i->seg.layout.capacity || hands[k] % SHMS_ALIGN)
+            add(f, SHMS_F_HAND, k, hands[k], i->seg.layout.capacity);
     uint64_t published = atomic_load_explicit(&i->seg.sb->published, memory_order_acquire), limit = next_lease(i);
     if (published > limit)
         add(f, SHMS_F_PUBLISHED, 0, published, limit);

@@ -22,7 +22,8 @@ uint64_t shms_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Turns of a wait: first those that cost nothing but time, some 20 to 50 us, then those that give up the processor. */
+/* Turns of a wait: first those that only take time (tens of microseconds, on most processors), then those that give up
+ * the processor. */
 #define SPINS 2000
 #define YIELDS 200
 
@@ -38,22 +39,26 @@ static void wait_a_turn(int turn) {
 }
 
 /* Sleeping and being woken takes longer than most waits. */
+static void wait_for_mutex(struct shms_writer *w, bool returning) {
+    for (int turn = 0; turn < SPINS + YIELDS; turn++) {
+        if ((returning || !atomic_load(&w->returning)) && pthread_mutex_trylock(&w->mutex) == 0)
+            return;
+        wait_a_turn(turn);
+    }
+    pthread_mutex_lock(&w->mutex);
+}
+
 static void take_mutex(struct shms_writer *w) {
-    if (pthread_mutex_trylock(&w->mutex) == 0)
+    if (!atomic_load(&w->returning) && pthread_mutex_trylock(&w->mutex) == 0)
         return;
     atomic_fetch_add(&w->waiting, 1);
-    bool taken = false;
-    for (int turn = 0; turn < SPINS + YIELDS && !taken; turn++) {
-        wait_a_turn(turn);
-        taken = pthread_mutex_trylock(&w->mutex) == 0;
-    }
-    if (!taken)
-        pthread_mutex_lock(&w->mutex);
+    wait_for_mutex(w, false);
     atomic_fetch_sub(&w->waiting, 1);
     atomic_fetch_add(&w->let_in, 1);
 }
 
-/* A mutex is not fair: who gives it back and takes it again is faster than who waits.  So a put waits for one of them. */
+/* A mutex is not fair: who gives it back and takes it again is faster than who waits.  So a put lets one of them go
+ * first, but waits no longer for it than it would take to wake it. */
 static void give_way(struct shms_writer *w) {
     uint32_t before = atomic_load(&w->let_in);
     for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before; turn++)
@@ -65,7 +70,9 @@ bool shms_writer_let_in(struct shms_writer *w) {
         return false;
     pthread_mutex_unlock(&w->mutex);
     give_way(w);
-    pthread_mutex_lock(&w->mutex);
+    atomic_fetch_add(&w->returning, 1); /* one was let in; now those who hit without a pause wait in their turn */
+    wait_for_mutex(w, true);
+    atomic_fetch_sub(&w->returning, 1);
     return true;
 }
 
@@ -254,7 +261,7 @@ int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expec
 }
 
 static int end(struct shms_writer *w, bool unlink, bool stays) {
-    int rc = shms_writer_enter(w);
+    int rc = shms_writer_enter_to_place(w); /* not in the middle of a put's search: a successor may come at once */
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
@@ -265,6 +272,7 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
     if (w->unfinished == 0) /* or else a successor would reuse bytes that the tickets' holders still write */
         shms_segment_unlock(&w->seg);
     pthread_mutex_unlock(&w->mutex);
+    pthread_mutex_unlock(&w->placing);
     return SHMS_OK;
 }
 

@@ -33,6 +33,7 @@ typedef struct shms_room_for {
 typedef struct shms_keylist { /* uint32_t length, bytes; repeated */
     uint8_t *bytes;
     uint64_t size, room;
+    uint64_t promised; /* bytes of `room` that a call in progress will need */
 } shms_keylist;
 
 struct shms_writer {
@@ -41,6 +42,7 @@ struct shms_writer {
     pthread_mutex_t mutex; /* over everything below and every word that the writer writes */
     _Atomic uint32_t waiting; /* threads that want the mutex */
     _Atomic uint32_t let_in;  /* +1 whenever one of these has got it */
+    _Atomic uint32_t returning; /* threads that have let one in and go on now */
     bool closed;
     shms_ring ring;
     shms_zones zones;
@@ -76,9 +78,9 @@ static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64
 /* Liveness is asked anew from here on: at the start of every operation that may reclaim. */
 void shms_reclaim_begin(struct shms_writer *w);
 /* Makes room for `span` bytes and a slot.  SHMS_EFULL, SHMS_ENOSLOT and SHMS_ENOMEM change nothing.  `placing` is held,
- * too; the mutex may have been others' in the meantime: SHMS_ECLOSED. */
+ * too; the mutex may have been others' in the meantime. */
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out);
-/* A lease entry, or SHMS_NONE.  The mutex as above. */
+/* A lease entry, or SHMS_NONE: then the mutex may have been others', too. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);
 /* After each hand-out: closes some of the leases that are complete, if few entries are free. */
 void shms_reclaim_leases(struct shms_writer *w);
@@ -91,7 +93,7 @@ shms_look shms_reclaim_look;
 
 /* Takes the slot's key out of the index and, where evictions are tracked, notes it; there is room for the note. */
 void shms_forget_key(struct shms_writer *w, uint32_t slot);
-/* Is there room to note n keys of so many bytes together? */
+/* Sets room aside for the notes of n keys of so many bytes together, for _forget_key; false: there is no memory. */
 bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
 
 /* ---- writer.c ---- */
@@ -100,12 +102,12 @@ bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
 int shms_writer_enter(struct shms_writer *w);
 /* Takes `placing` before it. */
 int shms_writer_enter_to_place(struct shms_writer *w);
-/* Gives the mutex to one of those who wait for it, and takes it again; false: nobody waits. */
-bool shms_writer_let_in(struct shms_writer *w);
-/* The same for whoever ends a ticket: a closed writer stays the writer until its last ticket has ended. */
+/* For whoever ends a ticket: a closed writer stays the writer until its last ticket has ended. */
 int shms_writer_enter_to_end(struct shms_writer *w);
 /* The ticket's slot is not in WRITING any more; on a closed writer, the last ticket lets the lock go. */
 void shms_writer_ticket_ended(struct shms_writer *w);
+/* Gives the mutex away, if somebody waits for it, and takes it again; false: nobody waits. */
+bool shms_writer_let_in(struct shms_writer *w);
 /* Is there a number for one more object and one more lease?  Where there is none, SHMS_ECORRUPT: a successor would refuse
  * what came behind it. */
 bool shms_writer_has_numbers(const struct shms_writer *w);

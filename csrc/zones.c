@@ -107,29 +107,17 @@ bool shms_zones_survey(shms_zones *z, int64_t *budget) {
     return true;
 }
 
-/* A long enough run inside the zone; UINT64_MAX: there is none any more. */
-static uint64_t inside(const shms_zones *z, uint32_t zone, uint64_t span, enum shms_level level) {
-    const shms_ring *r = z->ring;
-    uint64_t start = zone_start(z, zone), end = zone_end(z, zone);
-    for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < end; s = r->next[s]) {
-        uint64_t from = shms_ring_start(r, s);
-        if (from > start && from - start >= span)
-            return start;
-        if (level == SHMS_GAPS || (level == SHMS_UNUSED && shms_ring_is_used(r, s)) ||
-            z->look(z->context, s, NULL) != SHMS_FREE_TO_GO)
-            start = shms_ring_end(r, s);
-    }
-    return end > start && end - start >= span ? start : UINT64_MAX;
-}
-
 /* A search on its way: `best` is the length of the run at `at`. */
 typedef struct quest {
     uint64_t span, at, best, longest;
     enum shms_level level;
 } quest;
 
-/* Enough?  The first run will do where something goes, since it is the hand's turn there; the shortest of the gaps. */
+/* A run has been measured.  Enough?  The first one will do where something goes, since it is the hand's turn there; of
+ * gaps the shortest that is long enough. */
 static bool enough(quest *q, uint64_t at, uint64_t length) {
+    if (length > q->longest)
+        q->longest = length;
     if (length >= q->span && length < q->best) {
         q->best = length;
         q->at = at;
@@ -137,34 +125,53 @@ static bool enough(quest *q, uint64_t at, uint64_t length) {
     return q->best != UINT64_MAX && q->level != SHMS_GAPS;
 }
 
-static int scan(shms_zones *z, uint32_t first, uint32_t last, quest *q, int64_t *budget) {
-    uint64_t start = zone_start(z, first); /* of the run that the last zone ended in */
-    for (uint32_t zone = first; zone <= last; zone++) {
+/* Looks at the objects of one zone, from `from` on.  *start: of the run in which the zone ends. */
+static bool inside(const shms_zones *z, uint32_t zone, uint64_t from, quest *q, uint64_t *start) {
+    const shms_ring *r = z->ring;
+    *start = from;
+    for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < zone_end(z, zone); s = r->next[s]) {
+        if (shms_ring_end(r, s) <= from)
+            continue;
+        bool stays = q->level == SHMS_GAPS || (q->level == SHMS_UNUSED && shms_ring_is_used(r, s)) ||
+                     z->look(z->context, s, NULL) != SHMS_FREE_TO_GO;
+        if (!stays)
+            continue;
+        if (shms_ring_start(r, s) > *start && enough(q, *start, shms_ring_start(r, s) - *start))
+            return true;
+        *start = shms_ring_end(r, s) < zone_end(z, zone) ? shms_ring_end(r, s) : zone_end(z, zone);
+    }
+    return false;
+}
+
+static int scan(shms_zones *z, uint64_t from, uint32_t last, quest *q, int64_t *budget) {
+    uint64_t start = from; /* of the run that the last zone ended in */
+    for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
         if (z->ring->zones[zone].stale) {
             if (*budget <= 0)
                 return -1;
             survey(z, zone, budget);
         }
         const shms_run *run = &z->runs[q->level][zone];
-        uint64_t here = zone_start(z, zone), end = zone_end(z, zone), length = here + run->lead - start;
-        bool whole = run->lead == end - here;
-        q->longest = length > q->longest ? length : q->longest;
-        q->longest = run->longest > q->longest ? run->longest : q->longest;
-        if ((q->level != SHMS_GAPS || !whole || zone == last) && enough(q, start, length))
-            return 1;
-        if (!whole && run->longest >= q->span) {
-            uint64_t at = inside(z, zone, q->span, q->level);
-            if (at == UINT64_MAX) { /* it has changed since the survey: again */
-                z->ring->zones[zone--].stale = 1;
-                continue;
-            }
-            if (enough(q, at, run->longest))
+        uint64_t here = zone_start(z, zone), end = zone_end(z, zone);
+        bool cut = here < from; /* the hand stands in it */
+        if (!cut && run->lead == end - here) {
+            if (q->level != SHMS_GAPS && enough(q, start, end - start))
                 return 1;
+            continue;
         }
-        if (!whole)
+        if (!cut && enough(q, start, here + run->lead - start))
+            return 1;
+        if (!cut && run->longest > q->longest)
+            q->longest = run->longest;
+        if (cut || run->longest >= q->span) {
+            if (inside(z, zone, cut ? from : here + run->lead, q, &start))
+                return 1;
+        } else {
             start = end - run->trail;
+        }
     }
-    return q->best != UINT64_MAX;
+    uint64_t end = zone_end(z, last);
+    return (end > start && enough(q, start, end - start)) || q->best != UINT64_MAX;
 }
 
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
@@ -172,11 +179,11 @@ int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, ui
     quest q = {.span = span, .best = UINT64_MAX, .level = level};
     int rc = 0;
     if (to > from) {
-        uint32_t first = shms_ring_zone(z->ring, from), last = shms_ring_zone(z->ring, to - 1);
-        uint32_t here = hand < to ? shms_ring_zone(z->ring, hand) : first;
-        rc = scan(z, here, last, &q, budget);
-        if (rc == 0 && here != first)
-            rc = scan(z, first, last, &q, budget);
+        uint32_t last = shms_ring_zone(z->ring, to - 1);
+        if (hand < to)
+            rc = scan(z, hand, last, &q, budget);
+        if (rc == 0 && (hand > from || hand >= to))
+            rc = scan(z, from, last, &q, budget);
     }
     *at = q.at;
     *longest = q.longest;

@@ -55,7 +55,7 @@ void shms_zones_stale_all(shms_zones *z);
 /* Surveys stale zones, as long as *budget, which each object looked at reduces, is above 0.  false: some are left. */
 bool shms_zones_survey(shms_zones *z, int64_t *budget);
 
-/* The first run of `span` bytes within [from, to), from the zone of `hand` on and then from the start; *at: where.
+/* A run of `span` bytes within [from, to), the first one from `hand` on, then from the start; of gaps the shortest; *at: where.
  * Surveys stale zones on its way: 1 found, 0 there is none, -1 the budget is used up.  *longest: of the runs, for 0. */
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
                     int64_t *budget, uint64_t *at, uint64_t *longest);
