@@ -46,6 +46,9 @@ static bool rank_gone(struct shms_writer *w, uint32_t r) {
         uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_seq_cst);
         SHMS_STEP("W1c");
         w->verdict[r] = epoch > 0 && !shms_segment_held(&w->seg, (int)r) ? GONE : HERE;
+        /* A survey may believe this one.  A process that dies before A3 leaves no other trace. */
+        if (w->verdict[r] != w->heard[r].verdict)
+            w->heard[r].verdict = UNKNOWN;
     }
     return w->verdict[r] == GONE;
 }
@@ -208,11 +211,12 @@ static void hear(struct shms_writer *w) {
                           .base = atomic_load_explicit(&t->base, memory_order_acquire),
                           .retired = shms_get(&w->seg.sb->retired[r]),
                           .releases = atomic_load_explicit(&t->releases, memory_order_acquire),
-                          .gone = rank_gone(w, r)};
+                          .verdict = rank_gone(w, r) ? GONE : HERE};
         shms_heard before = w->heard[r];
         uint64_t *zones = w->heard_zones + (uint64_t)r * n_zones;
         w->heard[r] = now;
-        if (now.epoch != before.epoch || now.base != before.base || now.gone != before.gone || now.retired != before.retired)
+        if (now.epoch != before.epoch || now.base != before.base || now.verdict != before.verdict ||
+            now.retired != before.retired)
             shms_zones_stale_all(&w->zones);
         else if (now.releases == before.releases)
             continue;

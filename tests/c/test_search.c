@@ -268,6 +268,74 @@ static void entries_of_leases_that_are_over_are_found_before_none_is_left(void) 
     end();
 }
 
+/* ---- ranks that die, and a writer that is closed, in the middle of it ---- */
+
+static int told[2];
+static void tell(void) { CHECK_EQ(1, write(told[1], "", 1)); }
+
+static void stop_before_a2(const char *label) {
+    if (strcmp(label, "A2"))
+        return;
+    tell();
+    pause();
+}
+
+/* A process of rank 0 that pins the object of `ref`, or that only gets as far as having the lock. */
+static pid_t a_process(bool attaches) {
+    char c;
+    CHECK_EQ(0, pipe(told));
+    pid_t child = fork_child();
+    if (child == 0) {
+        shms_reader *own;
+        shms_step_hook = attaches ? NULL : stop_before_a2;
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&own, name, 0));
+        CHECK(shms_reader_acquire(own, ref) != NULL);
+        tell();
+        pause();
+        _exit(1);
+    }
+    CHECK_EQ(1, read(told[0], &c, 1));
+    close(told[0]);
+    close(told[1]);
+    return child;
+}
+
+static void dies(pid_t child) {
+    kill(child, SIGKILL);
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+}
+
+/* Between two calls that find the rank dead, a survey has found its lock held, and its old pin. */
+static void a_process_that_dies_before_it_has_attached_keeps_nothing(void) {
+    enum { N = 128, PINNED = 100, GAP = 110 };
+    uint8_t pinned[SHMS_REF_SIZE];
+    const uint64_t size = 32768 - 64;
+    char key[32];
+    shms_guard guard;
+    begin(N * UINT64_C(32768), 4096, 0);
+    for (uint64_t i = 0; i < N; i++) {
+        CHECK_EQ(SHMS_OK, put_sized("k", i, size));
+        if (i == PINNED)
+            memcpy(pinned, ref, sizeof pinned);
+        snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
+        if (i != PINNED && i != GAP)
+            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guard));
+    }
+    shms_reader_close(r);
+    CHECK_EQ(1, shms_writer_delete(w, "k110", 4));
+    memcpy(ref, pinned, sizeof ref);
+    dies(a_process(true));
+    CHECK_EQ(SHMS_EFULL, put_sized("too large", 0, 2 * size)); /* finds the rank dead */
+    CHECK_EQ(1, shms_writer_touch(w, "k100", 4));
+    pid_t child = a_process(false);
+    CHECK_EQ(SHMS_OK, put_sized("fills the gap", 0, size)); /* finds its lock held */
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "fills the gap0", 14, &guard));
+    dies(child);
+    CHECK_EQ(SHMS_OK, put_sized("new", 0, size));
+    CHECK_EQ(0, shms_writer_has(w, "k100", 4));
+    end();
+}
+
 /* ---- what is not believed, and what is not lost ---- */
 
 static void a_key_whose_eviction_cannot_be_noted_stays(void) {
@@ -315,6 +383,7 @@ int main(void) {
     whoever_waits_is_let_in_during_a_large_eviction();
     a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended();
     entries_of_leases_that_are_over_are_found_before_none_is_left();
+    a_process_that_dies_before_it_has_attached_keeps_nothing();
     a_key_whose_eviction_cannot_be_noted_stays();
     a_slot_number_in_the_lease_table_is_not_read_back();
     CHECK_EQ(0, store_names_left());
