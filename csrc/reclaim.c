@@ -441,15 +441,17 @@ void shms_reclaim_leases(struct shms_writer *w) {
 
 uint32_t shms_reclaim_lease(struct shms_writer *w) {
     uint32_t entry = shms_leases_take(&w->leases);
-    if (entry != SHMS_NONE)
-        return entry;
-    hear(w); /* without news, what was swept since the last need not be swept again */
-    uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
-    w->unswept -= n;
-    sweep(w, n, true);
-    entry = shms_leases_take(&w->leases);
+    if (entry == SHMS_NONE) {
+        hear(w); /* without news, what was swept since the last need not be swept again */
+        uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
+        w->unswept -= n;
+        sweep(w, n, true);
+        entry = shms_leases_take(&w->leases);
+    }
     if (entry == SHMS_NONE)
         survey_and_refuse(w, SHMS_ENOLEASE);
+    else
+        w->unswept = w->leases.n_entries; /* a lease that is opened when every rank is gone is complete without news */
     return entry;
 }
 

@@ -336,6 +336,16 @@ static void a_process_that_dies_before_it_has_attached_keeps_nothing(void) {
     end();
 }
 
+static void leases_that_nobody_is_left_for_use_no_entry_up(void) {
+    begin(MIB, 64, 0);
+    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
+    shms_reader_close(r);
+    dies(a_process(true));
+    for (uint64_t i = 0; i < 5 * w->leases.n_entries; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+    end();
+}
+
 /* ---- what is not believed, and what is not lost ---- */
 
 static void a_key_whose_eviction_cannot_be_noted_stays(void) {
@@ -384,6 +394,7 @@ int main(void) {
     a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended();
     entries_of_leases_that_are_over_are_found_before_none_is_left();
     a_process_that_dies_before_it_has_attached_keeps_nothing();
+    leases_that_nobody_is_left_for_use_no_entry_up();
     a_key_whose_eviction_cannot_be_noted_stays();
     a_slot_number_in_the_lease_table_is_not_read_back();
     CHECK_EQ(0, store_names_left());
