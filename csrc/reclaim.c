@@ -126,7 +126,8 @@ static bool pinned(struct shms_writer *w, uint32_t slot) {
     return false;
 }
 
-/* Lets in who waits for the mutex.  What was asked about ranks is asked again after it. */
+/* Lets in who waits for the mutex.  What was asked about ranks is asked again after it.  Where the writer has been closed
+ * meanwhile, another process may have taken over: nothing may be stored any more. */
 static bool breathe(struct shms_writer *w) {
     bool others = shms_writer_let_in(w);
     if (others)
@@ -193,8 +194,11 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
             shms_forget_key(w, s);
         w->free_slots[w->n_free_slots++] = s;
         w->leaving--;
-        if (++i % FORGET_AT_ONCE == 0 && breathe(w))
+        if (++i % FORGET_AT_ONCE == 0 && breathe(w)) {
+            if (w->closed)
+                return SHMS_ECLOSED;
             *behind = shms_ring_at(&w->ring, end);
+        }
     }
     return SHMS_OK;
 }
@@ -254,7 +258,8 @@ static bool look_again(struct shms_writer *w, const shms_place *p) {
             s = w->ring.next[s];
             continue;
         }
-        breathe(w);
+        if (breathe(w) && w->closed)
+            return false;
         budget = BUDGET;
         s = end < w->ring.capacity ? shms_ring_at(&w->ring, end) : SHMS_NONE; /* what was next may be gone */
     }
@@ -363,7 +368,8 @@ static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t budget = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY, &(int64_t){budget},
                                                   &at, &longest) < 0; budget++)
-        breathe(w);
+        if (breathe(w) && w->closed)
+            return SHMS_ECLOSED;
     return refuse(w, code, longest);
 }
 

@@ -346,6 +346,54 @@ static void leases_that_nobody_is_left_for_use_no_entry_up(void) {
     end();
 }
 
+static pthread_t closer;
+static bool closing;
+
+static void *close_it(void *arg) {
+    (void)arg;
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    return NULL;
+}
+
+/* Begins to close it during a survey, and sees that a closed writer stores nothing. */
+static void close_meanwhile(const char *label) {
+    if (!strcmp(label, "W1a") && !closing) {
+        closing = true;
+        CHECK_EQ(0, pthread_create(&closer, NULL, close_it, NULL));
+        while (atomic_load(&w->waiting) == 0)
+            usleep(100);
+    }
+    if (!strcmp(label, "W2") || !strcmp(label, "W4") || !strcmp(label, "C1") || !strcmp(label, "P1"))
+        CHECK(!w->closed);
+}
+
+static void a_writer_that_is_closed_while_it_searches_stores_nothing_more(void) {
+    uint8_t middle[SHMS_REF_SIZE];
+    for (int round = 0, cut = 0; cut < 3; round++) { /* the other thread may get no processor in time */
+        CHECK(round < 200);
+        begin(MIB, 8192, 0);
+        for (uint64_t i = 0; i < 7000; i++) {
+            CHECK_EQ(SHMS_OK, put_sized("k", i, 64));
+            if (i == 3500)
+                memcpy(middle, ref, sizeof middle);
+            else
+                CHECK_EQ(1, shms_reader_release(r, ref));
+        }
+        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is known now */
+        CHECK_EQ(1, shms_reader_release(r, middle));
+        closing = false;
+        shms_step_hook = close_meanwhile;
+        int rc = put_sized("large", 0, MIB - 16384);
+        shms_step_hook = NULL;
+        CHECK(rc == SHMS_OK || rc == SHMS_ECLOSED);
+        cut += rc == SHMS_ECLOSED;
+        pthread_join(closer, NULL);
+        shms_reader_close(r);
+        shms_reader_free(r);
+        shms_writer_free(w);
+    }
+}
+
 /* ---- what is not believed, and what is not lost ---- */
 
 static void a_key_whose_eviction_cannot_be_noted_stays(void) {
@@ -395,6 +443,7 @@ int main(void) {
     entries_of_leases_that_are_over_are_found_before_none_is_left();
     a_process_that_dies_before_it_has_attached_keeps_nothing();
     leases_that_nobody_is_left_for_use_no_entry_up();
+    a_writer_that_is_closed_while_it_searches_stores_nothing_more();
     a_key_whose_eviction_cannot_be_noted_stays();
     a_slot_number_in_the_lease_table_is_not_read_back();
     CHECK_EQ(0, store_names_left());
