@@ -295,7 +295,7 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE)
-        return leave(w, SHMS_ENOLEASE);
+        return leave(w, w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE);
     shms_ring_use(&w->ring, slot);
     shms_count(w, SHMS_C_HITS, 1);
     hand_out(w, slot, entry, out);

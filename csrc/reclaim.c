@@ -47,6 +47,9 @@ static bool rank_gone(struct shms_writer *w, uint32_t r) {
         uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_seq_cst);
         SHMS_STEP("W1c");
         w->verdict[r] = epoch > 0 && !shms_segment_held(&w->seg, (int)r) ? GONE : HERE;
+        /* A survey may believe this one.  A process that dies before A3 leaves no other trace. */
+        if (w->verdict[r] != w->heard[r].verdict)
+            w->heard[r].verdict = UNKNOWN;
     }
     return w->verdict[r] == GONE;
 }
@@ -124,7 +127,8 @@ static bool pinned(struct shms_writer *w, uint32_t slot) {
     return false;
 }
 
-/* Lets in who waits for the mutex.  What was asked about ranks is asked again after it. */
+/* Lets in who waits for the mutex.  What was asked about ranks is asked again after it.  A hit, which does not hold `placing`,
+ * may find the writer closed then: nothing may be stored any more. */
 static bool breathe(struct shms_writer *w) {
     bool others = shms_writer_let_in(w);
     if (others)
@@ -206,10 +210,11 @@ static void hear(struct shms_writer *w) {
         now.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
         now.base = atomic_load_explicit(&t->base, memory_order_acquire);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
-        now.gone = rank_gone(w, r);
+        now.verdict = rank_gone(w, r) ? GONE : HERE;
         uint64_t *zones = w->heard_zones + (uint64_t)r * n_zones;
         w->heard[r] = now;
-        if (now.epoch != before.epoch || now.base != before.base || now.gone != before.gone || now.retired != before.retired)
+        if (now.epoch != before.epoch || now.base != before.base || now.verdict != before.verdict ||
+            now.retired != before.retired)
             shms_zones_stale_all(&w->zones);
         else if (now.releases == before.releases)
             continue;
@@ -334,8 +339,9 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
 static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t budget = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY, &(int64_t){budget},
-                                                  &at, &longest) < 0 && !w->closed; budget++)
-        breathe(w);
+                                                  &at, &longest) < 0; budget++)
+        if (breathe(w) && w->closed)
+            return SHMS_ECLOSED;
     return refuse(w, code, longest);
 }
 
@@ -411,15 +417,17 @@ void shms_reclaim_leases(struct shms_writer *w) {
 
 uint32_t shms_reclaim_lease(struct shms_writer *w) {
     uint32_t entry = shms_leases_take(&w->leases);
-    if (entry != SHMS_NONE)
-        return entry;
-    hear(w); /* without news, what was swept since the last need not be swept again */
-    uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
-    w->unswept -= n;
-    sweep(w, n, true);
-    entry = shms_leases_take(&w->leases);
+    if (entry == SHMS_NONE) {
+        hear(w); /* without news, what was swept since the last need not be swept again */
+        uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
+        w->unswept -= n;
+        sweep(w, n, true);
+        entry = shms_leases_take(&w->leases);
+    }
     if (entry == SHMS_NONE)
         survey_and_refuse(w, SHMS_ENOLEASE);
+    else
+        w->unswept = w->leases.n_entries; /* a lease that is opened when every rank is gone is complete without news */
     return entry;
 }
 

@@ -18,7 +18,7 @@
 /* What the writer has heard of a rank; whatever of it has changed, has changed what may go. */
 typedef struct shms_heard {
     uint64_t epoch, base, retired, releases;
-    bool gone;
+    uint8_t verdict; /* 0: searches have since taken it for gone and for here */
 } shms_heard;
 
 /* Space that has been cleared for an object, and what the hand of an area does about it. */

@@ -29,7 +29,7 @@ OPEN = "lseq[0]==0"
 LOST = "ok==g_com[k]"
 PART = "go|| !"
 TWICE = "del[0]"
-STANDS = "known&&"
+REFUSED = "held[object]"
 
 
 @dataclass(frozen=True)
@@ -53,16 +53,18 @@ class Mutation:
 
 
 RUNS = [
-    Run("one-rank", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=6", "both sides may die, at any step"),
+    Run("one-rank", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=6 BREATHS=1", "both sides may die, at any step"),
     Run("closing", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=5 CLOSES=1", "the rank is closed and attached again, too"),
-    Run("two-slots", "protocol.pml", "NS=2 RCRASH=0 WCRASH=1 WOPS=6", "an eviction of several victims, cut anywhere"),
+    Run("two-slots", "protocol.pml", "NS=2 RCRASH=0 WCRASH=1 WOPS=6 BREATHS=1", "several victims, cut anywhere"),
     Run("one-key", "protocol.pml", "NS=2 ONEKEY=1 RCRASH=0 WCRASH=1 WOPS=6 ROPS=1", "deletion, and the key put again"),
     Run("two-ranks", "protocol.pml", "NR=2 RCRASH=1 WCRASH=0 WOPS=4 ROPS=1", "a lease waits for both"),
     Run("two-threads", "protocol.pml", "THREADS=2 RCRASH=0 WCRASH=0 WOPS=6", "two threads share a rank's table"),
     Run("two-entries", "protocol.pml", "NL=2 MAXH=3 RCRASH=1 WCRASH=0 WOPS=6", "several leases of one object"),
     Run("retiring", "protocol.pml", "RETIRE=1 RCRASH=1 WCRASH=0 WOPS=6", "a rank is retired while it comes"),
-    Run("refusal", "refusal.pml", "NR=1 DEATHS=3", "one rank dies and comes again often"),
-    Run("refusal-two", "refusal.pml", "NR=2 DEATHS=1 ROPS=1", "two ranks"),
+    Run("search", "search.pml", "DEATHS=3", "one rank dies, is closed and comes again often"),
+    Run("search-retired", "search.pml", "DEATHS=2 ROPS=1 RETIRE=1", "a rank is retired at any moment"),
+    Run("search-reuse", "search.pml", "DEATHS=1 ROPS=1 PUTS=1", "another object comes into the slot, pins in vain"),
+    Run("search-two", "search.pml", "NR=2 DEATHS=0 ROPS=1", "two ranks"),
 ]
 
 MUTATIONS = [
@@ -84,8 +86,10 @@ MUTATIONS = [
     Mutation("NEVER_IS_DEAD", "one-rank", OWED),
     Mutation("PROBE_THEN_EPOCH", "one-rank", OWED, ci=True),
     Mutation("VERDICT_KEPT", "one-rank", OWED),
+    Mutation("VERDICT_BREATHED", "one-rank", OWED),
+    Mutation("NO_SECOND_LOOK", "one-rank", OWED, ci=True),
     Mutation("RETIRED_FOR_EVER", "retiring", OWED),
-    Mutation("W2_RELAXED", "one-rank", VIEW, ci=True),
+    Mutation("W2_UNFENCED", "one-rank", VIEW, ci=True),
     Mutation("NO_W3", "one-rank", VIEW),
     Mutation("VERDICT_FOR_W3P", "one-rank", BYTES, ci=True),
     Mutation("ONE_BY_ONE", "two-slots", PART, ci=True),
@@ -98,14 +102,17 @@ MUTATIONS = [
     Mutation("WRITING_IS_LIVE", "one-rank", BYTES),
     Mutation("EVICTING_LEFT", "one-rank", LOST),
     Mutation("NO_D1", "one-key", TWICE, ci=True),
-    Mutation("RELEASE_FIRST", "refusal", STANDS),
-    Mutation("UNCOUNTED", "refusal", STANDS),
-    Mutation("PREPARE_LATE", "refusal", STANDS, ci=True),
-    Mutation("NO_EPOCH", "refusal", STANDS),
-    Mutation("NO_BASE", "refusal", STANDS),
-    Mutation("NO_HERE", "refusal", STANDS),
-    Mutation("HERE_NOW", "refusal", STANDS),
-    Mutation("CANCEL_UNCOUNTED", "refusal", STANDS),
+    Mutation("RELEASE_FIRST", "search", REFUSED),
+    Mutation("UNCOUNTED", "search", REFUSED),
+    Mutation("TOTAL_FIRST", "search", REFUSED, ci=True),
+    Mutation("NO_EPOCH", "search", REFUSED),
+    Mutation("NO_BASE", "search", REFUSED),
+    Mutation("NO_GONE", "search", REFUSED),
+    Mutation("VERDICT_UNHEARD", "search", REFUSED, ci=True),
+    Mutation("NO_RETIRED", "search-retired", REFUSED),
+    Mutation("CANCEL_UNMARKED", "search", REFUSED),
+    Mutation("COMMIT_UNMARKED", "search-reuse", REFUSED),
+    Mutation("VAIN_EARLY", "search-reuse", REFUSED, ci=True),
 ]
 
 

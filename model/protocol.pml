@@ -44,6 +44,9 @@
 #ifndef ONEKEY
 #define ONEKEY 0                        /* all objects have the same key, and are deleted to be put again */
 #endif
+#ifndef BREATHS
+#define BREATHS 0                       /* other threads of the writer are let in between W1 and W2 */
+#endif
 #ifndef RETIRE
 #define RETIRE 0                        /* the writer may retire rank 0 once, at any moment */
 #endif
@@ -66,7 +69,7 @@ bool lock[NR]; bool wlock;                                          /* the kerne
 #ifdef MUT_R1_RELAXED
 byte sbR[NR];
 #endif
-#ifdef MUT_W2_RELAXED
+#ifdef MUT_W2_UNFENCED
 byte sbW;
 #endif
 
@@ -285,7 +288,7 @@ proctype Killer() provided (dying == NOBODY)
 #ifdef MUT_R1_RELAXED
 proctype BufR() { do :: atomic { sbR[0] != 0 -> FLUSHR(0) } :: final -> break od }
 #endif
-#ifdef MUT_W2_RELAXED
+#ifdef MUT_W2_UNFENCED
 proctype BufW() { do :: atomic { sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 } :: final -> break od }
 #endif
 
@@ -295,6 +298,11 @@ proctype BufW() { do :: atomic { sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 } :: 
 #define ANEW skip
 #else
 #define ANEW atomic { verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN }       /* shms_reclaim_begin */
+#endif
+#ifdef MUT_VERDICT_BREATHED
+#define ANEW_UNLESS(breath) if :: breath -> skip :: else -> ANEW fi
+#else
+#define ANEW_UNLESS(breath) ANEW                                            /* breathe, too */
 #endif
 #define JUDGE(r) if :: verdict[r] == HERE -> go = 0 :: else fi
 
@@ -368,7 +376,7 @@ inline may_go(v)           /* W1 and a first look at the pins of slot v; go = it
 #endif
 }
 
-#ifdef MUT_W2_RELAXED
+#ifdef MUT_W2_UNFENCED
 #define SET_EVICTING(v) sbW = (v)+1
 #define FLUSHW if :: sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 :: else fi
 #else
@@ -408,12 +416,80 @@ inline set_free(v)         /* the two promises, where they would be broken */
                  k = 0; st[v] = FREE; g_com[id[v]] = 0 }                            /* W4: */
 }
 
+#define PROMISE(r,h) O(r,h) = g_up[r]; D(r,h) = g_may[r]
+#if NR > 1
+#define PROMISES(h) PROMISE(0,h); PROMISE(1,h)
+#else
+#define PROMISES(h) PROMISE(0,h)
+#endif
+#define PROMISED(h) g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
+#define RAISE published = x+1
+
+inline hand_out(breath)    /* of slot s, on the free entry l; the reference goes out with L3 */
+{
+#if defined(MUT_L2_FIRST)
+        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; lseq[l] = x; RAISE; PROMISED(x); x = 0 };
+        atomic { nextseq++; l = 0; ANEW_UNLESS(breath) }
+#else
+        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; nextseq++               /* L1: */
+#ifdef MUT_L3_EARLY
+                 ; RAISE
+#endif
+               };
+        lseq[l] = x;                                                                /* L2: */
+        atomic { PROMISED(x);
+#if !defined(MUT_L3_EARLY) && !defined(MUT_NO_L3)
+                 RAISE;                                                             /* L3: */
+#endif
+                 x = 0; l = 0; ANEW_UNLESS(breath) }
+#endif
+}
+
+#if NL > 1
+#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: lseq[0] != 0 && lseq[1] == 0 -> l = 1 \
+                           :: lseq[0] != 0 && lseq[1] != 0 -> l = NL fi
+#else
+#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: else -> l = NL fi
+#endif
+
+#if NL > 1
+#define LEASED_NOW(v) (LEASED(0,v) || LEASED(1,v))
+#else
+#define LEASED_NOW(v) LEASED(0,v)
+#endif
+
+/* Between W1 and W2 another thread of the writer may have the mutex, and hand out slot s, which is the first victim. */
+inline breathe()
+{
+#if BREATHS
+        if :: atomic { go && !final && nextseq <= MAXH -> PICK_FREE_ENTRY };
+              if :: atomic { l < NL -> skip }; hand_out(1)
+                 :: atomic { l == NL -> l = 0 }
+              fi
+           :: true
+        fi
+#else
+        skip
+#endif
+}
+
+inline second_look(v)      /* has a lease been opened on it meanwhile? */
+{
+#ifdef MUT_NO_SECOND_LOOK
+        skip
+#else
+        atomic { if :: LEASED_NOW(v) -> go = 0 :: else fi }
+#endif
+}
+
 inline evict(a, b)         /* slots of a set: a, and b too if it is another one; go = they are free */
 {
         may_go(a);
 #if NS > 1
         if :: atomic { go && a != b -> skip }; may_go(b) :: atomic { !(go && a != b) -> skip } fi;
 #endif
+        breathe();
+        second_look(a);
         if :: atomic { go -> skip };
 #ifdef MUT_ONE_BY_ONE
                 SET_EVICTING(a); pinned(a); if :: go -> set_free(a) :: else -> st[a] = LIVE fi;
@@ -446,48 +522,12 @@ inline evict(a, b)         /* slots of a set: a, and b too if it is another one;
 #if NS > 1
                         if :: atomic { a != b -> skip }; st[b] = LIVE :: atomic { a == b -> skip } fi;
 #endif
-                        ANEW                                                        /* the search starts anew */
+                        ANEW                            /* the search starts again */
                 fi
 #endif
            :: atomic { !go -> skip }
         fi
 }
-
-#define PROMISE(r,h) O(r,h) = g_up[r]; D(r,h) = g_may[r]
-#if NR > 1
-#define PROMISES(h) PROMISE(0,h); PROMISE(1,h)
-#else
-#define PROMISES(h) PROMISE(0,h)
-#endif
-#define PROMISED(h) g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
-#define RAISE published = x+1
-
-inline hand_out()          /* of slot s, on the free entry l; the reference goes out with L3 */
-{
-#if defined(MUT_L2_FIRST)
-        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; lseq[l] = x; RAISE; PROMISED(x); x = 0 };
-        atomic { nextseq++; l = 0; ANEW }
-#else
-        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; nextseq++               /* L1: */
-#ifdef MUT_L3_EARLY
-                 ; RAISE
-#endif
-               };
-        lseq[l] = x;                                                                /* L2: */
-        atomic { PROMISED(x);
-#if !defined(MUT_L3_EARLY) && !defined(MUT_NO_L3)
-                 RAISE;                                                             /* L3: */
-#endif
-                 x = 0; l = 0; ANEW }
-#endif
-}
-
-#if NL > 1
-#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: lseq[0] != 0 && lseq[1] == 0 -> l = 1 \
-                           :: lseq[0] != 0 && lseq[1] != 0 -> l = NL fi
-#else
-#define PICK_FREE_ENTRY if :: lseq[0] == 0 -> l = 0 :: else -> l = NL fi
-#endif
 
 inline recover()
 {
@@ -573,14 +613,14 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
                                 atomic { st[s] = LIVE; g_com[id[s]] = 1 };          /* P4: */
 #endif
                                 if :: atomic { true -> PICK_FREE_ENTRY };
-                                      if :: atomic { l < NL && nextseq <= MAXH -> skip }; hand_out()
+                                      if :: atomic { l < NL && nextseq <= MAXH -> skip }; hand_out(0)
                                          :: atomic { !(l < NL && nextseq <= MAXH) -> l = 0 }
                                       fi
                                    :: true                                          /* a commit without a lease */
                                 fi
                            :: atomic { st[s] == WRITING -> st[s] = FREE; FORGET(s) }        /* P5: abort */
                            :: atomic { st[s] == LIVE && !del[s] && nextseq <= MAXH -> PICK_FREE_ENTRY };
-                                if :: atomic { l < NL -> skip }; hand_out()         /* a hit */
+                                if :: atomic { l < NL -> skip }; hand_out(0)        /* a hit */
                                    :: atomic { l == NL -> go = 1;
                                                if :: lslot[0] != s || NL == 1 -> l = 0 :: NL > 1 -> l = NL-1 fi };
                                       lease_done();                                 /* reclaim_lease, of one entry */
@@ -655,7 +695,7 @@ init
 #ifdef MUT_R1_RELAXED
                 run BufR();
 #endif
-#ifdef MUT_W2_RELAXED
+#ifdef MUT_W2_UNFENCED
                 run BufW();
 #endif
         }

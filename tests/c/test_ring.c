@@ -310,6 +310,24 @@ static void a_jump_takes_the_second_chance_of_what_is_jumped_over(void) {
     }
 }
 
+/* A use, and the hand that takes it back, count in every zone in which the object lies. */
+static void a_use_is_seen_in_all_zones_of_an_object(void) {
+    uint64_t at;
+    begin(false);
+    insert_at_hand(0, CAPACITY / 4);
+    for (uint32_t s = 1; s < 97; s++) {
+        insert_at_hand(s, CAPACITY / 128);
+        holder[s] = 0;
+    }
+    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at)); /* all of it is known */
+    shms_ring_use(&ring, 0);
+    CHECK(!find(0, CAPACITY, CAPACITY / 8, SHMS_UNUSED, &at));
+    CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_UNUSED, &at));
+    shms_ring_move_hand(&ring, SHMS_LARGE, 96, true);
+    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at));
+    CHECK_EQ(0, at);
+}
+
 /* With everything surveyed, a search looks only at what is news. */
 static void a_search_looks_only_where_something_was_let_go(void) {
     uint64_t at;
@@ -338,6 +356,7 @@ int main(void) {
     no_gap_is_longer_than_the_ring_says();
     a_used_object_outlives_an_unused_one_once();
     a_jump_takes_the_second_chance_of_what_is_jumped_over();
+    a_use_is_seen_in_all_zones_of_an_object();
     a_search_looks_only_where_something_was_let_go();
     free(memory);
     return 0;

@@ -110,6 +110,67 @@ static void a_gap_that_no_hand_is_at_is_filled_before_anything_goes(void) {
     }
 }
 
+static bool there(const char *prefix, uint64_t i) {
+    char key[32];
+    snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
+    return shms_writer_has(w, key, (uint32_t)strlen(key)) == 1;
+}
+
+/* However many held objects the hand has to pass, what goes is what is oldest. */
+static void the_hand_passes_a_crowd_of_held_objects(uint32_t flags) {
+    for (uint64_t held = 0; held <= 200; held += 100) {
+        uint64_t n = 4000;
+        begin(4 * MIB, 4096, flags);
+        for (uint64_t i = 0; i < held; i++)
+            CHECK_EQ(SHMS_OK, put_sized("held", i, 2000));
+        for (uint64_t i = 0; i < n; i++)
+            put_and_let_go("k", i, 3000);
+        for (uint64_t i = 0; i < n; i++)
+            CHECK(i < n - 1000 ? i >= n - 1400 || !there("k", i) : there("k", i));
+        end();
+    }
+}
+
+static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
+    shms_ticket t;
+    begin(4 * MIB, 65536, 0);
+    put_and_let_go("small", 0, 100);
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "all", 3, NULL, 0, 4 * MIB - 64, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    for (uint64_t i = 0; i < 4; i++)
+        put_and_let_go("large", i, MIB - 40000);
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    uint64_t before = w->seg.sb->counters[SHMS_C_EVICTIONS];
+    for (uint64_t i = 0; i < 13000; i++)
+        put_and_let_go("k", i, 256);
+    CHECK_EQ(before, w->seg.sb->counters[SHMS_C_EVICTIONS]);
+    end();
+}
+
+/* The survey of many slots takes more than a thousand breaths. */
+static void a_slot_is_found_however_long_it_takes(void) {
+    enum { N = 320000, KEPT = 80 };
+    shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
+    static shms_guard guards[KEPT];
+    shms_ticket t;
+    char key[32];
+    name = store_name("slots");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    for (uint32_t rank = 0; rank < 8; rank++)
+        CHECK_EQ(SHMS_OK, shms_writer_retire(w, rank));
+    for (uint32_t i = 0; i < N; i++) {
+        snprintf(key, sizeof key, "k%u", i);
+        CHECK_EQ(SHMS_OK, shms_writer_reserve(w, key, (uint32_t)strlen(key), NULL, 0, 64, &t));
+        CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+        if (i < KEPT)
+            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guards[i]));
+    }
+    CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    r = NULL;
+    end();
+}
+
 /* ---- what is done under the mutex ---- */
 
 static int others_waited; /* looks at what is done while the mutex is held */
@@ -167,8 +228,10 @@ static _Atomic int asking;
 
 static void *ask(void *arg) {
     (void)arg;
-    while (asking)
+    while (asking) {
         CHECK_EQ(0, shms_writer_has(w, "nothing", 7));
+        CHECK(shms_writer_count(w) >= 0);
+    }
     return NULL;
 }
 
@@ -219,8 +282,15 @@ static void whoever_waits_is_let_in_during_a_large_eviction(void) {
     breaths = 0;
     CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
     for (uint64_t i = 0; i < 1000 && breaths < 5; i++) {
-        for (uint64_t k = 0; k < 5000; k++)
-            put_and_let_go("k", i << 20 | k, 64);
+        for (uint64_t k = 0; k < 5000; k++) {
+            CHECK_EQ(SHMS_OK, put_sized("k", i << 20 | k, 64));
+            if (k % 2) { /* deleted, and held: it has no key any more */
+                char key[32];
+                snprintf(key, sizeof key, "k%llu", (unsigned long long)(i << 20 | k));
+                CHECK_EQ(1, shms_writer_delete(w, key, (uint32_t)strlen(key)));
+            }
+            CHECK_EQ(1, shms_reader_release(r, ref));
+        }
         shms_step_hook = count_breaths_of_an_eviction;
         put_and_let_go("large", i, MIB - 4096);
         shms_step_hook = NULL;
@@ -290,6 +360,131 @@ static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
     end();
 }
 
+/* ---- ranks that die, and a writer that is closed, in the middle of it ---- */
+
+static int told[2];
+static void tell(void) { CHECK_EQ(1, write(told[1], "", 1)); }
+
+static void stop_before_a2(const char *label) {
+    if (strcmp(label, "A2"))
+        return;
+    tell();
+    pause();
+}
+
+/* A process of rank 0 that pins the object of `ref`, or that only gets as far as having the lock. */
+static pid_t a_process(bool attaches) {
+    char c;
+    CHECK_EQ(0, pipe(told));
+    pid_t child = fork_child();
+    if (child == 0) {
+        shms_reader *own;
+        shms_step_hook = attaches ? NULL : stop_before_a2;
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&own, name, 0));
+        CHECK(shms_reader_acquire(own, ref) != NULL);
+        tell();
+        pause();
+        _exit(1);
+    }
+    CHECK_EQ(1, read(told[0], &c, 1));
+    close(told[0]);
+    close(told[1]);
+    return child;
+}
+
+static void dies(pid_t child) {
+    kill(child, SIGKILL);
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+}
+
+/* Between two calls that find the rank dead, a survey has found its lock held, and its old pin. */
+static void a_process_that_dies_before_it_has_attached_keeps_nothing(void) {
+    enum { N = 128, PINNED = 100, GAP = 110 };
+    uint8_t pinned[SHMS_REF_SIZE];
+    const uint64_t size = 32768 - 64;
+    char key[32];
+    shms_guard guard;
+    begin(N * UINT64_C(32768), 4096, 0);
+    for (uint64_t i = 0; i < N; i++) {
+        CHECK_EQ(SHMS_OK, put_sized("k", i, size));
+        if (i == PINNED)
+            memcpy(pinned, ref, sizeof pinned);
+        snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
+        if (i != PINNED && i != GAP)
+            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guard));
+    }
+    shms_reader_close(r);
+    CHECK_EQ(1, shms_writer_delete(w, "k110", 4));
+    memcpy(ref, pinned, sizeof ref);
+    dies(a_process(true));
+    CHECK_EQ(SHMS_EFULL, put_sized("too large", 0, 2 * size)); /* finds the rank dead */
+    CHECK_EQ(1, shms_writer_touch(w, "k100", 4));
+    pid_t child = a_process(false);
+    CHECK_EQ(SHMS_OK, put_sized("fills the gap", 0, size)); /* finds its lock held */
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "fills the gap0", 14, &guard));
+    dies(child);
+    CHECK_EQ(SHMS_OK, put_sized("new", 0, size));
+    CHECK_EQ(0, shms_writer_has(w, "k100", 4));
+    end();
+}
+
+static void leases_that_nobody_is_left_for_use_no_entry_up(void) {
+    begin(MIB, 64, 0);
+    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
+    shms_reader_close(r);
+    dies(a_process(true));
+    for (uint64_t i = 0; i < 5 * w->leases.n_entries; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+    end();
+}
+
+static pthread_t closer;
+static bool closing;
+
+static void *close_it(void *arg) {
+    (void)arg;
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
+    return NULL;
+}
+
+/* Begins to close it during a survey.  Where the close waited for the mutex alone, the put would let it in. */
+static void close_meanwhile(const char *label) {
+    if (!strcmp(label, "W1a") && !closing) {
+        closing = true;
+        CHECK_EQ(0, pthread_create(&closer, NULL, close_it, NULL));
+        for (int i = 0; i < 20 && atomic_load(&w->waiting) == 0; i++)
+            usleep(100);
+    }
+    if (!strcmp(label, "W2") || !strcmp(label, "W4") || !strcmp(label, "C1") || !strcmp(label, "P1"))
+        CHECK(!w->closed);
+}
+
+static void a_close_waits_for_the_end_of_a_search(void) {
+    uint8_t middle[SHMS_REF_SIZE];
+    for (int round = 0; round < 5; round++) {
+        begin(MIB, 8192, 0);
+        for (uint64_t i = 0; i < 7000; i++) {
+            CHECK_EQ(SHMS_OK, put_sized("k", i, 64));
+            if (i == 3500)
+                memcpy(middle, ref, sizeof middle);
+            else
+                CHECK_EQ(1, shms_reader_release(r, ref));
+        }
+        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is known now */
+        CHECK_EQ(1, shms_reader_release(r, middle));
+        closing = false;
+        shms_step_hook = close_meanwhile;
+        shms_ticket t;
+        CHECK_EQ(SHMS_OK, shms_writer_begin(w, "large", 5, NULL, 0, MIB - 16384, &t));
+        shms_step_hook = NULL;
+        pthread_join(closer, NULL);
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(w, &t, NULL));
+        shms_reader_close(r);
+        shms_reader_free(r);
+        shms_writer_free(w);
+    }
+}
+
 /* ---- what is not believed, and what is not lost ---- */
 
 static void a_key_whose_eviction_cannot_be_noted_stays(void) {
@@ -307,6 +502,20 @@ static void a_key_whose_eviction_cannot_be_noted_stays(void) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(SHMS_OK, put_sized("new", 0, 40000));
     CHECK_EQ(6, w->evicted.size);
+    end();
+}
+
+static void room_that_one_call_has_set_aside_is_not_taken_by_another(void) {
+    begin(65536, 64, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    put_and_let_go("k", 0, 100);
+    CHECK(shms_room_for_keys(w, 100, 5000)); /* an eviction that breathes */
+    CHECK_EQ(1, shms_writer_delete(w, "k0", 2));
+    CHECK_EQ(5400, w->evicted.promised);
+    CHECK_EQ(6, w->evicted.size);
+    CHECK(w->evicted.room >= 5400 + 6);
+    shms_room_for_keys(w, -(uint64_t)100, -(uint64_t)5000);
+    CHECK_EQ(0, w->evicted.promised);
     end();
 }
 
@@ -328,7 +537,11 @@ int main(void) {
         small_held_objects_keep_no_large_one_out(48, 4 * MIB, flags);
         small_held_objects_keep_no_large_one_out(192, 2 * MIB, flags);
     }
+    the_hand_passes_a_crowd_of_held_objects(0);
+    the_hand_passes_a_crowd_of_held_objects(SHMS_FIFO);
     a_store_of_small_objects_alone_is_filled_with_them();
+    small_objects_fill_an_empty_store_whatever_was_in_it();
+    a_slot_is_found_however_long_it_takes();
     an_object_as_large_as_the_store_has_its_place_among_small_ones();
     a_gap_that_no_hand_is_at_is_filled_before_anything_goes();
     nothing_but_states_changes_between_w2_and_w4();
@@ -338,7 +551,11 @@ int main(void) {
     a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended();
     entries_of_leases_that_are_over_are_found_before_none_is_left();
     a_hand_out_after_the_survey_keeps_a_large_object();
+    a_process_that_dies_before_it_has_attached_keeps_nothing();
+    leases_that_nobody_is_left_for_use_no_entry_up();
+    a_close_waits_for_the_end_of_a_search();
     a_key_whose_eviction_cannot_be_noted_stays();
+    room_that_one_call_has_set_aside_is_not_taken_by_another();
     a_slot_number_in_the_lease_table_is_not_read_back();
     CHECK_EQ(0, store_names_left());
     return 0;

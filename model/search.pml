@@ -1,0 +1,233 @@
+/*
+ * search.pml - what a search remembers by zones (zones.c; hear, rank_gone and may_go in reclaim.c).  It must never refuse
+ * for good what could be had.
+ *
+ * One slot and two zones.  The slot's first object lies in zone 0 and has one open lease; the writer may evict it, and put
+ * a second one into the slot, which lies in zone 1 and has no lease.  Ranks pin, acknowledge, release, close (with or
+ * without a view of something else that keeps the lock), die and attach again.  The writer does its steps in any order: so
+ * the model has surveys before and after `hear`, breaths in between, and other threads of the writer that do the same.
+ * When everybody has come to rest, the writer hears once more; what it then remembers as held must be held.  (In
+ * passing it may refuse too much: a rank between R4 and its count, or between A2 and A3, is about to change that.)
+ *
+ * A word that only grows, and that the writer compares with what it has heard, is one bit here: set by the rank where it
+ * adds to the word, cleared by the writer where it reads the word and remembers it.
+ *
+ * protocol.pml has what this leaves out: how an object goes, and whether it may.
+ */
+#ifndef NR
+#define NR 1                            /* ranks, 1 or 2 */
+#endif
+#ifndef DEATHS
+#define DEATHS 2                        /* kills and closes together */
+#endif
+#ifndef ROPS
+#define ROPS 2                          /* operations of one process of a rank */
+#endif
+#ifndef PUTS
+#define PUTS 0                          /* 1: the first object may go, and a second one come */
+#endif
+#ifndef RETIRE
+#define RETIRE 0                        /* rank 0 may be retired once */
+#endif
+#define UNKNOWN 0
+#define HERE 1
+#define GONE 2
+#define ABOVE 1                         /* a base above the lease's number, */
+#define CLOSED 2                        /* and one above every number */
+
+#define FREE 0
+#define WRITING 1
+#define LIVE 2
+
+/* Words of the ranks, and the kernel's locks. */
+byte pins[NR]; bool ack[NR]; byte base[NR]; bool attached[NR]; bool lock[NR];
+bool epoch_new[NR]; bool releases_new[NR]; bool zone_new[NR*2];
+/* Words of the writer.  The object lies in zone `object`. */
+byte st = LIVE; bit object; bool cancelled; bool retired[NR]; bool retired_new[NR];
+byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0, rank 1, or nobody */
+
+#if NR > 1
+#define SECOND(what) what
+#else
+#define SECOND(what) skip
+#endif
+#define Z(r,z) zone_new[(r)*2+(z)]
+
+#ifdef MUT_TOTAL_FIRST
+#define COUNT(r, z) releases_new[r] = 1; Z(r,z) = 1
+#else
+#define COUNT(r, z) Z(r,z) = 1; releases_new[r] = 1
+#endif
+#if defined(MUT_RELEASE_FIRST)
+#define LET_GO(r, z, what) COUNT(r,z); what
+#elif defined(MUT_UNCOUNTED)
+#define LET_GO(r, z, what) what
+#else
+#define LET_GO(r, z, what) what; COUNT(r,z)
+#endif
+
+inline unpin_vain(r)       /* the object that the pin was seen on may be another than the one it was meant for */
+{
+#ifdef MUT_VAIN_EARLY
+        x = object;
+        pins[r]--;
+#else
+        pins[r]--;                                                                  /* R4: */
+        x = object;                                                                 /* behind the fence */
+#endif
+        COUNT(r,x);
+        atomic { x = 0; vain = 0 }
+}
+
+proctype Reader(byte r) provided (dying == 2 || dying + 2 == _pid)
+{
+        byte n; bool held, vain, closed, x; bit mine;
+again:
+        {
+                lock[r] = 1;                                                        /* A1: */
+                pins[r] = 0;                                                        /* A2: */
+                atomic { x = attached[r] || retired[r]; attached[r] = 1; retired[r] = 0; epoch_new[r] = 1 };    /* A3: */
+                if :: atomic { x -> x = 0; base[r] = ABOVE } :: atomic { !x -> base[r] = 0 } fi;    /* A4: */
+                do
+                :: atomic { n < ROPS && !held && !closed -> n++;
+                            if :: mine = 0 :: object == 1 -> mine = 1 fi; pins[r]++ };              /* R1: */
+                   atomic { if :: st == LIVE && object == mine -> held = 1 :: else -> vain = 1; mine = 0 fi }   /* R2: */
+                :: atomic { held -> held = 0 }; LET_GO(r, mine, pins[r]--); atomic { mine = 0 }     /* R4: */
+                :: atomic { vain -> skip }; unpin_vain(r)
+                :: atomic { n < ROPS && !ack[r] && base[r] == 0 && !cancelled && !closed && !vain -> n++ };
+                   LET_GO(r, 0, ack[r] = 1)                                         /* R3b: */
+                :: atomic { deaths < DEATHS && !closed && !vain -> deaths++; closed = 1; base[r] = CLOSED }  /* E1: */
+                :: atomic { !vain -> n = 0; rest[r] = 1; break }                    /* perhaps with a view for good */
+                od;
+                done
+        } unless { dying == r };
+        if :: atomic { dying == r -> lock[r] = 0; dying = 2; held = 0; vain = 0; closed = 0; n = 0; x = 0; mine = 0; rest[r] = 0 };
+              if :: true -> goto again
+                 :: atomic { true -> rest[r] = 1 }
+              fi
+           :: done
+        fi
+}
+
+proctype Killer() provided (dying == 2)
+{
+        do :: atomic { deaths < DEATHS && !done && lock[0] -> deaths++; dying = 0 }
+#if NR > 1
+           :: atomic { deaths < DEATHS && !done && lock[1] -> deaths++; dying = 1 }
+#endif
+           :: done -> break
+        od
+}
+
+#define IDLE(r) (attached[r] && !lock[r])
+#define LEFT_BY(r) (object == 1 || cancelled || ack[r] || base[r] != 0 || retired[r] || IDLE(r))
+#define FREED_BY(r) (LEFT_BY(r) && (pins[r] == 0 || IDLE(r)))
+#define FREED (FREED_BY(0) && FREED_BY(NR-1))
+
+/* The writer's memory; see zones.h and shms_heard. */
+bool stale[2] = 1; bool held[2];
+byte h_base[NR]; byte h_verdict[NR];
+byte verdict[NR];
+#define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN            /* shms_reclaim_begin, breathe */
+
+inline ask(r)              /* rank_gone */
+{
+        if :: atomic { verdict[r] != UNKNOWN -> skip }
+           :: atomic { verdict[r] == UNKNOWN -> x = attached[r] };                    /* W1b: */
+              atomic { if :: x && !lock[r] -> verdict[r] = GONE :: else -> verdict[r] = HERE fi; x = 0;     /* W1c: */
+#ifndef MUT_VERDICT_UNHEARD
+                       if :: verdict[r] != h_verdict[r] -> h_verdict[r] = UNKNOWN :: else fi
+#endif
+                     }
+        fi
+}
+
+#define NEWS(what) if :: what -> news = 1; what = 0 :: else fi
+
+inline hear_rank(r)
+{
+#ifndef MUT_NO_EPOCH
+        atomic { NEWS(epoch_new[r]) };
+#endif
+#ifndef MUT_NO_BASE
+        atomic { if :: base[r] != h_base[r] -> news = 1; h_base[r] = base[r] :: else fi };
+#endif
+#ifndef MUT_NO_RETIRED
+        atomic { NEWS(retired_new[r]) };
+#endif
+        atomic { if :: releases_new[r] -> count = 1; releases_new[r] = 0 :: else fi };
+#ifndef MUT_NO_GONE
+        ask(r);
+        atomic { if :: verdict[r] != h_verdict[r] -> news = 1; h_verdict[r] = verdict[r] :: else fi };
+#endif
+        atomic { if :: news -> stale[0] = 1; stale[1] = 1; count = 1 :: else fi; news = 0 };
+        if :: atomic { count -> if :: Z(r,0) -> stale[0] = 1; Z(r,0) = 0 :: else fi };
+              atomic { if :: Z(r,1) -> stale[1] = 1; Z(r,1) = 0 :: else fi; count = 0 }
+           :: atomic { !count -> skip }
+        fi
+}
+
+inline hear() { atomic { FORGET }; hear_rank(0); SECOND(hear_rank(1)) }
+
+inline look(r)             /* W1 and the pins of rank r, as may_go; clears free */
+{
+        if :: atomic { free && object == 0 && !cancelled && !ack[r] -> skip };      /* W1a: */
+              if :: atomic { base[r] == 0 -> skip };
+                    if :: atomic { !retired[r] -> skip };
+                          ask(r); atomic { if :: verdict[r] == HERE -> free = 0 :: else fi }
+                       :: atomic { retired[r] -> skip }
+                    fi
+                 :: atomic { base[r] != 0 -> skip }
+              fi
+           :: atomic { !(free && object == 0 && !cancelled && !ack[r]) -> skip }
+        fi;
+        if :: atomic { free && pins[r] != 0 -> skip };
+              ask(r); atomic { if :: verdict[r] == HERE -> free = 0 :: else fi }
+           :: atomic { !(free && pins[r] != 0) -> skip }
+        fi
+}
+
+inline survey()            /* of the object's zone; in the other one is nothing that could be held */
+{
+        atomic { stale[object] = 0; free = (st == LIVE) };
+        look(0); SECOND(look(1));
+        atomic { held[object] = !free; free = 0 }
+}
+
+#ifdef MUT_CANCEL_UNMARKED
+#define MARK_CANCEL skip
+#else
+#define MARK_CANCEL stale[0] = 1
+#endif
+#ifdef MUT_COMMIT_UNMARKED
+#define MARK_COMMIT skip
+#else
+#define MARK_COMMIT stale[1] = 1
+#endif
+
+proctype Writer() provided (dying == 2)
+{
+        bool x, free, news, count, once;
+        do
+        :: hear()
+        :: atomic { st != FREE && stale[object] -> skip }; survey()
+        :: atomic { verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> FORGET }   /* another operation, or a breath */
+        :: atomic { st == LIVE && object == 0 && !cancelled -> cancelled = 1; MARK_CANCEL }     /* C1: */
+#if RETIRE
+        :: atomic { !once -> once = 1; retired[0] = 1; retired_new[0] = 1 }         /* T1: T2: */
+#endif
+#if PUTS
+        :: atomic { st == LIVE && object == 0 && FREED -> st = FREE }               /* W2 to W4: */
+        :: atomic { st == FREE -> st = WRITING; object = 1; stale[1] = 1 }          /* P2: */
+        :: atomic { st == WRITING -> st = LIVE; MARK_COMMIT }                       /* P4: */
+#endif
+        :: atomic { rest[0] && rest[NR-1] -> break }
+        od;
+        if :: atomic { rest[0] && rest[NR-1] && st == LIVE -> done = 1 };           /* from here on nothing changes */
+              hear();
+              assert(!(held[object] && !stale[object] && FREED))
+           :: atomic { st != LIVE -> done = 1 }
+        fi
+}
+
+init { atomic { run Writer(); run Reader(0); SECOND(run Reader(1)); run Killer() } }
