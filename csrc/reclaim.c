@@ -31,7 +31,7 @@ enum { UNKNOWN, HERE, GONE };
 enum { AGAIN = 1 }; /* after a breath */
 
 #define NEAR 64            /* objects: so far a search walks from the hand */
-#define BUDGET 1024        /* of looks at a rank's words, between two breaths: some 10 us */
+#define BUDGET 64          /* of looks at a rank's words, and then to the end of a zone, between two breaths */
 #define FORGET_AT_ONCE 128 /* victims, likewise */
 #define SWEEP_AT_ONCE 4096 /* lease entries that one call looks at, when none is free, */
 #define SWEEP_EARLY 512    /* and that each hand-out looks at, at the most */
@@ -264,12 +264,6 @@ static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
     return 1;
 }
 
-static void hear_once(struct shms_writer *w, search *f) {
-    if (!f->heard)
-        hear(w);
-    f->heard = true;
-}
-
 static int find(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
     uint64_t span = f->place.span;
@@ -289,14 +283,16 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
             return rc;
         r->gap = f->longest;
     }
+    if (f->heard)
+        return find_far(w, f, budget);
     if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
         return 1;
     f->lap = true;
     if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, may_go, w, &f->place))
         return 1;
-    f->lap = false;
-    hear_once(w, f);
-    return find_far(w, f, budget);
+    hear(w);
+    f->heard = true;
+    return -1;
 }
 
 /* Finds an object to go for its slot alone, near the place or anywhere: 1 found, 0 there is none, -1 as find_far. */
@@ -311,7 +307,9 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
                 return 1;
             }
         }
-    hear_once(w, f);
+    if (!f->heard)
+        hear(w);
+    f->heard = true;
     if (!shms_zones_survey(&w->zones, budget))
         return -1;
     for (uint32_t z = 0; z < r->n_zones; z++) {

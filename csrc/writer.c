@@ -26,6 +26,7 @@ uint64_t shms_now_ns(void) {
  * the processor. */
 #define SPINS 2000
 #define YIELDS 200
+#define GRACE 1000
 
 static void wait_a_turn(int turn) {
     if (turn >= SPINS)
@@ -57,22 +58,27 @@ static void take_mutex(struct shms_writer *w) {
     atomic_fetch_add(&w->let_in, 1);
 }
 
-/* A mutex is not fair: who gives it back and takes it again is faster than who waits.  So a put lets one of them go
- * first, but waits no longer for it than it would take to wake it. */
-static void give_way(struct shms_writer *w) {
-    uint32_t before = atomic_load(&w->let_in);
-    for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before; turn++)
-        wait_a_turn(turn);
+/* A mutex is not fair: who gives it back and takes it again is faster than who waits.  So a put, which needs it for long,
+ * lets one of those who wait go first, and leaves it to them for a while.  Then they let the put go first: threads that hit
+ * without a pause would keep it out. */
+static void take_mutex_last(struct shms_writer *w) {
+    if (atomic_load(&w->waiting)) {
+        uint32_t before = atomic_load(&w->let_in);
+        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before; turn++)
+            wait_a_turn(turn);
+        for (int turn = 0; turn < GRACE; turn++)
+            wait_a_turn(0);
+    }
+    atomic_fetch_add(&w->returning, 1);
+    wait_for_mutex(w, true);
+    atomic_fetch_sub(&w->returning, 1);
 }
 
 bool shms_writer_let_in(struct shms_writer *w) {
     if (atomic_load(&w->waiting) == 0)
         return false;
     pthread_mutex_unlock(&w->mutex);
-    give_way(w);
-    atomic_fetch_add(&w->returning, 1); /* one was let in; now those who hit without a pause wait in their turn */
-    wait_for_mutex(w, true);
-    atomic_fetch_sub(&w->returning, 1);
+    take_mutex_last(w);
     return true;
 }
 
@@ -94,11 +100,12 @@ int shms_writer_enter_to_place(struct shms_writer *w) {
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     pthread_mutex_lock(&w->placing);
-    give_way(w);
-    int rc = shms_writer_enter(w);
-    if (rc)
-        pthread_mutex_unlock(&w->placing);
-    return rc;
+    take_mutex_last(w);
+    if (!w->closed)
+        return SHMS_OK;
+    pthread_mutex_unlock(&w->mutex);
+    pthread_mutex_unlock(&w->placing);
+    return SHMS_ECLOSED;
 }
 
 int shms_writer_enter_to_end(struct shms_writer *w) {
@@ -171,6 +178,7 @@ static int build(struct shms_writer *w) {
     shms_superblock *sb = w->seg.sb;
     uint64_t hands[SHMS_AREAS] = {shms_get(&sb->hand), shms_get(&sb->small_hand)};
     shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_reclaim_look, w);
+    w->zones.wanted = &w->waiting;
     w->heard = (shms_heard *)(at += zones_size);
     w->heard_zones = (uint64_t *)(w->heard + ranks);
     shms_ring_init(&w->ring, at += heard_size, l, w->seg.slots, hands, order, count);

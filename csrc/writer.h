@@ -42,7 +42,7 @@ struct shms_writer {
     pthread_mutex_t mutex; /* over everything below and every word that the writer writes */
     _Atomic uint32_t waiting; /* threads that want the mutex */
     _Atomic uint32_t let_in;  /* +1 whenever one of these has got it */
-    _Atomic uint32_t returning; /* threads that have let one in and go on now */
+    _Atomic uint32_t returning; /* puts that have let others go first */
     bool closed;
     shms_ring ring;
     shms_zones zones;

@@ -97,12 +97,16 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     z->total_kept += z->kept[zone];
 }
 
+static bool used_up(const shms_zones *z, const int64_t *budget) {
+    return *budget <= 0 && (!z->wanted || atomic_load_explicit(z->wanted, memory_order_relaxed));
+}
+
 bool shms_zones_survey(shms_zones *z, int64_t *budget) {
     for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
         if (z->ring->zones[zone].stale) {
-            if (*budget <= 0)
-                return false;
             survey(z, zone, budget);
+            if (used_up(z, budget))
+                return false;
         }
     return true;
 }
@@ -147,9 +151,9 @@ static int scan(shms_zones *z, uint64_t from, uint32_t last, quest *q, int64_t *
     uint64_t start = from; /* of the run that the last zone ended in */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
         if (z->ring->zones[zone].stale) {
-            if (*budget <= 0)
-                return -1;
             survey(z, zone, budget);
+            if (used_up(z, budget))
+                return -1;
         }
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = zone_start(z, zone), end = zone_end(z, zone);

@@ -40,6 +40,7 @@ typedef struct shms_zones {
     uint64_t total_free, total_kept;
     shms_look *look;
     void *context;
+    _Atomic uint32_t *wanted; /* a budget counts only where this is not 0; NULL: always */
 } shms_zones;
 
 uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_ranks);
@@ -52,7 +53,8 @@ void shms_zones_stale_slot(shms_zones *z, uint32_t slot);
 void shms_zones_stale(shms_zones *z, uint32_t zone);
 void shms_zones_stale_all(shms_zones *z);
 
-/* Surveys stale zones, as long as *budget, which each object looked at reduces, is above 0.  false: some are left. */
+/* Surveys stale zones, as long as *budget, which each object looked at reduces, is above 0 or nobody wants the mutex.
+ * false: some are left. */
 bool shms_zones_survey(shms_zones *z, int64_t *budget);
 
 /* A run of `span` bytes within [from, to), the first one from `hand` on, then from the start; of gaps the shortest; *at: where.
