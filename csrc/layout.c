@@ -16,10 +16,10 @@
 
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
-/* Few enough zones to go through all of them for one refusal, of few enough objects to look at all of one; of more where
- * each zone costs more, for many ranks. */
+/* Few enough zones to go through all of them for one refusal, of few enough objects to ask all ranks about all of one.  A
+ * zone costs more memory the more ranks there are. */
 static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_readers) {
-    uint64_t zones = max_objects / (n_readers < 8 ? 32 : 4 * n_readers), shift = 12;
+    uint64_t zones = max_objects / (n_readers < 4 ? 32 : n_readers < 16 ? 16 : n_readers), shift = 12;
     zones = zones < 64 ? 64 : zones > SHMS_MAX_ZONES ? SHMS_MAX_ZONES : zones;
     while (((capacity - 1) >> shift) + 1 > zones)
         shift++;
