@@ -19,7 +19,8 @@ INTRODUCTION = """\
 # Benchmarks
 
 What shmstore does beside what people use today for the same work, on the same machine, in one session. `make peers`
-writes this page; it takes some minutes. (`make bench` has the figures of the single operations.)
+writes this page; it takes some minutes. (`make bench` has the figures of the single operations,
+[A full store](full-store.md) those of a store without room.)
 
 **One exchange.** A writer has a dict of three tensors (float32, int64, uint8; the sizes below are of all three
 together), which it has just made. It puts them where the readers can find them and tells each reader; every reader gets
