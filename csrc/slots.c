@@ -18,43 +18,46 @@ bool shms_slot_bounded(const shms_slot *s, uint64_t capacity) {
 }
 
 typedef struct at {
-    uint64_t offset;
+    uint64_t key;
     uint32_t slot;
 } at;
 
-static int by_offset(const void *a, const void *b) {
-    uint64_t x = ((const at *)a)->offset, y = ((const at *)b)->offset;
-    return x < y ? -1 : x > y;
+/* Sorts by the key, by merging runs that ascend already: there are few, since slots are taken in the order in which the hands
+ * go round.  `spare` is as large. */
+static void sort(at *a, at *spare, uint32_t n) {
+    for (uint32_t runs = 2; runs > 1;) {
+        runs = 0;
+        for (uint32_t from = 0, middle, to; from < n; from = to, runs++) {
+            for (middle = from + 1; middle < n && a[middle - 1].key <= a[middle].key;)
+                middle++;
+            for (to = middle < n ? middle + 1 : n; to < n && a[to - 1].key <= a[to].key;)
+                to++;
+            uint32_t left = from, right = middle;
+            for (uint32_t k = from; k < to; k++)
+                spare[k] = right == to || (left < middle && a[left].key <= a[right].key) ? a[left++] : a[right++];
+            memcpy(a + from, spare + from, (to - from) * sizeof *a);
+        }
+    }
 }
 
 uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out) {
-    at *order = malloc(((size_t)n + 1) * sizeof *order);
+    at *order = malloc(2 * ((size_t)n + 1) * sizeof *order);
     if (!order)
         return SHMS_NONE;
     uint32_t count = 0;
-    bool sorted = true;
     for (uint32_t i = 0; i < n; i++)
-        if (shms_get(&slots[i].state) != SHMS_FREE) {
-            order[count] = (at){shms_get(&slots[i].offset), i};
-            sorted = sorted && (count == 0 || order[count - 1].offset <= order[count].offset);
-            count++;
-        }
-    if (!sorted)
-        qsort(order, count, sizeof *order, by_offset);
+        if (shms_get(&slots[i].state) != SHMS_FREE)
+            order[count++] = (at){shms_get(&slots[i].offset), i};
+    sort(order, order + n, count);
     for (uint32_t i = 0; i < count; i++)
         out[i] = order[i].slot;
     free(order);
     return count;
 }
 
-static int by_value(const void *a, const void *b) {
-    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
-    return x < y ? -1 : x > y;
-}
-
 int shms_slots_valid(const shms_slot *slots, uint32_t n, uint64_t capacity, uint64_t next_id) {
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
-    uint64_t *ids = malloc(((size_t)n + 1) * sizeof *ids);
+    at *ids = malloc(2 * ((size_t)n + 1) * sizeof *ids);
     int rc = order && ids ? SHMS_OK : SHMS_ENOMEM;
     uint32_t count = rc ? 0 : shms_slots_sorted(slots, n, order);
     if (count == SHMS_NONE)
@@ -67,12 +70,12 @@ int shms_slots_valid(const shms_slot *slots, uint32_t n, uint64_t capacity, uint
             id == 0 || id >= next_id || !shms_slot_flags_valid(shms_get(&s->flags)))
             rc = SHMS_ECORRUPT;
         end = shms_slot_end(s);
-        ids[i] = id;
+        ids[i] = (at){id, order[i]};
     }
     if (rc == SHMS_OK) {
-        qsort(ids, count, sizeof *ids, by_value);
+        sort(ids, ids + n, count);
         for (uint32_t i = 1; i < count; i++)
-            if (ids[i] == ids[i - 1])
+            if (ids[i].key == ids[i - 1].key)
                 rc = SHMS_ECORRUPT;
     }
     free(order);
