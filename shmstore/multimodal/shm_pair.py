@@ -10,7 +10,8 @@ the prompt updates, in a book of their own, and an item is *cached* where both t
 
 There are two locks; who takes both takes `_storing` first. So a signal handler or a finalizer, which may come in the
 middle of a hit, may hit, release and close, but not store, invalidate or clear. `_storing` belongs to who puts or takes
-out, also while bytes are copied; `_lock` is for the book and the counts, for moments. So a hit waits for no copy of tensors.
+out, also while bytes are copied; `_lock` is for the book and the counts, for moments. So a hit waits for no copy
+of tensors.
 Between a put and its record other threads may sweep, but nobody can take the key out: its lease is open, and
 `invalidate` waits for who stores. So whatever is swept before a key is recorded is older than it.
 
