@@ -240,12 +240,25 @@ typedef struct search {
     uint64_t longest; /* of the runs, where there is no place */
 } search;
 
+/* The last search that was in vain has seen all there is, and nothing is news since. */
+static bool known_in_vain(const struct shms_writer *w, const search *f) {
+    return !w->ring.news && f->place.span > w->longest;
+}
+
 /* Finds a place by the zones: 1 found, 0 full, -1 to be called again after a breath. */
 static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
-    const shms_ring *r = &w->ring;
+    shms_ring *r = &w->ring;
     const shms_area *area = &r->areas[f->area];
     uint64_t anywhere, longest;
+    if (known_in_vain(w, f)) {
+        f->longest = w->longest;
+        return 0;
+    }
     int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, f->place.span, SHMS_ANY, budget, &anywhere, &f->longest);
+    if (rc == 0) {
+        r->news = false;
+        w->longest = f->longest;
+    }
     if (rc <= 0)
         return rc;
     for (enum shms_level level = SHMS_UNUSED;; level = SHMS_ANY) {
@@ -285,11 +298,13 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     }
     if (f->heard)
         return find_far(w, f, budget);
-    if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
-        return 1;
-    f->lap = true;
-    if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, may_go, w, &f->place))
-        return 1;
+    if (!known_in_vain(w, f)) {
+        if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
+            return 1;
+        f->lap = true;
+        if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, may_go, w, &f->place))
+            return 1;
+    }
     hear(w);
     f->heard = true;
     return -1;

@@ -29,7 +29,7 @@ static void zones_of(const shms_ring *r, uint32_t slot, uint32_t *from, uint32_t
 static void mark(shms_ring *r, uint32_t slot) {
     uint32_t from, to;
     for (zones_of(r, slot, &from, &to); from <= to; from++)
-        r->zones[from].stale = 1;
+        shms_ring_stale(r, from);
 }
 
 static void enter_zones(shms_ring *r, uint32_t slot) {
@@ -37,7 +37,7 @@ static void enter_zones(shms_ring *r, uint32_t slot) {
     zones_of(r, slot, &from, &to);
     for (uint32_t z = from; z <= to; z++) {
         shms_zone *zone = &r->zones[z];
-        zone->stale = 1;
+        shms_ring_stale(r, z);
         if (zone->first == SHMS_NONE || shms_ring_start(r, zone->first) > shms_ring_start(r, slot))
             zone->first = slot;
     }
@@ -70,7 +70,8 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
                     const uint32_t *order, uint32_t count) {
     uint32_t n_slots = (uint32_t)l->max_objects;
     *r = (shms_ring){.slots = slots, .first = SHMS_NONE, .last = SHMS_NONE, .n_zones = shms_n_zones(l),
-                     .zone_shift = (uint32_t)l->zone_shift, .capacity = l->capacity, .fifo = l->flags & SHMS_FIFO};
+                     .zone_shift = (uint32_t)l->zone_shift, .capacity = l->capacity, .fifo = l->flags & SHMS_FIFO,
+                     .news = true};
     r->zones = memory;
     r->next = (uint32_t *)(r->zones + r->n_zones);
     r->prev = r->next + n_slots;
@@ -227,7 +228,7 @@ static void pass(shms_ring *r, uint64_t from, uint64_t to) {
             continue;
         for (uint32_t k = z; k == z || (k < r->n_zones && r->zones[k].first != SHMS_NONE &&
                                         shms_ring_start(r, r->zones[k].first) < end); k++)
-            r->zones[k].stale = 1; /* the last object that begins here may reach far */
+            shms_ring_stale(r, k); /* the last object that begins here may reach far */
         if (at == zone_start(r, z) && end <= to) {
             zone->lap = (uint8_t)(zone->lap % 255 + 1);
             zone->uses = false;
@@ -262,7 +263,7 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
     zones_of(r, last, &ignored, &to);
     for (uint32_t z = from; z <= to; z++) {
         shms_zone *zone = &r->zones[z];
-        zone->stale = 1;
+        shms_ring_stale(r, z);
         if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start && shms_ring_start(r, zone->first) < end)
             zone->first = behind != SHMS_NONE && shms_ring_start(r, behind) < zone_start(r, z + 1) ? behind : SHMS_NONE;
     }

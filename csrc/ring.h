@@ -49,6 +49,7 @@ typedef struct shms_ring {
     uint64_t small;   /* bytes: objects up to this size are small; 0 in a store that is small itself */
     uint64_t gap;     /* no gap is longer, but for those at the hands */
     bool fifo;
+    bool news; /* a zone has become stale since this was set to false */
     shms_area areas[SHMS_AREAS];
 } shms_ring;
 
@@ -94,6 +95,10 @@ bool shms_ring_is_used(const shms_ring *r, uint32_t slot);
 
 int shms_ring_valid(const shms_ring *r, uint32_t n_slots);
 
+static inline void shms_ring_stale(shms_ring *r, uint32_t zone) {
+    r->zones[zone].stale = 1;
+    r->news = true;
+}
 static inline uint64_t shms_ring_start(const shms_ring *r, uint32_t slot) { return shms_get(&r->slots[slot].offset); }
 static inline uint64_t shms_ring_end(const shms_ring *r, uint32_t slot) { return shms_slot_end(&r->slots[slot]); }
 static inline uint32_t shms_ring_zone(const shms_ring *r, uint64_t at) { return (uint32_t)(at >> r->zone_shift); }

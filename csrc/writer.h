@@ -60,6 +60,7 @@ struct shms_writer {
     uint32_t leaving;           /* slots that are FREE and still in the index, only in a put that breathes */
     uint64_t held[SHMS_MAX_READERS]; /* bytes by rank at the last refusal */
     shms_room room;                  /* what that left */
+    uint64_t longest;                /* stretch that the last search in vain has found; see ring.news */
     bool tracking;
     shms_keylist evicted;
     uint64_t random[32]; /* secrets of the next objects; 256 bytes, which no signal interrupts (getrandom(2)) */

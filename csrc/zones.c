@@ -27,7 +27,7 @@ void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zo
 void shms_zones_stale(shms_zones *z, uint32_t zone) {
     const shms_ring *r = z->ring;
     do
-        r->zones[zone].stale = 1;
+        shms_ring_stale(z->ring, zone);
     while (++zone < r->n_zones && r->zones[zone].first != SHMS_NONE &&
            shms_ring_start(r, r->zones[zone].first) < zone_start(z, zone));
 }
@@ -35,12 +35,12 @@ void shms_zones_stale(shms_zones *z, uint32_t zone) {
 void shms_zones_stale_slot(shms_zones *z, uint32_t slot) {
     uint32_t last = shms_ring_zone(z->ring, shms_ring_end(z->ring, slot) - 1);
     for (uint32_t zone = shms_ring_zone(z->ring, shms_ring_start(z->ring, slot)); zone <= last; zone++)
-        z->ring->zones[zone].stale = 1;
+        shms_ring_stale(z->ring, zone);
 }
 
 void shms_zones_stale_all(shms_zones *z) {
     for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
-        z->ring->zones[zone].stale = 1;
+        shms_ring_stale(z->ring, zone);
 }
 
 /* A run that is being measured: up to `end`, since `start`; `whole`: since the zone's start. */
