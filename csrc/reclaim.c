@@ -114,11 +114,14 @@ enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
     return anyone ? SHMS_HELD : SHMS_KEPT;
 }
 
-/* W3 for one slot in EVICTING. */
-static bool pinned(struct shms_writer *w, uint32_t slot) {
+/* W3 for n slots in EVICTING. */
+static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
-        SHMS_STEP("W3"); /* pairs with R1; and, being an acquire, with R4 */
-        if (atomic_load_explicit(pin_of(w, r, slot), memory_order_seq_cst)) {
+        const shms_pin *pins = pin_of(w, r, 0);
+        for (uint32_t i = 0; i < n; i++) {
+            SHMS_STEP("W3"); /* pairs with R1; and, being an acquire, with R4 */
+            if (atomic_load_explicit(&pins[slots[i]], memory_order_seq_cst) == 0)
+                continue;
             SHMS_STEP("W3p");
             if (shms_segment_held(&w->seg, (int)r))
                 return true;
@@ -141,6 +144,7 @@ static bool breathe(struct shms_writer *w) {
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
     uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0;
     const uint32_t *next = w->ring.next;
+    uint32_t *victims = w->free_slots + w->n_free_slots; /* where they will be, at last; there is room for all that are not free */
     uint32_t n = 0, last = SHMS_NONE;
     for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s]) { /* W1 may be long ago */
         const shms_slot *slot = shms_writer_slot(w, s);
@@ -153,27 +157,25 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
             evicted_bytes += span;
         }
         bytes += span;
-        last = s;
-        n++;
+        last = victims[n++] = s;
     }
     *behind = next[last];
     if (evicted && !shms_room_for_keys(w, evicted, keys))
         return SHMS_ENOMEM; /* before anything has changed */
-    bool go = true;
-    /* From here to W4 no line of memory is touched that need not be: readers wait. */
-    for (uint32_t s = first, i = 0; i < n; i++, s = next[s]) {
+    shms_slot *slots = w->seg.slots;
+    /* From here to W4 readers wait: no line of memory is touched that need not be, and no load waits for the one before. */
+    for (uint32_t i = 0; i < n; i++) {
         SHMS_STEP("W2"); /* with the fence; pairs with R2a */
-        shms_set(&shms_writer_slot(w, s)->state, SHMS_EVICTING);
+        shms_set(&slots[victims[i]].state, SHMS_EVICTING);
     }
     atomic_thread_fence(memory_order_seq_cst);
-    for (uint32_t s = first, i = 0; go && i < n; i++, s = next[s])
-        go = !pinned(w, s);
-    for (uint32_t s = first, i = 0; i < n; i++, s = next[s]) {
+    bool go = !pinned(w, victims, n);
+    for (uint32_t i = 0; i < n; i++) {
         if (go)
             SHMS_STEP("W4"); /* before one byte is reused, or a successor would call half-written bytes LIVE */
         else
             SHMS_STEP("W5");
-        atomic_store_explicit(&shms_writer_slot(w, s)->state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
+        atomic_store_explicit(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
     }
     if (!go) {
         shms_room_for_keys(w, -evicted, -keys);
