@@ -33,8 +33,8 @@ enum { AGAIN = 1 }; /* after a breath */
 #define NEAR 64            /* objects: so far a search walks from the hand */
 #define BUDGET 64          /* of looks at a rank's words, and then to the end of a zone, between two breaths */
 #define FORGET_AT_ONCE 128 /* victims, likewise */
-#define SWEEP_AT_ONCE 4096 /* lease entries that one call looks at, when none is free, */
-#define SWEEP_EARLY 512    /* and that each hand-out looks at, at the most */
+#define SWEEP_AT_ONCE 16384 /* lease entries that one call looks at, when none is free; the next one goes on behind them */
+#define SWEEP_EARLY 512    /* and those that each hand-out looks at, at the most */
 #define MAX_SEARCHES 1000  /* a store that is read faster than it can be searched this often is full */
 
 void shms_reclaim_begin(struct shms_writer *w) { memset(w->verdict, UNKNOWN, w->seg.layout.n_readers); }
@@ -142,7 +142,7 @@ static bool breathe(struct shms_writer *w) {
 /* W2 to W4: all go, or none (SHMS_EFULL); `behind` is what comes after them.  Nobody else looks for a place, or there is
  * one victim. */
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
-    uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0;
+    uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0, promised = w->evicted.promised;
     const uint32_t *next = w->ring.next;
     uint32_t *victims = w->free_slots + w->n_free_slots; /* where they will be, at last; there is room for all that are not free */
     uint32_t n = 0, last = SHMS_NONE;
@@ -178,7 +178,7 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
         atomic_store_explicit(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
     }
     if (!go) {
-        shms_room_for_keys(w, -evicted, -keys);
+        w->evicted.promised = promised;
         return SHMS_EFULL;
     }
     atomic_thread_fence(memory_order_release); /* W4 before the stores that reuse the bytes */
@@ -353,8 +353,8 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
 /* The same where not every zone was surveyed. */
 static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
-    for (int64_t budget = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY, &(int64_t){budget},
-                                                  &at, &longest) < 0; budget++)
+    for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
+                                                   &(int64_t){allowed}, &at, &longest) < 0; allowed += allowed / 8)
         if (breathe(w) && w->closed)
             return SHMS_ECLOSED;
     return refuse(w, code, longest);
@@ -383,8 +383,9 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out) {
     search f = {.place.span = span};
     int failed = 0;
-    for (int64_t round = 0; failed < MAX_SEARCHES; round++) {
-        int64_t budget = BUDGET + round; /* so that it ends, whatever others do meanwhile */
+    /* More and more, so that it ends: each use that is let in makes a zone stale again. */
+    for (int64_t allowed = BUDGET, budget; failed < MAX_SEARCHES; allowed += allowed / 8) {
+        budget = allowed;
         int rc = find(w, &f, &budget);
         if (rc == 0)
             return refuse(w, SHMS_EFULL, f.longest);
@@ -426,6 +427,7 @@ static uint32_t at_most(uint32_t n, uint32_t limit) { return n < limit ? n : lim
 
 /* The fewer are free, the more are looked at, so that most have been before none is. */
 void shms_reclaim_leases(struct shms_writer *w) {
+    w->unswept = w->leases.n_entries; /* a lease that is opened when every rank is gone is over, and no news will come of it */
     if (w->leases.n_free < w->leases.n_entries / 2)
         sweep(w, at_most(w->leases.n_entries / (w->leases.n_free + 1), SWEEP_EARLY), false);
 }
@@ -439,11 +441,10 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
         sweep(w, n, true);
         entry = shms_leases_take(&w->leases);
     }
-    if (entry == SHMS_NONE)
-        survey_and_refuse(w, SHMS_ENOLEASE);
-    else
-        w->unswept = w->leases.n_entries; /* a lease that is opened when every rank is gone is complete without news */
-    return entry;
+    if (entry != SHMS_NONE)
+        return entry;
+    survey_and_refuse(w, SHMS_ENOLEASE);
+    return SHMS_NONE;
 }
 
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {

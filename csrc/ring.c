@@ -3,7 +3,7 @@
  *
  * The second chance.  `used` holds the lap of the object's zone at its last use; the object counts as used as long as the
  * zone is in that lap.  So a hand that jumps over a zone of a thousand objects takes their second chance by adding 1 to
- * its lap.  Laps go from 255 to 1: after 255 jumps an old use counts again, which costs a second chance.
+ * its lap.
  */
 #include "ring.h"
 
@@ -229,10 +229,12 @@ static void pass(shms_ring *r, uint64_t from, uint64_t to) {
         for (uint32_t k = z; k == z || (k < r->n_zones && r->zones[k].first != SHMS_NONE &&
                                         shms_ring_start(r, r->zones[k].first) < end); k++)
             shms_ring_stale(r, k); /* the last object that begins here may reach far */
-        if (at == zone_start(r, z) && end <= to) {
-            zone->lap = (uint8_t)(zone->lap % 255 + 1);
+        bool whole = at == zone_start(r, z) && end <= to;
+        if (whole) {
             zone->uses = false;
-            continue;
+            if (zone->lap++ < UINT8_MAX)
+                continue;
+            zone->lap = 1; /* the laps begin again: no old one may count */
         }
         for (uint32_t s = zone->first; s != SHMS_NONE && shms_ring_start(r, s) < (end < to ? end : to); s = r->next[s])
             if (shms_ring_start(r, s) >= at)

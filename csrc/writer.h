@@ -40,7 +40,7 @@ struct shms_writer {
     shms_segment seg;
     pthread_mutex_t placing; /* for whoever looks for a place; taken before the other */
     pthread_mutex_t mutex; /* over everything below and every word that the writer writes */
-    _Atomic uint32_t waiting; /* threads that want the mutex */
+    _Atomic uint32_t waiting; /* threads that wait for the mutex, but those that look for a place */
     _Atomic uint32_t let_in;  /* +1 whenever one of these has got it */
     _Atomic uint32_t returning; /* puts that have let others go first */
     bool closed;

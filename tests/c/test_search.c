@@ -322,7 +322,7 @@ static void a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended(void)
     for (; shms_writer_hit(w, "k0", 2, ref) != SHMS_OK; tries++)
         CHECK(tries < 20);
     CHECK(tries > 1);
-    CHECK(looks <= (uint64_t)tries * (4096 + 1000));
+    CHECK(looks <= (uint64_t)tries * (16384 + 1000));
     end();
 }
 
@@ -438,6 +438,30 @@ static void leases_that_nobody_is_left_for_use_no_entry_up(void) {
     end();
 }
 
+/* Tickets hold every entry; their leases are over when they are opened, of which no rank tells. */
+static void leases_that_are_over_at_their_commit_are_found(void) {
+    static shms_ticket tickets[2000];
+    static shms_guard guards[2000];
+    char key[32];
+    begin(MIB, 2000, 0);
+    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
+    shms_reader_close(r);
+    dies(a_process(true));
+    uint32_t n = 0;
+    for (;; n++) {
+        snprintf(key, sizeof key, "t%u", n);
+        if (shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
+            break;
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guards[n]));
+    }
+    CHECK(n >= 1000 && w->leases.n_free == 0);
+    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
+    for (uint32_t i = 0; i < n; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_commit(w, &tickets[i], ref));
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+    end();
+}
+
 static pthread_t closer;
 static bool closing;
 
@@ -514,8 +538,6 @@ static void room_that_one_call_has_set_aside_is_not_taken_by_another(void) {
     CHECK_EQ(5400, w->evicted.promised);
     CHECK_EQ(6, w->evicted.size);
     CHECK(w->evicted.room >= 5400 + 6);
-    shms_room_for_keys(w, -(uint64_t)100, -(uint64_t)5000);
-    CHECK_EQ(0, w->evicted.promised);
     end();
 }
 
@@ -553,6 +575,7 @@ int main(void) {
     a_hand_out_after_the_survey_keeps_a_large_object();
     a_process_that_dies_before_it_has_attached_keeps_nothing();
     leases_that_nobody_is_left_for_use_no_entry_up();
+    leases_that_are_over_at_their_commit_are_found();
     a_close_waits_for_the_end_of_a_search();
     a_key_whose_eviction_cannot_be_noted_stays();
     room_that_one_call_has_set_aside_is_not_taken_by_another();
