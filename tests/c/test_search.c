@@ -440,14 +440,20 @@ static void leases_that_nobody_is_left_for_use_no_entry_up(void) {
 
 /* Tickets hold every entry; their leases are over when they are opened, of which no rank tells. */
 static void leases_that_are_over_at_their_commit_are_found(void) {
-    static shms_ticket tickets[2000];
-    static shms_guard guards[2000];
+    static shms_ticket tickets[4000];
+    static shms_guard guards[4001];
     char key[32];
-    begin(MIB, 2000, 0);
-    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
-    shms_reader_close(r);
-    dies(a_process(true));
     uint32_t n = 0;
+    shms_options o = {.capacity = MIB, .n_readers = 64, .max_objects = 4000}; /* of so many ranks: more slots than entries */
+    name = store_name("search");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    for (uint32_t rank = 1; rank < 64; rank++)
+        CHECK_EQ(SHMS_OK, shms_writer_retire(w, rank));
+    CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k0", 2, &guards[4000]));
+    dies(a_process(true));
+    r = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref)); /* it has been heard */
     for (;; n++) {
         snprintf(key, sizeof key, "t%u", n);
         if (shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
