@@ -70,6 +70,9 @@ One put with 32,768 victims takes {many:.0f} µs.
 **Effective capacity** is the share of the bytes that objects fill, on average, in a store that is always full.
 With objects of 1 to 32 MiB and a tenth of the bytes held at any time, it is {one:.3f} in 1 GiB and {four:.3f} in 4 GiB.
 What is lost lies behind the hand, where the last victim was larger than needed, and in front of held objects.
+
+**Held objects split the space.** Small ones, up to 1/4096 of the capacity, lie together and cost large ones nothing.
+A dozen larger ones that are held for long, spread over the store, can leave no piece of a quarter of it.
 """
 BESIDE = {
     "beside-refused-hit": "a hit, beside puts that are refused (10^5 objects held, one let go each time)",

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 from shmstore.bindings import inspect as native_inspect
@@ -110,7 +111,10 @@ def foreign(name: str, allow_uid: int) -> ShmStoreError:
     elif seen.st_uid != me:
         whose = f"belongs to user {seen.st_uid}, and this process is user {me}'s"
     else:
-        whose = f"has mode {stat.S_IMODE(seen.st_mode):04o}: users other than its owner may open it"
+        return ForeignStoreError(
+            f"store {shown(name)} has mode {stat.S_IMODE(seen.st_mode):04o}: users other than its owner may open it",
+            hint=f"chmod 600 {_DIRECTORY}/{name} if nobody else needs it, or pass allow_uid={me}",
+        )
     return ForeignStoreError(f"store {shown(name)} {whose}")
 
 
@@ -125,6 +129,13 @@ def exists(name: str) -> StoreExistsError:
     """Return the error for a name that is taken; by a file that is no store, if so."""
     if (seen := _probed(name))["ours"]:
         return StoreExistsError(f"a store named {shown(name)} exists already")
+    with suppress(OSError):
+        if not os.access(f"{_DIRECTORY}/{name}", os.R_OK):
+            owner = os.lstat(f"{_DIRECTORY}/{name}").st_uid
+            return StoreExistsError(
+                f"{_DIRECTORY}/{name} exists and belongs to user {owner}; this process may not read it",
+                hint="choose another name or none",
+            )
     what = "is empty, and not yet or not any more a store" if seen["blank"] else "is no store"
     return StoreExistsError(
         f"/dev/shm/{name} exists and {what}",

@@ -5,6 +5,7 @@ import logging
 import os
 import weakref
 from contextlib import suppress
+from multiprocessing import util
 from typing import Protocol
 
 from shmstore.bindings import inspect as native
@@ -25,19 +26,27 @@ class _Store(Protocol):
 
 
 _open: "weakref.WeakSet[_Store]" = weakref.WeakSet()
+_creator = 0  # the process that has made such stores
 
 
 def close_at_exit(store: _Store) -> None:
-    """Close `store` at the interpreter's exit, if it is alive then and this is still its process."""
+    """Close `store` at the exit of this process; remove it then if it is garbage by that time, unclosed."""
+    global _creator
+    if _creator != os.getpid():
+        _creator = os.getpid()
+        atexit.register(_at_exit)
+        util.Finalize(None, _at_exit, exitpriority=1)  # a forked child of multiprocessing runs no atexit functions
     _open.add(store)
 
 
-@atexit.register
-def _close_open() -> None:
+def _at_exit() -> None:
+    if _creator != os.getpid():
+        return
     for store in list(_open):
         if store._pid == os.getpid():
             with suppress(ShmStoreError, OSError):
                 store.close()
+    remove_dead()
 
 
 def remove_dead() -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import logging
+import multiprocessing
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +178,11 @@ LEAVES_OPEN = """
 """
 
 
+def create_and_tell(tell: Connection) -> None:
+    """In a child: make a store without a name, and leave it open."""
+    tell.send(ObjectStoreWriter.create(capacity=4096, n_readers=1).name)
+
+
 def left_by(end: str, name: str = "") -> str:
     """Return the name of a store whose process has come to its end."""
     with run(LEAVES_OPEN, name, end) as process:
@@ -184,7 +191,9 @@ def left_by(end: str, name: str = "") -> str:
         return said.split()[0]
 
 
-@pytest.mark.parametrize("end", ["pass", "sys.exit()", "writer.put('k', 1)", "writer.me = writer; del writer"])
+@pytest.mark.parametrize(
+    "end", ["pass", "sys.exit()", "writer.put('k', 1)", "writer.me = writer; del writer", "del writer"]
+)
 def test_a_store_of_a_generated_name_that_is_open_at_a_normal_exit_goes(leftovers: list[str], end: str) -> None:
     leftovers.append(left_by(end))
     assert not (SHM / leftovers[0]).exists()
@@ -199,6 +208,18 @@ def test_a_store_stays_where_its_process_said_so_or_could_not_remove_it(leftover
 def test_a_store_whose_name_was_chosen_stays_at_exit(leftovers: list[str]) -> None:
     leftovers.append(left_by("pass", store_name()))
     assert (SHM / leftovers[0]).exists()
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_store_that_a_child_of_multiprocessing_leaves_open_goes_with_it(leftovers: list[str], method: str) -> None:
+    context = multiprocessing.get_context(method)
+    names, tell = context.Pipe(duplex=False)
+    child = context.Process(target=create_and_tell, args=(tell,))
+    child.start()
+    leftovers.append(names.recv())
+    child.join()
+    assert 0 == child.exitcode
+    assert not (SHM / leftovers[0]).exists()
 
 
 def test_a_forked_child_s_normal_exit_removes_nothing(leftovers: list[str]) -> None:
