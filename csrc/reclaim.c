@@ -350,11 +350,14 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     return code;
 }
 
+/* Budgets grow, so that a search ends: each use that is let in makes a zone stale again. */
+static int64_t more(int64_t budget) { return budget < INT32_MAX ? budget + budget / 8 : budget; }
+
 /* The same where not every zone was surveyed. */
 static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
-                                                   &(int64_t){allowed}, &at, &longest) < 0; allowed += allowed / 8)
+                                                   &(int64_t){allowed}, &at, &longest) < 0; allowed = more(allowed))
         if (breathe(w) && w->closed)
             return SHMS_ECLOSED;
     return refuse(w, code, longest);
@@ -383,9 +386,8 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out) {
     search f = {.place.span = span};
     int failed = 0;
-    /* More and more, so that it ends: each use that is let in makes a zone stale again. */
-    for (int64_t allowed = BUDGET, budget; failed < MAX_SEARCHES; allowed += allowed / 8) {
-        budget = allowed;
+    for (int64_t allowed = BUDGET; failed < MAX_SEARCHES; allowed = more(allowed)) {
+        int64_t budget = allowed;
         int rc = find(w, &f, &budget);
         if (rc == 0)
             return refuse(w, SHMS_EFULL, f.longest);
