@@ -17,7 +17,8 @@
  *
  * Two locks.  Hits need `mutex`, so a put does not hold it for long: it *breathes* now and then, that is, lets those in
  * who wait.  Meanwhile anything may change, but no other put looks for a place, and nobody closes the writer: that takes
- * `placing`.  So what a put has cleared stays clear.  Between W1 and W4 there is no breath.
+ * `placing`.  So what a put has cleared stays clear.  W1 may be a survey's, many breaths ago: evict looks again, and from
+ * there to W4 there is no breath.
  *
  * A search begins near the hand, which is where a CLOCK finds its victims.  What it does not find within a few steps it
  * looks up in the zones, which remember what was held where (zones.h).
