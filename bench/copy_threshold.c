@@ -91,8 +91,8 @@ int main(void) {
             c[past] = median(copy[past], rounds);
             t[past] = median(total[past], rounds);
         }
-        printf("%6zu KiB | %12.1f %10.1f %6.2f | %12.1f %10.1f %6.2f\n", size >> 10, c[0], c[1], c[1] / c[0], t[0], t[1],
-               t[1] / t[0]);
+        printf("%6zu KiB | %12.1f %10.1f %6.2f | %12.1f %10.1f %6.2f\n", size >> 10, c[0], c[1], c[1] / c[0], t[0],
+               t[1], t[1] / t[0]);
         free(source);
     }
     stopped = 1;

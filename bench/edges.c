@@ -17,12 +17,12 @@
 #include "shmstore.h"
 
 #define MIB (UINT64_C(1) << 20)
-#define CHECK(what)                                                                                                   \
-    do {                                                                                                              \
-        if (!(what)) {                                                                                                \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);                                                \
-            exit(1);                                                                                                  \
-        }                                                                                                             \
+#define CHECK(what)                                                                                                    \
+    do {                                                                                                               \
+        if (!(what)) {                                                                                                 \
+            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #what);                                                 \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
 
 static shms_writer *w;
@@ -49,7 +49,8 @@ static double part(double *times, size_t n, double share) {
 }
 
 static void begin(uint64_t capacity, uint32_t ranks, uint32_t max_objects, uint32_t flags) {
-    shms_options o = {.capacity = capacity, .n_readers = ranks, .max_objects = max_objects, .flags = SHMS_PREFAULT | flags};
+    shms_options o = {
+        .capacity = capacity, .n_readers = ranks, .max_objects = max_objects, .flags = SHMS_PREFAULT | flags};
     snprintf(name, sizeof name, "shms-edges-%d", (int)getpid());
     CHECK(shms_writer_create(&w, name, &o) == 0);
     n_readers = ranks;

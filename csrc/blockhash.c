@@ -45,7 +45,8 @@ static void sha_look(void) {
     uint8_t digest[32];
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
         void *lib = dlopen(names[i], RTLD_NOW | RTLD_LOCAL);
-        if (!lib) continue;
+        if (!lib)
+            continue;
         *(void **)&sha_init = dlsym(lib, "SHA256_Init");
         *(void **)&sha_update = dlsym(lib, "SHA256_Update");
         *(void **)&sha_final = dlsym(lib, "SHA256_Final");
@@ -66,7 +67,8 @@ int shms_blockhash_ready(void) {
 }
 
 int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n) {
-    if (shms_blockhash_ready()) return SHMS_BOOKS_NOLIB;
+    if (shms_blockhash_ready())
+        return SHMS_BOOKS_NOLIB;
     sha_digest(out, bytes, (size_t)n);
     return 0;
 }
@@ -84,7 +86,8 @@ static uint8_t *put_head(uint8_t *p, uint8_t major, uint64_t v) {
     } else {
         int bytes = v <= 0xffffffff ? 4 : 8;
         *p++ = major | (bytes == 4 ? 26 : 27);
-        for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8) *p++ = (uint8_t)(v >> shift);
+        for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8)
+            *p++ = (uint8_t)(v >> shift);
     }
     return p;
 }
@@ -103,11 +106,14 @@ static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *
                          const shms_blockhash_extras *x, int64_t *skip, const uint8_t *embed) {
     p = put_head(p, 0x80, (uint64_t)block_size);
     if (token_bytes == 4)
-        for (int32_t i = 0; i < block_size; i++) p = put_int(p, ((const int32_t *)tokens)[i]);
+        for (int32_t i = 0; i < block_size; i++)
+            p = put_int(p, ((const int32_t *)tokens)[i]);
     else
-        for (int32_t i = 0; i < block_size; i++) p = put_int(p, ((const int64_t *)tokens)[i]);
+        for (int32_t i = 0; i < block_size; i++)
+            p = put_int(p, ((const int64_t *)tokens)[i]);
     int64_t e = s + block_size, n = 0, last = *skip;
-    while (*skip < x->n_items && x->items[3 * *skip] + x->items[3 * *skip + 1] <= s) ++*skip;
+    while (*skip < x->n_items && x->items[3 * *skip] + x->items[3 * *skip + 1] <= s)
+        ++*skip;
     for (last = *skip; last < x->n_items && x->items[3 * last] < e; last++)
         n += 2 * (x->items[3 * last + 1] > 0 && x->items[3 * last] + x->items[3 * last + 1] > s);
     n += (x->lora_len > 0) + (x->salt_len > 0 && s == 0) + (embed != NULL);
@@ -116,16 +122,20 @@ static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *
         return p;
     }
     p = put_head(p, 0x80, (uint64_t)n);
-    if (x->lora_len > 0) p = put_bytes(p, x->lora, x->lora_len);
+    if (x->lora_len > 0)
+        p = put_bytes(p, x->lora, x->lora_len);
     for (int64_t i = *skip; i < last; i++) {
         const int64_t *item = x->items + 3 * i;
         int64_t from = i ? item[-1] : 0;
-        if (item[1] <= 0 || item[0] + item[1] <= s) continue;
+        if (item[1] <= 0 || item[0] + item[1] <= s)
+            continue;
         p = put_bytes(p, x->idents + from, item[2] - from);
         p = put_int(p, item[0] - s);
     }
-    if (x->salt_len > 0 && s == 0) p = put_bytes(p, x->salt, x->salt_len);
-    if (embed) p = put_bytes(put_head(p, 0x40, 32), embed, 32);
+    if (x->salt_len > 0 && s == 0)
+        p = put_bytes(p, x->salt, x->salt_len);
+    if (embed)
+        p = put_bytes(put_head(p, 0x40, 32), embed, 32);
     return p;
 }
 
@@ -138,31 +148,44 @@ int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_bl
     return bytes;
 }
 
-static const uint8_t *embed_of(const shms_blockhash_extras *x, int64_t i) { return i < x->n_embeds ? x->embeds + 32 * i : NULL; }
+static const uint8_t *embed_of(const shms_blockhash_extras *x, int64_t i) {
+    return i < x->n_embeds ? x->embeds + 32 * i : NULL;
+}
 
-static int refuses(int64_t first, int64_t n_blocks, int32_t block_size, int32_t token_bytes, const shms_blockhash_extras *x) {
-    if (first < 0 || n_blocks < 0 || block_size < 1 || (token_bytes != 4 && token_bytes != 8)) return 1;
-    if (n_blocks > INT64_MAX / block_size - first) return 1;
+static int refuses(int64_t first, int64_t n_blocks, int32_t block_size, int32_t token_bytes,
+                   const shms_blockhash_extras *x) {
+    if (first < 0 || n_blocks < 0 || block_size < 1 || (token_bytes != 4 && token_bytes != 8))
+        return 1;
+    if (n_blocks > INT64_MAX / block_size - first)
+        return 1;
     for (int64_t i = 0, before = 0; i < x->n_items; before = x->items[3 * i++]) {
         int64_t offset = x->items[3 * i], length = x->items[3 * i + 1];
-        if (offset < before || length < 0 || length > INT64_MAX - offset) return 1;
+        if (offset < before || length < 0 || length > INT64_MAX - offset)
+            return 1;
     }
     return 0;
 }
 
-int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks, int32_t block_size,
-                          const void *tokens, int32_t token_bytes, const shms_blockhash_extras *x) {
+int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks,
+                          int32_t block_size, const void *tokens, int32_t token_bytes, const shms_blockhash_extras *x) {
     uint8_t small[1024], *message = small, seed[32];
-    if (refuses(first, n_blocks, block_size, token_bytes, x)) return SHMS_BOOKS_ARGUMENT;
-    if (shms_blockhash_ready()) return SHMS_BOOKS_NOLIB;
-    if (n_blocks == 0) return 0;
-    if (out->width && out->width != 32) return SHMS_BOOKS_WIDTH;
+    if (refuses(first, n_blocks, block_size, token_bytes, x))
+        return SHMS_BOOKS_ARGUMENT;
+    if (shms_blockhash_ready())
+        return SHMS_BOOKS_NOLIB;
+    if (n_blocks == 0)
+        return 0;
+    if (out->width && out->width != 32)
+        return SHMS_BOOKS_WIDTH;
     int64_t bound = shms_blockhash_bound(1, block_size, x), skip = 0;
-    if (bound < 0 || bound > INT64_MAX - 35) return SHMS_BOOKS_ARGUMENT;
+    if (bound < 0 || bound > INT64_MAX - 35)
+        return SHMS_BOOKS_ARGUMENT;
     parent = memcpy(seed, parent, sizeof seed); /* it may stand in `out`, which is about to move */
     int rc = shms_hashlist_reserve(out, n_blocks);
-    if (rc) return rc;
-    if (35 + bound > (int64_t)sizeof small && !(message = malloc((size_t)(35 + bound)))) return SHMS_BOOKS_MEMORY;
+    if (rc)
+        return rc;
+    if (35 + bound > (int64_t)sizeof small && !(message = malloc((size_t)(35 + bound))))
+        return SHMS_BOOKS_MEMORY;
     message[0] = 0x83;
     message[1] = 0x58;
     message[2] = 0x20;
@@ -170,21 +193,26 @@ int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t fir
     for (int64_t i = 0; i < n_blocks; i++, hash += SHMS_HASH_BYTES) {
         const uint8_t *block = (const uint8_t *)tokens + i * block_size * (int64_t)token_bytes;
         memcpy(message + 3, parent, 32);
-        uint8_t *end = put_body(message + 35, (first + i) * block_size, block_size, block, token_bytes, x, &skip, embed_of(x, i));
+        uint8_t *end =
+            put_body(message + 35, (first + i) * block_size, block_size, block, token_bytes, x, &skip, embed_of(x, i));
         sha_digest(hash, message, (size_t)(end - message));
         parent = hash;
     }
-    if (message != small) free(message);
+    if (message != small)
+        free(message);
     out->n += n_blocks;
     out->width = 32;
     return 0;
 }
 
-int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks, int32_t block_size,
-                              const void *tokens, int32_t token_bytes, const shms_blockhash_extras *x) {
-    if (refuses(first, n_blocks, block_size, token_bytes, x)) return SHMS_BOOKS_ARGUMENT;
+int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks,
+                              int32_t block_size, const void *tokens, int32_t token_bytes,
+                              const shms_blockhash_extras *x) {
+    if (refuses(first, n_blocks, block_size, token_bytes, x))
+        return SHMS_BOOKS_ARGUMENT;
     int64_t bound = shms_blockhash_bound(n_blocks, block_size, x);
-    if (bound < 0 || bound > room) return bound < 0 ? SHMS_BOOKS_ARGUMENT : SHMS_BOOKS_FULL;
+    if (bound < 0 || bound > room)
+        return bound < 0 ? SHMS_BOOKS_ARGUMENT : SHMS_BOOKS_FULL;
     uint8_t *p = out;
     int64_t skip = 0;
     for (int64_t i = 0; i < n_blocks; i++) {

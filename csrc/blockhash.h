@@ -24,21 +24,27 @@
 
 /* cdef: begin */
 typedef struct shms_blockhash_extras {
-    const uint8_t *lora; int64_t lora_len;     /* CBOR of the LoRA name; length 0: none */
-    const uint8_t *salt; int64_t salt_len;     /* CBOR of the cache salt; length 0: none */
-    const int64_t *items; int64_t n_items;     /* three numbers each: offset, length, end of its identifier in idents */
+    const uint8_t *lora;
+    int64_t lora_len;     /* CBOR of the LoRA name; length 0: none */
+    const uint8_t *salt;
+    int64_t salt_len;     /* CBOR of the cache salt; length 0: none */
+    const int64_t *items;
+    int64_t n_items;     /* three numbers each: offset, length, end of its identifier in idents */
     const uint8_t *idents;                     /* the identifiers' CBOR, one after the other */
-    const uint8_t *embeds; int64_t n_embeds;   /* 32-byte digests of the first n_embeds blocks of the call */
+    const uint8_t *embeds;
+    int64_t n_embeds;   /* 32-byte digests of the first n_embeds blocks of the call */
 } shms_blockhash_extras;
 
 int shms_blockhash_ready(void);                /* 0: libcrypto was found and answers rightly; NOLIB */
 int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n); /* 32 bytes into out; NOLIB */
-int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks, int32_t block_size,
-                          const void *tokens, int32_t token_bytes, const shms_blockhash_extras *extras);
+int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks,
+                          int32_t block_size, const void *tokens, int32_t token_bytes,
+                          const shms_blockhash_extras *extras);
 /* appends to out the hashes of blocks first .. first+n_blocks-1, whose tokens (int32 or int64: token_bytes) begin at
  * `tokens`; parent: 32 bytes. NOLIB, MEMORY, WIDTH, ARGUMENT: nothing appended. */
-int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks, int32_t block_size,
-                              const void *tokens, int32_t token_bytes, const shms_blockhash_extras *extras);
+int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks,
+                              int32_t block_size, const void *tokens, int32_t token_bytes,
+                              const shms_blockhash_extras *extras);
 /* writes the messages without array header and parent, one after the other, the end of each into ends; gives the bytes
  * used. FULL: more than `room`, ask shms_blockhash_bound. */
 int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *extras);

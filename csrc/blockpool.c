@@ -34,12 +34,14 @@
 /* ---- making one ---- */
 
 shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
-    if (n_blocks < 1 || (free_order != SHMS_BLOCKPOOL_TAIL && free_order != SHMS_BLOCKPOOL_UNCACHED_FIRST)) return NULL;
+    if (n_blocks < 1 || (free_order != SHMS_BLOCKPOOL_TAIL && free_order != SHMS_BLOCKPOOL_UNCACHED_FIRST))
+        return NULL;
     uint32_t n_slots = (uint32_t)n_blocks + (uint32_t)n_blocks / 8 * 7 + 2;
     size_t head = (sizeof(shms_blockpool) + 63) / 64 * 64;
     size_t bytes = 63 + head + (size_t)n_blocks * sizeof(shms_pool_block) + (size_t)n_slots * sizeof(shms_pool_slot);
     char *memory = calloc(1, bytes); /* not aligned_alloc: large pieces come from calloc as zero pages, untouched */
-    if (!memory) return NULL;
+    if (!memory)
+        return NULL;
     shms_blockpool *pool = (shms_blockpool *)(memory + (64 - (uintptr_t)memory % 64) % 64);
     pool->memory = memory;
     pool->blocks = (shms_pool_block *)((char *)pool + head);
@@ -53,7 +55,8 @@ shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
 }
 
 void shms_blockpool_free(shms_blockpool *pool) {
-    if (!pool) return;
+    if (!pool)
+        return;
     free(pool->log);
     free(pool->memory);
 }
@@ -122,7 +125,9 @@ static inline uint32_t tag_of(const uint8_t *hash, int32_t group) {
     return (uint32_t)(x >> 32);
 }
 
-static inline uint32_t home_of(const shms_blockpool *pool, uint32_t tag) { return (uint32_t)((uint64_t)tag * pool->n_slots >> 32); }
+static inline uint32_t home_of(const shms_blockpool *pool, uint32_t tag) {
+    return (uint32_t)((uint64_t)tag * pool->n_slots >> 32);
+}
 static inline uint32_t slot_after(const shms_blockpool *pool, uint32_t s) { return s + 1 == pool->n_slots ? 0 : s + 1; }
 
 static inline int bears(const shms_pool_block *b, const uint8_t *hash, int32_t width, int32_t group) {
@@ -130,9 +135,11 @@ static inline int bears(const shms_pool_block *b, const uint8_t *hash, int32_t w
 }
 
 /* The slot of this key, or the empty one where it would go. */
-static inline uint32_t slot_of(const shms_blockpool *pool, uint32_t tag, const uint8_t *hash, int32_t width, int32_t group) {
+static inline uint32_t slot_of(const shms_blockpool *pool, uint32_t tag, const uint8_t *hash, int32_t width,
+                               int32_t group) {
     uint32_t s = home_of(pool, tag);
-    while (pool->slots[s].id && !(pool->slots[s].tag == tag && bears(pool->blocks + pool->slots[s].id, hash, width, group)))
+    while (pool->slots[s].id &&
+           !(pool->slots[s].tag == tag && bears(pool->blocks + pool->slots[s].id, hash, width, group)))
         s = slot_after(pool, s);
     return s;
 }
@@ -141,7 +148,8 @@ static void slot_clear(shms_blockpool *pool, uint32_t hole) {
     uint32_t s = hole, n = pool->n_slots;
     for (;;) {
         s = slot_after(pool, s);
-        if (!pool->slots[s].id) break;
+        if (!pool->slots[s].id)
+            break;
         uint32_t home = home_of(pool, pool->slots[s].tag);
         uint32_t from_home = s >= home ? s - home : s + n - home;
         uint32_t from_hole = s >= hole ? s - hole : s + n - hole;
@@ -186,7 +194,8 @@ static void drop_key(shms_blockpool *pool, int32_t id) {
     }
     if (b->first) {
         uint32_t s = home_of(pool, b->tag);
-        while (pool->slots[s].id != id) s = slot_after(pool, s);
+        while (pool->slots[s].id != id)
+            s = slot_after(pool, s);
         if (b->key_next == id) {
             slot_clear(pool, s);
             pool->n_keys--;
@@ -206,10 +215,13 @@ static void drop_key(shms_blockpool *pool, int32_t id) {
 enum { AHEAD = 8 };
 
 int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
-    if (n < 0) return SHMS_BOOKS_ARGUMENT;
-    if (n > pool->n_free) return SHMS_BOOKS_FULL;
+    if (n < 0)
+        return SHMS_BOOKS_ARGUMENT;
+    if (n > pool->n_free)
+        return SHMS_BOOKS_FULL;
     int rc = shms_blockpool_log_reserve(pool, n);
-    if (rc) return rc;
+    if (rc)
+        return rc;
     shms_pool_block *blocks = pool->blocks;
     int32_t id = next_of(pool, 0);
     for (int64_t i = 0; i < n; i++) {
@@ -219,8 +231,10 @@ int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     queue_link(pool, 0, id);
     for (int64_t i = 0; i < n; i++) {
         shms_pool_block *b = blocks + out[i];
-        if (i + AHEAD < n) __builtin_prefetch(pool->slots + home_of(pool, blocks[out[i + AHEAD]].tag), 1);
-        if (b->width) drop_key(pool, out[i]);
+        if (i + AHEAD < n)
+            __builtin_prefetch(pool->slots + home_of(pool, blocks[out[i + AHEAD]].tag), 1);
+        if (b->width)
+            drop_key(pool, out[i]);
         b->ref = 1;
         b->out = 1;
     }
@@ -230,10 +244,12 @@ int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
 
 int shms_blockpool_touch(shms_blockpool *pool, const void *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        if (outside(pool, id_at(ids, i))) return SHMS_BOOKS_RANGE;
+        if (outside(pool, id_at(ids, i)))
+            return SHMS_BOOKS_RANGE;
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
-        if (id && pool->blocks[id].ref++ == 0) queue_remove(pool, id);
+        if (id && pool->blocks[id].ref++ == 0)
+            queue_remove(pool, id);
     }
     return 0;
 }
@@ -246,14 +262,17 @@ int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int rev
         int rc = outside(pool, id) ? SHMS_BOOKS_RANGE : id && blocks[id].ref == 0 ? SHMS_BOOKS_UNUSED : 0;
         if (rc) {
             while (i-- > 0)
-                if (id_at(ids, i)) blocks[id_at(ids, i)].ref++;
+                if (id_at(ids, i))
+                    blocks[id_at(ids, i)].ref++;
             return rc;
         }
-        if (id) blocks[id].ref--;
+        if (id)
+            blocks[id].ref--;
     }
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, reverse ? n - 1 - i : i);
-        if (!id || blocks[id].ref || !blocks[id].out) continue;
+        if (!id || blocks[id].ref || !blocks[id].out)
+            continue;
         if (pool->free_order == SHMS_BLOCKPOOL_UNCACHED_FIRST && !blocks[id].width) {
             queue_insert_after(pool, head, id);
             head = id;
@@ -268,7 +287,8 @@ int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int rev
 
 int32_t shms_blockpool_find(const shms_blockpool *pool, const uint8_t *hash, int32_t width, int32_t group) {
     uint8_t padded[SHMS_HASH_BYTES] = {0};
-    if (width < 1 || width > SHMS_HASH_BYTES) return 0;
+    if (width < 1 || width > SHMS_HASH_BYTES)
+        return 0;
     memcpy(padded, hash, (size_t)width);
     return pool->slots[slot_of(pool, tag_of(padded, group), padded, width, group)].id;
 }
@@ -298,20 +318,26 @@ int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const 
         if (i + AHEAD / 2 < n) /* its slot has arrived: now the block that it names */
             __builtin_prefetch(pool->blocks + pool->slots[home_of(pool, tags[(i + AHEAD / 2) % AHEAD])].id);
         out[i] = pool->slots[slot_of(pool, tag, hash, hashes->width, group)].id;
-        if (!out[i]) break;
+        if (!out[i])
+            break;
     }
     return i;
 }
 
 int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const shms_hashlist *hashes, int64_t first,
                        int64_t factor, int32_t group) {
-    if (n <= 0) return n < 0 ? SHMS_BOOKS_ARGUMENT : 0;
-    if (first < 0 || factor < 1) return SHMS_BOOKS_ARGUMENT;
-    if (n > hashes->n / factor - first) return SHMS_BOOKS_NOHASH; /* (first + n) * factor > hashes->n, which may not fit */
+    if (n <= 0)
+        return n < 0 ? SHMS_BOOKS_ARGUMENT : 0;
+    if (first < 0 || factor < 1)
+        return SHMS_BOOKS_ARGUMENT;
+    if (n > hashes->n / factor - first)
+        return SHMS_BOOKS_NOHASH; /* (first + n) * factor > hashes->n, which may not fit */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
-        if (outside(pool, id)) return SHMS_BOOKS_RANGE;
-        if (id && pool->blocks[id].width) return SHMS_BOOKS_KEYED;
+        if (outside(pool, id))
+            return SHMS_BOOKS_RANGE;
+        if (id && pool->blocks[id].width)
+            return SHMS_BOOKS_KEYED;
     }
     uint32_t tags[AHEAD];
     const uint8_t *base = hashes->data + ((first + 1) * factor - 1) * SHMS_HASH_BYTES;
@@ -329,24 +355,30 @@ int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const s
         }
         int32_t id = id_at(ids, i);
         /* An id given twice bears its first key by now; the second would have to be dropped, so it gets none. */
-        if (id && !pool->blocks[id].width) add_key(pool, id, tag, hash, hashes->width, group);
+        if (id && !pool->blocks[id].width)
+            add_key(pool, id, tag, hash, hashes->width, group);
     }
     return 0;
 }
 
 int shms_blockpool_evict(shms_blockpool *pool, const void *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
-        if (outside(pool, id_at(ids, i)) || id_at(ids, i) == 0) return SHMS_BOOKS_RANGE;
+        if (outside(pool, id_at(ids, i)) || id_at(ids, i) == 0)
+            return SHMS_BOOKS_RANGE;
     int rc = shms_blockpool_log_reserve(pool, n);
-    if (rc) return rc;
+    if (rc)
+        return rc;
     for (int64_t i = 0; i < n; i++)
-        if (pool->blocks[id_at(ids, i)].width) drop_key(pool, id_at(ids, i));
+        if (pool->blocks[id_at(ids, i)].width)
+            drop_key(pool, id_at(ids, i));
     return 0;
 }
 
 int shms_blockpool_reset(shms_blockpool *pool) {
-    if (pool->n_free != pool->n_blocks - 1) return SHMS_BOOKS_BUSY;
-    for (int32_t i = 1; i < pool->n_blocks; i++) pool->blocks[i].width = pool->blocks[i].first = 0;
+    if (pool->n_free != pool->n_blocks - 1)
+        return SHMS_BOOKS_BUSY;
+    for (int32_t i = 1; i < pool->n_blocks; i++)
+        pool->blocks[i].width = pool->blocks[i].first = 0;
     memset(pool->slots, 0, (size_t)pool->n_slots * sizeof(shms_pool_slot));
     pool->n_keys = 0;
     return 0;
@@ -359,7 +391,8 @@ int32_t shms_blockpool_ref(const shms_blockpool *pool, int32_t id) {
 }
 
 int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash, int32_t *group) {
-    if (outside(pool, id)) return SHMS_BOOKS_RANGE;
+    if (outside(pool, id))
+        return SHMS_BOOKS_RANGE;
     memcpy(hash, pool->blocks[id].hash, SHMS_HASH_BYTES);
     *group = pool->blocks[id].group;
     return pool->blocks[id].width;
@@ -367,7 +400,8 @@ int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash,
 
 int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out) {
     int32_t n = 0;
-    for (int32_t id = next_of(pool, 0); id && n < pool->n_free; id = next_of(pool, id)) out[n++] = id;
+    for (int32_t id = next_of(pool, 0); id && n < pool->n_free; id = next_of(pool, id))
+        out[n++] = id;
     return n;
 }
 
@@ -384,7 +418,8 @@ int32_t shms_blockpool_ref_counts(const shms_blockpool *pool, int32_t *ids, int3
 int32_t shms_blockpool_keyed_ids(const shms_blockpool *pool, int32_t *out) {
     int32_t n = 0;
     for (int32_t id = 1; id < pool->n_blocks; id++)
-        if (pool->blocks[id].width) out[n++] = id;
+        if (pool->blocks[id].width)
+            out[n++] = id;
     return n;
 }
 
@@ -392,8 +427,10 @@ int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const v
     int64_t found = 0;
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
-        if (outside(pool, id)) return SHMS_BOOKS_RANGE;
-        if (id && !pool->blocks[id].width) out[found++] = id;
+        if (outside(pool, id))
+            return SHMS_BOOKS_RANGE;
+        if (id && !pool->blocks[id].width)
+            out[found++] = id;
     }
     return found;
 }
@@ -406,10 +443,12 @@ int shms_blockpool_log(shms_blockpool *pool, int on) {
 }
 
 int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more) {
-    if (!pool->log_on || pool->log_n + more <= pool->log_cap) return 0;
+    if (!pool->log_on || pool->log_n + more <= pool->log_cap)
+        return 0;
     int64_t cap = pool->log_n + more > 2 * pool->log_cap ? pool->log_n + more : 2 * pool->log_cap;
     uint8_t *log = realloc(pool->log, (size_t)cap * SHMS_LOG_BYTES);
-    if (!log) return SHMS_BOOKS_MEMORY;
+    if (!log)
+        return SHMS_BOOKS_MEMORY;
     pool->log = log;
     pool->log_cap = cap;
     return 0;
@@ -424,24 +463,33 @@ void shms_blockpool_log_clear(shms_blockpool *pool) { pool->log_n = 0; }
 static int queue_valid(const shms_blockpool *pool) {
     int32_t n = 0, before = 0, id = next_of(pool, 0);
     for (; id; before = id, id = next_of(pool, id)) {
-        if (outside(pool, id) || prev_of(pool, id) != before) return SHMS_BOOKS_BAD_QUEUE;
-        if (pool->blocks[id].ref) return SHMS_BOOKS_BAD_STATE;
-        if (++n > pool->n_blocks) return SHMS_BOOKS_BAD_QUEUE;
+        if (outside(pool, id) || prev_of(pool, id) != before)
+            return SHMS_BOOKS_BAD_QUEUE;
+        if (pool->blocks[id].ref)
+            return SHMS_BOOKS_BAD_STATE;
+        if (++n > pool->n_blocks)
+            return SHMS_BOOKS_BAD_QUEUE;
     }
-    if (prev_of(pool, 0) != before) return SHMS_BOOKS_BAD_QUEUE;
+    if (prev_of(pool, 0) != before)
+        return SHMS_BOOKS_BAD_QUEUE;
     return n == pool->n_free ? 0 : SHMS_BOOKS_BAD_COUNT;
 }
 
 static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers) {
     const shms_pool_block *first = pool->blocks + pool->slots[s].id;
     int32_t id = pool->slots[s].id, n = 0;
-    if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group)) return SHMS_BOOKS_BAD_KEY;
-    if (slot_of(pool, first->tag, first->hash, first->width, first->group) != s) return SHMS_BOOKS_BAD_KEY;
+    if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group))
+        return SHMS_BOOKS_BAD_KEY;
+    if (slot_of(pool, first->tag, first->hash, first->width, first->group) != s)
+        return SHMS_BOOKS_BAD_KEY;
     do {
         const shms_pool_block *b = pool->blocks + id;
-        if (!b->width || !bears(b, first->hash, first->width, first->group) || (n && b->first)) return SHMS_BOOKS_BAD_KEY;
-        if (outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id) return SHMS_BOOKS_BAD_KEY;
-        if (++n > pool->n_blocks) return SHMS_BOOKS_BAD_KEY;
+        if (!b->width || !bears(b, first->hash, first->width, first->group) || (n && b->first))
+            return SHMS_BOOKS_BAD_KEY;
+        if (outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id)
+            return SHMS_BOOKS_BAD_KEY;
+        if (++n > pool->n_blocks)
+            return SHMS_BOOKS_BAD_KEY;
         id = b->key_next;
     } while (id != pool->slots[s].id);
     *n_bearers += n;
@@ -451,23 +499,32 @@ static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers
 int shms_blockpool_valid(const shms_blockpool *pool) {
     int rc = queue_valid(pool);
     int32_t n_keys = 0, in_rings = 0, bearers = 0;
-    if (rc) return rc;
+    if (rc)
+        return rc;
     for (int32_t id = 1; id < pool->n_blocks; id++) {
         const shms_pool_block *b = pool->blocks + id;
         /* queue_valid met only blocks with ref 0, and as many as there are: here each of them must be one */
-        if (b->ref < 0 || (b->ref == 0) == (b->out != 0)) return SHMS_BOOKS_BAD_STATE;
+        if (b->ref < 0 || (b->ref == 0) == (b->out != 0))
+            return SHMS_BOOKS_BAD_STATE;
         bearers += b->width != 0;
     }
-    if (pool->blocks[0].ref || pool->blocks[0].width) return SHMS_BOOKS_BAD_STATE;
+    if (pool->blocks[0].ref || pool->blocks[0].width)
+        return SHMS_BOOKS_BAD_STATE;
     int32_t n_free = 0;
-    for (int32_t id = 1; id < pool->n_blocks; id++) n_free += pool->blocks[id].ref == 0;
-    if (n_free != pool->n_free) return SHMS_BOOKS_BAD_STATE;
+    for (int32_t id = 1; id < pool->n_blocks; id++)
+        n_free += pool->blocks[id].ref == 0;
+    if (n_free != pool->n_free)
+        return SHMS_BOOKS_BAD_STATE;
     for (uint32_t s = 0; s < pool->n_slots; s++) {
-        if (!pool->slots[s].id) continue;
-        if (outside(pool, pool->slots[s].id)) return SHMS_BOOKS_BAD_KEY;
-        if ((rc = ring_valid(pool, s, &in_rings))) return rc;
+        if (!pool->slots[s].id)
+            continue;
+        if (outside(pool, pool->slots[s].id))
+            return SHMS_BOOKS_BAD_KEY;
+        if ((rc = ring_valid(pool, s, &in_rings)))
+            return rc;
         n_keys++;
     }
-    if (n_keys != pool->n_keys) return SHMS_BOOKS_BAD_KEYS;
+    if (n_keys != pool->n_keys)
+        return SHMS_BOOKS_BAD_KEYS;
     return in_rings == bearers ? 0 : SHMS_BOOKS_BAD_KEY;
 }

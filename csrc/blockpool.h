@@ -26,15 +26,18 @@
 typedef struct shms_blockpool shms_blockpool;
 enum { SHMS_BLOCKPOOL_TAIL = 0, SHMS_BLOCKPOOL_UNCACHED_FIRST = 1 };
 
-shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order); /* the caller owns it; NULL: no memory, or n_blocks < 1 */
+shms_blockpool *shms_blockpool_new(int32_t n_blocks,
+                                   int free_order); /* the caller owns it; NULL: no memory, or n_blocks < 1 */
 void shms_blockpool_free(shms_blockpool *pool);                       /* gives it back; NULL is nothing */
 int64_t shms_blockpool_nbytes(const shms_blockpool *pool);            /* bytes it takes, without the log */
 int32_t shms_blockpool_len(const shms_blockpool *pool);               /* blocks, with the null block */
 int32_t shms_blockpool_n_free(const shms_blockpool *pool);            /* length of the free queue */
 int32_t shms_blockpool_n_keys(const shms_blockpool *pool);            /* keys that find something */
 
-int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n); /* n blocks from the head, count 1, keys dropped; FULL */
-int shms_blockpool_touch(shms_blockpool *pool, const void *ids, int64_t n); /* count + 1, out of the queue; nulls skipped; RANGE */
+int shms_blockpool_get(shms_blockpool *pool, int32_t *out,
+                       int64_t n); /* n blocks from the head, count 1, keys dropped; FULL */
+int shms_blockpool_touch(shms_blockpool *pool, const void *ids,
+                         int64_t n); /* count + 1, out of the queue; nulls skipped; RANGE */
 int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int reverse);
 /* counts - 1 first, then those at 0 join the queue in the given (or the reverse) order; nulls skipped. RANGE, UNUSED. */
 
@@ -43,32 +46,37 @@ int32_t shms_blockpool_find(const shms_blockpool *pool, const uint8_t *hash, int
 int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const shms_hashlist *hashes, int64_t first,
                        int64_t factor, int32_t group);
 /* ids[i] gets hash number (first + i + 1) * factor - 1 of `hashes`; nulls get none. RANGE, KEYED, NOHASH. */
-int shms_blockpool_evict(shms_blockpool *pool, const void *ids, int64_t n); /* drops the keys of those that have one; RANGE */
-int shms_blockpool_reset(shms_blockpool *pool);                      /* drops all keys, logs none; BUSY while a block is in use */
+int shms_blockpool_evict(shms_blockpool *pool, const void *ids,
+                         int64_t n); /* drops the keys of those that have one; RANGE */
+int shms_blockpool_reset(shms_blockpool *pool); /* drops all keys, logs none; BUSY while a block is in use */
 
-int32_t shms_blockpool_ref(const shms_blockpool *pool, int32_t id);                /* its count; RANGE */
+int32_t shms_blockpool_ref(const shms_blockpool *pool, int32_t id); /* its count; RANGE */
 int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash, int32_t *group);
 /* width of the key it bears (0: none), the hash's 32 bytes and the group; RANGE */
-int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out);         /* head to tail; gives how many */
+int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out); /* head to tail; gives how many */
 int32_t shms_blockpool_ref_counts(const shms_blockpool *pool, int32_t *ids, int32_t *counts); /* those above 0 */
-int32_t shms_blockpool_keyed_ids(const shms_blockpool *pool, int32_t *out);        /* ascending */
+int32_t shms_blockpool_keyed_ids(const shms_blockpool *pool, int32_t *out); /* ascending */
 int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const void *ids, int64_t n);
 /* those of ids that bear no key and are not null, in order; RANGE */
 
-int shms_blockpool_log(shms_blockpool *pool, int on);             /* log removed keys from now on, or stop */
-int64_t shms_blockpool_log_len(const shms_blockpool *pool);       /* records since the last clear */
-const uint8_t *shms_blockpool_log_data(const shms_blockpool *pool); /* 40 bytes each: 32 of hash, int32 width, int32 group */
+int shms_blockpool_log(shms_blockpool *pool, int on); /* log removed keys from now on, or stop */
+int64_t shms_blockpool_log_len(const shms_blockpool *pool); /* records since the last clear */
+const uint8_t *shms_blockpool_log_data(
+    const shms_blockpool *pool); /* 40 bytes each: 32 of hash, int32 width, int32 group */
 void shms_blockpool_log_clear(shms_blockpool *pool);
 
 int shms_blockpool_valid(const shms_blockpool *pool); /* 0, or the code of the first broken invariant (books.h) */
 /* cdef: end */
 
 #define SHMS_LOG_BYTES 40
-int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more);    /* room for `more` records, so that get cannot fail; MEMORY */
-int shms_blockpool_is_free(const shms_blockpool *pool, int32_t id);    /* 1: id (a valid one, not null) is in the free queue */
-int shms_blockpool_is_keyed(const shms_blockpool *pool, int32_t id);   /* 1: id (a valid one) bears a key */
+int shms_blockpool_log_reserve(shms_blockpool *pool,
+                               int64_t more); /* room for `more` records, so that get cannot fail; MEMORY */
+int shms_blockpool_is_free(const shms_blockpool *pool,
+                           int32_t id); /* 1: id (a valid one, not null) is in the free queue */
+int shms_blockpool_is_keyed(const shms_blockpool *pool, int32_t id); /* 1: id (a valid one) bears a key */
 void shms_blockpool_find_all(const shms_blockpool *pool, int32_t *out, const uint8_t *hash, int32_t width,
-                             const int32_t *groups, int32_t n_groups); /* one look-up per group; out[i] 0 where it misses */
+                             const int32_t *groups,
+                             int32_t n_groups); /* one look-up per group; out[i] 0 where it misses */
 int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const shms_hashlist *hashes, int64_t first,
                                 int64_t n, int64_t factor, int32_t group);
 /* blocks for positions first .. first+n-1 until the first miss; gives how many */

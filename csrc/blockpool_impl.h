@@ -13,7 +13,7 @@ typedef struct shms_pool_block {
     int32_t group;
     uint8_t width; /* 0: bears no key */
     uint8_t first; /* 1: its slot names it */
-    uint8_t out;   /* 1: not in the queue */
+    uint8_t out; /* 1: not in the queue */
     uint8_t pad;
 } shms_pool_block;
 _Static_assert(sizeof(shms_pool_block) == 64, "one block, one cache line");

@@ -3,26 +3,47 @@
 
 const char *shms_books_meaning(int code) {
     switch (code) {
-    case SHMS_BOOKS_FULL: return "fewer blocks are free than were asked for";
-    case SHMS_BOOKS_RANGE: return "a block id is outside the pool, or names the null block";
-    case SHMS_BOOKS_UNUSED: return "a block is given back that nobody holds";
-    case SHMS_BOOKS_KEYED: return "a block that is to be cached bears a key already";
-    case SHMS_BOOKS_WIDTH: return "block hashes have 1 to 32 bytes, all of one request the same number";
-    case SHMS_BOOKS_NOHASH: return "the request has fewer block hashes than blocks to be cached";
-    case SHMS_BOOKS_COMPUTED: return "computed blocks need caching and a request that has no blocks yet";
-    case SHMS_BOOKS_BUSY: return "blocks are in use";
-    case SHMS_BOOKS_ARGUMENT: return "a number is out of range";
-    case SHMS_BOOKS_MEMORY: return "the host is out of memory";
-    case SHMS_BOOKS_NOLIB: return "no usable libcrypto was found";
-    case SHMS_BOOKS_SHORT: return "the request's table has fewer blocks than are to be cached";
-    case SHMS_BOOKS_CORRUPT: return "a list of hashes is longer than its memory";
-    case SHMS_BOOKS_BAD_QUEUE: return "the free queue is not one ring of valid block ids";
-    case SHMS_BOOKS_BAD_COUNT: return "the free queue's length differs from its counter";
-    case SHMS_BOOKS_BAD_STATE: return "a block is both free and referenced, or neither";
-    case SHMS_BOOKS_BAD_KEY: return "a key names a block that does not bear it, or misses one that does";
-    case SHMS_BOOKS_BAD_KEYS: return "the number of keys differs from its counter";
-    case SHMS_BOOKS_BAD_TABLE: return "a request's table names a free block, or a null block after a real one";
-    case SHMS_BOOKS_BAD_HOLDERS: return "the number of requests holding blocks of a group differs from its counter";
-    default: return "an unknown code";
+    case SHMS_BOOKS_FULL:
+        return "fewer blocks are free than were asked for";
+    case SHMS_BOOKS_RANGE:
+        return "a block id is outside the pool, or names the null block";
+    case SHMS_BOOKS_UNUSED:
+        return "a block is given back that nobody holds";
+    case SHMS_BOOKS_KEYED:
+        return "a block that is to be cached bears a key already";
+    case SHMS_BOOKS_WIDTH:
+        return "block hashes have 1 to 32 bytes, all of one request the same number";
+    case SHMS_BOOKS_NOHASH:
+        return "the request has fewer block hashes than blocks to be cached";
+    case SHMS_BOOKS_COMPUTED:
+        return "computed blocks need caching and a request that has no blocks yet";
+    case SHMS_BOOKS_BUSY:
+        return "blocks are in use";
+    case SHMS_BOOKS_ARGUMENT:
+        return "a number is out of range";
+    case SHMS_BOOKS_MEMORY:
+        return "the host is out of memory";
+    case SHMS_BOOKS_NOLIB:
+        return "no usable libcrypto was found";
+    case SHMS_BOOKS_SHORT:
+        return "the request's table has fewer blocks than are to be cached";
+    case SHMS_BOOKS_CORRUPT:
+        return "a list of hashes is longer than its memory";
+    case SHMS_BOOKS_BAD_QUEUE:
+        return "the free queue is not one ring of valid block ids";
+    case SHMS_BOOKS_BAD_COUNT:
+        return "the free queue's length differs from its counter";
+    case SHMS_BOOKS_BAD_STATE:
+        return "a block is both free and referenced, or neither";
+    case SHMS_BOOKS_BAD_KEY:
+        return "a key names a block that does not bear it, or misses one that does";
+    case SHMS_BOOKS_BAD_KEYS:
+        return "the number of keys differs from its counter";
+    case SHMS_BOOKS_BAD_TABLE:
+        return "a request's table names a free block, or a null block after a real one";
+    case SHMS_BOOKS_BAD_HOLDERS:
+        return "the number of requests holding blocks of a group differs from its counter";
+    default:
+        return "an unknown code";
     }
 }

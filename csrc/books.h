@@ -24,7 +24,8 @@ enum {
     SHMS_BOOKS_BAD_STATE = -123,    /* a block is both free and referenced, or neither */
     SHMS_BOOKS_BAD_KEY = -124,      /* a key names a block that does not bear it, or a bearer is not found under it */
     SHMS_BOOKS_BAD_KEYS = -125,     /* the number of keys is not its counter */
-    SHMS_BOOKS_BAD_TABLE = -126,    /* a request's table names a block that is free, or has a null block after a real one */
+    SHMS_BOOKS_BAD_TABLE =
+        -126,    /* a request's table names a block that is free, or has a null block after a real one */
     SHMS_BOOKS_BAD_HOLDERS = -127   /* the number of requests that hold blocks of a group is not its counter */
 };
 const char *shms_books_meaning(int code); /* one line for a code; never NULL */

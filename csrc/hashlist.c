@@ -13,7 +13,8 @@
 shms_hashlist *shms_hashlist_new(void) { return calloc(1, sizeof(shms_hashlist)); }
 
 void shms_hashlist_free(shms_hashlist *list) {
-    if (list) free(list->data);
+    if (list)
+        free(list->data);
     free(list);
 }
 
@@ -22,29 +23,38 @@ int32_t shms_hashlist_width(const shms_hashlist *list) { return list->width; }
 const uint8_t *shms_hashlist_data(const shms_hashlist *list) { return list->data; }
 
 int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
-    if (more > INT64_MAX / SHMS_HASH_BYTES - list->n) return SHMS_BOOKS_MEMORY;
+    if (more > INT64_MAX / SHMS_HASH_BYTES - list->n)
+        return SHMS_BOOKS_MEMORY;
     int64_t want = list->n + more;
-    if (want <= list->cap) return 0;
-    if (want < list->cap * 2) want = list->cap * 2; /* doubling: appending one at a time stays linear */
+    if (want <= list->cap)
+        return 0;
+    if (want < list->cap * 2)
+        want = list->cap * 2; /* doubling: appending one at a time stays linear */
     uint8_t *data = realloc(list->data, (size_t)want * SHMS_HASH_BYTES);
-    if (!data) return SHMS_BOOKS_MEMORY;
+    if (!data)
+        return SHMS_BOOKS_MEMORY;
     list->data = data;
     list->cap = want;
     return 0;
 }
 
 int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, int32_t width) {
-    if (n < 0) return SHMS_BOOKS_ARGUMENT;
-    if (n == 0) return 0;
-    if (width < 1 || width > SHMS_HASH_BYTES || (list->width && list->width != width)) return SHMS_BOOKS_WIDTH;
+    if (n < 0)
+        return SHMS_BOOKS_ARGUMENT;
+    if (n == 0)
+        return 0;
+    if (width < 1 || width > SHMS_HASH_BYTES || (list->width && list->width != width))
+        return SHMS_BOOKS_WIDTH;
     int rc = shms_hashlist_reserve(list, n);
-    if (rc) return rc;
+    if (rc)
+        return rc;
     uint8_t *to = list->data + list->n * SHMS_HASH_BYTES;
     if (width == SHMS_HASH_BYTES) {
         memcpy(to, hashes, (size_t)n * SHMS_HASH_BYTES);
     } else {
         memset(to, 0, (size_t)n * SHMS_HASH_BYTES);
-        for (int64_t i = 0; i < n; i++) memcpy(to + i * SHMS_HASH_BYTES, hashes + i * width, (size_t)width);
+        for (int64_t i = 0; i < n; i++)
+            memcpy(to + i * SHMS_HASH_BYTES, hashes + i * width, (size_t)width);
     }
     list->width = width;
     list->n += n;
@@ -53,10 +63,13 @@ int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, 
 
 int shms_hashlist_join(shms_hashlist *list, const shms_hashlist *more) {
     int64_t n = more->n; /* read once: `more` may be `list` itself */
-    if (n == 0) return 0;
-    if (list->width && list->width != more->width) return SHMS_BOOKS_WIDTH;
+    if (n == 0)
+        return 0;
+    if (list->width && list->width != more->width)
+        return SHMS_BOOKS_WIDTH;
     int rc = shms_hashlist_reserve(list, n);
-    if (rc) return rc;
+    if (rc)
+        return rc;
     memcpy(list->data + list->n * SHMS_HASH_BYTES, more->data, (size_t)n * SHMS_HASH_BYTES);
     list->width = more->width;
     list->n += n;
@@ -65,8 +78,10 @@ int shms_hashlist_join(shms_hashlist *list, const shms_hashlist *more) {
 
 int shms_hashlist_valid(const shms_hashlist *list) {
     static const uint8_t zeros[SHMS_HASH_BYTES];
-    if (list->n < 0 || list->n > list->cap || list->width < 0 || list->width > SHMS_HASH_BYTES) return SHMS_BOOKS_CORRUPT;
-    if (list->n && (!list->data || !list->width)) return SHMS_BOOKS_CORRUPT;
+    if (list->n < 0 || list->n > list->cap || list->width < 0 || list->width > SHMS_HASH_BYTES)
+        return SHMS_BOOKS_CORRUPT;
+    if (list->n && (!list->data || !list->width))
+        return SHMS_BOOKS_CORRUPT;
     for (int64_t i = 0; i < list->n; i++)
         if (memcmp(list->data + i * SHMS_HASH_BYTES + list->width, zeros, (size_t)(SHMS_HASH_BYTES - list->width)))
             return SHMS_BOOKS_CORRUPT;

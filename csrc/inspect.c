@@ -158,8 +158,8 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
                                   .bounded = shms_slot_bounded(&copy, l->capacity)};
         out->span = out->bounded ? shms_span(out->length) : 0;
         for (uint32_t r = 0; r < l->n_readers; r++)
-            if (who->here[r] && atomic_load_explicit(&shms_reader_pins(shms_segment_reader(&i->seg, r))[slot],
-                                                     memory_order_relaxed))
+            if (who->here[r] &&
+                atomic_load_explicit(&shms_reader_pins(shms_segment_reader(&i->seg, r))[slot], memory_order_relaxed))
                 set_bit(out->pinned, r);
         atomic_thread_fence(memory_order_acquire);
         bool steady = get_acquire(&s->state) == state && get_acquire(&s->id) == id;
@@ -172,8 +172,8 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
 
 /* As the writer's W1 (lease_done_by in reclaim.c) would see it. */
 static bool owes(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry, uint64_t number) {
-    return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, shms_get(&i->seg.sb->retired[r]), entry,
-                                number) &&
+    return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, shms_get(&i->seg.sb->retired[r]),
+                                entry, number) &&
            !who->gone[r];
 }
 
@@ -290,7 +290,7 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
     int rc = shms_inspector_enter(i);
     if (rc)
         return rc;
-    uint64_t(*owed)[4] = calloc(i->seg.layout.max_objects, sizeof *owed);
+    uint64_t (*owed)[4] = calloc(i->seg.layout.max_objects, sizeof *owed);
     if (!owed)
         return SHMS_ENOMEM;
     shms_inspector_attend(i, &who);

@@ -37,21 +37,26 @@ static int64_t cdiv(int64_t a, int64_t b) { return a <= 0 ? 0 : (a - 1) / b + 1;
 static const int64_t LIMIT = (int64_t)1 << 60, TOO_MANY = (int64_t)INT32_MAX + 1;
 
 static int ids_reserve(shms_kv_ids *a, int64_t n) {
-    if (n <= a->cap) return 0;
+    if (n <= a->cap)
+        return 0;
     int64_t cap = max64(n, 2 * a->cap);
     int32_t *at = realloc(a->at, (size_t)cap * sizeof *at);
-    if (!at) return SHMS_BOOKS_MEMORY;
+    if (!at)
+        return SHMS_BOOKS_MEMORY;
     a->at = at;
     a->cap = cap;
     return 0;
 }
 
 static int table_reserve(shms_kv_table *t, int64_t n) {
-    if (n <= t->cap) return 0;
+    if (n <= t->cap)
+        return 0;
     int64_t cap = max64(n, 2 * (int64_t)t->cap);
-    if (cap > INT32_MAX) return SHMS_BOOKS_MEMORY;
+    if (cap > INT32_MAX)
+        return SHMS_BOOKS_MEMORY;
     int32_t *at = realloc(t->ids, (size_t)cap * sizeof *at);
-    if (!at) return SHMS_BOOKS_MEMORY;
+    if (!at)
+        return SHMS_BOOKS_MEMORY;
     t->ids = at;
     t->cap = (int32_t)cap;
     return 0;
@@ -60,12 +65,17 @@ static int table_reserve(shms_kv_table *t, int64_t n) {
 /* ---- making one ---- */
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
-                               const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len, int flags) {
-    if (n_groups < 1 || hash_block_size < 1 || alignment < 1 || max_model_len < 1) return NULL;
+                               const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
+                               int flags) {
+    if (n_groups < 1 || hash_block_size < 1 || alignment < 1 || max_model_len < 1)
+        return NULL;
     for (int32_t g = 0; g < n_groups; g++)
-        if (block_sizes[g] < 1 || params[g] < (kinds[g] == SHMS_KV_CHUNK) || kinds[g] < SHMS_KV_FULL || kinds[g] > SHMS_KV_CROSS) return NULL;
+        if (block_sizes[g] < 1 || params[g] < (kinds[g] == SHMS_KV_CHUNK) || kinds[g] < SHMS_KV_FULL ||
+            kinds[g] > SHMS_KV_CROSS)
+            return NULL;
     shms_kvcache *kv = calloc(1, sizeof *kv);
-    if (!kv) return NULL;
+    if (!kv)
+        return NULL;
     size_t n = (size_t)n_groups;
     kv->pool = pool;
     kv->n_groups = n_groups;
@@ -82,12 +92,14 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->needed = calloc(n, sizeof *kv->needed);
     kv->scratch = calloc(n, sizeof *kv->scratch);
     kv->found = calloc(n, sizeof *kv->found);
-    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->needed || !kv->scratch || !kv->found) {
+    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->needed || !kv->scratch ||
+        !kv->found) {
         shms_kvcache_free(kv);
         return NULL;
     }
     for (int32_t g = 0; g < n_groups; g++) {
-        kv->groups[g] = (shms_kv_group){kinds[g], block_sizes[g], (int32_t)max64(1, block_sizes[g] / hash_block_size), params[g], 0};
+        kv->groups[g] = (shms_kv_group){kinds[g], block_sizes[g], (int32_t)max64(1, block_sizes[g] / hash_block_size),
+                                        params[g], 0};
         if (kinds[g] == SHMS_KV_FULL)
             kv->full[kv->n_full++] = g;
         else
@@ -97,9 +109,12 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
 }
 
 void shms_kvcache_free(shms_kvcache *kv) {
-    if (!kv) return;
-    for (int64_t i = 0; i < kv->n_handles * kv->n_groups; i++) free(kv->tables[i].ids);
-    for (int32_t g = 0; kv->scratch && g < kv->n_groups; g++) free(kv->scratch[g].at);
+    if (!kv)
+        return;
+    for (int64_t i = 0; i < kv->n_handles * kv->n_groups; i++)
+        free(kv->tables[i].ids);
+    for (int32_t g = 0; kv->scratch && g < kv->n_groups; g++)
+        free(kv->scratch[g].at);
     free(kv->groups);
     free(kv->full);
     free(kv->other);
@@ -122,16 +137,21 @@ static shms_kv_table *tables_of(const shms_kvcache *kv, int64_t h) { return kv->
 
 /* Makes sure that one more handle is there, idle, on top of the stack; nobody can see that it is. */
 static int handle_reserve(shms_kvcache *kv) {
-    if (kv->n_idle) return 0;
+    if (kv->n_idle)
+        return 0;
     if (kv->n_handles == kv->cap_handles) {
         int64_t cap = kv->cap_handles ? 2 * kv->cap_handles : 64;
         shms_kv_table *tables = realloc(kv->tables, (size_t)(cap * kv->n_groups) * sizeof *tables);
-        if (tables) kv->tables = tables;
+        if (tables)
+            kv->tables = tables;
         uint8_t *live = realloc(kv->live, (size_t)cap);
-        if (live) kv->live = live;
+        if (live)
+            kv->live = live;
         int64_t *idle = realloc(kv->idle, (size_t)cap * sizeof *idle);
-        if (idle) kv->idle = idle;
-        if (!tables || !live || !idle) return SHMS_BOOKS_MEMORY;
+        if (idle)
+            kv->idle = idle;
+        if (!tables || !live || !idle)
+            return SHMS_BOOKS_MEMORY;
         kv->cap_handles = cap;
     }
     int64_t h = kv->n_handles++;
@@ -149,12 +169,14 @@ static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *whi
     const uint8_t *hash = hashes->data + ((i + 1) * factor - 1) * SHMS_HASH_BYTES;
     shms_blockpool_find_all(kv->pool, kv->found, hash, hashes->width, which, n);
     for (int32_t j = 0; j < n; j++)
-        if (!kv->found[j]) return 0;
+        if (!kv->found[j])
+            return 0;
     return 1;
 }
 
 static void put_found(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t i) {
-    for (int32_t j = 0; j < n; j++) kv->scratch[which[j]].at[i] = kv->found[j];
+    for (int32_t j = 0; j < n; j++)
+        kv->scratch[which[j]].at[i] = kv->found[j];
 }
 
 static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t from, int64_t to) {
@@ -163,7 +185,8 @@ static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t 
 }
 
 /* From the left, from block `at` until the first miss. */
-static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t at, int64_t end) {
+static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t at,
+                         int64_t end) {
     int64_t stop = end;
     for (int32_t j = 0; j < n && at < stop; j++)
         stop = at + shms_blockpool_find_run(kv->pool, kv->scratch[which[j]].at + at, hashes, at, stop - at,
@@ -171,18 +194,22 @@ static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const in
     return stop;
 }
 
-static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t end) {
+static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n,
+                           int64_t end) {
     const shms_kv_group *g = kv->groups + which[0];
     int64_t need = max64(1, cdiv(g->param - 1, g->size) + kv->eagle), run = 0, len = 0;
     for (int64_t i = end - 1; i >= 0; i--) {
-        if (run == 0 && (i + 1) * g->size % kv->alignment) continue; /* a run must end where the other groups can end too */
+        if (run == 0 && (i + 1) * g->size % kv->alignment)
+            continue; /* a run must end where the other groups can end too */
         if (!hit(kv, hashes, which, n, i)) {
             run = 0;
             continue;
         }
-        if (run == 0) len = i + 1;
+        if (run == 0)
+            len = i + 1;
         put_found(kv, which, n, i);
-        if (++run < need) continue;
+        if (++run < need)
+            continue;
         put_null(kv, which, n, 0, i);
         return len - kv->eagle;
     }
@@ -192,7 +219,8 @@ static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const 
 
 static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t end) {
     for (int64_t i = end - 1; i >= 0; i--) {
-        if ((i + 1) * kv->groups[which[0]].size % kv->alignment || !hit(kv, hashes, which, n, i)) continue;
+        if ((i + 1) * kv->groups[which[0]].size % kv->alignment || !hit(kv, hashes, which, n, i))
+            continue;
         put_found(kv, which, n, i);
         put_null(kv, which, n, 0, i);
         return i + 1;
@@ -201,22 +229,29 @@ static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const i
 }
 
 /* Blocks (of the type's own size) of the longest prefix of at most max_tokens, left in scratch; MEMORY. */
-static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t max_tokens) {
+static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n,
+                         int64_t max_tokens) {
     const shms_kv_group *g = kv->groups + which[0];
     int64_t end = min64(max_tokens / g->size, hashes->n / g->factor), from = 0, len, rc;
-    if (g->kind == SHMS_KV_CHUNK) from = max_tokens / g->param * g->param / g->size; /* all of it lies in chunks that are over */
+    if (g->kind == SHMS_KV_CHUNK)
+        from = max_tokens / g->param * g->param / g->size; /* all of it lies in chunks that are over */
     for (int32_t j = 0; j < n; j++)
-        if ((rc = ids_reserve(kv->scratch + which[j], max64(from, end)))) return rc;
+        if ((rc = ids_reserve(kv->scratch + which[j], max64(from, end))))
+            return rc;
     switch (g->kind) {
-    case SHMS_KV_WINDOW: return find_window(kv, hashes, which, n, end);
-    case SHMS_KV_MAMBA: return find_mamba(kv, hashes, which, n, end);
+    case SHMS_KV_WINDOW:
+        return find_window(kv, hashes, which, n, end);
+    case SHMS_KV_MAMBA:
+        return find_mamba(kv, hashes, which, n, end);
     case SHMS_KV_CHUNK:
         put_null(kv, which, n, 0, from);
         return from < end ? find_left(kv, hashes, which, n, from, end) : from;
     default:
         len = find_left(kv, hashes, which, n, 0, end);
-        if (kv->eagle && len) len--;
-        while (len * g->size % kv->alignment) len--;
+        if (kv->eagle && len)
+            len--;
+        while (len * g->size % kv->alignment)
+            len--;
         return len;
     }
 }
@@ -225,21 +260,28 @@ int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t
     int64_t tokens = max64(0, max_tokens), rc, total = 0;
     kv->n_out = 0;
     memset(kv->counts, 0, (size_t)kv->n_groups * sizeof *kv->counts);
-    if (max_tokens < -1 || max_tokens >= LIMIT) return SHMS_BOOKS_ARGUMENT;
+    if (max_tokens < -1 || max_tokens >= LIMIT)
+        return SHMS_BOOKS_ARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++)
-        if (tokens / kv->groups[g].size >= TOO_MANY) return SHMS_BOOKS_ARGUMENT;
+        if (tokens / kv->groups[g].size >= TOO_MANY)
+            return SHMS_BOOKS_ARGUMENT;
     for (int type = 0; type < 2; type++) {
         const int32_t *which = type ? kv->other : kv->full, n = type ? kv->n_other : kv->n_full;
-        if (!n) continue;
+        if (!n)
+            continue;
         int64_t blocks = find_type(kv, hashes, which, n, tokens);
-        if (blocks < 0) return blocks;
+        if (blocks < 0)
+            return blocks;
         tokens = blocks * kv->groups[which[0]].size;
     }
-    for (int32_t g = 0; g < kv->n_groups; g++) total += tokens / kv->groups[g].size;
-    if ((rc = ids_reserve(&kv->out, total))) return rc;
+    for (int32_t g = 0; g < kv->n_groups; g++)
+        total += tokens / kv->groups[g].size;
+    if ((rc = ids_reserve(&kv->out, total)))
+        return rc;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int64_t n = tokens / kv->groups[g].size;
-        if (n) memcpy(kv->out.at + kv->n_out, kv->scratch[g].at, (size_t)n * sizeof(int32_t));
+        if (n)
+            memcpy(kv->out.at + kv->n_out, kv->scratch[g].at, (size_t)n * sizeof(int32_t));
         kv->counts[g] = (int32_t)n;
         kv->n_out += n;
     }
@@ -250,16 +292,20 @@ int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t
 
 static int64_t skipped_tokens(const shms_kv_group *g, int64_t computed) {
     switch (g->kind) {
-    case SHMS_KV_WINDOW: return computed - g->param + 1;
-    case SHMS_KV_CHUNK: return computed / g->param * g->param;
-    default: return 0;
+    case SHMS_KV_WINDOW:
+        return computed - g->param + 1;
+    case SHMS_KV_CHUNK:
+        return computed / g->param * g->param;
+    default:
+        return 0;
     }
 }
 
 static void skip_passed(shms_kvcache *kv, shms_kv_table *t, const shms_kv_group *g, int64_t computed) {
     int64_t tokens = skipped_tokens(g, computed);
     int32_t k = tokens <= 0 ? 0 : (int32_t)min64(tokens / g->size, t->len);
-    if (k <= t->nulls) return;
+    if (k <= t->nulls)
+        return;
     shms_blockpool_put(kv->pool, t->ids + t->nulls, k - t->nulls, 1); /* cannot refuse: fact 3 */
     memset(t->ids + t->nulls, 0, (size_t)(k - t->nulls) * sizeof(int32_t));
     t->nulls = k;
@@ -272,11 +318,15 @@ static int64_t blocks_for(const shms_kv_group *g, int64_t tokens, int64_t n_enco
 }
 
 /* May blocks [cached, end) of a table be given their keys? */
-static int may_cache(const shms_kvcache *kv, const shms_kv_group *g, const shms_kv_table *t, int64_t cached, int64_t end, const shms_hashlist *hashes) {
-    if (end <= cached) return 0;
-    if (end * g->factor > hashes->n) return SHMS_BOOKS_NOHASH;
+static int may_cache(const shms_kvcache *kv, const shms_kv_group *g, const shms_kv_table *t, int64_t cached,
+                     int64_t end, const shms_hashlist *hashes) {
+    if (end <= cached)
+        return 0;
+    if (end * g->factor > hashes->n)
+        return SHMS_BOOKS_NOHASH;
     for (int64_t i = cached; t && i < min64(end, t->len); i++)
-        if (t->ids[i] && shms_blockpool_is_keyed(kv->pool, t->ids[i])) return SHMS_BOOKS_KEYED;
+        if (t->ids[i] && shms_blockpool_is_keyed(kv->pool, t->ids[i]))
+            return SHMS_BOOKS_KEYED;
     return 0;
 }
 
@@ -284,7 +334,8 @@ static int may_cache(const shms_kvcache *kv, const shms_kv_group *g, const shms_
 static void do_cache(shms_kvcache *kv, int32_t g, shms_kv_table *t, int64_t end, const shms_hashlist *hashes) {
     int64_t from = max64(t->cached, t->nulls);
     kv->stored[2 * g] = kv->stored[2 * g + 1] = 0;
-    if (end <= t->cached) return;
+    if (end <= t->cached)
+        return;
     if (from < end) {
         shms_blockpool_key(kv->pool, t->ids + from, end - from, hashes, from, kv->groups[g].factor, g);
         kv->stored[2 * g] = from;
@@ -299,20 +350,24 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
     int is_new = handle < 0, rc;
     /* or-ed, so that one comparison each finds a negative and a large one */
     int64_t all = n_new | lookahead | seen | computed | n_encoder | n_tokens;
-    if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && handle_bad(kv, handle))) return SHMS_BOOKS_ARGUMENT;
+    if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && handle_bad(kv, handle)))
+        return SHMS_BOOKS_ARGUMENT;
     int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
     int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
     shms_kv_table *tables = is_new ? NULL : tables_of(kv, handle);
     for (int32_t g = 0; counts && g < kv->n_groups; g++) {
-        if (counts[g] < 0) return SHMS_BOOKS_ARGUMENT;
+        if (counts[g] < 0)
+            return SHMS_BOOKS_ARGUMENT;
         n_given += counts[g];
     }
-    if (n_given && (!is_new || !kv->caching)) return SHMS_BOOKS_COMPUTED;
+    if (n_given && (!is_new || !kv->caching))
+        return SHMS_BOOKS_COMPUTED;
     for (int64_t g = 0, i = 0, end = 0; n_given && g < kv->n_groups; g++) {
         int32_t id, before = 0;
         for (end += counts[g]; i < end; i++, before = id) {
             memcpy(&id, (const char *)given + 4 * i, 4);
-            if (id < 0 || id >= shms_blockpool_len(kv->pool) || (before && !id)) return SHMS_BOOKS_RANGE; /* fact 1 */
+            if (id < 0 || id >= shms_blockpool_len(kv->pool) || (before && !id))
+                return SHMS_BOOKS_RANGE; /* fact 1 */
             revived += id && shms_blockpool_is_free(kv->pool, id);
         }
     }
@@ -321,22 +376,28 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
         int64_t have = is_new ? (counts ? counts[g] : 0) : tables[g].len;
         int64_t len = max64(have, blocks_for(gr, tokens, n_encoder));
         int64_t cached = is_new ? have : tables[g].cached;
-        if ((rc = may_cache(kv, gr, is_new ? NULL : tables + g, cached, min64(to_cache / gr->size, len), hashes))) return rc;
+        if ((rc = may_cache(kv, gr, is_new ? NULL : tables + g, cached, min64(to_cache / gr->size, len), hashes)))
+            return rc;
         kv->needed[g] = len - have;
         total += kv->needed[g];
     }
     if (total <= shms_blockpool_len(kv->pool)) { /* else it ends in FULL, and would ask for absurd amounts of memory */
         if (is_new) {
-            if ((rc = handle_reserve(kv))) return rc;
+            if ((rc = handle_reserve(kv)))
+                return rc;
             tables = tables_of(kv, kv->idle[kv->n_idle - 1]);
         }
         for (int32_t g = 0; g < kv->n_groups; g++)
-            if ((rc = table_reserve(tables + g, (is_new && counts ? counts[g] : tables[g].len) + kv->needed[g]))) return rc;
-        if ((rc = ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total))) return rc;
+            if ((rc = table_reserve(tables + g, (is_new && counts ? counts[g] : tables[g].len) + kv->needed[g])))
+                return rc;
+        if ((rc = ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total)))
+            return rc;
     }
 
-    for (int32_t g = 0; !is_new && g < kv->n_groups; g++) skip_passed(kv, tables + g, kv->groups + g, seen);
-    if (total + revived > shms_blockpool_n_free(kv->pool)) return SHMS_BOOKS_FULL;
+    for (int32_t g = 0; !is_new && g < kv->n_groups; g++)
+        skip_passed(kv, tables + g, kv->groups + g, seen);
+    if (total + revived > shms_blockpool_n_free(kv->pool))
+        return SHMS_BOOKS_FULL;
 
     if (is_new) {
         handle = kv->newest = kv->idle[--kv->n_idle];
@@ -349,10 +410,12 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
         int had = t->len > 0;
         if (is_new) {
             int32_t n = counts ? counts[g] : 0;
-            if (n) memcpy(t->ids, (const char *)given + 4 * (int64_t)at, (size_t)n * sizeof(int32_t));
+            if (n)
+                memcpy(t->ids, (const char *)given + 4 * (int64_t)at, (size_t)n * sizeof(int32_t));
             at += n;
             t->len = t->cached = n;
-            for (t->nulls = 0; t->nulls < n && t->ids[t->nulls] == 0;) t->nulls++;
+            for (t->nulls = 0; t->nulls < n && t->ids[t->nulls] == 0;)
+                t->nulls++;
         }
         int64_t n = kv->needed[g];
         if (n) {
@@ -371,36 +434,47 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
 
 int64_t shms_kvcache_quiet(const shms_kvcache *kv, int64_t handle) {
     int64_t limit = LIMIT - 1; /* a sum that is larger has a part that allocate refuses */
-    if (handle_bad(kv, handle)) return 0;
+    if (handle_bad(kv, handle))
+        return 0;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_group *gr = kv->groups + g;
         const shms_kv_table *t = tables_of(kv, handle) + g;
-        int64_t size = gr->size, next = ((int64_t)t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
-        if (gr->kind == SHMS_KV_CROSS) return 0; /* its need comes with each call */
+        int64_t size = gr->size,
+                next = ((int64_t)t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
+        if (gr->kind == SHMS_KV_CROSS)
+            return 0; /* its need comes with each call */
         limit = min64(limit, max64(0, t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
-        if (kv->caching) limit = min64(limit, ((int64_t)t->cached + 1) * size - 1);
+        if (kv->caching)
+            limit = min64(limit, ((int64_t)t->cached + 1) * size - 1);
         /* `seen` is below the sum that is compared, as at least one token is new */
-        if (gr->kind == SHMS_KV_WINDOW) limit = min64(limit, next + min64(gr->param, LIMIT) - 1);
-        if (gr->kind == SHMS_KV_CHUNK) limit = min64(limit, cdiv(next, gr->param) * gr->param);
+        if (gr->kind == SHMS_KV_WINDOW)
+            limit = min64(limit, next + min64(gr->param, LIMIT) - 1);
+        if (gr->kind == SHMS_KV_CHUNK)
+            limit = min64(limit, cdiv(next, gr->param) * gr->param);
     }
     return max64(limit, 0);
 }
 
 int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *hashes, int64_t n_tokens) {
     int rc;
-    if (handle_bad(kv, handle) || n_tokens < 0) return SHMS_BOOKS_ARGUMENT;
+    if (handle_bad(kv, handle) || n_tokens < 0)
+        return SHMS_BOOKS_ARGUMENT;
     shms_kv_table *tables = tables_of(kv, handle);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int64_t end = n_tokens / kv->groups[g].size;
-        if (end > tables[g].len) return SHMS_BOOKS_SHORT;
-        if ((rc = may_cache(kv, kv->groups + g, tables + g, tables[g].cached, end, hashes))) return rc;
+        if (end > tables[g].len)
+            return SHMS_BOOKS_SHORT;
+        if ((rc = may_cache(kv, kv->groups + g, tables + g, tables[g].cached, end, hashes)))
+            return rc;
     }
-    for (int32_t g = 0; g < kv->n_groups; g++) do_cache(kv, g, tables + g, n_tokens / kv->groups[g].size, hashes);
+    for (int32_t g = 0; g < kv->n_groups; g++)
+        do_cache(kv, g, tables + g, n_tokens / kv->groups[g].size, hashes);
     return 0;
 }
 
 int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
-    if (handle_bad(kv, handle)) return SHMS_BOOKS_ARGUMENT;
+    if (handle_bad(kv, handle))
+        return SHMS_BOOKS_ARGUMENT;
     shms_kv_table *tables = tables_of(kv, handle);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         shms_kv_table *t = tables + g;
@@ -410,7 +484,8 @@ int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
         *t = (shms_kv_table){0};
     }
     kv->live[handle] = 0;
-    if (kv->newest == handle) kv->newest = -1;
+    if (kv->newest == handle)
+        kv->newest = -1;
     kv->idle[kv->n_idle++] = handle;
     return 0;
 }
@@ -418,15 +493,19 @@ int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
 /* ---- looking ---- */
 
 int shms_kvcache_table(shms_kvcache *kv, int64_t handle) {
-    if (handle_bad(kv, handle)) return SHMS_BOOKS_ARGUMENT;
+    if (handle_bad(kv, handle))
+        return SHMS_BOOKS_ARGUMENT;
     const shms_kv_table *tables = tables_of(kv, handle);
     int64_t total = 0;
-    for (int32_t g = 0; g < kv->n_groups; g++) total += tables[g].len;
+    for (int32_t g = 0; g < kv->n_groups; g++)
+        total += tables[g].len;
     int rc = ids_reserve(&kv->out, total);
-    if (rc) return rc;
+    if (rc)
+        return rc;
     kv->n_out = 0;
     for (int32_t g = 0; g < kv->n_groups; g++) {
-        if (tables[g].len) memcpy(kv->out.at + kv->n_out, tables[g].ids, (size_t)tables[g].len * sizeof(int32_t));
+        if (tables[g].len)
+            memcpy(kv->out.at + kv->n_out, tables[g].ids, (size_t)tables[g].len * sizeof(int32_t));
         kv->counts[g] = tables[g].len;
         kv->n_out += tables[g].len;
     }
@@ -434,12 +513,14 @@ int shms_kvcache_table(shms_kvcache *kv, int64_t handle) {
 }
 
 int shms_kvcache_common(shms_kvcache *kv, int64_t handle) {
-    if (handle_bad(kv, handle)) return SHMS_BOOKS_ARGUMENT;
+    if (handle_bad(kv, handle))
+        return SHMS_BOOKS_ARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_table *t = tables_of(kv, handle) + g;
         int32_t n = 0;
         if (kv->groups[g].kind == SHMS_KV_FULL)
-            while (n < t->len && shms_blockpool_ref(kv->pool, t->ids[n]) == kv->groups[g].n_holders) n++;
+            while (n < t->len && shms_blockpool_ref(kv->pool, t->ids[n]) == kv->groups[g].n_holders)
+                n++;
         kv->counts[g] = n;
     }
     return 0;
@@ -453,23 +534,27 @@ const int64_t *shms_kvcache_stored(const shms_kvcache *kv) { return kv->stored; 
 
 int shms_kvcache_valid(const shms_kvcache *kv) {
     int rc = shms_blockpool_valid(kv->pool);
-    if (rc) return rc;
+    if (rc)
+        return rc;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int32_t holders = 0;
         for (int64_t h = 0; h < kv->n_handles; h++) {
             const shms_kv_table *t = tables_of(kv, h) + g;
             if (!kv->live[h]) {
-                if (t->len) return SHMS_BOOKS_BAD_TABLE;
+                if (t->len)
+                    return SHMS_BOOKS_BAD_TABLE;
                 continue;
             }
-            if (t->len < 0 || t->len > t->cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 || t->nulls > t->len)
+            if (t->len < 0 || t->len > t->cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 ||
+                t->nulls > t->len)
                 return SHMS_BOOKS_BAD_TABLE;
             for (int32_t i = 0; i < t->len; i++)
                 if ((t->ids[i] == 0) != (i < t->nulls) || (t->ids[i] && shms_blockpool_ref(kv->pool, t->ids[i]) < 1))
                     return SHMS_BOOKS_BAD_TABLE;
             holders += t->len > 0;
         }
-        if (holders != kv->groups[g].n_holders) return SHMS_BOOKS_BAD_HOLDERS;
+        if (holders != kv->groups[g].n_holders)
+            return SHMS_BOOKS_BAD_HOLDERS;
     }
     return 0;
 }

@@ -28,7 +28,8 @@ enum { SHMS_KV_FULL = 0, SHMS_KV_WINDOW = 1, SHMS_KV_CHUNK = 2, SHMS_KV_MAMBA = 
 enum { SHMS_KV_CACHING = 1, SHMS_KV_EAGLE = 2 };
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
-                               const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len, int flags);
+                               const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
+                               int flags);
 /* an empty manager over a pool that it borrows; params: window, chunk, or number of speculative blocks of each group.
  * The caller owns it. NULL: no memory, or a number below 1 (of windows and speculative blocks: below 0). */
 void shms_kvcache_free(shms_kvcache *kv); /* gives it back; the blocks of its tables stay as the pool has them */
@@ -50,9 +51,11 @@ int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *ha
 /* gives the blocks of the first n_tokens their keys: NOHASH, KEYED, SHORT */
 int64_t shms_kvcache_newest(const shms_kvcache *kv);
 /* the handle that allocate gave last, or -1 where it has ended: for a caller who was interrupted on the way back */
-int shms_kvcache_release(shms_kvcache *kv, int64_t handle); /* frees the tables, last block first, and ends the handle */
+int shms_kvcache_release(shms_kvcache *kv,
+                         int64_t handle); /* frees the tables, last block first, and ends the handle */
 int shms_kvcache_table(shms_kvcache *kv, int64_t handle);   /* shms_kvcache_ids = the request's tables */
-int shms_kvcache_common(shms_kvcache *kv, int64_t handle);  /* shms_kvcache_counts = leading blocks that all requests share */
+int shms_kvcache_common(shms_kvcache *kv,
+                        int64_t handle);  /* shms_kvcache_counts = leading blocks that all requests share */
 
 int64_t shms_kvcache_n_ids(const shms_kvcache *kv);        /* ids of the last answer, all groups together */
 const int32_t *shms_kvcache_ids(const shms_kvcache *kv);   /* group after group */

@@ -32,7 +32,7 @@ struct shms_kvcache {
     int64_t *idle; /* handles to be used again, a stack */
     int64_t n_handles, cap_handles, n_idle;
     int64_t newest; /* the handle that was begun last and lives; -1: none */
-    shms_kv_ids out;       /* the last answer */
+    shms_kv_ids out; /* the last answer */
     int32_t *counts;
     int64_t *stored, *needed;
     int64_t n_out;

@@ -66,8 +66,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
                                         (l.max_leases + shms_n_zones(&l)) * sizeof(shms_word),
                                     page);
     /* A huge page must start at a multiple of its size in the file, too. */
-    l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride,
-                              l.capacity >= HUGE_PAGE ? HUGE_PAGE : page);
+    l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride, l.capacity >= HUGE_PAGE ? HUGE_PAGE : page);
     l.file_size = l.data_at + shms_align_up(l.capacity, page);
     *out = l;
     return SHMS_OK;
@@ -120,10 +119,9 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
                             .flags = (uint32_t)sb->flags};
     shms_layout l;
     if (shms_layout_compute(&l, &options, sb->page) != SHMS_OK || l.capacity != sb->capacity ||
-        l.max_leases != sb->max_leases ||
-        l.slots_at != sb->slots_at || l.leases_at != sb->leases_at || l.readers_at != sb->readers_at ||
-        l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.zone_shift != sb->zone_shift ||
-        l.file_size != sb->file_size)
+        l.max_leases != sb->max_leases || l.slots_at != sb->slots_at || l.leases_at != sb->leases_at ||
+        l.readers_at != sb->readers_at || l.reader_stride != sb->reader_stride || l.data_at != sb->data_at ||
+        l.zone_shift != sb->zone_shift || l.file_size != sb->file_size)
         return SHMS_ECORRUPT;
     if (file_size != l.file_size)
         return SHMS_ELAYOUT;

@@ -234,15 +234,15 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
 
 static inline uint64_t shms_align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
 
-static inline uint32_t shms_zone_of(const shms_layout *l, uint64_t offset) { return (uint32_t)(offset >> l->zone_shift); }
+static inline uint32_t shms_zone_of(const shms_layout *l, uint64_t offset) {
+    return (uint32_t)(offset >> l->zone_shift);
+}
 static inline uint32_t shms_n_zones(const shms_layout *l) { return shms_zone_of(l, l->capacity - 1) + 1; }
 
 /* Bytes of an object of these lengths up to its payload, and in the ring. */
 static inline uint64_t shms_payload_at(uint32_t key_len, uint32_t meta_len) {
     return shms_align_up((uint64_t)key_len + meta_len, SHMS_ALIGN);
 }
-static inline uint64_t shms_span(uint64_t length) {
-    return length ? shms_align_up(length, SHMS_ALIGN) : SHMS_ALIGN;
-}
+static inline uint64_t shms_span(uint64_t length) { return length ? shms_align_up(length, SHMS_ALIGN) : SHMS_ALIGN; }
 
 #endif

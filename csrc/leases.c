@@ -72,7 +72,8 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     uint64_t number = shms_get(l->next_lease);
     SHMS_STEP("L1");
     atomic_store_explicit(l->next_lease, number + 1, memory_order_release);
-    atomic_thread_fence(memory_order_release); /* L1 and C1's 0 before what follows; pairs with an inspector's second look */
+    atomic_thread_fence(
+        memory_order_release); /* L1 and C1's 0 before what follows; pairs with an inspector's second look */
     shms_set(&e->slot, slot);
     shms_set(&e->id, id);
     shms_set(&e->opened_ns, now_ns);
@@ -108,15 +109,17 @@ int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t tak
         uint32_t before = SHMS_NONE;
         for (uint32_t e = l->first[s]; e != SHMS_NONE; before = e, e = l->next[e]) {
             uint64_t number = e < l->n_entries ? shms_get(&l->table[e].number) : 0;
-            if (number == 0 || number >= next || shms_get(&l->table[e].slot) != s || l->slot[e] != s || l->prev[e] != before ||
-                shms_get(&slots[s].state) != SHMS_LIVE || shms_get(&slots[s].id) != shms_get(&l->table[e].id) ||
-                ++listed > open)
+            if (number == 0 || number >= next || shms_get(&l->table[e].slot) != s || l->slot[e] != s ||
+                l->prev[e] != before || shms_get(&slots[s].state) != SHMS_LIVE ||
+                shms_get(&slots[s].id) != shms_get(&l->table[e].id) || ++listed > open)
                 return SHMS_ECORRUPT;
         }
     }
     for (uint32_t i = 0; i < l->n_free; i++)
         if (l->free[i] >= l->n_entries || shms_get(&l->table[l->free[i]].number))
             return SHMS_ECORRUPT;
-    return next == shms_get(l->published) && listed == open && open == shms_get(l->open) && open + l->n_free + taken == l->n_entries ? SHMS_OK
-                                                                                                  : SHMS_ECORRUPT;
+    return next == shms_get(l->published) && listed == open && open == shms_get(l->open) &&
+                   open + l->n_free + taken == l->n_entries
+               ? SHMS_OK
+               : SHMS_ECORRUPT;
 }

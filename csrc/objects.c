@@ -79,8 +79,11 @@ static int next_secret(struct shms_writer *w, uint64_t *out) {
 /* Opens a lease on a taken entry and packs the reference to it. */
 static void hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t *out) {
     shms_slot *s = shms_writer_slot(w, slot);
-    shms_ref ref = {.store = (uint32_t)w->seg.sb->store, .slot = slot, .entry = entry,
-                    .address = shms_get(&s->offset), .id = shms_get(&s->id)};
+    shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
+                    .slot = slot,
+                    .entry = entry,
+                    .address = shms_get(&s->offset),
+                    .id = shms_get(&s->id)};
     ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, shms_now_ns());
     shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
     shms_reclaim_leases(w);
@@ -144,8 +147,8 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     shms_index_add(&w->index, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
-    *out = (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot,
-                         .entry = entry};
+    *out =
+        (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot, .entry = entry};
     return SHMS_OK;
 }
 

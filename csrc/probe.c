@@ -37,16 +37,17 @@ int shms_probe_file(shms_probe *out, const char *name) {
     if (rc == SHMS_OK) {
         seg.dev = st.st_dev;
         seg.ino = st.st_ino;
-        *out = (shms_probe){.size = (uint64_t)st.st_size,
-                            .device = st.st_dev,
-                            .inode = st.st_ino,
-                            .modified_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,
-                            .uid = st.st_uid,
-                            .ours = page.sb.magic == SHMS_MAGIC,
-                            .published = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) != 0,
-                            .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
-                            .blank = 1,
-                            .writer_alive = shms_segment_held(&seg, SHMS_ROLE_WRITER)};
+        *out =
+            (shms_probe){.size = (uint64_t)st.st_size,
+                         .device = st.st_dev,
+                         .inode = st.st_ino,
+                         .modified_ns = (uint64_t)st.st_mtim.tv_sec * 1000000000u + (uint64_t)st.st_mtim.tv_nsec,
+                         .uid = st.st_uid,
+                         .ours = page.sb.magic == SHMS_MAGIC,
+                         .published = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) != 0,
+                         .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
+                         .blank = 1,
+                         .writer_alive = shms_segment_held(&seg, SHMS_ROLE_WRITER)};
         out->disposable = out->same_version && shms_get(&page.sb.disposable) == 1;
         for (size_t i = 0; i < sizeof page; i++)
             out->blank &= page.bytes[i] == 0;

@@ -34,7 +34,8 @@ enum { AGAIN = 1 }; /* after a breath */
 #define NEAR 64            /* objects: so far a search walks from the hand */
 #define BUDGET 64          /* of looks at a rank's words, and then to the end of a zone, between two breaths */
 #define FORGET_AT_ONCE 128 /* victims, likewise */
-#define SWEEP_AT_ONCE 16384 /* lease entries that one call looks at, when none is free; the next one goes on behind them */
+#define SWEEP_AT_ONCE                                                                                                  \
+    16384 /* lease entries that one call looks at, when none is free; the next one goes on behind them */
 #define SWEEP_EARLY 512    /* and those that each hand-out looks at, at the most */
 #define MAX_SEARCHES 1000  /* a store that is read faster than it can be searched this often is full */
 
@@ -58,8 +59,8 @@ static bool rank_gone(struct shms_writer *w, uint32_t r) {
 /* Without asking whether the rank lives. */
 static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
     SHMS_STEP("W1a"); /* pairs with R3b: who has acknowledged has a visible pin.  And with A3, A4, E1 */
-    return !shms_reader_expected(shms_segment_reader(&w->seg, r), &w->seg.layout, shms_get(&w->seg.sb->retired[r]), entry,
-                                 number);
+    return !shms_reader_expected(shms_segment_reader(&w->seg, r), &w->seg.layout, shms_get(&w->seg.sb->retired[r]),
+                                 entry, number);
 }
 
 static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
@@ -145,9 +146,11 @@ static bool breathe(struct shms_writer *w) {
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
     uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0, promised = w->evicted.promised;
     const uint32_t *next = w->ring.next;
-    uint32_t *victims = w->free_slots + w->n_free_slots; /* where they will be, at last; there is room for all that are not free */
+    uint32_t *victims =
+        w->free_slots + w->n_free_slots; /* where they will be, at last; there is room for all that are not free */
     uint32_t n = 0, last = SHMS_NONE;
-    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s]) { /* W1 may be long ago */
+    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end;
+         s = next[s]) { /* W1 may be long ago */
         const shms_slot *slot = shms_writer_slot(w, s);
         uint64_t span = shms_span(shms_get(&slot->length));
         if (shms_get(&slot->state) != SHMS_LIVE || w->protected[s] || w->leases.first[s] != SHMS_NONE)
@@ -265,7 +268,8 @@ static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
     if (rc <= 0)
         return rc;
     for (enum shms_level level = SHMS_UNUSED;; level = SHMS_ANY) {
-        rc = shms_zones_find(&w->zones, area->from, area->to, area->hand, f->place.span, level, budget, &f->place.at, &longest);
+        rc = shms_zones_find(&w->zones, area->from, area->to, area->hand, f->place.span, level, budget, &f->place.at,
+                             &longest);
         f->lap = level == SHMS_ANY;
         if (rc || f->lap)
             break;
@@ -333,7 +337,8 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
     for (uint32_t z = 0; z < r->n_zones; z++) {
         if (w->zones.free[z] == 0)
             continue;
-        for (uint32_t s = r->zones[z].first; s != SHMS_NONE && shms_ring_zone(r, shms_ring_start(r, s)) <= z; s = r->next[s])
+        for (uint32_t s = r->zones[z].first; s != SHMS_NONE && shms_ring_zone(r, shms_ring_start(r, s)) <= z;
+             s = r->next[s])
             if (may_go(w, s)) {
                 *out = s;
                 return 1;
@@ -358,7 +363,8 @@ static int64_t more(int64_t budget) { return budget < INT32_MAX ? budget + budge
 static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
-                                                   &(int64_t){allowed}, &at, &longest) < 0; allowed = more(allowed))
+                                                   &(int64_t){allowed}, &at, &longest) < 0;
+         allowed = more(allowed))
         if (breathe(w) && w->closed)
             return SHMS_ECLOSED;
     return refuse(w, code, longest);
@@ -397,13 +403,15 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out)
             if (rc == SHMS_ENOSLOT)
                 return survey_and_refuse(w, rc);
             if (rc == SHMS_OK || rc == SHMS_ENOMEM) {
-                *out = (shms_room_for){.at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
+                *out = (shms_room_for){
+                    .at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
                 return rc;
             }
         }
         if (rc == SHMS_EFULL) {
             failed++;
-            for (uint32_t z = shms_ring_zone(&w->ring, f.place.at); z <= shms_ring_zone(&w->ring, f.place.at + span - 1); z++)
+            for (uint32_t z = shms_ring_zone(&w->ring, f.place.at);
+                 z <= shms_ring_zone(&w->ring, f.place.at + span - 1); z++)
                 shms_zones_stale(&w->zones, z);
             shms_reclaim_begin(w);
         }
@@ -430,7 +438,8 @@ static uint32_t at_most(uint32_t n, uint32_t limit) { return n < limit ? n : lim
 
 /* The fewer are free, the more are looked at, so that most have been before none is. */
 void shms_reclaim_leases(struct shms_writer *w) {
-    w->unswept = w->leases.n_entries; /* a lease that is opened when every rank is gone is over, and no news will come of it */
+    w->unswept =
+        w->leases.n_entries; /* a lease that is opened when every rank is gone is over, and no news will come of it */
     if (w->leases.n_free < w->leases.n_entries / 2)
         sweep(w, at_most(w->leases.n_entries / (w->leases.n_free + 1), SWEEP_EARLY), false);
 }

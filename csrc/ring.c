@@ -43,7 +43,9 @@ static void enter_zones(shms_ring *r, uint32_t slot) {
     }
 }
 
-static uint32_t area_start(const shms_ring *r, enum shms_area_name area) { return shms_ring_at(r, r->areas[area].from); }
+static uint32_t area_start(const shms_ring *r, enum shms_area_name area) {
+    return shms_ring_at(r, r->areas[area].from);
+}
 
 /* Sets a hand to a place in its area, which may be inside an object: then to that object's end. */
 static void set_hand(shms_ring *r, enum shms_area_name name, uint64_t hand) {
@@ -69,8 +71,13 @@ static void split(shms_ring *r, uint64_t hand) {
 void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms_slot *slots, const uint64_t hands[2],
                     const uint32_t *order, uint32_t count) {
     uint32_t n_slots = (uint32_t)l->max_objects;
-    *r = (shms_ring){.slots = slots, .first = SHMS_NONE, .last = SHMS_NONE, .n_zones = shms_n_zones(l),
-                     .zone_shift = (uint32_t)l->zone_shift, .capacity = l->capacity, .fifo = l->flags & SHMS_FIFO,
+    *r = (shms_ring){.slots = slots,
+                     .first = SHMS_NONE,
+                     .last = SHMS_NONE,
+                     .n_zones = shms_n_zones(l),
+                     .zone_shift = (uint32_t)l->zone_shift,
+                     .capacity = l->capacity,
+                     .fifo = l->flags & SHMS_FIFO,
                      .news = true};
     r->zones = memory;
     r->next = (uint32_t *)(r->zones + r->n_zones);
@@ -227,7 +234,8 @@ static void pass(shms_ring *r, uint64_t from, uint64_t to) {
         if (!zone->uses)
             continue;
         for (uint32_t k = z; k == z || (k < r->n_zones && r->zones[k].first != SHMS_NONE &&
-                                        shms_ring_start(r, r->zones[k].first) < end); k++)
+                                        shms_ring_start(r, r->zones[k].first) < end);
+             k++)
             shms_ring_stale(r, k); /* the last object that begins here may reach far */
         bool whole = at == zone_start(r, z) && end <= to;
         if (whole) {
@@ -266,7 +274,8 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
     for (uint32_t z = from; z <= to; z++) {
         shms_zone *zone = &r->zones[z];
         shms_ring_stale(r, z);
-        if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start && shms_ring_start(r, zone->first) < end)
+        if (zone->first != SHMS_NONE && shms_ring_start(r, zone->first) >= start &&
+            shms_ring_start(r, zone->first) < end)
             zone->first = behind != SHMS_NONE && shms_ring_start(r, behind) < zone_start(r, z + 1) ? behind : SHMS_NONE;
     }
     for (int a = 0; a < SHMS_AREAS; a++) {
@@ -311,8 +320,9 @@ int shms_ring_valid(const shms_ring *r, uint32_t n_slots) {
     uint32_t count = 0, before = SHMS_NONE, z = 0;
     uint64_t end = 0;
     for (uint32_t s = r->first; s != SHMS_NONE; before = s, s = r->next[s]) {
-        if (s >= n_slots || ++count > r->count || r->prev[s] != before || !shms_slot_bounded(&r->slots[s], r->capacity) ||
-            shms_get(&r->slots[s].state) == SHMS_FREE || shms_ring_start(r, s) < end)
+        if (s >= n_slots || ++count > r->count || r->prev[s] != before ||
+            !shms_slot_bounded(&r->slots[s], r->capacity) || shms_get(&r->slots[s].state) == SHMS_FREE ||
+            shms_ring_start(r, s) < end)
             return SHMS_ECORRUPT;
         end = shms_ring_end(r, s);
         for (; z < r->n_zones && zone_start(r, z) < end; z++)

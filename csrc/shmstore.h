@@ -162,8 +162,8 @@ typedef struct shms_stats {
 /* What the last refusal found, in bytes of the data region. */
 typedef struct shms_room {
     uint64_t reclaimable; /* under objects that nobody holds */
-    uint64_t longest;     /* longest stretch of these and of gaps: an object of up to so many bytes would have had room */
-    uint64_t kept;        /* under objects that no rank holds but the writer does: guarded, or unfinished */
+    uint64_t longest; /* longest stretch of these and of gaps: an object of up to so many bytes would have had room */
+    uint64_t kept; /* under objects that no rank holds but the writer does: guarded, or unfinished */
 } shms_room;
 
 typedef struct shms_reader_stats {
@@ -172,12 +172,12 @@ typedef struct shms_reader_stats {
 
 /* ---- values ---- */
 
-const char *shms_strerror(int code);        /* one line for each code of the table above; never NULL */
-uint32_t shms_layout_version(void);         /* of the shared layout that this build reads and writes */
+const char *shms_strerror(int code); /* one line for each code of the table above; never NULL */
+uint32_t shms_layout_version(void); /* of the shared layout that this build reads and writes */
 void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; past the caches where that is faster */
-uint64_t shms_space_free(void);             /* bytes free in the file system of segments, after SHMS_ENOSPC */
+uint64_t shms_space_free(void); /* bytes free in the file system of segments, after SHMS_ENOSPC */
 uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
 
 /* ---- the writer ---- */
@@ -216,7 +216,7 @@ int shms_writer_take_back(shms_writer *w, const uint8_t *ref);
 int shms_ticket_undo(shms_writer *w, const shms_ticket *ticket, const uint8_t *ref);
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
-int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);   /* 1, 0 or an error; changes nothing */
+int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; changes nothing */
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
 /* Keeps the object, also an unfinished one, from being reclaimed until shms_guard_end; guards nest. */
 int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, shms_guard *out);
@@ -249,13 +249,14 @@ int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank,
 shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
 int shms_reader_acquire_to(shms_reader *r, const uint8_t *ref, shms_view **out); /* the same; on failure NULL there */
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */
-int shms_reader_release(shms_reader *r, const uint8_t *ref);  /* acknowledges unread: 1, or 0 for a lease long over */
+int shms_reader_release(shms_reader *r, const uint8_t *ref); /* acknowledges unread: 1, or 0 for a lease long over */
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number; 0: NULL */
 uint64_t shms_reader_pid(const char *name, uint32_t rank); /* who attached as `rank` last; 0: nobody, or no store */
 int shms_reader_close(shms_reader *r); /* no more calls, no lease waits for it; the rank stays taken while views live */
-void shms_reader_free(shms_reader *r); /* closes if need be; the mapping stays until the last view has gone; NULL is allowed */
+void shms_reader_free(
+    shms_reader *r); /* closes if need be; the mapping stays until the last view has gone; NULL is allowed */
 void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
 void shms_view_drop(shms_view **v); /* likewise */
 void shms_guard_drop(const shms_writer *keep, shms_guard *g); /* likewise; `keep`, ignored, outlives the guard */

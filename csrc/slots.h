@@ -21,7 +21,9 @@ static inline uint64_t shms_get(const shms_word *w) { return atomic_load_explici
 static inline void shms_set(shms_word *w, uint64_t v) { atomic_store_explicit(w, v, memory_order_relaxed); }
 static inline void shms_add(shms_word *w, uint64_t v) { shms_set(w, shms_get(w) + v); } /* one writer: no RMW */
 
-static inline uint64_t shms_slot_end(const shms_slot *s) { return shms_get(&s->offset) + shms_span(shms_get(&s->length)); }
+static inline uint64_t shms_slot_end(const shms_slot *s) {
+    return shms_get(&s->offset) + shms_span(shms_get(&s->length));
+}
 static inline uint32_t shms_slot_key_len(const shms_slot *s) { return (uint32_t)shms_get(&s->head); }
 static inline uint32_t shms_slot_meta_len(const shms_slot *s) { return (uint32_t)(shms_get(&s->head) >> 32); }
 

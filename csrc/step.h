@@ -10,14 +10,14 @@
 
 #ifdef SHMS_STEPS
 extern void (*shms_step_hook)(const char *label);
-#define SHMS_STEP(label)                                                                                              \
-    do {                                                                                                              \
-        if (shms_step_hook)                                                                                           \
-            shms_step_hook(label);                                                                                    \
+#define SHMS_STEP(label)                                                                                               \
+    do {                                                                                                               \
+        if (shms_step_hook)                                                                                            \
+            shms_step_hook(label);                                                                                     \
     } while (0)
 #else
-#define SHMS_STEP(label)                                                                                              \
-    do {                                                                                                              \
+#define SHMS_STEP(label)                                                                                               \
+    do {                                                                                                               \
     } while (0)
 #endif
 

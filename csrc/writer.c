@@ -64,7 +64,8 @@ static void take_mutex(struct shms_writer *w) {
 static void take_mutex_last(struct shms_writer *w) {
     if (atomic_load(&w->waiting)) {
         uint32_t before = atomic_load(&w->let_in);
-        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before; turn++)
+        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before;
+             turn++)
             wait_a_turn(turn);
         for (int turn = 0; turn < GRACE; turn++)
             wait_a_turn(0);
@@ -161,7 +162,8 @@ static int build(struct shms_writer *w) {
     uint32_t n = (uint32_t)l->max_objects, leases = (uint32_t)l->max_leases, zones = shms_n_zones(l);
     uint32_t ranks = (uint32_t)l->n_readers;
     /* The arrays of 64-bit words first. */
-    uint64_t zones_size = shms_zones_memory(zones, ranks), heard_size = ranks * (sizeof(shms_heard) + zones * sizeof(uint64_t));
+    uint64_t zones_size = shms_zones_memory(zones, ranks),
+             heard_size = ranks * (sizeof(shms_heard) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
     uint64_t size = zones_size + heard_size + ring_size + index_size + lease_size + 2 * sizeof(uint32_t) * (uint64_t)n;
@@ -189,16 +191,16 @@ static int build(struct shms_writer *w) {
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
-    int rc = shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number that is not below the next would be given twice */
+    int rc =
+        shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number that is not below the next would be given twice */
     uint64_t used = 0;
     for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
         shms_slot *s = shms_writer_slot(w, order[i]);
         used += shms_span(shms_get(&s->length));
         if (shms_slot_deleted(s))
             continue;
-        if (shms_slot_key_len(s) == 0 ||
-            shms_index_find(&w->index, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s)) !=
-                SHMS_NONE)
+        if (shms_slot_key_len(s) == 0 || shms_index_find(&w->index, (const char *)w->seg.data + shms_get(&s->offset),
+                                                         shms_slot_key_len(s)) != SHMS_NONE)
             rc = SHMS_ECORRUPT; /* D1 makes sure that a key is found once */
         else
             shms_index_add(&w->index, order[i]);
@@ -217,8 +219,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
         return SHMS_ENOMEM;
-    int rc = options ? shms_segment_create(&w->seg, name, options)
-                     : shms_segment_open(&w->seg, name, SHMS_ROLE_WRITER);
+    int rc = options ? shms_segment_create(&w->seg, name, options) : shms_segment_open(&w->seg, name, SHMS_ROLE_WRITER);
     if (rc) {
         free(w);
         return rc;

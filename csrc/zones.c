@@ -133,7 +133,8 @@ static bool enough(quest *q, uint64_t at, uint64_t length) {
 static bool inside(const shms_zones *z, uint32_t zone, uint64_t from, quest *q, uint64_t *start) {
     const shms_ring *r = z->ring;
     *start = from;
-    for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < zone_end(z, zone); s = r->next[s]) {
+    for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < zone_end(z, zone);
+         s = r->next[s]) {
         if (shms_ring_end(r, s) <= from)
             continue;
         bool stays = q->level == SHMS_GAPS || (q->level == SHMS_UNUSED && shms_ring_is_used(r, s)) ||

@@ -18,13 +18,13 @@
 int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
 
 /* CHECK with both values in the message: they are codes or counts. */
-#define CHECK_EQ(expected, actual)                                                                                    \
-    do {                                                                                                              \
-        long long want_ = (long long)(expected), got_ = (long long)(actual);                                          \
-        if (want_ != got_) {                                                                                          \
-            fprintf(stderr, "%s:%d: %s: expected %lld, got %lld\n", __FILE__, __LINE__, #actual, want_, got_);        \
-            exit(1);                                                                                                  \
-        }                                                                                                             \
+#define CHECK_EQ(expected, actual)                                                                                     \
+    do {                                                                                                               \
+        long long want_ = (long long)(expected), got_ = (long long)(actual);                                           \
+        if (want_ != got_) {                                                                                           \
+            fprintf(stderr, "%s:%d: %s: expected %lld, got %lld\n", __FILE__, __LINE__, #actual, want_, got_);         \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
     } while (0)
 
 /* xorshift64*: the same sequence for the same seed, everywhere. */

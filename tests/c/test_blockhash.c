@@ -9,10 +9,17 @@ static void the_worked_example_is_encoded_byte_for_byte(void) {
     int64_t tokens[16], items[] = {4, 3, 4}, ends[1];
     uint8_t out[256];
     /* tokens 0..15, extras ("lora", "img", an offset, a byte string): tail of the example in the layout comment */
-    const uint8_t want[] = {0x90, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0x84, 0x64, 'l', 'o', 'r', 'a', 0x63, 'i', 'm', 'g', 0x04, 0x41, 0x01};
-    shms_blockhash_extras x = {.lora = (const uint8_t *)"\x64lora", .lora_len = 5, .salt = (const uint8_t *)"\x41\x01", .salt_len = 2,
-                               .items = items, .n_items = 1, .idents = (const uint8_t *)"\x63img"};
-    for (int i = 0; i < 16; i++) tokens[i] = i;
+    const uint8_t want[] = {0x90, 0,  1,    2,    3,   4,   5,   6,   7,    8,   9,   10,  11,   12,   13,
+                            14,   15, 0x84, 0x64, 'l', 'o', 'r', 'a', 0x63, 'i', 'm', 'g', 0x04, 0x41, 0x01};
+    shms_blockhash_extras x = {.lora = (const uint8_t *)"\x64lora",
+                               .lora_len = 5,
+                               .salt = (const uint8_t *)"\x41\x01",
+                               .salt_len = 2,
+                               .items = items,
+                               .n_items = 1,
+                               .idents = (const uint8_t *)"\x63img"};
+    for (int i = 0; i < 16; i++)
+        tokens[i] = i;
     CHECK(shms_blockhash_bound(1, 16, &x) <= (int64_t)sizeof out);
     CHECK(shms_blockhash_bodies(out, sizeof out, ends, 0, 1, 16, tokens, 8, &x) == (int64_t)sizeof want);
     CHECK(ends[0] == (int64_t)sizeof want && !memcmp(out, want, sizeof want));
@@ -20,10 +27,24 @@ static void the_worked_example_is_encoded_byte_for_byte(void) {
 }
 
 static void numbers_take_the_shortest_head(void) {
-    static const struct { int64_t v; int n; uint8_t bytes[9]; } cases[] = {
-        {0, 1, {0}}, {23, 1, {23}}, {24, 2, {24, 24}}, {255, 2, {24, 255}}, {256, 3, {25, 1, 0}}, {65535, 3, {25, 255, 255}},
-        {65536, 5, {26, 0, 1, 0, 0}}, {0xffffffff, 5, {26, 255, 255, 255, 255}}, {0x100000000, 9, {27, 0, 0, 0, 1, 0, 0, 0, 0}},
-        {-1, 1, {0x20}}, {-24, 1, {0x37}}, {-25, 2, {0x38, 24}}, {-257, 3, {0x39, 1, 0}},
+    static const struct {
+        int64_t v;
+        int n;
+        uint8_t bytes[9];
+    } cases[] = {
+        {0, 1, {0}},
+        {23, 1, {23}},
+        {24, 2, {24, 24}},
+        {255, 2, {24, 255}},
+        {256, 3, {25, 1, 0}},
+        {65535, 3, {25, 255, 255}},
+        {65536, 5, {26, 0, 1, 0, 0}},
+        {0xffffffff, 5, {26, 255, 255, 255, 255}},
+        {0x100000000, 9, {27, 0, 0, 0, 1, 0, 0, 0, 0}},
+        {-1, 1, {0x20}},
+        {-24, 1, {0x37}},
+        {-25, 2, {0x38, 24}},
+        {-257, 3, {0x39, 1, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         uint8_t out[64];
@@ -40,9 +61,22 @@ static void both_ways_hash_the_same_messages(void) {
     int64_t tokens[N * SIZE], items[] = {3, 20, 5, 3, 0, 9, 20, 30, 11, 90, 1, 15}, ends[N];
     int32_t narrow[N * SIZE];
     uint8_t embeds[32 * 4] = {9}, seed[32] = {7}, parent[32], message[4096];
-    shms_blockhash_extras x = {.lora = (const uint8_t *)"\x61L", .lora_len = 2, .items = items, .n_items = 4,
-                               .idents = (const uint8_t *)"\x64" "aaaa" "\x63" "bbb" "\x61" "c" "\x63" "ddd", .embeds = embeds, .n_embeds = 4};
-    for (int i = 0; i < N * SIZE; i++) tokens[i] = narrow[i] = (i * 7919) % 70000;
+    shms_blockhash_extras x = {.lora = (const uint8_t *)"\x61L",
+                               .lora_len = 2,
+                               .items = items,
+                               .n_items = 4,
+                               .idents = (const uint8_t *)"\x64"
+                                                          "aaaa"
+                                                          "\x63"
+                                                          "bbb"
+                                                          "\x61"
+                                                          "c"
+                                                          "\x63"
+                                                          "ddd",
+                               .embeds = embeds,
+                               .n_embeds = 4};
+    for (int i = 0; i < N * SIZE; i++)
+        tokens[i] = narrow[i] = (i * 7919) % 70000;
     int64_t room = shms_blockhash_bound(N, SIZE, &x);
     uint8_t *bodies = malloc((size_t)room);
     CHECK(shms_blockhash_bodies(bodies, room, ends, 0, N, SIZE, tokens, 8, &x) > 0);
@@ -80,9 +114,18 @@ static void both_ways_hash_the_same_messages(void) {
 
 /* Numbers whose sum or product no int64 holds, and items that the walk over them would miss. */
 static void numbers_that_cannot_be_added_are_refused(void) {
-    static const struct { int64_t items[6]; int refused; } cases[] = {
-        {{4, 3, 4, 5, 1, 8}, 0}, {{4, 3, 4, 4, 0, 8}, 0},     {{5, 3, 4, 4, 3, 8}, 1},          {{-1, 3, 4, 4, 3, 8}, 1},
-        {{4, 3, 4, 5, -1, 8}, 1}, {{4, INT64_MAX, 4, 5, 1, 8}, 1}, {{4, INT64_MAX - 4, 4, 5, 1, 8}, 0}, {{INT64_MIN, 1, 4, 5, 1, 8}, 1},
+    static const struct {
+        int64_t items[6];
+        int refused;
+    } cases[] = {
+        {{4, 3, 4, 5, 1, 8}, 0},
+        {{4, 3, 4, 4, 0, 8}, 0},
+        {{5, 3, 4, 4, 3, 8}, 1},
+        {{-1, 3, 4, 4, 3, 8}, 1},
+        {{4, 3, 4, 5, -1, 8}, 1},
+        {{4, INT64_MAX, 4, 5, 1, 8}, 1},
+        {{4, INT64_MAX - 4, 4, 5, 1, 8}, 0},
+        {{INT64_MIN, 1, 4, 5, 1, 8}, 1},
     };
     int64_t tokens[8] = {0}, ends[2];
     uint8_t out[512], seed[32] = {0};
@@ -91,17 +134,22 @@ static void numbers_that_cannot_be_added_are_refused(void) {
         shms_blockhash_extras x = {.items = cases[i].items, .n_items = 2, .idents = (const uint8_t *)"\x63img\x63png"};
         int64_t n = shms_blockhash_bodies(out, sizeof out, ends, 0, 2, 4, tokens, 8, &x);
         CHECK(cases[i].refused ? n == SHMS_BOOKS_ARGUMENT : n > 0);
-        if (shms_blockhash_ready()) continue;
-        CHECK(shms_blockhash_extend(list, seed, 0, 2, 4, tokens, 8, &x) == (cases[i].refused ? SHMS_BOOKS_ARGUMENT : 0));
+        if (shms_blockhash_ready())
+            continue;
+        CHECK(shms_blockhash_extend(list, seed, 0, 2, 4, tokens, 8, &x) ==
+              (cases[i].refused ? SHMS_BOOKS_ARGUMENT : 0));
     }
     shms_blockhash_extras none = {0}, salted = {.salt = seed, .salt_len = INT64_MAX};
     const int64_t n = INT64_MAX / 4, len = shms_hashlist_len(list);
     CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4, 1, 4, tokens, 8, &none) == SHMS_BOOKS_ARGUMENT);
     CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4 - 1, 1, 4, tokens, 8, &none) > 0);
     CHECK(shms_blockhash_bodies(out, INT64_MAX, ends, 0, n, 4, tokens, 8, &none) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_blockhash_bound(n, 4, &none) == SHMS_BOOKS_ARGUMENT && shms_blockhash_bound(-1, 4, &none) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_blockhash_bound(1, 4, &salted) == SHMS_BOOKS_ARGUMENT && shms_blockhash_bound(1, 0, &none) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_blockhash_ready() || shms_blockhash_extend(list, seed, 0, 1, 4, tokens, 8, &salted) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_bound(n, 4, &none) == SHMS_BOOKS_ARGUMENT &&
+          shms_blockhash_bound(-1, 4, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_bound(1, 4, &salted) == SHMS_BOOKS_ARGUMENT &&
+          shms_blockhash_bound(1, 0, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_ready() ||
+          shms_blockhash_extend(list, seed, 0, 1, 4, tokens, 8, &salted) == SHMS_BOOKS_ARGUMENT);
     CHECK(shms_hashlist_len(list) == len);
     shms_hashlist_free(list);
 }

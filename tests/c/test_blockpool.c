@@ -19,14 +19,16 @@ static int64_t keyed_at[N], now;
 
 static void model_take(int32_t id) {
     int32_t at = 0;
-    while (queue[at] != id) at++;
+    while (queue[at] != id)
+        at++;
     memmove(queue + at, queue + at + 1, (size_t)(n_queue-- - at - 1) * sizeof *queue);
 }
 
 static int32_t model_find(int32_t key) {
     int32_t best = 0;
     for (int32_t id = 1; id < N; id++)
-        if (keys[id] == key && (!best || keyed_at[id] < keyed_at[best])) best = id;
+        if (keys[id] == key && (!best || keyed_at[id] < keyed_at[best]))
+            best = id;
     return best;
 }
 
@@ -35,7 +37,8 @@ static void compare(const shms_blockpool *pool, const shms_hashlist *hashes) {
     CHECK(shms_blockpool_valid(pool) == 0);
     CHECK(shms_blockpool_free_ids(pool, ids) == n_queue && shms_blockpool_n_free(pool) == n_queue);
     CHECK(!memcmp(ids, queue, (size_t)n_queue * sizeof *ids));
-    for (int32_t id = 1; id < N; id++) CHECK(shms_blockpool_ref(pool, id) == refs[id]);
+    for (int32_t id = 1; id < N; id++)
+        CHECK(shms_blockpool_ref(pool, id) == refs[id]);
     int32_t n_keys = 0;
     for (int32_t key = 1; key <= HASHES * GROUPS; key++) {
         int32_t want = model_find(key), hash = (key - 1) % HASHES, group = (key - 1) / HASHES;
@@ -44,7 +47,8 @@ static void compare(const shms_blockpool *pool, const shms_hashlist *hashes) {
     }
     CHECK(shms_blockpool_n_keys(pool) == n_keys);
     int32_t n = shms_blockpool_ref_counts(pool, ids, counts);
-    for (int32_t i = 0; i < n; i++) CHECK(refs[ids[i]] == counts[i] && counts[i] > 0);
+    for (int32_t i = 0; i < n; i++)
+        CHECK(refs[ids[i]] == counts[i] && counts[i] > 0);
 }
 
 static void a_pool_does_what_arrays_do(int order) {
@@ -58,7 +62,8 @@ static void a_pool_does_what_arrays_do(int order) {
     shms_blockpool_log(pool, 1);
     memset(refs, 0, sizeof refs);
     memset(keys, 0, sizeof keys);
-    for (n_queue = 0; n_queue < N - 1; n_queue++) queue[n_queue] = n_queue + 1;
+    for (n_queue = 0; n_queue < N - 1; n_queue++)
+        queue[n_queue] = n_queue + 1;
     for (int step = 0; step < 20000; step++) {
         int32_t ids[2 * N], n = (int32_t)draw(5), key;
         int64_t logged = 0;
@@ -80,10 +85,12 @@ static void a_pool_does_what_arrays_do(int order) {
             shms_blockpool_log_clear(pool);
             break;
         case 1:
-            for (int32_t i = 0; i < n; i++) ids[i] = (int32_t)draw(N);
+            for (int32_t i = 0; i < n; i++)
+                ids[i] = (int32_t)draw(N);
             CHECK(shms_blockpool_touch(pool, ids, n) == 0);
             for (int32_t i = 0; i < n; i++)
-                if (ids[i] && refs[ids[i]]++ == 0) model_take(ids[i]);
+                if (ids[i] && refs[ids[i]]++ == 0)
+                    model_take(ids[i]);
             break;
         case 2: {
             int reverse = (int)draw(2), bad = 0;
@@ -91,16 +98,22 @@ static void a_pool_does_what_arrays_do(int order) {
             n = (int32_t)draw(2 * N);
             memcpy(left, refs, sizeof left);
             for (int32_t i = 0; i < n; i++) {
-                do ids[i] = (int32_t)draw(N); while (refs[ids[i]] == 0 && ids[i] && draw(20));
+                do
+                    ids[i] = (int32_t)draw(N);
+                while (refs[ids[i]] == 0 && ids[i] && draw(20));
                 bad |= ids[i] && left[ids[i]]-- == 0;
             }
             CHECK(shms_blockpool_put(pool, ids, n, reverse) == (bad ? SHMS_BOOKS_UNUSED : 0));
-            if (bad) break;
-            for (int32_t i = 0; i < n; i++) refs[ids[i]] -= ids[i] != 0;
+            if (bad)
+                break;
+            for (int32_t i = 0; i < n; i++)
+                refs[ids[i]] -= ids[i] != 0;
             for (int32_t i = 0; i < n; i++) {
                 int32_t id = ids[reverse ? n - 1 - i : i], queued = 0;
-                for (int32_t j = 0; j < n_queue; j++) queued |= queue[j] == id;
-                if (!id || refs[id] || queued) continue;
+                for (int32_t j = 0; j < n_queue; j++)
+                    queued |= queue[j] == id;
+                if (!id || refs[id] || queued)
+                    continue;
                 int32_t at = order && !keys[id] ? at_head++ : n_queue;
                 memmove(queue + at + 1, queue + at, (size_t)(n_queue++ - at) * sizeof *queue);
                 queue[at] = id;
@@ -111,19 +124,24 @@ static void a_pool_does_what_arrays_do(int order) {
         case 4:
             ids[0] = (int32_t)draw(N);
             key = 1 + (int32_t)draw(HASHES * GROUPS);
-            CHECK(shms_blockpool_key(pool, ids, 1, hashes, (key - 1) % HASHES, 1, (key - 1) / HASHES) == (keys[ids[0]] ? SHMS_BOOKS_KEYED : 0));
+            CHECK(shms_blockpool_key(pool, ids, 1, hashes, (key - 1) % HASHES, 1, (key - 1) / HASHES) ==
+                  (keys[ids[0]] ? SHMS_BOOKS_KEYED : 0));
             if (ids[0] && !keys[ids[0]]) {
                 keys[ids[0]] = key;
                 keyed_at[ids[0]] = ++now;
             }
             break;
         default:
-            for (int32_t i = 0; i < n; i++) ids[i] = (int32_t)draw(N);
-            for (int32_t i = n; i < N; i++) ids[i] = 1;
+            for (int32_t i = 0; i < n; i++)
+                ids[i] = (int32_t)draw(N);
+            for (int32_t i = n; i < N; i++)
+                ids[i] = 1;
             int null = 0;
-            for (int32_t i = 0; i < n; i++) null |= ids[i] == 0;
+            for (int32_t i = 0; i < n; i++)
+                null |= ids[i] == 0;
             CHECK(shms_blockpool_evict(pool, ids, n) == (null ? SHMS_BOOKS_RANGE : 0));
-            for (int32_t i = 0; !null && i < n; i++) keys[ids[i]] = 0;
+            for (int32_t i = 0; !null && i < n; i++)
+                keys[ids[i]] = 0;
             shms_blockpool_log_clear(pool);
             if (n_queue == N - 1 && draw(4) == 0) {
                 CHECK(shms_blockpool_reset(pool) == 0);
@@ -163,7 +181,8 @@ static void a_crowded_map_loses_nothing(void) {
     CHECK(shms_blockpool_find_run(pool, out, hashes, 1, M - 1, 1, 3) == M - 1);
     CHECK(!memcmp(out, ids + 1, (M - 1) * sizeof *ids));
     CHECK(shms_blockpool_find_run(pool, out, hashes, 0, M, 1, 3) == 0);
-    for (int32_t i = 1; i < M; i += 3) CHECK(shms_blockpool_evict(pool, ids + i, 1) == 0);
+    for (int32_t i = 1; i < M; i += 3)
+        CHECK(shms_blockpool_evict(pool, ids + i, 1) == 0);
     CHECK(shms_blockpool_valid(pool) == 0);
     for (int32_t i = 1; i < M; i++)
         CHECK(shms_blockpool_find(pool, hashes->data + 32 * i, 16, 3) == (i % 3 == 1 ? 0 : i));
@@ -182,13 +201,13 @@ static void the_checker_notices(void) {
     three[64] = 3;
     CHECK(shms_hashlist_append(hashes, three, 3, 32) == 0);
     CHECK(shms_blockpool_get(pool, ids, 4) == 0 && shms_blockpool_key(pool, ids, 3, hashes, 0, 1, 0) == 0);
-#define BREAKS(field, value, code)                     \
-    do {                                               \
-        __typeof__(field) was = field;                 \
-        CHECK(shms_blockpool_valid(pool) == 0);        \
-        field = value;                                 \
-        CHECK(shms_blockpool_valid(pool) == (code));   \
-        field = was;                                   \
+#define BREAKS(field, value, code)                                                                                     \
+    do {                                                                                                               \
+        __typeof__(field) was = field;                                                                                 \
+        CHECK(shms_blockpool_valid(pool) == 0);                                                                        \
+        field = value;                                                                                                 \
+        CHECK(shms_blockpool_valid(pool) == (code));                                                                   \
+        field = was;                                                                                                   \
     } while (0)
     BREAKS(pool->n_free, 2, SHMS_BOOKS_BAD_COUNT);
     BREAKS(pool->blocks[5].ref, 1, SHMS_BOOKS_BAD_STATE);

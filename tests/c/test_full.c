@@ -512,7 +512,8 @@ static void a_rank_that_never_came_is_waited_for_until_it_is_retired(void) {
 
 static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
-        shms_options o = {.capacity = 64 << 10, .max_object_size = 16 << 10, .n_readers = 1, .max_objects = 512, .flags = flags};
+        shms_options o = {
+            .capacity = 64 << 10, .max_object_size = 16 << 10, .n_readers = 1, .max_objects = 512, .flags = flags};
         uint8_t ref[SHMS_REF_SIZE], held[SHMS_REF_SIZE];
         uint64_t seed = 8, put = 0;
         name = store_name("turn");

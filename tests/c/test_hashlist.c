@@ -8,7 +8,8 @@
 static void a_list_gives_back_what_was_appended(void) {
     shms_hashlist *list = shms_hashlist_new(), *other = shms_hashlist_new();
     uint8_t hashes[100 * 16], wide[32] = {0};
-    for (int i = 0; i < 100 * 16; i++) hashes[i] = (uint8_t)(i * 7 + 1);
+    for (int i = 0; i < 100 * 16; i++)
+        hashes[i] = (uint8_t)(i * 7 + 1);
     CHECK(shms_hashlist_width(list) == 0 && shms_hashlist_len(list) == 0);
     for (int i = 0; i < 100; i++) {
         CHECK(shms_hashlist_append(list, hashes + 16 * i, 1, 16) == 0);
@@ -23,8 +24,10 @@ static void a_list_gives_back_what_was_appended(void) {
     CHECK(shms_hashlist_append(other, wide, 1, 33) == SHMS_BOOKS_WIDTH);
     CHECK(shms_hashlist_append(other, wide, 1, 0) == SHMS_BOOKS_WIDTH);
     CHECK(shms_hashlist_append(other, wide, -1, 32) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_hashlist_reserve(list, INT64_MAX) == SHMS_BOOKS_MEMORY && shms_hashlist_reserve(list, INT64_MAX / 32 - 99) == SHMS_BOOKS_MEMORY);
-    CHECK(shms_hashlist_reserve(other, INT64_MAX / 4 + 1) == SHMS_BOOKS_MEMORY && other->cap == 0); /* times 32: 0 in 64 bits */
+    CHECK(shms_hashlist_reserve(list, INT64_MAX) == SHMS_BOOKS_MEMORY &&
+          shms_hashlist_reserve(list, INT64_MAX / 32 - 99) == SHMS_BOOKS_MEMORY);
+    CHECK(shms_hashlist_reserve(other, INT64_MAX / 4 + 1) == SHMS_BOOKS_MEMORY &&
+          other->cap == 0); /* times 32: 0 in 64 bits */
     CHECK(shms_hashlist_append(other, wide, 1, 32) == 0);
     CHECK(shms_hashlist_join(list, other) == SHMS_BOOKS_WIDTH && shms_hashlist_len(list) == 100);
     CHECK(shms_hashlist_join(list, list) == 0 && shms_hashlist_len(list) == 200);
@@ -43,7 +46,8 @@ static void a_list_gives_back_what_was_appended(void) {
 static void every_code_has_its_own_meaning(void) {
     for (int a = -127; a <= -101; a++)
         for (int b = -127; b < a; b++) {
-            int both = strcmp(shms_books_meaning(a), "an unknown code") && strcmp(shms_books_meaning(b), "an unknown code");
+            int both =
+                strcmp(shms_books_meaning(a), "an unknown code") && strcmp(shms_books_meaning(b), "an unknown code");
             CHECK(!both || strcmp(shms_books_meaning(a), shms_books_meaning(b)));
         }
     CHECK(!strcmp(shms_books_meaning(7), "an unknown code"));

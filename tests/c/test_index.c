@@ -55,8 +55,9 @@ int main(void) {
             CHECK_EQ(count, x.count);
             CHECK_EQ(SHMS_OK, shms_index_valid(&x, N));
             CHECK_EQ(in_table[slot] ? slot : SHMS_NONE,
-                     in_table[slot] ? shms_index_find(&x, (char *)data + slots[slot].offset, shms_slot_key_len(&slots[slot]))
-                                    : SHMS_NONE);
+                     in_table[slot]
+                         ? shms_index_find(&x, (char *)data + slots[slot].offset, shms_slot_key_len(&slots[slot]))
+                         : SHMS_NONE);
         }
         CHECK(full > ROUNDS / 16 && hits > ROUNDS / 100); /* the table was crowded, and keys came again */
         free(memory);

@@ -180,7 +180,9 @@ static void r_replace(void) { /* rank 0 goes, and comes again: nothing older is 
 
 /* ---- what a writer does ---- */
 
-static int cached(const char *key, uint64_t units, uint64_t mark) { return put_marked(w, key, units * UNIT, mark, NULL); }
+static int cached(const char *key, uint64_t units, uint64_t mark) {
+    return put_marked(w, key, units * UNIT, mark, NULL);
+}
 
 static void w_small(void) {
     int rc = cached("small", 2, 7); /* one victim */
@@ -229,10 +231,12 @@ static void w_recover(void) {
     w_evict();
 }
 
-static void (*const of_reader[])(void) = {r_acquire_owed, r_acquire_read, r_acquire_cold, r_acquire_held, r_release_owed,
-                                          r_release_read, r_take_and_let_go, r_let_go, r_attach, r_close, r_replace};
+static void (*const of_reader[])(void) = {r_acquire_owed, r_acquire_read, r_acquire_cold,    r_acquire_held,
+                                          r_release_owed, r_release_read, r_take_and_let_go, r_let_go,
+                                          r_attach,       r_close,        r_replace};
 static void (*const of_writer[])(void) = {w_small, w_evict, w_cancel, w_delete, w_clear, w_abort, w_recover};
-static void (*const of_writer_broken_into[])(void) = {w_small, w_evict, w_full, w_cancel, w_delete, w_clear, w_hand_out, w_abort};
+static void (*const of_writer_broken_into[])(void) = {w_small,  w_evict, w_full,     w_cancel,
+                                                      w_delete, w_clear, w_hand_out, w_abort};
 
 /* Runs `whole` with `other` at each of its steps. */
 static uint64_t interleave(void (*whole)(void), void (*other)(void)) {

@@ -51,7 +51,8 @@ static void full_and_window_as_in_the_book(void) {
     CHECK(shms_kvcache_newest(kv) == -1);
     int32_t queue[20];
     CHECK(shms_blockpool_free_ids(pool, queue) == 19);
-    CHECK(!memcmp(queue, (int32_t[]){15, 16, 17, 18, 19, 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11}, 19 * sizeof(int32_t)));
+    CHECK(!memcmp(queue, (int32_t[]){15, 16, 17, 18, 19, 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11},
+                  19 * sizeof(int32_t)));
     CHECK(shms_kvcache_find(kv, hashes, 23) == 20 && answers(kv, 10, (int32_t[]){1, 2, 3, 4, 5, 0, 0, 0, 10, 11}));
     CHECK(shms_kvcache_valid(kv) == 0);
     shms_hashlist_free(hashes);
@@ -60,7 +61,8 @@ static void full_and_window_as_in_the_book(void) {
 }
 
 static void refusals_change_nothing(void) {
-    int32_t kinds[] = {SHMS_KV_FULL}, sizes[] = {4}, counts[] = {1}, id[] = {1}, far[] = {99}, holes[] = {1, 0}, two[] = {2};
+    int32_t kinds[] = {SHMS_KV_FULL}, sizes[] = {4}, counts[] = {1}, id[] = {1}, far[] = {99}, holes[] = {1, 0},
+            two[] = {2};
     int64_t params[] = {0};
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
@@ -68,7 +70,8 @@ static void refusals_change_nothing(void) {
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 17, 0, 0, none, NULL, NULL) == SHMS_BOOKS_NOHASH);
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) ==
+          SHMS_BOOKS_ARGUMENT);
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 0, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
     CHECK(shms_kvcache_allocate(kv, 7, 0, 0, 1, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
     CHECK(shms_kvcache_allocate(kv, -1, 0, 4, 4, 0, 12, 0, 0, hashes, far, counts) == SHMS_BOOKS_RANGE);
@@ -97,13 +100,15 @@ static void refusals_change_nothing(void) {
 }
 
 static void numbers_that_cannot_be_added_are_refused(void) {
-    int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1}, windows[] = {SHMS_KV_WINDOW};
+    int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1},
+            windows[] = {SHMS_KV_WINDOW};
     int64_t params[] = {INT64_MAX}, zero[] = {0}, fours[] = {4}, limit = (int64_t)1 << 60;
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = chain(8, 0);
     CHECK(!shms_kvcache_new(pool, 1, chunks, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 0);
-    for (int i = 0; i < 3; i++) { /* a need of blocks times their size, or a sum of needs, that no int64 holds, is not met */
+    for (int i = 0; i < 3;
+         i++) { /* a need of blocks times their size, or a sum of needs, that no int64 holds, is not met */
         CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
         kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
     }
@@ -114,11 +119,14 @@ static void numbers_that_cannot_be_added_are_refused(void) {
             int64_t n[6];
             memcpy(n, numbers, sizeof n);
             n[i] = wrong[w];
-            if (i == 0) n[1] = n[0];
-            CHECK(shms_kvcache_allocate(kv, -1, n[0], n[1], n[2], n[3], n[4], n[5], 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+            if (i == 0)
+                n[1] = n[0];
+            CHECK(shms_kvcache_allocate(kv, -1, n[0], n[1], n[2], n[3], n[4], n[5], 0, hashes, NULL, NULL) ==
+                  SHMS_BOOKS_ARGUMENT);
         }
     }
-    CHECK(shms_kvcache_allocate(kv, -1, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+    CHECK(shms_kvcache_allocate(kv, -1, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) ==
+          SHMS_BOOKS_FULL);
     CHECK(shms_kvcache_allocate(kv, -1, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
     CHECK(shms_kvcache_allocate(kv, -1, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
@@ -128,7 +136,8 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     shms_kvcache_free(kv);
     int32_t many[16] = {0}, largest[] = {INT32_MAX};
     int64_t none[16] = {0};
-    for (int i = 0; i < 16; i++) many[i] = 1;
+    for (int i = 0; i < 16; i++)
+        many[i] = 1;
     int32_t full[16] = {SHMS_KV_FULL};
     kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 0); /* 16 times 2^60 is 0 */
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
@@ -138,9 +147,12 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     shms_kvcache_free(kv);
     /* one token a block: as many ids as tokens, four bytes each */
     kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, SHMS_KV_CACHING);
-    const int64_t far[] = {-2, INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40, limit - 1, limit, ((int64_t)1 << 62) + 1, INT64_MAX};
-    for (size_t i = 0; i < sizeof far / sizeof *far; i++) CHECK(shms_kvcache_find(kv, hashes, far[i]) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_kvcache_find(kv, hashes, -1) == 0 && shms_kvcache_find(kv, hashes, 4001) == 4000 && shms_kvcache_n_ids(kv) == 4000);
+    const int64_t far[] = {-2,        INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40,
+                           limit - 1, limit,     ((int64_t)1 << 62) + 1, INT64_MAX};
+    for (size_t i = 0; i < sizeof far / sizeof *far; i++)
+        CHECK(shms_kvcache_find(kv, hashes, far[i]) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_find(kv, hashes, -1) == 0 && shms_kvcache_find(kv, hashes, 4001) == 4000 &&
+          shms_kvcache_n_ids(kv) == 4000);
     CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4);
     int32_t id[] = {1};
     CHECK(shms_blockpool_key(pool, id, 1, hashes, INT64_MAX, 1, 0) == SHMS_BOOKS_NOHASH);
@@ -148,7 +160,8 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_BOOKS_NOHASH && shms_blockpool_n_keys(pool) == 0);
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 0);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 3, 0, 3, 0, 0, hashes, NULL, NULL) == 0 && shms_kvcache_quiet(kv, 0) == 3);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 3, 0, 3, 0, 0, hashes, NULL, NULL) == 0 &&
+          shms_kvcache_quiet(kv, 0) == 3);
     shms_kvcache_free(kv);
     shms_hashlist_free(hashes);
     shms_blockpool_free(pool);
@@ -185,19 +198,25 @@ static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int 
     enum { REQUESTS = 6, SIZE = 4 };
     int32_t kinds[] = {SHMS_KV_FULL, kind}, sizes[] = {SIZE, kind == SHMS_KV_WINDOW ? 2 * SIZE : SIZE};
     int64_t params[] = {0, param};
-    if (flags & SHMS_KV_EAGLE) sizes[1] = SIZE;
+    if (flags & SHMS_KV_EAGLE)
+        sizes[1] = SIZE;
     shms_blockpool *pool = shms_blockpool_new(30, order);
     shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, flags);
-    struct { int64_t handle, tokens, computed; shms_hashlist *hashes; } r[REQUESTS];
+    struct {
+        int64_t handle, tokens, computed;
+        shms_hashlist *hashes;
+    } r[REQUESTS];
     memset(r, 0, sizeof r);
-    for (int i = 0; i < REQUESTS; i++) r[i].handle = -1;
+    for (int i = 0; i < REQUESTS; i++)
+        r[i].handle = -1;
     shms_blockpool_log(pool, 1);
     for (int step = 0; step < 4000; step++) {
         int i = (int)draw(REQUESTS);
         shms_blockpool_log_clear(pool);
         if (r[i].handle < 0) {
             int32_t ids[64], counts[2] = {0, 0};
-            if (r[i].hashes) shms_hashlist_free(r[i].hashes);
+            if (r[i].hashes)
+                shms_hashlist_free(r[i].hashes);
             r[i].tokens = 1 + draw(40);
             r[i].hashes = chain(40, draw(3));
             r[i].hashes->n = r[i].tokens / SIZE;
@@ -208,7 +227,8 @@ static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int 
                 memcpy(ids, shms_kvcache_ids(kv), (size_t)shms_kvcache_n_ids(kv) * 4);
             }
             int64_t n = 1 + draw((uint32_t)(r[i].tokens - hit));
-            int64_t h = shms_kvcache_allocate(kv, -1, 0, hit, n, draw(3), r[i].tokens, 0, (int)draw(5) == 0, r[i].hashes, ids, counts);
+            int64_t h = shms_kvcache_allocate(kv, -1, 0, hit, n, draw(3), r[i].tokens, 0, (int)draw(5) == 0,
+                                              r[i].hashes, ids, counts);
             CHECK(h >= 0 || h == SHMS_BOOKS_FULL);
             r[i].handle = h < 0 ? -1 : h;
             r[i].computed = hit + n;
@@ -216,20 +236,26 @@ static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int 
             CHECK(shms_kvcache_release(kv, r[i].handle) == 0);
             r[i].handle = -1;
         } else {
-            if (r[i].computed == r[i].tokens && r[i].tokens < 80) r[i].tokens++;
+            if (r[i].computed == r[i].tokens && r[i].tokens < 80)
+                r[i].tokens++;
             r[i].hashes->n = r[i].tokens / SIZE;
-            if (r[i].computed == r[i].tokens) continue;
+            if (r[i].computed == r[i].tokens)
+                continue;
             int64_t look = draw(3), quiet = shms_kvcache_quiet(kv, r[i].handle);
             int32_t n_free = shms_blockpool_n_free(pool), n_keys = shms_blockpool_n_keys(pool);
-            int64_t h = shms_kvcache_allocate(kv, r[i].handle, r[i].computed, r[i].computed, 1, look, r[i].tokens, 0, 0, r[i].hashes, NULL, NULL);
+            int64_t h = shms_kvcache_allocate(kv, r[i].handle, r[i].computed, r[i].computed, 1, look, r[i].tokens, 0, 0,
+                                              r[i].hashes, NULL, NULL);
             if (r[i].computed + 1 + look <= quiet)
-                CHECK(h == r[i].handle && !shms_kvcache_n_ids(kv) && n_free == shms_blockpool_n_free(pool) && n_keys == shms_blockpool_n_keys(pool));
-            if (h >= 0) r[i].computed++;
+                CHECK(h == r[i].handle && !shms_kvcache_n_ids(kv) && n_free == shms_blockpool_n_free(pool) &&
+                      n_keys == shms_blockpool_n_keys(pool));
+            if (h >= 0)
+                r[i].computed++;
         }
         CHECK(shms_kvcache_valid(kv) == 0);
     }
     for (int i = 0; i < REQUESTS; i++) {
-        if (r[i].handle >= 0) CHECK(shms_kvcache_release(kv, r[i].handle) == 0);
+        if (r[i].handle >= 0)
+            CHECK(shms_kvcache_release(kv, r[i].handle) == 0);
         shms_hashlist_free(r[i].hashes);
     }
     CHECK(shms_blockpool_n_free(pool) == 29 && shms_kvcache_valid(kv) == 0);

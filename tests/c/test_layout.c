@@ -15,7 +15,8 @@ int fstatvfs(int fd, struct statvfs *fs) {
 }
 
 static void regions_follow_one_another_and_hold_what_they_must(void) {
-    static const uint64_t capacities[] = {1, 64, 65, 4096, 100000, 2 << 20, (2 << 20) + 1, UINT64_C(1) << 40, SHMS_MAX_CAPACITY};
+    static const uint64_t capacities[] = {
+        1, 64, 65, 4096, 100000, 2 << 20, (2 << 20) + 1, UINT64_C(1) << 40, SHMS_MAX_CAPACITY};
     static const uint32_t objects[] = {0, 1, 2, 63, 1000, SHMS_MAX_OBJECTS}, readers[] = {1, 2, 7, SHMS_MAX_READERS};
     for (uint64_t page = 4096; page <= 65536; page *= 16)
         for (size_t i = 0; i < sizeof capacities / 8; i++)
@@ -94,7 +95,8 @@ static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
         CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
         uint64_t control = l.readers_at + readers * l.reader_stride;
         uint64_t heap = shms_index_memory(n) + shms_leases_memory((uint32_t)l.max_leases, n) +
-                        shms_align_up(shms_ring_memory(n, shms_n_zones(&l)), 8) + shms_zones_memory(shms_n_zones(&l), readers) +
+                        shms_align_up(shms_ring_memory(n, shms_n_zones(&l)), 8) +
+                        shms_zones_memory(shms_n_zones(&l), readers) +
                         readers * (sizeof(shms_heard) + shms_n_zones(&l) * sizeof(uint64_t)) + 8 * (uint64_t)n +
                         sizeof(struct shms_writer);
         CHECK(control + heap <= n * (256 + 4 * (uint64_t)readers));

@@ -50,7 +50,10 @@ int main(void) {
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t entry = (uint32_t)below(&seed, ENTRIES), slot = (uint32_t)below(&seed, SLOTS);
         switch (below(&seed, 10)) {
-        case 0: case 1: case 2: case 3: { /* a hand-out; one in four is given up before it is opened */
+        case 0:
+        case 1:
+        case 2:
+        case 3: { /* a hand-out; one in four is given up before it is opened */
             uint32_t e = shms_leases_take(&l);
             refused += e == SHMS_NONE;
             if (e == SHMS_NONE) {
@@ -71,7 +74,9 @@ int main(void) {
             model[e].number = next++, model[e].id = slots[slot].id, model[e].slot = slot;
             break;
         }
-        case 4: case 5: case 6:
+        case 4:
+        case 5:
+        case 6:
             if (model[entry].number) {
                 shms_leases_close(&l, entry);
                 model[entry].number = 0;

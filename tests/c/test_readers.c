@@ -46,7 +46,8 @@ static void an_acknowledgement_never_goes_back(void) {
 }
 
 static void every_step_matches_a_plain_count(void) {
-    uint64_t seed = 9, pins[SLOTS] = {0}, acked[ENTRIES] = {0}, epoch = 0, base = 0, next = 1, news = 0, counts[3] = {0};
+    uint64_t seed = 9, pins[SLOTS] = {0}, acked[ENTRIES] = {0}, epoch = 0, base = 0, next = 1, news = 0,
+             counts[3] = {0};
     memset(t, 0, 4096);
     for (uint32_t i = 0; i < SLOTS; i++)
         slots[i] = (shms_slot){.state = SHMS_LIVE, .id = 1 + i};
@@ -54,11 +55,13 @@ static void every_step_matches_a_plain_count(void) {
         uint32_t slot = (uint32_t)below(&seed, SLOTS), entry = (uint32_t)below(&seed, ENTRIES);
         uint64_t number = leases[entry].number, released = t->releases;
         switch (below(&seed, 8)) {
-        case 0: case 1:
+        case 0:
+        case 1:
             CHECK_EQ(SHMS_LIVE, shms_reader_table_pin(t, &layout, &slots[slot], slot, slots[slot].id));
             pins[slot]++;
             break;
-        case 2: case 3:
+        case 2:
+        case 3:
             if (pins[slot]) {
                 shms_reader_table_unpin(t, &layout, slot, 0);
                 pins[slot]--;

@@ -4,20 +4,30 @@
 #include "support.h"
 
 static void packing_is_little_endian_and_loses_nothing(void) {
-    static const uint8_t expected[SHMS_REF_SIZE] = {
-        0x04, 0x03, 0x02, 0x01, 0x0a, 0x0b, 0x0c, 0x1a, 0x1b, 0x1c, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21, 0x38, 0x37, 0x36, 0x35,
-        0x34, 0x33, 0x32, 0x31, 0x48, 0x47, 0x46, 0x45, 0x44, 0x43, 0x42, 0x41, 0x58, 0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51};
-    shms_ref ref = {.store = 0x01020304, .slot = 0x0c0b0a, .entry = 0x1c1b1a, .address = 0x212223242526,
-                    .id = 0x3132333435363738, .lease = 0x4142434445464748, .tag = 0x5152535455565758};
+    static const uint8_t expected[SHMS_REF_SIZE] = {0x04, 0x03, 0x02, 0x01, 0x0a, 0x0b, 0x0c, 0x1a, 0x1b, 0x1c,
+                                                    0x26, 0x25, 0x24, 0x23, 0x22, 0x21, 0x38, 0x37, 0x36, 0x35,
+                                                    0x34, 0x33, 0x32, 0x31, 0x48, 0x47, 0x46, 0x45, 0x44, 0x43,
+                                                    0x42, 0x41, 0x58, 0x57, 0x56, 0x55, 0x54, 0x53, 0x52, 0x51};
+    shms_ref ref = {.store = 0x01020304,
+                    .slot = 0x0c0b0a,
+                    .entry = 0x1c1b1a,
+                    .address = 0x212223242526,
+                    .id = 0x3132333435363738,
+                    .lease = 0x4142434445464748,
+                    .tag = 0x5152535455565758};
     uint8_t packed[SHMS_REF_SIZE];
     shms_ref_pack(packed, &ref);
     CHECK(!memcmp(expected, packed, sizeof packed));
     uint64_t seed = 5;
     for (int i = 0; i < 100000; i++) {
         shms_ref back;
-        ref = (shms_ref){.store = (uint32_t)chance(&seed), .slot = (uint32_t)below(&seed, 1 << 24),
-                         .entry = (uint32_t)below(&seed, 1 << 24), .address = chance(&seed) >> 16,
-                         .id = chance(&seed), .lease = chance(&seed), .tag = chance(&seed)};
+        ref = (shms_ref){.store = (uint32_t)chance(&seed),
+                         .slot = (uint32_t)below(&seed, 1 << 24),
+                         .entry = (uint32_t)below(&seed, 1 << 24),
+                         .address = chance(&seed) >> 16,
+                         .id = chance(&seed),
+                         .lease = chance(&seed),
+                         .tag = chance(&seed)};
         shms_ref_pack(packed, &ref);
         shms_ref_unpack(&back, packed);
         CHECK(back.store == ref.store && back.slot == ref.slot && back.entry == ref.entry &&
@@ -48,7 +58,8 @@ static void the_tag_is_siphash_2_4(void) {
     CHECK(!memcmp(&ref.tag, expected, 8));
     CHECK(shms_ref_sealed(packed, k0, k1));
     for (int bit = 0; bit < 64; bit++)
-        CHECK(!shms_ref_sealed(packed, k0 ^ UINT64_C(1) << bit, k1) && !shms_ref_sealed(packed, k0, k1 ^ UINT64_C(1) << bit));
+        CHECK(!shms_ref_sealed(packed, k0 ^ UINT64_C(1) << bit, k1) &&
+              !shms_ref_sealed(packed, k0, k1 ^ UINT64_C(1) << bit));
 }
 
 static void no_bit_of_a_reference_can_be_changed(void) {

@@ -197,8 +197,8 @@ static void zones_match_model(void) {
         uint64_t there = longest(0, CAPACITY, (enum shms_level)level);
         CHECK_EQ(0, shms_zones_find(&zones, 0, CAPACITY, 0, CAPACITY + 1, (enum shms_level)level, &budget, &at, &seen));
         CHECK_EQ(there, seen);
-        CHECK_EQ(there > 0, shms_zones_find(&zones, 0, CAPACITY, CAPACITY / 3, there ? there : 1, (enum shms_level)level,
-                                            &budget, &at, &seen));
+        CHECK_EQ(there > 0, shms_zones_find(&zones, 0, CAPACITY, CAPACITY / 3, there ? there : 1,
+                                            (enum shms_level)level, &budget, &at, &seen));
         if (there)
             in_a_run(at, there, (enum shms_level)level);
     }
@@ -218,7 +218,9 @@ static void every_search_finds_what_there_is(uint64_t seed, bool fifo) {
             if (there)
                 hold(s, (int)below(&seed, RANKS + 1));
             break;
-        case 2: case 3: case 4:
+        case 2:
+        case 3:
+        case 4:
             if (there)
                 hold(s, NOBODY);
             break;
@@ -230,8 +232,9 @@ static void every_search_finds_what_there_is(uint64_t seed, bool fifo) {
             break;
         case 6:
             if (below(&seed, 100) == 0) { /* a successor, which may find a hand inside an object or beyond */
-                uint64_t hands[2] = {below(&seed, 4) ? ring.areas[0].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2),
-                                     below(&seed, 4) ? ring.areas[1].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2)};
+                uint64_t hands[2] = {
+                    below(&seed, 4) ? ring.areas[0].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2),
+                    below(&seed, 4) ? ring.areas[1].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2)};
                 shms_ring_init(&ring, memory, &layout, slots, hands, order, count);
                 ring_matches_model();
             } else if (below(&seed, 20) == 0) {

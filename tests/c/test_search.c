@@ -444,7 +444,8 @@ static void leases_that_are_over_at_their_commit_are_found(void) {
     static shms_guard guards[4001];
     char key[32];
     uint32_t n = 0;
-    shms_options o = {.capacity = MIB, .n_readers = 64, .max_objects = 4000}; /* of so many ranks: more slots than entries */
+    shms_options o = {
+        .capacity = MIB, .n_readers = 64, .max_objects = 4000}; /* of so many ranks: more slots than entries */
     name = store_name("search");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     for (uint32_t rank = 1; rank < 64; rank++)

@@ -16,14 +16,15 @@ static int valid(uint64_t next_id) {
         const shms_slot *a = &slots[i];
         if (a->state == SHMS_FREE)
             continue;
-        if (a->state > SHMS_EVICTING || (a->flags & UINT32_MAX) > 3 || (!(a->flags & 2) && a->flags >> 32) || a->id == 0 || a->id >= next_id ||
-            !bounded(a->offset, a->length, a->head & UINT32_MAX, a->head >> 32))
+        if (a->state > SHMS_EVICTING || (a->flags & UINT32_MAX) > 3 || (!(a->flags & 2) && a->flags >> 32) ||
+            a->id == 0 || a->id >= next_id || !bounded(a->offset, a->length, a->head & UINT32_MAX, a->head >> 32))
             return SHMS_ECORRUPT;
         for (int j = 0; j < i; j++) {
             const shms_slot *b = &slots[j];
             if (b->state == SHMS_FREE)
                 continue;
-            if (a->id == b->id || (a->offset < b->offset + shms_span(b->length) && b->offset < a->offset + shms_span(a->length)))
+            if (a->id == b->id ||
+                (a->offset < b->offset + shms_span(b->length) && b->offset < a->offset + shms_span(a->length)))
                 return SHMS_ECORRUPT;
         }
     }
@@ -31,8 +32,9 @@ static int valid(uint64_t next_id) {
 }
 
 static void bounds_hold_for_every_small_place_and_some_huge_ones(void) {
-    static const uint64_t odd[] = {0, 1, 63, 64, 65, 127, 128, 960, 1023, 1024, 1025, 1088, UINT32_MAX,
-                                   UINT64_C(1) << 32, UINT64_MAX - 63, UINT64_MAX};
+    static const uint64_t odd[] = {
+        0,         1, 63, 64, 65, 127, 128, 960, 1023, 1024, 1025, 1088, UINT32_MAX, UINT64_C(1) << 32, UINT64_MAX - 63,
+        UINT64_MAX};
     shms_slot s;
     for (size_t a = 0; a < sizeof odd / 8; a++)
         for (size_t b = 0; b < sizeof odd / 8; b++)
@@ -55,8 +57,12 @@ static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
             uint64_t spans = below(&seed, 3);
             if (spans == 0 || at + 64 * spans > CAPACITY)
                 continue;
-            *s = (shms_slot){.state = 1 + below(&seed, 3), .id = 1 + (uint64_t)i, .offset = at,
-                             .length = 64 * spans - below(&seed, 32), .head = 1 + below(&seed, 20), .flags = below(&seed, 4)};
+            *s = (shms_slot){.state = 1 + below(&seed, 3),
+                             .id = 1 + (uint64_t)i,
+                             .offset = at,
+                             .length = 64 * spans - below(&seed, 32),
+                             .head = 1 + below(&seed, 20),
+                             .flags = below(&seed, 4)};
             at += 64 * spans;
         }
         if (below(&seed, 2)) { /* with one word of it changed */

@@ -10,7 +10,23 @@
 
 enum { SLOTS = 12, CAPACITY = 40 * SHMS_ALIGN, REFS = 26 };
 
-enum what { PUT, CACHE, HIT, CANCEL, DELETE, CLEAR, ABORT, ATTACH, GET, UNGET, RELEASE, DETACH, RETIRE, RECOVER, TOUCH };
+enum what {
+    PUT,
+    CACHE,
+    HIT,
+    CANCEL,
+    DELETE,
+    CLEAR,
+    ABORT,
+    ATTACH,
+    GET,
+    UNGET,
+    RELEASE,
+    DETACH,
+    RETIRE,
+    RECOVER,
+    TOUCH
+};
 
 struct op {
     enum what what;
@@ -20,13 +36,13 @@ struct op {
 
 /* Nothing in it may fail. */
 static const struct op busy[] = {
-    {CACHE, 'a', 200}, {PUT, 'b', 300}, {CACHE, 'c', 100}, {ATTACH, 0, 0}, {HIT, 'a', 0}, {GET, 'a', 0},
-    {CACHE, 'd', 400}, {CACHE, 'e', 500}, {TOUCH, 'c', 0}, {CACHE, 'f', 600}, {CACHE, 'g', 500}, {UNGET, 0, 0},
-    {CANCEL, 'a', 0}, {CACHE, 'h', 900}, {PUT, 'i', 64}, {RELEASE, 'i', 0}, {HIT, 'i', 0}, {CANCEL, 'i', 0},
-    {DELETE, 'b', 0}, {PUT, 'b', 70}, {ABORT, 'j', 200}, {CACHE, 'k', 700}, {RECOVER, 'u', 100}, {CACHE, 'l', 800},
-    {CACHE, 'm', 10}, {HIT, 'm', 0}, {RETIRE, 1, 0}, {CACHE, 'n', 500}, {DELETE, 'n', 0}, {CACHE, 'n', 450},
-    {DETACH, 0, 0}, {CACHE, 'o', 0}, {CACHE, 'p', 0}, {CACHE, 'q', 0}, {CACHE, 'r', 0}, {CACHE, 's', 0},
-    {CACHE, 't', 0}, {CACHE, 'v', 0}, {CACHE, 'w', 0}, {PUT, 'x', 100}, {CLEAR, 0, 0}, {CACHE, 'y', 400},
+    {CACHE, 'a', 200},  {PUT, 'b', 300},   {CACHE, 'c', 100}, {ATTACH, 0, 0},    {HIT, 'a', 0},       {GET, 'a', 0},
+    {CACHE, 'd', 400},  {CACHE, 'e', 500}, {TOUCH, 'c', 0},   {CACHE, 'f', 600}, {CACHE, 'g', 500},   {UNGET, 0, 0},
+    {CANCEL, 'a', 0},   {CACHE, 'h', 900}, {PUT, 'i', 64},    {RELEASE, 'i', 0}, {HIT, 'i', 0},       {CANCEL, 'i', 0},
+    {DELETE, 'b', 0},   {PUT, 'b', 70},    {ABORT, 'j', 200}, {CACHE, 'k', 700}, {RECOVER, 'u', 100}, {CACHE, 'l', 800},
+    {CACHE, 'm', 10},   {HIT, 'm', 0},     {RETIRE, 1, 0},    {CACHE, 'n', 500}, {DELETE, 'n', 0},    {CACHE, 'n', 450},
+    {DETACH, 0, 0},     {CACHE, 'o', 0},   {CACHE, 'p', 0},   {CACHE, 'q', 0},   {CACHE, 'r', 0},     {CACHE, 's', 0},
+    {CACHE, 't', 0},    {CACHE, 'v', 0},   {CACHE, 'w', 0},   {PUT, 'x', 100},   {CLEAR, 0, 0},       {CACHE, 'y', 400},
     {RECOVER, 'u', 30}, {CACHE, 'z', 500}, {CACHE, 'a', 300}, {PUT, 'c', 300},
 };
 enum { OPS = sizeof busy / sizeof *busy, RANDOM_SCRIPTS = 8 };
@@ -70,7 +86,8 @@ static void look(shms_writer *w, state *s) {
         if (shms_get(&slot->state) != SHMS_LIVE)
             continue;
         uint64_t length = shms_get(&slot->length);
-        s->objects[i] = (struct object){.id = shms_get(&slot->id), .size = length > 1 ? length - SHMS_ALIGN : 0,
+        s->objects[i] = (struct object){.id = shms_get(&slot->id),
+                                        .size = length > 1 ? length - SHMS_ALIGN : 0,
                                         .deleted = shms_slot_deleted(slot),
                                         .key = (char)w->seg.data[shms_get(&slot->offset)]};
         CHECK_EQ(1, shms_slot_key_len(slot));
@@ -115,26 +132,47 @@ static void run_script(bool tell, bool all_succeed) {
         uint8_t out[SHMS_REF_SIZE];
         int rc = 0;
         switch (op->what) {
-        case PUT: case HIT:
+        case PUT:
+        case HIT:
             rc = op->what == PUT ? put(w, op->key, op->size, out, false) : shms_writer_hit(w, &op->key, 1, out);
             if (rc == SHMS_OK)
                 handed_out(op->key, out);
             break;
-        case CACHE: rc = put(w, op->key, op->size, NULL, false); break;
-        case ABORT: rc = put(w, op->key, op->size, NULL, true); break;
-        case CANCEL: rc = shms_writer_cancel(w, ref) - 1; break;
-        case DELETE: rc = shms_writer_delete(w, &op->key, 1) - 1; break;
-        case CLEAR: rc = shms_writer_clear(w); break;
-        case TOUCH: rc = shms_writer_touch(w, &op->key, 1) - 1; break;
-        case ATTACH: rc = r ? 0 : shms_reader_attach(&r, name, 1); break;
-        case GET: rc = v || (v = shms_reader_acquire(r, ref)) ? 0 : -errno; break;
+        case CACHE:
+            rc = put(w, op->key, op->size, NULL, false);
+            break;
+        case ABORT:
+            rc = put(w, op->key, op->size, NULL, true);
+            break;
+        case CANCEL:
+            rc = shms_writer_cancel(w, ref) - 1;
+            break;
+        case DELETE:
+            rc = shms_writer_delete(w, &op->key, 1) - 1;
+            break;
+        case CLEAR:
+            rc = shms_writer_clear(w);
+            break;
+        case TOUCH:
+            rc = shms_writer_touch(w, &op->key, 1) - 1;
+            break;
+        case ATTACH:
+            rc = r ? 0 : shms_reader_attach(&r, name, 1);
+            break;
+        case GET:
+            rc = v || (v = shms_reader_acquire(r, ref)) ? 0 : -errno;
+            break;
         case UNGET:
             if (v)
                 shms_view_release(v);
             v = NULL;
             break;
-        case RELEASE: rc = shms_reader_release(r, ref) - 1; break;
-        case RETIRE: rc = shms_writer_retire(w, (uint32_t)op->key); break;
+        case RELEASE:
+            rc = shms_reader_release(r, ref) - 1;
+            break;
+        case RETIRE:
+            rc = shms_writer_retire(w, (uint32_t)op->key);
+            break;
         case DETACH:
             rc = shms_reader_close(r);
             if (v)
@@ -264,7 +302,8 @@ static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
     CHECK_EQ(1000 + SIGKILL, reap(child));
     for (uint64_t j = 1; killed_in_recovery(j); j++)
         ++*recoveries;
-    const state *before = &shared->after[shared->done], *after = &shared->after[shared->done + (shared->done < (int)OPS)];
+    const state *before = &shared->after[shared->done],
+                *after = &shared->after[shared->done + (shared->done < (int)OPS)];
     shms_writer *w;
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
     nothing_is_lost(w, before, after);
@@ -284,11 +323,13 @@ static uint64_t run_every_step(bool all_succeed, uint64_t *recoveries) {
 }
 
 static void draw_script(uint64_t *seed) {
-    static const enum what likely[] = {PUT, PUT, CACHE, CACHE, CACHE, CACHE, HIT, HIT, CANCEL, CANCEL, CANCEL, DELETE, CLEAR, ABORT,
-                                       ATTACH, GET, GET, UNGET, RELEASE, RELEASE, DETACH, RETIRE, RECOVER, TOUCH};
+    static const enum what likely[] = {PUT,    PUT,    CACHE,   CACHE,   CACHE,  CACHE,  HIT,     HIT,
+                                       CANCEL, CANCEL, CANCEL,  DELETE,  CLEAR,  ABORT,  ATTACH,  GET,
+                                       GET,    UNGET,  RELEASE, RELEASE, DETACH, RETIRE, RECOVER, TOUCH};
     for (int i = 0; i < (int)OPS; i++) {
         script[i] = (struct op){.what = likely[below(seed, sizeof likely / sizeof *likely)],
-                                .key = (char)('a' + below(seed, 8)), .size = (uint32_t)below(seed, below(seed, 4) ? 500 : 1200)};
+                                .key = (char)('a' + below(seed, 8)),
+                                .size = (uint32_t)below(seed, below(seed, 4) ? 500 : 1200)};
         if (script[i].what == RETIRE)
             script[i].key = 1;
     }

@@ -584,7 +584,8 @@ static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
             shms_segment seg;
             CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, 1));
             uint8_t *at[] = {(uint8_t *)&seg.sb->reserved[3], (uint8_t *)seg.slots, seg.data,
-                             (uint8_t *)&shms_segment_reader(&seg, 0)->reserved, (uint8_t *)&shms_segment_reader(&seg, 1)->reserved};
+                             (uint8_t *)&shms_segment_reader(&seg, 0)->reserved,
+                             (uint8_t *)&shms_segment_reader(&seg, 1)->reserved};
             *(volatile uint8_t *)at[what] = 0;
             _exit(0);
         }
