@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
-SOURCES := $(wildcard csrc/*.c csrc/*.h) csrc/build_ffi.py setup.py pyproject.toml
+SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
 .PHONY: demo demo-announced test test-c test-python lint model bench peers copy-threshold docs clean
 
@@ -28,8 +28,8 @@ lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.[ch] tests/c/*.[ch] bench/*.c
-	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -Wshadow -fsyntax-only -Icsrc csrc/*.c
+	$(BIN)/clang-format --dry-run --Werror csrc/*/*.[ch] tests/c/*.[ch] bench/*.c
+	$(CC) -std=c11 -D_GNU_SOURCE -O2 -Wall -Wextra -Werror -Wshadow -fsyntax-only -Icsrc csrc/*/*.c
 
 # The protocol's model; needs spin.
 model:

@@ -16,7 +16,7 @@
 
 static unsigned long long threshold; /* of the copy under test */
 #define NON_TEMPORAL_FROM threshold
-#include "../csrc/copy.c"
+#include "../csrc/store/copy.c"
 
 #define RING (512ull << 20)
 #define MAX_ROUNDS 2001

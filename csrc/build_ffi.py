@@ -11,8 +11,8 @@ from cffi import FFI
 
 HERE = Path(__file__).resolve().parent
 HEADERS = (
-    *("shmstore.h", "inspect.h", "crc.h"),
-    *("books.h", "hashlist.h", "blockhash.h", "blockpool.h", "kvcache.h"),
+    *("store/shmstore.h", "store/crc.h", "inspect/inspect.h"),
+    *("kv/errors.h", "kv/hashlist.h", "kv/blockhash.h", "kv/blockpool.h", "kv/kvcache.h"),
 )
 # The hosts that the package supports are little-endian Linux; anything else must fail here, not at run time.
 COMPILE_ARGS = ["-std=c11", "-O2", "-fvisibility=hidden", "-Wall", "-Wextra", "-D_GNU_SOURCE", "-pthread"]
@@ -33,8 +33,8 @@ for _name in HEADERS:
 ffibuilder.set_source(
     "shmstore.bindings._shmstore",
     "\n".join(f'#include "{name}"' for name in HEADERS),
-    sources=sorted(f"csrc/{path.name}" for path in HERE.glob("*.c")),
-    depends=sorted(f"csrc/{path.name}" for path in HERE.glob("*.h")),
+    sources=sorted(f"csrc/{path.relative_to(HERE)}" for path in HERE.glob("*/*.c")),
+    depends=sorted(f"csrc/{path.relative_to(HERE)}" for path in HERE.glob("*/*.h")),
     include_dirs=["csrc"],
     extra_compile_args=COMPILE_ARGS,
     py_limited_api=True,

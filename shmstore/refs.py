@@ -9,7 +9,7 @@ from shmstore.errors import StaleRefError, listed, shown
 __all__ = ["ObjectRef", "StoreHandle"]
 
 REF_SIZE: Final = 40
-"""Bytes of a packed reference; csrc/ref.h draws them."""
+"""Bytes of a packed reference; csrc/store/ref.h draws them."""
 
 
 class ObjectRef:

@@ -186,43 +186,54 @@ def test_pickle_is_imported_by_its_own_serializer_alone() -> None:
 
 # ---- C
 
-# What Python may call.
-PUBLIC = {"shmstore.h", "inspect.h"}
 # Headers in order: each may include those of the rows above it only.
 ROWS = [
-    {"shmstore.h"},
-    {"layout.h", "inspect.h"},
-    {"segment.h", "slots.h"},
-    {"ring.h", "leases.h", "index.h", "readers.h", "ref.h"},
-    {"zones.h", "inspector.h"},
-    {"writer.h"},
+    {"store/step.h", "store/shmstore.h", "store/crc.h", "kv/errors.h"},
+    {"store/layout.h", "inspect/inspect.h", "kv/hashlist.h"},
+    {"store/segment.h", "store/slots.h", "kv/blockhash.h", "kv/blockpool.h"},
+    {"store/ring.h", "store/leases.h", "store/index.h", "store/readers.h", "store/ref.h", "kv/blockpool_impl.h"},
+    {"store/zones.h", "inspect/inspector.h", "kv/kvcache.h"},
+    {"store/writer.h", "kv/kvcache_impl.h"},
 ]
-# What each source may include besides its own header: "step.h" names points in the code and is below everything.
+# What each source may include besides its own header; "store/step.h" names points in the code and is below everything.
 SOURCES = {
-    "copy.c": {"shmstore.h"},
-    "error.c": {"shmstore.h"},
-    "layout.c": set(),
-    "slots.c": set(),
-    "segment.c": set(),
-    "ring.c": set(),
-    "zones.c": set(),
-    "leases.c": set(),
-    "index.c": set(),
-    "readers.c": set(),
-    "ref.c": set(),
-    "reader.c": {"readers.h", "ref.h", "segment.h"},
-    "writer.c": set(),
-    "objects.c": {"crc.h", "writer.h"},
-    "reclaim.c": {"writer.h"},
-    "probe.c": {"inspect.h", "segment.h", "slots.h"},
-    "inspect.c": {"inspector.h"},
-    "verify.c": {"crc.h", "inspector.h"},
-    "crc.c": {"layout.h"},
+    "store/copy.c": {"store/shmstore.h"},
+    "store/error.c": {"store/shmstore.h"},
+    "store/layout.c": set(),
+    "store/slots.c": set(),
+    "store/segment.c": set(),
+    "store/ring.c": set(),
+    "store/zones.c": set(),
+    "store/leases.c": set(),
+    "store/index.c": set(),
+    "store/readers.c": set(),
+    "store/ref.c": set(),
+    "store/reader.c": {"store/readers.h", "store/ref.h", "store/segment.h"},
+    "store/writer.c": set(),
+    "store/objects.c": {"store/crc.h", "store/writer.h"},
+    "store/reclaim.c": {"store/writer.h"},
+    "store/crc.c": {"store/layout.h"},
+    "inspect/probe.c": {"inspect/inspect.h", "store/segment.h", "store/slots.h"},
+    "inspect/inspect.c": {"inspect/inspector.h"},
+    "inspect/verify.c": {"store/crc.h", "inspect/inspector.h"},
+    "kv/errors.c": set(),
+    "kv/hashlist.c": set(),
+    "kv/blockhash.c": set(),
+    "kv/blockpool.c": {"kv/blockpool_impl.h"},
+    "kv/kvcache.c": {"kv/kvcache_impl.h"},
 }
+# Which folders a folder may know.
+FOLDERS = {"store": {"store"}, "inspect": {"store", "inspect"}, "kv": {"kv"}}
+
+
+def named(pattern: str) -> set[str]:
+    return {str(path.relative_to(CSRC)) for path in CSRC.glob(pattern)}
 
 
 def includes(name: str) -> set[str]:
-    return set(re.findall(r'^\s*#\s*include\s+"([^"]+)"', (CSRC / name).read_text(), flags=re.M))
+    """Return what a file includes, each with its folder."""
+    found = re.findall(r'^\s*#\s*include\s+"([^"]+)"', (CSRC / name).read_text(), flags=re.M)
+    return {include if "/" in include else f"{name.split('/')[0]}/{include}" for include in found}
 
 
 def row_of(header: str) -> int:
@@ -237,27 +248,22 @@ def test_a_header_includes_only_headers_of_lower_layers(header: str) -> None:
 
 @pytest.mark.parametrize("source", sorted(SOURCES))
 def test_a_source_includes_its_own_header_and_what_it_stands_on(source: str) -> None:
-    assert includes(source) <= SOURCES[source] | {source.replace(".c", ".h"), "step.h"}
+    assert includes(source) <= SOURCES[source] | {source.replace(".c", ".h"), "store/step.h"}
 
 
-def test_every_header_and_source_of_the_store_has_its_place() -> None:
-    headers = {path.name for path in CSRC.glob("*.h") if "shmstore.h" in reach(path.name)} | PUBLIC
-    assert set().union(*ROWS) == headers - {"step.h"}
-    sources_of_store = {path.name for path in CSRC.glob("*.c") if reach(path.name) & headers}
-    assert set(SOURCES) == {name for name in sources_of_store if not name.startswith("_")}
+def test_every_header_and_source_has_its_place() -> None:
+    assert set().union(*ROWS) == named("**/*.h")
+    assert set(SOURCES) == {name for name in named("**/*.c") if not name.startswith("_")}
 
 
-def reach(name: str) -> set[str]:
-    """Return every header that a file includes, directly or not."""
-    found, new = set(), {name}
-    while new:
-        new = {other for one in new if (CSRC / one).exists() for other in includes(one)} - found
-        found |= new
-    return found
+@pytest.mark.parametrize("folder", sorted(FOLDERS))
+def test_a_folder_of_c_knows_only_those_below_it(folder: str) -> None:
+    for name in named(f"{folder}/*.[ch]"):
+        assert {include.split("/")[0] for include in includes(name)} <= FOLDERS[folder], name
 
 
-@pytest.mark.parametrize("path", sorted(CSRC.glob("*.[ch]")), ids=lambda path: path.name)
-def test_there_is_no_python_in_c(path: Path) -> None:
-    text = path.read_text()
+@pytest.mark.parametrize("name", sorted(named("*/*.[ch]")))
+def test_there_is_no_python_in_c(name: str) -> None:
+    text = (CSRC / name).read_text()
     assert not re.search(r"#\s*include\s*[<\"](Python|structmember|cffi|_cffi|numpy|torch)", text)
     assert not re.search(r"\bPy(Object|_[A-Z]|Gil|GIL|Err_|Mem_)", text)

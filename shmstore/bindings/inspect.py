@@ -26,7 +26,7 @@ STATES: dict[int, str] = {
 KINDS: dict[int, str] = {
     getattr(lib, name): name.removeprefix("SHMS_F_").lower() for name in dir(lib) if name.startswith("SHMS_F_")
 }
-"""Of `shms_finding`: its number to its name, as in csrc/inspect.h."""
+"""Of `shms_finding`: its number to its name, as in csrc/inspect/inspect.h."""
 
 _BATCH = 4096
 _MAX_FINDINGS = 1000

@@ -16,9 +16,9 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.store import held
 
 HASH_BYTES: Final = 32
-FULL: Final[int] = lib.SHMS_BOOKS_FULL
-ARGUMENT: Final[int] = lib.SHMS_BOOKS_ARGUMENT
-COMPUTED: Final[int] = lib.SHMS_BOOKS_COMPUTED
+FULL: Final[int] = lib.SHMS_KV_EFULL
+ARGUMENT: Final[int] = lib.SHMS_KV_EARGUMENT
+COMPUTED: Final[int] = lib.SHMS_KV_ECOMPUTED
 KINDS: Final[dict[str, int]] = {
     "full": lib.SHMS_KV_FULL,
     "window": lib.SHMS_KV_WINDOW,
@@ -34,13 +34,13 @@ FREE_ORDERS: Final[dict[str, int]] = {
 
 def meaning(code: int) -> str:
     """Return the one line that ``books.h`` has for `code`."""
-    text: bytes = ffi.string(lib.shms_books_meaning(code))
+    text: bytes = ffi.string(lib.shms_kv_meaning(code))
     return text.decode()
 
 
 def refusal(code: int) -> Exception:
     """Return the exception to raise for a negative `code`; nothing was changed when it came."""
-    if code == lib.SHMS_BOOKS_MEMORY:
+    if code == lib.SHMS_KV_EMEMORY:
         return MemoryError(meaning(code))
     return ValueError(meaning(code))
 
@@ -50,7 +50,7 @@ def pack_ids(ids: Iterable[int]) -> bytes:
     try:
         return array("i", ids).tobytes()
     except OverflowError as error:
-        raise ValueError(meaning(lib.SHMS_BOOKS_RANGE)) from error
+        raise ValueError(meaning(lib.SHMS_KV_ERANGE)) from error
 
 
 def unpack_ids(ids: bytes) -> list[int]:
@@ -141,7 +141,7 @@ class BlockHashes(Sequence[bytes]):
                 return
             width = len(items[0])
             if any(len(item) != width for item in items):
-                raise refusal(lib.SHMS_BOOKS_WIDTH)
+                raise refusal(lib.SHMS_KV_EWIDTH)
             rc = lib.shms_hashlist_append(self._c, b"".join(items), len(items), width)
         if rc:
             raise refusal(rc)
@@ -251,11 +251,11 @@ def sha256_chain(
     out = BlockHashes()
     raw, width = _token_bytes(tokens)
     if len(parent) != HASH_BYTES:  # that many are copied
-        raise refusal(lib.SHMS_BOOKS_WIDTH)
+        raise refusal(lib.SHMS_KV_EWIDTH)
     rc = lib.shms_blockhash_extend(
         out._c, parent, first, len(tokens) // block_size, block_size, raw, width, extras._with_embeds(embeds)
     )
-    if rc == lib.SHMS_BOOKS_NOLIB:
+    if rc == lib.SHMS_KV_ENOLIB:
         raise RuntimeError(meaning(rc))
     if rc:
         raise refusal(rc)

@@ -80,7 +80,7 @@ def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
 class StoreInspector:
     """Looks into one store, alive, stopped or dead, without a lock, a rank, or a change; made by `open`.
 
-    Every record is consistent in itself while the writer works; csrc/inspect.c says why. Not for the hot path.
+    Every record is consistent in itself while the writer works; csrc/inspect/inspect.c says why. Not for the hot path.
     """
 
     def __init__(self, native_inspector: native.Inspector, name: str) -> None:
@@ -223,7 +223,7 @@ class StoreInspector:
         return self._native.copy(slot.slot, slot.object_id, slot.payload_at + start, size)
 
     def raw_findings(self) -> list[dict[str, int]]:
-        """Return what csrc/verify.c finds wrong with the tables, as it comes; `shmstore.inspect.verify` explains it."""
+        """Return what verify.c finds wrong with the tables, as it comes; `shmstore.inspect.verify` explains it."""
         return self._native.verify()
 
     def wrong_checksum(self, slot: SlotInfo) -> dict[str, int] | None:

@@ -18,7 +18,7 @@ class Finding:
     """One thing that is not as it should be."""
 
     kind: str
-    """Its name: that of csrc/inspect.h, in lower case, or "metadata"."""
+    """Its name: that of csrc/inspect/inspect.h, in lower case, or "metadata"."""
     text: str
     """What, where, and what was expected, in one line."""
     wrong: bool

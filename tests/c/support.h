@@ -12,8 +12,8 @@
 #include <unistd.h>
 
 #include "check.h"
-#include "step.h"
-#include "writer.h"
+#include "store/step.h"
+#include "store/writer.h"
 
 int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
 

@@ -1,5 +1,5 @@
 /* The messages are canonical CBOR, and both ways to hash see the same ones. */
-#include "blockhash.h"
+#include "kv/blockhash.h"
 
 #include <string.h>
 
@@ -23,7 +23,7 @@ static void the_worked_example_is_encoded_byte_for_byte(void) {
     CHECK(shms_blockhash_bound(1, 16, &x) <= (int64_t)sizeof out);
     CHECK(shms_blockhash_bodies(out, sizeof out, ends, 0, 1, 16, tokens, 8, &x) == (int64_t)sizeof want);
     CHECK(ends[0] == (int64_t)sizeof want && !memcmp(out, want, sizeof want));
-    CHECK(shms_blockhash_bodies(out, 10, ends, 0, 1, 16, tokens, 8, &x) == SHMS_BOOKS_FULL);
+    CHECK(shms_blockhash_bodies(out, 10, ends, 0, 1, 16, tokens, 8, &x) == SHMS_KV_EFULL);
 }
 
 static void numbers_take_the_shortest_head(void) {
@@ -105,8 +105,8 @@ static void both_ways_hash_the_same_messages(void) {
         CHECK(shms_blockhash_extend(pieces, before, i, 1, SIZE, tokens + SIZE * i, 8, &one) == 0);
     }
     CHECK(!memcmp(pieces->data, list->data, 32 * N) && shms_hashlist_valid(pieces) == 0);
-    CHECK(shms_blockhash_extend(list, seed, 0, 1, SIZE, tokens, 3, &x) == SHMS_BOOKS_ARGUMENT && list->n == N);
-    CHECK(shms_blockhash_extend(list, seed, -1, 1, SIZE, tokens, 8, &x) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_extend(list, seed, 0, 1, SIZE, tokens, 3, &x) == SHMS_KV_EARGUMENT && list->n == N);
+    CHECK(shms_blockhash_extend(list, seed, -1, 1, SIZE, tokens, 8, &x) == SHMS_KV_EARGUMENT);
     shms_hashlist_free(list);
     shms_hashlist_free(pieces);
     free(bodies);
@@ -133,23 +133,22 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         shms_blockhash_extras x = {.items = cases[i].items, .n_items = 2, .idents = (const uint8_t *)"\x63img\x63png"};
         int64_t n = shms_blockhash_bodies(out, sizeof out, ends, 0, 2, 4, tokens, 8, &x);
-        CHECK(cases[i].refused ? n == SHMS_BOOKS_ARGUMENT : n > 0);
+        CHECK(cases[i].refused ? n == SHMS_KV_EARGUMENT : n > 0);
         if (shms_blockhash_ready())
             continue;
-        CHECK(shms_blockhash_extend(list, seed, 0, 2, 4, tokens, 8, &x) ==
-              (cases[i].refused ? SHMS_BOOKS_ARGUMENT : 0));
+        CHECK(shms_blockhash_extend(list, seed, 0, 2, 4, tokens, 8, &x) == (cases[i].refused ? SHMS_KV_EARGUMENT : 0));
     }
     shms_blockhash_extras none = {0}, salted = {.salt = seed, .salt_len = INT64_MAX};
     const int64_t n = INT64_MAX / 4, len = shms_hashlist_len(list);
-    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4, 1, 4, tokens, 8, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4, 1, 4, tokens, 8, &none) == SHMS_KV_EARGUMENT);
     CHECK(shms_blockhash_bodies(out, sizeof out, ends, INT64_MAX / 4 - 1, 1, 4, tokens, 8, &none) > 0);
-    CHECK(shms_blockhash_bodies(out, INT64_MAX, ends, 0, n, 4, tokens, 8, &none) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_blockhash_bound(n, 4, &none) == SHMS_BOOKS_ARGUMENT &&
-          shms_blockhash_bound(-1, 4, &none) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_blockhash_bound(1, 4, &salted) == SHMS_BOOKS_ARGUMENT &&
-          shms_blockhash_bound(1, 0, &none) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_blockhash_bodies(out, INT64_MAX, ends, 0, n, 4, tokens, 8, &none) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_bound(n, 4, &none) == SHMS_KV_EARGUMENT &&
+          shms_blockhash_bound(-1, 4, &none) == SHMS_KV_EARGUMENT);
+    CHECK(shms_blockhash_bound(1, 4, &salted) == SHMS_KV_EARGUMENT &&
+          shms_blockhash_bound(1, 0, &none) == SHMS_KV_EARGUMENT);
     CHECK(shms_blockhash_ready() ||
-          shms_blockhash_extend(list, seed, 0, 1, 4, tokens, 8, &salted) == SHMS_BOOKS_ARGUMENT);
+          shms_blockhash_extend(list, seed, 0, 1, 4, tokens, 8, &salted) == SHMS_KV_EARGUMENT);
     CHECK(shms_hashlist_len(list) == len);
     shms_hashlist_free(list);
 }

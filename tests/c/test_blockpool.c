@@ -1,5 +1,5 @@
 /* The pool against plain arrays, its checker after each step, and the checker against broken pools. */
-#include "blockpool_impl.h"
+#include "kv/blockpool_impl.h"
 
 #include <string.h>
 
@@ -70,7 +70,7 @@ static void a_pool_does_what_arrays_do(int order) {
         switch (draw(6)) {
         case 0:
             if (n > n_queue) {
-                CHECK(shms_blockpool_get(pool, ids, n) == SHMS_BOOKS_FULL);
+                CHECK(shms_blockpool_get(pool, ids, n) == SHMS_KV_EFULL);
                 break;
             }
             CHECK(shms_blockpool_get(pool, ids, n) == 0);
@@ -103,7 +103,7 @@ static void a_pool_does_what_arrays_do(int order) {
                 while (refs[ids[i]] == 0 && ids[i] && draw(20));
                 bad |= ids[i] && left[ids[i]]-- == 0;
             }
-            CHECK(shms_blockpool_put(pool, ids, n, reverse) == (bad ? SHMS_BOOKS_UNUSED : 0));
+            CHECK(shms_blockpool_put(pool, ids, n, reverse) == (bad ? SHMS_KV_EUNUSED : 0));
             if (bad)
                 break;
             for (int32_t i = 0; i < n; i++)
@@ -125,7 +125,7 @@ static void a_pool_does_what_arrays_do(int order) {
             ids[0] = (int32_t)draw(N);
             key = 1 + (int32_t)draw(HASHES * GROUPS);
             CHECK(shms_blockpool_key(pool, ids, 1, hashes, (key - 1) % HASHES, 1, (key - 1) / HASHES) ==
-                  (keys[ids[0]] ? SHMS_BOOKS_KEYED : 0));
+                  (keys[ids[0]] ? SHMS_KV_EKEYED : 0));
             if (ids[0] && !keys[ids[0]]) {
                 keys[ids[0]] = key;
                 keyed_at[ids[0]] = ++now;
@@ -139,7 +139,7 @@ static void a_pool_does_what_arrays_do(int order) {
             int null = 0;
             for (int32_t i = 0; i < n; i++)
                 null |= ids[i] == 0;
-            CHECK(shms_blockpool_evict(pool, ids, n) == (null ? SHMS_BOOKS_RANGE : 0));
+            CHECK(shms_blockpool_evict(pool, ids, n) == (null ? SHMS_KV_ERANGE : 0));
             for (int32_t i = 0; !null && i < n; i++)
                 keys[ids[i]] = 0;
             shms_blockpool_log_clear(pool);
@@ -147,18 +147,18 @@ static void a_pool_does_what_arrays_do(int order) {
                 CHECK(shms_blockpool_reset(pool) == 0);
                 memset(keys, 0, sizeof keys);
             } else if (n_queue < N - 1) {
-                CHECK(shms_blockpool_reset(pool) == SHMS_BOOKS_BUSY);
+                CHECK(shms_blockpool_reset(pool) == SHMS_KV_EBUSY);
             }
         }
         compare(pool, hashes);
     }
     int32_t bad[] = {1, N}, negative[] = {-1};
-    CHECK(shms_blockpool_touch(pool, bad, 2) == SHMS_BOOKS_RANGE);
-    CHECK(shms_blockpool_put(pool, negative, 1, 0) == SHMS_BOOKS_RANGE);
-    CHECK(shms_blockpool_evict(pool, bad, 2) == SHMS_BOOKS_RANGE);
-    CHECK(shms_blockpool_key(pool, bad + 1, 1, hashes, 0, 1, 0) == SHMS_BOOKS_RANGE);
-    CHECK(shms_blockpool_key(pool, bad, 1, hashes, HASHES, 1, 0) == SHMS_BOOKS_NOHASH);
-    CHECK(shms_blockpool_ref(pool, N) == SHMS_BOOKS_RANGE);
+    CHECK(shms_blockpool_touch(pool, bad, 2) == SHMS_KV_ERANGE);
+    CHECK(shms_blockpool_put(pool, negative, 1, 0) == SHMS_KV_ERANGE);
+    CHECK(shms_blockpool_evict(pool, bad, 2) == SHMS_KV_ERANGE);
+    CHECK(shms_blockpool_key(pool, bad + 1, 1, hashes, 0, 1, 0) == SHMS_KV_ERANGE);
+    CHECK(shms_blockpool_key(pool, bad, 1, hashes, HASHES, 1, 0) == SHMS_KV_ENOHASH);
+    CHECK(shms_blockpool_ref(pool, N) == SHMS_KV_ERANGE);
     compare(pool, hashes);
     shms_blockpool_free(pool);
     shms_hashlist_free(hashes);
@@ -209,21 +209,21 @@ static void the_checker_notices(void) {
         CHECK(shms_blockpool_valid(pool) == (code));                                                                   \
         field = was;                                                                                                   \
     } while (0)
-    BREAKS(pool->n_free, 2, SHMS_BOOKS_BAD_COUNT);
-    BREAKS(pool->blocks[5].ref, 1, SHMS_BOOKS_BAD_STATE);
-    BREAKS(pool->blocks[1].ref, 0, SHMS_BOOKS_BAD_STATE);
-    BREAKS(pool->blocks[1].out, 0, SHMS_BOOKS_BAD_STATE);
-    BREAKS(pool->blocks[5].out, 1, SHMS_BOOKS_BAD_STATE);
-    BREAKS(pool->blocks[0].ref, 1, SHMS_BOOKS_BAD_STATE);
-    BREAKS(pool->blocks[5].next_off, -1, SHMS_BOOKS_BAD_QUEUE); /* its own successor */
-    BREAKS(pool->blocks[5].next_off, 99, SHMS_BOOKS_BAD_QUEUE);
-    BREAKS(pool->blocks[0].prev_off, 5, SHMS_BOOKS_BAD_QUEUE);
-    BREAKS(pool->blocks[2].hash[0], 9, SHMS_BOOKS_BAD_KEY);
-    BREAKS(pool->blocks[2].group, 9, SHMS_BOOKS_BAD_KEY);
-    BREAKS(pool->blocks[2].width, 0, SHMS_BOOKS_BAD_KEY);
-    BREAKS(pool->blocks[4].width, 32, SHMS_BOOKS_BAD_KEY);
-    BREAKS(pool->blocks[2].key_next, 3, SHMS_BOOKS_BAD_KEY);
-    BREAKS(pool->n_keys, 2, SHMS_BOOKS_BAD_KEYS);
+    BREAKS(pool->n_free, 2, SHMS_KV_BAD_COUNT);
+    BREAKS(pool->blocks[5].ref, 1, SHMS_KV_BAD_STATE);
+    BREAKS(pool->blocks[1].ref, 0, SHMS_KV_BAD_STATE);
+    BREAKS(pool->blocks[1].out, 0, SHMS_KV_BAD_STATE);
+    BREAKS(pool->blocks[5].out, 1, SHMS_KV_BAD_STATE);
+    BREAKS(pool->blocks[0].ref, 1, SHMS_KV_BAD_STATE);
+    BREAKS(pool->blocks[5].next_off, -1, SHMS_KV_BAD_QUEUE); /* its own successor */
+    BREAKS(pool->blocks[5].next_off, 99, SHMS_KV_BAD_QUEUE);
+    BREAKS(pool->blocks[0].prev_off, 5, SHMS_KV_BAD_QUEUE);
+    BREAKS(pool->blocks[2].hash[0], 9, SHMS_KV_BAD_KEY);
+    BREAKS(pool->blocks[2].group, 9, SHMS_KV_BAD_KEY);
+    BREAKS(pool->blocks[2].width, 0, SHMS_KV_BAD_KEY);
+    BREAKS(pool->blocks[4].width, 32, SHMS_KV_BAD_KEY);
+    BREAKS(pool->blocks[2].key_next, 3, SHMS_KV_BAD_KEY);
+    BREAKS(pool->n_keys, 2, SHMS_KV_BAD_KEYS);
     CHECK(shms_blockpool_valid(pool) == 0);
     shms_blockpool_free(pool);
     shms_hashlist_free(hashes);

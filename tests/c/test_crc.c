@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "check.h"
-#include "crc.h"
-#include "layout.h"
+#include "store/crc.h"
+#include "store/layout.h"
 #include "support.h"
 
 static uint32_t by_definition(const uint8_t *p, size_t n) {

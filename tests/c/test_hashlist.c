@@ -1,5 +1,5 @@
 /* A list of hashes keeps its width, grows, and is checked. */
-#include "hashlist.h"
+#include "kv/hashlist.h"
 
 #include <string.h>
 
@@ -20,24 +20,24 @@ static void a_list_gives_back_what_was_appended(void) {
         CHECK(!memcmp(shms_hashlist_data(list) + 32 * i, hashes + 16 * i, 16));
         CHECK(!memcmp(shms_hashlist_data(list) + 32 * i + 16, wide, 16));
     }
-    CHECK(shms_hashlist_append(list, wide, 1, 32) == SHMS_BOOKS_WIDTH);
-    CHECK(shms_hashlist_append(other, wide, 1, 33) == SHMS_BOOKS_WIDTH);
-    CHECK(shms_hashlist_append(other, wide, 1, 0) == SHMS_BOOKS_WIDTH);
-    CHECK(shms_hashlist_append(other, wide, -1, 32) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_hashlist_reserve(list, INT64_MAX) == SHMS_BOOKS_MEMORY &&
-          shms_hashlist_reserve(list, INT64_MAX / 32 - 99) == SHMS_BOOKS_MEMORY);
-    CHECK(shms_hashlist_reserve(other, INT64_MAX / 4 + 1) == SHMS_BOOKS_MEMORY &&
+    CHECK(shms_hashlist_append(list, wide, 1, 32) == SHMS_KV_EWIDTH);
+    CHECK(shms_hashlist_append(other, wide, 1, 33) == SHMS_KV_EWIDTH);
+    CHECK(shms_hashlist_append(other, wide, 1, 0) == SHMS_KV_EWIDTH);
+    CHECK(shms_hashlist_append(other, wide, -1, 32) == SHMS_KV_EARGUMENT);
+    CHECK(shms_hashlist_reserve(list, INT64_MAX) == SHMS_KV_EMEMORY &&
+          shms_hashlist_reserve(list, INT64_MAX / 32 - 99) == SHMS_KV_EMEMORY);
+    CHECK(shms_hashlist_reserve(other, INT64_MAX / 4 + 1) == SHMS_KV_EMEMORY &&
           other->cap == 0); /* times 32: 0 in 64 bits */
     CHECK(shms_hashlist_append(other, wide, 1, 32) == 0);
-    CHECK(shms_hashlist_join(list, other) == SHMS_BOOKS_WIDTH && shms_hashlist_len(list) == 100);
+    CHECK(shms_hashlist_join(list, other) == SHMS_KV_EWIDTH && shms_hashlist_len(list) == 100);
     CHECK(shms_hashlist_join(list, list) == 0 && shms_hashlist_len(list) == 200);
     CHECK(!memcmp(shms_hashlist_data(list), shms_hashlist_data(list) + 3200, 3200));
     CHECK(shms_hashlist_valid(list) == 0);
     list->data[31] = 1;
-    CHECK(shms_hashlist_valid(list) == SHMS_BOOKS_CORRUPT);
+    CHECK(shms_hashlist_valid(list) == SHMS_KV_ECORRUPT);
     list->data[31] = 0;
     list->n = list->cap + 1;
-    CHECK(shms_hashlist_valid(list) == SHMS_BOOKS_CORRUPT);
+    CHECK(shms_hashlist_valid(list) == SHMS_KV_ECORRUPT);
     shms_hashlist_free(list);
     shms_hashlist_free(other);
     shms_hashlist_free(NULL);
@@ -46,12 +46,11 @@ static void a_list_gives_back_what_was_appended(void) {
 static void every_code_has_its_own_meaning(void) {
     for (int a = -127; a <= -101; a++)
         for (int b = -127; b < a; b++) {
-            int both =
-                strcmp(shms_books_meaning(a), "an unknown code") && strcmp(shms_books_meaning(b), "an unknown code");
-            CHECK(!both || strcmp(shms_books_meaning(a), shms_books_meaning(b)));
+            int both = strcmp(shms_kv_meaning(a), "an unknown code") && strcmp(shms_kv_meaning(b), "an unknown code");
+            CHECK(!both || strcmp(shms_kv_meaning(a), shms_kv_meaning(b)));
         }
-    CHECK(!strcmp(shms_books_meaning(7), "an unknown code"));
-    CHECK(strcmp(shms_books_meaning(SHMS_BOOKS_FULL), "an unknown code"));
+    CHECK(!strcmp(shms_kv_meaning(7), "an unknown code"));
+    CHECK(strcmp(shms_kv_meaning(SHMS_KV_EFULL), "an unknown code"));
 }
 
 int main(void) {

@@ -1,7 +1,7 @@
 /* An inspector whose object is replaced under its eyes, between two of its reads: what it returns is one or the other,
  * or that it has gone, and never a mixture. */
 #include "check.h"
-#include "inspect.h"
+#include "inspect/inspect.h"
 #include "support.h"
 
 static shms_writer *w;

@@ -1,6 +1,6 @@
 /* Tables of several groups: the worked examples, and random schedulers with the checker after each step. */
-#include "blockpool.h"
-#include "kvcache_impl.h"
+#include "kv/blockpool.h"
+#include "kv/kvcache_impl.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -47,7 +47,7 @@ static void full_and_window_as_in_the_book(void) {
     CHECK(shms_kvcache_common(kv, h) == 0 && shms_kvcache_counts(kv)[0] == 7 && shms_kvcache_counts(kv)[1] == 0);
     CHECK(shms_kvcache_quiet(kv, h) == 27);
     CHECK(shms_kvcache_newest(kv) == h);
-    CHECK(shms_kvcache_release(kv, h) == 0 && shms_kvcache_release(kv, h) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_release(kv, h) == 0 && shms_kvcache_release(kv, h) == SHMS_KV_EARGUMENT);
     CHECK(shms_kvcache_newest(kv) == -1);
     int32_t queue[20];
     CHECK(shms_blockpool_free_ids(pool, queue) == 19);
@@ -67,32 +67,31 @@ static void refusals_change_nothing(void) {
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0), *none = chain(0, 0);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 17, 0, 0, none, NULL, NULL) == SHMS_BOOKS_NOHASH);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) ==
-          SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 0, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, 7, 0, 0, 1, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 4, 4, 0, 12, 0, 0, hashes, far, counts) == SHMS_BOOKS_RANGE);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 8, 4, 0, 12, 0, 0, hashes, holes, two) == SHMS_BOOKS_RANGE);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 17, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 0, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, 7, 0, 0, 1, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 4, 4, 0, 12, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 8, 4, 0, 12, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
     CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4 && kv->n_handles - kv->n_idle == 0);
     int64_t h = shms_kvcache_allocate(kv, -1, 0, 0, 12, 0, 12, 0, 1, hashes, NULL, NULL);
     CHECK(h >= 0 && shms_blockpool_n_keys(pool) == 0);
-    CHECK(shms_kvcache_allocate(kv, h, 0, 4, 4, 0, 12, 0, 0, hashes, id, counts) == SHMS_BOOKS_COMPUTED);
-    CHECK(shms_kvcache_cache(kv, h, hashes, 16) == SHMS_BOOKS_SHORT);
+    CHECK(shms_kvcache_allocate(kv, h, 0, 4, 4, 0, 12, 0, 0, hashes, id, counts) == SHMS_KV_ECOMPUTED);
+    CHECK(shms_kvcache_cache(kv, h, hashes, 16) == SHMS_KV_ESHORT);
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 2, 1, 0) == 0);
-    CHECK(shms_kvcache_cache(kv, h, hashes, 12) == SHMS_BOOKS_KEYED && shms_blockpool_n_keys(pool) == 1);
+    CHECK(shms_kvcache_cache(kv, h, hashes, 12) == SHMS_KV_EKEYED && shms_blockpool_n_keys(pool) == 1);
     CHECK(shms_blockpool_evict(pool, id, 1) == 0 && shms_kvcache_cache(kv, h, hashes, 12) == 0);
     CHECK(shms_blockpool_n_keys(pool) == 3 && shms_kvcache_stored(kv)[0] == 0 && shms_kvcache_stored(kv)[1] == 3);
     CHECK(shms_kvcache_valid(kv) == 0);
     kv->groups[0].n_holders = 2;
-    CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_HOLDERS);
+    CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_HOLDERS);
     kv->groups[0].n_holders = 1;
     kv->tables[h].ids[1] = 0;
-    CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_TABLE);
+    CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
     kv->tables[h].ids[1] = 4;
-    CHECK(shms_kvcache_valid(kv) == SHMS_BOOKS_BAD_TABLE);
+    CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
     shms_hashlist_free(none);
     shms_hashlist_free(hashes);
     shms_kvcache_free(kv);
@@ -109,7 +108,7 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 0);
     for (int i = 0; i < 3;
          i++) { /* a need of blocks times their size, or a sum of needs, that no int64 holds, is not met */
-        CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+        CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
         kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
     }
     int64_t numbers[6] = {0, 0, 1, 0, 9, 0}; /* seen, computed, new, lookahead, tokens, encoder */
@@ -122,14 +121,14 @@ static void numbers_that_cannot_be_added_are_refused(void) {
             if (i == 0)
                 n[1] = n[0];
             CHECK(shms_kvcache_allocate(kv, -1, n[0], n[1], n[2], n[3], n[4], n[5], 0, hashes, NULL, NULL) ==
-                  SHMS_BOOKS_ARGUMENT);
+                  SHMS_KV_EARGUMENT);
         }
     }
     CHECK(shms_kvcache_allocate(kv, -1, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) ==
-          SHMS_BOOKS_FULL);
-    CHECK(shms_kvcache_allocate(kv, -1, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_ARGUMENT);
+          SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, -1, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
     kv->groups[0].param = 2;
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == 0 && shms_kvcache_n_ids(kv) == 3);
     CHECK(shms_kvcache_quiet(kv, 0) == 1 << 20 && shms_kvcache_release(kv, 0) == 0);
@@ -140,24 +139,24 @@ static void numbers_that_cannot_be_added_are_refused(void) {
         many[i] = 1;
     int32_t full[16] = {SHMS_KV_FULL};
     kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 0); /* 16 times 2^60 is 0 */
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_BOOKS_FULL);
+    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, SHMS_KV_CACHING);
-    CHECK(shms_kvcache_find(kv, hashes, limit - 1) == 0 && shms_kvcache_find(kv, hashes, limit) == SHMS_BOOKS_ARGUMENT);
+    CHECK(shms_kvcache_find(kv, hashes, limit - 1) == 0 && shms_kvcache_find(kv, hashes, limit) == SHMS_KV_EARGUMENT);
     shms_kvcache_free(kv);
     /* one token a block: as many ids as tokens, four bytes each */
     kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, SHMS_KV_CACHING);
     const int64_t far[] = {-2,        INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40,
                            limit - 1, limit,     ((int64_t)1 << 62) + 1, INT64_MAX};
     for (size_t i = 0; i < sizeof far / sizeof *far; i++)
-        CHECK(shms_kvcache_find(kv, hashes, far[i]) == SHMS_BOOKS_ARGUMENT);
+        CHECK(shms_kvcache_find(kv, hashes, far[i]) == SHMS_KV_EARGUMENT);
     CHECK(shms_kvcache_find(kv, hashes, -1) == 0 && shms_kvcache_find(kv, hashes, 4001) == 4000 &&
           shms_kvcache_n_ids(kv) == 4000);
     CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4);
     int32_t id[] = {1};
-    CHECK(shms_blockpool_key(pool, id, 1, hashes, INT64_MAX, 1, 0) == SHMS_BOOKS_NOHASH);
-    CHECK(shms_blockpool_key(pool, id, 1, hashes, 3, (int64_t)1 << 62, 0) == SHMS_BOOKS_NOHASH);
-    CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_BOOKS_NOHASH && shms_blockpool_n_keys(pool) == 0);
+    CHECK(shms_blockpool_key(pool, id, 1, hashes, INT64_MAX, 1, 0) == SHMS_KV_ENOHASH);
+    CHECK(shms_blockpool_key(pool, id, 1, hashes, 3, (int64_t)1 << 62, 0) == SHMS_KV_ENOHASH);
+    CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_KV_ENOHASH && shms_blockpool_n_keys(pool) == 0);
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 0);
     CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 3, 0, 3, 0, 0, hashes, NULL, NULL) == 0 &&
@@ -185,7 +184,7 @@ static void a_look_up_without_memory_says_so(void) {
     if (at != MAP_FAILED) /* an emulator that knows no such limit */
         CHECK(munmap(at, too_much) == 0);
     else
-        CHECK(shms_kvcache_find(kv, hashes, INT32_MAX) == SHMS_BOOKS_MEMORY && shms_kvcache_n_ids(kv) == 0);
+        CHECK(shms_kvcache_find(kv, hashes, INT32_MAX) == SHMS_KV_EMEMORY && shms_kvcache_n_ids(kv) == 0);
     CHECK(setrlimit(RLIMIT_AS, &before) == 0);
     shms_hashlist_free(hashes);
     shms_kvcache_free(kv);
@@ -229,7 +228,7 @@ static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int 
             int64_t n = 1 + draw((uint32_t)(r[i].tokens - hit));
             int64_t h = shms_kvcache_allocate(kv, -1, 0, hit, n, draw(3), r[i].tokens, 0, (int)draw(5) == 0,
                                               r[i].hashes, ids, counts);
-            CHECK(h >= 0 || h == SHMS_BOOKS_FULL);
+            CHECK(h >= 0 || h == SHMS_KV_EFULL);
             r[i].handle = h < 0 ? -1 : h;
             r[i].computed = hit + n;
         } else if (draw(8) == 0) {

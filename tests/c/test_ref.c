@@ -1,5 +1,5 @@
 /* test_ref.c - references: 40 bytes that say what went in, and of which no bit can be changed. */
-#include "ref.h"
+#include "store/ref.h"
 
 #include "support.h"
 

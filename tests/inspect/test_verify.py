@@ -19,10 +19,9 @@ from shmstore.inspect import StoreInspector, VerifyReport, verify
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, fill, peek, piped, poke, running, stop
 from tests.support import SHM, Stores, store_name
 
-HEADER = (Path(__file__).resolve().parents[2] / "csrc" / "layout.h").read_text()
-HEADER_KINDS = set(
-    re.findall(r"#define SHMS_F_(\w+)", (Path(__file__).resolve().parents[2] / "csrc" / "inspect.h").read_text())
-)
+CSRC = Path(__file__).resolve().parents[2] / "csrc"
+HEADER = (CSRC / "store" / "layout.h").read_text()
+HEADER_KINDS = set(re.findall(r"#define SHMS_F_(\w+)", (CSRC / "inspect" / "inspect.h").read_text()))
 SLOT = {name: 8 * i for i, name in enumerate(("state", "id", "secret", "offset", "length", "head", "flags", "put_ns"))}
 LEASE = {name: 8 * i for i, name in enumerate(("number", "slot", "id", "opened_ns"))}
 

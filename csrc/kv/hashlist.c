@@ -24,7 +24,7 @@ const uint8_t *shms_hashlist_data(const shms_hashlist *list) { return list->data
 
 int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
     if (more > INT64_MAX / SHMS_HASH_BYTES - list->n)
-        return SHMS_BOOKS_MEMORY;
+        return SHMS_KV_EMEMORY;
     int64_t want = list->n + more;
     if (want <= list->cap)
         return 0;
@@ -32,7 +32,7 @@ int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
         want = list->cap * 2; /* doubling: appending one at a time stays linear */
     uint8_t *data = realloc(list->data, (size_t)want * SHMS_HASH_BYTES);
     if (!data)
-        return SHMS_BOOKS_MEMORY;
+        return SHMS_KV_EMEMORY;
     list->data = data;
     list->cap = want;
     return 0;
@@ -40,11 +40,11 @@ int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
 
 int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, int32_t width) {
     if (n < 0)
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     if (n == 0)
         return 0;
     if (width < 1 || width > SHMS_HASH_BYTES || (list->width && list->width != width))
-        return SHMS_BOOKS_WIDTH;
+        return SHMS_KV_EWIDTH;
     int rc = shms_hashlist_reserve(list, n);
     if (rc)
         return rc;
@@ -66,7 +66,7 @@ int shms_hashlist_join(shms_hashlist *list, const shms_hashlist *more) {
     if (n == 0)
         return 0;
     if (list->width && list->width != more->width)
-        return SHMS_BOOKS_WIDTH;
+        return SHMS_KV_EWIDTH;
     int rc = shms_hashlist_reserve(list, n);
     if (rc)
         return rc;
@@ -79,11 +79,11 @@ int shms_hashlist_join(shms_hashlist *list, const shms_hashlist *more) {
 int shms_hashlist_valid(const shms_hashlist *list) {
     static const uint8_t zeros[SHMS_HASH_BYTES];
     if (list->n < 0 || list->n > list->cap || list->width < 0 || list->width > SHMS_HASH_BYTES)
-        return SHMS_BOOKS_CORRUPT;
+        return SHMS_KV_ECORRUPT;
     if (list->n && (!list->data || !list->width))
-        return SHMS_BOOKS_CORRUPT;
+        return SHMS_KV_ECORRUPT;
     for (int64_t i = 0; i < list->n; i++)
         if (memcmp(list->data + i * SHMS_HASH_BYTES + list->width, zeros, (size_t)(SHMS_HASH_BYTES - list->width)))
-            return SHMS_BOOKS_CORRUPT;
+            return SHMS_KV_ECORRUPT;
     return 0;
 }

@@ -23,7 +23,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
-#include "step.h"
+#include "store/step.h"
 
 static uint64_t get_acquire(const shms_word *w) { return atomic_load_explicit(w, memory_order_acquire); }
 

@@ -5,8 +5,8 @@
 #define SHMS_INSPECTOR_H
 
 #include "inspect.h"
-#include "readers.h"
-#include "segment.h"
+#include "store/readers.h"
+#include "store/segment.h"
 
 struct shms_inspector {
     shms_segment seg;

@@ -29,7 +29,7 @@ typedef union {
 static int (*sha_init)(void *);
 static int (*sha_update)(void *, const void *, size_t);
 static int (*sha_final)(uint8_t *, void *);
-static int sha_found = SHMS_BOOKS_NOLIB;
+static int sha_found = SHMS_KV_ENOLIB;
 static pthread_once_t sha_once = PTHREAD_ONCE_INIT;
 
 static void sha_digest(uint8_t *out, const uint8_t *bytes, size_t n) {
@@ -68,7 +68,7 @@ int shms_blockhash_ready(void) {
 
 int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n) {
     if (shms_blockhash_ready())
-        return SHMS_BOOKS_NOLIB;
+        return SHMS_KV_ENOLIB;
     sha_digest(out, bytes, (size_t)n);
     return 0;
 }
@@ -144,7 +144,7 @@ int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_bl
     int64_t each = 9 + 9 * (int64_t)block_size + 9 + x->lora_len + idents + 9 * x->n_items + 34;
     if (n_blocks < 0 || block_size < 1 || __builtin_mul_overflow(n_blocks, each, &bytes) ||
         __builtin_add_overflow(bytes, x->salt_len, &bytes))
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     return bytes;
 }
 
@@ -170,22 +170,22 @@ int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t fir
                           int32_t block_size, const void *tokens, int32_t token_bytes, const shms_blockhash_extras *x) {
     uint8_t small[1024], *message = small, seed[32];
     if (refuses(first, n_blocks, block_size, token_bytes, x))
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     if (shms_blockhash_ready())
-        return SHMS_BOOKS_NOLIB;
+        return SHMS_KV_ENOLIB;
     if (n_blocks == 0)
         return 0;
     if (out->width && out->width != 32)
-        return SHMS_BOOKS_WIDTH;
+        return SHMS_KV_EWIDTH;
     int64_t bound = shms_blockhash_bound(1, block_size, x), skip = 0;
     if (bound < 0 || bound > INT64_MAX - 35)
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     parent = memcpy(seed, parent, sizeof seed); /* it may stand in `out`, which is about to move */
     int rc = shms_hashlist_reserve(out, n_blocks);
     if (rc)
         return rc;
     if (35 + bound > (int64_t)sizeof small && !(message = malloc((size_t)(35 + bound))))
-        return SHMS_BOOKS_MEMORY;
+        return SHMS_KV_EMEMORY;
     message[0] = 0x83;
     message[1] = 0x58;
     message[2] = 0x20;
@@ -209,10 +209,10 @@ int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t
                               int32_t block_size, const void *tokens, int32_t token_bytes,
                               const shms_blockhash_extras *x) {
     if (refuses(first, n_blocks, block_size, token_bytes, x))
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     int64_t bound = shms_blockhash_bound(n_blocks, block_size, x);
     if (bound < 0 || bound > room)
-        return bound < 0 ? SHMS_BOOKS_ARGUMENT : SHMS_BOOKS_FULL;
+        return bound < 0 ? SHMS_KV_EARGUMENT : SHMS_KV_EFULL;
     uint8_t *p = out;
     int64_t skip = 0;
     for (int64_t i = 0; i < n_blocks; i++) {

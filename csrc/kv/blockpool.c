@@ -216,9 +216,9 @@ enum { AHEAD = 8 };
 
 int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     if (n < 0)
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     if (n > pool->n_free)
-        return SHMS_BOOKS_FULL;
+        return SHMS_KV_EFULL;
     int rc = shms_blockpool_log_reserve(pool, n);
     if (rc)
         return rc;
@@ -245,7 +245,7 @@ int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
 int shms_blockpool_touch(shms_blockpool *pool, const void *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (outside(pool, id_at(ids, i)))
-            return SHMS_BOOKS_RANGE;
+            return SHMS_KV_ERANGE;
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         if (id && pool->blocks[id].ref++ == 0)
@@ -259,7 +259,7 @@ int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int rev
     int32_t head = 0; /* what went to the head last: the next one goes behind it */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
-        int rc = outside(pool, id) ? SHMS_BOOKS_RANGE : id && blocks[id].ref == 0 ? SHMS_BOOKS_UNUSED : 0;
+        int rc = outside(pool, id) ? SHMS_KV_ERANGE : id && blocks[id].ref == 0 ? SHMS_KV_EUNUSED : 0;
         if (rc) {
             while (i-- > 0)
                 if (id_at(ids, i))
@@ -327,17 +327,17 @@ int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const 
 int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const shms_hashlist *hashes, int64_t first,
                        int64_t factor, int32_t group) {
     if (n <= 0)
-        return n < 0 ? SHMS_BOOKS_ARGUMENT : 0;
+        return n < 0 ? SHMS_KV_EARGUMENT : 0;
     if (first < 0 || factor < 1)
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     if (n > hashes->n / factor - first)
-        return SHMS_BOOKS_NOHASH; /* (first + n) * factor > hashes->n, which may not fit */
+        return SHMS_KV_ENOHASH; /* (first + n) * factor > hashes->n, which may not fit */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         if (outside(pool, id))
-            return SHMS_BOOKS_RANGE;
+            return SHMS_KV_ERANGE;
         if (id && pool->blocks[id].width)
-            return SHMS_BOOKS_KEYED;
+            return SHMS_KV_EKEYED;
     }
     uint32_t tags[AHEAD];
     const uint8_t *base = hashes->data + ((first + 1) * factor - 1) * SHMS_HASH_BYTES;
@@ -364,7 +364,7 @@ int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const s
 int shms_blockpool_evict(shms_blockpool *pool, const void *ids, int64_t n) {
     for (int64_t i = 0; i < n; i++)
         if (outside(pool, id_at(ids, i)) || id_at(ids, i) == 0)
-            return SHMS_BOOKS_RANGE;
+            return SHMS_KV_ERANGE;
     int rc = shms_blockpool_log_reserve(pool, n);
     if (rc)
         return rc;
@@ -376,7 +376,7 @@ int shms_blockpool_evict(shms_blockpool *pool, const void *ids, int64_t n) {
 
 int shms_blockpool_reset(shms_blockpool *pool) {
     if (pool->n_free != pool->n_blocks - 1)
-        return SHMS_BOOKS_BUSY;
+        return SHMS_KV_EBUSY;
     for (int32_t i = 1; i < pool->n_blocks; i++)
         pool->blocks[i].width = pool->blocks[i].first = 0;
     memset(pool->slots, 0, (size_t)pool->n_slots * sizeof(shms_pool_slot));
@@ -387,12 +387,12 @@ int shms_blockpool_reset(shms_blockpool *pool) {
 /* ---- looking ---- */
 
 int32_t shms_blockpool_ref(const shms_blockpool *pool, int32_t id) {
-    return outside(pool, id) ? SHMS_BOOKS_RANGE : pool->blocks[id].ref;
+    return outside(pool, id) ? SHMS_KV_ERANGE : pool->blocks[id].ref;
 }
 
 int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash, int32_t *group) {
     if (outside(pool, id))
-        return SHMS_BOOKS_RANGE;
+        return SHMS_KV_ERANGE;
     memcpy(hash, pool->blocks[id].hash, SHMS_HASH_BYTES);
     *group = pool->blocks[id].group;
     return pool->blocks[id].width;
@@ -428,7 +428,7 @@ int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const v
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         if (outside(pool, id))
-            return SHMS_BOOKS_RANGE;
+            return SHMS_KV_ERANGE;
         if (id && !pool->blocks[id].width)
             out[found++] = id;
     }
@@ -448,7 +448,7 @@ int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more) {
     int64_t cap = pool->log_n + more > 2 * pool->log_cap ? pool->log_n + more : 2 * pool->log_cap;
     uint8_t *log = realloc(pool->log, (size_t)cap * SHMS_LOG_BYTES);
     if (!log)
-        return SHMS_BOOKS_MEMORY;
+        return SHMS_KV_EMEMORY;
     pool->log = log;
     pool->log_cap = cap;
     return 0;
@@ -464,32 +464,32 @@ static int queue_valid(const shms_blockpool *pool) {
     int32_t n = 0, before = 0, id = next_of(pool, 0);
     for (; id; before = id, id = next_of(pool, id)) {
         if (outside(pool, id) || prev_of(pool, id) != before)
-            return SHMS_BOOKS_BAD_QUEUE;
+            return SHMS_KV_BAD_QUEUE;
         if (pool->blocks[id].ref)
-            return SHMS_BOOKS_BAD_STATE;
+            return SHMS_KV_BAD_STATE;
         if (++n > pool->n_blocks)
-            return SHMS_BOOKS_BAD_QUEUE;
+            return SHMS_KV_BAD_QUEUE;
     }
     if (prev_of(pool, 0) != before)
-        return SHMS_BOOKS_BAD_QUEUE;
-    return n == pool->n_free ? 0 : SHMS_BOOKS_BAD_COUNT;
+        return SHMS_KV_BAD_QUEUE;
+    return n == pool->n_free ? 0 : SHMS_KV_BAD_COUNT;
 }
 
 static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers) {
     const shms_pool_block *first = pool->blocks + pool->slots[s].id;
     int32_t id = pool->slots[s].id, n = 0;
     if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group))
-        return SHMS_BOOKS_BAD_KEY;
+        return SHMS_KV_BAD_KEY;
     if (slot_of(pool, first->tag, first->hash, first->width, first->group) != s)
-        return SHMS_BOOKS_BAD_KEY;
+        return SHMS_KV_BAD_KEY;
     do {
         const shms_pool_block *b = pool->blocks + id;
         if (!b->width || !bears(b, first->hash, first->width, first->group) || (n && b->first))
-            return SHMS_BOOKS_BAD_KEY;
+            return SHMS_KV_BAD_KEY;
         if (outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id)
-            return SHMS_BOOKS_BAD_KEY;
+            return SHMS_KV_BAD_KEY;
         if (++n > pool->n_blocks)
-            return SHMS_BOOKS_BAD_KEY;
+            return SHMS_KV_BAD_KEY;
         id = b->key_next;
     } while (id != pool->slots[s].id);
     *n_bearers += n;
@@ -505,26 +505,26 @@ int shms_blockpool_valid(const shms_blockpool *pool) {
         const shms_pool_block *b = pool->blocks + id;
         /* queue_valid met only blocks with ref 0, and as many as there are: here each of them must be one */
         if (b->ref < 0 || (b->ref == 0) == (b->out != 0))
-            return SHMS_BOOKS_BAD_STATE;
+            return SHMS_KV_BAD_STATE;
         bearers += b->width != 0;
     }
     if (pool->blocks[0].ref || pool->blocks[0].width)
-        return SHMS_BOOKS_BAD_STATE;
+        return SHMS_KV_BAD_STATE;
     int32_t n_free = 0;
     for (int32_t id = 1; id < pool->n_blocks; id++)
         n_free += pool->blocks[id].ref == 0;
     if (n_free != pool->n_free)
-        return SHMS_BOOKS_BAD_STATE;
+        return SHMS_KV_BAD_STATE;
     for (uint32_t s = 0; s < pool->n_slots; s++) {
         if (!pool->slots[s].id)
             continue;
         if (outside(pool, pool->slots[s].id))
-            return SHMS_BOOKS_BAD_KEY;
+            return SHMS_KV_BAD_KEY;
         if ((rc = ring_valid(pool, s, &in_rings)))
             return rc;
         n_keys++;
     }
     if (n_keys != pool->n_keys)
-        return SHMS_BOOKS_BAD_KEYS;
-    return in_rings == bearers ? 0 : SHMS_BOOKS_BAD_KEY;
+        return SHMS_KV_BAD_KEYS;
+    return in_rings == bearers ? 0 : SHMS_KV_BAD_KEY;
 }

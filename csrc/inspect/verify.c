@@ -16,8 +16,8 @@
 #include <string.h>
 #include <time.h>
 
-#include "crc.h"
-#include "step.h"
+#include "store/crc.h"
+#include "store/step.h"
 
 #define PAUSE_NS 2000000 /* between passes */
 

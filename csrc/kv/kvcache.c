@@ -42,7 +42,7 @@ static int ids_reserve(shms_kv_ids *a, int64_t n) {
     int64_t cap = max64(n, 2 * a->cap);
     int32_t *at = realloc(a->at, (size_t)cap * sizeof *at);
     if (!at)
-        return SHMS_BOOKS_MEMORY;
+        return SHMS_KV_EMEMORY;
     a->at = at;
     a->cap = cap;
     return 0;
@@ -53,10 +53,10 @@ static int table_reserve(shms_kv_table *t, int64_t n) {
         return 0;
     int64_t cap = max64(n, 2 * (int64_t)t->cap);
     if (cap > INT32_MAX)
-        return SHMS_BOOKS_MEMORY;
+        return SHMS_KV_EMEMORY;
     int32_t *at = realloc(t->ids, (size_t)cap * sizeof *at);
     if (!at)
-        return SHMS_BOOKS_MEMORY;
+        return SHMS_KV_EMEMORY;
     t->ids = at;
     t->cap = (int32_t)cap;
     return 0;
@@ -151,7 +151,7 @@ static int handle_reserve(shms_kvcache *kv) {
         if (idle)
             kv->idle = idle;
         if (!tables || !live || !idle)
-            return SHMS_BOOKS_MEMORY;
+            return SHMS_KV_EMEMORY;
         kv->cap_handles = cap;
     }
     int64_t h = kv->n_handles++;
@@ -261,10 +261,10 @@ int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t
     kv->n_out = 0;
     memset(kv->counts, 0, (size_t)kv->n_groups * sizeof *kv->counts);
     if (max_tokens < -1 || max_tokens >= LIMIT)
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++)
         if (tokens / kv->groups[g].size >= TOO_MANY)
-            return SHMS_BOOKS_ARGUMENT;
+            return SHMS_KV_EARGUMENT;
     for (int type = 0; type < 2; type++) {
         const int32_t *which = type ? kv->other : kv->full, n = type ? kv->n_other : kv->n_full;
         if (!n)
@@ -323,10 +323,10 @@ static int may_cache(const shms_kvcache *kv, const shms_kv_group *g, const shms_
     if (end <= cached)
         return 0;
     if (end * g->factor > hashes->n)
-        return SHMS_BOOKS_NOHASH;
+        return SHMS_KV_ENOHASH;
     for (int64_t i = cached; t && i < min64(end, t->len); i++)
         if (t->ids[i] && shms_blockpool_is_keyed(kv->pool, t->ids[i]))
-            return SHMS_BOOKS_KEYED;
+            return SHMS_KV_EKEYED;
     return 0;
 }
 
@@ -351,23 +351,23 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
     /* or-ed, so that one comparison each finds a negative and a large one */
     int64_t all = n_new | lookahead | seen | computed | n_encoder | n_tokens;
     if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && handle_bad(kv, handle)))
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
     int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
     shms_kv_table *tables = is_new ? NULL : tables_of(kv, handle);
     for (int32_t g = 0; counts && g < kv->n_groups; g++) {
         if (counts[g] < 0)
-            return SHMS_BOOKS_ARGUMENT;
+            return SHMS_KV_EARGUMENT;
         n_given += counts[g];
     }
     if (n_given && (!is_new || !kv->caching))
-        return SHMS_BOOKS_COMPUTED;
+        return SHMS_KV_ECOMPUTED;
     for (int64_t g = 0, i = 0, end = 0; n_given && g < kv->n_groups; g++) {
         int32_t id, before = 0;
         for (end += counts[g]; i < end; i++, before = id) {
             memcpy(&id, (const char *)given + 4 * i, 4);
             if (id < 0 || id >= shms_blockpool_len(kv->pool) || (before && !id))
-                return SHMS_BOOKS_RANGE; /* fact 1 */
+                return SHMS_KV_ERANGE; /* fact 1 */
             revived += id && shms_blockpool_is_free(kv->pool, id);
         }
     }
@@ -397,7 +397,7 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
     for (int32_t g = 0; !is_new && g < kv->n_groups; g++)
         skip_passed(kv, tables + g, kv->groups + g, seen);
     if (total + revived > shms_blockpool_n_free(kv->pool))
-        return SHMS_BOOKS_FULL;
+        return SHMS_KV_EFULL;
 
     if (is_new) {
         handle = kv->newest = kv->idle[--kv->n_idle];
@@ -458,12 +458,12 @@ int64_t shms_kvcache_quiet(const shms_kvcache *kv, int64_t handle) {
 int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *hashes, int64_t n_tokens) {
     int rc;
     if (handle_bad(kv, handle) || n_tokens < 0)
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     shms_kv_table *tables = tables_of(kv, handle);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int64_t end = n_tokens / kv->groups[g].size;
         if (end > tables[g].len)
-            return SHMS_BOOKS_SHORT;
+            return SHMS_KV_ESHORT;
         if ((rc = may_cache(kv, kv->groups + g, tables + g, tables[g].cached, end, hashes)))
             return rc;
     }
@@ -474,7 +474,7 @@ int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *ha
 
 int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
     if (handle_bad(kv, handle))
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     shms_kv_table *tables = tables_of(kv, handle);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         shms_kv_table *t = tables + g;
@@ -494,7 +494,7 @@ int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
 
 int shms_kvcache_table(shms_kvcache *kv, int64_t handle) {
     if (handle_bad(kv, handle))
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     const shms_kv_table *tables = tables_of(kv, handle);
     int64_t total = 0;
     for (int32_t g = 0; g < kv->n_groups; g++)
@@ -514,7 +514,7 @@ int shms_kvcache_table(shms_kvcache *kv, int64_t handle) {
 
 int shms_kvcache_common(shms_kvcache *kv, int64_t handle) {
     if (handle_bad(kv, handle))
-        return SHMS_BOOKS_ARGUMENT;
+        return SHMS_KV_EARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_table *t = tables_of(kv, handle) + g;
         int32_t n = 0;
@@ -542,19 +542,19 @@ int shms_kvcache_valid(const shms_kvcache *kv) {
             const shms_kv_table *t = tables_of(kv, h) + g;
             if (!kv->live[h]) {
                 if (t->len)
-                    return SHMS_BOOKS_BAD_TABLE;
+                    return SHMS_KV_BAD_TABLE;
                 continue;
             }
             if (t->len < 0 || t->len > t->cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 ||
                 t->nulls > t->len)
-                return SHMS_BOOKS_BAD_TABLE;
+                return SHMS_KV_BAD_TABLE;
             for (int32_t i = 0; i < t->len; i++)
                 if ((t->ids[i] == 0) != (i < t->nulls) || (t->ids[i] && shms_blockpool_ref(kv->pool, t->ids[i]) < 1))
-                    return SHMS_BOOKS_BAD_TABLE;
+                    return SHMS_KV_BAD_TABLE;
             holders += t->len > 0;
         }
         if (holders != kv->groups[g].n_holders)
-            return SHMS_BOOKS_BAD_HOLDERS;
+            return SHMS_KV_BAD_HOLDERS;
     }
     return 0;
 }

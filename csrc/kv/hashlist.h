@@ -12,7 +12,7 @@
 #define SHMS_HASHLIST_H
 #include <stdint.h>
 
-#include "books.h"
+#include "errors.h"
 
 #define SHMS_HASH_BYTES 32 /* what one hash takes, and the widest hash there is */
 

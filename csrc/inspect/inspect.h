@@ -25,7 +25,7 @@
 #ifndef SHMS_INSPECT_H
 #define SHMS_INSPECT_H
 
-#include "shmstore.h"
+#include "store/shmstore.h"
 
 /* cdef: begin */
 #define SHMS_INSPECT_TRIES 200

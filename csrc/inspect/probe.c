@@ -9,9 +9,9 @@
 #include <unistd.h>
 
 #include "inspect.h"
-#include "segment.h"
-#include "slots.h"
-#include "step.h"
+#include "store/segment.h"
+#include "store/slots.h"
+#include "store/step.h"
 
 int shms_probe_file(shms_probe *out, const char *name) {
     shms_segment seg = {.fd = -1};
