@@ -25,7 +25,7 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
 )
-from tests.multimodal.mm_helpers import item
+from tests.multimodal.helpers import item
 from tests.support import random_tensor
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from mm_helpers import item
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, WriterActiveError
 from shmstore.bindings.store import space
 from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, processor_cache_from_config
+from tests.multimodal.helpers import item
 
 PAGE = Path(__file__).parents[2] / "docs" / "engine-authors.md"
 MIB = 1 << 20

@@ -2,7 +2,6 @@
 
 import cachetools
 import pytest
-from mm_helpers import config, item, update
 
 from shmstore import CacheMissError
 from shmstore.multimodal import (
@@ -20,6 +19,7 @@ from shmstore.multimodal import (
 )
 from shmstore.multimodal.lockstep import ValueBook
 from tests.interrupts import interrupted_at
+from tests.multimodal.helpers import config, item, update
 
 FILES = [module.__file__ for module in (cachetools, lockstep, lru, lru_pair, mirrored, processor_only)]
 

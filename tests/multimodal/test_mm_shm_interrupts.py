@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from mm_helpers import MIB, config, features, item, update
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter, refs, store
 from shmstore.bindings import store as native
@@ -19,6 +18,7 @@ from shmstore.multimodal import (
     shm_pair,
 )
 from tests.interrupts import Interrupt, interrupted_at
+from tests.multimodal.helpers import MIB, config, features, item, update
 
 FILES = [module.__file__ for module in (native, store, refs, lockstep, shm_pair)]
 

@@ -10,7 +10,6 @@ import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from mm_helpers import item, update
 
 from shmstore.errors import NestingError
 from shmstore.multimodal import (
@@ -24,6 +23,7 @@ from shmstore.multimodal import (
     ResolvedPromptUpdate,
 )
 from shmstore.multimodal.sizes import item_size, updates_size
+from tests.multimodal.helpers import item, update
 
 
 def filled(capacity=6, **sizes):

@@ -6,7 +6,6 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from mm_helpers import item, three_tensors
 
 from shmstore.multimodal import (
     MultiModalBatchedField,
@@ -22,6 +21,7 @@ from shmstore.multimodal import (
 )
 from shmstore.multimodal import items as items_module
 from shmstore.multimodal.nested import nested_equal
+from tests.multimodal.helpers import item, three_tensors
 
 
 def elems_of(field, *data):

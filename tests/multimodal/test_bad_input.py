@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from mm_helpers import MIB, config, features, item, update
 
 from shmstore import CacheMissError, NestingError, ObjectRef, UnsupportedValueError
 from shmstore.bindings import store as native
@@ -30,6 +29,7 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from shmstore.multimodal.interfaces import MAX_HASH
+from tests.multimodal.helpers import MIB, config, features, item, update
 
 GOOD = (item(2), [update("new")])
 SHM = config(MIB, MIB, cache_type="shm")

@@ -6,7 +6,6 @@ from collections import namedtuple
 import numpy as np
 import pytest
 import torch
-from mm_helpers import GIB, config, item
 
 from shmstore.multimodal import (
     MirroredProcessingCache,
@@ -23,6 +22,7 @@ from shmstore.multimodal import (
     processor_only,
 )
 from shmstore.multimodal.items import own_memory
+from tests.multimodal.helpers import GIB, config, item
 
 BYTES = 1000
 Pair = namedtuple("Pair", "first second")

@@ -35,7 +35,7 @@ from shmstore import (
 from shmstore.bindings.store import MAX_KEY
 from tests.support import SHM, Stores, bits, crowd, frozen, random_tensor, segments, span_of, state, store_name
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def parameters(function: Callable[..., Any]) -> list[tuple[str, Any, bool]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from mm_helpers import MIB, config, features, item, update
 
 from shmstore import CacheMissError, ObjectRef, StaleRefError, StoreClosedError, StoreHandle
 from shmstore.multimodal import (
@@ -19,6 +18,7 @@ from shmstore.multimodal import (
     processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
+from tests.multimodal.helpers import MIB, config, features, item, update
 
 MODES = {
     "only": config(MIB, 0),

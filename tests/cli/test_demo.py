@@ -20,7 +20,6 @@ from shutil import which
 import numpy as np
 import pytest
 import torch
-from demo_items import BrokenImage, FailingProcessor, RandomItems, StuckProcessor
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
@@ -37,8 +36,9 @@ from shmstore.demo.records import MAX_WORKERS, Faults, RunSettings
 from shmstore.demo.report import DemoReport, ModeFigures, percentile, print_report
 from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
+from tests.cli.items import BrokenImage, FailingProcessor, RandomItems, StuckProcessor
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 ROW = 1176 * 4
 needs_extra = pytest.mark.skipif(
     any(find_spec(package) is None for package in (*PROCESSING_PACKAGES, *SHIPPING_PACKAGES)),
@@ -278,8 +278,8 @@ def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixt
 
 SCRIPT = """
 import sys
-sys.path.insert(0, "tests")
-from demo_items import RandomItems
+sys.path.insert(0, ".")
+from tests.cli.items import RandomItems
 from shmstore.demo.main import execute
 from shmstore.demo.records import RunSettings
 from shmstore.demo.supervisor import SilentObserver

@@ -9,7 +9,6 @@ import random
 
 import pytest
 import torch
-from mm_helpers import config, features, update
 
 from shmstore import CacheMissError
 from shmstore.multimodal import (
@@ -23,6 +22,7 @@ from shmstore.multimodal import (
     processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
+from tests.multimodal.helpers import config, features, update
 
 BATCHED = MultiModalBatchedField()
 

@@ -17,7 +17,7 @@ from shmstore.inspect import parse_tree
 from shmstore.serde import PickleSerde, TensorSpec, registry
 from shmstore.serde.decode import make_plan
 from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, MAX_SAME_HASH, OBJECT, TENSOR, TUPLE
-from tests.serde_values import SERDE, aligned, exact, random_array, store
+from tests.serde.values import SERDE, aligned, exact, random_array, store
 from tests.support import in_child
 
 BIG = 2**62

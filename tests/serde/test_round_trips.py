@@ -21,7 +21,7 @@ from shmstore.serde import ALIGNMENT, Encoded, MsgpackSerde, ObjectSerde, Pickle
 from shmstore.serde.builtin_types import NUMPY_SCALARS
 from shmstore.serde.dtypes import TORCH_KINDS
 from shmstore.serde.wire import MAX_DEPTH
-from tests.serde_values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
+from tests.serde.values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
 
 TORCH_DTYPES = sorted(TORCH_KINDS, key=str)
 NUMPY_DTYPES = [

@@ -4,10 +4,10 @@ import random
 import time
 
 import torch
-from mm_helpers import features
 
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from shmstore.multimodal import worker_receiver_cache_from_config as worker_cache
+from tests.multimodal.helpers import features
 
 
 def truth(mm_hash):

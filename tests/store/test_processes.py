@@ -27,7 +27,7 @@ from shmstore import (
     TensorSpec,
     WriterActiveError,
 )
-from tests.store_children import digest, read_what_comes
+from tests.store.children import digest, read_what_comes
 from tests.support import SHM, Child, Signal, Stores, bits, in_child, random_tensor, segments, store_name
 
 CAPACITY = 64 * 1024

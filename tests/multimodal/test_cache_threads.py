@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from mm_helpers import MIB, config, features, item, update
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter, StoreClosedError
 from shmstore.multimodal import (
@@ -22,6 +21,7 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from shmstore.serde import MsgpackSerde
+from tests.multimodal.helpers import MIB, config, features, item, update
 
 THREADS = 4
 BATCHES = 250

@@ -259,7 +259,7 @@ def foreign() -> Iterator[Path]:
 
 def superblock() -> dict[str, int]:
     """Offsets of the superblock's fields, read off the header."""
-    text = (Path(__file__).resolve().parent.parent / "csrc" / "store" / "layout.h").read_text()
+    text = (Path(__file__).resolve().parents[2] / "csrc" / "store" / "layout.h").read_text()
     body = text.partition("typedef struct shms_superblock {")[2].partition("}")[0]
     offsets, at = {}, 0
     for line in body.splitlines():

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from mm_helpers import GIB, MIB, config, item
 
 from shmstore import ObjectStoreReader, StoreExistsError, StoreNotFoundError
 from shmstore.bindings import store as native
@@ -25,6 +24,7 @@ from shmstore.multimodal import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
+from tests.multimodal.helpers import GIB, MIB, config, item
 
 SMALL = MIB / GIB
 

@@ -4,7 +4,6 @@ import random
 import threading
 
 import pytest
-from mm_helpers import config, features, item, update
 
 from shmstore import CacheMissError, ObjectRef
 from shmstore.multimodal import (
@@ -17,6 +16,7 @@ from shmstore.multimodal import (
     MultiModalReceiverCache,
     lockstep,
 )
+from tests.multimodal.helpers import config, features, item, update
 
 BOOK = 1 << 20
 

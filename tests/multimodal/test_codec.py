@@ -5,7 +5,6 @@ import tracemalloc
 
 import pytest
 import torch
-from mm_helpers import item, three_tensors, update
 
 from shmstore import CorruptStoreError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
 from shmstore.multimodal import (
@@ -20,6 +19,7 @@ from shmstore.multimodal import (
     items,
     wire,
 )
+from tests.multimodal.helpers import item, three_tensors, update
 
 FIELDS = [
     MultiModalBatchedField(),

@@ -10,7 +10,6 @@ from collections import Counter
 
 import pytest
 import torch
-from mm_helpers import MIB, config, features, item, three_tensors, update
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
 from shmstore.multimodal import (
@@ -23,6 +22,7 @@ from shmstore.multimodal import (
     processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
+from tests.multimodal.helpers import MIB, config, features, item, three_tensors, update
 
 KIB = 1 << 10
 

@@ -17,7 +17,7 @@ from shmstore.errors import (
     UnsupportedValueError,
 )
 from shmstore.serde import ALIGNMENT, PickleSerde, TensorSpec, register_type, registry
-from tests.serde_values import SERDE, aligned, exact, round_trip, store
+from tests.serde.values import SERDE, aligned, exact, round_trip, store
 
 TENSOR_PATHS = {
     "itself": lambda t: t,

@@ -15,7 +15,6 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import numpy as np
 import pytest
 import torch
-from mm_helpers import item, three_tensors
 
 from shmstore import NestingError
 from shmstore.multimodal import (
@@ -27,6 +26,7 @@ from shmstore.multimodal import (
     hash_item,
     hashing,
 )
+from tests.multimodal.helpers import item, three_tensors
 
 DIFFERENT = [
     None,

@@ -6,10 +6,9 @@ import random
 import signal
 from multiprocessing.connection import wait
 
-import mm_worker
-from mm_helpers import MIB, config, update
-
 from shmstore.multimodal import processor_cache_from_config
+from tests.multimodal import worker
+from tests.multimodal.helpers import MIB, config, update
 
 WORKERS = 4
 KILLED = 2
@@ -27,7 +26,7 @@ def test_four_workers_overlapping_requests_and_one_killed_in_the_middle():
         try:
             for rank in range(WORKERS):
                 mine, theirs = spawn.Pipe()
-                process = spawn.Process(target=mm_worker.main, args=(theirs, settings, rank, sender.handle))
+                process = spawn.Process(target=worker.main, args=(theirs, settings, rank, sender.handle))
                 process.start()
                 theirs.close()
                 processes.append(process)
@@ -52,7 +51,7 @@ def test_four_workers_overlapping_requests_and_one_killed_in_the_middle():
                 mm_hashes = rng.choices(universe, k=rng.randint(1, 4))
                 cached = sender.is_cached(mm_hashes)
                 inputs = [
-                    None if hit else (mm_worker.truth(h), [update(h)]) for h, hit in zip(mm_hashes, cached, strict=True)
+                    None if hit else (worker.truth(h), [update(h)]) for h, hit in zip(mm_hashes, cached, strict=True)
                 ]
                 outputs = sender.get_and_update(inputs, mm_hashes)
                 assert [[update(h)] for h in mm_hashes] == [updates for _, updates in outputs]
