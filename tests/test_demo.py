@@ -277,7 +277,8 @@ def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixt
 
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground, wherever the tests run
 sys.path.insert(0, "tests")
 from demo_items import RandomItems
 from shmstore.demo.main import execute
@@ -315,15 +316,19 @@ def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
     number: int, whole_group: bool, status: int, said: str
 ) -> None:
     """Ctrl-C reaches every process, as from a terminal; SIGKILL only the first, and the others find out."""
-    demo = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited, as by tests that a shell runs in the background
+    try:
+        demo = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert demo.stdout is not None
     try:
         assert demo.stdout.readline() == "under way\n"
