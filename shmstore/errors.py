@@ -86,6 +86,8 @@ class ShmStoreError(Exception):
 
     message: str
     hint: str
+    _code: int | None = None
+    """What the bindings raised it for, of the codes of C; None when Python has raised it."""
 
     def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
         self.message = self.default_message if message is None else message

@@ -62,7 +62,7 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStore
     hint = error.hint
     if name.startswith("{"):
         hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
-    elif by_handle and hint == error.default_hint:
+    elif by_handle and error._code == native.NO_STORE:
         hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
     return StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
 
@@ -145,7 +145,7 @@ def exists(name: str) -> StoreExistsError:
 
 def another_layout(error: LayoutMismatchError, name: str) -> LayoutMismatchError:
     """Return the error for a file that cannot be opened, with what it is instead."""
-    if error.message != error.default_message:  # it is a store, and says what is wrong
+    if error._code == native.OTHER_RANKS:  # it is a store, and the error says what is wrong
         return LayoutMismatchError(f"store {shown(name)}: {error.message}", hint=error.hint)
     seen = _probed(name)
     if not seen["ours"]:

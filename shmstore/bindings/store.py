@@ -46,6 +46,8 @@ MAX_KEY: int = lib.SHMS_MAX_KEY
 ALIGN: int = lib.SHMS_ALIGN
 ANY_STORE: int = lib.SHMS_ANY_STORE
 OWN_UID: int = lib.SHMS_OWN_UID
+NO_STORE: int = lib.SHMS_ENOSTORE
+OTHER_RANKS: int = lib.SHMS_ERANKS
 
 _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ETOOLARGE: errors.ObjectTooLargeError,
@@ -73,34 +75,44 @@ _FULL: dict[int, Literal["bytes", "slots", "leases"]] = {
 
 def fail(code: int) -> NoReturn:
     """Raise what a negative code of C means; for SHMS_ESYS the OSError of errno."""
+    raise _with_code(_error(code), code)  # a variable here would be a cycle through the traceback
+
+
+def _with_code(error: Exception, code: int) -> Exception:
+    if isinstance(error, errors.ShmStoreError):
+        error._code = code
+    return error
+
+
+def _error(code: int) -> Exception:
     if code == lib.SHMS_ESYS:
-        raise OSError(ffi.errno, os.strerror(ffi.errno))
+        return OSError(ffi.errno, os.strerror(ffi.errno))
     text = ffi.string(lib.shms_strerror(code)).decode()
     if code == lib.SHMS_EFORKED:
-        raise errors.StoreClosedError(
+        return errors.StoreClosedError(
             "this object was inherited through fork and belongs to the parent process",
             hint="attach in the child, after the fork",
         )
     if code == lib.SHMS_EOTHERSTORE:
-        raise errors.StoreNotFoundError(
+        return errors.StoreNotFoundError(
             "its name is now another store's", hint="this handle's store is gone; attach with the new writer's handle"
         )
     if code == lib.SHMS_ERANKS:
-        raise errors.LayoutMismatchError(
+        return errors.LayoutMismatchError(
             "it does not have as many ranks as its handle says", hint="use the handle that its writer made"
         )
     if code == lib.SHMS_ECREATING:
-        raise errors.StoreNotFoundError(
+        return errors.StoreNotFoundError(
             "its creation is not over", hint="attach when the writer has sent its handle, or try again"
         )
     if code in _FULL:
-        raise errors.StoreFullError(resource=_FULL[code])
+        return errors.StoreFullError(resource=_FULL[code])
     if code == lib.SHMS_EINVAL:
-        raise ValueError(text)
+        return ValueError(text)
     error = _ERRORS.get(code)
     if error is None or code == lib.SHMS_ENOMEM:
-        raise (error or errors.ShmStoreError)(text)
-    raise error()
+        return (error or errors.ShmStoreError)(text)
+    return error()
 
 
 def _require(code: int) -> int:

@@ -47,8 +47,8 @@ def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModal
             prefault=config.shm_prefault,
         )
     except StoreExistsError as error:
-        hint = "shm_name is one segment of a host: give each replica (data_parallel_external_lb) its own, or none; or "
-        raise StoreExistsError(error.message, hint=hint + error.hint.partition("; ")[2]) from None
+        hint = "shm_name is one segment of a host, and each replica (data_parallel_external_lb) needs its own: "
+        raise StoreExistsError(error.message, hint=hint + error.hint) from None
     try:
         return ShmObjectStoreSenderCache(config, writer)
     except BaseException:

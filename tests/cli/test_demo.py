@@ -148,45 +148,49 @@ def test_every_mode_delivers_every_byte_under_pressure_and_says_in_json_what_it_
     assert puts * sizes[0] < put < puts * sizes[-2], "once into the store for each miss, of items of 100 to 240 rows"
 
 
-def test_lost_requests_heal_and_tensors_are_kept_only_where_the_mode_says() -> None:
-    items, rows = 8, 1000
-    settings = RunSettings(workers=1, capacity=2 * items * rows * ROW, rounds=2, faults=Faults(abort=0, stale=1))
-    report = run(settings, RandomItems(rows=(rows,) * items))
-    assert report.ok
-    for capacity, wanted, noted in (
-        (None, 2 * report.capacity, True),  # as where /dev/shm had no room for more
-        (None, 1, False),
-        (report.capacity, 2 * report.capacity, False),
-    ):
-        shown = Console(file=io.StringIO(), width=200)
-        print_report(replace(report, settings=replace(settings, capacity=capacity), distinct_bytes=wanted), shown)
-        assert noted is ("/dev/shm has room for no more" in shown.file.getvalue())
+ITEMS, ROWS = 8, 1000
+
+
+@pytest.fixture(scope="module")
+def faulty() -> DemoReport:
+    """One run of every mode, larger than its items, in which one request each is aborted, stale and spoilt."""
+    settings = RunSettings(
+        workers=1, capacity=2 * ITEMS * ROWS * ROW, rounds=2, faults=Faults(abort=0, stale=1, spoil=9)
+    )
+    return run(settings, RandomItems(rows=(ROWS,) * ITEMS))
+
+
+def test_lost_requests_heal_and_tensors_are_kept_only_where_the_mode_says(faulty: DemoReport) -> None:
     lost = {
         mode: (figures.rejected, figures.leases_released, figures.processed, figures.checked, figures.held_at_end)
-        for mode, figures in report.modes.items()
+        for mode, figures in faulty.modes.items()
     }
     assert lost == {
-        "none": (0, 0, items, 16, 0),  # the API process still has the aborted one
+        "none": (0, 0, ITEMS, 16, 0),  # the API process still has the aborted one
         # The engine has never seen the aborted one, which its sender took for sent; the other is sent anew in round 2.
-        "lru": (1, 0, items + 2, 16, 0),
-        "shm": (1, 2, items + 1, 16, 0),  # the worker cannot read the stale one
+        "lru": (1, 0, ITEMS + 2, 16, 0),
+        "shm": (1, 2, ITEMS + 1, 16, 0),  # the worker cannot read the stale one
     }
-    data, small = report.distinct_bytes, report.distinct_bytes // 4
+    data, small = faulty.distinct_bytes, faulty.distinct_bytes // 4
     for mode, keeper in [("none", "API"), ("lru", "engine"), ("shm", None)]:
-        for process, memory in report.modes[mode].memory.items():
+        for process, memory in faulty.modes[mode].memory.items():
             low, high = (data, data + small) if process == keeper else (-small, small)
             assert low <= memory.growth < high, f"{mode}: {process} has grown by {memory.growth}"
             assert memory.own + memory.segment <= memory.total
-        segment = sum(memory.segment for memory in report.modes[mode].memory.values())
+        segment = sum(memory.segment for memory in faulty.modes[mode].memory.values())
         # All of the segment is resident from the start, and counted once, however many processes have mapped it.
-        assert segment == (pytest.approx(report.capacity, rel=0.1) if mode == "shm" else 0)
+        assert segment == (pytest.approx(faulty.capacity, rel=0.1) if mode == "shm" else 0)
 
 
-def test_one_wrong_byte_is_seen_and_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = RunSettings(workers=1, rounds=2, seed=1, faults=Faults(spoil=3))
-    status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["shm"])
+def test_one_wrong_byte_is_seen_and_exits_1(
+    faulty: DemoReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shmstore.demo.main.run", lambda *_, **__: faulty)
+    status = execute(faulty.settings, RandomItems(rows=()))
+    said = capsys.readouterr().out
     assert status == 1
-    assert "shm: 1 of 6 arrived wrong: item " in capfd.readouterr().out
+    for mode in MODES:
+        assert f"{mode}: 1 of 16 arrived wrong: item " in said
 
 
 @pytest.mark.parametrize("victim", ["worker 1", "the engine process", "the API process"])
@@ -248,27 +252,40 @@ def test_a_system_that_refuses_more_files_ends_the_run_in_one_line(
     assert line.startswith("shmstore demo: the processes could not be started: [Errno 24] Too many open files")
 
 
-def report_lines(report: DemoReport) -> list[str]:
+def report_lines(report: DemoReport, **changes: object) -> list[str]:
     shown = Console(file=io.StringIO(), width=500)
-    print_report(report, shown)
+    print_report(replace(report, **changes), shown)  # type: ignore[arg-type]
     return shown.file.getvalue().splitlines()
 
 
-def test_the_report_says_what_its_rates_leave_out_why_hits_differ_and_which_option_is_too_small() -> None:
-    def report(capacity: int) -> DemoReport:
-        settings = RunSettings(workers=1, capacity=capacity, rounds=2, in_flight=1)
-        return run(settings, RandomItems(rows=(10, 20, 40)), modes=["lru", "shm"])
-
-    nothing_fits, one_does_not, all_fit = (report_lines(report(rows * ROW)) for rows in (5, 30, 200))
+def test_the_report_says_what_its_rates_leave_out_why_hits_differ_and_which_option_is_too_small(
+    faulty: DemoReport,
+) -> None:
+    inline = {**faulty.modes, "shm": replace(faulty.modes["shm"], inline_fallbacks=2)}
+    nothing_fits = report_lines(faulty, modes=inline, capacity=faulty.smallest_bytes - 1)
+    one_does_not = report_lines(faulty, modes=inline)
+    all_fit = report_lines(faulty)
     rows = [line.split("│")[1].strip() for line in all_fit if line.startswith("│")]
     assert ["wall time, all included, s", "transport only, items/s", "transport only, MB/s"] == rows[:3]
     assert 1 == sum(line.startswith("The modes get the same requests") for line in all_fit)
-    none = "No image fits into the cache of 0.0 MB: the smallest has 0.0 MB. Raise --capacity."
-    inline = "shm: {} of 6 requests found no room and went inline, through the pipes; "
     found = [[line for line in lines if "--capacity" in line] for lines in (nothing_fits, one_does_not, all_fit)]
     assert [2, 1, 0] == [len(lines) for lines in found]
-    assert (none, True) == (found[0][0], found[0][1].startswith(inline.format(6)))
-    assert found[1][0].startswith(inline.format(2)), "the largest, once each round"
+    assert "No image fits into the cache of 4.7 MB: the smallest has 4.7 MB. Raise --capacity." == found[0][0]
+    for line in (found[0][1], found[1][0]):
+        assert line.startswith("shm: 2 of 16 requests found no room and went inline, through the pipes; ")
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "noted"),
+    [(None, 2, True), (None, 0, False), (1, 2, False)],
+    ids=["no room for more", "room enough", "as asked"],
+)
+def test_the_report_says_if_dev_shm_had_no_room_for_the_default_capacity(
+    faulty: DemoReport, asked: int | None, wanted: int, noted: bool
+) -> None:
+    settings = replace(faulty.settings, capacity=asked and faulty.capacity)
+    lines = report_lines(faulty, settings=settings, distinct_bytes=wanted * faulty.capacity)
+    assert noted is any(line.startswith("/dev/shm has room for no more") for line in lines)
 
 
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -277,7 +294,8 @@ def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixt
 
 
 SCRIPT = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground, wherever the tests run
 sys.path.insert(0, ".")
 from tests.cli.items import RandomItems
 from shmstore.demo.main import execute
@@ -315,15 +333,19 @@ def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
     number: int, whole_group: bool, status: int, said: str
 ) -> None:
     """Ctrl-C reaches every process, as from a terminal; SIGKILL only the first, and the others find out."""
-    demo = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-    )
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited, as by tests that a shell runs in the background
+    try:
+        demo = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert demo.stdout is not None
     try:
         assert demo.stdout.readline() == "under way\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from shmstore.scheduler import (
@@ -21,15 +20,6 @@ from shmstore.scheduler import (
     Request,
     SlidingWindowSpec,
 )
-
-
-def golden_file() -> Path | None:
-    """The recorded traces lie beside the repository, some levels up; None where the tests run without them."""
-    for parent in Path(__file__).resolve().parents:
-        path = parent / "shared" / "golden" / "kv.jsonl.gz"
-        if path.exists():
-            return path
-    return None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import shutil
 import socket
 import struct
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from shmstore import (
     StoreNotFoundError,
     StoreSpaceError,
 )
+from shmstore.bindings import store as native
 from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS
 from tests.support import SHM, Stores, bits, frozen, in_child, random_tensor, segments, store_name
 
@@ -323,6 +325,32 @@ def test_what_cannot_be_opened_is_named_with_what_it_is(foreign: Path, kind: str
             call(foreign.name)
         assert caught.value.message.startswith(what.format(foreign.name))
         assert hint in caught.value.hint
+
+
+def test_errors_of_c_are_told_apart_by_their_code_and_not_by_their_text(
+    foreign: Path, monkeypatch: pytest.MonkeyPatch, stores: Stores
+) -> None:
+    """The texts of one case are given to the other."""
+    fail = native.fail
+    texts = {native.NO_STORE: "its creation is not over", native.OTHER_RANKS: LayoutMismatchError.default_message}
+
+    def reworded(code: int) -> None:
+        try:
+            fail(code)
+        except (StoreNotFoundError, LayoutMismatchError) as error:
+            error.message = texts.get(code, "reworded")
+            error.hint = "reworded"
+            raise
+
+    monkeypatch.setattr(native, "fail", reworded)
+    foreign.write_bytes(b"hello")
+    handle = stores.create().handle
+    with pytest.raises(StoreNotFoundError, match="containers"):
+        ObjectStoreReader.attach(replace(handle, name=store_name()))
+    with pytest.raises(LayoutMismatchError, match="is no store"):
+        ObjectStoreReader.attach(foreign.name)
+    with pytest.raises(LayoutMismatchError, match="reworded"):
+        ObjectStoreReader.attach(replace(handle, n_readers=handle.n_readers + 1))
 
 
 @pytest.mark.parametrize("content", [b"hello", b""])
