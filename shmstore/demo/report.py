@@ -134,21 +134,20 @@ def percentile(values: Sequence[int], percent: int) -> int:
 
 
 def _figures(measured: Measured) -> ModeFigures:
-    counts = measured.counts
     return ModeFigures(
         requests=measured.requests,
         items_per_s=measured.requests / measured.transport_s,
         megabytes_per_s=measured.payload_bytes / MEGABYTE / measured.transport_s,
         latency_median_us=median(measured.latencies_ns) / 1e3,
         latency_p99_us=percentile(measured.latencies_ns, 99) / 1e3,
-        hit_ratio=counts.hits / counts.asked,
-        hits=counts.hits,
+        hit_ratio=measured.hits / measured.lookups,
+        hits=measured.hits,
         bytes_piped=measured.piped_bytes,
         bytes_copied=measured.copied_bytes,
-        evictions=counts.evictions,
-        inline_fallbacks=counts.inline_fallbacks,
+        evictions=measured.evictions,
+        inline_fallbacks=measured.inline_fallbacks,
         rejected=measured.rejected,
-        leases_released=counts.released,
+        leases_released=measured.leases_released,
         held_at_end=measured.held_at_end,
         checked=measured.checked,
         mismatches=measured.mismatches,
