@@ -120,7 +120,7 @@ def test_the_store_and_the_inline_items_can_be_asked_for_in_every_mode(mode):
 
 def test_the_demo_uses_no_cache_by_its_class():
     names = {name for name in dir(multimodal) if name.endswith("Cache") and not name.startswith("Base")}
-    sources = [path.read_text() for path in (Path(shmstore.__file__).parent / "demo").glob("*.py")]
+    sources = [path.read_text() for path in (Path(shmstore.__file__).parent / "cli" / "demo").glob("*.py")]
     words = {word for source in sources for word in re.findall(r"\w+", source)}
     assert "processor_cache_from_config" in words
     assert set() == names & words

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shmstore.demo.modes import MODES
-from shmstore.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
+from shmstore.cli.demo.modes import MODES
+from shmstore.cli.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
 
 MEGABYTE = 1_000_000
 

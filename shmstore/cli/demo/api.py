@@ -27,8 +27,8 @@ from types import FrameType
 from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from shmstore import CacheMissError
-from shmstore.demo.memory import resident_memory
-from shmstore.demo.messages import (
+from shmstore.cli.demo.memory import resident_memory
+from shmstore.cli.demo.messages import (
     Account,
     FeatureCodec,
     Finish,
@@ -43,9 +43,9 @@ from shmstore.demo.messages import (
     Tally,
     guarded,
 )
-from shmstore.demo.modes import MODES
-from shmstore.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
-from shmstore.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
+from shmstore.cli.demo.modes import MODES
+from shmstore.cli.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
+from shmstore.cli.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     MultiModalFeatureSpec,

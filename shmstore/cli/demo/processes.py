@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from shmstore import CacheMissError
-from shmstore.demo.memory import resident_memory
-from shmstore.demo.messages import (
+from shmstore.cli.demo.memory import resident_memory
+from shmstore.cli.demo.messages import (
     Account,
     FeatureCodec,
     Finish,
@@ -30,7 +30,7 @@ from shmstore.demo.messages import (
     Tally,
     guarded,
 )
-from shmstore.demo.processing import item_digest
+from shmstore.cli.demo.processing import item_digest
 from shmstore.multimodal import (
     BaseMultiModalReceiverCache,
     MultiModalFeatureSpec,

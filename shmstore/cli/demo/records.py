@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shmstore.demo.memory import Memory
+from shmstore.cli.demo.memory import Memory
 
 SHARE_OF_DATA = 0.6
 """The default capacity, as a part of the bytes of all distinct items: too small for them, by design."""
