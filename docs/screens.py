@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreFullError, cli
+from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreFullError
+from shmstore.cli import main as cli
 
 HERE = Path(__file__).resolve().parent
 NAME = "mm-cache"

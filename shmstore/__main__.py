@@ -3,6 +3,6 @@
 if __name__ == "__main__":  # a spawned process imports this module again under another name, and needs none of it
     import sys
 
-    from shmstore.cli import main
+    from shmstore.cli.main import main
 
     sys.exit(main())

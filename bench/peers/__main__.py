@@ -6,7 +6,7 @@ from pathlib import Path
 from bench.peers import LIMITS, PEERS
 from bench.peers.harness import READERS, SIZES, Results, run
 from bench.peers.report import write
-from shmstore.command import parse_size
+from shmstore.cli.command import parse_size
 
 ROOT = Path(__file__).resolve().parents[2]
 

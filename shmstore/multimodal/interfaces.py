@@ -25,6 +25,9 @@ from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsIte
 from shmstore.multimodal.lru import CacheInfo
 from shmstore.refs import ObjectRef, StoreHandle
 
+if TYPE_CHECKING:
+    from shmstore.store import ObjectStoreWriter
+
 __all__ = [
     "MAX_HASH",
     "BaseMultiModalProcessorCache",
@@ -196,13 +199,6 @@ def _kind(value: object) -> str:
     return "None" if value is None else type(value).__name__
 
 
-class _NoStore:
-    """`handle` of a cache without a store. No property: a subclass may set an attribute of that name."""
-
-    def __get__(self, cache: object, owner: object) -> StoreHandle | None:
-        return None
-
-
 class BaseMultiModalProcessorCache(ABC):
     """The cache of P0: input `(item, prompt_updates)` or None, output `(item or reference or None, prompt_updates)`.
 
@@ -255,9 +251,22 @@ class BaseMultiModalProcessorCache(ABC):
 
         @property
         def handle(self) -> StoreHandle | None:
-            """What the workers attach with; None where there is no store."""
-    else:
-        handle = _NoStore()
+            """What the workers attach with; None without a store."""
+
+        @property
+        def writer(self) -> ObjectStoreWriter | None:
+            """The store's writer, for its statistics; None without a store."""
+
+        @property
+        def inline_full(self) -> int:
+            """How many items went inline because the store was full; 0 without a store."""
+
+        @property
+        def inline_too_large(self) -> int:
+            """How many items went inline because they were too large for the store; 0 without a store."""
+    else:  # not properties: a subclass may set an attribute of one of these names
+        handle = writer = None
+        inline_full = inline_too_large = 0
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
         """A request ended before what it sent was read: give back what that still holds; how many leases it ended.

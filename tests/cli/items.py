@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from shmstore.demo.images import ImageError
-from shmstore.demo.processing import Picture, Processed, processed
+from shmstore.cli.demo.images import ImageError
+from shmstore.cli.demo.processing import Picture, Processed, processed
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, cli
-from shmstore.commands import bench
-from shmstore.commands.common import make_fitting_table
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.cli import main as cli
+from shmstore.cli.commands import bench
+from shmstore.cli.commands.common import make_fitting_table
 from shmstore.inspect import StoreInspector, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, running
 from tests.support import SHM, Child, Stores, store_name

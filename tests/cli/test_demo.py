@@ -23,18 +23,18 @@ import torch
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
-from shmstore.cli import COMMANDS, main
-from shmstore.command import parse_size
-from shmstore.demo.api import default_capacity, request_order
-from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
-from shmstore.demo.main import ProgressBar, execute, run
-from shmstore.demo.memory import Memory, parse_smaps
-from shmstore.demo.messages import Progress
-from shmstore.demo.modes import MODES
-from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
-from shmstore.demo.records import MAX_WORKERS, Faults, RunSettings
-from shmstore.demo.report import DemoReport, ModeFigures, percentile, print_report
-from shmstore.demo.supervisor import GRACE_S, DemoError, SilentObserver
+from shmstore.cli.command import parse_size
+from shmstore.cli.demo.api import default_capacity, request_order
+from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
+from shmstore.cli.demo.main import ProgressBar, execute, run
+from shmstore.cli.demo.memory import Memory, parse_smaps
+from shmstore.cli.demo.messages import Progress
+from shmstore.cli.demo.modes import MODES
+from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
+from shmstore.cli.demo.records import MAX_WORKERS, Faults, RunSettings
+from shmstore.cli.demo.report import DemoReport, ModeFigures, percentile, print_report
+from shmstore.cli.demo.supervisor import GRACE_S, DemoError, SilentObserver
+from shmstore.cli.main import COMMANDS, main
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from tests.cli.items import BrokenImage, FailingProcessor, RandomItems, StuckProcessor
 
@@ -298,9 +298,9 @@ import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground, wherever the tests run
 sys.path.insert(0, ".")
 from tests.cli.items import RandomItems
-from shmstore.demo.main import execute
-from shmstore.demo.records import RunSettings
-from shmstore.demo.supervisor import SilentObserver
+from shmstore.cli.demo.main import execute
+from shmstore.cli.demo.records import RunSettings
+from shmstore.cli.demo.supervisor import SilentObserver
 
 class Teller(SilentObserver):
     def progressed(self, mode, progress):

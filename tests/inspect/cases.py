@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, cli
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.cli import main as cli
 from tests.support import SHM, Child, store_name
 
 WIDTH = 160

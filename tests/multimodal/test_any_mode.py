@@ -1,5 +1,6 @@
 """An engine that does not know which caches it was given: the same lines in every mode, without a question."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -8,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from shmstore import CacheMissError, ObjectRef, StaleRefError, StoreClosedError, StoreHandle
+import shmstore
+from shmstore import CacheMissError, ObjectRef, StaleRefError, StoreClosedError, StoreHandle, multimodal
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     CacheInfo,
-    MultiModalProcessorOnlyCache,
     engine_receiver_cache_from_config,
     processor_cache_from_config,
     worker_receiver_cache_from_config,
@@ -109,6 +110,22 @@ def test_a_request_that_is_served_one_that_is_aborted_and_one_that_is_rejected_a
     assert (mode == "shm") == raises(StoreClosedError, lambda: sender.is_cached_item("new"))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_store_and_the_inline_items_can_be_asked_for_in_every_mode(mode):
+    with processor_cache_from_config(MODES[mode]) as sender:
+        sender.get_and_update([(item(8), []), (item(2 * MIB), [])], ["a", "b"])
+        assert (0, mode == "shm") == (sender.inline_full, sender.inline_too_large)
+        assert (8 if mode == "shm" else None) == (sender.writer and sender.writer.stats().put_bytes)
+
+
+def test_the_demo_uses_no_cache_by_its_class():
+    names = {name for name in dir(multimodal) if name.endswith("Cache") and not name.startswith("Base")}
+    sources = [path.read_text() for path in (Path(shmstore.__file__).parent / "cli" / "demo").glob("*.py")]
+    words = {word for source in sources for word in re.findall(r"\w+", source)}
+    assert "processor_cache_from_config" in words
+    assert set() == names & words
+
+
 def raises(kind, call):
     try:
         call()
@@ -159,7 +176,6 @@ def test_a_cache_of_somebody_elses_keeps_its_own():
         assert 0 == cache.release([None, item(3)])
         cache.invalidate(["a"])
     assert cache.closed
-    assert MultiModalProcessorOnlyCache(config(3)).handle is None
 
 
 def test_the_type_checker_lets_such_an_engine_pass(tmp_path):
@@ -194,6 +210,8 @@ def test_the_type_checker_lets_such_an_engine_pass(tmp_path):
                     cache.invalidate(miss.mm_hashes)
                 finally:
                     cache.release([feature.data for feature in request])
+                if cache.writer is not None:
+                    print(cache.writer.stats(), cache.inline_full, cache.inline_too_large)
                 cache.close()
                 return handle
     """)

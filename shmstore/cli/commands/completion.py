@@ -3,8 +3,8 @@
 import argparse
 import importlib.util
 
-from shmstore.command import EXIT_OK, EXIT_USAGE, Command
-from shmstore.commands.common import complain
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
+from shmstore.cli.commands.common import complain
 
 __all__ = ["COMMAND"]
 
@@ -25,7 +25,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     import shtab
 
-    from shmstore.cli import build_parser  # here: the command line imports this module
+    from shmstore.cli.main import build_parser  # here: the command line imports this module
 
     parser = build_parser()
     for action in _name_arguments(parser):

@@ -12,8 +12,8 @@ from rich.markup import escape
 from rich.text import Text
 from rich.tree import Tree
 
-from shmstore.command import EXIT_OK, EXIT_USAGE, Command
-from shmstore.commands.common import (
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
+from shmstore.cli.commands.common import (
     add_json,
     add_name,
     age,

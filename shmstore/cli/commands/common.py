@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shmstore.command import EXIT_WRONG
+from shmstore.cli.command import EXIT_WRONG
 
 __all__ = [
     "add_json",

@@ -16,8 +16,8 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from shmstore.command import EXIT_OK, EXIT_WRONG, Command, positive_argument
-from shmstore.commands.common import (
+from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, positive_argument
+from shmstore.cli.commands.common import (
     add_json,
     complain,
     make_console,
@@ -31,7 +31,7 @@ from shmstore.commands.common import (
     span,
     store_argument,
 )
-from shmstore.commands.dump import readers_table
+from shmstore.cli.commands.dump import readers_table
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
 

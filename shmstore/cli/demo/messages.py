@@ -16,8 +16,8 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from shmstore import StoreHandle
-from shmstore.demo.images import ImageError
-from shmstore.demo.memory import Memory
+from shmstore.cli.demo.images import ImageError
+from shmstore.cli.demo.memory import Memory
 from shmstore.multimodal import MultiModalCacheConfig, MultiModalFeatureSpec
 
 

@@ -10,15 +10,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from shmstore.command import EXIT_OK, EXIT_USAGE, Command
-from shmstore.commands.bench import COMMAND as BENCH
-from shmstore.commands.completion import COMMAND as COMPLETION
-from shmstore.commands.dump import COMMAND as DUMP
-from shmstore.commands.gc import COMMAND as GC
-from shmstore.commands.ls import COMMAND as LS
-from shmstore.commands.top import COMMAND as TOP
-from shmstore.commands.verify import COMMAND as VERIFY
-from shmstore.demo.main import COMMAND as DEMO
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
+from shmstore.cli.commands.bench import COMMAND as BENCH
+from shmstore.cli.commands.completion import COMMAND as COMPLETION
+from shmstore.cli.commands.dump import COMMAND as DUMP
+from shmstore.cli.commands.gc import COMMAND as GC
+from shmstore.cli.commands.ls import COMMAND as LS
+from shmstore.cli.commands.top import COMMAND as TOP
+from shmstore.cli.commands.verify import COMMAND as VERIFY
+from shmstore.cli.demo.main import COMMAND as DEMO
 
 COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, COMPLETION)
 
@@ -61,7 +61,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read the output, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at its end
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

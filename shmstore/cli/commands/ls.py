@@ -2,8 +2,8 @@
 
 import argparse
 
-from shmstore.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.commands.common import (
+from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
+from shmstore.cli.commands.common import (
     add_json,
     age,
     complain,

@@ -22,13 +22,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from shmstore.demo.api import api_process
-from shmstore.demo.images import ImageError
-from shmstore.demo.messages import Failure, Link, Progress
-from shmstore.demo.modes import MODES
-from shmstore.demo.processes import engine_process, worker_process
-from shmstore.demo.processing import PictureSource
-from shmstore.demo.records import Measured, RunSettings
+from shmstore.cli.demo.api import api_process
+from shmstore.cli.demo.images import ImageError
+from shmstore.cli.demo.messages import Failure, Link, Progress
+from shmstore.cli.demo.modes import MODES
+from shmstore.cli.demo.processes import engine_process, worker_process
+from shmstore.cli.demo.processing import PictureSource
+from shmstore.cli.demo.records import Measured, RunSettings
 
 _SHM = Path("/dev/shm")
 GRACE_S = 10.0

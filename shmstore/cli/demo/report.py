@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shmstore.demo.modes import MODES
-from shmstore.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
+from shmstore.cli.demo.modes import MODES
+from shmstore.cli.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
 
 MEGABYTE = 1_000_000
 
@@ -134,21 +134,20 @@ def percentile(values: Sequence[int], percent: int) -> int:
 
 
 def _figures(measured: Measured) -> ModeFigures:
-    counts = measured.counts
     return ModeFigures(
         requests=measured.requests,
         items_per_s=measured.requests / measured.transport_s,
         megabytes_per_s=measured.payload_bytes / MEGABYTE / measured.transport_s,
         latency_median_us=median(measured.latencies_ns) / 1e3,
         latency_p99_us=percentile(measured.latencies_ns, 99) / 1e3,
-        hit_ratio=counts.hits / counts.asked,
-        hits=counts.hits,
+        hit_ratio=measured.hits / measured.lookups,
+        hits=measured.hits,
         bytes_piped=measured.piped_bytes,
         bytes_copied=measured.copied_bytes,
-        evictions=counts.evictions,
-        inline_fallbacks=counts.inline_fallbacks,
+        evictions=measured.evictions,
+        inline_fallbacks=measured.inline_fallbacks,
         rejected=measured.rejected,
-        leases_released=counts.released,
+        leases_released=measured.leases_released,
         held_at_end=measured.held_at_end,
         checked=measured.checked,
         mismatches=measured.mismatches,

@@ -21,14 +21,14 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
 
 from shmstore import CacheMissError
-from shmstore.demo.memory import resident_memory
-from shmstore.demo.messages import (
+from shmstore.cli.demo.memory import resident_memory
+from shmstore.cli.demo.messages import (
     Account,
     FeatureCodec,
     Finish,
@@ -43,11 +43,16 @@ from shmstore.demo.messages import (
     Tally,
     guarded,
 )
-from shmstore.demo.modes import MODES, ApiCache
-from shmstore.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
-from shmstore.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
-from shmstore.multimodal import MultiModalFeatureSpec, PlaceholderRange
-from shmstore.multimodal.interfaces import PromptUpdates, ReceiverInput
+from shmstore.cli.demo.modes import MODES
+from shmstore.cli.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
+from shmstore.cli.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
+from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
+    MultiModalFeatureSpec,
+    PlaceholderRange,
+    processor_cache_from_config,
+)
+from shmstore.multimodal.interfaces import ProcessorOutput, PromptUpdates, ReceiverInput
 
 _Result = TypeVar("_Result")
 
@@ -91,7 +96,9 @@ def api_process(
             supervisor.send(Progress("processing", len(expected), len(source)))
         capacity = settings.capacity or default_capacity([one.nbytes for one in expected], free_shm)
         config = MODES[mode].config(workers=settings.workers, capacity=capacity, store_name=store_name)
-        cache = ApiCache(config)
+        cache = processor_cache_from_config(config)
+        if cache is None:
+            raise TypeError(f"no cache to compare: {config.describe()}")
         try:
             engine.send(Opening(config, cache.handle))
             return _Run(settings, expected, cache, engine, supervisor).measure(mode, capacity)
@@ -152,7 +159,12 @@ class _Run:
     """The requests of one mode: their order, their steps, and what is measured on the way."""
 
     def __init__(
-        self, settings: RunSettings, expected: list[Expected], cache: ApiCache, engine: Link, supervisor: Link
+        self,
+        settings: RunSettings,
+        expected: list[Expected],
+        cache: BaseMultiModalProcessorCache,
+        engine: Link,
+        supervisor: Link,
     ) -> None:
         self._settings = settings
         self._expected = expected
@@ -169,6 +181,8 @@ class _Run:
         self._mismatched: list[str] = []
         self._checked = 0
         self._rejected = 0
+        self._entered = 0
+        self._released = 0
         self._faults_done: set[int] = set()
 
     def measure(self, mode: str, capacity: int) -> Measured:
@@ -182,10 +196,13 @@ class _Run:
             self._supervisor.send(Progress("sending", step.stop, len(self._order)))
         total_s = time.perf_counter() - start
         after = self._accounts()
-        counts = self._cache.counts()
-        held_at_end = self._cache.clear()
-        self._engine.send(Finish())
         sizes = {one.mm_hash: one.nbytes for one in self._expected}
+        lookups = self._cache.make_stats()
+        evictions = self._entered - sum(self._cache.is_cached(list(sizes)))
+        inline = self._cache.inline_full + self._cache.inline_too_large
+        self._cache.clear_cache()  # the counts, too
+        held_at_end = self._store_stat("objects")  # before the workers end, and with them what they hold
+        self._engine.send(Finish())
         return Measured(
             mode=mode,
             distinct=len(sizes),
@@ -206,7 +223,11 @@ class _Run:
             transport_s=self._transport_ns / 1e9,
             total_s=total_s,
             latencies_ns=tuple(self._taken[number] - self._started[number] for number in range(len(self._order))),
-            counts=counts,
+            hits=lookups.hits,
+            lookups=lookups.total,
+            evictions=evictions,
+            inline_fallbacks=inline,
+            leases_released=self._released,
             held_at_end=held_at_end,
             copied_bytes=sum(after[name].copied - before[name].copied for name in after),
             piped_bytes=sum(after[name].piped - before[name].piped for name in after),
@@ -216,13 +237,18 @@ class _Run:
     def _accounts(self) -> dict[str, Tally]:
         """Return what every process moved and has, by its name; all of them have everything open meanwhile."""
         engine = self._engine
-        copied = engine.sent + engine.received + self._codec.copied + self._cache.counts().copied
+        copied = engine.sent + engine.received + self._codec.copied + self._store_stat("put_bytes")
         tallies = [Tally("API", copied, engine.sent, resident_memory())]
         engine.send(Account())
         tallies += [self._receive(Tally) for _ in range(self._settings.workers + 1)]
         return {
             tally.process: tally for tally in sorted(tallies, key=lambda tally: (len(tally.process), tally.process))
         }
+
+    def _store_stat(self, name: Literal["objects", "put_bytes"]) -> int:
+        """Return a count of the store; 0 where the mode has no store."""
+        writer = self._cache.writer
+        return 0 if writer is None else getattr(writer.stats(), name)
 
     def _steps(self) -> Iterator[range]:
         total, length = len(self._order), self._settings.in_flight
@@ -249,7 +275,7 @@ class _Run:
             self._engine.send(StepEnd())
             again += self._collect(sent)
         except BaseException:
-            self._cache.release(sent.values())
+            self._release(sent.values())
             raise
         self._transport_ns += max((self._taken[number] - start for number in sent if number in self._taken), default=0)
         return sorted(again)
@@ -257,28 +283,38 @@ class _Run:
     def _prepare(self, one: Expected) -> Processed | None:
         """Return the item and its prompt updates, or None where they are cached."""
         mm_hash = self._hashing.time(one.picture.mm_hash)
-        return None if self._cache.is_cached(mm_hash) else self._processing.time(one.picture.process)
+        return None if self._cache.is_cached_item(mm_hash) else self._processing.time(one.picture.process)
 
     def _send_one(self, number: int, given: Processed | None, sent: dict[int, ReceiverInput]) -> bool:
         """Send one request and note in `sent` what of it; False where it did not go."""
         one, faults = self._of(number), self._settings.faults
         self._started.setdefault(number, time.monotonic_ns())
         try:
-            data, updates = self._cache.exchange(given, one.mm_hash)
+            data, updates = self._exchange(given, one.mm_hash)
         except CacheMissError:
             del self._started[number]  # nothing was sent: its clock starts when it has been processed
             return False
         sent[number] = data
         if number == faults.abort and self._first_time(number):
-            self._cache.release([sent.pop(number)])
+            self._release([sent.pop(number)])
             return False
         if number == faults.stale and self._first_time(number):
-            self._cache.release([data])
+            self._release([data])
             self._cache.invalidate([one.mm_hash])
         digest = bytes([one.digest[0] ^ 1]) + one.digest[1:] if number == faults.spoil else one.digest
         self._engine.send(Request(number, digest))
         self._engine.send_bytes(self._codec.encode([_feature(data, updates, one.mm_hash)]))
         return True
+
+    def _exchange(self, given: Processed | None, mm_hash: str) -> ProcessorOutput:
+        """Return what to send; CacheMissError where the item was cached when asked, and is not any more."""
+        known = given is None or self._cache.is_cached_item(mm_hash)
+        output = self._cache.get_and_update_item(given, mm_hash)
+        self._entered += not known and self._cache.is_cached_item(mm_hash)
+        return output
+
+    def _release(self, sent: Iterable[ReceiverInput]) -> None:
+        self._released += self._cache.release(sent)
 
     def _collect(self, sent: dict[int, ReceiverInput]) -> list[int]:
         """Wait for the reports on what was sent; return the requests that were rejected, made ready to go again."""
@@ -298,7 +334,7 @@ class _Run:
                 if not taken.equal:
                     self._mismatched.append(self._of(taken.number).picture.name)
         for number, mm_hashes in missing.items():
-            self._cache.release([sent[number]])
+            self._release([sent[number]])
             self._cache.invalidate(mm_hashes)
         self._rejected += len(missing)
         return list(missing)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from shmstore.bindings.store import space
-from shmstore.command import EXIT_OK, Command
-from shmstore.commands.common import add_json, make_console, make_table, print_json, reporting, size
+from shmstore.cli.command import EXIT_OK, Command
+from shmstore.cli.commands.common import add_json, make_console, make_table, print_json, reporting, size
 from shmstore.errors import StoreSpaceError
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 

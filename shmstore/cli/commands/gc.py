@@ -4,8 +4,8 @@ import argparse
 import time
 from dataclasses import dataclass
 
-from shmstore.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
-from shmstore.commands.common import (
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
+from shmstore.cli.commands.common import (
     add_json,
     age,
     cell,
@@ -17,7 +17,7 @@ from shmstore.commands.common import (
     size,
     store_argument,
 )
-from shmstore.commands.ls import owner
+from shmstore.cli.commands.ls import owner
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import Holders, SegmentInfo, find_segments, holders, look_at, remove_segment
 

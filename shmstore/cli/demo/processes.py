@@ -8,14 +8,14 @@ death ends them all; the API process closes and unlinks the store on the way out
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from shmstore import CacheMissError
-from shmstore.demo.memory import resident_memory
-from shmstore.demo.messages import (
+from shmstore.cli.demo.memory import resident_memory
+from shmstore.cli.demo.messages import (
     Account,
     FeatureCodec,
     Finish,
@@ -30,12 +30,11 @@ from shmstore.demo.messages import (
     Tally,
     guarded,
 )
-from shmstore.demo.processing import item_digest
+from shmstore.cli.demo.processing import item_digest
 from shmstore.multimodal import (
     BaseMultiModalReceiverCache,
     MultiModalFeatureSpec,
     MultiModalKwargsItem,
-    ShmObjectStoreReceiverCache,
     engine_receiver_cache_from_config,
     worker_receiver_cache_from_config,
 )
@@ -103,9 +102,7 @@ def worker_process(rank: int, engine: Link, status: Connection) -> None:
     def body() -> None:
         opening: Opening = engine.receive()
         cache = worker_receiver_cache_from_config(opening.config, rank, opening.handle)
-        with ExitStack() as stack:
-            if isinstance(cache, ShmObjectStoreReceiverCache):
-                stack.enter_context(cache)
+        with cache or nullcontext():
             engine.send(Ready(rank))
             _Worker(rank, engine, cache).run()
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from shmstore.command import (
+from shmstore.cli.command import (
     EXIT_OK,
     EXIT_USAGE,
     EXIT_WRONG,
@@ -23,14 +23,14 @@ from shmstore.command import (
     positive_argument,
     size_argument,
 )
-from shmstore.commands.common import complain
-from shmstore.demo import messages
-from shmstore.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
-from shmstore.demo.modes import MODES
-from shmstore.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
-from shmstore.demo.records import MAX_WORKERS, RunSettings
-from shmstore.demo.report import DemoReport, make_report, print_report
-from shmstore.demo.supervisor import DemoError, Observer, SilentObserver, run_mode
+from shmstore.cli.commands.common import complain
+from shmstore.cli.demo import messages
+from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
+from shmstore.cli.demo.modes import MODES
+from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
+from shmstore.cli.demo.records import MAX_WORKERS, RunSettings
+from shmstore.cli.demo.report import DemoReport, make_report, print_report
+from shmstore.cli.demo.supervisor import DemoError, Observer, SilentObserver, run_mode
 
 ALL = "all"
 EXIT_INTERRUPTED = 128 + signal.SIGINT

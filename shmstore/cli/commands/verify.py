@@ -3,8 +3,8 @@
 import argparse
 from contextlib import suppress
 
-from shmstore.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.commands.common import add_json, add_name, print_json, reporting, shown, size
+from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
+from shmstore.cli.commands.common import add_json, add_name, print_json, reporting, shown, size
 from shmstore.inspect import verify
 
 __all__ = ["COMMAND"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from shmstore.demo.memory import Memory
-from shmstore.demo.modes import CacheCounts
+from shmstore.cli.demo.memory import Memory
 
 SHARE_OF_DATA = 0.6
 """The default capacity, as a part of the bytes of all distinct items: too small for them, by design."""
@@ -90,7 +89,15 @@ class Measured:
     """Wall time of all steps, processing and checking included."""
     latencies_ns: tuple[int, ...]
     """Of each request, from asking the API process's cache until the last worker has its tensors at hand."""
-    counts: CacheCounts
+    hits: int
+    """Lookups that the API process's cache answered."""
+    lookups: int
+    evictions: int
+    """Items that were cached and are not any more, when all requests have been sent."""
+    inline_fallbacks: int
+    """Items that found no room in the store and travelled through the pipes instead."""
+    leases_released: int
+    """Leases that were given back because their request was aborted or rejected."""
     held_at_end: int
     """Objects in the store that somebody held when all was over: anything but 0 is a leak."""
     copied_bytes: int
