@@ -185,7 +185,7 @@ def test_lost_requests_heal_and_tensors_are_kept_only_where_the_mode_says(faulty
 def test_one_wrong_byte_is_seen_and_exits_1(
     faulty: DemoReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shmstore.demo.main.run", lambda *_, **__: faulty)
+    monkeypatch.setattr("shmstore.cli.demo.main.run", lambda *_, **__: faulty)
     status = execute(faulty.settings, RandomItems(rows=()))
     said = capsys.readouterr().out
     assert status == 1
