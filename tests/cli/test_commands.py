@@ -24,6 +24,7 @@ from shmstore.inspect import StoreInspector, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, running
 from tests.support import SHM, Child, Stores, store_name
 
+pytestmark = pytest.mark.alone
 READABLE = ("live", "stopped", "dead")
 NAMED = {"dump": (), "verify": (), "top": ("--iterations", "1"), "gc": ()}
 STATE = {"damaged": "damaged", "cut": "damaged", "unfinished": "unfinished", "other version": "other version"}

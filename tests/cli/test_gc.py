@@ -16,6 +16,7 @@ from shmstore.inspect import holders, look_at, remove_segment
 from tests.inspect.cases import CONDITIONS, OPTIONS, case, piped, running, stop
 from tests.support import SHM, Child, store_name
 
+pytestmark = pytest.mark.alone
 ALIVE = ("live", "stopped")
 RECOVERABLE = ("dead", "other version")
 USELESS = ("damaged", "cut", "unfinished")

@@ -182,7 +182,7 @@ def test_a_hash_is_what_it_was_in_every_version(monkeypatch):
     assert settings == "d90f1c72ed2a45eaa9d38ebfb1a69b3093e3eeb4a2d5ae36f2dff65ea30d5990"
 
 
-@pytest.mark.parametrize("value", DIFFERENT, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize("value", DIFFERENT, ids=lambda value: repr(value)[:30].partition(" at 0x")[0])
 def test_the_hash_is_the_same_each_time(value):
     assert hash_item(value) == hash_item(value)
 

@@ -24,6 +24,7 @@ from shmstore.inspect import StoreInspector, find_segments, look_at
 from tests.store.test_segments import FIELDS, mount_small, put_word
 from tests.support import SHM, Stores, bits, crowd, in_child, random_tensor, segments, store_name
 
+pytestmark = pytest.mark.alone
 VALUE = random_tensor(1, 5000)
 NOBODY = 65534
 
