@@ -16,9 +16,10 @@ ALLOWED: dict[str, set[str]] = {
     "bindings": {"errors"},
     "serde": {"errors"},
     "refs": {"errors"},
-    "explain": {"bindings", "errors", "refs"},
-    "leftovers": {"bindings", "errors"},
-    "store": {"bindings", "errors", "explain", "leftovers", "refs", "serde"},
+    "files": {"bindings", "errors"},
+    "explain": {"bindings", "errors", "files", "refs"},
+    "leftovers": {"bindings", "errors", "files"},
+    "store": {"bindings", "errors", "explain", "files", "leftovers", "refs", "serde"},
     "multimodal": {"errors", "refs", "serde", "store", "shmstore"},
     "scheduler": {"bindings.scheduler", "errors"},
 }
