@@ -6,7 +6,6 @@ import stat
 from contextlib import suppress
 from typing import Any, Final, Literal
 
-from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from shmstore.errors import (
     ForeignStoreError,
@@ -23,26 +22,23 @@ from shmstore.errors import (
     listed,
     shown,
 )
+from shmstore.files import DIRECTORY, SegmentFile, classify
 from shmstore.refs import ObjectRef
 
 __all__ = [
     "another_layout",
+    "cannot_open",
     "exists",
     "foreign",
     "full",
     "in_use",
     "not_found",
-    "other_version",
     "shown",
     "stale",
-    "unfinished",
     "unusable",
     "wrong_encoding",
     "wrong_layout",
 ]
-
-_DIRECTORY: Final = "/dev/shm"
-_NOTHING_OF_OURS: Final = {"ours": 0, "blank": 0}
 
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
@@ -57,7 +53,7 @@ def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
 
 def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStoreError:
     """Return the same error with the name it is about, and what the caller may have mistaken."""
-    if not os.path.isdir(_DIRECTORY):
+    if not os.path.isdir(DIRECTORY):
         return unusable(OSError(errno.ENOENT, ""), name)
     hint = error.hint
     if name.startswith("{"):
@@ -68,9 +64,9 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStore
 
 
 _UNUSABLE: Final = {
-    errno.ENOENT: (f"there is no {_DIRECTORY}", "mount a tmpfs there; shared memory is made of its files"),
-    errno.EROFS: (f"{_DIRECTORY} is mounted read-only", "mount it read-write; stores are files there"),
-    errno.EACCES: ("this process may not open {path}", f"look at the permissions of that file and of {_DIRECTORY}"),
+    errno.ENOENT: (f"there is no {DIRECTORY}", "mount a tmpfs there; shared memory is made of its files"),
+    errno.EROFS: (f"{DIRECTORY} is mounted read-only", "mount it read-write; stores are files there"),
+    errno.EACCES: ("this process may not open {path}", f"look at the permissions of that file and of {DIRECTORY}"),
     errno.EFBIG: (
         "the segment is larger than this process may make a file (RLIMIT_FSIZE)",
         "raise the limit (ulimit -f), or ask for less capacity",
@@ -80,7 +76,7 @@ _UNUSABLE: Final = {
         "close what is not needed, or raise the limit (ulimit -n, RLIMIT_NOFILE)",
     ),
     errno.ENFILE: ("the system has no file descriptor left", "raise fs.file-max, or close files"),
-    errno.ENOSPC: (f"{_DIRECTORY} takes no more files", "remove files there, or mount it with more nr_inodes"),
+    errno.ENOSPC: (f"{DIRECTORY} takes no more files", "remove files there, or mount it with more nr_inodes"),
     errno.ENOMEM: (
         "this process may not map that much memory",
         "raise its limit (ulimit -v, RLIMIT_AS), or ask for less capacity",
@@ -92,7 +88,7 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
     """Return the error for a system call that failed; the same error if it is one of the store's own."""
     if isinstance(error, ShmStoreError):
         return error
-    path = f"{_DIRECTORY}/{name if len(name) <= 80 else name[:77] + '...'}"
+    path = f"{DIRECTORY}/{name if len(name) <= 80 else name[:77] + '...'}"
     message, hint = _UNUSABLE.get(error.errno or 0, (f"{{path}}: {error.strerror}", None))
     return SharedMemoryError(message.format(path=path), number=error.errno, hint=hint)
 
@@ -100,7 +96,7 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
 def foreign(name: str, allow_uid: int) -> ShmStoreError:
     """Return the error for a store that is not adopted, with whose it is."""
     try:
-        seen = os.lstat(f"{_DIRECTORY}/{name}")
+        seen = os.lstat(f"{DIRECTORY}/{name}")
     except OSError:
         return ForeignStoreError(f"store {shown(name)}: {ForeignStoreError.default_message}")
     me = os.geteuid()
@@ -113,65 +109,53 @@ def foreign(name: str, allow_uid: int) -> ShmStoreError:
     else:
         return ForeignStoreError(
             f"store {shown(name)} has mode {stat.S_IMODE(seen.st_mode):04o}: users other than its owner may open it",
-            hint=f"chmod 600 {_DIRECTORY}/{name} if nobody else needs it, or pass allow_uid={me}",
+            hint=f"chmod 600 {DIRECTORY}/{name} if nobody else needs it, or pass allow_uid={me}",
         )
     return ForeignStoreError(f"store {shown(name)} {whose}")
 
 
-def _probed(name: str) -> dict[str, int]:
-    try:
-        return native_inspect.probe(name)
-    except (LayoutMismatchError, OSError):  # no regular file, or none that may be read
-        return _NOTHING_OF_OURS
-
-
 def exists(name: str) -> StoreExistsError:
-    """Return the error for a name that is taken; by a file that is no store, if so."""
-    if (seen := _probed(name))["ours"]:
-        return StoreExistsError(f"a store named {shown(name)} exists already")
-    with suppress(OSError):
-        if not os.access(f"{_DIRECTORY}/{name}", os.R_OK):
-            owner = os.lstat(f"{_DIRECTORY}/{name}").st_uid
+    """Return the error for a name that is taken; by a file that is not a store, if so."""
+    with suppress(OSError):  # gone since
+        file = classify(name)
+        if file.state == "unreadable":
             return StoreExistsError(
-                f"{_DIRECTORY}/{name} exists and belongs to user {owner}; this process may not read it",
+                f"{DIRECTORY}/{name} exists and {file.problem}; this process may not read it",
                 hint="choose another name or none",
             )
-    what = "is empty, and not yet or not any more a store" if seen["blank"] else "is no store"
-    return StoreExistsError(
-        f"/dev/shm/{name} exists and {what}",
-        hint="choose another name or none; if nobody needs that file, remove it yourself: shmstore gc leaves it alone",
-    )
+        if file.state in ("foreign", "blank"):
+            return StoreExistsError(
+                f"{DIRECTORY}/{name} exists and {file.problem}",
+                hint="choose another name or none; if nobody needs that file, remove it yourself: "
+                "shmstore gc leaves it alone",
+            )
+    return StoreExistsError(f"a store named {shown(name)} exists already")
 
 
 def another_layout(error: LayoutMismatchError, name: str) -> LayoutMismatchError:
     """Return the error for a file that cannot be opened, with what it is instead."""
     if error._code == native.OTHER_RANKS:  # it is a store, and the error says what is wrong
         return LayoutMismatchError(f"store {shown(name)}: {error.message}", hint=error.hint)
-    seen = _probed(name)
-    if not seen["ours"]:
-        what = "is empty: its creation was not completed, or it is no store" if seen["blank"] else "is no store"
+    return cannot_open(classify(name))
+
+
+def cannot_open(file: SegmentFile) -> LayoutMismatchError:
+    """Return the error for a file that has not the layout of a store of this version."""
+    store = f"store {shown(file.name)}"
+    if file.state in ("foreign", "blank", "unreadable"):
         return LayoutMismatchError(
-            f"/dev/shm/{name} {what}", hint="pass a store's handle or name; shmstore ls shows the stores of this host"
+            f"{DIRECTORY}/{file.name} {file.problem}", hint="shmstore ls shows the stores of this host"
         )
-    if not seen["published"]:
-        return unfinished(name, bool(seen["writer_alive"]))
-    if seen["same_version"]:
+    if file.state in ("being created", "unfinished"):
+        hint = "its writer died in it; shmstore gc removes what is left"
         return LayoutMismatchError(
-            f"store {shown(name)}: its file of {seen['size']} bytes is truncated, extended, or of another page size",
-            hint="it cannot be opened; shmstore gc --yes --force NAME removes it",
+            f"the creation of {store} was not completed", hint="wait for its writer" if file.writer_alive else hint
         )
-    return other_version(name)
-
-
-def unfinished(name: str, writer_alive: bool) -> LayoutMismatchError:
-    """Return the error for a store whose creation is not over, or never will be."""
-    hint = "wait for its writer" if writer_alive else "its writer died in it; shmstore gc removes what is left"
-    return LayoutMismatchError(f"the creation of store {shown(name)} was not completed", hint=hint)
-
-
-def other_version(name: str) -> LayoutMismatchError:
-    """Return the error for a store that this build cannot read."""
-    return LayoutMismatchError(f"store {shown(name)} was laid out by another version of shmstore")
+    if file.state == "other version":
+        return LayoutMismatchError(f"{store} was {file.problem}")
+    return LayoutMismatchError(
+        f"{store}: {file.problem}", hint="it cannot be opened; shmstore gc --yes --force NAME removes it"
+    )
 
 
 def in_use(name: str, rank: int) -> RankInUseError:

@@ -10,11 +10,9 @@ from typing import Protocol
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import ShmStoreError
+from shmstore.files import DIRECTORY, PREFIX, classify
 
-__all__ = ["PREFIX", "close_at_exit", "remove_dead"]
-
-PREFIX = "shmstore-"
-"""Of generated names."""
+__all__ = ["close_at_exit", "remove_dead"]
 
 _log = logging.getLogger(__name__)
 
@@ -55,14 +53,14 @@ def remove_dead() -> None:
     A store that was closed with `unlink=False`, or recovered, is somebody's: it stays.
     """
     with suppress(OSError):
-        for name in os.listdir("/dev/shm"):
+        for name in os.listdir(DIRECTORY):
             if name.startswith(PREFIX):
                 with suppress(ShmStoreError, OSError, ValueError):  # no store, or gone since
                     _remove_if_dead(name)
 
 
 def _remove_if_dead(name: str) -> None:
-    seen = native.probe(name)
-    if seen["disposable"] and seen["uid"] == os.geteuid() and not seen["writer_alive"] and not seen["ranks_alive"]:
-        native.remove(name, seen["device"], seen["inode"], False)  # asks for the locks again, and holds the writer's
-        _log.warning("removed store %s of %d bytes, whose process ended without closing it", name, seen["size"])
+    file = classify(name)
+    if file.nameless and file.owner_uid == os.geteuid():
+        native.remove(name, file.device, file.inode, False)  # asks for the locks again, and holds the writer's
+        _log.warning("removed store %s of %d bytes, whose process ended without closing it", name, file.file_bytes)

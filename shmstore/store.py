@@ -30,6 +30,7 @@ from shmstore.errors import (
     StoreNotFoundError,
     WriterActiveError,
 )
+from shmstore.files import PREFIX
 from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
 from shmstore.serde import MsgpackSerde, ObjectSerde
 
@@ -320,7 +321,7 @@ class ObjectStoreWriter(_Closable):
         if eviction not in ("clock", "fifo"):
             raise ValueError(f"eviction must be 'clock' or 'fifo', not {explain.shown(eviction)}")
         chosen_serde = _checked_serde(serde)
-        chosen = f"{leftovers.PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
+        chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else _checked_name(name)
         leftovers.remove_dead()
         writer = None
         try:

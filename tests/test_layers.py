@@ -10,20 +10,24 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "shmstore"
 CSRC = ROOT / "csrc"
 
-# What a module of each layer may import from the package: the layer itself, and these. A name stands for all below it.
-ALLOWED: dict[str, set[str]] = {
-    "errors": set(),
-    "bindings": {"errors"},
-    "serde": {"errors"},
-    "refs": {"errors"},
-    "explain": {"bindings", "errors", "refs"},
-    "leftovers": {"bindings", "errors"},
-    "store": {"bindings", "errors", "explain", "leftovers", "refs", "serde"},
-    "multimodal": {"errors", "refs", "serde", "store", "shmstore"},
-    "scheduler": {"bindings.scheduler", "errors"},
-}
-# Layers on top, which may use everything public.
-TOP = {"shmstore", "__main__", "cli", "inspect", "metrics"}
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def section(name: str) -> list[str]:
+    return GUIDE.partition(f"<!-- {name}: begin -->")[2].partition(f"<!-- {name}: end -->")[0].strip().splitlines()
+
+
+def name_of(folder: str) -> str:
+    """Return a folder as the picture and imports name it: shmstore/cli/demo is cli.demo, csrc/kv itself."""
+    return folder if folder.startswith("csrc/") else folder.removeprefix("shmstore/").replace("/", ".")
+
+
+ROW = re.compile(r"\| `([^`]+?)/?` \| .+ \| ?(.*) ?\|")
+TABLE = [row for line in section("folders") if (row := ROW.match(line))]
+# What each row may import besides its own folder. A name stands for all below it.
+ALLOWED = {name_of(row[1]): set(re.findall(r"`([^`]+)`", row[2])) for row in TABLE}
+# The line of the picture that a name is in, counted from below.
+LEVEL = {name: n for n, line in enumerate(reversed(section("layers"))) for name in re.findall(r"[a-z_/]+", line)}
 
 
 def sources() -> list[Path]:
@@ -35,8 +39,14 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+def is_name_in(module: str, name: str) -> bool:
+    """Return whether `name` is a class or function of a module of ours, not itself a module."""
+    folder = ROOT.joinpath(*module.split("."))
+    return module.split(".")[0] == "shmstore" and not (folder / name).is_dir() and not any(folder.glob(f"{name}.*"))
+
+
 def imports_of(path: Path, text: str | None = None) -> set[str]:
-    """Return the dotted names that a file imports anywhere in it, `from x import y` as x and x.y."""
+    """Return the dotted names that a file imports anywhere in it: `from x import y` as x.y, or x if y is no module."""
     module = module_of(path)
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     found = set()
@@ -48,7 +58,7 @@ def imports_of(path: Path, text: str | None = None) -> set[str]:
             if node.level:
                 parent = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*parent, *([base] if base else [])])
-            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+            found |= {base if is_name_in(base, alias.name) else f"{base}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in (
             "import_module",
             "importlib.import_module",
@@ -59,42 +69,54 @@ def imports_of(path: Path, text: str | None = None) -> set[str]:
     return found
 
 
-def layer_of(module: str) -> str:
-    parts = module.split(".")
-    return parts[1] if len(parts) > 1 else "shmstore"
+def row_of_module(module: str) -> str:
+    """Return the row that a module belongs to: that of the innermost folder which has one."""
+    name = module.removeprefix("shmstore").removeprefix(".") or "__init__"
+    return max((row for row in ALLOWED if is_below(name, row)), key=len, default="")
+
+
+def is_below(name: str, row: str) -> bool:
+    return name == row or name.startswith(row + ".")
 
 
 def wrong_imports(path: Path, text: str | None = None) -> list[str]:
-    layer = layer_of(module_of(path))
-    if layer in TOP:
-        return []
-    if layer not in ALLOWED:
-        return [f"{layer} is in no layer that this test knows"]
-    allowed = ALLOWED[layer] | {layer}
-    wrong = []
-    for name in imports_of(path, text):
-        if name == "*":
-            wrong.append("imports a module by a computed name")
-        if name.split(".")[0] != "shmstore":
-            continue
-        below = name.removeprefix("shmstore").removeprefix(".")
-        if not below:
-            # `from shmstore import x` is seen as shmstore and shmstore.x: the latter is what counts.
-            if "shmstore" not in allowed and not any(other.startswith("shmstore.") for other in imports_of(path, text)):
-                wrong.append("imports the package as a whole")
-            continue
-        if not any(below == one or below.startswith(one + ".") for one in allowed) and not (
-            "shmstore" in allowed and "." not in below and below[0].isupper()
-        ):
-            if layer == "scheduler" and below == "bindings":
-                continue  # seen as well in `from shmstore.bindings import scheduler`
-            wrong.append(name)
-    return sorted(wrong)
+    row = row_of_module(module_of(path))
+    if not row:
+        return [f"{module_of(path)} is in no row of CONTRIBUTING.md"]
+    allowed = ALLOWED[row] | {row.split(".")[0]}
+    ours = [name for name in imports_of(path, text) if name.split(".")[0] in ("shmstore", "*")]
+    return sorted(name for name in ours if not any(is_below(name.removeprefix("shmstore."), one) for one in allowed))
 
 
-def test_there_are_sources_to_check() -> None:
-    layers = {layer_of(module_of(path)) for path in sources()}
-    assert {"bindings", "errors", "refs", "serde", "store", "shmstore"} <= layers
+def test_every_folder_and_every_module_outside_one_has_its_row() -> None:
+    folders = {
+        str(path.relative_to(ROOT))
+        for top in (CSRC, PACKAGE)
+        for path in top.rglob("*/")
+        if any(path.glob("*.[hc]")) or any(path.glob("*.py"))
+    }
+    modules = {str(path.relative_to(ROOT).with_suffix("")) for path in PACKAGE.glob("*.py")}
+    assert {name_of(name) for name in folders | modules} == set(ALLOWED)
+
+
+def test_the_picture_shows_every_row_and_no_arrow_of_the_table_points_up_in_it() -> None:
+    assert {row.split(".")[0] for row in ALLOWED} == set(LEVEL)
+    for row, allowed in ALLOWED.items():
+        for below in {one.split(".")[0] for one in allowed}:
+            own = row.split(".")[0]
+            assert LEVEL["__init__" if below == "shmstore" else below] < LEVEL[own], f"{own} may import {below}"
+
+
+def test_the_table_allows_only_what_is_imported() -> None:
+    used = [(row_of_module(module_of(path)), name) for path in sources() for name in imports_of(path)]
+    stale = {
+        (row, one)
+        for row, allowed in ALLOWED.items()
+        for one in allowed
+        if not one.startswith("csrc/")
+        and not any(user == row and is_below(name.removeprefix("shmstore."), one) for user, name in used)
+    }
+    assert set() == stale
 
 
 @pytest.mark.parametrize("path", sources(), ids=module_of)
@@ -120,6 +142,9 @@ def test_a_module_imports_only_from_the_layers_below(path: Path) -> None:
         ("scheduler/pool.py", "from shmstore.multimodal import items"),
         ("multimodal/cache.py", "from shmstore.bindings.store import Writer"),
         ("bindings/store.py", "from shmstore.refs import ObjectRef"),
+        ("cli/demo/api.py", "from shmstore.bindings import store"),
+        ("multimodal/cache.py", "from shmstore import ObjectRef"),
+        ("inspect/gc.py", "from shmstore.cli.commands import gc"),
         ("another.py", "import os"),
     ],
 )
@@ -135,7 +160,8 @@ def test_an_import_that_points_up_is_seen(module: str, text: str) -> None:
             "from shmstore.bindings.scheduler import Pool\nfrom shmstore.errors import ShmStoreError",
         ),
         ("scheduler/pool.py", "from shmstore.bindings import scheduler"),
-        ("multimodal/cache.py", "from shmstore import ObjectRef\nfrom shmstore.store import ObjectStoreWriter"),
+        ("multimodal/cache.py", "from shmstore.refs import ObjectRef\nfrom shmstore.store import ObjectStoreWriter"),
+        ("cli/demo/api.py", "from shmstore import ObjectRef\nfrom shmstore.cli.command import Command"),
         ("store.py", "from shmstore.bindings import store as native\nfrom shmstore.serde import MsgpackSerde"),
     ],
 )
@@ -150,7 +176,7 @@ def test_only_the_bindings_touch_cffi(path: Path) -> None:
         for name in imports_of(path)
         if "_shmstore" in name.split(".") or name.split(".")[0] in ("cffi", "_cffi_backend")
     }
-    if layer_of(module_of(path)) != "bindings":
+    if row_of_module(module_of(path)) != "bindings":
         assert set() == names
         tree = ast.parse(path.read_text())
         used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {
@@ -168,9 +194,7 @@ def test_nothing_uses_what_registers_segments_or_dies_with_its_holder(path: Path
         "_posixshmem",
     )
     banned += ("multiprocessing.managers", "multiprocessing.synchronize", "posix_ipc", "fcntl")
-    if module_of(path).startswith(
-        "shmstore.cli.demo."
-    ):  # starts the tracker of multiprocessing's own, which unblocks SIGINT
+    if row_of_module(module_of(path)) == "cli.demo":  # starts multiprocessing's own tracker, which unblocks SIGINT
         banned = tuple(name for name in banned if name != "multiprocessing.resource_tracker")
     assert set() == {name for name in imports_of(path) if name.startswith(banned)}
     calls = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
@@ -179,9 +203,9 @@ def test_nothing_uses_what_registers_segments_or_dies_with_its_holder(path: Path
 
 
 def test_pickle_is_imported_by_its_own_serializer_alone() -> None:
-    below_demo = [path for path in sources() if layer_of(module_of(path)) in ALLOWED]
+    below_cli = [path for path in sources() if not row_of_module(module_of(path)).startswith("cli")]
     users = {
-        module_of(path) for path in below_demo if any(n.split(".")[0] in ("pickle", "dill") for n in imports_of(path))
+        module_of(path) for path in below_cli if any(n.split(".")[0] in ("pickle", "dill") for n in imports_of(path))
     }
     assert {"shmstore.serde.pickle_serde"} == users
 
@@ -224,8 +248,6 @@ SOURCES = {
     "kv/blockpool.c": {"kv/blockpool_impl.h"},
     "kv/kvcache.c": {"kv/kvcache_impl.h"},
 }
-# Which folders a folder may know.
-FOLDERS = {"store": {"store"}, "inspect": {"store", "inspect"}, "kv": {"kv"}}
 
 
 def named(pattern: str) -> set[str]:
@@ -258,10 +280,10 @@ def test_every_header_and_source_has_its_place() -> None:
     assert set(SOURCES) == {name for name in named("**/*.c") if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("folder", sorted(FOLDERS))
-def test_a_folder_of_c_knows_only_those_below_it(folder: str) -> None:
-    for name in named(f"{folder}/*.[ch]"):
-        assert {include.split("/")[0] for include in includes(name)} <= FOLDERS[folder], name
+@pytest.mark.parametrize("folder", sorted(row for row in ALLOWED if row.startswith("csrc/")))
+def test_a_folder_of_c_includes_only_what_the_table_allows(folder: str) -> None:
+    for name in named(f"{folder.removeprefix('csrc/')}/*.[ch]"):
+        assert {f"csrc/{include.split('/')[0]}" for include in includes(name)} <= ALLOWED[folder] | {folder}, name
 
 
 @pytest.mark.parametrize("name", sorted(named("*/*.[ch]")))

@@ -238,6 +238,7 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
                                   .epoch = epoch,
                                   .attached_ns = shms_get(&t->attached_ns),
                                   .retired = retired && retired == epoch + 1,
+                                  .closed = shms_get(&t->base) == SHMS_CLOSED,
                                   .base = shms_get(&t->base),
                                   .gets = shms_get(&t->gets),
                                   .stale = shms_get(&t->stale),

@@ -61,6 +61,7 @@ typedef struct shms_facts {
 /* A rank: its table, and what it holds.  Only what the writer would respect counts as held: see `pinned` below. */
 typedef struct shms_rank_record {
     uint64_t rank, alive, pid, epoch, attached_ns, retired; /* epoch 0: has never attached */
+    uint64_t closed;                                        /* 1: its last process has closed; alive: it has views */
     uint64_t base, gets, stale, released, releases;
     uint64_t pins, pinned_objects, pinned_bytes;            /* pins: with multiplicity */
     uint64_t owed_leases, owed_bytes, oldest_owed_ns;       /* hand-outs that it has still to read; 0: none */

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import (
@@ -17,8 +17,9 @@ from shmstore.errors import (
     StoreNotFoundError,
     shown,
 )
-from shmstore.explain import other_version, unfinished
-from shmstore.inspect.records import LeaseInfo, ReaderInfo, SlotInfo, StoreFacts, StoreSnapshot
+from shmstore.explain import cannot_open
+from shmstore.files import classify
+from shmstore.inspect.records import LeaseInfo, ReaderInfo, ReaderState, SlotInfo, StoreFacts, StoreSnapshot
 
 __all__ = ["StoreInspector", "facts_from"]
 
@@ -52,9 +53,9 @@ def facts_from(raw: dict[str, int]) -> StoreFacts:
 
 
 def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
-    state: Literal["alive", "dead", "retired", "awaited"] = "alive"
+    state: ReaderState = "closed" if raw["closed"] else "alive"
     if not raw["alive"]:
-        state = "retired" if raw["retired"] else "dead" if raw["epoch"] else "awaited"
+        state = "retired" if raw["retired"] else state if raw["closed"] else "dead" if raw["epoch"] else "awaited"
     return ReaderInfo(
         rank=raw["rank"],
         state=state,
@@ -103,7 +104,7 @@ class StoreInspector:
         except StoreNotFoundError:
             raise no_store(name) from None
         except LayoutMismatchError:
-            raise _why_not(name) from None
+            raise cannot_open(classify(name)) from None
         except SparseStoreError as error:
             raise SparseStoreError(f"{name!r}: {error.message}") from None
         except ValueError as error:
@@ -234,26 +235,3 @@ class StoreInspector:
 def no_store(name: str) -> StoreNotFoundError:
     """Return the error for a name that nothing in /dev/shm has."""
     return StoreNotFoundError(f"there is no store named {shown(name)}", hint="shmstore ls shows what there is")
-
-
-def foreign(name: str) -> LayoutMismatchError:
-    """Return the error for a file, or a folder, of /dev/shm that is none of ours."""
-    return LayoutMismatchError(f"/dev/shm/{name} is no store", hint="shmstore ls shows the stores of this host")
-
-
-def _why_not(name: str) -> Exception:
-    """Say what the file is, where it is no segment that this build can read."""
-    try:
-        seen = native.probe(name)
-    except LayoutMismatchError:  # no regular file
-        return foreign(name)
-    if not seen["ours"]:
-        return foreign(name)
-    if not seen["published"]:
-        return unfinished(name, bool(seen["writer_alive"]))
-    if seen["same_version"]:
-        return CorruptStoreError(
-            f"the file of {shown(name)} has {seen['size']} bytes, which is not what its superblock says",
-            hint="it cannot be recovered; shmstore gc removes it",
-        )
-    return other_version(name)

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LeaseInfo", "ReaderInfo", "SegmentInfo", "SegmentState", "SlotInfo", "StoreFacts", "StoreSnapshot"]
+from shmstore.files import SegmentFile
 
-SegmentState = Literal["ok", "being created", "unfinished", "other version", "sparse", "damaged", "unreadable"]
+__all__ = ["LeaseInfo", "ReaderInfo", "SegmentInfo", "SlotInfo", "StoreFacts", "StoreSnapshot"]
+ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,36 +80,11 @@ class StoreFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentInfo:
+class SegmentInfo(SegmentFile):
     """A file of /dev/shm that is ours, or what is left of one."""
 
-    name: str
-    """The store's name: the file's, without the directory."""
-    state: SegmentState
-    """"ok", or why there are no `facts`."""
-    problem: str | None
-    """What is wrong with it, in words; None where nothing is."""
-    file_bytes: int
-    """The file's size."""
-    device: int
-    """Number of the file system."""
-    inode: int
-    """Number of the file in it; a later store of the same name has another one."""
-    modified_at: float
-    """When the file's size was set, which is its age where the superblock says none."""
-    owner_uid: int
-    """User that it belongs to."""
-    writer_alive: bool
-    """Whether some process holds the writer's lock."""
-    ranks_alive: int
-    """Readers attached."""
     facts: StoreFacts | None
-    """The superblock, where it can be read."""
-
-    @property
-    def recoverable(self) -> bool:
-        """Whether `recover` of this or of another version may find everything in it: it was published."""
-        return self.state in ("ok", "other version", "sparse")
+    """The superblock; None unless `state` is "ok"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +93,11 @@ class ReaderInfo:
 
     rank: int
     """Its number."""
-    state: Literal["alive", "dead", "retired", "awaited"]
-    """"awaited": has never attached, so that leases wait for it; "retired": not alive, and was retired."""
+    state: ReaderState
+    """"awaited": has never attached, so that leases wait for it; "retired": not alive, and was retired.
+
+    "closed": no lease waits for it, but its views, counted in `pins`, still hold their objects.
+    """
     retired: bool
     """Whether the writer has retired it, alive or not, since it last attached: no lease waits for it."""
     pid: int | None

@@ -1,18 +1,17 @@
 """The segments of this host, who maps them, and the removal of dead ones."""
 
 import os
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, fields
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, SparseStoreError, StoreNotFoundError
-from shmstore.inspect.inspector import StoreInspector, foreign, no_store, seconds
-from shmstore.inspect.records import SegmentInfo, SegmentState
-from shmstore.leftovers import PREFIX
+from shmstore.errors import ShmStoreError, StoreNotFoundError
+from shmstore.explain import cannot_open
+from shmstore.files import DIRECTORY, PREFIX, classify
+from shmstore.inspect.inspector import StoreInspector, no_store
+from shmstore.inspect.records import SegmentInfo
 
 __all__ = ["Holders", "find_segments", "holders", "look_at", "remove_segment"]
 
-_DIRECTORY = Path("/dev/shm")
 _PF_KTHREAD = 0x00200000
 """Of the flags in /proc/PID/stat."""
 
@@ -20,7 +19,7 @@ _PF_KTHREAD = 0x00200000
 def find_segments() -> list[SegmentInfo]:
     """Return the segments of this host, known by their first bytes, sorted by name."""
     found = []
-    with os.scandir(_DIRECTORY) as entries:
+    with os.scandir(DIRECTORY) as entries:
         names = sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
     for name in names:
         try:
@@ -34,73 +33,19 @@ def find_segments() -> list[SegmentInfo]:
 def look_at(name: str) -> SegmentInfo:
     """Return what can be said about one file of /dev/shm; it never raises for a damaged segment.
 
-    Raises StoreNotFoundError where there is no such file, LayoutMismatchError where it is none of ours.
+    Raises StoreNotFoundError if there is no such file, LayoutMismatchError if it is not a store.
     """
     try:
-        seen = native.probe(name)
-    except StoreNotFoundError:
+        file = classify(name)
+    except (StoreNotFoundError, ValueError):
         raise no_store(name) from None
-    except ValueError as error:
-        if isinstance(error, ShmStoreError):
-            raise foreign(name) from None
-        raise no_store(name) from None
-    except PermissionError as error:
-        return _unreadable(name, error)
-    if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):  # a generated name: perhaps a creation
-        raise foreign(name)
-    state: SegmentState = "ok"
-    problem, facts = None, None
-    if not seen["published"]:
-        state = "being created" if seen["writer_alive"] else "unfinished"
-        problem = None if seen["writer_alive"] else "its creation was not completed"
-    else:
-        try:
-            with StoreInspector(native.Inspector(name), name) as inspector:
-                facts = inspector.facts()
-        except SparseStoreError as error:
-            state, problem = "sparse", error.default_message
-        except (CorruptStoreError, LayoutMismatchError) as error:
-            state = "damaged" if seen["same_version"] else "other version"
-            size = isinstance(error, LayoutMismatchError)
-            problem = (
-                "laid out by another version of shmstore"
-                if state == "other version"
-                else f"the file's {seen['size']} bytes are not what its superblock says"
-                if size
-                else "its superblock contradicts itself"
-            )
-    return SegmentInfo(
-        name=name,
-        state=state,
-        problem=problem,
-        file_bytes=seen["size"],
-        device=seen["device"],
-        inode=seen["inode"],
-        modified_at=seconds(seen["modified_ns"]),
-        owner_uid=seen["uid"],
-        writer_alive=bool(seen["writer_alive"]),
-        ranks_alive=seen["ranks_alive"],
-        facts=facts,
-    )
-
-
-def _unreadable(name: str, error: OSError) -> SegmentInfo:
-    if not name.startswith(PREFIX):
-        raise LayoutMismatchError(f"/dev/shm/{name} cannot be read") from error
-    stat = os.stat(_DIRECTORY / name, follow_symlinks=False)
-    return SegmentInfo(
-        name=name,
-        state="unreadable",
-        problem=f"belongs to user {stat.st_uid}",
-        file_bytes=stat.st_size,
-        device=stat.st_dev,
-        inode=stat.st_ino,
-        modified_at=stat.st_mtime,
-        owner_uid=stat.st_uid,
-        writer_alive=True,  # in doubt, so that nobody takes it for dead
-        ranks_alive=0,
-        facts=None,
-    )
+    if file.state in ("foreign", "blank") or (file.state == "unreadable" and not name.startswith(PREFIX)):
+        raise cannot_open(file)
+    facts = None
+    if file.state == "ok":
+        with StoreInspector.open(name) as inspector:
+            facts = inspector.facts()
+    return SegmentInfo(**{field.name: getattr(file, field.name) for field in fields(file)}, facts=facts)
 
 
 @dataclass(frozen=True, slots=True)

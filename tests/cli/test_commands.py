@@ -25,9 +25,15 @@ from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, pi
 from tests.support import SHM, Child, Stores, store_name
 
 pytestmark = pytest.mark.alone
-READABLE = ("live", "stopped", "dead")
+READABLE = ("live", "stopped", "dead", "nameless")
 NAMED = {"dump": (), "verify": (), "top": ("--iterations", "1"), "gc": ()}
-STATE = {"damaged": "damaged", "cut": "damaged", "unfinished": "unfinished", "other version": "other version"}
+STATE = {
+    "damaged": "damaged",
+    "cut": "damaged",
+    "unfinished": "unfinished",
+    "other version": "other version",
+    "nameless": "ok, nameless",
+}
 
 
 def expected_status(command: str, condition: str) -> int:
@@ -81,7 +87,7 @@ def test_ls_shows_what_is_ours_and_its_condition(run: object, condition: str) ->
         assert STATE.get(condition, "ok") in rows[0]
         assert ("alive" if condition in ("live", "stopped") else "dead") in rows[0]
         if condition in READABLE:
-            assert f"{1 if condition != 'dead' else 0} of 2" in rows[0]
+            assert f"{1 if condition in ('live', 'stopped') else 0} of 2" in rows[0]
 
 
 @pytest.mark.parametrize("command", ["ls", "top", "gc", "dump", "verify"])
@@ -313,6 +319,22 @@ def test_dump_shows_what_is_retired_and_that_pins_of_the_dead_hold_nothing(store
     ]
     assert [["alive,", "retired"], ["retired", "0"], ["dead", "0"], ["retired", "0"]] == [row[2:4] for row in table]
     assert "0 (1 left)" in " ".join(table[2])
+
+
+def test_dump_shows_a_closed_reader_and_the_views_that_it_has_left(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=3, max_objects=8)
+    ref = writer.put("a", torch.ones(100))
+    readers = [stores.attach(writer, rank) for rank in range(3)]
+    view = readers[0].get(ref)
+    for rank in (0, 1):
+        readers[rank].close()
+    table = [row.split() for row in piped("dump", writer.name).out.partition("readers")[2].splitlines()[2:5]]
+    assert [("closed", "1"), ("closed", "0"), ("alive", "0")] == [(row[2], row[5]) for row in table]
+    shown = piped("dump", writer.name, "--json").json["snapshot"]["readers"]
+    assert [("closed", 1), ("closed", 0), ("alive", 0)] == [(reader["state"], reader["pins"]) for reader in shown]
+    del view
+    stores.attach(writer, 0)
+    assert "alive" == piped("dump", writer.name, "--json").json["snapshot"]["readers"][0]["state"]
 
 
 def test_dump_of_one_object_shows_its_tree_and_copies_a_tensor_out(tmp_path: Path) -> None:

@@ -204,10 +204,12 @@ def case(condition: str) -> Iterator[str]:
             poke(path, 8, 12345)  # the stamp
         elif condition == "unfinished":
             poke(path, 8, 0)
+        elif condition == "nameless":
+            poke(path, 336, 1)  # disposable
         yield name
 
 
-CONDITIONS = ("live", "stopped", "dead", "damaged", "cut", "unfinished", "other version", "foreign")
+CONDITIONS = ("live", "stopped", "dead", "damaged", "cut", "unfinished", "other version", "nameless", "foreign")
 
 
 def peek(path: Path, offset: int) -> int:

@@ -105,7 +105,7 @@ def test_a_record_says_who_holds_what(stores: Stores) -> None:
     span = span_of("a", torch.ones(100))
     with StoreInspector.open(writer.name) as inspector:
         snapshot = inspector.snapshot()
-        assert ["alive", "dead", "awaited", "retired"] == [r.state for r in snapshot.readers]
+        assert ["alive", "closed", "awaited", "retired"] == [r.state for r in snapshot.readers]
         assert [False, False, False, True] == [r.retired for r in snapshot.readers]
         assert [2, 0, 0, 0] == [r.pins for r in snapshot.readers]
         assert [span, 0, 0, 0] == [r.pinned_bytes for r in snapshot.readers]

@@ -29,6 +29,7 @@ _GRACE_SECONDS = 10
 _NAMED_PIDS = 5
 _RECOVERABLE = "could be recovered"
 _RECOVERABLE_ELSEWHERE = "another version may recover it"
+_NAMELESS = "nobody knows its name; the next create removes it"
 
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
@@ -36,7 +37,7 @@ A segment whose writer is alive is never touched, not even with --force.
 Of those whose writer is dead, --yes removes what is of no use to anybody: nothing that a process still maps or has
 open, and nothing that could be recovered. What could be recovered is every store whose creation was completed and
 whose superblock is intact: ObjectStoreWriter.recover(NAME) would find all its objects. What remains are unfinished
-creations and damaged segments.
+creations, damaged segments, and stores of generated names: nobody knows these, and the next create removes them.
 
 --force, with --yes, removes both of the former, too, of the stores that are named. Only the name goes: a
 process that maps a store keeps its pages until it ends, but nobody can attach or recover any more.
@@ -123,7 +124,8 @@ def _verdict(candidate: _Candidate, removed: set[str], asked: bool) -> str:
         return "removed"
     if candidate.kept_because:
         return f"kept: {'; '.join(candidate.reasons)}"
-    return "NOT removed" if asked else "would be removed"
+    verdict = "NOT removed" if asked else "would be removed"
+    return f"{verdict}: {_NAMELESS}" if candidate.info.nameless else verdict
 
 
 def _as_json(candidate: _Candidate, removed: set[str]) -> dict[str, object]:
@@ -137,6 +139,7 @@ def _as_json(candidate: _Candidate, removed: set[str]) -> dict[str, object]:
         "processes_not_readable": len(candidate.held.unreadable),
         "kept_because": candidate.kept_because,
         "recoverable": info.recoverable,
+        "nameless": info.nameless,
         "removed": info.name in removed,
     }
 

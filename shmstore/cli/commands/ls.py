@@ -27,10 +27,14 @@ def owner(info: SegmentInfo) -> str:
     return f"{'alive' if info.writer_alive else 'dead'}{pid}"
 
 
+def _state(info: SegmentInfo) -> str:
+    return f"{info.state}, nameless" if info.nameless else info.state
+
+
 def _row(info: SegmentInfo) -> list[str]:
     facts = info.facts
     if facts is None:
-        return [info.name, owner(info), size(info.file_bytes), "-", "-", "-", age(info.modified_at), "-", info.state]
+        return [info.name, owner(info), size(info.file_bytes), "-", "-", "-", age(info.modified_at), "-", _state(info)]
     return [
         info.name,
         owner(info),
@@ -40,7 +44,7 @@ def _row(info: SegmentInfo) -> list[str]:
         f"{info.ranks_alive} of {facts.n_readers}",
         age(facts.created_at),
         ratio(facts.hit_ratio),
-        info.state,
+        _state(info),
     ]
 
 
@@ -50,6 +54,7 @@ def _as_json(info: SegmentInfo) -> dict[str, object]:
         "name": info.name,
         "state": info.state,
         "problem": info.problem,
+        "nameless": info.nameless,
         "owner": "alive" if info.writer_alive else "dead",
         "owner_pid": facts.writer_pid if facts else None,
         "file_bytes": info.file_bytes,

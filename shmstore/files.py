@@ -1,0 +1,127 @@
+"""What is this file in /dev/shm? One answer for the listings, for `gc`, for leftovers and for error messages."""
+
+import errno
+import os
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from shmstore.bindings import inspect as native
+from shmstore.errors import CorruptStoreError, LayoutMismatchError, SparseStoreError
+
+__all__ = ["DIRECTORY", "PREFIX", "FileState", "SegmentFile", "classify"]
+
+DIRECTORY: Final = "/dev/shm"
+PREFIX: Final = "shmstore-"
+"""Of generated names."""
+
+FileState = Literal[
+    "ok",  # a store, alive or dead
+    "being created",
+    "unfinished",  # its creator died
+    "other version",
+    "sparse",  # a store with holes in its file, such as a copy
+    "damaged",
+    "unreadable",  # to this user; perhaps a store
+    "blank",  # empty or zeros; perhaps an unfinished store
+    "foreign",  # not a store
+]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentFile:
+    """A file of /dev/shm, and what it is."""
+
+    name: str
+    """The store's name: the file's, without the directory."""
+    state: FileState
+    """What it is."""
+    problem: str | None
+    """What is wrong with it, in words; None if nothing is."""
+    file_bytes: int
+    """The file's size."""
+    device: int
+    """Number of the file system."""
+    inode: int
+    """Number of the file in it; a later store of the same name has another one."""
+    modified_at: float
+    """When the file's size was set, which is its age if the superblock says none."""
+    owner_uid: int
+    """User that it belongs to."""
+    writer_alive: bool
+    """Whether some process holds the writer's lock; True if that cannot be known."""
+    ranks_alive: int
+    """Readers attached."""
+    nameless: bool
+    """Its name was generated and nobody who knows it is alive: the next `create` of its user removes it."""
+
+    @property
+    def recoverable(self) -> bool:
+        """Whether `recover` of this or of another version may find everything in it, and somebody may ask for it."""
+        return self.state in ("ok", "other version", "sparse") and not self.nameless
+
+
+def classify(name: str) -> SegmentFile:
+    """Say what a file of /dev/shm is; it may be any file. StoreNotFoundError if there is none of that name."""
+    try:
+        seen = native.probe(name)
+    except PermissionError:
+        return _not_opened(name, "unreadable")
+    except LayoutMismatchError:  # not a regular file
+        return _not_opened(name, "foreign")
+    except OSError as error:
+        if error.errno != errno.ENXIO:  # a socket, which cannot be opened
+            raise
+        return _not_opened(name, "foreign")
+    state, problem = _judge(name, seen)
+    alive = bool(seen["writer_alive"])
+    return SegmentFile(
+        name=name,
+        state=state,
+        problem=problem,
+        file_bytes=seen["size"],
+        device=seen["device"],
+        inode=seen["inode"],
+        modified_at=seen["modified_ns"] / 1e9,
+        owner_uid=seen["uid"],
+        writer_alive=alive,
+        ranks_alive=seen["ranks_alive"],
+        nameless=bool(seen["disposable"]) and not alive and not seen["ranks_alive"],
+    )
+
+
+def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None]:
+    if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):
+        return ("blank", "is empty: its creation was not completed, or it is no store") if seen["blank"] else _FOREIGN
+    if not seen["published"]:
+        return ("being created", None) if seen["writer_alive"] else ("unfinished", "its creation was not completed")
+    if not seen["same_version"]:
+        return "other version", "laid out by another version of shmstore"
+    try:
+        native.Inspector(name).close()
+    except SparseStoreError as error:
+        return "sparse", error.default_message
+    except CorruptStoreError:
+        return "damaged", "its superblock contradicts itself"
+    except LayoutMismatchError:
+        return "damaged", f"its file of {seen['size']} bytes is truncated, extended, or of another page size"
+    return "ok", None
+
+
+_FOREIGN: Final[tuple[FileState, str]] = "foreign", "is no store"
+
+
+def _not_opened(name: str, state: FileState) -> SegmentFile:
+    stat = os.lstat(f"{DIRECTORY}/{name}")
+    return SegmentFile(
+        name=name,
+        state=state,
+        problem=f"belongs to user {stat.st_uid}" if state == "unreadable" else _FOREIGN[1],
+        file_bytes=stat.st_size,
+        device=stat.st_dev,
+        inode=stat.st_ino,
+        modified_at=stat.st_mtime,
+        owner_uid=stat.st_uid,
+        writer_alive=True,  # in doubt, so that nobody takes it for dead
+        ranks_alive=0,
+        nameless=False,
+    )
