@@ -1,4 +1,4 @@
-/* error.c - the table of codes in shmstore.h, in words. */
+/* error.c - a message for each code of shmstore.h. */
 #include "shmstore.h"
 
 const char *shms_strerror(int code) {

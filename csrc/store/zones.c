@@ -43,7 +43,7 @@ void shms_zones_stale_all(shms_zones *z) {
         shms_ring_stale(z->ring, zone);
 }
 
-/* A run that is being measured: up to `end`, since `start`; `whole`: since the zone's start. */
+/* A run that is being measured: it starts at `start`. `whole`: it starts at the start of the zone. */
 typedef struct tape {
     uint64_t start;
     bool whole;
@@ -76,7 +76,7 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     of->stale = 0;
     for (uint32_t s = of->first; s != SHMS_NONE && shms_ring_start(r, s) < end; s = r->next[s]) {
         uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
-        bool begins = from >= start; /* its bytes are counted where it begins */
+        bool begins = from >= start; /* an object counts in the zone where it begins */
         enum shms_hold hold = z->look(z->context, s, begins ? held : NULL);
         *budget -= z->n_ranks;
         for (int k = 0; k < SHMS_LEVELS; k++)
@@ -111,14 +111,14 @@ bool shms_zones_survey(shms_zones *z, int64_t *budget) {
     return true;
 }
 
-/* A search on its way: `best` is the length of the run at `at`. */
+/* The state of a search: `best` is the length of the run at `at`. */
 typedef struct quest {
     uint64_t span, at, best, longest;
     enum shms_level level;
 } quest;
 
-/* A run has been measured.  Enough?  The first one will do where something goes, since it is the hand's turn there; of
- * gaps the shortest that is long enough. */
+/* Notes a run. Returns true if the search is over. Where objects go, the first run will do, because it is next in the
+ * order of the hand. For gaps, the shortest sufficient one is best. */
 static bool enough(quest *q, uint64_t at, uint64_t length) {
     if (length > q->longest)
         q->longest = length;
@@ -129,7 +129,7 @@ static bool enough(quest *q, uint64_t at, uint64_t length) {
     return q->best != UINT64_MAX && q->level != SHMS_GAPS;
 }
 
-/* Looks at the objects of one zone, from `from` on.  *start: of the run in which the zone ends. */
+/* Searches the objects of one zone from `from` on. *start: where the run begins in which the zone ends. */
 static bool inside(const shms_zones *z, uint32_t zone, uint64_t from, quest *q, uint64_t *start) {
     const shms_ring *r = z->ring;
     *start = from;
@@ -149,7 +149,7 @@ static bool inside(const shms_zones *z, uint32_t zone, uint64_t from, quest *q, 
 }
 
 static int scan(shms_zones *z, uint64_t from, uint32_t last, quest *q, int64_t *budget) {
-    uint64_t start = from; /* of the run that the last zone ended in */
+    uint64_t start = from; /* start of the run in which the last zone ended */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
         if (z->ring->zones[zone].stale) {
             survey(z, zone, budget);
@@ -158,7 +158,7 @@ static int scan(shms_zones *z, uint64_t from, uint32_t last, quest *q, int64_t *
         }
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = zone_start(z, zone), end = zone_end(z, zone);
-        bool cut = here < from; /* the hand stands in it */
+        bool cut = here < from; /* the hand is in this zone */
         if (!cut && run->lead == end - here) {
             if (q->level != SHMS_GAPS && enough(q, start, end - start))
                 return 1;
