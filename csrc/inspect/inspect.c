@@ -171,7 +171,8 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
 }
 
 /* As the writer's W1 (lease_done_by in reclaim.c) would see it. */
-static bool owes(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry, uint64_t number) {
+static bool is_expected(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry,
+                        uint64_t number) {
     return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, shms_get(&i->seg.sb->retired[r]),
                                 entry, number) &&
            !who->gone[r];
@@ -190,7 +191,7 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
                                    .id = shms_get(&e->id),
                                    .opened_ns = shms_get(&e->opened_ns)};
         for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
-            if (owes(i, who, r, entry, number))
+            if (is_expected(i, who, r, entry, number))
                 set_bit(out->owed, r);
         atomic_thread_fence(memory_order_acquire);
         bool steady = get_acquire(&e->number) == number;
@@ -256,7 +257,8 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
 /* Adds up what the ranks hold: each lease is read once, then each slot.  A rank that reads meanwhile goes from owed to
  * pinned, which is the same order; so what it holds is not missed.  `owed`: the ranks that leases of a slot wait for,
  * zeroed here; bytes of one object count once a rank, however many of its leases wait. */
-static void add_up(const shms_inspector *i, const shms_attendance *who, uint64_t (*owed)[4], shms_rank_record *out) {
+static void sum_holdings(const shms_inspector *i, const shms_attendance *who, uint64_t (*owed)[4],
+                         shms_rank_record *out) {
     const shms_layout *l = &i->seg.layout;
     shms_lease_record e;
     shms_slot_record s;
@@ -296,7 +298,7 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
     shms_inspector_attend(i, &who);
     for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
         read_rank(i, r, &out[r]);
-    add_up(i, &who, owed, out);
+    sum_holdings(i, &who, owed, out);
     free(owed);
     return SHMS_OK;
 }

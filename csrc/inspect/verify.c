@@ -208,7 +208,7 @@ static void pass(const shms_inspector *i, object *objects, shms_lease_record *op
 }
 
 /* A sum is the same finding only if both sides stand still; elsewhere `expected` is a limit that goes on growing. */
-static bool same(const shms_finding *a, const shms_finding *b) {
+static bool same_finding(const shms_finding *a, const shms_finding *b) {
     bool sum = a->kind == SHMS_F_USED || a->kind == SHMS_F_OBJECTS || a->kind == SHMS_F_OPEN_LEASES;
     return a->kind == b->kind && a->where == b->where && a->value == b->value && (!sum || a->expected == b->expected);
 }
@@ -232,7 +232,7 @@ int64_t shms_inspector_verify(shms_inspector *i, shms_finding *out, uint64_t roo
         uint64_t kept = 0;
         for (uint64_t a = 0; a < f.n; a++)
             for (uint64_t b = 0; b < g.n; b++)
-                if (same(&f.out[a], &g.out[b])) {
+                if (same_finding(&f.out[a], &g.out[b])) {
                     f.out[kept++] = f.out[a];
                     break;
                 }

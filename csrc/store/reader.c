@@ -225,7 +225,7 @@ shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
     return v;
 }
 
-static void let_go(struct shms_reader *r) {
+static void unref(struct shms_reader *r) {
     if (atomic_fetch_sub(&r->refs, 1) != 1)
         return;
     shms_segment_close(&r->seg);
@@ -242,7 +242,7 @@ void shms_view_release(shms_view *v) {
         leave(r);
     }
     free(v);
-    let_go(r);
+    unref(r);
 }
 
 void shms_view_drop(shms_view **v) { shms_view_release(*v); }
@@ -326,7 +326,7 @@ void shms_reader_free(shms_reader *r) {
     if (!r)
         return;
     shms_reader_close(r);
-    let_go(r);
+    unref(r);
 }
 
 void shms_reader_drop(shms_reader **r) { shms_reader_free(*r); }

@@ -24,8 +24,8 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
     SHMS_STEP("A3");
     atomic_store_explicit(&t->epoch, epoch + 1, memory_order_seq_cst);
     SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
-    bool anew = epoch > 0 || atomic_load_explicit(&sb->retired[rank], memory_order_seq_cst) == epoch + 1;
-    atomic_store_explicit(&t->base, anew ? atomic_load_explicit(&sb->published, memory_order_seq_cst) : 0,
+    bool rebase = epoch > 0 || atomic_load_explicit(&sb->retired[rank], memory_order_seq_cst) == epoch + 1;
+    atomic_store_explicit(&t->base, rebase ? atomic_load_explicit(&sb->published, memory_order_seq_cst) : 0,
                           memory_order_seq_cst);
 }
 
@@ -36,7 +36,7 @@ void shms_reader_table_close(shms_reader_table *t) {
 
 /* Counts a release. The count follows the release itself, and is a release store; the writer reads it before it
  * surveys. */
-static void released(shms_reader_table *t, const shms_layout *l, uint64_t offset) {
+static void count_release(shms_reader_table *t, const shms_layout *l, uint64_t offset) {
     if (offset < l->capacity) /* a slot in WRITING may have any offset */
         atomic_fetch_add_explicit(&shms_reader_zone_releases(t, l)[shms_zone_of(l, offset)], 1, memory_order_release);
     atomic_fetch_add_explicit(&t->releases, 1, memory_order_release);
@@ -62,7 +62,7 @@ static void unpin(shms_reader_table *t, uint32_t i) {
 
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset) {
     unpin(t, i);
-    released(t, l, offset);
+    count_release(t, l, offset);
 }
 
 /* The pin may have been seen on an object that came into the slot in the meantime. So the offset is read after R4.
@@ -70,7 +70,7 @@ void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_
 void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i) {
     unpin(t, i);
     atomic_thread_fence(memory_order_seq_cst);
-    released(t, l, shms_get(&slot->offset));
+    count_release(t, l, shms_get(&slot->offset));
 }
 
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
@@ -84,7 +84,7 @@ int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms
     uint64_t seen = atomic_load_explicit(ack, memory_order_relaxed);
     while (seen < number)
         if (atomic_compare_exchange_weak_explicit(ack, &seen, number, memory_order_release, memory_order_relaxed)) {
-            released(t, l, offset);
+            count_release(t, l, offset);
             return 1;
         }
     return 0;

@@ -135,7 +135,7 @@ static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
 
 /* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield in a hit, which does not
  * hold `placing`, the writer may be closed. Nothing may be stored then. */
-static bool breathe(struct shms_writer *w) {
+static bool yield_mutex(struct shms_writer *w) {
     bool others = shms_writer_let_in(w);
     if (others)
         shms_reclaim_begin(w);
@@ -201,7 +201,7 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
             w->leaving--;
         }
         w->free_slots[w->n_free_slots++] = s;
-        if (i % FORGET_AT_ONCE == 0 && breathe(w))
+        if (i % FORGET_AT_ONCE == 0 && yield_mutex(w))
             *behind = shms_ring_at(&w->ring, end);
     }
     return SHMS_OK;
@@ -209,7 +209,7 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
 
 /* Marks the zones in which ranks may have released something since the last poll; see zones.h. The verdicts found here
  * hold for the surveys that follow. If a rank dies later, the next poll sees a change. */
-static void hear(struct shms_writer *w) {
+static void poll_ranks(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
     uint32_t n_zones = w->ring.n_zones;
     shms_reclaim_begin(w);
@@ -251,16 +251,16 @@ typedef struct search {
 } search;
 
 /* Did the last failed search cover everything, with no change since? */
-static bool known_in_vain(const struct shms_writer *w, const search *f) {
+static bool known_full(const struct shms_writer *w, const search *f) {
     return !w->ring.news && f->place.span > w->longest;
 }
 
 /* Finds a place by zones. 1: found. 0: full. -1: out of budget, call again after a yield. */
-static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
+static int find_by_zones(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
     const shms_area *area = &r->areas[f->area];
     uint64_t anywhere, longest;
-    if (known_in_vain(w, f)) {
+    if (known_full(w, f)) {
         f->longest = w->longest;
         return 0;
     }
@@ -308,15 +308,15 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
         r->gap = f->longest;
     }
     if (f->heard)
-        return find_far(w, f, budget);
-    if (!known_in_vain(w, f)) {
+        return find_by_zones(w, f, budget);
+    if (!known_full(w, f)) {
         if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
             return 1;
         f->lap = true;
         if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, may_go, w, &f->place))
             return 1;
     }
-    hear(w);
+    poll_ranks(w);
     f->heard = true;
     return -1;
 }
@@ -335,7 +335,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
             }
         }
     if (!f->heard)
-        hear(w);
+        poll_ranks(w);
     f->heard = true;
     if (!shms_zones_survey(&w->zones, budget))
         return -1;
@@ -362,15 +362,15 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
 }
 
 /* Raises the budget, so that a search ends: each use during a yield makes a zone stale again. */
-static int64_t more(int64_t budget) { return budget < INT32_MAX ? budget + budget / 8 : budget; }
+static int64_t raise_budget(int64_t budget) { return budget < INT32_MAX ? budget + budget / 8 : budget; }
 
 /* The same if some zones have not been surveyed yet. */
 static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
                                                    &(int64_t){allowed}, &at, &longest) < 0;
-         allowed = more(allowed))
-        if (breathe(w) && w->closed)
+         allowed = raise_budget(allowed))
+        if (yield_mutex(w) && w->closed)
             return SHMS_ECLOSED;
     return refuse(w, code, longest);
 }
@@ -398,7 +398,7 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out) {
     search f = {.place.span = span};
     int failed = 0;
-    for (int64_t allowed = BUDGET; failed < MAX_SEARCHES; allowed = more(allowed)) {
+    for (int64_t allowed = BUDGET; failed < MAX_SEARCHES; allowed = raise_budget(allowed)) {
         int64_t budget = allowed;
         int rc = find(w, &f, &budget);
         if (rc == 0)
@@ -420,7 +420,7 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out)
                 shms_zones_stale(&w->zones, z);
             shms_reclaim_begin(w);
         }
-        breathe(w);
+        yield_mutex(w);
     }
     return survey_and_refuse(w, SHMS_EFULL);
 }
@@ -453,7 +453,7 @@ void shms_reclaim_leases(struct shms_writer *w) {
 uint32_t shms_reclaim_lease(struct shms_writer *w) {
     uint32_t entry = shms_leases_take(&w->leases);
     if (entry == SHMS_NONE) {
-        hear(w); /* without a change, entries that were swept since the last one need no second sweep */
+        poll_ranks(w); /* without a change, entries that were swept since the last one need no second sweep */
         uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
         w->unswept -= n;
         sweep(w, n, true);

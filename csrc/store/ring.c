@@ -26,7 +26,7 @@ static void zones_of(const shms_ring *r, uint32_t slot, uint32_t *from, uint32_t
 }
 
 /* Marks the object's zones: what they remember of it may have changed. */
-static void mark(shms_ring *r, uint32_t slot) {
+static void mark_zones_stale(shms_ring *r, uint32_t slot) {
     uint32_t from, to;
     for (zones_of(r, slot, &from, &to); from <= to; from++)
         shms_ring_stale(r, from);
@@ -125,7 +125,7 @@ uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name name) {
 }
 
 /* The object that the area's hand reaches next. SHMS_NONE: the area has no object. */
-static uint32_t oldest(const shms_ring *r, enum shms_area_name name) {
+static uint32_t next_victim(const shms_ring *r, enum shms_area_name name) {
     const shms_area *area = &r->areas[name];
     uint32_t s = area->hand_next;
     if (s == SHMS_NONE || shms_ring_start(r, s) >= area->to)
@@ -144,7 +144,7 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     bool last = large->hand_next == SHMS_NONE || shms_ring_start(r, large->hand_next) >= large->to;
     if (last && shms_ring_gap(r, SHMS_LARGE) >= span) /* free room, next to the other small objects */
         return SHMS_LARGE;
-    uint32_t here = oldest(r, SHMS_SMALL), there = oldest(r, SHMS_LARGE);
+    uint32_t here = next_victim(r, SHMS_SMALL), there = next_victim(r, SHMS_LARGE);
     if (here == SHMS_NONE || there == SHMS_NONE) /* an area without objects has room */
         return here == SHMS_NONE ? SHMS_SMALL : SHMS_LARGE;
     return shms_get(&r->slots[here].id) <= shms_get(&r->slots[there].id) ? SHMS_SMALL : SHMS_LARGE;
@@ -193,7 +193,7 @@ bool shms_ring_near(const shms_ring *r, enum shms_area_name name, enum shms_leve
 }
 
 /* Notes a gap that is not at a hand, or not any more. */
-static void leave_gap(shms_ring *r, uint64_t from, uint64_t to) {
+static void note_gap(shms_ring *r, uint64_t from, uint64_t to) {
     if (to > from && to - from > r->gap)
         r->gap = to - from;
 }
@@ -214,7 +214,7 @@ void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
     r->used[slot] = 0;
     r->count++;
     enter_zones(r, slot);
-    leave_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before), start);
+    note_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before), start);
     for (int a = 0; a < SHMS_AREAS; a++) {
         shms_area *area = &r->areas[a];
         if (area->hand_next != behind || end <= area->hand)
@@ -228,7 +228,7 @@ void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
 }
 
 /* Ends the second chance of the objects that begin within [from, to). */
-static void pass(shms_ring *r, uint64_t from, uint64_t to) {
+static void end_second_chances(shms_ring *r, uint64_t from, uint64_t to) {
     for (uint64_t at = from, end; at < to; at = end) {
         uint32_t z = shms_ring_zone(r, at);
         shms_zone *zone = &r->zones[z];
@@ -255,14 +255,14 @@ static void pass(shms_ring *r, uint64_t from, uint64_t to) {
 void shms_ring_move_hand(shms_ring *r, enum shms_area_name name, uint32_t slot, bool lap) {
     shms_area *area = &r->areas[name];
     uint64_t start = shms_ring_start(r, slot), end = shms_ring_end(r, slot);
-    leave_gap(r, area->hand, area->hand_next == SHMS_NONE ? area->to : shms_ring_start(r, area->hand_next));
+    note_gap(r, area->hand, area->hand_next == SHMS_NONE ? area->to : shms_ring_start(r, area->hand_next));
     if (lap) {
-        pass(r, area->from, area->to);
+        end_second_chances(r, area->from, area->to);
     } else if (start >= area->hand) {
-        pass(r, area->hand, start);
+        end_second_chances(r, area->hand, start);
     } else if (shms_ring_zone(r, start) != shms_ring_zone(r, area->hand)) {
-        pass(r, area->hand, area->to);
-        pass(r, area->from, start);
+        end_second_chances(r, area->hand, area->to);
+        end_second_chances(r, area->from, start);
     }
     area->hand = end < area->to ? end : area->to;
     area->hand_next = r->next[slot];
@@ -298,8 +298,8 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
 
 void shms_ring_gap_before(shms_ring *r, uint32_t behind) {
     uint32_t before = behind == SHMS_NONE ? r->last : r->prev[behind];
-    leave_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before),
-              behind == SHMS_NONE ? r->capacity : shms_ring_start(r, behind));
+    note_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before),
+             behind == SHMS_NONE ? r->capacity : shms_ring_start(r, behind));
 }
 
 void shms_ring_remove(shms_ring *r, uint32_t slot) {
@@ -311,7 +311,7 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
     shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
     r->used[slot] = zone->lap;
     zone->uses = true;
-    mark(r, slot); /* a process that is handed the object also holds it */
+    mark_zones_stale(r, slot); /* a process that is handed the object also holds it */
 }
 
 bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {

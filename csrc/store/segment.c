@@ -58,13 +58,13 @@ static bool advice_ignored; /* madvise has no effect (qemu-user): children inher
 static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
 /* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
-static bool ours(const shms_segment *seg, int fd) {
+static bool is_segment_fd(const shms_segment *seg, int fd) {
     struct stat st;
     return fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
 }
 
 static void close_fd(shms_segment *seg) {
-    if (seg->fd >= 0 && ours(seg, seg->fd))
+    if (seg->fd >= 0 && is_segment_fd(seg, seg->fd))
         close(seg->fd);
     seg->fd = -1;
 }
@@ -137,7 +137,7 @@ uint64_t shms_space_needed(const shms_options *options) {
 }
 
 /* Checks first: posix_fallocate would fill the memory before it found that there is not enough. */
-static bool too_much(int fd, uint64_t size) {
+static bool exceeds_free_space(int fd, uint64_t size) {
     struct statvfs fs;
     return fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which reports no figures */
            (uint64_t)fs.f_bavail * fs.f_frsize < size;
@@ -189,7 +189,7 @@ static int open_again(const shms_segment *seg, int role) {
     int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
     if (fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    if (ours(seg, fd))
+    if (is_segment_fd(seg, fd))
         return fd;
     close(fd); /* the name is another segment's by now */
     return SHMS_ENOSTORE;
@@ -250,7 +250,7 @@ static int create_locked(shms_segment *seg) {
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
-    if (too_much(seg->fd, control_end + l->file_size - l->data_at))
+    if (exceeds_free_space(seg->fd, control_end + l->file_size - l->data_at))
         return SHMS_ENOSPC;
     if ((rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at)) || (rc = reserve(seg->fd, 0, control_end)))
         return rc;
@@ -387,14 +387,14 @@ int shms_segment_reserve_again(const shms_segment *seg) {
     int64_t lacking = shms_segment_lacks(seg);
     if (lacking <= 0)
         return lacking ? SHMS_ESYS : SHMS_OK;
-    if (too_much(seg->fd, (uint64_t)lacking))
+    if (exceeds_free_space(seg->fd, (uint64_t)lacking))
         return SHMS_ENOSPC;
     int rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at);
     return rc ? rc : reserve(seg->fd, 0, seg->control_size);
 }
 
 /* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */
-static bool look(const shms_segment *seg, struct stat *st) {
+static bool stat_name(const shms_segment *seg, struct stat *st) {
     char path[sizeof "/dev/shm" + sizeof seg->name];
     snprintf(path, sizeof path, "/dev/shm%s", seg->name);
     return lstat(path, st) == 0;
@@ -408,7 +408,7 @@ static int open_failed(const shms_segment *seg, int role) {
         return SHMS_ENOSTORE;
     if (why == ELOOP || why == EISDIR || why == ENXIO) /* a symbolic link, a directory, a socket */
         return SHMS_ELAYOUT;
-    bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && look(seg, &st) && st.st_uid != geteuid();
+    bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && stat_name(seg, &st) && st.st_uid != geteuid();
     errno = why;
     return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
 }
@@ -494,7 +494,7 @@ int shms_segment_lock(shms_segment *seg, int role) {
 
 bool shms_segment_held(const shms_segment *seg, int role) {
     struct flock fl = role_byte(role);
-    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !ours(seg, seg->fd);
+    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !is_segment_fd(seg, seg->fd);
 }
 
 void shms_segment_unlock(shms_segment *seg) {
@@ -508,7 +508,7 @@ void shms_segment_unlock(shms_segment *seg) {
 
 bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
-    return look(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
+    return stat_name(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
 }
 
 void shms_segment_unlink(const shms_segment *seg) {
