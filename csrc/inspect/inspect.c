@@ -11,7 +11,7 @@
  * 2. A lease entry. The number becomes 0 (C1), then a release fence follows, and then the slot and id of the next lease
  *    are stored. Numbers are never reused. So if the number is the same, the words are of one lease.
  * 3. A rank's table, and the superblock. Their words are independent counters. The epoch, or all of the words, are read
- *    twice, so that two processes of one rank, or two operations of the writer, do not mix.
+ *    twice. So two processes of a rank, or two operations of the writer, do not mix.
  *
  * Retries are bounded: the inspector does not wait for a writer that changes records faster than it can read them. The
  * hot path pays only for the two fences, which are not instructions on x86-64.

@@ -7,9 +7,9 @@
  * 1. Several passes run, some time apart. Only a finding that is in each of them, in the same place and with the same
  *    value, counts. A healthy store that is working changes its values.
  * 2. A word that must stay below a counter (an id, a number, an acknowledgement) is read before the counter.
- * 3. A writer that dies or stops between two stores leaves sums that do not agree, leases of objects that are gone, and
- *    a slot in WRITING or EVICTING. `recover` repairs all of that. The two states are not findings; the others are. The
- *    caller knows whether the writer runs, and so what they mean.
+ * 3. A writer may die or stop between two stores. It leaves sums that do not agree, leases of objects that are gone,
+ *    and a slot in WRITING or EVICTING. `recover` repairs all of that. The two states are not findings; the others are.
+ *    The caller knows whether the writer runs, and so what they mean.
  */
 #include "inspector.h"
 

@@ -46,7 +46,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
     for (uint32_t i = l->n_entries; i-- > 0;) {
         shms_lease *e = &table[i];
         uint64_t number = shms_get(&e->number), slot = shms_get(&e->slot);
-        /* The writer died before L3: nobody has the reference of this lease. */
+        /* True if the writer died before L3: then nobody has the reference. */
         bool unknown = number >= shms_get(l->published) && number < shms_get(l->next_lease);
         if (number && !unknown && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
             shms_get(&slots[slot].id) == shms_get(&e->id)) {

@@ -5,8 +5,8 @@
  * says which slot and object each open lease is for. The acknowledgements are in the tables of the ranks, so that every
  * shared word has one writing process.
  *
- * The private bookkeeping makes the table fast, and can be rebuilt from it: a stack of free entries, and a list of open
- * leases for each slot. An entry goes free -> taken (private only) -> open (L2, L3) -> free (C1).
+ * The private bookkeeping is a stack of free entries, and a list of open leases for each slot. It makes the table fast,
+ * and can be rebuilt from it. An entry goes free -> taken (private only) -> open (L2, L3) -> free (C1).
  */
 #ifndef SHMS_LEASES_H
 #define SHMS_LEASES_H

@@ -33,7 +33,7 @@ static inline shms_word *shms_reader_zone_releases(shms_reader_table *t, const s
  * superblock.
  *
  * Orders: the acknowledgement pairs with R3b. Base and epoch are sequentially consistent, because attaching lowers the
- * base (A4): a check of the lease that is opened next (L3) must not read the base from before. */
+ * base (A4). A check of the next lease (L3) must not read the older base. */
 static inline bool shms_reader_expected(shms_reader_table *t, const shms_layout *l, uint64_t retired, uint32_t entry,
                                         uint64_t number) {
     return atomic_load_explicit(&shms_reader_acks(t, l->max_objects)[entry], memory_order_acquire) != number &&

@@ -36,7 +36,7 @@ enum { AGAIN = 1 }; /* the caller searches again */
 #define SWEEP_AT_ONCE                                                                                                  \
     16384 /* lease entries that one call checks if no entry is free; the next call continues behind them */
 #define SWEEP_EARLY 512    /* lease entries that each hand-out checks, at most */
-/* searches in vain before the store counts as full: its readers are then faster than the search */
+/* failed searches before the store counts as full: its readers are then faster than the search */
 #define MAX_SEARCHES 1000
 
 void shms_reclaim_begin(struct shms_writer *w) { memset(w->verdict, UNKNOWN, w->seg.layout.n_readers); }

@@ -5,7 +5,7 @@
  *        |  obj  |  obj  |..gap..| held |..gap..|  obj  | obj |.......gap........|o|o|.|o|o|o|....|o|o|
  *        large objects             ^ searches start here and move forward        small objects
  *
- * Two areas. From the first small object on, the last per cent of the region is for small objects: a small object that
+ * Two areas. From the first small object on, the last per cent of the region is for small objects. A small object that
  * is held among large ones can cost the room of a large one. Each area has a hand, the hand of a CLOCK. A search starts
  * there, and the hand moves behind the new object. An object that the hand passes loses its second chance. One list has
  * the objects of both areas in address order.
@@ -67,8 +67,8 @@ uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones);
 void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms_slot *slots, const uint64_t hands[2],
                     const uint32_t *order, uint32_t count);
 
-/* Chooses the area for an object of that span. A small object may go to the other area: if that has room to spare, or
- * if the object that would be evicted there is older. */
+/* Chooses the area for an object of that span. A small object may go to the other area if that has room to spare, or if
+ * its next victim is older. */
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span);
 /* The gap at the area's hand, in bytes. */
 uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name area);

@@ -72,7 +72,7 @@ int shms_segment_reserve_again(const shms_segment *seg);
 int shms_segment_open(shms_segment *seg, const char *name, int role);
 
 /* SHMS_EFOREIGN, SHMS_EOTHERSTORE or SHMS_ERANKS if the segment is not what the caller expects. Call it before taking a
- * lock: a rank that attaches briefly and goes counts as dead from then on, and leases no longer expect it. */
+ * lock. A rank that attaches briefly and goes counts as dead, and leases no longer expect it. */
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 
 /* For tests under ThreadSanitizer, which does not see races between two mappings: a second role on `of`'s mapping. */

@@ -1,8 +1,8 @@
 /*
  * slots.c - the invariants of the slot table.
  *
- * The table has no order and no links. A successor must be able to use it after a death between any two stores, so two
- * stores that have to agree would already be too many. The address order is computed.
+ * The table has no order and no links. A successor must be able to use it after a death between any two stores. So no
+ * two stores may have to agree. The address order is computed.
  */
 #include "slots.h"
 

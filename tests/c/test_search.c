@@ -235,14 +235,14 @@ static void *ask(void *arg) {
     return NULL;
 }
 
-static uint32_t breaths, last_let_in;
+static uint32_t yields, last_let_in;
 static bool fresh;
 
 /* A thread got the mutex between two steps of one search. */
-static void count_breaths(const char *label) {
+static void count_yields(const char *label) {
     if (strcmp(label, "W1a"))
         return;
-    breaths += !fresh && w->let_in != last_let_in;
+    yields += !fresh && w->let_in != last_let_in;
     last_let_in = w->let_in;
     fresh = false;
 }
@@ -254,14 +254,14 @@ static void a_search_yields_to_waiting_threads(void) {
         CHECK_EQ(SHMS_OK, put_sized("k", i, 1000));
     asking = 1;
     CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
-    shms_step_hook = count_breaths;
-    for (int i = 0; i < 1000 && breaths < 50; i++) { /* the other thread may not run for a while */
+    shms_step_hook = count_yields;
+    for (int i = 0; i < 1000 && yields < 50; i++) { /* the other thread may not run for a while */
         fresh = true;
         shms_zones_stale_all(&w->zones); /* like after a death */
         CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 32 * MIB));
     }
     shms_step_hook = NULL;
-    CHECK(breaths >= 50);
+    CHECK(yields >= 50);
     asking = 0;
     pthread_join(thread, NULL);
     end();
@@ -272,16 +272,16 @@ static void count_yields_of_an_eviction(const char *label) {
     if (!strcmp(label, "W4"))
         last_let_in = w->let_in;
     if (!strcmp(label, "P1"))
-        breaths += w->let_in != last_let_in;
+        yields += w->let_in != last_let_in;
 }
 
 static void a_large_eviction_yields_to_waiting_threads(void) {
     pthread_t thread;
     begin(MIB, 8192, 0);
     asking = 1;
-    breaths = 0;
+    yields = 0;
     CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
-    for (uint64_t i = 0; i < 1000 && breaths < 5; i++) {
+    for (uint64_t i = 0; i < 1000 && yields < 5; i++) {
         for (uint64_t k = 0; k < 5000; k++) {
             CHECK_EQ(SHMS_OK, put_sized("k", i << 20 | k, 64));
             if (k % 2) { /* deleted and held, so it has no key any more */
@@ -295,7 +295,7 @@ static void a_large_eviction_yields_to_waiting_threads(void) {
         put_and_release("large", i, MIB - 4096);
         shms_step_hook = NULL;
     }
-    CHECK(breaths >= 5);
+    CHECK(yields >= 5);
     asking = 0;
     pthread_join(thread, NULL);
     end();
