@@ -1,7 +1,7 @@
-"""What a full store costs: refusals, long searches, large evictions, and a hit or a get beside them.
+"""Measure what a full store costs: refusals, long searches, large evictions, and a concurrent hit or get.
 
-The work is done by `edges.c`, a program of its own: beside Python threads the interpreter's lock would be measured.
-``EDGES_BASE=../other-checkout make bench`` runs the same program on another version of ``csrc``, in turn.
+The program `edges.c` does the work. With Python threads, the interpreter's lock would be measured instead.
+``EDGES_BASE=../other-checkout make bench`` also runs the program with the ``csrc`` of another version, in turn.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ Edges = Callable[[str, str], tuple[list[float], list[float] | None]]
 
 @pytest.fixture(scope="module")
 def edges(tmp_path_factory: pytest.TempPathFactory) -> Edges:
-    """Give the values of a figure, and those of the other version if there is one."""
+    """Return a function that gives the values of a figure, and those of the other version if there is one."""
     compiled = program.programs(tmp_path_factory.mktemp("edges"))
     measured: dict[str, dict[str, program.Values]] = {}
 

@@ -1,10 +1,10 @@
-"""What looking costs those who work: a writer and a reader at full speed, while a process dumps their store.
+"""Measure what an inspection costs a writer and a reader that work at full speed.
 
-Run with ``python bench/bench_inspect.py``. A process on another core takes snapshot after snapshot, of the store under
-load or of an idle twin of it; the two alternate in ABBA order, and the ratio of the load's operations is the result.
-So what is measured is the looking: its cache misses and its system calls on this store. What a busy second core costs
-the first by itself (power, memory, a shared core of a virtual machine) is in both windows; the lines where the twin
-is looked at in both say how much of a result is noise. Writer and reader share one process and one core.
+Run with ``python bench/bench_inspect.py``. A process on another core takes snapshots without a pause, of the store
+under load or of an idle twin. The two alternate in ABBA order. The result is the ratio of the operations of the load.
+So the result contains only the inspection of this store: its cache misses and its system calls. The cost of a busy
+second core (power, memory, a shared core of a virtual machine) is in both windows. In some lines both windows inspect
+the twin: these show how much of a result is noise. Writer and reader share one process and one core.
 """
 
 import argparse
@@ -28,7 +28,7 @@ OBJECTS = 2000
 
 @contextmanager
 def looking(ours: str, twin: str, core: int) -> Iterator[Callable[[bool], None]]:
-    """Fork an inspector that takes snapshots without a pause; the function given turns it to our store or the twin."""
+    """Fork an inspector that takes snapshots without a pause; yield a function that selects our store or the twin."""
     switch = mmap.mmap(-1, 1)
     pid = os.fork()
     if pid == 0:
@@ -63,7 +63,7 @@ def loads(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> dict[str, Cal
 
 
 def operations(work: Callable[[], None], seconds: float) -> float:
-    """Return how many times a second `work` is done."""
+    """Return the calls of `work` per second."""
     done, start = 0, time.perf_counter()
     end = start + seconds
     while time.perf_counter() < end:
@@ -73,7 +73,7 @@ def operations(work: Callable[[], None], seconds: float) -> float:
 
 
 def slowdown(work: Callable[[], None], turn: Callable[[bool], None], rounds: int, noise: bool) -> tuple[float, float]:
-    """Return by how much `work` is slower while it is looked at, in percent: the median, and its error."""
+    """Return by how many percent an inspection slows `work` down: the median, and its error."""
     lost = []
     for _ in range(rounds):
         rates: dict[bool, list[float]] = {True: [], False: []}
@@ -83,14 +83,13 @@ def slowdown(work: Callable[[], None], turn: Callable[[bool], None], rounds: int
             rates[looked_at].append(operations(work, WINDOW))
         lost.append(100 * (1 - sum(rates[True]) / sum(rates[False])))
     low, _, high = quantiles(lost, n=4)
-    return median(lost), 0.93 * (high - low) / len(
-        lost
-    ) ** 0.5  # of a median, from the spread: outliers are others' work
+    error = 0.93 * (high - low) / len(lost) ** 0.5  # of a median, from the quartiles, as other processes cause outliers
+    return median(lost), error
 
 
 @contextmanager
 def filled() -> Iterator[tuple[ObjectStoreWriter, ObjectStoreReader]]:
-    """Make a warm store that has gone round twice."""
+    """Create a warm store whose ring has wrapped twice."""
     with ObjectStoreWriter.create(capacity=64 << 20, n_readers=2, max_objects=OBJECTS, prefault=True) as writer:
         writer.retire(1)
         with ObjectStoreReader.attach(writer.handle, 0) as reader:
@@ -101,7 +100,7 @@ def filled() -> Iterator[tuple[ObjectStoreWriter, ObjectStoreReader]]:
 
 
 def for_ranks(n_readers: int) -> float:
-    """Return the seconds that one look at the ranks takes, where each has 5000 references to read."""
+    """Return the seconds that one list of the ranks takes when each has 5000 unread references."""
     unread = 5000
     with ObjectStoreWriter.create(capacity=16 << 20, n_readers=n_readers, max_objects=1 << 16) as writer:
         tensor = torch.ones(1)
@@ -115,14 +114,14 @@ def for_ranks(n_readers: int) -> float:
 
 
 def main() -> None:
-    """Print what a look takes, and two lines for each load."""
+    """Print the time of an inspection, and two lines for each load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=60, help="ABBA rounds of each line (default 60)")
     rounds = max(2, parser.parse_args().rounds)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[0]})
     for n_readers in (1, 4, 16, 64):
-        print(f"one look at {n_readers} ranks with 5000 unread leases: {1e3 * for_ranks(n_readers):.1f} ms")
+        print(f"one list of {n_readers} ranks with 5000 unread leases: {1e3 * for_ranks(n_readers):.1f} ms")
     with filled() as (writer, reader), filled() as (twin, _):
         with StoreInspector.open(twin.name) as inspector:
             inspector.snapshot()
@@ -133,8 +132,8 @@ def main() -> None:
             with looking(writer.name, twin.name, cores[-1]) as turn:
                 for noise in (True, False):
                     lost, error = slowdown(work, turn, rounds, noise)
-                    what = "the twin, both times (noise)" if noise else "dump after dump, no pause"
-                    print(f"{name:18} {what:30} {lost:+6.2f} % slower (+- {error:.2f})", flush=True)
+                    what = "the twin in both windows (noise)" if noise else "snapshots without a pause"
+                    print(f"{name:18} {what:32} {lost:+6.2f} % slower (+- {error:.2f})", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The KV-cache manager's figures: microseconds of each request operation, and of the same in plain Python.
-
-    python -m pytest bench/bench_kv_cache.py --benchmark-only -o addopts= -o python_files='bench_*.py'
+"""Measure the KV-cache manager: microseconds of each request operation, and of the same in plain Python.
 
     python -m pytest bench/bench_kv_cache.py --benchmark-only -q -o addopts= -o python_files='bench_*.py'
-between the rounds of the same session. A table stands at the end; a figure beyond its limit fails.
+
+Each figure and its reference are measured in the same session. A table is printed at the end. A figure beyond its limit
+fails.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def length_name(n: int) -> str:
 
 
 class PlainRequest:
-    """What the model reads of a request, with a plain list of hashes."""
+    """The part of a request that the model reads, with a plain list of hashes."""
 
     def __init__(self, request: Request) -> None:
         self.request_id, self.lora_id, self.num_preemptions = request.request_id, None, 0
@@ -77,7 +77,7 @@ def table(rows: list[tuple[str, float, float | None, float]], request: pytest.Fi
 
 
 class Figure:
-    """Times one operation with pytest-benchmark, one call a round, and then its reference in the same way."""
+    """Times a reference and then one operation with pytest-benchmark, one call in each round."""
 
     def __init__(self, benchmark: Any, rows: list[tuple[str, float, float | None, float]]) -> None:
         self.benchmark = benchmark
@@ -117,7 +117,7 @@ def figure(benchmark: Any, rows: list[tuple[str, float, float | None, float]]) -
 
 
 def cached_twice(n: int) -> tuple[KVCacheManager, ModelManager, Request, PlainRequest]:
-    """Books in which the request's contents are all cached and free, and the request, which asks for them again."""
+    """Return managers that have the contents of a request cached and free, and a request for the same contents."""
     ours, plain = books(), plain_books()
     first = new_request(n)
     again = Request("again", first.all_token_ids[:], block_hasher=HASHER)
@@ -147,10 +147,10 @@ def test_prefix_look_up(figure: Figure, n: int, limit: float) -> None:
 def prefill(
     figure: Figure, name: str, n: int, limit: float, evicting: bool, ours: KVCacheManager, plain: ModelManager
 ) -> None:
-    """Prompts go round; there are more of them than the pool holds, so that none finds its own contents."""
+    """Cycle through more prompts than the pool holds, so that no prompt finds its own contents."""
     count = BLOCKS * 5 // 4 // (n // SIZE) if evicting else 60
     prompts = [new_request(n) for _ in range(min(count, 2000))]
-    if evicting and len(prompts) < count:  # short prompts: one long one fills the rest of the pool
+    if evicting and len(prompts) < count:  # the prompts are short: one long prompt fills the rest of the pool
         prompts.append(new_request((count - len(prompts)) * n))
     plain_prompts = [PlainRequest(prompt) for prompt in prompts]
     for manager, requests in ((ours, prompts), (plain, plain_prompts)):
@@ -340,7 +340,7 @@ def test_hashing_without_libcrypto(figure: Figure, n: int) -> None:
 
 
 def test_building_a_pool(figure: Figure) -> None:
-    kept: list[BlockPool] = []  # each pool in memory of its own: not one that was just given back, warm
+    kept: list[BlockPool] = []  # keeps each pool, so that the next one does not get its warm memory
     figure(
         "pool of 100,000 blocks, build",
         3000,

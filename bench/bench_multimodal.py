@@ -1,14 +1,16 @@
-"""What the `shm` caches cost beyond the store, and what they save: pytest bench/bench_multimodal.py --benchmark-only.
+"""Measure what the `shm` caches cost beyond the store, and what they save.
 
-*Budgets* time one call of a cache and one call of the store for the same three tensors, as a plain dict, in turn and in
-changing order: both on the same ring, whose next place each meets as cold as the other, and each with the one eviction
-that its own put needs. The item's fields have been stored before, as those of all but the first of a batch have; what a
-first one costs more is the text of its fields, 0.5 us. `over_us` is the median of the pairs' differences, since the
-time of a large copy drifts by more than what is to be measured. It is the same work for every size, but after a copy
-that has emptied the processor's caches all code runs at the pace of memory: so `over_us` grows with the size.
+Run with ``pytest bench/bench_multimodal.py --benchmark-only``.
 
-*Delivery* times an item from the API server's hands until a worker process has answered, by shared memory, by pickle
-over a pipe, and by torch.multiprocessing; the ratio within a group of one size is the figure.
+*Budgets* time one call of a cache and one call of the store, in turn and in alternating order. Both get the same three
+tensors; the store gets them as a plain dict. Both use the same ring, so the next place is equally cold for each, and
+each put has one eviction. The fields of the item have been stored before, as for all items of a batch but the first. A
+first item costs 0.5 us more, for the text of its fields. `over_us` is the median of the differences of the pairs,
+because the time of a large copy drifts by more than the difference. The work is the same for every size. But a large
+copy empties the processor's caches and slows the code after it, so `over_us` grows with the size.
+
+*Delivery* times an item from the API server until a worker process has answered. It compares shared memory, pickle over
+a pipe, and torch.multiprocessing. The figure is the ratio within the group of one size.
 """
 
 import multiprocessing
@@ -39,8 +41,8 @@ UPDATES = [ResolvedPromptUpdate("image", 0, "replace", "<image>", [151655] * 256
 
 
 def make_item(nbytes):
-    """Three tensors of `nbytes` together: pixels, a grid and token types."""
-    # Not zeros: the system would give one page for all of them, which is not read from memory.
+    """Return an item of three tensors, `nbytes` in all: pixels, a grid and token types."""
+    # Not zeros: the system would map one page for all of them, which is not read from memory.
     pixels = torch.ones((nbytes - 24 - 128) // 2, dtype=torch.bfloat16)
     elems = [
         MultiModalFieldElem("image", "pixel_values", pixels, MultiModalFlatField([slice(0, len(pixels))])),
@@ -60,7 +62,7 @@ def rounds_for(nbytes):
 
 
 def pairs_for(nbytes):
-    """Odd: the pairs' order changes, and the last one has to be complete."""
+    """Return an odd number of pairs: their order alternates, and the last pair must be complete."""
     return 4001 if nbytes <= 64 * KIB else 1501 if nbytes <= 8 * MIB else 801
 
 
@@ -71,7 +73,7 @@ def nbytes(request):
 
 @pytest.fixture
 def engine(nbytes):
-    """A warm store: its pages have been touched by puts all over the ring."""
+    """A warm store: earlier puts have touched all pages of the ring."""
     settings = settings_for(nbytes)
     with processor_cache_from_config(settings) as sender:
         with worker_receiver_cache_from_config(settings, 0, sender.handle) as worker:
@@ -82,7 +84,7 @@ def engine(nbytes):
 
 
 def paired(benchmark, nbytes, call, baseline, prepare, undo):
-    """Time `call(*prepare())` and `baseline(*prepare())` in pairs: this one first, then that one first, and so on."""
+    """Time `call(*prepare())` and `baseline(*prepare())` in pairs of alternating order."""
     calls, baselines = [], []
     turn = count()
 
@@ -94,7 +96,7 @@ def paired(benchmark, nbytes, call, baseline, prepare, undo):
 
     def setup():
         if next(turn) % 2 == 0:
-            for _ in range(1 + len(calls) - len(baselines)):  # the pair before ends with it, this one begins with it
+            for _ in range(1 + len(calls) - len(baselines)):  # ends the pair before, and starts this one
                 timed(baseline, baselines, prepare())
         return (call, calls, prepare()), {}
 
@@ -114,7 +116,7 @@ def test_sender_miss(benchmark, nbytes, engine):
 
     def undo(ref):
         sender.release([ref])
-        sender.invalidate([])  # what the baseline has evicted is not for the next miss to clear up
+        sender.invalidate([])  # so that the next miss need not handle the evictions of the baseline
 
     paired(
         benchmark,
@@ -156,7 +158,7 @@ def test_receiver(benchmark, nbytes, engine):
 
 
 def answer(conn, settings, handle):
-    """The worker: an item, whichever way it comes, is answered as soon as its tensors can be used."""
+    """Run the worker: answer each item as soon as its tensors can be used, whatever way it came."""
     torch.set_num_threads(1)
     with worker_receiver_cache_from_config(settings, 0, handle) as worker:
         conn.send(None)
@@ -192,7 +194,7 @@ def test_delivery(benchmark, nbytes, way):
             assert mine.recv() == expected
 
         def by_pickle(mm_item):
-            # Not `send`: where torch.multiprocessing is imported, that sends a handle of shared memory instead.
+            # Not `send`: if torch.multiprocessing is imported, that sends a handle of shared memory instead.
             mine.send_bytes(pickle.dumps(mm_item, pickle.HIGHEST_PROTOCOL))
             assert mine.recv() == expected
 
@@ -200,7 +202,7 @@ def test_delivery(benchmark, nbytes, way):
             "shm-miss": (by_reference, lambda: (((item, UPDATES), str(next(numbers))), {})),
             "shm-hit": (by_reference, lambda: ((None, "hit"), {})),
             "pipe": (by_pickle, lambda: ((item,), {})),
-            # Sending moves a tensor's memory into a file of its own, once; so each round has tensors of its own.
+            # The first send of a tensor moves its memory into a file. So each round has new tensors.
             "torch-multiprocessing": (by_value, lambda: ((make_item(nbytes),), {})),
         }[way]
         if way == "shm-hit":

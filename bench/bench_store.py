@@ -1,7 +1,7 @@
-"""The store's figures: put and get by size, hits, many objects, refusals, attach, recover, bookkeeping.
+"""Measure the store: put and get by size, hits, many objects, refusals, attach, recover, bookkeeping.
 
 Run with ``make bench``, which prints the table. The reference of a put is numpy.copyto of the same bytes into warm
-shared memory of the same size, at places as cold in the caches as the ring's are: both go round.
+shared memory of the same size. It cycles through that memory, so its destination is as cold as that of the ring.
 """
 
 import itertools
@@ -21,7 +21,7 @@ KIB, MIB = 1 << 10, 1 << 20
 RING = 512 * MIB
 SIZES = [KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 6 * MIB, 64 * MIB]
 MANY, FEW = 100_000, 100
-SMALL = 256  # elements of a small object: 1 KiB
+SMALL = 256  # elements of a small object (1 KiB)
 
 
 def size_name(size: int) -> str:
@@ -30,7 +30,7 @@ def size_name(size: int) -> str:
 
 @pytest.fixture(scope="module")
 def ring() -> Iterator[ObjectStoreWriter]:
-    """A warm store whose ranks never come: what is put may be evicted at once."""
+    """A warm store whose ranks are retired, so that an object may be evicted at once."""
     with ObjectStoreWriter.create(capacity=RING, n_readers=2, prefault=True) as writer:
         writer.retire(0)
         writer.retire(1)
@@ -97,7 +97,7 @@ def test_is_cached(figure, ring):
 
 
 class Populated:
-    """A store full of `count` small objects, each leased to a rank that reads none of them unless it is retired."""
+    """A store full of `count` small objects; leases expect ranks that never read, unless they are retired."""
 
     def __init__(self, count: int, *, retired: bool) -> None:
         self.count = count

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: how a figure and its reference are taken in the same session, interleaved."""
+"""Fixtures of the benchmarks, which measure a figure and its reference interleaved in one session."""
 
 import time
 import timeit
@@ -21,7 +21,7 @@ class Figure:
     def alone(self, name: str, operation: Callable[[], Any], *, limit_us: float) -> None:
         """Time `operation` by itself, against an absolute limit in microseconds.
 
-        Short ones are timed many at a time: reading the clock takes as long as asking whether a key is cached.
+        A round has many short operations, because reading the clock takes as long as asking whether a key is cached.
         """
         self._benchmark.extra_info.update(figure=name, kind="time", limit=limit_us)
         estimate = min(timeit.repeat(operation, number=5, repeat=5)) / 5
@@ -30,7 +30,7 @@ class Figure:
     def rounds(
         self, name: str, operation: Callable[[], Any], *, limit_us: float, rounds: int, setup: Callable[[], Any]
     ) -> None:
-        """The same, one call a round, with `setup` before each."""
+        """Time `operation` with one call in each round, and `setup` before each call."""
         self._benchmark.extra_info.update(figure=name, kind="time", limit=limit_us)
         self._benchmark.pedantic(operation, setup=setup, rounds=rounds, warmup_rounds=min(rounds, 5))
 
@@ -46,7 +46,7 @@ class Figure:
         setup: Callable[[], Any] | None = None,
         reference_setup: Callable[[], Any] | None = None,
     ) -> None:
-        """Time one `operation` and one `reference` in turn; the limit is on the ratio or difference of the medians."""
+        """Time `operation` and `reference` in turn; the limit applies to the ratio or difference of the medians."""
         times: list[float] = []
 
         def between() -> None:
@@ -67,12 +67,12 @@ class Figure:
         )
 
     def value(self, name: str, value: float, *, limit: float) -> None:
-        """Record a figure that is no time."""
+        """Record a figure that is not a time."""
         self._benchmark.extra_info.update(figure=name, kind="value", limit=limit, value=value)
         self._benchmark.pedantic(lambda: None)
 
     def measured(self, name: str, value: float, *, limit: float, reference: float | None = None) -> None:
-        """Record microseconds that a program of its own has measured, and those of its reference."""
+        """Record microseconds that an external program has measured, and those of its reference."""
         self._benchmark.extra_info.update(figure=name, kind="measured", limit=limit, value=value, other=reference)
         self._benchmark.pedantic(lambda: None)
 

@@ -1,10 +1,14 @@
 /*
- * copy_threshold.c - from which size on copying past the caches pays: the measurement behind csrc/copy.c.
+ * copy_threshold.c - measures from which size on a copy past the caches pays: the basis of csrc/store/copy.c.
  *
- * Copies go round in 512 MiB of warm shared memory, so that the destination is as cold as a ring's; the source is one
- * buffer, as a tensor just made is.  A second thread, on another core, reads each copy at once, since what the caches
- * keep of a copy is worth something to a reader.  Both ways take turns.  Run it with `make copy-threshold`, on two cores
- * that have nothing else to do: both threads spin, and a third would have them wait for the scheduler.
+ * - Copies cycle through 512 MiB of warm shared memory, so that the destination is as cold as in a ring.
+ * - The source is one buffer, like a tensor that was just made.
+ * - A second thread, on another core, reads each copy at once, because a reader profits from what the caches keep of
+ *   it.
+ * - Both kinds of copy take turns.
+ *
+ * Run it with `make copy-threshold` on two idle cores. Both threads spin, so with a third they would wait for the
+ * scheduler.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -21,7 +25,7 @@ static unsigned long long threshold; /* of the copy under test */
 #define RING (512ull << 20)
 #define MAX_ROUNDS 2001
 
-static _Atomic(const unsigned char *) copied; /* for the reader; it takes it by writing NULL */
+static _Atomic(const unsigned char *) copied; /* for the reader, which takes it by writing NULL */
 static _Atomic int stopped;
 static size_t size;
 static volatile uint64_t sink;
@@ -37,7 +41,7 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Spins: waking it would take longer than the copy of a small object. */
+/* Spins, because waking it would take longer than the copy of a small object. */
 static void *read_all(void *unused) {
     (void)unused;
     while (!stopped) {
@@ -45,7 +49,7 @@ static void *read_all(void *unused) {
         if (!from)
             continue;
         uint64_t x = 0, word;
-        for (size_t i = 0; i < size; i += 64) { /* every line once */
+        for (size_t i = 0; i < size; i += 64) { /* each cache line once */
             memcpy(&word, from + i, sizeof word);
             x ^= word;
         }

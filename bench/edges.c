@@ -1,9 +1,9 @@
 /*
- * edges.c - what a full store costs: refusals, long searches, large evictions, and a hit or a get beside them.
+ * edges.c - what a full store costs: refusals, long searches, large evictions, and a concurrent hit or get.
  *
- * Uses only the public header, so that it measures any version of the store.  `edges [GROUP ...]` prints a line for each
- * figure: its name, then values in microseconds (of "beside": median, 99th percentile, longest) or shares.
- * bench_edges.py compiles it, and says what is aimed at.
+ * The program uses only the public header, so it measures any version of the store. `edges [GROUP ...]` prints a line
+ * for each figure: its name, then microseconds or fractions. For "beside" the values are median, 99th percentile and
+ * longest. bench_edges.py compiles the program, and has the limits.
  */
 #include <pthread.h>
 #include <stdatomic.h>
@@ -90,7 +90,7 @@ static void all_release(uint64_t i) {
         CHECK(shms_reader_release(readers[r], refs[i]) >= 0);
 }
 
-/* n objects of 1 KiB that nobody has read, in a store that they fill. */
+/* n objects of 1 KiB that no rank has read, in a store that they fill. */
 static void fill(uint64_t n, uint32_t ranks) {
     begin(n * 1088 + 4096, ranks, (uint32_t)n + 64, 0);
     CHECK((refs = calloc(n, sizeof *refs)));
@@ -105,7 +105,7 @@ static void refused_after_a_get(const char *figure, uint64_t n, uint32_t ranks) 
     shms_view *views[ROUNDS];
     fill(n, ranks);
     CHECK(put("new", 0, 8192, ref) == SHMS_EFULL);
-    for (int i = 0; i < ROUNDS; i++) { /* rank 0 keeps what it gets: the object stays held */
+    for (int i = 0; i < ROUNDS; i++) { /* rank 0 keeps its view, so the object stays held */
         CHECK((views[i] = shms_reader_acquire(readers[0], refs[(uint64_t)i * (n / ROUNDS)])));
         double start = now_us();
         CHECK(put("new", 0, 8192, ref) == SHMS_EFULL);
@@ -117,7 +117,7 @@ static void refused_after_a_get(const char *figure, uint64_t n, uint32_t ranks) 
     end();
 }
 
-/* Every second object may go: room enough for 2 KiB, in no piece. */
+/* Every second object may go: room enough for 2 KiB, but not in one piece. */
 static void refused_split(const char *figure, uint64_t n) {
     enum { ROUNDS = 100 };
     double times[ROUNDS];
@@ -138,7 +138,7 @@ static void refused_split(const char *figure, uint64_t n) {
     end();
 }
 
-/* The hand stands before n small held objects, and behind them is room for one of 12 MiB. */
+/* The hand is in front of n small held objects, and after them there is room for an object of 12 MiB. */
 static void past_held(const char *figure, uint64_t n) {
     enum { ROUNDS = 15 };
     double times[ROUNDS], copies[ROUNDS];
@@ -175,7 +175,7 @@ static void no_lease_entry(const char *figure) {
     CHECK(shms_writer_stats(w, &stats) == 0);
     for (uint64_t i = 2; i < stats.max_leases; i++)
         CHECK(hit("k", 0, ref) == 0);
-    for (int i = 0; i < ROUNDS; i++) { /* something is let go each time, but no lease */
+    for (int i = 0; i < ROUNDS; i++) { /* each time there is a release, but not of a lease */
         shms_view *v = shms_reader_acquire(readers[0], i ? ref : first);
         CHECK(v);
         shms_view_release(v);
@@ -188,7 +188,7 @@ static void no_lease_entry(const char *figure) {
     end();
 }
 
-/* ---- a hit, and a get, beside puts of another thread ---- */
+/* ---- a hit and a get during puts of another thread ---- */
 
 static _Atomic bool stop;
 static _Atomic uint64_t turns;
@@ -198,13 +198,13 @@ static void *keep_putting(void *arg) {
     uint8_t ref[SHMS_REF_SIZE];
     double *longest = arg;
     for (uint64_t i = 0; !stop; i++) {
-        if (what == REFUSED) { /* a release each time */
+        if (what == REFUSED) { /* one release each time */
             shms_view *v = shms_reader_acquire(readers[0], refs[i * 7919 % 100000]);
             if (v)
                 shms_view_release(v);
             put("new", 0, 8192, ref);
         } else {
-            for (uint64_t k = 0; k < 32768; k++) /* victims, and then what they go for */
+            for (uint64_t k = 0; k < 32768; k++) /* victims, and then the object that they are evicted for */
                 CHECK(put("v", i << 20 | k, 64, ref) == 0 && shms_reader_release(readers[0], ref) == 1);
             double start = now_us();
             CHECK(put("big", i, 32768 * 128 - 128, ref) == 0 && shms_reader_release(readers[0], ref) == 1);
@@ -275,14 +275,14 @@ static void beside_many_victims(void) {
     beside("beside-victims", 3);
 }
 
-/* ---- asking for a key beside a put of much metadata ---- */
+/* ---- is_cached during a put with much metadata ---- */
 
 static void *put_metadata(void *arg) {
     uint8_t ref[SHMS_REF_SIZE];
     for (uint64_t i = 0; i < 5; i++) {
         CHECK(shms_writer_put(w, "meta", 4, arg, 200 << 20, 0, NULL, 0, ref) == 0);
         CHECK(shms_writer_delete(w, "meta", 4) == 1 && shms_writer_cancel(w, ref) == 1);
-        usleep(1000); /* the object is free at the next put */
+        usleep(1000); /* the object is not held at the next put */
     }
     stop = true;
     return NULL;
@@ -307,7 +307,7 @@ static void beside_metadata(void) {
     end();
 }
 
-/* ---- how full a store gets: objects of 1 to 32 MiB, a tenth of the bytes held, each for a while ---- */
+/* ---- how full a store gets: objects of 1 to 32 MiB, a tenth of the bytes held at any time ---- */
 
 static uint64_t chance(void) { /* xorshift64* */
     static uint64_t state = 88172645463325252;
@@ -330,7 +330,7 @@ static void effective_capacity(const char *figure, uint64_t capacity) {
     for (uint64_t i = 0; put_bytes < LAPS * capacity; i++) {
         uint64_t size = MIB + chance() % (31 * MIB);
         uint8_t ref[SHMS_REF_SIZE];
-        shms_ticket t; /* nothing is copied: only the place matters */
+        shms_ticket t; /* without a copy: only the place matters */
         char key[32];
         int len = snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
         put_bytes += size;

@@ -1,6 +1,6 @@
-"""Compiles and runs `edges.c`; ``python -m bench.edges`` writes docs/full-store.md.
+"""Compile and run `edges.c`; ``python -m bench.edges`` writes docs/full-store.md.
 
-``EDGES_BASE=../other-checkout`` runs the same program on another version of ``csrc``, in turn.
+``EDGES_BASE=../other-checkout`` also runs the program with the ``csrc`` of another version, in turn.
 """
 
 import os
@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RUNS = 3
 
 Values = dict[str, list[float]]
-"""By figure: its values, medians of some runs."""
+"""The values of each figure: medians of some runs."""
 
 
 def built(checkout: Path, to: Path) -> Path:
@@ -29,7 +29,7 @@ def built(checkout: Path, to: Path) -> Path:
 
 
 def programs(folder: Path) -> dict[str, Path]:
-    """Compile "new", and "old" if there is a base to compare with."""
+    """Compile "new", and also "old" if EDGES_BASE is set."""
     found = {"new": built(ROOT, folder / "new")}
     if base := os.environ.get("EDGES_BASE"):
         found["old"] = built(Path(base), folder / "old")
@@ -37,7 +37,7 @@ def programs(folder: Path) -> dict[str, Path]:
 
 
 def measure(compiled: dict[str, Path], group: str) -> dict[str, Values]:
-    """Run a group of figures by each program in turn; by version."""
+    """Run a group of figures with each program in turn; return the values by version."""
     runs: dict[str, dict[str, list[list[float]]]] = {version: defaultdict(list) for version in compiled}
     for _ in range(1 if group == "capacity" else RUNS):
         for version, program in compiled.items():
@@ -53,16 +53,16 @@ def measure(compiled: dict[str, Path], group: str) -> dict[str, Values]:
 
 PAGE = """# A full store
 
-What a put costs that finds no room, or must look far for it, and what a hit and a get take beside it.
+This page says what a put costs if it finds no room or has to search far, and what a concurrent hit or get takes.
 `python -m bench.edges` writes this page; `make bench` has the same figures and their limits.
-The program is `bench/edges.c`: in threads of C no interpreter's lock is measured.
+The program is `bench/edges.c`: with threads in C, the interpreter's lock is not measured.
 Times are in microseconds, medians of {runs} runs on {machine}.
 
-| beside puts of another thread | median | 99th percentile | longest |
+| during puts of another thread | median | 99th percentile | longest |
 |---|---:|---:|---:|
 {beside}
 
-The longest times include those in which the machine did not let a thread run.
+The longest times include times in which the machine did not run a thread.
 One put with 32,768 victims takes {many:.0f} µs.
 
 | | µs |
@@ -71,27 +71,27 @@ One put with 32,768 victims takes {many:.0f} µs.
 
 **Effective capacity** is the share of the bytes that objects fill, on average, in a store that is always full.
 With objects of 1 to 32 MiB and a tenth of the bytes held at any time, it is {one:.3f} in 1 GiB and {four:.3f} in 4 GiB.
-What is lost lies behind the hand, where the last victim was larger than needed, and in front of held objects.
+The lost bytes are at the hand, if the last victim was larger than needed, and in front of held objects.
 
 **Held objects split the space.** Small ones, up to 1/4096 of the capacity, lie together and cost large ones nothing.
-A dozen larger ones that are held for long, spread over the store, can leave no piece of a quarter of it.
+A dozen larger ones, held for long and spread over the store, can leave no gap of a quarter of its size.
 """
 BESIDE = {
-    "beside-refused-hit": "a hit, beside puts that are refused (10^5 objects held, one let go each time)",
-    "beside-refused-get": "a get, likewise",
-    "beside-victims-hit": "a hit, beside puts that evict 32,768 objects each",
-    "beside-victims-get": "a get, likewise",
+    "beside-refused-hit": "a hit during puts that are refused (10^5 objects held, one released each time)",
+    "beside-refused-get": "a get during the same puts",
+    "beside-victims-hit": "a hit during puts that evict 32,768 objects each",
+    "beside-victims-get": "a get during the same puts",
 }
 PUTS = {
-    "refused-1-rank": "refused, after one get elsewhere; 10^5 objects held, 1 rank",
+    "refused-1-rank": "a refused put after one get of another object; 10^5 objects held, 1 rank",
     "refused-8-ranks": "the same, 8 ranks",
-    "split-100k": "refused, though every second of 10^5 objects may go",
+    "split-100k": "a refused put, although every second of 10^5 objects may go",
     "no-lease-entry": "a hit that finds no lease entry among 262,144",
 }
 
 
 def main() -> None:
-    """Measure, and write the page."""
+    """Measure the figures and write the page."""
     values: Values = {}
     with tempfile.TemporaryDirectory() as folder:
         compiled = {"new": built(ROOT, Path(folder) / "new")}

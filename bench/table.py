@@ -1,6 +1,6 @@
-"""Prints the figures of a pytest-benchmark JSON file as a table: measured, reference, ratio, limit.
+"""Print the figures of a pytest-benchmark JSON file as a table: measured, reference, ratio, limit.
 
-pytest bench --benchmark-only --benchmark-json=out.json && python bench/table.py out.json
+Run ``pytest bench --benchmark-only --benchmark-json=out.json && python bench/table.py out.json``.
 """
 
 import json

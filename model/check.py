@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Check the protocol models with spin: each run must hold, each mutation must fail, and for the reason given.
+"""Check the protocol models with spin: each run must hold, and each mutation must fail for the reason given.
 
-`python model/check.py` does the runs and the mutations marked for CI; `--all` does all mutations; names choose among
-both. Exit status: 0 all as it must be, 1 not so, 3 spin or a C compiler is missing.
+`python model/check.py` does all runs, and the mutations marked for CI. `--all` does all mutations. Names select some.
+Exit status: 0 if all results are as expected, 1 if one is not, 3 if spin or a C compiler is missing.
 """
 
 import argparse
@@ -34,7 +34,7 @@ REFUSED = "held[object]"
 
 @dataclass(frozen=True)
 class Run:
-    """Sizes under which a model must hold."""
+    """The sizes with which a model must hold."""
 
     name: str
     model: str
@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Mutation:
-    """A switch that takes one point away, the run under which it must fail, and the assertion that must notice."""
+    """A switch that removes one point of the protocol, the run that must fail, and the assertion that must fail."""
 
     name: str
     run: str
@@ -53,17 +53,17 @@ class Mutation:
 
 
 RUNS = [
-    Run("one-rank", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=6 BREATHS=1", "both sides may die, at any step"),
-    Run("closing", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=5 CLOSES=1", "the rank is closed and attached again, too"),
-    Run("two-slots", "protocol.pml", "NS=2 RCRASH=0 WCRASH=1 WOPS=6 BREATHS=1", "several victims, cut anywhere"),
-    Run("one-key", "protocol.pml", "NS=2 ONEKEY=1 RCRASH=0 WCRASH=1 WOPS=6 ROPS=1", "deletion, and the key put again"),
-    Run("two-ranks", "protocol.pml", "NR=2 RCRASH=1 WCRASH=0 WOPS=4 ROPS=1", "a lease waits for both"),
+    Run("one-rank", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=6 BREATHS=1", "both sides may die at any step"),
+    Run("closing", "protocol.pml", "RCRASH=1 WCRASH=1 WOPS=5 CLOSES=1", "the rank is also closed and attached again"),
+    Run("two-slots", "protocol.pml", "NS=2 RCRASH=0 WCRASH=1 WOPS=6 BREATHS=1", "several victims; death anywhere"),
+    Run("one-key", "protocol.pml", "NS=2 ONEKEY=1 RCRASH=0 WCRASH=1 WOPS=6 ROPS=1", "a key is deleted and put again"),
+    Run("two-ranks", "protocol.pml", "NR=2 RCRASH=1 WCRASH=0 WOPS=4 ROPS=1", "a lease expects both ranks"),
     Run("two-threads", "protocol.pml", "THREADS=2 RCRASH=0 WCRASH=0 WOPS=6", "two threads share a rank's table"),
     Run("two-entries", "protocol.pml", "NL=2 MAXH=3 RCRASH=1 WCRASH=0 WOPS=6", "several leases of one object"),
-    Run("retiring", "protocol.pml", "RETIRE=1 RCRASH=1 WCRASH=0 WOPS=6", "a rank is retired while it comes"),
-    Run("search", "search.pml", "DEATHS=3", "one rank dies, is closed and comes again often"),
+    Run("retiring", "protocol.pml", "RETIRE=1 RCRASH=1 WCRASH=0 WOPS=6", "a rank is retired while it attaches"),
+    Run("search", "search.pml", "DEATHS=3", "one rank dies, closes and attaches again often"),
     Run("search-retired", "search.pml", "DEATHS=2 ROPS=1 RETIRE=1", "a rank is retired at any moment"),
-    Run("search-reuse", "search.pml", "DEATHS=1 ROPS=1 PUTS=1", "another object comes into the slot, pins in vain"),
+    Run("search-reuse", "search.pml", "DEATHS=1 ROPS=1 PUTS=1", "another object comes into the slot; missed pins"),
     Run("search-two", "search.pml", "NR=2 DEATHS=0 ROPS=1", "two ranks"),
 ]
 
@@ -117,7 +117,7 @@ MUTATIONS = [
 
 
 def holds(status: int, output: str) -> bool:
-    """Say whether pan finished a full search and found nothing; whatever is unclear is a no."""
+    """Return whether pan finished a full search without an error; unclear output counts as an error."""
     if status != 0 or any(text in output for text in NOT_FINISHED):
         return False
     summary = re.search(r"^State-vector \d+ byte, depth reached \d+, errors: (\d+)$", output, re.M)
@@ -125,13 +125,13 @@ def holds(status: int, output: str) -> bool:
 
 
 def fails(output: str, by: str) -> bool:
-    """Say whether pan found the assertion violated that contains `by`."""
+    """Return whether pan found a violated assertion that contains `by`."""
     found = re.search(r"^pan:1: assertion violated (.*)$", output, re.M)
     return found is not None and by in f"violated {found[1]} "
 
 
 def verify(model: str, sizes: str, mutation: str | None) -> tuple[int, str]:
-    """Run spin, the compiler and pan in a directory of their own; returns pan's exit status and output."""
+    """Run spin, the compiler and pan in a temporary directory; return pan's exit status and output."""
     defines = [f"-D{size}" for size in sizes.split()] + ([f"-DMUT_{mutation}"] if mutation else [])
     options = ["-w", "-DSAFETY", "-DCOLLAPSE", "-DNOREDUCE", f"-DMEMLIM={MEMORY_MB}"]
     with tempfile.TemporaryDirectory() as directory:
@@ -150,21 +150,21 @@ def verify(model: str, sizes: str, mutation: str | None) -> tuple[int, str]:
 
 
 def figures(output: str) -> str:
-    """Pick states and memory out of pan's output."""
+    """Extract the number of states and the memory from pan's output."""
     states = re.search(r"(\d+) states, stored", output)
     memory = re.search(r"([\d.]+)\s+total actual memory usage", output)
     return f"{int(states[1]) if states else 0:>10,} states {float(memory[1]) if memory else 0:6.0f} MB"
 
 
 def main() -> int:
-    """Run what the command line asks for."""
+    """Run the checks that the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", help="runs and mutations; default: all runs, the mutations for CI")
-    parser.add_argument("--all", action="store_true", help="all mutations")
+    parser.add_argument("names", nargs="*", help="runs and mutations; default: all runs, and the mutations for CI")
+    parser.add_argument("--all", action="store_true", help="do all mutations")
     arguments = parser.parse_args()
     known = {run.name for run in RUNS} | {mutation.name for mutation in MUTATIONS}
     if unknown := sorted(set(arguments.names) - known):
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        parser.error(f"unknown names: {', '.join(unknown)}; choose from {', '.join(sorted(known))}")
     for tool in ("spin", "cc"):
         if shutil.which(tool) is None:
             print(f"{tool} is missing: the models were NOT checked (Debian: apt-get install spin gcc)")

@@ -1,12 +1,12 @@
 /*
- * protocol.pml - the protocol of docs/protocol.md: one writer (may be killed; another recovers), NR ranks (each may be
- * killed or closed, and attached again), NS slots, NL lease entries.
+ * protocol.pml - the protocol of docs/protocol.md: a writer, which may be killed, and its successor; NR ranks, which
+ * may be killed, close and attach again; NS slots; NL lease entries.
+ * - One scheduled step has at most one access to a word that another process writes.
+ * - A comment at its end has the labels of csrc/: "R2a:" corresponds to SHMS_STEP("R2a").
+ * - Memory is sequentially consistent, except if a switch MUT_* puts a store into a buffer.
+ * - Variables named g_ are ghosts. They state the promises, and the protocol never reads them.
  *
- * One scheduled step is at most one access to a word that another process writes; a comment at its end gives the
- * labels of csrc/ ("R2a:" stands where SHMS_STEP("R2a") does).  Memory is sequentially consistent except where a
- * switch MUT_* puts a store into a buffer.  g_ are ghosts: what the promises are about, never read by the protocol.
- *
- * Sizes and switches come from check.py, which also says which of them must fail; README.md says what is left out.
+ * check.py sets sizes and switches, and says which switches must fail. README.md lists what the model leaves out.
  */
 #ifndef NR
 #define NR 1                            /* ranks, 1 or 2 */
@@ -24,10 +24,10 @@
 #define MAXH 2                          /* hand-outs */
 #endif
 #ifndef MAXID
-#define MAXID 2                         /* objects ever put */
+#define MAXID 2                         /* objects put in all */
 #endif
 #ifndef WOPS
-#define WOPS 6                          /* operations of the writers together */
+#define WOPS 6                          /* operations of both writers together */
 #endif
 #ifndef ROPS
 #define ROPS 2                          /* operations of one reader, besides the last round */
@@ -36,16 +36,16 @@
 #define WCRASH 1
 #endif
 #ifndef RCRASH
-#define RCRASH 1                        /* kills of readers together */
+#define RCRASH 1                        /* kills of all readers together */
 #endif
 #ifndef CLOSES
-#define CLOSES 0                        /* closes of readers together */
+#define CLOSES 0                        /* closes of all readers together */
 #endif
 #ifndef ONEKEY
-#define ONEKEY 0                        /* all objects have the same key, and are deleted to be put again */
+#define ONEKEY 0                        /* all objects have the same key; they are deleted and put again */
 #endif
 #ifndef BREATHS
-#define BREATHS 0                       /* other threads of the writer are let in between W1 and W2 */
+#define BREATHS 0                       /* between W1 and W2 the search yields the mutex to other threads of the writer */
 #endif
 #ifndef RETIRE
 #define RETIRE 0                        /* the writer may retire rank 0 once, at any moment */
@@ -61,11 +61,11 @@
 #define GONE 2
 #define CLOSED 255                      /* a base above every lease */
 
-byte st[NS]; byte id[NS]; byte data[NS]; bool del[NS];              /* the writer's words */
+byte st[NS]; byte id[NS]; byte data[NS]; bool del[NS];              /* written by the writer */
 byte lseq[NL]; byte lslot[NL]; byte lid[NL];
 byte nextseq = 1; byte published = 1; byte nextid = 1; byte retired[NR];
-byte pins[NR*NS]; byte ack[NR*NL]; byte base[NR]; byte epoch[NR];   /* rank r's words */
-bool lock[NR]; bool wlock;                                          /* the kernel's */
+byte pins[NR*NS]; byte ack[NR*NL]; byte base[NR]; byte epoch[NR];   /* written by rank r */
+bool lock[NR]; bool wlock;                                          /* held by the kernel */
 #ifdef MUT_R1_RELAXED
 byte sbR[NR];
 #endif
@@ -78,15 +78,15 @@ byte sbW;
 #define P(r,s) pins[(r)*NS+(s)]
 #define A(r,l) ack[(r)*NL+(l)]
 
-/* Ghosts.  Hand-out h has the lease number h. */
+/* Ghosts. Hand-out h has the lease number h. */
 byte g_id[MAXH+1]; byte g_slot[MAXH+1]; byte g_entry[MAXH+1]; byte g_nref;
-bool g_owed[NR*(MAXH+1)];               /* promised to the rank, and neither taken, released nor cancelled */
-bool g_due[NR*(MAXH+1)];                /* or opened while the rank was attaching: no other may be waited for */
-bool g_up[NR]; bool g_may[NR];          /* what is handed out now is promised to the rank; is perhaps */
-bool g_ret[NR];                         /* retired, and not attached since */
+bool g_owed[NR*(MAXH+1)];               /* promised to the rank, and not yet taken, released or cancelled */
+bool g_due[NR*(MAXH+1)];                /* or opened while the rank was attaching; no other lease may expect the rank */
+bool g_up[NR]; bool g_may[NR];          /* a hand-out now is promised to the rank; may be promised */
+bool g_ret[NR];                         /* retired, and not attached since then */
 byte g_view[NP];                        /* slot + 1 of a live view */
-bool g_com[MAXID+1];                    /* committed, and not evicted since */
-/* A death is one step: nobody else moves until the kernel has stopped the threads. */
+bool g_com[MAXID+1];                    /* committed, and not evicted since then */
+/* A death is one step: no other process runs until the kernel has stopped all threads. */
 #define THE_WRITER 2
 #define NOBODY 3
 byte nops; byte nkill; byte nwkill; byte nclose; byte dying = NOBODY; bool wdone; bool rdone[NP]; bool final;
@@ -122,7 +122,7 @@ inline do_ack(r, h)
 }
 
 #define TAKEN(p,r,h) g_view[p] = g_slot[h]+1; SETTLED(r,h)
-#define STALE(r,h) assert(!O(r,h))      /* promised to this rank, and it was awake for it */
+#define STALE(r,h) assert(!O(r,h))      /* fails if the object was promised to this rank */
 
 #ifdef MUT_CLOSE_EXPECTED
 #define CLOSE(r) nclose++; EXCUSED(r)
@@ -158,7 +158,7 @@ look:   atomic { ok = 0;                                                        
                       ok = 1; TAKEN(p,r,h) }
 #else
                       if :: st[g_slot[h]] != EVICTING -> x = st[g_slot[h]]; goto look   /* R2c: another turn */
-                         :: true -> x = 0; STALE(r,h)                               /* patience is over */
+                         :: true -> x = 0; STALE(r,h)                               /* PATIENCE_NS has passed */
                          :: !wlock ->                                               /* R2p: */
 #ifdef MUT_ORPHAN_UNASKED
                             ok = 1; TAKEN(p,r,h)
@@ -184,13 +184,13 @@ look:   atomic { ok = 0;                                                        
 #endif
                           :: true fi };
               if :: atomic { assert(data[g_slot[h]] == g_id[h]); g_view[p] = 0; P(r,g_slot[h])-- }  /* R4: */
-                 :: atomic { closing -> rdone[p] = 1 }; atomic { final -> goto rest }       /* a view that nobody drops */
+                 :: atomic { closing -> rdone[p] = 1 }; atomic { final -> goto rest }       /* a view that is never released */
               fi
            :: atomic { !ok -> x = 0; orphan = 0; FLUSHR(r); P(r,g_slot[h])-- }      /* R4: */
         fi
 }
 
-/* What was promised to this process is promised to nobody now; what was promised to a rank that has never attached is. */
+/* A death ends the promises to the rank. It keeps those to a rank that has never attached (A3). */
 #define LEAVE(r) if :: epoch[r] > 0 -> EXCUSED(r) :: else fi
 #define MAYBE(r) if :: !g_ret[r] -> g_may[r] = 1 :: else fi
 #define ATTACHED(r) if :: !g_ret[r] -> g_up[r] = 1; g_may[r] = 1 :: else fi
@@ -198,7 +198,7 @@ look:   atomic { ok = 0;                                                        
 proctype Reader(byte p; byte r) provided (dying == NOBODY || dying + 2 == _pid)
 {
         byte n, h, x, k; bool ok, orphan, closing;
-        if :: p >= NR -> epoch[r] > 0 :: else fi;       /* a second thread of an attached rank */
+        if :: p >= NR -> epoch[r] > 0 :: else fi;       /* the second thread of an attached rank */
 again:
         {
                 if :: atomic { p < NR -> skip };
@@ -244,11 +244,11 @@ again:
                       :: atomic { true -> SETTLED(r,h) }; do_ack(r,h)               /* release(ref) */
                    fi;
                    h = 0
-                :: atomic { closing -> closing = 0; n = 0; lock[r] = 0; goto again }        /* the last view has gone */
+                :: atomic { closing -> closing = 0; n = 0; lock[r] = 0; goto again }        /* the last view was released */
                 :: atomic { nclose < CLOSES && !closing && !wdone -> CLOSE(r); closing = 1 }
                 :: wdone && !closing -> break
                 od;
-                h = 1;                                  /* alive, and takes or releases what it was promised, no more */
+                h = 1;                                  /* alive: takes or releases what it was promised, and no more */
                 do :: atomic { h <= g_nref && D(r,h) -> SETTLED(r,h) }; do_ack(r,h); h++
                    :: atomic { h <= g_nref && !D(r,h) -> h++ }
                    :: atomic { h > g_nref -> break }
@@ -256,11 +256,11 @@ again:
                 atomic { h = 0; n = 0; rdone[p] = 1 };
                 final
         } unless { dying == r };
-        if :: atomic { dying == r ->                     /* the kernel: threads stop ... */
+        if :: atomic { dying == r ->                     /* the kernel stops the threads ... */
                 FLUSHR(r); g_view[p] = 0; n = 0; h = 0; x = 0; k = 0; ok = 0; orphan = 0; closing = 0; rdone[p] = 0;
-                LEAVE(r); lock[r] = 0; dying = NOBODY };                            /* ... then files are closed */
-              if :: true -> goto again                  /* somebody attaches again, */
-                 :: atomic { true -> rdone[p] = 1 }     /* or nobody */
+                LEAVE(r); lock[r] = 0; dying = NOBODY };                            /* ... then closes the files */
+              if :: true -> goto again                  /* a new process attaches, */
+                 :: atomic { true -> rdone[p] = 1 }     /* or no process does */
               fi
            :: final
         fi;
@@ -302,11 +302,11 @@ proctype BufW() { do :: atomic { sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 } :: 
 #ifdef MUT_VERDICT_BREATHED
 #define ANEW_UNLESS(breath) if :: breath -> skip :: else -> ANEW fi
 #else
-#define ANEW_UNLESS(breath) ANEW                                            /* breathe, too */
+#define ANEW_UNLESS(breath) ANEW                                            /* also after yield_mutex */
 #endif
 #define JUDGE(r) if :: verdict[r] == HERE -> go = 0 :: else fi
 
-inline ask_rank(r)         /* rank_gone, where no verdict is remembered; clears go if the rank is here */
+inline ask_rank(r)         /* rank_gone without a remembered verdict; clears go if the rank is here */
 {
         if :: atomic { verdict[r] != UNKNOWN -> JUDGE(r) }
            :: atomic { verdict[r] == UNKNOWN ->
@@ -328,7 +328,7 @@ inline ask_rank(r)         /* rank_gone, where no verdict is remembered; clears 
 #define RETIRED(r) (retired[r] != 0 && retired[r] == epoch[r]+1)
 #endif
 
-inline lease_done_by(r)    /* clears go if the lease in entry l still waits for rank r */
+inline lease_done_by(r)    /* clears go if the lease in entry l still expects rank r */
 {
         if :: atomic { A(r,l) == lseq[l] -> skip }                                  /* W1a: the acknowledgement, */
            :: atomic { A(r,l) != lseq[l] -> skip };
@@ -360,7 +360,7 @@ inline first_look(r, v)
 
 #define LEASED(e,v) (lseq[e] != 0 && lslot[e] == v)
 
-inline may_go(v)           /* W1 and a first look at the pins of slot v; go = it may */
+inline may_go(v)           /* W1 and a first read of the pins of slot v; go = it may go */
 {
         if :: atomic { st[v] == LIVE && LEASED(0,v) -> l = 0; go = 1 }; lease_done()
            :: atomic { !(st[v] == LIVE && LEASED(0,v)) -> go = (st[v] == LIVE) }
@@ -408,7 +408,7 @@ inline pinned(v)
 #endif
 }
 
-inline set_free(v)         /* the two promises, where they would be broken */
+inline set_free(v)         /* asserts the two promises that W4 could break */
 {
         atomic { k = 0; do :: k < NP -> assert(g_view[k] != v+1); k++ :: else -> break od;
                  k = 1; do :: k <= g_nref -> assert(!(g_slot[k] == v && g_id[k] == id[v] && (O(0,k) || O(NR-1,k)))); k++
@@ -425,7 +425,7 @@ inline set_free(v)         /* the two promises, where they would be broken */
 #define PROMISED(h) g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
 #define RAISE published = x+1
 
-inline hand_out(breath)    /* of slot s, on the free entry l; the reference goes out with L3 */
+inline hand_out(breath)    /* hands out slot s with the free entry l; the reference goes out with L3 */
 {
 #if defined(MUT_L2_FIRST)
         atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; lseq[l] = x; RAISE; PROMISED(x); x = 0 };
@@ -458,8 +458,8 @@ inline hand_out(breath)    /* of slot s, on the free entry l; the reference goes
 #define LEASED_NOW(v) LEASED(0,v)
 #endif
 
-/* Between W1 and W2 another thread of the writer may have the mutex, and hand out slot s, which is the first victim. */
-inline breathe()
+/* Between W1 and W2, another thread of the writer may get the mutex. It may hand out slot s, the first victim. */
+inline yield_mutex()
 {
 #if BREATHS
         if :: atomic { go && !final && nextseq <= MAXH -> PICK_FREE_ENTRY };
@@ -473,7 +473,7 @@ inline breathe()
 #endif
 }
 
-inline second_look(v)      /* has a lease been opened on it meanwhile? */
+inline second_look(v)      /* was a lease opened on it in the meantime? */
 {
 #ifdef MUT_NO_SECOND_LOOK
         skip
@@ -482,13 +482,13 @@ inline second_look(v)      /* has a lease been opened on it meanwhile? */
 #endif
 }
 
-inline evict(a, b)         /* slots of a set: a, and b too if it is another one; go = they are free */
+inline evict(a, b)         /* slots a and b, which may be the same; go = they are free now */
 {
         may_go(a);
 #if NS > 1
         if :: atomic { go && a != b -> skip }; may_go(b) :: atomic { !(go && a != b) -> skip } fi;
 #endif
-        breathe();
+        yield_mutex();
         second_look(a);
         if :: atomic { go -> skip };
 #ifdef MUT_ONE_BY_ONE
@@ -550,14 +550,14 @@ inline recover()
 #ifdef MUT_NO_V3
 #define UNKNOWN_TO_ALL false
 #else
-#define UNKNOWN_TO_ALL (lseq[l] >= published)           /* its reference never went out */
+#define UNKNOWN_TO_ALL (lseq[l] >= published)           /* nobody has its reference */
 #endif
         do :: atomic { l < NL && UNKNOWN_TO_ALL -> lseq[l] = 0; l++ }               /* V3: */
-           :: atomic { l < NL && !UNKNOWN_TO_ALL -> assert(!NAMES_NOTHING); l++ }   /* V3 of these: never needed, as is proved here */
+           :: atomic { l < NL && !UNKNOWN_TO_ALL -> assert(!NAMES_NOTHING); l++ }   /* for these V3 is never needed */
            :: atomic { l == NL -> l = 0; break }
         od;
         published = nextseq;                                                        /* V4: */
-        /* every committed object is there, bit for bit; what is there was committed; no key twice */
+        /* every committed object is there, bit for bit; every object there was committed; no key is there twice */
         atomic { k = 1;
                  do :: k <= MAXID -> ok = 0; s = 0;
                        do :: s < NS -> if :: st[s] == LIVE && id[s] == k -> ok = 1; assert(data[s] == k) :: else fi; s++
@@ -636,7 +636,7 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
 #ifndef MUT_NO_D1
                                 del[s] = 1;                                         /* D1: */
 #endif
-                                evict(s, s)                                         /* at once, if nobody holds it */
+                                evict(s, s)                                         /* at once, if nothing holds it */
 #endif
                            :: atomic { s == 0 && g_nref >= 1 -> SETTLED(0,1); SETTLED(NR-1,1);
                                        if :: lseq[g_entry[1]] == 1 -> lseq[g_entry[1]] = 0 :: else fi }     /* C1: cancel */
@@ -657,7 +657,7 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
                            :: atomic { true -> nops = WOPS }
                         fi;
                         atomic { s = 0; go = 0;
-                                 /* the next operation asks anew; or it is a part of this one */
+                                 /* a new operation forgets the verdicts; or this is a part of the same operation */
                                  if :: verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> ANEW
                                     :: true fi }
                 :: atomic { nops == WOPS -> break }
@@ -668,13 +668,13 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
                 FLUSHW; l = 0; s = 0; x = 0; k = 0; ok = 0; go = 0;
                 verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; dying = NOBODY; wlock = 0; run Writer(1) }
            :: atomic { wdone && rdone[0] && rdone[NP-1] -> final = 1;
-                       /* the end: each rank is dead, or has taken or released all it was promised; the operator retires
-                        * those that never came */
+                       /* The end: each rank is dead, or has taken or released all that it was promised. The operator
+                        * retires the ranks that never attached. */
                        if :: epoch[0] == 0 -> retired[0] = 1; EXCUSED(0) :: else fi;
                        if :: epoch[NR-1] == 0 -> retired[NR-1] = 1; EXCUSED(NR-1) :: else fi; s = 0 };
               do :: atomic { s < NS && st[s] == WRITING -> st[s] = FREE; s++ }
                  :: atomic { s < NS && st[s] != FREE && st[s] != WRITING -> skip };
-                        evict(s, s); atomic { if :: VIEWED(s) -> go = 0 :: else -> assert(go) fi; s++ }     /* nothing is stuck */
+                        evict(s, s); atomic { if :: VIEWED(s) -> go = 0 :: else -> assert(go) fi; s++ }     /* reclaimable */
                  :: atomic { s < NS && st[s] == FREE -> s++ }
                  :: atomic { s == NS -> s = 0; assert(lseq[0] == 0 && lseq[NL-1] == 0); break }
               od

@@ -1,30 +1,33 @@
 /*
- * search.pml - what a search remembers by zones (zones.c; hear, rank_gone and may_go in reclaim.c).  It must never refuse
- * for good what could be had.
+ * search.pml - what a search remembers by zones (zones.c; poll_ranks, rank_gone and may_go in reclaim.c). A search must
+ * never refuse for good if there is room.
  *
- * One slot and two zones.  The slot's first object lies in zone 0 and has one open lease; the writer may evict it, and put
- * a second one into the slot, which lies in zone 1 and has no lease.  Ranks pin, acknowledge, release, close (with or
- * without a view of something else that keeps the lock), die and attach again.  The writer does its steps in any order: so
- * the model has surveys before and after `hear`, breaths in between, and other threads of the writer that do the same.
- * When everybody has come to rest, the writer hears once more; what it then remembers as held must be held.  (In
- * passing it may refuse too much: a rank between R4 and its count, or between A2 and A3, is about to change that.)
+ * - One slot and two zones. The slot's first object lies in zone 0 and has one open lease. The writer may evict it and
+ *   put a second object into the slot, which lies in zone 1 and has no lease.
+ * - Ranks pin, acknowledge, release, close, die and attach again. A closed reader may have a view of another object,
+ *   which keeps its lock.
+ * - The writer does its steps in any order. So surveys come before and after a poll of the ranks, and yields come in
+ *   between. Other threads of the writer may do the same.
+ * - When all processes have come to rest, the writer polls once more. Everything that it then remembers as held must be
+ *   held. Before that it may refuse too much: a rank between R4 and its count, or between A2 and A3, is about to change
+ *   that.
  *
- * A word that only grows, and that the writer compares with what it has heard, is one bit here: set by the rank where it
- * adds to the word, cleared by the writer where it reads the word and remembers it.
+ * If a word only grows, and the writer only compares it with the last value that it read, the model has one bit for it.
+ * The rank sets the bit when it increments the word. The writer clears the bit when it reads the word.
  *
- * protocol.pml has what this leaves out: how an object goes, and whether it may.
+ * How an object goes, and whether it may, is in protocol.pml.
  */
 #ifndef NR
 #define NR 1                            /* ranks, 1 or 2 */
 #endif
 #ifndef DEATHS
-#define DEATHS 2                        /* kills and closes together */
+#define DEATHS 2                        /* kills and closes of all ranks together */
 #endif
 #ifndef ROPS
 #define ROPS 2                          /* operations of one process of a rank */
 #endif
 #ifndef PUTS
-#define PUTS 0                          /* 1: the first object may go, and a second one come */
+#define PUTS 0                          /* 1: the first object may be evicted, and a second one put */
 #endif
 #ifndef RETIRE
 #define RETIRE 0                        /* rank 0 may be retired once */
@@ -39,12 +42,12 @@
 #define WRITING 1
 #define LIVE 2
 
-/* Words of the ranks, and the kernel's locks. */
+/* Words of the ranks, and locks held by the kernel. */
 byte pins[NR]; bool ack[NR]; byte base[NR]; bool attached[NR]; bool lock[NR];
 bool epoch_new[NR]; bool releases_new[NR]; bool zone_new[NR*2];
-/* Words of the writer.  The object lies in zone `object`. */
+/* Words of the writer. The object lies in zone `object`. */
 byte st = LIVE; bit object; bool cancelled; bool retired[NR]; bool retired_new[NR];
-byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0, rank 1, or nobody */
+byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0, rank 1, or 2: no rank */
 
 #if NR > 1
 #define SECOND(what) what
@@ -66,14 +69,14 @@ byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0
 #define LET_GO(r, z, what) what; COUNT(r,z)
 #endif
 
-inline unpin_vain(r)       /* the object that the pin was seen on may be another than the one it was meant for */
+inline unpin_vain(r)       /* the pin may have been seen on another object than the intended one */
 {
 #ifdef MUT_VAIN_EARLY
         x = object;
         pins[r]--;
 #else
         pins[r]--;                                                                  /* R4: */
-        x = object;                                                                 /* behind the fence */
+        x = object;                                                                 /* after the fence */
 #endif
         COUNT(r,x);
         atomic { x = 0; vain = 0 }
@@ -97,7 +100,7 @@ again:
                 :: atomic { n < ROPS && !ack[r] && base[r] == 0 && !cancelled && !closed && !vain -> n++ };
                    LET_GO(r, 0, ack[r] = 1)                                         /* R3b: */
                 :: atomic { deaths < DEATHS && !closed && !vain -> deaths++; closed = 1; base[r] = CLOSED }  /* E1: */
-                :: atomic { !vain -> n = 0; rest[r] = 1; break }                    /* perhaps with a view for good */
+                :: atomic { !vain -> n = 0; rest[r] = 1; break }                    /* perhaps with a view that is never released */
                 od;
                 done
         } unless { dying == r };
@@ -124,11 +127,11 @@ proctype Killer() provided (dying == 2)
 #define FREED_BY(r) (LEFT_BY(r) && (pins[r] == 0 || IDLE(r)))
 #define FREED (FREED_BY(0) && FREED_BY(NR-1))
 
-/* The writer's memory; see zones.h and shms_heard. */
+/* The writer's private memory; see zones.h and shms_heard. */
 bool stale[2] = 1; bool held[2];
 byte h_base[NR]; byte h_verdict[NR];
 byte verdict[NR];
-#define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN            /* shms_reclaim_begin, breathe */
+#define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN            /* shms_reclaim_begin, yield_mutex */
 
 inline ask(r)              /* rank_gone */
 {
@@ -144,7 +147,7 @@ inline ask(r)              /* rank_gone */
 
 #define NEWS(what) if :: what -> news = 1; what = 0 :: else fi
 
-inline hear_rank(r)
+inline poll_rank(r)
 {
 #ifndef MUT_NO_EPOCH
         atomic { NEWS(epoch_new[r]) };
@@ -167,9 +170,9 @@ inline hear_rank(r)
         fi
 }
 
-inline hear() { atomic { FORGET }; hear_rank(0); SECOND(hear_rank(1)) }
+inline poll_ranks() { atomic { FORGET }; poll_rank(0); SECOND(poll_rank(1)) }
 
-inline look(r)             /* W1 and the pins of rank r, as may_go; clears free */
+inline look(r)             /* W1 and the pins of rank r, as in may_go; clears free */
 {
         if :: atomic { free && object == 0 && !cancelled && !ack[r] -> skip };      /* W1a: */
               if :: atomic { base[r] == 0 -> skip };
@@ -187,7 +190,7 @@ inline look(r)             /* W1 and the pins of rank r, as may_go; clears free 
         fi
 }
 
-inline survey()            /* of the object's zone; in the other one is nothing that could be held */
+inline survey()            /* of the object's zone; the other zone has nothing that could be held */
 {
         atomic { stale[object] = 0; free = (st == LIVE) };
         look(0); SECOND(look(1));
@@ -209,9 +212,9 @@ proctype Writer() provided (dying == 2)
 {
         bool x, free, news, count, once;
         do
-        :: hear()
+        :: poll_ranks()
         :: atomic { st != FREE && stale[object] -> skip }; survey()
-        :: atomic { verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> FORGET }   /* another operation, or a breath */
+        :: atomic { verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> FORGET }   /* another operation, or a yield */
         :: atomic { st == LIVE && object == 0 && !cancelled -> cancelled = 1; MARK_CANCEL }     /* C1: */
 #if RETIRE
         :: atomic { !once -> once = 1; retired[0] = 1; retired_new[0] = 1 }         /* T1: T2: */
@@ -223,8 +226,8 @@ proctype Writer() provided (dying == 2)
 #endif
         :: atomic { rest[0] && rest[NR-1] -> break }
         od;
-        if :: atomic { rest[0] && rest[NR-1] && st == LIVE -> done = 1 };           /* from here on nothing changes */
-              hear();
+        if :: atomic { rest[0] && rest[NR-1] && st == LIVE -> done = 1 };           /* nothing changes from here on */
+              poll_ranks();
               assert(!(held[object] && !stale[object] && FREED))
            :: atomic { st != LIVE -> done = 1 }
         fi

@@ -1,20 +1,20 @@
 /*
- * inspect.c - see inspect.h: how to copy what another process is changing, without its knowing.
+ * inspect.c - see inspect.h: how to copy records while another process changes them.
  *
- * Three kinds of records, three ways to know that one is whole:
+ * Three kinds of records, and how the inspector knows that a copy is consistent:
  *
- *   1. A slot.  Its words change only in WRITING (but for one bit of the flags, D1), and the writer puts a release
- *      fence between storing WRITING (P2) and the first of them.  Here: state and id, the words, an acquire fence, then
- *      state and id again.  Who has read one word of a later object sees, behind the fence, WRITING or what came after
- *      it; and what came after it has another id, for ids are never reused.  Same LIVE, same id: the words are that
- *      object's.  The same holds for its bytes, since W4 comes before one of them is reused.
- *   2. A lease entry.  The number goes to 0 (C1), there is a release fence, and only then the next lease's slot and id
- *      are stored (L1).  Numbers are never reused: same number before and after, same lease.
- *   3. A rank's table, and the superblock.  Their words are independent counts; the epoch, or everything, is read
- *      twice, so that two processes of one rank, or two operations of the writer, are not mixed.
+ * 1. A slot. Its words change only in WRITING, except for one bit of the flags (D1). The writer puts a release fence
+ *    between WRITING (P2) and the first of them. The inspector reads state and id, then the words, then an acquire
+ *    fence, then state and id again. If it has read a word of a later object, it then sees WRITING or a later state. A
+ *    later state has another id, because ids are never reused. So if LIVE and the id are the same, the words are that
+ *    object's. The same holds for its bytes, since W4 comes before the first of them is reused.
+ * 2. A lease entry. The number becomes 0 (C1), then a release fence follows, and then the slot and id of the next lease
+ *    are stored. Numbers are never reused. So if the number is the same, the words are of one lease.
+ * 3. A rank's table, and the superblock. Their words are independent counters. The epoch, or all of the words, are read
+ *    twice. So two processes of a rank, or two operations of the writer, do not mix.
  *
- * Tries are bounded: a writer that is faster than a reading loop is not waited for.  None of this asks for any
- * ordering from the hot path but the two fences, which are no instruction on x86-64.
+ * Retries are bounded: the inspector does not wait for a writer that changes records faster than it can read them. The
+ * hot path pays only for the two fences, which are not instructions on x86-64.
  */
 #include "inspector.h"
 
@@ -170,8 +170,9 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
     }
 }
 
-/* As the writer's W1 (lease_done_by in reclaim.c) would see it. */
-static bool owes(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry, uint64_t number) {
+/* The same check as the writer's W1 (lease_done_by in reclaim.c). */
+static bool is_expected(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry,
+                        uint64_t number) {
     return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, shms_get(&i->seg.sb->retired[r]),
                                 entry, number) &&
            !who->gone[r];
@@ -190,7 +191,7 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
                                    .id = shms_get(&e->id),
                                    .opened_ns = shms_get(&e->opened_ns)};
         for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
-            if (owes(i, who, r, entry, number))
+            if (is_expected(i, who, r, entry, number))
                 set_bit(out->owed, r);
         atomic_thread_fence(memory_order_acquire);
         bool steady = get_acquire(&e->number) == number;
@@ -254,10 +255,12 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
     }
 }
 
-/* Adds up what the ranks hold: each lease is read once, then each slot.  A rank that reads meanwhile goes from owed to
- * pinned, which is the same order; so what it holds is not missed.  `owed`: the ranks that leases of a slot wait for,
- * zeroed here; bytes of one object count once a rank, however many of its leases wait. */
-static void add_up(const shms_inspector *i, const shms_attendance *who, uint64_t (*owed)[4], shms_rank_record *out) {
+/* Sums what the ranks hold. It reads each lease once, then each slot. A rank that reads an object goes from owed to
+ * pinned, in the same order, so nothing that it holds is missed. `owed`, zeroed by the caller, is for the ranks that
+ * the leases of each slot expect. An object counts once for each rank, even if several of its leases expect that
+ * rank. */
+static void sum_holdings(const shms_inspector *i, const shms_attendance *who, uint64_t (*owed)[4],
+                         shms_rank_record *out) {
     const shms_layout *l = &i->seg.layout;
     shms_lease_record e;
     shms_slot_record s;
@@ -297,7 +300,7 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
     shms_inspector_attend(i, &who);
     for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
         read_rank(i, r, &out[r]);
-    add_up(i, &who, owed, out);
+    sum_holdings(i, &who, owed, out);
     free(owed);
     return SHMS_OK;
 }

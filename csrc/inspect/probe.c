@@ -1,6 +1,6 @@
 /*
- * probe.c - a file in /dev/shm looked at, or removed, by name and without mapping it: for lists of segments, and for
- * what a dead writer or a stranger has left.
+ * probe.c - probes or removes a file in /dev/shm by name, without mapping it: for lists of segments, and for the
+ * remains of dead writers and foreign programs.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
     int rc = shms_segment_name(&seg, name);
     if (rc)
         return rc;
-    /* O_NONBLOCK: whatever it is, a pipe among them, the open must come back. */
+    /* O_NONBLOCK: the open must return whatever kind of file it is, also for a pipe. */
     seg.fd = shm_open(seg.name, O_RDONLY | O_NONBLOCK, 0);
     if (seg.fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : errno == ELOOP ? SHMS_ELAYOUT : SHMS_ESYS;
@@ -31,7 +31,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
         rc = SHMS_ESYS;
     else if (!S_ISREG(st.st_mode))
         rc = SHMS_ELAYOUT;
-    /* read(2), not a mapping: the file may be of any size, and a read leaves holes holes. */
+    /* read(2), not a mapping: the file may have any size, and a read does not fill holes. */
     else if (pread(seg.fd, page.bytes, sizeof page, 0) < 0)
         rc = SHMS_ESYS;
     if (rc == SHMS_OK) {
@@ -78,7 +78,7 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int f
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
     if (rc == SHMS_OK)
-        shms_segment_unlink(&seg); /* the name, if it is still this file's */
+        shms_segment_unlink(&seg); /* only if it still names this file */
     int saved = errno;
     shms_segment_close(&seg);
     errno = saved;

@@ -1,14 +1,15 @@
 /*
- * verify.c - what must hold in a segment, checked from outside.
+ * verify.c - checks the invariants of a segment from outside.
  *
- * The writer's own checks (slots_valid and its kin) say yes or no, and hold the mutex.  These say what and where, and
- * hold nothing; so a pass may see two halves of different moments.  It therefore counts as wrong only what every one of
- * several passes, some time apart, finds in the same place with the same value: a healthy store at work changes it.
- * A word that must stay below a counter (an id, a number, an acknowledgement) is read before the counter.
+ * The writer's own checks (shms_slots_valid and its like) answer only yes or no, under the mutex. These report what and
+ * where, and take no lock. So a pass may combine halves of different moments.
  *
- * A death, or a stop, between two stores leaves sums that do not agree, leases of objects that have gone, and a slot in
- * WRITING or EVICTING; `recover` puts all of that right.  The two states are no finding.  The others are, and the
- * caller, who knows whether the writer is running, knows what they mean.
+ * 1. Several passes run, some time apart. Only a finding that is in each of them, in the same place and with the same
+ *    value, counts. A healthy store that is working changes its values.
+ * 2. A word that must stay below a counter (an id, a number, an acknowledgement) is read before the counter.
+ * 3. A writer may die or stop between two stores. It leaves sums that do not agree, leases of objects that are gone,
+ *    and a slot in WRITING or EVICTING. `recover` repairs all of that. The two states are not findings; the others are.
+ *    The caller knows whether the writer runs, and so what they mean.
  */
 #include "inspector.h"
 
@@ -65,7 +66,7 @@ static uint64_t next_lease(const shms_inspector *i) {
     return atomic_load_explicit(&i->seg.sb->next_lease, memory_order_acquire);
 }
 
-/* One slot by itself.  Returns whether it may take part in comparisons with others. */
+/* Checks one slot by itself. Returns whether it can be compared with other slots. */
 static bool check_slot(const shms_inspector *i, const shms_slot_record *s, uint64_t flags, findings *f) {
     uint64_t limit = next_id(i);
     if (s->state > SHMS_EVICTING) {
@@ -108,7 +109,7 @@ static void check_slots(const shms_inspector *i, const shms_attendance *who, obj
                                     .keyed = !s.deleted};
     }
     qsort(objects, n, sizeof *objects, by_offset);
-    for (size_t k = 1, widest = 0; k < n; k++) { /* widest: of those before k, the one that reaches furthest */
+    for (size_t k = 1, widest = 0; k < n; k++) { /* widest: the object before k that extends furthest */
         if (objects[k].offset < objects[widest].end)
             add(f, SHMS_F_OVERLAP, objects[k].slot, objects[widest].slot, 0);
         if (objects[k].end > objects[widest].end)
@@ -207,8 +208,9 @@ static void pass(const shms_inspector *i, object *objects, shms_lease_record *op
         check_rank(i, &who, r, f);
 }
 
-/* A sum is the same finding only if both sides stand still; elsewhere `expected` is a limit that goes on growing. */
-static bool same(const shms_finding *a, const shms_finding *b) {
+/* Are two findings the same? For a sum, `expected` must also be the same. Elsewhere it is a limit that keeps
+ * growing. */
+static bool same_finding(const shms_finding *a, const shms_finding *b) {
     bool sum = a->kind == SHMS_F_USED || a->kind == SHMS_F_OBJECTS || a->kind == SHMS_F_OPEN_LEASES;
     return a->kind == b->kind && a->where == b->where && a->value == b->value && (!sum || a->expected == b->expected);
 }
@@ -232,7 +234,7 @@ int64_t shms_inspector_verify(shms_inspector *i, shms_finding *out, uint64_t roo
         uint64_t kept = 0;
         for (uint64_t a = 0; a < f.n; a++)
             for (uint64_t b = 0; b < g.n; b++)
-                if (same(&f.out[a], &g.out[b])) {
+                if (same_finding(&f.out[a], &g.out[b])) {
                     f.out[kept++] = f.out[a];
                     break;
                 }

@@ -1,11 +1,13 @@
 /*
- * copy.c - memcpy, and a copy that goes past the caches.
+ * copy.c - memcpy, and a copy that bypasses the caches.
  *
- * A store to memory that is not in cache first reads the line it is about to overwrite.  Non-temporal stores do not:
- * one read and one write of each line instead of two reads and one write, and the caches keep what they had.  Small
- * objects, though, are likely in cache on one side or the other and are faster through it, above all for their readers.
- * The threshold is where `make copy-threshold` found the copy faster and the copy with its reading no slower (x86-64);
- * elsewhere memcpy is left alone.
+ * Why non-temporal stores:
+ * - An ordinary store to a line that is not in cache first reads that line.
+ * - A non-temporal store does not: it moves each line twice instead of three times, and evicts nothing from the caches.
+ * - A small object is often in cache at one end. There memcpy is faster, above all for the readers.
+ *
+ * `make copy-threshold` found the threshold (x86-64): from there on the copy is faster, and copy plus read is not
+ * slower. Other architectures use memcpy.
  */
 #include "shmstore.h"
 
@@ -57,7 +59,7 @@ void shms_copy(void *dst, const void *src, uint64_t n) {
         stream_avx(d + head, s + head, body);
     else
         stream_sse2(d + head, s + head, body);
-    _mm_sfence(); /* streaming stores are not ordered by the release that publishes the object (P4) */
+    _mm_sfence(); /* the release that publishes the object (P4) does not order streaming stores */
     memcpy(d + head + body, s + head + body, n - head - body);
 }
 

@@ -1,10 +1,15 @@
 /*
  * crc.c - see crc.h.
  *
- * The processor's instruction takes 8 bytes and answers three cycles later, but can start one a cycle: three lanes
- * of LANE bytes run side by side, and are joined.  A CRC register is linear in what it started from: that of A
- * followed by B is that of A followed by as many zeros as B has bytes, xor that of B started from 0.  "Followed by
- * LANE zeros" is a 32 x 32 matrix over GF(2), here as four tables of 256 words, made at the first use.
+ * Three lanes. The processor's CRC instruction takes 8 bytes and has a latency of three cycles, but one can start in
+ * each cycle. So three lanes of LANE bytes run in parallel and are then combined.
+ *
+ * Combining. A CRC register is linear in its initial value. So the CRC of A followed by B is the xor of two values:
+ * - the CRC of A, continued over as many zero bytes as B has;
+ * - the CRC of B with an initial value of 0.
+ *
+ * Continuing over LANE zero bytes is a 32 x 32 matrix over GF(2). It is stored as four tables of 256 words, which the
+ * first use computes.
  */
 #include "crc.h"
 

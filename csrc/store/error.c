@@ -1,4 +1,4 @@
-/* error.c - the table of codes in shmstore.h, in words. */
+/* error.c - a message for each code of shmstore.h. */
 #include "shmstore.h"
 
 const char *shms_strerror(int code) {
@@ -8,15 +8,15 @@ const char *shms_strerror(int code) {
     case SHMS_EINVAL:
         return "an argument is out of range";
     case SHMS_ENOMEM:
-        return "out of private memory";
+        return "this process has no memory left";
     case SHMS_ESYS:
         return "a system call failed";
     case SHMS_ENOSPC:
-        return "the file system cannot hold a segment of that size";
+        return "/dev/shm has no space for a segment of that size; make the store smaller or free space";
     case SHMS_EFULL:
-        return "what is held leaves no room";
+        return "the objects that are held leave no gap of that size; release objects or retry later";
     case SHMS_ETOOLARGE:
-        return "the object is larger than the store allows";
+        return "the object is larger than max_object_size";
     case SHMS_EEXISTS:
         return "the key already exists in the storage";
     case SHMS_ENOTFOUND:
@@ -24,36 +24,36 @@ const char *shms_strerror(int code) {
     case SHMS_ESTALE:
         return "the object has gone, or has been modified or is invalid";
     case SHMS_ENOSTORE:
-        return "no segment of that name";
+        return "no store has that name";
     case SHMS_ESTOREEXISTS:
-        return "a segment of that name exists";
+        return "a store of that name already exists; choose another name or recover it";
     case SHMS_EWRITERACTIVE:
-        return "the store's writer is alive";
+        return "the store has a live writer; close that writer first";
     case SHMS_ERANKINUSE:
-        return "the rank is in use";
+        return "a live reader has that rank; use another rank or close that reader";
     case SHMS_ELAYOUT:
-        return "not a segment of this version, size and architecture";
+        return "the file is not a store of this version and architecture";
     case SHMS_ECORRUPT:
-        return "the segment's contents contradict themselves";
+        return "the tables of the store are inconsistent; create the store again";
     case SHMS_ECLOSED:
-        return "the handle is closed";
+        return "the handle is closed; open a new one";
     case SHMS_EFORKED:
-        return "the handle belongs to the parent process";
+        return "the handle belongs to the parent process; open the store again after fork";
     case SHMS_EOTHERSTORE:
-        return "the name is another store's";
+        return "the name now names another store";
     case SHMS_ENOSLOT:
-        return "what is held leaves no slot";
+        return "every slot has an object that is held; release objects or raise max_objects";
     case SHMS_ENOLEASE:
-        return "every lease entry is taken by an open lease";
+        return "every lease entry has an open lease; read, release or cancel references";
     case SHMS_ECREATING:
-        return "the segment's creation is not over";
+        return "the store is still being created; try again";
     case SHMS_EFOREIGN:
-        return "the segment is another user's, or others may open it";
+        return "the store belongs to another user, or its mode lets other users open it";
     case SHMS_ERANKS:
-        return "the store has another number of ranks";
+        return "the store has a different number of ranks";
     case SHMS_ESPARSE:
-        return "parts of the segment's file are holes";
+        return "the file of the store is sparse; a store has no holes";
     default:
-        return "unknown code";
+        return "not an error code of shmstore";
     }
 }

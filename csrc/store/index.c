@@ -68,7 +68,7 @@ bool shms_index_remove(shms_index *x, uint32_t slot) {
             return false;
         i = (i + 1) & x->mask;
     }
-    /* Shift back every later cell of the run that may stand here: its home is not between the hole and itself. */
+    /* Shift back every later cell of the run whose home is not between the hole and the cell. */
     for (uint32_t j = (i + 1) & x->mask; x->cells[j].slot != SHMS_NONE; j = (j + 1) & x->mask) {
         uint32_t home = x->cells[j].hash & x->mask;
         if (((j - home) & x->mask) >= ((j - i) & x->mask)) {

@@ -1,10 +1,11 @@
 /*
- * layout.c - geometry of a segment, from options or from a superblock that may lie.
+ * layout.c - the geometry of a segment, from options or from a superblock that is not trusted.
  *
- * The same function computes both, so that what is read back is accepted only if this build would have laid it out
- * the same way.  Some changes leave every offset where it was (a capacity within its last page, a flag): those the
- * check word finds.  It is there against accidents; a forger gets a geometry that is sound, if not the true one.  Lengths are at most 2^48 + tables of 2^24
- * entries for 2^8 ranks, so no sum here comes near 2^64.
+ * 1. One function computes both. A superblock is accepted only if this build would have laid out the segment the same
+ *    way.
+ * 2. Some changes move no offset: a capacity within the same last page, a flag. The check word finds those. It protects
+ *    against accidents: a forger can compute a valid one, but the geometry is then still safe to map.
+ * 3. No sum overflows: lengths are at most 2^48, and tables have at most 2^24 entries for 2^8 ranks.
  */
 #include "layout.h"
 
@@ -12,12 +13,12 @@
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
 #define MIN_LEASES 64
-#define SMALL_STORE 1024 /* objects: below, the tables are small whatever an object's share of them is */
+#define SMALL_STORE 1024 /* objects; the tables of a smaller store are small in any case */
 
 uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
 
-/* Few enough zones to go through all of them for one refusal, of few enough objects to ask all ranks about all of one.  A
- * zone costs more memory the more ranks there are. */
+/* Chooses the size of a zone. A refusal visits every zone, so zones must be few. A survey asks every rank about each
+ * object of a zone, so a zone must hold few objects. The memory for each zone grows with the number of ranks. */
 static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_readers) {
     uint64_t zones = max_objects / (n_readers < 4 ? 32 : n_readers < 16 ? 16 : n_readers), shift = 12;
     zones = zones < 64 ? 64 : zones > SHMS_MAX_ZONES ? SHMS_MAX_ZONES : zones;
@@ -26,10 +27,13 @@ static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_r
     return shift;
 }
 
-/* Lease entries cost 32 bytes, 16 in the writer's heap and 8 a rank; slots and their books at most 117 and 4 a rank;
- * each rank's table has a head and ends with part of a page; five pages are the superblock, the end of the writer's
- * tables and the writer itself; a zone takes 96 bytes, and 24 a rank.  One entry an object is wanted; in a large store
- * of many ranks there are fewer, so that an object's share stays in its promise. */
+/* Chooses the number of lease entries: one for each object, or fewer in a large store of many ranks. The result keeps
+ * the bookkeeping of each object within its promised size (see layout.h). The costs, in bytes:
+ * - a lease entry: 32, plus 16 in the writer's heap, plus 8 for each rank;
+ * - a slot with its private bookkeeping: at most 117, plus 4 for each rank;
+ * - a rank: a table header, and at most one page of rounding;
+ * - once: five pages for the superblock, the end of the writer's tables and the writer itself;
+ * - a zone: 96, plus 24 for each rank. */
 static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t n_zones, uint64_t page) {
     uint64_t spare = max_objects * (256 - 117), once = n_readers * (page + sizeof(shms_reader_table) + 48) + 5 * page;
     once += n_zones * (96 + 24 * n_readers);
@@ -40,7 +44,7 @@ static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_
     return leases < MIN_LEASES ? MIN_LEASES : leases;
 }
 
-/* An object every 16 KiB: bookkeeping then stays below 2 % of the capacity. */
+/* One object for each 16 KiB, so that bookkeeping stays below 2 % of the capacity. */
 static uint64_t default_objects(uint64_t capacity) {
     uint64_t n = capacity / 16384;
     return n < 256 ? 256 : n > 1048576 ? 1048576 : n;
@@ -65,7 +69,7 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     l.reader_stride = shms_align_up(sizeof(shms_reader_table) + shms_align_up(l.max_objects * sizeof(shms_pin), 8) +
                                         (l.max_leases + shms_n_zones(&l)) * sizeof(shms_word),
                                     page);
-    /* A huge page must start at a multiple of its size in the file, too. */
+    /* The file offset of a huge page must also be a multiple of its size. */
     l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride, l.capacity >= HUGE_PAGE ? HUGE_PAGE : page);
     l.file_size = l.data_at + shms_align_up(l.capacity, page);
     *out = l;
@@ -79,7 +83,7 @@ static uint64_t hash_words(const uint64_t *words, ptrdiff_t n) {
     return h;
 }
 
-/* Offsets are asserted in layout.h, and cannot change without the version. */
+/* Offsets need not be included: layout.h asserts them, so they change only with the version. */
 uint64_t shms_layout_stamp(void) {
     static const uint64_t facts[] = {
         SHMS_LAYOUT_VERSION,
@@ -105,7 +109,7 @@ uint64_t shms_layout_check(const shms_superblock *sb) { return hash_words(&sb->p
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size) {
     if (sb->magic != SHMS_MAGIC)
         return SHMS_ELAYOUT;
-    /* Pairs with the release of the creation: what the stamp promises is there. */
+    /* Pairs with the release in shms_segment_publish: the geometry was written before the stamp. */
     if (atomic_load_explicit(&sb->stamp, memory_order_acquire) != shms_layout_stamp())
         return SHMS_ELAYOUT;
     if (sb->page < 4096 || sb->page > HUGE_PAGE || (sb->page & (sb->page - 1)) || sb->n_readers > SHMS_MAX_READERS ||

@@ -1,5 +1,5 @@
 /*
- * layout.h - what lies where in a segment, and who may write it.
+ * layout.h - the layout of a segment: what is where, and which process may write it.
  *
  *   file offset 0
  *   +-------------------+----------------------------------------------------------------------------+
@@ -17,20 +17,20 @@
  *   | data              | written by the writer: objects in address order, with gaps                  |
  *   +-------------------+----------------------------------------------------------------------------+
  *
- * An object in the data region, at slot.offset (a multiple of 64):
+ * An object in the data region starts at slot.offset, a multiple of 64:
  *
  *     | key | metadata | zero to 63 bytes | payload ... | zero to 63 bytes |
  *     ^ offset         ^ multiple of 64 -^             ^ offset + length  ^ the next object at the earliest
  *
- * A worked example, which tests/c/test_layout.c checks: key "k", metadata "mm", payload of 5 bytes at offset 128:
+ * An example, which tests/c/test_layout.c checks: key "k", metadata "mm" and a payload of 5 bytes, at offset 128:
  *
- *     128: 6b 6d 6d 00 ...       192: payload[0..4]      length = 69, span = 128: the ring goes on at 256
+ *     128: 6b 6d 6d 00 ...       192: payload[0..4]      length = 69, span = 128: the next object starts at 256
  *
- * Every word that two processes see is a 64-bit atomic (pins: 32-bit), naturally aligned, little-endian.  Nothing
- * here is a pointer: all positions are offsets or indices, checked before they are used.
+ * Every word that two processes share is a naturally aligned little-endian atomic: 32 bits for a pin, else 64. The
+ * segment contains no pointers. Positions are offsets or indices, and are checked before use.
  *
- * A *zone* is 2^zone_shift bytes of the data region.  Each rank counts, for each zone, what it has let go there; so the
- * writer knows where a second look is worth while (zones.h).
+ * A *zone* is 2^zone_shift bytes of the data region. Each rank counts its releases in each zone. The counts tell the
+ * writer which zones to survey again (zones.h).
  */
 #ifndef SHMS_LAYOUT_H
 #define SHMS_LAYOUT_H
@@ -42,14 +42,14 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 5u /* +1 also when the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 5u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
 #define SHMS_MAX_ZONES 4096u
 
 typedef _Atomic uint64_t shms_word;
 
-/* Counters of the writer; statistics only, so relaxed everywhere. */
+/* The writer's counters. They are statistics only, so every access is relaxed. */
 enum shms_counter {
     SHMS_C_PUTS,
     SHMS_C_PUT_BYTES,
@@ -65,7 +65,7 @@ enum shms_counter {
 
 typedef struct shms_superblock {
     uint64_t magic;
-    shms_word stamp;      /* shms_layout_stamp(); release, after everything else of the creation */
+    shms_word stamp;      /* shms_layout_stamp(); stored last at creation, release; pairs with shms_layout_read */
     uint64_t page;        /* alignment of the regions */
     uint64_t file_size;   /* geometry: written once, before the stamp */
     uint64_t capacity;
@@ -82,62 +82,63 @@ typedef struct shms_superblock {
     uint64_t reader_stride;
     uint64_t data_at;
     uint64_t zone_shift;
-    uint64_t secret;      /* random; half of the key of every reference's tag */
+    uint64_t secret;      /* random; half of the key of the tag of every reference */
     uint64_t check;       /* shms_layout_check(): all that the creation wrote */
     uint64_t reserved[12];
-    shms_word writer_pid; /* for people; liveness is the lock */
-    shms_word writer_epoch; /* +1 by create and by each recover */
-    shms_word next_id;    /* P1; the next object's */
-    shms_word next_lease; /* L1; the next hand-out's */
-    shms_word hand;       /* offset where the next search starts */
-    shms_word used_bytes; /* ring bytes of live and unfinished objects */
-    shms_word objects;    /* live ones */
+    shms_word writer_pid; /* informative; the lock decides liveness */
+    shms_word writer_epoch; /* incremented by create and by each recover */
+    shms_word next_id;    /* P1; the id of the next object */
+    shms_word next_lease; /* L1; the number of the next lease */
+    shms_word hand;       /* offset where the next search for large objects starts */
+    shms_word used_bytes; /* bytes of the data region under live and unfinished objects */
+    shms_word objects;    /* live objects */
     shms_word open_leases;
-    shms_word published;  /* L3; all leases below it are in the table, or over */
-    shms_word small_hand; /* as `hand`, for small objects */
-    shms_word disposable; /* 1: the name was generated, and nobody has asked for the store to stay */
+    shms_word published;  /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
+    shms_word small_hand; /* the same for small objects */
+    shms_word disposable; /* 1: the name was generated, and no caller has asked to keep the store */
     shms_word more[5];
     shms_word counters[24]; /* enum shms_counter */
-    /* T1: epoch[r] + 1 at the time of shms_writer_retire; void as soon as the rank attaches again */
+    /* T1: epoch[r] + 1 as of shms_writer_retire; void once A3 raises the epoch; pairs with A4 */
     shms_word retired[SHMS_MAX_READERS];
 } shms_superblock;
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
 
-#define SHMS_SLOT_DELETED UINT64_C(1) /* no new hand-outs; goes when nobody holds it */
-#define SHMS_SLOT_CHECKED UINT64_C(2) /* bits 32 to 63: CRC-32C of key, metadata and payload, padding left out */
+#define SHMS_SLOT_DELETED UINT64_C(1) /* not handed out any more; reclaimed once nothing holds it */
+#define SHMS_SLOT_CHECKED UINT64_C(2) /* bits 32 to 63: CRC-32C of key, metadata and payload, without padding */
 #define SHMS_SLOT_CRC_SHIFT 32
 
 typedef struct shms_slot {
     shms_word state;   /* enum shms_state */
-    shms_word id;      /* P2; before the LIVE that it belongs to */
-    shms_word secret;  /* random; the other half of that key */
-    shms_word offset;  /* of the key */
-    shms_word length;  /* to the payload's last byte */
+    shms_word id;      /* P2; stored before P4 makes the object LIVE */
+    shms_word secret;  /* random; the other half of the key of the tags */
+    shms_word offset;  /* offset of the key */
+    shms_word length;  /* bytes from the key to the end of the payload */
     shms_word head;    /* key_len | meta_len << 32 */
-    shms_word flags;   /* SHMS_SLOT_*; the upper half is the checksum, where there is one */
+    shms_word flags;   /* SHMS_SLOT_*; the upper half is the checksum if SHMS_SLOT_CHECKED is set */
     shms_word put_ns;  /* CLOCK_REALTIME of the commit */
 } shms_slot;
 
 typedef struct shms_lease {
-    shms_word number; /* 0: the entry is free; L2, published last */
+    shms_word number; /* 0: the entry is free; L2 stores it last (release), C1 clears it; pairs with R3a */
     shms_word slot;
     shms_word id;
     shms_word opened_ns; /* CLOCK_REALTIME */
 } shms_lease;
 
 typedef struct shms_reader_table {
-    /* a cache line that the writer asks for at W1, and that changes only with the rank's process */
-    shms_word epoch;    /* A3: how often this rank has attached */
-    shms_word base;     /* A4: leases below are not for the present process; E1: SHMS_CLOSED, no lease is */
-    shms_word pid;      /* for people */
+    /* one cache line, which the writer reads at W1; only attaching and closing change it */
+    shms_word epoch;    /* A3: how many times this rank has attached; pairs with W1b and T2 */
+    shms_word base;     /* A4: older leases do not expect this process; E1: SHMS_CLOSED; pairs with W1a */
+    shms_word pid;      /* informative */
     shms_word attached_ns;
     shms_word reserved[4];
-    /* another, which every get dirties */
-    shms_word releases; /* +1 after whatever may let an object go: R3, R4; after its zone's count */
+    /* another cache line, which every get writes */
+    /* R3b, R4: releases so far, stored after the zone's count; the writer reads it before surveys */
+    shms_word releases;
     shms_word gets;
     shms_word stale;
-    shms_word released; /* leases ended unread */
+    shms_word released; /* leases released without a get */
     shms_word more[4];
     /* shms_pin pins[max_objects], shms_word acks[max_leases], shms_word zone_releases[n_zones] */
 } shms_reader_table;
@@ -149,7 +150,7 @@ typedef _Atomic uint32_t shms_pin;
 _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are plain words");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
-/* Every offset, so that two words of one size cannot change places unnoticed. */
+/* Assert every offset, so that swapping two words of one size does not go unnoticed. */
 #define AT(type, field, at) _Static_assert(offsetof(type, field) == (at), #type "." #field)
 AT(shms_superblock, magic, 0);
 AT(shms_superblock, stamp, 8);
@@ -171,7 +172,7 @@ AT(shms_superblock, data_at, 128);
 AT(shms_superblock, zone_shift, 136);
 AT(shms_superblock, secret, 144);
 AT(shms_superblock, check, 152);
-AT(shms_superblock, writer_pid, 256); /* the writer's words start a cache line */
+AT(shms_superblock, writer_pid, 256); /* the words that the writer updates start a cache line */
 AT(shms_superblock, writer_epoch, 264);
 AT(shms_superblock, next_id, 272);
 AT(shms_superblock, next_lease, 280);
@@ -212,24 +213,25 @@ AT(shms_reader_table, released, 88);
 _Static_assert(sizeof(shms_reader_table) == 128, "reader table");
 #undef AT
 
-/* The geometry that follows from options; fields are named as in the superblock. */
+/* The geometry that follows from options. Fields have the names of the superblock's. */
 typedef struct shms_layout {
     uint64_t page, file_size, capacity, max_object_size, n_readers, max_objects, max_leases, flags;
     uint64_t slots_at, leases_at, readers_at, reader_stride, data_at, zone_shift;
 } shms_layout;
 
-/* Computes the geometry.  SHMS_EINVAL where an option is out of range.  There are as many lease entries as objects,
- * or, above 1,024, as fit the promise of 256 + 4 * n_readers bytes of bookkeeping an object of a large store. */
+/* Computes the geometry. SHMS_EINVAL if an option is out of range. There is one lease entry for each object. Above
+ * 1,024 entries, there are as many as fit the promise for large stores: 256 + 4 * n_readers bytes of bookkeeping for
+ * each object. */
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page);
 
-/* A number that differs whenever two builds would read a segment differently: version, offsets, architecture. */
+/* A number that differs if two builds would read a segment differently: version, sizes or architecture. */
 uint64_t shms_layout_stamp(void);
 
-/* A hash of what stands from `page` to `secret`. */
+/* A hash of the words from `page` to `secret`. */
 uint64_t shms_layout_check(const shms_superblock *sb);
 
-/* Reads the geometry from a superblock and checks it against itself and the file's size.  SHMS_ELAYOUT: another
- * version or architecture, or never published.  SHMS_ECORRUPT: ours, but contradictory. */
+/* Reads the geometry from a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT: another
+ * version or architecture, or never published. SHMS_ECORRUPT: our version, but inconsistent. */
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
 
 static inline uint64_t shms_align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
@@ -239,7 +241,7 @@ static inline uint32_t shms_zone_of(const shms_layout *l, uint64_t offset) {
 }
 static inline uint32_t shms_n_zones(const shms_layout *l) { return shms_zone_of(l, l->capacity - 1) + 1; }
 
-/* Bytes of an object of these lengths up to its payload, and in the ring. */
+/* Where the payload of an object starts, and how many bytes of the data region an object takes. */
 static inline uint64_t shms_payload_at(uint32_t key_len, uint32_t meta_len) {
     return shms_align_up((uint64_t)key_len + meta_len, SHMS_ALIGN);
 }

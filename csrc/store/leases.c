@@ -1,12 +1,14 @@
 /*
- * leases.c - see leases.h.  The one thing to get right is the order of four stores.
+ * leases.c - see leases.h.
  *
- * L1 takes the number before anything names it: a writer that dies after L1 has lost a number, one that published
- * first would leave a number that its successor hands out again, and a rank's old acknowledgement would answer for a
- * lease that it has never seen.  L2 publishes the number last, so that a successor, and a reader in R3, never see a
- * number with another lease's slot.  L3 is the moment of the hand-out: a rank whose A4 reads `published` before it is
- * promised the object, one that attaches later is not; and only then does the reference go out.  C1 clears the number
- * first; slot and id then mean nothing.
+ * The order of the stores is what matters here:
+ * 1. L1 takes the number before anything names it. If the writer dies after L1, one number is lost. If it published
+ *    first, its successor would use the number again. A rank's old acknowledgement would then answer for a lease that
+ *    the rank has never seen.
+ * 2. L2 stores the number last. So a successor, and a reader in R3a, never see a number with another lease's slot.
+ * 3. L3 is the moment of the hand-out. A rank whose A4 reads `published` before L3 is expected by the lease; a rank
+ *    that attaches later is not. The reference goes out only after L3.
+ * 4. C1 clears the number first. From then on slot and id mean nothing.
  */
 #include "leases.h"
 
@@ -44,7 +46,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
     for (uint32_t i = l->n_entries; i-- > 0;) {
         shms_lease *e = &table[i];
         uint64_t number = shms_get(&e->number), slot = shms_get(&e->slot);
-        /* Is its reference known to nobody?  The writer died before L3. */
+        /* True if the writer died before L3: then nobody has the reference. */
         bool unknown = number >= shms_get(l->published) && number < shms_get(l->next_lease);
         if (number && !unknown && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
             shms_get(&slots[slot].id) == shms_get(&e->id)) {
@@ -58,7 +60,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
         }
         l->free[l->n_free++] = i;
     }
-    SHMS_STEP("V4"); /* numbers that were taken and never published */
+    SHMS_STEP("V4"); /* skips numbers that were taken and never published */
     atomic_store_explicit(l->published, shms_get(l->next_lease), memory_order_seq_cst);
     shms_set(l->open, open);
 }
@@ -73,13 +75,14 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     SHMS_STEP("L1");
     atomic_store_explicit(l->next_lease, number + 1, memory_order_release);
     atomic_thread_fence(
-        memory_order_release); /* L1 and C1's 0 before what follows; pairs with an inspector's second look */
+        /* orders L1, and the 0 of C1, before the stores below; pairs with the inspector's second read */
+        memory_order_release);
     shms_set(&e->slot, slot);
     shms_set(&e->id, id);
     shms_set(&e->opened_ns, now_ns);
     SHMS_STEP("L2"); /* release; pairs with R3a */
     atomic_store_explicit(&e->number, number, memory_order_release);
-    SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached before is not above this lease */
+    SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached earlier is not above this lease */
     atomic_store_explicit(l->published, number + 1, memory_order_seq_cst);
     link_in(l, entry, slot);
     shms_add(l->open, 1);
@@ -88,7 +91,7 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
 
 void shms_leases_close(shms_leases *l, uint32_t entry) {
     uint32_t slot = l->slot[entry];
-    SHMS_STEP("C1"); /* pairs with R3a: a reader that comes late acknowledges nothing */
+    SHMS_STEP("C1"); /* pairs with R3a: a late reader acknowledges nothing */
     atomic_store_explicit(&l->table[entry].number, 0, memory_order_release);
     if (l->prev[entry] != SHMS_NONE)
         l->next[l->prev[entry]] = l->next[entry];

@@ -1,12 +1,12 @@
 /*
- * reader.c - a reader's life, and its views.
+ * reader.c - a reader's lifetime, and its views.
  *
- * A reader takes no lock and waits for nobody but, rarely, for the two stores of an eviction that it met half-way.
- * What it is handed, a reference from another process, it believes only as far as the slot table confirms it; what the
- * slot table says, only as far as it stays inside the data region.
- *
- * The rank stays taken until the reader is closed *and* its last view is gone: a writer that found the lock free would
- * ignore the pins under those views.  Leases wait for a reader only until it is closed: it can never read again.
+ * - No waiting: a reader takes no lock. It waits only if it meets an eviction between W2 and W4 or W5.
+ * - No trust: a reference comes from another process, and must match the slot table. A slot must stay within the data
+ *   region.
+ * - The rank's lock is held until the reader is closed *and* its last view is released. Otherwise the writer would find
+ *   the lock free and ignore the pins of those views.
+ * - Leases wait for a reader only until it is closed, because a closed reader can never read again.
  */
 #include <errno.h>
 #include <sched.h>
@@ -20,9 +20,9 @@
 #include "segment.h"
 #include "step.h"
 
-/* How long a reader waits for a living writer to decide about an object that it met in EVICTING.  The writer decides
- * once it has stored the states of all victims of one put and asked for their pins: below 1 us for one victim, some 0.1
- * to 0.2 ms for 32,768, unless it is descheduled, or stopped. */
+/* How long a reader waits for a live writer to decide about an object in EVICTING. The writer decides after it has
+ * stored the states of all victims of a put and has read their pins. That takes below 1 us for one victim, and some 0.1
+ * to 0.2 ms for 32,768. It takes longer only if the writer is descheduled or stopped. */
 #define PATIENCE_NS UINT64_C(1000000000)
 
 struct shms_reader {
@@ -30,8 +30,9 @@ struct shms_reader {
     shms_reader_table *table;
     uint32_t rank;
     _Atomic int closed;
-    _Atomic uint64_t live; /* views, and calls in progress */
-    _Atomic uint64_t refs; /* the handle, and views: the last one frees.  A garbage collector ends them in any order */
+    _Atomic uint64_t live; /* views, plus calls in progress */
+    /* the handle, plus views; the last one frees, because a garbage collector releases them in any order */
+    _Atomic uint64_t refs;
 };
 
 static uint64_t monotonic_ns(void) {
@@ -83,7 +84,7 @@ int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, co
 }
 
 #ifdef SHMS_STEPS
-/* For tests: a reader on another segment's mapping. */
+/* For tests: a reader that uses another segment's mapping. */
 int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
 int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank) {
     struct shms_reader *r = calloc(1, sizeof *r);
@@ -102,7 +103,7 @@ static void leave(struct shms_reader *r) {
         shms_segment_unlock(&r->seg);
 }
 
-/* Counts a call in, so that the rank outlives it. */
+/* Counts a call as in progress, so that the rank's lock outlives it. */
 static int enter(struct shms_reader *r) {
     if (!r)
         return SHMS_ECLOSED;
@@ -115,13 +116,16 @@ static int enter(struct shms_reader *r) {
     return SHMS_ECLOSED;
 }
 
-/* Pinned and EVICTING: until the writer has said LIVE (it saw the pin) or something else (it did not).
+/* Waits, with a pin on an object in EVICTING, until the writer has decided. LIVE: the writer saw the pin. Another
+ * state: the object is gone.
  *
- * A writer that has died in EVICTING has not reused the bytes and never will; its successor cannot miss a pin that
- * stood before it, and starts with LIVE.  So the object may be taken as it is, if the dead one died *there*: between
- * the look that found EVICTING and the probe that found the lock free it may have gone on to FREE, and only then have
- * died or closed the store.  Hence R2c, behind the probe: what it sees is the dead writer's last word, or the word of
- * a successor that cannot have missed the pin. */
+ * Why a reader need not wait for a dead writer:
+ * 1. A writer that died in EVICTING has not reused the bytes and never will.
+ * 2. Its successor sets the state to LIVE first. It cannot miss a pin from before its own W3.
+ * 3. So the object may be taken if the writer died while it was in EVICTING. R2p alone does not show that. Between R2c
+ *    and R2p the writer may have gone on to FREE, and then have died or closed.
+ * 4. Hence another R2c after R2p. It reads either the dead writer's last word, or the word of a successor that cannot
+ *    have missed the pin. */
 static bool outlast_eviction(struct shms_reader *r, const shms_slot *s, uint64_t id) {
     uint64_t start = 0;
     bool orphan = false;
@@ -149,8 +153,8 @@ static bool outlast_eviction(struct shms_reader *r, const shms_slot *s, uint64_t
     }
 }
 
-/* R1 and R2, and everything else that a reference must withstand.  SHMS_OK: pinned, and `seen` has the place and the
- * lengths that were checked: read once, since a writer that is broken may change them between two looks. */
+/* R1, R2 and all other checks of a reference. SHMS_OK: the object is pinned, and `seen` has the place and lengths that
+ * were checked. They are read only once, since a faulty writer may change them between two reads. */
 static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms_slot *seen) {
     const shms_superblock *sb = r->seg.sb;
     if (shms_ref_read(ref, packed, sb, &r->seg.layout))
@@ -221,7 +225,7 @@ shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
     return v;
 }
 
-static void let_go(struct shms_reader *r) {
+static void unref(struct shms_reader *r) {
     if (atomic_fetch_sub(&r->refs, 1) != 1)
         return;
     shms_segment_close(&r->seg);
@@ -232,13 +236,13 @@ void shms_view_release(shms_view *v) {
     if (!v)
         return;
     struct shms_reader *r = v->owner;
-    /* In a forked child the view is the parent's, and so is the pin. */
+    /* In a forked child, the view and its pin are the parent's. */
     if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
         shms_reader_table_unpin(r->table, &r->seg.layout, v->slot, (uint64_t)((const uint8_t *)v->key - r->seg.data));
         leave(r);
     }
     free(v);
-    let_go(r);
+    unref(r);
 }
 
 void shms_view_drop(shms_view **v) { shms_view_release(*v); }
@@ -249,11 +253,12 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
     if (rc)
         return rc;
     if ((rc = shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout)) == SHMS_OK) {
-        /* No pin: only a lease that is still open keeps the slot what it was, and where it is not, there is nothing to
-         * acknowledge.  A secret read from a slot that has gone on fits no tag. */
+        /* No pin is needed. As long as the lease is open, the slot keeps its object; once it has ended, there is
+         * nothing to acknowledge. If the slot is another object's by now, its secret does not match the tag. */
         const shms_slot *s = &r->seg.slots[ref.slot];
         if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id) {
-            uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire); /* before the id is read again */
+            /* acquire: before the second read of the id */
+            uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire);
             if (shms_ref_sealed(packed, r->seg.sb->secret, secret))
                 rc = shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease, ref.address);
             else if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id)
@@ -311,7 +316,7 @@ int shms_reader_close(shms_reader *r) {
     if (atomic_load_explicit(&r->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     atomic_fetch_add(&r->live, 1);
-    if (!atomic_exchange(&r->closed, 1)) /* later the rank may be another process's */
+    if (!atomic_exchange(&r->closed, 1)) /* only once: later the rank may be another process's */
         shms_reader_table_close(r->table);
     leave(r);
     return SHMS_OK;
@@ -321,7 +326,7 @@ void shms_reader_free(shms_reader *r) {
     if (!r)
         return;
     shms_reader_close(r);
-    let_go(r);
+    unref(r);
 }
 
 void shms_reader_drop(shms_reader **r) { shms_reader_free(*r); }

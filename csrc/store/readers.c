@@ -1,5 +1,5 @@
 /*
- * readers.c - what a rank writes.  See readers.h for the argument; the labels are those of the protocol.
+ * readers.c - the steps of a rank, with the labels of the protocol. readers.h has the argument.
  */
 #include "readers.h"
 
@@ -10,31 +10,34 @@ void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const 
     shms_pin *pins = shms_reader_pins(t);
     shms_word *acks = shms_reader_acks(t, l->max_objects);
     uint64_t epoch = shms_get(&t->epoch), next_lease = shms_get(&sb->next_lease);
-    SHMS_STEP("A2"); /* release: the predecessor's reads, ended by its death, come before; pairs with W3 */
+    SHMS_STEP("A2"); /* release: orders the reads of the dead predecessor before the reset; pairs with W3 */
     for (uint64_t i = 0; i < l->max_objects; i++)
         if (atomic_load_explicit(&pins[i], memory_order_relaxed))
             atomic_store_explicit(&pins[i], 0, memory_order_release);
-    for (uint64_t i = 0; i < l->max_leases; i++) /* an acknowledgement from the future would outlast R3b's maximum */
+    /* a number that is not taken yet would make R3b, a maximum, drop the real one */
+    for (uint64_t i = 0; i < l->max_leases; i++)
         if (shms_get(&acks[i]) >= next_lease)
             shms_set(&acks[i], 0);
     shms_set(&t->pid, pid);
     shms_set(&t->attached_ns, now_ns);
-    SHMS_STEP("A3"); /* pairs with W1, which reads the epoch before it probes the lock, held since A1; and with T2 */
+    /* pairs with W1b, which reads the epoch before W1c probes the lock, held since A1; and with T2 */
+    SHMS_STEP("A3");
     atomic_store_explicit(&t->epoch, epoch + 1, memory_order_seq_cst);
-    SHMS_STEP("A4"); /* the retirement that A3 has ended: pairs with T1; the number: with L3; the base: with W1 */
-    bool anew = epoch > 0 || atomic_load_explicit(&sb->retired[rank], memory_order_seq_cst) == epoch + 1;
-    atomic_store_explicit(&t->base, anew ? atomic_load_explicit(&sb->published, memory_order_seq_cst) : 0,
+    SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
+    bool rebase = epoch > 0 || atomic_load_explicit(&sb->retired[rank], memory_order_seq_cst) == epoch + 1;
+    atomic_store_explicit(&t->base, rebase ? atomic_load_explicit(&sb->published, memory_order_seq_cst) : 0,
                           memory_order_seq_cst);
 }
 
 void shms_reader_table_close(shms_reader_table *t) {
-    SHMS_STEP("E1"); /* pairs with W1 */
+    SHMS_STEP("E1"); /* pairs with W1a */
     atomic_store_explicit(&t->base, SHMS_CLOSED, memory_order_seq_cst);
 }
 
-/* Counts one more thing that may have let an object go: after it, a release; the writer reads it before it looks. */
-static void released(shms_reader_table *t, const shms_layout *l, uint64_t offset) {
-    if (offset < l->capacity) /* a slot that is being written may say anything */
+/* Counts a release. The count follows the release itself, and is a release store; the writer reads it before it
+ * surveys. */
+static void count_release(shms_reader_table *t, const shms_layout *l, uint64_t offset) {
+    if (offset < l->capacity) /* a slot in WRITING may have any offset */
         atomic_fetch_add_explicit(&shms_reader_zone_releases(t, l)[shms_zone_of(l, offset)], 1, memory_order_release);
     atomic_fetch_add_explicit(&t->releases, 1, memory_order_release);
 }
@@ -45,7 +48,7 @@ enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l
     atomic_fetch_add_explicit(&shms_reader_pins(t)[i], 1, memory_order_seq_cst);
     SHMS_STEP("R2a"); /* pairs with W2 */
     uint64_t state = atomic_load_explicit(&slot->state, memory_order_seq_cst);
-    SHMS_STEP("R2b"); /* after R2a: an id that still matches once LIVE was seen is the live one's */
+    SHMS_STEP("R2b"); /* after R2a: if LIVE was seen, an id that matches is the id of the live object */
     if (atomic_load_explicit(&slot->id, memory_order_seq_cst) == id && (state == SHMS_LIVE || state == SHMS_EVICTING))
         return (enum shms_state)state;
     shms_reader_table_unpin_vain(t, l, slot, i);
@@ -59,28 +62,29 @@ static void unpin(shms_reader_table *t, uint32_t i) {
 
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset) {
     unpin(t, i);
-    released(t, l, offset);
+    count_release(t, l, offset);
 }
 
-/* The pin may have been seen on an object that came into the slot while it stood.  So the place is asked for after R4:
- * either that object is still there, or the writer has taken it away and knows. */
+/* The pin may have been seen on an object that came into the slot in the meantime. So the offset is read after R4.
+ * Either that object is still in the slot, or the writer has removed it and has marked its zone itself. */
 void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i) {
     unpin(t, i);
     atomic_thread_fence(memory_order_seq_cst);
-    released(t, l, shms_get(&slot->offset));
+    count_release(t, l, shms_get(&slot->offset));
 }
 
 int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
                           uint64_t number, uint64_t offset) {
-    SHMS_STEP("R3a"); /* an old reference must not answer for the entry's next lease; pairs with L2, C1 */
+    SHMS_STEP("R3a"); /* pairs with L2 and C1: an old reference must not acknowledge the entry's next lease */
     if (atomic_load_explicit(&leases[entry].number, memory_order_acquire) != number)
         return 0;
     shms_word *ack = &shms_reader_acks(t, l->max_objects)[entry];
-    SHMS_STEP("R3b"); /* pairs with W1.  A maximum: a thread that slept since R3a must not take back a newer one */
+    /* pairs with W1a; a maximum, so that a thread that slept since R3a does not undo a newer one */
+    SHMS_STEP("R3b");
     uint64_t seen = atomic_load_explicit(ack, memory_order_relaxed);
     while (seen < number)
         if (atomic_compare_exchange_weak_explicit(ack, &seen, number, memory_order_release, memory_order_relaxed)) {
-            released(t, l, offset);
+            count_release(t, l, offset);
             return 1;
         }
     return 0;

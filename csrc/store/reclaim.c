@@ -1,27 +1,26 @@
 /*
- * reclaim.c - what may go, and how it goes: the writer's half of the protocol.
+ * reclaim.c - which objects may go, and how they go: the writer's half of the protocol.
  *
- * An object may go when no lease of it is open (W1) and no rank has it pinned (W3).  A reader may pin at any moment;
- * so W3 is asked again after the state has been set to EVICTING (W2), and where the answer is now another one the
- * state goes back to LIVE.  readers.h says why one of the two sides must see the other.
+ * An object may go if it has no open lease (W1) and no rank has it pinned (W3). A reader may pin at any moment. So the
+ * writer reads the pins again after it has set the state to EVICTING (W2). If it finds a pin then, it sets the state
+ * back to LIVE (W5). readers.h explains why one of the two sides must see the other.
  *
- *   1. All victims of one put are set to EVICTING, then all are asked for pins, then all become FREE, or all LIVE
- *      again.  So a put either has its room or has taken nothing.  Nothing else is done in between: a reader that meets
- *      EVICTING waits.
- *   2. What W1 found stays true while the mutex is held: only the writer opens leases, an acknowledgement only grows,
- *      and to a rank found closed, retired or dead nothing is promised that was opened before: whoever attaches in its
- *      place sets its base above that (A4).
- *   3. What a probe found does not stay true for pins: a new process may have the rank an instant later.  So between
- *      W2 and W4 the lock is asked again, and only where a pin stands.  Before W2 a remembered "alive" costs at most
- *      a refusal, which the next call asks again; a remembered "gone" is of type 2.
+ * 1. A put is all or nothing. All victims become EVICTING, then the pins of all are read, then all become FREE or all
+ *    LIVE again. Nothing else is done in between, because a reader that meets EVICTING waits.
+ * 2. W1 holds as long as the mutex is held. Only the writer opens leases, and acknowledgements only grow. A lease that
+ *    is open never comes to expect a rank again that was found closed, retired or dead. A process that attaches as that
+ *    rank sets its base above the lease (A4).
+ * 3. A probe does not hold for pins: a new process may take the rank at any time. So between W2 and W4 the lock is
+ *    probed again, but only if a pin is found (W3p). Before W2, a remembered HERE costs at most a refusal, and the next
+ *    call probes again. A remembered GONE is safe for leases by point 2, and W3p checks it for pins.
  *
- * Two locks.  Hits need `mutex`, so a put does not hold it for long: it *breathes* now and then, that is, lets those in
- * who wait.  Meanwhile anything may change, but no other put looks for a place, and nobody closes the writer: that takes
- * `placing`.  So what a put has cleared stays clear.  W1 may be a survey's, many breaths ago: evict looks again, and from
- * there to W4 there is no breath.
+ * Two locks. Hits need `mutex`, so a put must not hold it for long. From time to time a put *yields* it to waiting
+ * threads. Anything may change meanwhile, with two exceptions, which need `placing`: no other put looks for a place,
+ * and no thread closes the writer. So what a put has cleared stays clear. W1 may have been done by a survey, many
+ * yields ago. So evict checks leases again, and does not yield from there to W4.
  *
- * A search begins near the hand, which is where a CLOCK finds its victims.  What it does not find within a few steps it
- * looks up in the zones, which remember what was held where (zones.h).
+ * A search begins near the hand, where a CLOCK finds its victims. If that takes too many steps, it uses the zones,
+ * which remember what was held where (zones.h).
  */
 #include <string.h>
 
@@ -29,36 +28,38 @@
 #include "writer.h"
 
 enum { UNKNOWN, HERE, GONE };
-enum { AGAIN = 1 }; /* after a breath */
+enum { AGAIN = 1 }; /* the caller searches again */
 
-#define NEAR 64            /* objects: so far a search walks from the hand */
-#define BUDGET 64          /* of looks at a rank's words, and then to the end of a zone, between two breaths */
-#define FORGET_AT_ONCE 128 /* victims, likewise */
+#define NEAR 64            /* objects that a search visits from the hand on */
+#define BUDGET 64          /* reads of a rank's words between two yields; a survey finishes its zone first */
+#define FORGET_AT_ONCE 128 /* victims between two yields */
 #define SWEEP_AT_ONCE                                                                                                  \
-    16384 /* lease entries that one call looks at, when none is free; the next one goes on behind them */
-#define SWEEP_EARLY 512    /* and those that each hand-out looks at, at the most */
-#define MAX_SEARCHES 1000  /* a store that is read faster than it can be searched this often is full */
+    16384 /* lease entries that one call checks if no entry is free; the next call continues behind them */
+#define SWEEP_EARLY 512    /* lease entries that each hand-out checks, at most */
+/* failed searches before the store counts as full: its readers are then faster than the search */
+#define MAX_SEARCHES 1000
 
 void shms_reclaim_begin(struct shms_writer *w) { memset(w->verdict, UNKNOWN, w->seg.layout.n_readers); }
 
-/* Has the rank attached once, and does nobody hold its lock?  The epoch is read first (pairs with A3): a process that
- * attaches in between holds the lock already, so that a first attachment cannot look like a death. */
+/* Has the rank attached once, and is its lock free? The epoch is read first (pairs with A3). So a process that attaches
+ * for the first time in between holds the lock already, and does not look dead. */
 static bool rank_gone(struct shms_writer *w, uint32_t r) {
     if (w->verdict[r] == UNKNOWN) {
         SHMS_STEP("W1b");
         uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_seq_cst);
         SHMS_STEP("W1c");
         w->verdict[r] = epoch > 0 && !shms_segment_held(&w->seg, (int)r) ? GONE : HERE;
-        /* A survey may believe this one.  A process that dies before A3 leaves no other trace. */
+        /* A survey may use this verdict. If it differs from the last poll's, the next poll must see a change: a process
+         * that died before A3 leaves no other trace. */
         if (w->verdict[r] != w->heard[r].verdict)
             w->heard[r].verdict = UNKNOWN;
     }
     return w->verdict[r] == GONE;
 }
 
-/* Without asking whether the rank lives. */
+/* W1a: the part of W1 that does not probe the rank's lock. */
 static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
-    SHMS_STEP("W1a"); /* pairs with R3b: who has acknowledged has a visible pin.  And with A3, A4, E1 */
+    SHMS_STEP("W1a"); /* pairs with R3b: a rank that has acknowledged has a visible pin; also with A3, A4, E1 */
     return !shms_reader_expected(shms_segment_reader(&w->seg, r), &w->seg.layout, shms_get(&w->seg.sb->retired[r]),
                                  entry, number);
 }
@@ -79,7 +80,7 @@ static shms_pin *pin_of(struct shms_writer *w, uint32_t r, uint32_t slot) {
     return &shms_reader_pins(shms_segment_reader(&w->seg, r))[slot];
 }
 
-/* W1 and a first look at the pins; closes what leases it finds complete. */
+/* Does W1 and a first read of the pins. Closes the leases that it finds complete. */
 static bool may_go(void *context, uint32_t slot) {
     struct shms_writer *w = context;
     if (shms_get(&shms_writer_slot(w, slot)->state) != SHMS_LIVE || w->protected[slot])
@@ -96,8 +97,8 @@ static bool may_go(void *context, uint32_t slot) {
     return true;
 }
 
-/* The same for a survey, which also wants to know who holds the object: bytes pinned by a living rank, or promised to it
- * and not yet acknowledged. */
+/* The same for a survey, which also adds up who holds the object. A live rank holds it if it has pinned it, or has not
+ * acknowledged a lease that expects it. */
 enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
     struct shms_writer *w = context;
     if (!held)
@@ -121,7 +122,7 @@ static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
         const shms_pin *pins = pin_of(w, r, 0);
         for (uint32_t i = 0; i < n; i++) {
-            SHMS_STEP("W3"); /* pairs with R1; and, being an acquire, with R4 */
+            SHMS_STEP("W3"); /* pairs with R1; also an acquire, which pairs with R4 */
             if (atomic_load_explicit(&pins[slots[i]], memory_order_seq_cst) == 0)
                 continue;
             SHMS_STEP("W3p");
@@ -132,25 +133,25 @@ static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
     return false;
 }
 
-/* Lets in who waits for the mutex.  What was asked about ranks is asked again after it.  A hit, which does not hold `placing`,
- * may find the writer closed then: nothing may be stored any more. */
-static bool breathe(struct shms_writer *w) {
+/* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield in a hit, which does not
+ * hold `placing`, the writer may be closed. Nothing may be stored then. */
+static bool yield_mutex(struct shms_writer *w) {
     bool others = shms_writer_let_in(w);
     if (others)
         shms_reclaim_begin(w);
     return others;
 }
 
-/* W2 to W4: all go, or none (SHMS_EFULL); `behind` is what comes after them.  Nobody else looks for a place, or there is
- * one victim. */
+/* W2 to W4: evicts all objects from `first` to `end`, or none (SHMS_EFULL). `behind` is set to the object after them.
+ * The caller holds `placing`, or there is only one victim. */
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
     uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0, promised = w->evicted.promised;
     const uint32_t *next = w->ring.next;
     uint32_t *victims =
-        w->free_slots + w->n_free_slots; /* where they will be, at last; there is room for all that are not free */
+        w->free_slots + w->n_free_slots; /* their final place; the stack has room for all slots that are not free */
     uint32_t n = 0, last = SHMS_NONE;
     for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end;
-         s = next[s]) { /* W1 may be long ago */
+         s = next[s]) { /* W1 may have been long ago: check again */
         const shms_slot *slot = shms_writer_slot(w, s);
         uint64_t span = shms_span(shms_get(&slot->length));
         if (shms_get(&slot->state) != SHMS_LIVE || w->protected[s] || w->leases.first[s] != SHMS_NONE)
@@ -165,18 +166,20 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
     }
     *behind = next[last];
     if (evicted && !shms_room_for_keys(w, evicted, keys))
-        return SHMS_ENOMEM; /* before anything has changed */
+        return SHMS_ENOMEM; /* nothing has changed yet */
     shms_slot *slots = w->seg.slots;
-    /* From here to W4 readers wait: no line of memory is touched that need not be, and no load waits for the one before. */
+    /* Readers may wait from here to W4. So touch no line of memory that is not needed, and let no load depend on the
+     * one before. */
     for (uint32_t i = 0; i < n; i++) {
-        SHMS_STEP("W2"); /* with the fence; pairs with R2a */
+        SHMS_STEP("W2"); /* together with the fence, pairs with R2a */
         shms_set(&slots[victims[i]].state, SHMS_EVICTING);
     }
     atomic_thread_fence(memory_order_seq_cst);
     bool go = !pinned(w, victims, n);
     for (uint32_t i = 0; i < n; i++) {
         if (go)
-            SHMS_STEP("W4"); /* before one byte is reused, or a successor would call half-written bytes LIVE */
+            /* before the first byte is reused, or a successor would set half-written bytes to LIVE */
+            SHMS_STEP("W4");
         else
             SHMS_STEP("W5");
         atomic_store_explicit(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
@@ -185,28 +188,28 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
         w->evicted.promised = promised;
         return SHMS_EFULL;
     }
-    atomic_thread_fence(memory_order_release); /* W4 before the stores that reuse the bytes */
+    atomic_thread_fence(memory_order_release); /* orders W4 before the stores that reuse the bytes */
     shms_add(&w->seg.sb->objects, -(uint64_t)n);
     shms_add(&w->seg.sb->used_bytes, -bytes);
     shms_count(w, SHMS_C_EVICTIONS, evicted);
     shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
     shms_ring_cut(&w->ring, first, last, n);
     w->leaving += (uint32_t)evicted;
-    for (uint32_t s = first, i = 1; i <= n; i++, s = next[s]) { /* what has been cut out keeps its links */
+    for (uint32_t s = first, i = 1; i <= n; i++, s = next[s]) { /* the objects that were cut out keep their links */
         if (!shms_slot_deleted(shms_writer_slot(w, s))) {
             shms_forget_key(w, s);
             w->leaving--;
         }
         w->free_slots[w->n_free_slots++] = s;
-        if (i % FORGET_AT_ONCE == 0 && breathe(w))
+        if (i % FORGET_AT_ONCE == 0 && yield_mutex(w))
             *behind = shms_ring_at(&w->ring, end);
     }
     return SHMS_OK;
 }
 
-/* Marks what ranks may have let go since the last call; see zones.h.  What is asked here about a rank holds for the
- * surveys that follow: a rank that dies after it is news to the next call. */
-static void hear(struct shms_writer *w) {
+/* Marks the zones in which ranks may have released something since the last poll; see zones.h. The verdicts found here
+ * hold for the surveys that follow. If a rank dies later, the next poll sees a change. */
+static void poll_ranks(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
     uint32_t n_zones = w->ring.n_zones;
     shms_reclaim_begin(w);
@@ -233,30 +236,31 @@ static void hear(struct shms_writer *w) {
             zones[z] = count;
         }
     }
-    atomic_thread_fence(memory_order_acquire); /* the counts before the surveys; pairs with their release */
+    /* orders the counts before the surveys; pairs with the release in count_release */
+    atomic_thread_fence(memory_order_acquire);
 }
 
-/* A search that has found its place: where, and what the hand does. */
+/* The state of a search: its place, and what the hand does. */
 typedef struct search {
     shms_place place;
     enum shms_area_name area;
-    bool moves; /* the hand goes there; not to a gap that it has left behind */
-    bool lap;   /* and has been round once before */
-    bool heard; /* what ranks have let go, in this operation */
-    uint64_t longest; /* of the runs, where there is no place */
+    bool moves; /* the hand moves there; false for a gap that the hand had passed */
+    bool lap;   /* the hand has gone round once before */
+    bool heard; /* the ranks were polled in this operation */
+    uint64_t longest; /* the longest run, if there is no place */
 } search;
 
-/* The last search that was in vain has seen all there is, and nothing is news since. */
-static bool known_in_vain(const struct shms_writer *w, const search *f) {
+/* Did the last failed search cover everything, with no change since? */
+static bool known_full(const struct shms_writer *w, const search *f) {
     return !w->ring.news && f->place.span > w->longest;
 }
 
-/* Finds a place by the zones: 1 found, 0 full, -1 to be called again after a breath. */
-static int find_far(struct shms_writer *w, search *f, int64_t *budget) {
+/* Finds a place by zones. 1: found. 0: full. -1: out of budget, call again after a yield. */
+static int find_by_zones(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
     const shms_area *area = &r->areas[f->area];
     uint64_t anywhere, longest;
-    if (known_in_vain(w, f)) {
+    if (known_full(w, f)) {
         f->longest = w->longest;
         return 0;
     }
@@ -291,7 +295,7 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     f->area = shms_ring_area(r, span);
     f->moves = true;
     f->lap = false;
-    /* A gap that a hand has left is as good as new room; in order of insertion nothing is out of turn. */
+    /* A gap behind the hand is as good as new room. With `fifo` it is not used, because that would break the order. */
     if (span > r->small && !r->fifo && span <= r->gap && shms_ring_gap(r, SHMS_LARGE) < span) {
         int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, span, SHMS_GAPS, budget, &f->place.at,
                                  &f->longest);
@@ -304,20 +308,21 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
         r->gap = f->longest;
     }
     if (f->heard)
-        return find_far(w, f, budget);
-    if (!known_in_vain(w, f)) {
+        return find_by_zones(w, f, budget);
+    if (!known_full(w, f)) {
         if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
             return 1;
         f->lap = true;
         if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, may_go, w, &f->place))
             return 1;
     }
-    hear(w);
+    poll_ranks(w);
     f->heard = true;
     return -1;
 }
 
-/* Finds an object to go for its slot alone, near the place or anywhere: 1 found, 0 there is none, -1 as find_far. */
+/* Finds a victim only for its slot, near the place or anywhere. 1: found. 0: there is no victim. -1: as
+ * find_by_zones. */
 static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32_t *out) {
     const shms_ring *r = &w->ring;
     for (int spare_used = !r->fifo; spare_used >= 0; spare_used--)
@@ -330,7 +335,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
             }
         }
     if (!f->heard)
-        hear(w);
+        poll_ranks(w);
     f->heard = true;
     if (!shms_zones_survey(&w->zones, budget))
         return -1;
@@ -343,12 +348,12 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
                 *out = s;
                 return 1;
             }
-        shms_zones_stale(&w->zones, z); /* all of it is held by now */
+        shms_zones_stale(&w->zones, z); /* everything in it is held by now */
     }
     return 0;
 }
 
-/* After a search in vain: who holds how much, and what that leaves. */
+/* After a failed search: records who holds how much, and what room that leaves. */
 static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     memcpy(w->held, w->zones.total, w->seg.layout.n_readers * sizeof *w->held);
     w->room = (shms_room){.reclaimable = w->zones.total_free, .longest = longest, .kept = w->zones.total_kept};
@@ -356,21 +361,21 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     return code;
 }
 
-/* Budgets grow, so that a search ends: each use that is let in makes a zone stale again. */
-static int64_t more(int64_t budget) { return budget < INT32_MAX ? budget + budget / 8 : budget; }
+/* Raises the budget, so that a search ends: each use during a yield makes a zone stale again. */
+static int64_t raise_budget(int64_t budget) { return budget < INT32_MAX ? budget + budget / 8 : budget; }
 
-/* The same where not every zone was surveyed. */
+/* The same if some zones have not been surveyed yet. */
 static int survey_and_refuse(struct shms_writer *w, int code) {
     uint64_t at, longest;
     for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
                                                    &(int64_t){allowed}, &at, &longest) < 0;
-         allowed = more(allowed))
-        if (breathe(w) && w->closed)
+         allowed = raise_budget(allowed))
+        if (yield_mutex(w) && w->closed)
             return SHMS_ECLOSED;
     return refuse(w, code, longest);
 }
 
-/* SHMS_OK: the place is a gap in front of place.first, and there is a slot.  SHMS_EFULL: a victim is held by now. */
+/* SHMS_OK: the place is a gap in front of place.first, and a slot is free. SHMS_EFULL: a victim is held by now. */
 static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
     shms_place *p = &f->place;
@@ -393,7 +398,7 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out) {
     search f = {.place.span = span};
     int failed = 0;
-    for (int64_t allowed = BUDGET; failed < MAX_SEARCHES; allowed = more(allowed)) {
+    for (int64_t allowed = BUDGET; failed < MAX_SEARCHES; allowed = raise_budget(allowed)) {
         int64_t budget = allowed;
         int rc = find(w, &f, &budget);
         if (rc == 0)
@@ -415,12 +420,12 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out)
                 shms_zones_stale(&w->zones, z);
             shms_reclaim_begin(w);
         }
-        breathe(w);
+        yield_mutex(w);
     }
     return survey_and_refuse(w, SHMS_EFULL);
 }
 
-/* Closes the complete ones among the n lease entries behind the last sweep. */
+/* Closes the complete leases among the next n entries after the last sweep. */
 static void sweep(struct shms_writer *w, uint32_t n, bool ask) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t e = w->sweep_at;
@@ -436,10 +441,11 @@ static void sweep(struct shms_writer *w, uint32_t n, bool ask) {
 
 static uint32_t at_most(uint32_t n, uint32_t limit) { return n < limit ? n : limit; }
 
-/* The fewer are free, the more are looked at, so that most have been before none is. */
+/* The fewer entries are free, the more are checked. So most entries have been checked before none is free. */
 void shms_reclaim_leases(struct shms_writer *w) {
     w->unswept =
-        w->leases.n_entries; /* a lease that is opened when every rank is gone is over, and no news will come of it */
+        /* a lease that is opened after every rank has gone is complete at once, without a later change to see */
+        w->leases.n_entries;
     if (w->leases.n_free < w->leases.n_entries / 2)
         sweep(w, at_most(w->leases.n_entries / (w->leases.n_free + 1), SWEEP_EARLY), false);
 }
@@ -447,7 +453,7 @@ void shms_reclaim_leases(struct shms_writer *w) {
 uint32_t shms_reclaim_lease(struct shms_writer *w) {
     uint32_t entry = shms_leases_take(&w->leases);
     if (entry == SHMS_NONE) {
-        hear(w); /* without news, what was swept since the last need not be swept again */
+        poll_ranks(w); /* without a change, entries that were swept since the last one need no second sweep */
         uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
         w->unswept -= n;
         sweep(w, n, true);

@@ -18,7 +18,7 @@ static uint64_t sip_hash(const uint8_t *bytes, uint64_t k0, uint64_t k1) {
     uint64_t v[4] = {k0 ^ UINT64_C(0x736f6d6570736575), k1 ^ UINT64_C(0x646f72616e646f6d),
                      k0 ^ UINT64_C(0x6c7967656e657261), k1 ^ UINT64_C(0x7465646279746573)};
     for (int i = 0; i <= SEALED_BYTES; i += 8) {
-        uint64_t m = (uint64_t)SEALED_BYTES << 56; /* the last word is the length alone */
+        uint64_t m = (uint64_t)SEALED_BYTES << 56; /* the last word has only the length */
         if (i < SEALED_BYTES)
             memcpy(&m, bytes + i, 8);
         v[3] ^= m;

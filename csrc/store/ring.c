@@ -1,17 +1,17 @@
 /*
  * ring.c - see ring.h.
  *
- * The second chance.  `used` holds the lap of the object's zone at its last use; the object counts as used as long as the
- * zone is in that lap.  So a hand that jumps over a zone of a thousand objects takes their second chance by adding 1 to
- * its lap.
+ * The second chance. `used` holds the lap of the object's zone at its last use. The object counts as used as long as
+ * its zone is in that lap. So a hand that passes a zone of a thousand objects ends all their second chances with one
+ * increment.
  */
 #include "ring.h"
 
 #include <string.h>
 
-/* Shares of the capacity. */
-#define SMALL_AREA 128    /* at least; at most two of these */
-#define SMALL_OBJECT 4096 /* at most */
+/* Fractions of the capacity. */
+#define SMALL_AREA 128    /* the area for small objects is at least 1/128, and at most twice that */
+#define SMALL_OBJECT 4096 /* a small object is at most 1/4096 */
 
 static uint64_t zone_start(const shms_ring *r, uint32_t z) { return (uint64_t)z << r->zone_shift; }
 
@@ -25,8 +25,8 @@ static void zones_of(const shms_ring *r, uint32_t slot, uint32_t *from, uint32_t
     *to = shms_ring_zone(r, shms_ring_end(r, slot) - 1);
 }
 
-/* What the zones say of the object may have changed. */
-static void mark(shms_ring *r, uint32_t slot) {
+/* Marks the object's zones: what they remember of it may have changed. */
+static void mark_zones_stale(shms_ring *r, uint32_t slot) {
     uint32_t from, to;
     for (zones_of(r, slot, &from, &to); from <= to; from++)
         shms_ring_stale(r, from);
@@ -47,7 +47,7 @@ static uint32_t area_start(const shms_ring *r, enum shms_area_name area) {
     return shms_ring_at(r, r->areas[area].from);
 }
 
-/* Sets a hand to a place in its area, which may be inside an object: then to that object's end. */
+/* Sets the hand of an area. If the offset is inside an object, the hand goes to the end of that object. */
 static void set_hand(shms_ring *r, enum shms_area_name name, uint64_t hand) {
     shms_area *area = &r->areas[name];
     hand = hand % SHMS_ALIGN == 0 && hand >= area->from && hand <= area->to ? hand : area->from;
@@ -59,7 +59,8 @@ static void set_hand(shms_ring *r, enum shms_area_name name, uint64_t hand) {
     area->hand = hand < area->to ? hand : area->to;
 }
 
-/* Takes the area for small objects from that for large ones, whose objects in it go when small ones come. */
+/* Splits the area for small objects off the area for large ones. Large objects in it are evicted when small ones
+ * come. */
 static void split(shms_ring *r, uint64_t hand) {
     uint64_t at = zone_start(r, shms_ring_zone(r, r->capacity - r->capacity / SMALL_AREA));
     r->areas[SHMS_LARGE].to = r->areas[SHMS_SMALL].from = at;
@@ -95,7 +96,8 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
         r->first = order[0];
         r->last = order[count - 1];
     }
-    r->small = r->n_zones >= SMALL_AREA / 2 ? r->capacity / SMALL_OBJECT : 0; /* or a zone is too large a share */
+    /* else a zone would be too large a fraction */
+    r->small = r->n_zones >= SMALL_AREA / 2 ? r->capacity / SMALL_OBJECT : 0;
     r->gap = r->capacity;
     r->areas[SHMS_LARGE] = (shms_area){.to = r->capacity};
     r->areas[SHMS_SMALL] = (shms_area){.from = r->capacity, .to = r->capacity, .hand = r->capacity};
@@ -122,8 +124,8 @@ uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name name) {
     return (end < area->to ? end : area->to) - area->hand;
 }
 
-/* The object that the area's hand comes to next; SHMS_NONE: none is in the area. */
-static uint32_t oldest(const shms_ring *r, enum shms_area_name name) {
+/* The object that the area's hand reaches next. SHMS_NONE: the area has no object. */
+static uint32_t next_victim(const shms_ring *r, enum shms_area_name name) {
     const shms_area *area = &r->areas[name];
     uint32_t s = area->hand_next;
     if (s == SHMS_NONE || shms_ring_start(r, s) >= area->to)
@@ -140,10 +142,10 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     if (shms_ring_gap(r, SHMS_SMALL) >= span)
         return SHMS_SMALL;
     bool last = large->hand_next == SHMS_NONE || shms_ring_start(r, large->hand_next) >= large->to;
-    if (last && shms_ring_gap(r, SHMS_LARGE) >= span) /* new room, and next to the other small ones */
+    if (last && shms_ring_gap(r, SHMS_LARGE) >= span) /* free room, next to the other small objects */
         return SHMS_LARGE;
-    uint32_t here = oldest(r, SHMS_SMALL), there = oldest(r, SHMS_LARGE);
-    if (here == SHMS_NONE || there == SHMS_NONE) /* an empty area has room */
+    uint32_t here = next_victim(r, SHMS_SMALL), there = next_victim(r, SHMS_LARGE);
+    if (here == SHMS_NONE || there == SHMS_NONE) /* an area without objects has room */
         return here == SHMS_NONE ? SHMS_SMALL : SHMS_LARGE;
     return shms_get(&r->slots[here].id) <= shms_get(&r->slots[there].id) ? SHMS_SMALL : SHMS_LARGE;
 }
@@ -152,11 +154,11 @@ bool shms_ring_near(const shms_ring *r, enum shms_area_name name, enum shms_leve
                     shms_may_go *may_go, void *context, shms_place *place) {
     const shms_area *area = &r->areas[name];
     uint64_t start = area->hand, gap = start;
-    uint32_t s = area->hand_next, first = s; /* of the run */
+    uint32_t s = area->hand_next, first = s; /* first object of the run */
     bool wrapped = false;
     for (uint32_t left = limit < r->count ? limit : r->count;;) {
         uint64_t end = s == SHMS_NONE || shms_ring_start(r, s) > area->to ? area->to : shms_ring_start(r, s);
-        if (end > gap && end - gap >= place->span) { /* the last gap alone will do: nothing has to go */
+        if (end > gap && end - gap >= place->span) { /* the last gap is enough: no object has to go */
             place->at = gap;
             place->first = s;
             return true;
@@ -172,7 +174,7 @@ bool shms_ring_near(const shms_ring *r, enum shms_area_name name, enum shms_leve
             wrapped = true;
             start = gap = area->from;
             first = s = area_start(r, name);
-            if (s != SHMS_NONE && shms_ring_start(r, s) < start) { /* it reaches into the area */
+            if (s != SHMS_NONE && shms_ring_start(r, s) < start) { /* it extends into the area */
                 start = gap = shms_ring_end(r, s);
                 first = s = r->next[s];
             }
@@ -190,8 +192,8 @@ bool shms_ring_near(const shms_ring *r, enum shms_area_name name, enum shms_leve
     }
 }
 
-/* A gap that no hand is at, or not any more. */
-static void leave_gap(shms_ring *r, uint64_t from, uint64_t to) {
+/* Notes a gap that is not at a hand, or not any more. */
+static void note_gap(shms_ring *r, uint64_t from, uint64_t to) {
     if (to > from && to - from > r->gap)
         r->gap = to - from;
 }
@@ -212,21 +214,21 @@ void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
     r->used[slot] = 0;
     r->count++;
     enter_zones(r, slot);
-    leave_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before), start);
+    note_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before), start);
     for (int a = 0; a < SHMS_AREAS; a++) {
         shms_area *area = &r->areas[a];
         if (area->hand_next != behind || end <= area->hand)
             continue;
         if (start >= area->hand) {
             area->hand_next = slot;
-        } else { /* it has been laid over the hand, which was in a gap */
+        } else { /* the object covers the hand, which was in a gap */
             area->hand = end < area->to ? end : area->to;
         }
     }
 }
 
-/* Takes the second chance of what begins within [from, to). */
-static void pass(shms_ring *r, uint64_t from, uint64_t to) {
+/* Ends the second chance of the objects that begin within [from, to). */
+static void end_second_chances(shms_ring *r, uint64_t from, uint64_t to) {
     for (uint64_t at = from, end; at < to; at = end) {
         uint32_t z = shms_ring_zone(r, at);
         shms_zone *zone = &r->zones[z];
@@ -236,13 +238,13 @@ static void pass(shms_ring *r, uint64_t from, uint64_t to) {
         for (uint32_t k = z; k == z || (k < r->n_zones && r->zones[k].first != SHMS_NONE &&
                                         shms_ring_start(r, r->zones[k].first) < end);
              k++)
-            shms_ring_stale(r, k); /* the last object that begins here may reach far */
+            shms_ring_stale(r, k); /* the last object that begins here may extend far */
         bool whole = at == zone_start(r, z) && end <= to;
         if (whole) {
             zone->uses = false;
             if (zone->lap++ < UINT8_MAX)
                 continue;
-            zone->lap = 1; /* the laps begin again: no old one may count */
+            zone->lap = 1; /* laps start again, so no old lap may match */
         }
         for (uint32_t s = zone->first; s != SHMS_NONE && shms_ring_start(r, s) < (end < to ? end : to); s = r->next[s])
             if (shms_ring_start(r, s) >= at)
@@ -253,14 +255,14 @@ static void pass(shms_ring *r, uint64_t from, uint64_t to) {
 void shms_ring_move_hand(shms_ring *r, enum shms_area_name name, uint32_t slot, bool lap) {
     shms_area *area = &r->areas[name];
     uint64_t start = shms_ring_start(r, slot), end = shms_ring_end(r, slot);
-    leave_gap(r, area->hand, area->hand_next == SHMS_NONE ? area->to : shms_ring_start(r, area->hand_next));
+    note_gap(r, area->hand, area->hand_next == SHMS_NONE ? area->to : shms_ring_start(r, area->hand_next));
     if (lap) {
-        pass(r, area->from, area->to);
+        end_second_chances(r, area->from, area->to);
     } else if (start >= area->hand) {
-        pass(r, area->hand, start);
+        end_second_chances(r, area->hand, start);
     } else if (shms_ring_zone(r, start) != shms_ring_zone(r, area->hand)) {
-        pass(r, area->hand, area->to);
-        pass(r, area->from, start);
+        end_second_chances(r, area->hand, area->to);
+        end_second_chances(r, area->from, start);
     }
     area->hand = end < area->to ? end : area->to;
     area->hand_next = r->next[slot];
@@ -296,8 +298,8 @@ void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n) {
 
 void shms_ring_gap_before(shms_ring *r, uint32_t behind) {
     uint32_t before = behind == SHMS_NONE ? r->last : r->prev[behind];
-    leave_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before),
-              behind == SHMS_NONE ? r->capacity : shms_ring_start(r, behind));
+    note_gap(r, before == SHMS_NONE ? 0 : shms_ring_end(r, before),
+             behind == SHMS_NONE ? r->capacity : shms_ring_start(r, behind));
 }
 
 void shms_ring_remove(shms_ring *r, uint32_t slot) {
@@ -309,7 +311,7 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
     shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
     r->used[slot] = zone->lap;
     zone->uses = true;
-    mark(r, slot); /* who is handed the object holds it, too */
+    mark_zones_stale(r, slot); /* a process that is handed the object also holds it */
 }
 
 bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {

@@ -1,20 +1,21 @@
 /*
- * ring.h - which bytes of the data region are whose, in address order, and where the hands go next.
+ * ring.h - the objects of the data region in address order, and the hands of the searches.
  *
  *        0                         hand                                          split        hand    capacity
  *        |  obj  |  obj  |..gap..| held |..gap..|  obj  | obj |.......gap........|o|o|.|o|o|o|....|o|o|
  *        large objects             ^ searches start here and move forward        small objects
  *
- * The region has two areas.  From the first small object on, small objects have the last per cent of it to themselves,
- * because a small object that is held among large ones costs the space of a large one.  Each area has a hand, which is the hand of a CLOCK: what is put
- * goes behind it; what it comes by loses its second chance.  The order of addresses is one list over both areas.
+ * Two areas. From the first small object on, the last per cent of the region is for small objects. A small object that
+ * is held among large ones can cost the room of a large one. Each area has a hand, the hand of a CLOCK. A search starts
+ * there, and the hand moves behind the new object. An object that the hand passes loses its second chance. One list has
+ * the objects of both areas in address order.
  *
- * A *run* is a stretch of gaps and of objects that may go.  It ends at an object that stays.  What may go depends on the
- * *level* of a search: nothing (only gaps), what was not used since the hand last came by, or whatever nobody holds.
+ * A *run* is a stretch of gaps and of objects that may go. It ends at an object that stays. What may go depends on the
+ * *level* of the search: nothing (gaps only), objects not used since the hand last passed, or all that nobody holds.
  *
- * Nothing here knows why an object stays: a callback looks.  zones.h remembers what it saw.
+ * This file does not know why an object stays: a callback decides. zones.h remembers the answers.
  *
- * Private memory of the writer throughout.
+ * All of this is private memory of the writer.
  */
 #ifndef SHMS_RING_H
 #define SHMS_RING_H
@@ -27,69 +28,69 @@ enum shms_area_name { SHMS_LARGE, SHMS_SMALL, SHMS_AREAS };
 typedef struct shms_area {
     uint64_t from, to;
     uint64_t hand;
-    uint32_t hand_next; /* the first object at or behind the hand, also of the next area; SHMS_NONE: none */
+    uint32_t hand_next; /* the first object at or after the hand, perhaps of the next area; SHMS_NONE */
 } shms_area;
 
 /* A zone: 2^zone_shift bytes of the region; see zones.h. */
 typedef struct shms_zone {
     uint32_t first; /* the first object that has bytes in it; SHMS_NONE */
-    uint8_t stale;  /* something may have changed since it was surveyed */
-    uint8_t lap;    /* how often a hand has jumped over used objects in it, 1 to 255: see shms_ring_is_used */
+    uint8_t stale;  /* something may have changed since its survey */
+    uint8_t lap;    /* how many times a hand has passed used objects in it, 1 to 255; see shms_ring_is_used */
     bool uses;      /* objects were used in this lap */
 } shms_zone;
 
 typedef struct shms_ring {
     const shms_slot *slots;
     uint32_t *next, *prev; /* per slot, in address order; SHMS_NONE at the ends */
-    uint8_t *used;         /* per slot: its zone's lap at the last use; 0: not used since the hand came by */
+    uint8_t *used;         /* per slot: lap of its zone at the last use; 0: not used since the hand passed */
     shms_zone *zones;
     uint32_t first, last, count;
     uint32_t n_zones, zone_shift;
     uint64_t capacity;
-    uint64_t small;   /* bytes: objects up to this size are small; 0 in a store that is small itself */
-    uint64_t gap;     /* no gap is longer, but for those at the hands */
+    uint64_t small;   /* objects up to this many bytes are small; 0 if the store itself is small */
+    uint64_t gap;     /* no gap is longer, except those at the hands */
     bool fifo;
     bool news; /* a zone has become stale since this was set to false */
     shms_area areas[SHMS_AREAS];
 } shms_ring;
 
-/* Space for an object.  What has bytes in it must go: the objects from `first` on that begin before its end. */
+/* Room for an object. The objects in it must go: those from `first` on that begin before its end. */
 typedef struct shms_place {
     uint64_t at, span;
-    uint32_t first; /* the first object whose end is behind `at`; SHMS_NONE */
+    uint32_t first; /* the first object that ends after `at`; SHMS_NONE */
 } shms_place;
 
 typedef bool shms_may_go(void *context, uint32_t slot);
 
 uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones);
-/* `order`: the occupied slots in address order, as of shms_slots_sorted. `memory` is zeroed, and aligned for words. */
+/* `order`: the occupied slots in address order, from shms_slots_sorted. `memory` is zeroed, and aligned for words. */
 void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms_slot *slots, const uint64_t hands[2],
                     const uint32_t *order, uint32_t count);
 
-/* The area for an object of that span: its own, or for a small one the other where there is room to spare or what would
- * go is older. */
+/* Chooses the area for an object of that span. A small object may go to the other area if that has room to spare, or if
+ * its next victim is older. */
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span);
 /* The gap at the area's hand, in bytes. */
 uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name area);
-/* Walks from the area's hand over at most `limit` objects, once round, for a run of place->span bytes.  What may go is
- * asked of `may_go`. */
+/* Walks once round from the area's hand, over at most `limit` objects, and looks for a run of place->span bytes. Asks
+ * `may_go` which objects may go. */
 bool shms_ring_near(const shms_ring *r, enum shms_area_name area, enum shms_level level, uint32_t limit,
                     shms_may_go *may_go, void *context, shms_place *place);
-/* The first object whose end is behind `at`; SHMS_NONE. */
+/* The first object that ends after `at`, or SHMS_NONE. */
 uint32_t shms_ring_at(const shms_ring *r, uint64_t at);
 
-/* Enters `slot`, whose offset and length are set, into a gap in front of `behind`. */
+/* Inserts `slot`, whose offset and length are set, into a gap in front of `behind`. */
 void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind);
-/* Moves an area's hand behind `slot`, which lies in it; what it comes by loses its second chance.  `lap`: everything in
- * the area does. */
+/* Moves an area's hand to the end of `slot`, which lies in the area. Objects that it passes lose their second chance.
+ * With `lap`, all objects of the area do. */
 void shms_ring_move_hand(shms_ring *r, enum shms_area_name area, uint32_t slot, bool lap);
 void shms_ring_remove(shms_ring *r, uint32_t slot);
-/* Takes out the n objects from `first` to `last`; they stay linked among themselves.  If nothing comes in their place,
- * _gap_before follows, for the object behind them. */
+/* Removes the n objects from `first` to `last`, which stay linked among themselves. If nothing takes their place,
+ * _gap_before must follow, for the object behind them. */
 void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n);
 void shms_ring_gap_before(shms_ring *r, uint32_t behind);
 
-/* A use, and whether there was one since the hand last came by. */
+/* Records a use. _is_used: was there one since the hand last passed? */
 void shms_ring_use(shms_ring *r, uint32_t slot);
 bool shms_ring_is_used(const shms_ring *r, uint32_t slot);
 

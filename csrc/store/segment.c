@@ -1,25 +1,28 @@
 /*
  * segment.c - creation, mapping, liveness locks, fork.
  *
- * Creation order matters to whoever dies in it or comes late: O_EXCL decides who creates, the lock is taken before
- * anything else so that nobody takes the file for a dead one's, space is reserved before it is mapped so that no
- * store to it can be SIGBUS, and the stamp is published last.
+ * Creation. The order of the steps protects processes that die during it or open the file early:
+ * 1. O_EXCL decides which process creates.
+ * 2. The lock is taken before anything else, so that nobody takes the file for a dead process's.
+ * 3. Space is reserved before it is mapped, so that no store raises SIGBUS.
+ * 4. The stamp is published last.
  *
- * Who keeps the lock.  An open-file-description lock lives as long as any descriptor and any mapping of its opening.
- * A descriptor will not do: any code of the process may close it (a daemonizing library closes all), and the process
- * would count as dead while it reads.  So the opening that bears the lock is mapped, one page of it that nobody can
- * touch, and its descriptor is closed at once.  That mapping is the only one of that opening; the segment is mapped
- * through others.
+ * What keeps the lock. An open-file-description lock lives as long as any descriptor or mapping of its opening. A
+ * descriptor is not enough: any code of the process may close it (a daemonizing library closes all). The process would
+ * then count as dead while it reads. So one page of that opening is mapped without access, and its descriptor is closed
+ * at once. This is the only mapping of that opening; the segment is mapped through other openings.
  *
- * Forks.  A child that merely exists must not keep a dead parent's lock.  The page has MADV_DONTFORK: the kernel copies
- * it into no child, also of a clone() that runs no handlers.  The descriptor of that opening exists only inside
- * shms_segment_lock, which holds the mutex that a pthread_atfork handler takes: so no child of fork() copies it.  (A
- * child of vfork() or clone() may, if it comes in these microseconds, until it calls exec.)  Every open segment is on a
- * list, so that the handlers close the other descriptors in the child and mark the segments.  The child never sees half
- * a list, and begins with an empty one: what was on it may lie on the stack of a thread that fork did not copy.
+ * Forks. A child must not keep the lock of its dead parent.
+ * - The page has MADV_DONTFORK: the kernel copies it into no child, not even of a clone() that runs no handlers.
+ * - The descriptor of that opening exists only inside shms_segment_lock, under the mutex that a pthread_atfork handler
+ *   takes. So no child of fork() copies it. A child of vfork() or clone() may, within these microseconds, until it
+ *   calls exec.
+ * - Every open segment is on a list. In the child, the handlers close the other descriptors and mark the segments.
+ * - The child never sees half a list, and starts with an empty one. A segment on the old list may lie on the stack of a
+ *   thread that fork did not copy.
  *
- * Core dumps.  A process that dumps core is alive until the dump is written.  No segment goes into it (MADV_DONTDUMP):
- * the locks are free sooner, and the objects, which are others' too, stay out of the file.
+ * Core dumps. A process that dumps core is alive until the dump is written. No segment goes into the dump
+ * (MADV_DONTDUMP). So the locks are free sooner, and the objects, which other processes share, stay out of the file.
  */
 #include "segment.h"
 
@@ -44,23 +47,24 @@
 #endif
 
 #define HUGE_PAGE ((uint64_t)2 << 20)
-#define SMALLEST_STEP ((uint64_t)1 << 20) /* of a reservation that signals interrupt: well below a millisecond */
+/* smallest step of a reservation that signals interrupt; takes well below a millisecond */
+#define SMALLEST_STEP ((uint64_t)1 << 20)
 
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
-static bool advice_ignored; /* by an emulator (qemu-user): children inherit the pages of locks */
+static bool advice_ignored; /* madvise has no effect (qemu-user): children inherit the pages of the locks */
 
 static uint64_t page_size(void) { return (uint64_t)sysconf(_SC_PAGESIZE); }
 
-/* Is that descriptor one of this segment's file?  Strangers close descriptors, and numbers are used again. */
-static bool ours(const shms_segment *seg, int fd) {
+/* Does that descriptor name this segment's file? Foreign code may close descriptors, and numbers are reused. */
+static bool is_segment_fd(const shms_segment *seg, int fd) {
     struct stat st;
     return fstat(fd, &st) == 0 && st.st_dev == seg->dev && st.st_ino == seg->ino;
 }
 
 static void close_fd(shms_segment *seg) {
-    if (seg->fd >= 0 && ours(seg, seg->fd))
+    if (seg->fd >= 0 && is_segment_fd(seg, seg->fd))
         close(seg->fd);
     seg->fd = -1;
 }
@@ -74,7 +78,7 @@ static void fork_child(void) {
         atomic_store(&s->forked, 1);
         if (s->lock && advice_ignored)
             munmap(s->lock, page_size());
-        s->lock = NULL; /* it is not here, and its address may be another mapping's by now */
+        s->lock = NULL; /* the child has no such page, and the address may be another mapping's by now */
         close_fd(s);
     }
     open_segments = NULL;
@@ -82,7 +86,7 @@ static void fork_child(void) {
 }
 static void fork_register(void) { pthread_atfork(fork_prepare, fork_parent, fork_child); }
 
-/* Opens the file and enters the segment in the list; no fork can come between the two. */
+/* Opens the file and adds the segment to the list. No fork can come between the two. */
 int shms_segment_open_file(shms_segment *seg, int flags) {
     struct stat st;
     pthread_once(&fork_once, fork_register);
@@ -132,10 +136,10 @@ uint64_t shms_space_needed(const shms_options *options) {
     return shms_layout_compute(&l, options, page_size()) ? 0 : l.file_size;
 }
 
-/* posix_fallocate would fill the memory before it found out that it is not enough: ask first. */
-static bool too_much(int fd, uint64_t size) {
+/* Checks first: posix_fallocate would fill the memory before it found that there is not enough. */
+static bool exceeds_free_space(int fd, uint64_t size) {
     struct statvfs fs;
-    return fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which names no figures */
+    return fstatvfs(fd, &fs) == 0 && fs.f_blocks && /* 0: a tmpfs without a limit, which reports no figures */
            (uint64_t)fs.f_bavail * fs.f_frsize < size;
 }
 
@@ -144,7 +148,8 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
     while (size) {
         uint64_t n = size < step ? size : step;
         int rc = posix_fallocate(fd, (off_t)at, (off_t)n);
-        if (rc == EINTR) { /* most kernels give back all of the step: with a periodic signal, a large one never ends */
+        /* most kernels undo the whole step, so a large step never ends under a periodic signal */
+        if (rc == EINTR) {
             step = step > 2 * SMALLEST_STEP ? step / 2 : SMALLEST_STEP;
             continue;
         }
@@ -179,14 +184,14 @@ static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) 
     return at;
 }
 
-/* Another opening of the segment's file, for mappings. */
+/* Opens the segment's file once more, for mappings. */
 static int open_again(const shms_segment *seg, int role) {
     int fd = shm_open(seg->name, role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR, 0);
     if (fd < 0)
         return errno == ENOENT ? SHMS_ENOSTORE : SHMS_ESYS;
-    if (ours(seg, fd))
+    if (is_segment_fd(seg, fd))
         return fd;
-    close(fd); /* the name has become another segment's in the meantime */
+    close(fd); /* the name is another segment's by now */
     return SHMS_ENOSTORE;
 }
 
@@ -199,7 +204,7 @@ static int map(shms_segment *seg, int fd, int role) {
     if (control == MAP_FAILED)
         return SHMS_ESYS;
     seg->control = control;
-    /* The one rule, enforced by the memory management unit. */
+    /* The one rule (each word has one writing process), enforced by the MMU. */
     if (writer && mprotect(seg->control + l->readers_at, l->n_readers * l->reader_stride, PROT_READ))
         return SHMS_ESYS;
     if (role >= 0 && mprotect(shms_segment_reader(seg, (uint32_t)role), l->reader_stride, PROT_READ | PROT_WRITE))
@@ -217,7 +222,7 @@ static int map(shms_segment *seg, int fd, int role) {
 
 void shms_segment_warm(shms_segment *seg) {
     const shms_layout *l = &seg->layout;
-    if (l->flags & SHMS_HUGE_PAGES) { /* best effort: both are refused where shared huge pages are off */
+    if (l->flags & SHMS_HUGE_PAGES) { /* best effort: both fail if shared huge pages are off */
         madvise(seg->data, seg->data_size, MADV_HUGEPAGE);
         madvise(seg->data, seg->data_size, MADV_COLLAPSE);
     }
@@ -244,8 +249,8 @@ static int create_locked(shms_segment *seg) {
         return rc;
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
-    /* What lies between the tables and a data region aligned for huge pages stays a hole. */
-    if (too_much(seg->fd, control_end + l->file_size - l->data_at))
+    /* The part between the tables and a data region aligned for huge pages stays a hole. */
+    if (exceeds_free_space(seg->fd, control_end + l->file_size - l->data_at))
         return SHMS_ENOSPC;
     if ((rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at)) || (rc = reserve(seg->fd, 0, control_end)))
         return rc;
@@ -292,7 +297,7 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
     shms_options stored = *options;
-    stored.flags &= ~(uint32_t)SHMS_DISPOSABLE; /* a word that changes, not part of the geometry */
+    stored.flags &= ~(uint32_t)SHMS_DISPOSABLE; /* a word that changes, so not part of the geometry */
     int rc;
     if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, &stored, page_size())))
         return rc;
@@ -344,8 +349,9 @@ static int open_mapped(shms_segment *seg, int role) {
     return rc;
 }
 
-/* After an opening that found no segment of ours: one whose creation is not over?  The creator holds its lock from the
- * first instant but one, in which the file is empty; the stamp comes last.  What it published since then opens. */
+/* Opens a segment whose creation may not have finished. The creator holds its lock all the time, except for the first
+ * instant, in which the file is empty. It stores the stamp last. A segment that was published in the meantime is
+ * opened. */
 static int open_unfinished(shms_segment *seg, int role) {
     for (bool ended = false;; ended = true) {
         uint64_t stamp = 0, size;
@@ -359,11 +365,11 @@ static int open_unfinished(shms_segment *seg, int role) {
             return rc;
         if (shms_segment_held(seg, SHMS_ROLE_WRITER))
             return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
-        if (!shms_segment_named(seg)) /* over, and closed already */
+        if (!shms_segment_named(seg)) /* finished, and closed already */
             return SHMS_ENOSTORE;
         if (size == 0 && role != SHMS_ROLE_WRITER)
             return SHMS_ECREATING;
-        if (ended) /* looked at again after the lock was found free: nobody will go on with it */
+        if (ended) /* checked again after the lock was found free: nobody will finish it */
             return SHMS_ELAYOUT;
     }
 }
@@ -381,20 +387,20 @@ int shms_segment_reserve_again(const shms_segment *seg) {
     int64_t lacking = shms_segment_lacks(seg);
     if (lacking <= 0)
         return lacking ? SHMS_ESYS : SHMS_OK;
-    if (too_much(seg->fd, (uint64_t)lacking))
+    if (exceeds_free_space(seg->fd, (uint64_t)lacking))
         return SHMS_ENOSPC;
     int rc = reserve(seg->fd, l->data_at, l->file_size - l->data_at);
     return rc ? rc : reserve(seg->fd, 0, seg->control_size);
 }
 
-/* What the name names: of a file that may not be opened, too, and without a descriptor. */
-static bool look(const shms_segment *seg, struct stat *st) {
+/* Stats the file that has the name, without a descriptor. So it works also for a file that may not be opened. */
+static bool stat_name(const shms_segment *seg, struct stat *st) {
     char path[sizeof "/dev/shm" + sizeof seg->name];
     snprintf(path, sizeof path, "/dev/shm%s", seg->name);
     return lstat(path, st) == 0;
 }
 
-/* The code for an opening that failed. */
+/* Returns the code for an open that failed. */
 static int open_failed(const shms_segment *seg, int role) {
     struct stat st;
     int why = errno;
@@ -402,7 +408,7 @@ static int open_failed(const shms_segment *seg, int role) {
         return SHMS_ENOSTORE;
     if (why == ELOOP || why == EISDIR || why == ENXIO) /* a symbolic link, a directory, a socket */
         return SHMS_ELAYOUT;
-    bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && look(seg, &st) && st.st_uid != geteuid();
+    bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && stat_name(seg, &st) && st.st_uid != geteuid();
     errno = why;
     return foreign ? SHMS_EFOREIGN : SHMS_ESYS;
 }
@@ -413,7 +419,7 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     int rc = shms_segment_name(seg, name);
     if (rc)
         return rc;
-    /* O_NONBLOCK: whatever has that name, a pipe among them, the open must come back. */
+    /* O_NONBLOCK: the open must return whatever kind of file has that name, also for a pipe. */
     if (shms_segment_open_file(seg, (role == SHMS_ROLE_INSPECTOR ? O_RDONLY : O_RDWR) | O_NONBLOCK) < 0)
         return open_failed(seg, role);
     rc = open_mapped(seg, role);
@@ -453,7 +459,7 @@ static struct flock role_byte(int role) {
     return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + role, .l_len = 1};
 }
 
-/* Locks, and leaves the lock to a page of the opening. */
+/* Takes the lock, and maps a page of the opening that keeps it. */
 static int lock_by_page(shms_segment *seg, int fd, int role) {
     struct flock fl = role_byte(role);
     if (fcntl(fd, F_OFD_SETLK, &fl)) {
@@ -468,13 +474,13 @@ static int lock_by_page(shms_segment *seg, int fd, int role) {
         munmap(page, page_size());
         return SHMS_ESYS;
     }
-    advice_ignored = madvise(page, page_size(), -1) == 0; /* no kernel knows that one */
+    advice_ignored = madvise(page, page_size(), -1) == 0; /* no kernel accepts that advice */
     seg->lock = page;
     return SHMS_OK;
 }
 
 int shms_segment_lock(shms_segment *seg, int role) {
-    pthread_mutex_lock(&open_mutex); /* no fork copies the descriptor */
+    pthread_mutex_lock(&open_mutex); /* no fork may copy the descriptor */
     int fd = open_again(seg, role), rc = fd;
     if (fd >= 0) {
         rc = lock_by_page(seg, fd, role);
@@ -488,11 +494,11 @@ int shms_segment_lock(shms_segment *seg, int role) {
 
 bool shms_segment_held(const shms_segment *seg, int role) {
     struct flock fl = role_byte(role);
-    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !ours(seg, seg->fd);
+    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !is_segment_fd(seg, seg->fd);
 }
 
 void shms_segment_unlock(shms_segment *seg) {
-    pthread_mutex_lock(&open_mutex); /* a fork's child sees both or neither */
+    pthread_mutex_lock(&open_mutex); /* a forked child sees both or neither */
     if (seg->lock)
         munmap(seg->lock, page_size());
     seg->lock = NULL;
@@ -502,7 +508,7 @@ void shms_segment_unlock(shms_segment *seg) {
 
 bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
-    return look(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
+    return stat_name(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
 }
 
 void shms_segment_unlink(const shms_segment *seg) {

@@ -1,8 +1,8 @@
 /*
- * slots.c - what must hold between the entries of a slot table.
+ * slots.c - the invariants of the slot table.
  *
- * The table itself has no order and no links: a writer that takes a segment over must be able to believe it after a
- * death between any two stores, and two stores that have to agree would be one too many.  Address order is computed.
+ * The table has no order and no links. A successor must be able to use it after a death between any two stores. So no
+ * two stores may have to agree. The address order is computed.
  */
 #include "slots.h"
 
@@ -22,8 +22,8 @@ typedef struct at {
     uint32_t slot;
 } at;
 
-/* Sorts by the key, by merging runs that ascend already: there are few, since slots are taken in the order in which the hands
- * go round.  `spare` is as large. */
+/* Sorts by key: merges runs that already ascend. There are few runs, since slots are taken in the order of the hands.
+ * `spare` is as large as `a`. */
 static void sort(at *a, at *spare, uint32_t n) {
     for (uint32_t runs = 2; runs > 1;) {
         runs = 0;

@@ -43,28 +43,28 @@ void shms_zones_stale_all(shms_zones *z) {
         shms_ring_stale(z->ring, zone);
 }
 
-/* A run that is being measured: up to `end`, since `start`; `whole`: since the zone's start. */
-typedef struct tape {
+/* A run that is being measured: it starts at `start`. `whole`: it starts at the start of the zone. */
+typedef struct run_meter {
     uint64_t start;
     bool whole;
-} tape;
+} run_meter;
 
-static void run_ends(shms_run *run, tape *t, uint64_t end, uint64_t next) {
+static void end_run(shms_run *run, run_meter *t, uint64_t end, uint64_t next) {
     uint64_t length = end > t->start ? end - t->start : 0;
     if (t->whole)
         run->lead = length;
     if (length > run->longest)
         run->longest = length;
-    *t = (tape){.start = next};
+    *t = (run_meter){.start = next};
 }
 
 static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     const shms_ring *r = z->ring;
     shms_zone *of = &r->zones[zone];
     uint64_t start = zone_start(z, zone), end = zone_end(z, zone), *held = z->held + (uint64_t)zone * z->n_ranks;
-    tape tapes[SHMS_LEVELS];
+    run_meter meters[SHMS_LEVELS];
     for (int k = 0; k < SHMS_LEVELS; k++) {
-        tapes[k] = (tape){.start = start, .whole = true};
+        meters[k] = (run_meter){.start = start, .whole = true};
         z->runs[k][zone] = (shms_run){0};
     }
     for (uint32_t k = 0; k < z->n_ranks; k++)
@@ -76,20 +76,20 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     of->stale = 0;
     for (uint32_t s = of->first; s != SHMS_NONE && shms_ring_start(r, s) < end; s = r->next[s]) {
         uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
-        bool begins = from >= start; /* its bytes are counted where it begins */
+        bool begins = from >= start; /* an object counts in the zone where it begins */
         enum shms_hold hold = z->look(z->context, s, begins ? held : NULL);
         *budget -= z->n_ranks;
         for (int k = 0; k < SHMS_LEVELS; k++)
             if (k == SHMS_GAPS || hold != SHMS_FREE_TO_GO || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
-                run_ends(&z->runs[k][zone], &tapes[k], from, to);
+                end_run(&z->runs[k][zone], &meters[k], from, to);
         if (begins && hold == SHMS_FREE_TO_GO)
             z->free[zone] += to - from;
         if (begins && hold == SHMS_KEPT)
             z->kept[zone] += to - from;
     }
     for (int k = 0; k < SHMS_LEVELS; k++) {
-        z->runs[k][zone].trail = tapes[k].start < end ? end - tapes[k].start : 0;
-        run_ends(&z->runs[k][zone], &tapes[k], end, end);
+        z->runs[k][zone].trail = meters[k].start < end ? end - meters[k].start : 0;
+        end_run(&z->runs[k][zone], &meters[k], end, end);
     }
     for (uint32_t k = 0; k < z->n_ranks; k++)
         z->total[k] += held[k];
@@ -97,7 +97,7 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     z->total_kept += z->kept[zone];
 }
 
-static bool used_up(const shms_zones *z, const int64_t *budget) {
+static bool budget_used_up(const shms_zones *z, const int64_t *budget) {
     return *budget <= 0 && (!z->wanted || atomic_load_explicit(z->wanted, memory_order_relaxed));
 }
 
@@ -105,21 +105,21 @@ bool shms_zones_survey(shms_zones *z, int64_t *budget) {
     for (uint32_t zone = 0; zone < z->ring->n_zones; zone++)
         if (z->ring->zones[zone].stale) {
             survey(z, zone, budget);
-            if (used_up(z, budget))
+            if (budget_used_up(z, budget))
                 return false;
         }
     return true;
 }
 
-/* A search on its way: `best` is the length of the run at `at`. */
-typedef struct quest {
+/* The state of a search: `best` is the length of the run at `at`. */
+typedef struct zone_search {
     uint64_t span, at, best, longest;
     enum shms_level level;
-} quest;
+} zone_search;
 
-/* A run has been measured.  Enough?  The first one will do where something goes, since it is the hand's turn there; of
- * gaps the shortest that is long enough. */
-static bool enough(quest *q, uint64_t at, uint64_t length) {
+/* Notes a run. Returns true if the search is over. Where objects go, the first run will do, because it is next in the
+ * order of the hand. For gaps, the shortest sufficient one is best. */
+static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
     if (length > q->longest)
         q->longest = length;
     if (length >= q->span && length < q->best) {
@@ -129,8 +129,8 @@ static bool enough(quest *q, uint64_t at, uint64_t length) {
     return q->best != UINT64_MAX && q->level != SHMS_GAPS;
 }
 
-/* Looks at the objects of one zone, from `from` on.  *start: of the run in which the zone ends. */
-static bool inside(const shms_zones *z, uint32_t zone, uint64_t from, quest *q, uint64_t *start) {
+/* Searches the objects of one zone from `from` on. *start: where the run begins in which the zone ends. */
+static bool search_zone(const shms_zones *z, uint32_t zone, uint64_t from, zone_search *q, uint64_t *start) {
     const shms_ring *r = z->ring;
     *start = from;
     for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < zone_end(z, zone);
@@ -141,54 +141,54 @@ static bool inside(const shms_zones *z, uint32_t zone, uint64_t from, quest *q, 
                      z->look(z->context, s, NULL) != SHMS_FREE_TO_GO;
         if (!stays)
             continue;
-        if (shms_ring_start(r, s) > *start && enough(q, *start, shms_ring_start(r, s) - *start))
+        if (shms_ring_start(r, s) > *start && accept_run(q, *start, shms_ring_start(r, s) - *start))
             return true;
         *start = shms_ring_end(r, s) < zone_end(z, zone) ? shms_ring_end(r, s) : zone_end(z, zone);
     }
     return false;
 }
 
-static int scan(shms_zones *z, uint64_t from, uint32_t last, quest *q, int64_t *budget) {
-    uint64_t start = from; /* of the run that the last zone ended in */
+static int search_zones(shms_zones *z, uint64_t from, uint32_t last, zone_search *q, int64_t *budget) {
+    uint64_t start = from; /* start of the run in which the last zone ended */
     for (uint32_t zone = shms_ring_zone(z->ring, from); zone <= last; zone++) {
         if (z->ring->zones[zone].stale) {
             survey(z, zone, budget);
-            if (used_up(z, budget))
+            if (budget_used_up(z, budget))
                 return -1;
         }
         const shms_run *run = &z->runs[q->level][zone];
         uint64_t here = zone_start(z, zone), end = zone_end(z, zone);
-        bool cut = here < from; /* the hand stands in it */
+        bool cut = here < from; /* the hand is in this zone */
         if (!cut && run->lead == end - here) {
-            if (q->level != SHMS_GAPS && enough(q, start, end - start))
+            if (q->level != SHMS_GAPS && accept_run(q, start, end - start))
                 return 1;
             continue;
         }
-        if (!cut && enough(q, start, here + run->lead - start))
+        if (!cut && accept_run(q, start, here + run->lead - start))
             return 1;
         if (!cut && run->longest > q->longest)
             q->longest = run->longest;
         if (cut || run->longest >= q->span) {
-            if (inside(z, zone, cut ? from : here + run->lead, q, &start))
+            if (search_zone(z, zone, cut ? from : here + run->lead, q, &start))
                 return 1;
         } else {
             start = end - run->trail;
         }
     }
     uint64_t end = zone_end(z, last);
-    return (end > start && enough(q, start, end - start)) || q->best != UINT64_MAX;
+    return (end > start && accept_run(q, start, end - start)) || q->best != UINT64_MAX;
 }
 
 int shms_zones_find(shms_zones *z, uint64_t from, uint64_t to, uint64_t hand, uint64_t span, enum shms_level level,
                     int64_t *budget, uint64_t *at, uint64_t *longest) {
-    quest q = {.span = span, .best = UINT64_MAX, .level = level};
+    zone_search q = {.span = span, .best = UINT64_MAX, .level = level};
     int rc = 0;
     if (to > from) {
         uint32_t last = shms_ring_zone(z->ring, to - 1);
         if (hand < to)
-            rc = scan(z, hand, last, &q, budget);
+            rc = search_zones(z, hand, last, &q, budget);
         if (rc == 0 && (hand > from || hand >= to))
-            rc = scan(z, from, last, &q, budget);
+            rc = search_zones(z, from, last, &q, budget);
     }
     *at = q.at;
     *longest = q.longest;

@@ -1,4 +1,4 @@
-/* check.h: all that a C test needs. */
+/* check.h: the includes that every C test needs. */
 #ifndef SHMS_CHECK_H
 #define SHMS_CHECK_H
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* support.c - see support.h.  The hook of step.h lives here, so that every test links. */
+/* support.c - see support.h. It defines the hook of step.h, so that every test links. */
 #include "support.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ int store_names_left(void) {
 static void clean(void) { store_names_left(); }
 
 const char *store_name(const char *what) {
-    if (owner != getpid()) { /* a child's are its own */
+    if (owner != getpid()) { /* a child's names are its own */
         owner = getpid();
         n_names = 0;
         atexit(clean);

@@ -1,4 +1,4 @@
-/* The messages are canonical CBOR, and both ways to hash see the same ones. */
+/* The messages are canonical CBOR. Both ways to hash use the same messages. */
 #include "kv/blockhash.h"
 
 #include <string.h>
@@ -96,7 +96,7 @@ static void both_ways_hash_the_same_messages(void) {
         CHECK(shms_blockhash_sha256(parent, message, 35 + n) == 0);
         CHECK(!memcmp(parent, list->data + 32 * i, 32));
     }
-    /* block by block, the parent taken from the list that grows (and moves) */
+    /* block by block; the parent is in the list, which grows and moves */
     for (int i = 0; i < N; i++) {
         shms_blockhash_extras one = x;
         one.embeds = i < 4 ? embeds + 32 * i : NULL;
@@ -112,8 +112,8 @@ static void both_ways_hash_the_same_messages(void) {
     free(bodies);
 }
 
-/* Numbers whose sum or product no int64 holds, and items that the walk over them would miss. */
-static void numbers_that_cannot_be_added_are_refused(void) {
+/* Numbers whose sum or product overflows an int64, and items that would be missed because of that. */
+static void numbers_whose_sum_overflows_are_refused(void) {
     static const struct {
         int64_t items[6];
         int refused;
@@ -154,7 +154,7 @@ static void numbers_that_cannot_be_added_are_refused(void) {
 }
 
 int main(void) {
-    numbers_that_cannot_be_added_are_refused();
+    numbers_whose_sum_overflows_are_refused();
     the_worked_example_is_encoded_byte_for_byte();
     numbers_take_the_shortest_head();
     both_ways_hash_the_same_messages();

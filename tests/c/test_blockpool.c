@@ -1,4 +1,4 @@
-/* The pool against plain arrays, its checker after each step, and the checker against broken pools. */
+/* Compares the pool with plain arrays, runs its checker after each step, and runs the checker on broken pools. */
 #include "kv/blockpool_impl.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@ static uint32_t draw(uint32_t n) {
     return (uint32_t)((uint64_t)seed * n >> 32);
 }
 
-/* The model: the queue as an array, a reference count, a key number and the time of keying of each block. */
+/* The model: an array for the queue; for each block a reference count, a key number and the time of its key. */
 static int32_t queue[N], n_queue, refs[N], keys[N];
 static int64_t keyed_at[N], now;
 
@@ -51,7 +51,7 @@ static void compare(const shms_blockpool *pool, const shms_hashlist *hashes) {
         CHECK(refs[ids[i]] == counts[i] && counts[i] > 0);
 }
 
-static void a_pool_does_what_arrays_do(int order) {
+static void a_pool_matches_plain_arrays(int order) {
     shms_hashlist *hashes = shms_hashlist_new();
     for (int i = 0; i < HASHES; i++) {
         uint8_t hash[32] = {(uint8_t)(i + 1)};
@@ -164,8 +164,8 @@ static void a_pool_does_what_arrays_do(int order) {
     shms_hashlist_free(hashes);
 }
 
-/* Thousands of keys in a small map: long probes round its end, and removals that shift them back. */
-static void a_crowded_map_loses_nothing(void) {
+/* Thousands of keys in a small map: long probes that wrap around, and removals that shift keys back. */
+static void a_nearly_full_map_loses_nothing(void) {
     enum { M = 3000 };
     shms_blockpool *pool = shms_blockpool_new(M, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = shms_hashlist_new();
@@ -192,7 +192,7 @@ static void a_crowded_map_loses_nothing(void) {
     free(out);
 }
 
-static void the_checker_notices(void) {
+static void the_checker_finds_each_broken_invariant(void) {
     shms_blockpool *pool = shms_blockpool_new(8, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = shms_hashlist_new();
     int32_t ids[4];
@@ -231,9 +231,9 @@ static void the_checker_notices(void) {
 }
 
 int main(void) {
-    a_pool_does_what_arrays_do(SHMS_BLOCKPOOL_TAIL);
-    a_pool_does_what_arrays_do(SHMS_BLOCKPOOL_UNCACHED_FIRST);
-    a_crowded_map_loses_nothing();
-    the_checker_notices();
+    a_pool_matches_plain_arrays(SHMS_BLOCKPOOL_TAIL);
+    a_pool_matches_plain_arrays(SHMS_BLOCKPOOL_UNCACHED_FIRST);
+    a_nearly_full_map_loses_nothing();
+    the_checker_finds_each_broken_invariant();
     return 0;
 }

@@ -1,4 +1,5 @@
-/* test_copy.c - the copy equals memcpy at every size around its switch-overs and every alignment, and not a byte more. */
+/* test_copy.c - the copy equals memcpy for every alignment and every size near its thresholds, and writes no other
+ * byte. */
 #include "support.h"
 
 #define GUARD 128
@@ -21,7 +22,7 @@ static void copies_exactly(char *to, const char *from, uint64_t size, uint32_t t
 }
 
 int main(void) {
-    /* The switch-over is the machine's; these cover it wherever between 1 and 4 MiB it is put. */
+    /* The threshold depends on the machine; these sizes cover any threshold between 1 and 4 MiB. */
     static const uint64_t large[] = {1u << 20, 2u << 20, 4u << 20};
     static const uint32_t shifts[] = {0, 1, 8, 31, 32, 63};
     uint64_t room = (5u << 20) + 4 * GUARD, seed = 4;

@@ -1,4 +1,4 @@
-/* CRC-32C: published values, both ways of computing it against each other and against the definition, bit by bit. */
+/* CRC-32C: published values; the two implementations compared with each other and with the definition, bit by bit. */
 #include <string.h>
 
 #include "check.h"
@@ -14,7 +14,7 @@ static uint32_t by_definition(const uint8_t *p, size_t n) {
     return ~c;
 }
 
-static void the_published_values_come_out(void) {
+static void published_values_are_reproduced(void) {
     uint8_t zeros[32] = {0}, ones[32];
     memset(ones, 0xff, sizeof ones);
     CHECK_EQ(0xe3069283, shms_crc32c(0, "123456789", 9));
@@ -23,7 +23,7 @@ static void the_published_values_come_out(void) {
     CHECK_EQ(0, shms_crc32c(0, zeros, 0));
 }
 
-static void every_length_and_alignment_is_that_of_the_definition_in_one_piece_or_two(void) {
+static void every_length_and_alignment_matches_the_definition_in_one_part_or_two(void) {
     static uint8_t bytes[40000];
     uint64_t seed = 1;
     for (size_t i = 0; i < sizeof bytes; i++)
@@ -37,7 +37,7 @@ static void every_length_and_alignment_is_that_of_the_definition_in_one_piece_or
     }
 }
 
-static void an_objects_checksum_leaves_its_padding_out_and_nothing_else(void) {
+static void an_object_checksum_covers_all_but_the_padding(void) {
     uint8_t data[512] = {0};
     uint64_t seed = 2, at = 64, length = 100; /* key 3, metadata 5, padding to 64, payload 36 */
     for (size_t i = 0; i < sizeof data; i++)
@@ -49,14 +49,14 @@ static void an_objects_checksum_leaves_its_padding_out_and_nothing_else(void) {
         CHECK_EQ(part, shms_object_crc(data, at, 3, 5, length) != before);
         data[i] ^= 1;
     }
-    /* without a payload; and a damaged length that ends in the padding must not count backwards */
+    /* without a payload; a damaged length that ends in the padding must not underflow */
     for (length = 8; length <= 64; length++)
         CHECK_EQ(shms_crc32c(0, data + at, 8), shms_object_crc(data, at, 3, 5, length));
 }
 
 int main(void) {
-    the_published_values_come_out();
-    every_length_and_alignment_is_that_of_the_definition_in_one_piece_or_two();
-    an_objects_checksum_leaves_its_padding_out_and_nothing_else();
+    published_values_are_reproduced();
+    every_length_and_alignment_matches_the_definition_in_one_part_or_two();
+    an_object_checksum_covers_all_but_the_padding();
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * test_expected.c - whom a lease waits for: each rank that had attached, or may still come, when the lease was opened,
- * and that has since neither acknowledged, nor closed, nor died, nor been retired.
+ * test_expected.c - which ranks a lease expects. When the lease was opened, the rank had attached, or had never
+ * attached and was not retired. Since then it has not acknowledged, closed, died or been retired.
  */
 #include "support.h"
 
@@ -50,22 +50,22 @@ static void replace(uint32_t r) {
 
 /* ---- closing ---- */
 
-static void a_closed_reader_is_expected_by_nothing_whatever_views_of_it_live(bool properly) {
+static void no_lease_expects_a_closed_reader_even_if_it_has_views(bool properly) {
     begin(2);
     store_and_promise(FITS);
     shms_view *v = get(0, 0);
     for (int i = 0; i < FITS; i++)
         CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
-    CHECK_EQ(SHMS_EFULL, put(FITS, refs[1])); /* and this is remembered */
+    CHECK_EQ(SHMS_EFULL, put(FITS, refs[1])); /* the verdict is remembered */
     if (properly)
         CHECK_EQ(SHMS_OK, shms_reader_close(readers[0]));
     else
         shms_reader_free(readers[0]);
-    for (int i = FITS; i < 100; i++) { /* what it was promised may go, and what is handed out from now on */
+    for (int i = FITS; i < 100; i++) { /* earlier promises have ended, and later hand-outs do not expect it */
         CHECK_EQ(SHMS_OK, put(i, refs[1]));
         CHECK_EQ(1, shms_reader_release(readers[1], refs[1]));
     }
-    CHECK(filled(v->payload, SIZE, 0)); /* its view holds, by its pin */
+    CHECK(filled(v->payload, SIZE, 0)); /* its view holds the object by its pin */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
     shms_reader *heir;
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&heir, name, 0));
@@ -82,11 +82,11 @@ static void a_closed_reader_is_expected_by_nothing_whatever_views_of_it_live(boo
     end();
 }
 
-static void a_reader_that_is_closed_again_writes_nothing(void) {
+static void a_second_close_writes_nothing(void) {
     begin(2);
     shms_reader *old = readers[0];
     CHECK_EQ(SHMS_OK, shms_reader_close(old));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0)); /* the rank is another's now */
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0)); /* the rank is another process's now */
     CHECK_EQ(SHMS_OK, shms_reader_close(old));
     shms_reader_free(old);
     store_and_promise(FITS);
@@ -98,11 +98,11 @@ static void a_reader_that_is_closed_again_writes_nothing(void) {
 
 /* ---- retiring ---- */
 
-static void a_retirement_ends_leases_for_good_also_where_the_rank_had_never_attached(void) {
+static void a_retirement_ends_leases_for_good_even_of_a_rank_that_never_attached(void) {
     begin(1);
     store_and_promise(2);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    CHECK_EQ(SHMS_OK, put(2, refs[2])); /* never for it */
+    CHECK_EQ(SHMS_OK, put(2, refs[2])); /* not for this rank */
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
     CHECK_EQ(SHMS_OK, put(3, refs[3])); /* for it */
     for (int i = 0; i < FITS; i++)
@@ -128,8 +128,8 @@ static void retire_there(const char *label) {
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
 }
 
-/* Whichever came first: what it was promised before is over for good. */
-static void a_retirement_and_a_first_attachment_see_each_other(const char *label, bool retire_inside) {
+/* In either order, the earlier promises end for good. */
+static void a_retirement_or_a_first_attachment_sees_the_other(const char *label, bool retire_inside) {
     begin(1);
     store_and_promise(FITS);
     at = label;
@@ -151,7 +151,7 @@ static void a_retirement_and_a_first_attachment_see_each_other(const char *label
 
 static void a_rank_that_attached_before_the_reference_went_out_is_promised_the_object(const char *label) {
     begin(2);
-    shms_reader_free(readers[1]); /* it has attached before: not expected until it comes again */
+    shms_reader_free(readers[1]); /* it has attached before, so it is not expected until it attaches again */
     readers[1] = NULL;
     at = label;
     met = 0;
@@ -166,7 +166,7 @@ static void a_rank_that_attached_before_the_reference_went_out_is_promised_the_o
     end();
 }
 
-static void a_rank_is_not_expected_by_what_went_out_before_it_came_again(void) {
+static void older_leases_do_not_expect_a_rank_that_attaches_again(void) {
     begin(2);
     store_and_promise(FITS);
     replace(1);
@@ -181,7 +181,7 @@ static void die(const char *label) {
         kill(getpid(), SIGKILL);
 }
 
-static void what_a_dead_writer_did_not_hand_out_waits_for_nobody(void) {
+static void an_unpublished_lease_of_a_dead_writer_expects_no_rank(void) {
     begin(0);
     shms_writer_free(w);
     pid_t child = fork_child();
@@ -200,18 +200,18 @@ static void what_a_dead_writer_did_not_hand_out_waits_for_nobody(void) {
     end();
 }
 
-/* ---- a table that lies ---- */
+/* ---- a forged table ---- */
 
-static void what_stands_in_a_ranks_table_is_its_own_affair_until_it_attaches_anew(bool first) {
+static void attaching_resets_whatever_is_in_the_table_of_the_rank(bool first) {
     begin(first ? 1 : 2);
     if (!first)
         shms_reader_free(readers[1]);
     const shms_layout *l = &w->seg.layout;
     shms_segment rank;
-    CHECK_EQ(SHMS_OK, shms_segment_open(&rank, name, 1)); /* without its lock */
+    CHECK_EQ(SHMS_OK, shms_segment_open(&rank, name, 1)); /* without holding its lock */
     shms_reader_table *t = shms_segment_reader(&rank, 1);
     for (uint64_t i = 0; i < l->max_objects; i++)
-        shms_reader_pins(t)[i] = UINT32_MAX; /* one more is none */
+        shms_reader_pins(t)[i] = UINT32_MAX; /* one more pin wraps to 0 */
     for (uint64_t i = 0; i < l->max_leases; i++)
         shms_reader_acks(t, l->max_objects)[i] = UINT64_MAX;
     shms_set(&t->base, SHMS_CLOSED - first);
@@ -228,27 +228,27 @@ static void what_stands_in_a_ranks_table_is_its_own_affair_until_it_attaches_ane
     shms_view_release(v);
     for (int i = 1; i < FITS; i++)
         CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
-    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL)); /* neither */
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL)); /* neither promised nor pinned */
     end();
 }
 
 int main(void) {
-    a_closed_reader_is_expected_by_nothing_whatever_views_of_it_live(true);
-    a_closed_reader_is_expected_by_nothing_whatever_views_of_it_live(false);
-    a_reader_that_is_closed_again_writes_nothing();
-    a_retirement_ends_leases_for_good_also_where_the_rank_had_never_attached();
-    a_retirement_and_a_first_attachment_see_each_other("T1", false);
-    a_retirement_and_a_first_attachment_see_each_other("T2", false);
-    a_retirement_and_a_first_attachment_see_each_other("A1", true);
-    a_retirement_and_a_first_attachment_see_each_other("A3", true);
-    a_retirement_and_a_first_attachment_see_each_other("A4", true);
+    no_lease_expects_a_closed_reader_even_if_it_has_views(true);
+    no_lease_expects_a_closed_reader_even_if_it_has_views(false);
+    a_second_close_writes_nothing();
+    a_retirement_ends_leases_for_good_even_of_a_rank_that_never_attached();
+    a_retirement_or_a_first_attachment_sees_the_other("T1", false);
+    a_retirement_or_a_first_attachment_sees_the_other("T2", false);
+    a_retirement_or_a_first_attachment_sees_the_other("A1", true);
+    a_retirement_or_a_first_attachment_sees_the_other("A3", true);
+    a_retirement_or_a_first_attachment_sees_the_other("A4", true);
     a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L1");
     a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L2");
     a_rank_that_attached_before_the_reference_went_out_is_promised_the_object("L3");
-    a_rank_is_not_expected_by_what_went_out_before_it_came_again();
-    what_a_dead_writer_did_not_hand_out_waits_for_nobody();
-    what_stands_in_a_ranks_table_is_its_own_affair_until_it_attaches_anew(true);
-    what_stands_in_a_ranks_table_is_its_own_affair_until_it_attaches_anew(false);
+    older_leases_do_not_expect_a_rank_that_attaches_again();
+    an_unpublished_lease_of_a_dead_writer_expects_no_rank();
+    attaching_resets_whatever_is_in_the_table_of_the_rank(true);
+    attaching_resets_whatever_is_in_the_table_of_the_rank(false);
     CHECK_EQ(0, store_names_left());
     return 0;
 }

@@ -1,7 +1,7 @@
 /*
- * test_full.c - a store without room: what turns a refusal, what does not, and that refusing is cheap.
+ * test_full.c - a full store: what ends a refusal, what does not, and that a repeated refusal is cheap.
  *
- * Work is counted in steps (W1a: one look at one rank's acknowledgement), not in time.
+ * Work is counted in steps (W1a: one read of one rank's acknowledgement), not in time.
  */
 #include "support.h"
 
@@ -17,10 +17,10 @@ static uint8_t refs[MANY][SHMS_REF_SIZE];
 
 static void key_of(char *key, int i) { snprintf(key, 16, "k%d", i); }
 
-/* Objects between the hand and the others that the writer keeps: enough for a search to go by the zones. */
+/* Objects that the writer keeps between the hand and the others: so many that a search uses the zones. */
 static uint32_t crowd;
 
-/* A store of `n` objects of 128 bytes, all handed out, so that nothing else fits. */
+/* Creates a store of `n` objects of 128 bytes, all handed out, so that there is no room. */
 static void begin(int n, uint32_t max_objects) {
     shms_options o = {.capacity = ((uint64_t)n + crowd) * 128, .n_readers = 2, .max_objects = max_objects + crowd};
     name = store_name("full");
@@ -30,7 +30,7 @@ static void begin(int n, uint32_t max_objects) {
         shms_guard guard;
         snprintf(key, sizeof key, "crowd%u", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, i, NULL));
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guard)); /* until the store ends */
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guard)); /* until the test ends */
     }
     for (uint32_t r = 0; r < 2; r++)
         CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
@@ -52,7 +52,7 @@ static void end(void) {
     shms_writer_free(w);
 }
 
-/* A put that must be refused; returns how much it looked at. */
+/* Puts an object, which must be refused. Returns how many steps that took. */
 static uint64_t refused_by(int code) {
     shms_stats before, after;
     uint8_t ref[SHMS_REF_SIZE];
@@ -64,7 +64,7 @@ static uint64_t refused_by(int code) {
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &after));
     CHECK_EQ(before.refusals + 1, after.refusals);
     before.refusals++;
-    before.open_leases = after.open_leases; /* those found complete are closed */
+    before.open_leases = after.open_leases; /* complete leases are closed */
     CHECK(!memcmp(&before, &after, sizeof before)); /* nothing else has changed */
     return looks;
 }
@@ -77,15 +77,15 @@ static void accepted(void) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
 
-/* A walk from the hand, and a zone. */
+/* One walk from the hand, plus one zone. */
 #define LITTLE 300
 
-static void a_second_refusal_looks_only_where_something_was_let_go(void) {
+static void a_second_refusal_surveys_only_zones_with_releases(void) {
     begin(MANY, MANY + 1);
     CHECK(refused() >= MANY);
     for (int i = 0; i < 20; i++)
         CHECK(refused() <= LITTLE);
-    CHECK_EQ(1, shms_reader_release(readers[0], refs[5])); /* news: looked into, and in vain */
+    CHECK_EQ(1, shms_reader_release(readers[0], refs[5])); /* a change that causes a survey, without result */
     CHECK(refused() <= LITTLE);
     CHECK(refused() <= LITTLE);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 128, 1, refs[0]));
@@ -97,7 +97,7 @@ static void a_second_refusal_looks_only_where_something_was_let_go(void) {
     end();
 }
 
-static void a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece(void) {
+static void a_refusal_reports_reclaimable_bytes_and_their_longest_stretch(void) {
     shms_room room;
     shms_guard guard = {0};
     begin(10, 20);
@@ -106,7 +106,7 @@ static void a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece(void) {
     refused();
     CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
     CHECK(!room.reclaimable && !room.longest && !room.kept); /* everything is held */
-    for (int i = 0; i < 10; i++) /* free: 0 1 | 3 | 6 7 8 9, of which 7 is the writer's */
+    for (int i = 0; i < 10; i++) /* free: 0 1 | 3 | 6 7 8 9; the writer keeps 7 */
         for (int r = 0; r < 2; r++)
             if (i != 2 && i != 4 && i != 5)
                 CHECK_EQ(1, shms_reader_release(readers[r], refs[i]));
@@ -115,7 +115,7 @@ static void a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece(void) {
     CHECK_EQ(7 * 128, room.reclaimable);
     CHECK_EQ(4 * 128, room.longest);
     CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k7", 2, &guard));
-    CHECK_EQ(1, shms_writer_delete(w, "k0", 2)); /* a gap counts like what may go */
+    CHECK_EQ(1, shms_writer_delete(w, "k0", 2)); /* a gap counts like an object that may go */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
     CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
     CHECK_EQ(5 * 128, room.reclaimable);
@@ -127,7 +127,7 @@ static void a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece(void) {
 
 static shms_view *passing;
 
-/* A reader that is always there when the writer looks, and has gone when it has looked. */
+/* A reader that is alive whenever the writer probes it, and that has detached after the probe. */
 static void pass_by(const char *label) {
     if (!strcmp(label, "W2"))
         CHECK((passing = shms_reader_acquire(readers[0], refs[0])));
@@ -135,7 +135,7 @@ static void pass_by(const char *label) {
         shms_view_release(passing);
 }
 
-static void a_refusal_after_a_thousand_vain_searches_says_what_it_found(void) {
+static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void) {
     shms_room room;
     uint64_t held[2];
     begin(1, 2);
@@ -154,7 +154,7 @@ static void a_refusal_after_a_thousand_vain_searches_says_what_it_found(void) {
     end();
 }
 
-static void a_second_refusal_for_a_lease_entry_looks_at_nothing_either(void) {
+static void a_second_refusal_for_a_lease_entry_surveys_nothing(void) {
     begin(4, 2000);
     uint64_t entries = w->seg.layout.max_leases;
     uint8_t ref[SHMS_REF_SIZE];
@@ -172,7 +172,7 @@ static void a_second_refusal_for_a_lease_entry_looks_at_nothing_either(void) {
     CHECK_EQ(1, shms_reader_release(readers[1], refs[2]));
     CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
     CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
-    shms_ticket t; /* what is not handed out needs no entry, and cannot have one */
+    shms_ticket t; /* an object that is not handed out needs no entry, and cannot have one */
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
     CHECK_EQ(SHMS_ENOLEASE, shms_writer_begin(w, "new", 3, NULL, 0, 64, &t));
     CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
@@ -192,7 +192,7 @@ static void both_release(int i) {
     CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
 }
 
-static void a_release_turns_it(void) {
+static void a_release_ends_the_refusal(void) {
     begin(8, 16);
     refused();
     both_release(3);
@@ -205,13 +205,13 @@ static uint64_t all_looks;
 
 static void release_meanwhile(const char *label) {
     count_looks(label);
-    if (looks == all_looks) { /* the search has been past this one */
+    if (looks == all_looks) { /* the search has passed this one */
         shms_step_hook = NULL;
         both_release(1);
     }
 }
 
-static void a_release_during_the_search_turns_it(void) {
+static void a_release_during_the_search_ends_the_refusal(void) {
     begin(8, 16);
     refused();
     CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
@@ -225,7 +225,7 @@ static void a_release_during_the_search_turns_it(void) {
     end();
 }
 
-static void an_unpin_turns_it(void) {
+static void an_unpin_ends_the_refusal(void) {
     begin(8, 16);
     shms_view *v = shms_reader_acquire(readers[0], refs[3]), *u = shms_reader_acquire(readers[1], refs[3]);
     CHECK(v && u);
@@ -238,7 +238,7 @@ static void an_unpin_turns_it(void) {
     end();
 }
 
-static void a_smaller_object_is_no_repetition(void) {
+static void a_refusal_does_not_apply_to_a_smaller_object(void) {
     begin(8, 16);
     both_release(3);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 200, 1, NULL));
@@ -247,7 +247,7 @@ static void a_smaller_object_is_no_repetition(void) {
     end();
 }
 
-static void a_cancel_turns_it(void) {
+static void a_cancel_ends_the_refusal(void) {
     begin(8, 16);
     refused();
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
@@ -255,7 +255,7 @@ static void a_cancel_turns_it(void) {
     end();
 }
 
-static void a_delete_turns_it_once_nobody_holds_the_object(void) {
+static void a_delete_ends_the_refusal_once_the_object_is_not_held(void) {
     begin(8, 16);
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, NULL) == SHMS_EFULL ? SHMS_OK : 1);
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
@@ -265,7 +265,7 @@ static void a_delete_turns_it_once_nobody_holds_the_object(void) {
     end();
 }
 
-static void an_abort_turns_it(void) {
+static void an_abort_ends_the_refusal(void) {
     begin(8, 16);
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
@@ -276,7 +276,7 @@ static void an_abort_turns_it(void) {
     end();
 }
 
-static void a_commit_without_a_hand_out_turns_it(void) {
+static void a_commit_without_a_hand_out_ends_the_refusal(void) {
     begin(8, 16);
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
@@ -287,7 +287,7 @@ static void a_commit_without_a_hand_out_turns_it(void) {
     end();
 }
 
-static void an_unprotect_turns_it(void) {
+static void an_unprotect_ends_the_refusal(void) {
     begin(8, 16);
     shms_guard once, again;
     CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &once));
@@ -296,14 +296,14 @@ static void an_unprotect_turns_it(void) {
     refused();
     CHECK_EQ(SHMS_OK, shms_guard_end(&once));
     refused();
-    CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by its protection, deleted or not */
+    CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by the guard, deleted or not */
     refused();
     CHECK_EQ(SHMS_OK, shms_guard_end(&again));
     accepted();
     end();
 }
 
-static void the_end_of_a_guard_turns_it(void) {
+static void the_end_of_a_guard_ends_the_refusal(void) {
     begin(8, 16);
     shms_guard guard;
     CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &guard));
@@ -314,7 +314,7 @@ static void the_end_of_a_guard_turns_it(void) {
     end();
 }
 
-static void a_close_turns_it_though_a_view_keeps_the_rank(void) {
+static void a_close_ends_the_refusal_even_if_a_view_keeps_the_rank(void) {
     begin(8, 16);
     shms_view *v = shms_reader_acquire(readers[1], refs[5]);
     CHECK(v);
@@ -334,10 +334,10 @@ static void refuse_meanwhile(const char *label) {
     if (strcmp(label, "R2b"))
         return;
     shms_step_hook = NULL;
-    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL)); /* the pin stands on what is in the slot now */
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL)); /* the pin is on the object that is in the slot now */
 }
 
-static void a_pin_in_vain_that_was_seen_turns_it(void) {
+static void the_unpin_of_a_pin_on_another_object_ends_the_refusal(void) {
     begin(8, 16);
     memcpy(old_ref, refs[3], sizeof old_ref);
     both_release(3);
@@ -351,11 +351,11 @@ static void a_pin_in_vain_that_was_seen_turns_it(void) {
     end();
 }
 
-static void a_retirement_turns_it(void) {
+static void a_retirement_ends_the_refusal(void) {
     begin(8, 16);
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1)); /* though it lives: no lease waits for it any more */
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1)); /* the rank is alive, but no lease expects it any more */
     accepted();
     end();
 }
@@ -368,7 +368,7 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
-    CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref)); /* leases from before are not for it; this one is */
+    CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref)); /* earlier leases do not expect it; this one does */
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
     for (int i = 0; i < 8; i++)
         if (i != 1)
@@ -381,7 +381,7 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
     end();
 }
 
-static void a_detaching_turns_it(void) {
+static void a_detachment_ends_the_refusal(void) {
     begin(8, 16);
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     refused();
@@ -390,12 +390,12 @@ static void a_detaching_turns_it(void) {
     end();
 }
 
-static void an_attaching_turns_it(void) {
+static void an_attachment_ends_the_refusal(void) {
     begin(8, 16);
     for (int i = 0; i < 8; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
     refused();
-    /* Gone and come again between two puts: the lock looks as it did. */
+    /* Detached and attached again between two puts: the lock looks unchanged. */
     CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
     shms_reader_free(readers[1]);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
@@ -403,7 +403,7 @@ static void an_attaching_turns_it(void) {
     end();
 }
 
-static void a_death_turns_it(void) {
+static void a_death_ends_the_refusal(void) {
     begin(8, 16);
     shms_reader_close(readers[1]);
     shms_reader_free(readers[1]);
@@ -420,7 +420,7 @@ static void a_death_turns_it(void) {
     CHECK_EQ(1, read(ready[0], &c, 1));
     for (int i = 0; i < 8; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
-    for (int i = 0; i < 7; i++) { /* older than the child's attaching: it is not asked, except for its pin */
+    for (int i = 0; i < 7; i++) { /* opened before the child attached: only the child's pin counts */
         char key[16];
         key_of(key, 100 + i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, refs[10 + i]));
@@ -432,7 +432,7 @@ static void a_death_turns_it(void) {
     CHECK(refused() <= LITTLE);
     kill(child, SIGKILL);
     CHECK_EQ(1000 + SIGKILL, reap(child));
-    for (int i = 0; i < 8; i++) { /* the pinned one and the promised ones: all of it */
+    for (int i = 0; i < 8; i++) { /* the pinned object and the promised ones, so all of them */
         char key[16];
         key_of(key, 200 + i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, NULL));
@@ -444,7 +444,7 @@ static void a_death_turns_it(void) {
     end();
 }
 
-static void slots_run_out_like_bytes_do(void) {
+static void slots_run_out_like_bytes(void) {
     begin(8, 8);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 0, 1, NULL));
     both_release(6);
@@ -455,7 +455,7 @@ static void slots_run_out_like_bytes_do(void) {
     end();
 }
 
-static void a_refusal_says_what_has_run_out(void) {
+static void a_refusal_names_the_resource(void) {
     shms_options o = {.capacity = 1024, .n_readers = 1, .max_objects = 2};
     uint8_t ref[SHMS_REF_SIZE];
     name = store_name("short");
@@ -466,13 +466,13 @@ static void a_refusal_says_what_has_run_out(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 900, 1, ref)); /* neither bytes nor a slot */
     CHECK_EQ(SHMS_ENOSLOT, put_marked(w, "new", 64, 1, ref));
-    CHECK_EQ(SHMS_ENOSLOT, put_marked(w, "new", 64, 1, ref)); /* remembered as what it was */
+    CHECK_EQ(SHMS_ENOSLOT, put_marked(w, "new", 64, 1, ref)); /* remembered with its cause */
     for (uint64_t i = 2; i < w->seg.layout.max_leases; i++)
         CHECK_EQ(SHMS_OK, shms_writer_hit(w, "a", 1, ref));
     CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "a", 1, ref));
     CHECK_EQ(SHMS_ENOLEASE, put_marked(w, "new", 64, 1, ref));
     end();
-    name = store_name("gap"); /* a slot could be had, a gap that is long enough could not */
+    name = store_name("gap"); /* a slot was available, but not a gap that is long enough */
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 256, 1, NULL));
@@ -487,7 +487,7 @@ static void a_refusal_says_what_has_run_out(void) {
     end();
 }
 
-static void a_rank_that_never_came_is_waited_for_until_it_is_retired(void) {
+static void a_rank_that_never_attached_is_expected_until_it_is_retired(void) {
     shms_options o = {.capacity = 1024, .n_readers = 2, .max_objects = 8};
     uint8_t ref[SHMS_REF_SIZE];
     name = store_name("never");
@@ -497,7 +497,7 @@ static void a_rank_that_never_came_is_waited_for_until_it_is_retired(void) {
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1)); /* late, and finds what it was promised */
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1)); /* attaches late, and finds what it was promised */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
     shms_view *v = shms_reader_acquire(readers[1], ref);
     CHECK(v && filled(v->payload, 800, 1));
@@ -550,33 +550,33 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
 }
 
 int main(void) {
-    a_second_refusal_looks_only_where_something_was_let_go();
-    a_refusal_says_what_could_go_and_how_much_of_it_in_one_piece();
-    a_refusal_after_a_thousand_vain_searches_says_what_it_found();
-    a_second_refusal_for_a_lease_entry_looks_at_nothing_either();
+    a_second_refusal_surveys_only_zones_with_releases();
+    a_refusal_reports_reclaimable_bytes_and_their_longest_stretch();
+    a_refusal_after_a_thousand_failed_searches_reports_its_findings();
+    a_second_refusal_for_a_lease_entry_surveys_nothing();
     for (crowd = 0; crowd <= 300; crowd += 300) {
-        a_release_turns_it();
-        a_release_during_the_search_turns_it();
-        an_unpin_turns_it();
-        a_smaller_object_is_no_repetition();
-        a_cancel_turns_it();
-        a_delete_turns_it_once_nobody_holds_the_object();
-        an_abort_turns_it();
-        a_commit_without_a_hand_out_turns_it();
-        an_unprotect_turns_it();
-        the_end_of_a_guard_turns_it();
-        a_close_turns_it_though_a_view_keeps_the_rank();
-        a_pin_in_vain_that_was_seen_turns_it();
-        a_retirement_turns_it();
+        a_release_ends_the_refusal();
+        a_release_during_the_search_ends_the_refusal();
+        an_unpin_ends_the_refusal();
+        a_refusal_does_not_apply_to_a_smaller_object();
+        a_cancel_ends_the_refusal();
+        a_delete_ends_the_refusal_once_the_object_is_not_held();
+        an_abort_ends_the_refusal();
+        a_commit_without_a_hand_out_ends_the_refusal();
+        an_unprotect_ends_the_refusal();
+        the_end_of_a_guard_ends_the_refusal();
+        a_close_ends_the_refusal_even_if_a_view_keeps_the_rank();
+        the_unpin_of_a_pin_on_another_object_ends_the_refusal();
+        a_retirement_ends_the_refusal();
         a_retirement_ends_when_the_rank_attaches();
-        a_detaching_turns_it();
-        an_attaching_turns_it();
-        a_death_turns_it();
+        a_detachment_ends_the_refusal();
+        an_attachment_ends_the_refusal();
+        a_death_ends_the_refusal();
     }
     crowd = 0;
-    slots_run_out_like_bytes_do();
-    a_refusal_says_what_has_run_out();
-    a_rank_that_never_came_is_waited_for_until_it_is_retired();
+    slots_run_out_like_bytes();
+    a_refusal_names_the_resource();
+    a_rank_that_never_attached_is_expected_until_it_is_retired();
     one_object_held_for_ever_stops_no_put_in_100_turnovers();
     CHECK_EQ(0, store_names_left());
     return 0;

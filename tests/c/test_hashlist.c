@@ -1,11 +1,11 @@
-/* A list of hashes keeps its width, grows, and is checked. */
+/* A list of hashes keeps its width and grows; its arguments are checked. */
 #include "kv/hashlist.h"
 
 #include <string.h>
 
 #include "check.h"
 
-static void a_list_gives_back_what_was_appended(void) {
+static void a_list_returns_what_was_appended(void) {
     shms_hashlist *list = shms_hashlist_new(), *other = shms_hashlist_new();
     uint8_t hashes[100 * 16], wide[32] = {0};
     for (int i = 0; i < 100 * 16; i++)
@@ -27,7 +27,7 @@ static void a_list_gives_back_what_was_appended(void) {
     CHECK(shms_hashlist_reserve(list, INT64_MAX) == SHMS_KV_EMEMORY &&
           shms_hashlist_reserve(list, INT64_MAX / 32 - 99) == SHMS_KV_EMEMORY);
     CHECK(shms_hashlist_reserve(other, INT64_MAX / 4 + 1) == SHMS_KV_EMEMORY &&
-          other->cap == 0); /* times 32: 0 in 64 bits */
+          other->cap == 0); /* times 32 is 0 in 64 bits */
     CHECK(shms_hashlist_append(other, wide, 1, 32) == 0);
     CHECK(shms_hashlist_join(list, other) == SHMS_KV_EWIDTH && shms_hashlist_len(list) == 100);
     CHECK(shms_hashlist_join(list, list) == 0 && shms_hashlist_len(list) == 200);
@@ -54,7 +54,7 @@ static void every_code_has_its_own_meaning(void) {
 }
 
 int main(void) {
-    a_list_gives_back_what_was_appended();
+    a_list_returns_what_was_appended();
     every_code_has_its_own_meaning();
     return 0;
 }

@@ -1,4 +1,4 @@
-/* test_index.c - the key index over caller memory, against a list of keys searched from end to end. */
+/* test_index.c - the key index in caller's memory, compared with a linear search. */
 #include "support.h"
 
 enum { N = 24, ROUNDS = 300000, KEY = 40 };
@@ -7,7 +7,7 @@ static shms_slot slots[N];
 static uint8_t data[N * SHMS_ALIGN];
 static bool in_table[N];
 
-/* Few different bytes and many lengths: prefixes of one another, and the same key again after it went. */
+/* Few different bytes and many lengths: keys are prefixes of one another, and return after their removal. */
 static uint32_t draw(uint64_t *seed, char *key) {
     uint32_t len = 1 + (uint32_t)below(seed, KEY - 1);
     memset(key, 'a', len);
@@ -59,7 +59,7 @@ int main(void) {
                          ? shms_index_find(&x, (char *)data + slots[slot].offset, shms_slot_key_len(&slots[slot]))
                          : SHMS_NONE);
         }
-        CHECK(full > ROUNDS / 16 && hits > ROUNDS / 100); /* the table was crowded, and keys came again */
+        CHECK(full > ROUNDS / 16 && hits > ROUNDS / 100); /* the table was nearly full, and keys returned */
         free(memory);
     }
     return 0;

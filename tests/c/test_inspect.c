@@ -1,5 +1,5 @@
-/* An inspector whose object is replaced under its eyes, between two of its reads: what it returns is one or the other,
- * or that it has gone, and never a mixture. */
+/* An inspector whose object is replaced between two of its reads. It returns one object or the other, or that the
+ * object is gone, but never a mixture. */
 #include "check.h"
 #include "inspect/inspect.h"
 #include "support.h"
@@ -12,7 +12,7 @@ static uint8_t ref[SHMS_REF_SIZE];
 
 enum { SMALL = 100, LARGE = 900 };
 
-/* At `where`, so many times, puts another object where the only one is: same slot, same place, same lease entry. */
+/* At the step `where`, replaces the only object, `times` times: same slot, same place, same lease entry. */
 static void replace(const char *label) {
     if (strcmp(label, where) || replacements == 0)
         return;
@@ -54,7 +54,7 @@ static void end(void) {
     shms_writer_free(w);
 }
 
-static void a_slot_that_is_replaced_while_it_is_read_is_read_anew(void) {
+static void a_slot_that_is_replaced_during_a_read_is_read_again(void) {
     for (int times = 1; times < 6; times++) {
         shms_slot_record s;
         uint64_t at = 0;
@@ -69,7 +69,7 @@ static void a_slot_that_is_replaced_while_it_is_read_is_read_anew(void) {
     }
 }
 
-static void a_slot_that_never_holds_still_is_said_to_move(void) {
+static void a_slot_that_keeps_changing_is_reported_as_moving(void) {
     shms_slot_record s;
     uint64_t at = 0;
     start("restless", "slot", 100000);
@@ -79,7 +79,7 @@ static void a_slot_that_never_holds_still_is_said_to_move(void) {
     end();
 }
 
-static void a_lease_that_is_replaced_while_it_is_read_is_read_anew(void) {
+static void a_lease_that_is_replaced_during_a_read_is_read_again(void) {
     shms_lease_record e;
     uint64_t at = 0;
     start("lease", "lease", 3);
@@ -87,13 +87,13 @@ static void a_lease_that_is_replaced_while_it_is_read_is_read_anew(void) {
     CHECK_EQ(0, shms_writer_stats(w, &before));
     CHECK_EQ(1, shms_inspector_leases(inspector, &at, &e, 1));
     CHECK_EQ(0, replacements);
-    CHECK_EQ(e.number, e.id); /* one hand-out an object, so that both count alike */
+    CHECK_EQ(e.number, e.id); /* one hand-out for each object, so that both counters agree */
     CHECK_EQ(4, e.number);
     CHECK_EQ(0, e.moving);
     end();
 }
 
-static void bytes_of_an_object_that_goes_meanwhile_are_refused(void) {
+static void bytes_of_an_object_that_is_evicted_during_the_copy_are_refused(void) {
     uint8_t out[SMALL + 64];
     start("copy", "copy", 1);
     CHECK_EQ(SHMS_ESTALE, shms_inspector_copy(inspector, 0, 1, 0, sizeof out, out));
@@ -105,7 +105,7 @@ static void bytes_of_an_object_that_goes_meanwhile_are_refused(void) {
     end();
 }
 
-static void a_checksum_of_an_object_that_goes_meanwhile_is_nobodys(void) {
+static void a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused(void) {
     shms_finding f;
     start("crc", "crc", 1);
     CHECK_EQ(SHMS_ESTALE, shms_inspector_check(inspector, 0, 1, &f));
@@ -120,7 +120,7 @@ static void count_looks(const char *label) {
     slot_looks += strcmp(label, "slot") == 0;
 }
 
-static void what_ranks_hold_is_added_up_by_one_look_at_each_lease_and_slot(void) {
+static void holdings_are_summed_with_one_read_of_each_lease_and_slot(void) {
     enum { RANKS = 5, OBJECTS = 7, HANDED_OUT = 3 };
     shms_options o = {.capacity = 64 << 10, .n_readers = RANKS, .max_objects = 2 * OBJECTS};
     const char *store = store_name("ranks");
@@ -135,7 +135,8 @@ static void what_ranks_hold_is_added_up_by_one_look_at_each_lease_and_slot(void)
         CHECK_EQ(0, put_marked(w, (char[]){(char)('a' + k), 0}, SMALL, 0, refs[k]));
     for (int k = 1; k < HANDED_OUT; k++)
         CHECK_EQ(0, shms_writer_hit(w, "a", 1, again));
-    CHECK_EQ(0, shms_reader_acquire_to(reader, refs[0], &view)); /* and owes the other two hand-outs of it */
+    /* it still owes the other two hand-outs of the object */
+    CHECK_EQ(0, shms_reader_acquire_to(reader, refs[0], &view));
     for (int k = 1; k < OBJECTS - 1; k++)
         CHECK_EQ(1, shms_reader_release(reader, refs[k]));
     shms_step_hook = count_looks;
@@ -168,7 +169,7 @@ static void fork_here(const char *label) {
         return;
     CHECK(pipe(ready) == 0);
     if ((child = fork_child()) == 0) {
-        CHECK_EQ(1, write(ready[1], "x", 1)); /* what fork runs in a child has been run */
+        CHECK_EQ(1, write(ready[1], "x", 1)); /* the fork handlers have run in the child */
         pause();
         _exit(0);
     }
@@ -189,7 +190,7 @@ static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(vo
     shms_step_hook = fork_here;
     CHECK_EQ(SHMS_ERANKINUSE, shms_segment_remove(name, p.device, p.inode, 0));
     shms_step_hook = NULL;
-    CHECK_EQ(0, shms_writer_recover(&w, name)); /* the child lives */
+    CHECK_EQ(0, shms_writer_recover(&w, name)); /* the child is alive */
     kill(child, SIGKILL);
     CHECK_EQ(1000 + SIGKILL, reap(child));
     shms_reader_free(r);
@@ -198,12 +199,12 @@ static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(vo
 }
 
 int main(void) {
-    a_slot_that_is_replaced_while_it_is_read_is_read_anew();
-    a_slot_that_never_holds_still_is_said_to_move();
-    a_lease_that_is_replaced_while_it_is_read_is_read_anew();
-    bytes_of_an_object_that_goes_meanwhile_are_refused();
-    a_checksum_of_an_object_that_goes_meanwhile_is_nobodys();
-    what_ranks_hold_is_added_up_by_one_look_at_each_lease_and_slot();
+    a_slot_that_is_replaced_during_a_read_is_read_again();
+    a_slot_that_keeps_changing_is_reported_as_moving();
+    a_lease_that_is_replaced_during_a_read_is_read_again();
+    bytes_of_an_object_that_is_evicted_during_the_copy_are_refused();
+    a_checksum_of_an_object_that_is_evicted_meanwhile_is_refused();
+    holdings_are_summed_with_one_read_of_each_lease_and_slot();
     a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it();
     CHECK_EQ(0, store_names_left());
     return 0;

@@ -1,9 +1,9 @@
 /*
- * test_interleave.c - at each step of one side, each operation of the other, whole.
+ * test_interleave.c - runs each whole operation of one side at each step of the other side.
  *
- * The store has 16 units of 64 bytes and four objects.  `held` is viewed by rank 0, `owed` is promised to it, `read`
- * and `cold` may go.  Whatever happens in between: no byte under a live view changes, what is promised and not ended
- * can be taken, and the books are right.
+ * The store has 16 units of 64 bytes and four objects. Rank 0 has a view of `held`, and is promised `owed`; `read` and
+ * `cold` may go. Whatever happens in between: no byte under a live view changes, an open promise can be taken, and the
+ * private bookkeeping is right.
  */
 #include <pthread.h>
 
@@ -20,10 +20,10 @@ static shms_view *views[64];
 static int n_views;
 static uint8_t refs[OBJECTS][SHMS_REF_SIZE];
 static uint64_t mark_of[64];
-static bool owed; /* its lease is neither read, released nor cancelled */
+static bool owed; /* its lease is not read, released or cancelled */
 static uint64_t at_step, step;
 static void (*intruder)(void);
-static bool busy; /* no intruder inside an intruder */
+static bool busy; /* no nested operation */
 static uint64_t refused_acquires, late_acquires;
 
 static void keep(shms_view *v, uint64_t mark) {
@@ -53,7 +53,7 @@ static void setup(void) {
     CHECK_EQ(1, shms_reader_release(r, refs[COLD]));
 }
 
-/* What must hold whatever was done in between. */
+/* What must hold after any operation in between. */
 static void settle(void) {
     views_are_whole();
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
@@ -77,7 +77,7 @@ static void settle(void) {
         shms_reader_free(r);
     if (second)
         shms_reader_free(second);
-    CHECK_EQ(SHMS_OK, put_marked(w, "all", (UNITS - 1) * UNIT, 5, NULL)); /* nobody is left who holds anything */
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", (UNITS - 1) * UNIT, 5, NULL)); /* nothing is held any more */
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
     shms_writer_free(w);
@@ -108,8 +108,8 @@ static void *acquire_late(void *unused) {
     return unused;
 }
 
-/* Takes object i.  One that is just being evicted makes the reader wait for the writer: on a thread, whose pin is
- * waited for, so that the writer's next step always comes after it. */
+/* Takes object i. If it is being evicted, the reader waits for the writer. So the reader runs on a thread, and the test
+ * waits for its pin: the writer's next step always comes after that. */
 static void acquire(int i) {
     shms_ref ref;
     shms_ref_unpack(&ref, refs[i]);
@@ -150,28 +150,28 @@ static void r_acquire_held(void) { acquire(HELD); }
 static void r_release_owed(void) {
     bool was = owed;
     int rc = shms_reader_release(r, refs[OWED]);
-    CHECK(rc == was || rc == owed); /* cancelled in between: either */
+    CHECK(rc == was || rc == owed); /* may have been cancelled in between */
     owed = false;
 }
 static void r_release_read(void) { CHECK_EQ(0, shms_reader_release(r, refs[READ])); }
-static void r_take_and_let_go(void) {
+static void r_acquire_and_release(void) {
     acquire(OWED);
     if (views[n_views - 1] && mark_of[n_views - 1] == OWED) {
         shms_view_release(views[n_views - 1]);
         views[--n_views] = NULL;
     }
 }
-static void r_let_go(void) {
+static void r_view_release(void) {
     shms_view_release(views[0]);
     views[0] = NULL;
 }
 static void r_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 1)); }
-static void r_close(void) { /* with a view alive: the rank stays, the promises end */
+static void r_close(void) { /* with a live view: the rank's lock stays, the promises end */
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     owed = false;
 }
-static void r_replace(void) { /* rank 0 goes, and comes again: nothing older is for it */
-    r_let_go();
+static void r_replace(void) { /* rank 0 detaches and attaches again: older leases do not expect it */
+    r_view_release();
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
@@ -189,17 +189,18 @@ static void w_small(void) {
     CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
 }
 static void w_evict(void) {
-    int rc = cached("put", 6, 8); /* both of the cold ones */
+    int rc = cached("put", 6, 8); /* both objects that may go */
     CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
 }
-static void w_full(void) { /* for want of room, unless just now everybody let go */
+static void w_full(void) { /* refused, unless everything has just been released */
     int rc = cached("huge", 15, 8);
     CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
     CHECK(rc == SHMS_EFULL || (!views[0] && !owed));
 }
 static void w_cancel(void) {
     int rc = shms_writer_cancel(w, refs[OWED]);
-    CHECK(rc == 1 || (rc == 0 && !owed)); /* one that all have acknowledged is open until somebody looks */
+    /* a lease that all ranks have acknowledged is open until the writer checks it */
+    CHECK(rc == 1 || (rc == 0 && !owed));
     owed = false;
     w_evict();
 }
@@ -216,7 +217,7 @@ static void w_hand_out(void) {
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, shms_writer_hit(w, "held", 4, ref));
     w_evict();
-    CHECK(shms_writer_cancel(w, ref) >= 0); /* 0: rank 0 was replaced, and the search has closed it */
+    CHECK(shms_writer_cancel(w, ref) >= 0); /* 0: rank 0 was replaced, and the search has closed the lease */
 }
 static void w_abort(void) {
     shms_ticket t;
@@ -231,14 +232,14 @@ static void w_recover(void) {
     w_evict();
 }
 
-static void (*const of_reader[])(void) = {r_acquire_owed, r_acquire_read, r_acquire_cold,    r_acquire_held,
-                                          r_release_owed, r_release_read, r_take_and_let_go, r_let_go,
-                                          r_attach,       r_close,        r_replace};
+static void (*const of_reader[])(void) = {
+    r_acquire_owed,        r_acquire_read, r_acquire_cold, r_acquire_held, r_release_owed, r_release_read,
+    r_acquire_and_release, r_view_release, r_attach,       r_close,        r_replace};
 static void (*const of_writer[])(void) = {w_small, w_evict, w_cancel, w_delete, w_clear, w_abort, w_recover};
-static void (*const of_writer_broken_into[])(void) = {w_small,  w_evict, w_full,     w_cancel,
+static void (*const of_writer_interrupted[])(void) = {w_small,  w_evict, w_full,     w_cancel,
                                                       w_delete, w_clear, w_hand_out, w_abort};
 
-/* Runs `whole` with `other` at each of its steps. */
+/* Runs `whole`, with `other` at each of its steps. */
 static uint64_t interleave(void (*whole)(void), void (*other)(void)) {
     uint64_t n = 0;
     for (at_step = 1;; at_step++, n++) {
@@ -263,7 +264,7 @@ static uint64_t interleave(void (*whole)(void), void (*other)(void)) {
     }
 }
 
-/* ---- a rank that attaches for the first time finds all that it was promised ---- */
+/* ---- a rank that attaches for the first time finds all its promises ---- */
 
 static void first_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 0)); }
 static void refused_put(void) { CHECK_EQ(SHMS_EFULL, cached("put", 6, 8)); }
@@ -302,10 +303,10 @@ static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other
 int main(void) {
     uint64_t steps = 0;
     name = store_name("interleave");
-    for (size_t i = 0; i < sizeof of_writer_broken_into / sizeof *of_writer_broken_into; i++)
+    for (size_t i = 0; i < sizeof of_writer_interrupted / sizeof *of_writer_interrupted; i++)
         for (size_t k = 0; k < sizeof of_reader / sizeof *of_reader; k++)
-            steps += interleave(of_writer_broken_into[i], of_reader[k]);
-    CHECK(late_acquires > 0 && refused_acquires > 0); /* both ends of the handshake were seen */
+            steps += interleave(of_writer_interrupted[i], of_reader[k]);
+    CHECK(late_acquires > 0 && refused_acquires > 0); /* both outcomes of the handshake occurred */
     for (size_t i = 0; i < sizeof of_reader / sizeof *of_reader; i++)
         for (size_t k = 0; k < sizeof of_writer / sizeof *of_writer; k++)
             steps += interleave(of_reader[i], of_writer[k]);

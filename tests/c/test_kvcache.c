@@ -1,4 +1,4 @@
-/* Tables of several groups: the worked examples, and random schedulers with the checker after each step. */
+/* Tables of several groups: the worked examples, and random schedules with the checker after each step. */
 #include "kv/blockpool.h"
 #include "kv/kvcache_impl.h"
 
@@ -14,7 +14,7 @@ static uint32_t draw(uint32_t n) {
     return (uint32_t)((uint64_t)seed * n >> 32);
 }
 
-/* Hashes of a prompt: a chain over a few letters, so that prompts share prefixes. */
+/* Hashes of a prompt: a chain over few letters, so that prompts share prefixes. */
 static shms_hashlist *chain(int64_t n, uint32_t variant) {
     shms_hashlist *list = shms_hashlist_new();
     for (int64_t i = 0; i < n; i++) {
@@ -30,7 +30,7 @@ static int answers(const shms_kvcache *kv, int64_t n, const int32_t *want) {
     return shms_kvcache_n_ids(kv) == n && (n == 0 || !memcmp(shms_kvcache_ids(kv), want, (size_t)n * sizeof *want));
 }
 
-static void full_and_window_as_in_the_book(void) {
+static void full_and_window_groups_match_the_worked_examples(void) {
     int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
     int64_t params[] = {0, 8};
     shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
@@ -98,7 +98,7 @@ static void refusals_change_nothing(void) {
     shms_blockpool_free(pool);
 }
 
-static void numbers_that_cannot_be_added_are_refused(void) {
+static void numbers_whose_sum_overflows_are_refused(void) {
     int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1},
             windows[] = {SHMS_KV_WINDOW};
     int64_t params[] = {INT64_MAX}, zero[] = {0}, fours[] = {4}, limit = (int64_t)1 << 60;
@@ -106,8 +106,7 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     shms_hashlist *hashes = chain(8, 0);
     CHECK(!shms_kvcache_new(pool, 1, chunks, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 0);
-    for (int i = 0; i < 3;
-         i++) { /* a need of blocks times their size, or a sum of needs, that no int64 holds, is not met */
+    for (int i = 0; i < 3; i++) { /* a need that overflows an int64, as a product or a sum, is refused */
         CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
         kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
     }
@@ -144,7 +143,7 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, SHMS_KV_CACHING);
     CHECK(shms_kvcache_find(kv, hashes, limit - 1) == 0 && shms_kvcache_find(kv, hashes, limit) == SHMS_KV_EARGUMENT);
     shms_kvcache_free(kv);
-    /* one token a block: as many ids as tokens, four bytes each */
+    /* one token for each block: as many ids as tokens, four bytes each */
     kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, SHMS_KV_CACHING);
     const int64_t far[] = {-2,        INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40,
                            limit - 1, limit,     ((int64_t)1 << 62) + 1, INT64_MAX};
@@ -166,8 +165,8 @@ static void numbers_that_cannot_be_added_are_refused(void) {
     shms_blockpool_free(pool);
 }
 
-/* AddressSanitizer needs terabytes of addresses for itself, and aborts where malloc would give NULL. */
-static void a_look_up_without_memory_says_so(void) {
+/* AddressSanitizer reserves terabytes of addresses, and aborts where malloc would return NULL. */
+static void a_lookup_without_memory_returns_an_error(void) {
 #ifndef __SANITIZE_ADDRESS__
     int32_t kinds[] = {SHMS_KV_CHUNK}, sizes[] = {1};
     int64_t params[] = {4};
@@ -181,7 +180,7 @@ static void a_look_up_without_memory_says_so(void) {
     CHECK(setrlimit(RLIMIT_AS, &tight) == 0);
     const size_t too_much = (size_t)2 << 30;
     void *at = mmap(NULL, too_much, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (at != MAP_FAILED) /* an emulator that knows no such limit */
+    if (at != MAP_FAILED) /* an emulator without such a limit */
         CHECK(munmap(at, too_much) == 0);
     else
         CHECK(shms_kvcache_find(kv, hashes, INT32_MAX) == SHMS_KV_EMEMORY && shms_kvcache_n_ids(kv) == 0);
@@ -192,8 +191,8 @@ static void a_look_up_without_memory_says_so(void) {
 #endif
 }
 
-/* A scheduler that does anything at all; says only that nothing breaks, that the answers are right is for others. */
-static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int order, int flags) {
+/* Random calls without regard to order. They must not break anything; other tests check the answers. */
+static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int order, int flags) {
     enum { REQUESTS = 6, SIZE = 4 };
     int32_t kinds[] = {SHMS_KV_FULL, kind}, sizes[] = {SIZE, kind == SHMS_KV_WINDOW ? 2 * SIZE : SIZE};
     int64_t params[] = {0, param};
@@ -263,16 +262,16 @@ static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int 
 }
 
 int main(void) {
-    full_and_window_as_in_the_book();
+    full_and_window_groups_match_the_worked_examples();
     refusals_change_nothing();
-    numbers_that_cannot_be_added_are_refused();
-    a_look_up_without_memory_says_so();
+    numbers_whose_sum_overflows_are_refused();
+    a_lookup_without_memory_returns_an_error();
     for (int order = 0; order < 2; order++) {
-        random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
-        random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
-        random_schedulers_keep_the_books_whole(SHMS_KV_CHUNK, 8, order, SHMS_KV_CACHING);
-        random_schedulers_keep_the_books_whole(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
-        random_schedulers_keep_the_books_whole(SHMS_KV_CROSS, 0, order, 0);
+        random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
+        random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
+        random_schedules_keep_the_tables_valid(SHMS_KV_CHUNK, 8, order, SHMS_KV_CACHING);
+        random_schedules_keep_the_tables_valid(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
+        random_schedules_keep_the_tables_valid(SHMS_KV_CROSS, 0, order, 0);
     }
     return 0;
 }

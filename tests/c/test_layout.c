@@ -1,4 +1,4 @@
-/* test_layout.c - the geometry, the worked example, and segments that lie. */
+/* test_layout.c - the geometry, the example of the header, and damaged or forged segments. */
 #include <fcntl.h>
 #include <stddef.h>
 #include <sys/stat.h>
@@ -6,7 +6,7 @@
 
 #include "support.h"
 
-/* In the place of the C library's: the file system is as full as a test says. */
+/* Replaces the C library's function: the file system is as full as the test says. */
 static uint64_t space = UINT64_MAX;
 int fstatvfs(int fd, struct statvfs *fs) {
     (void)fd;
@@ -14,7 +14,7 @@ int fstatvfs(int fd, struct statvfs *fs) {
     return 0;
 }
 
-static void regions_follow_one_another_and_hold_what_they_must(void) {
+static void regions_are_adjacent_and_large_enough(void) {
     static const uint64_t capacities[] = {
         1, 64, 65, 4096, 100000, 2 << 20, (2 << 20) + 1, UINT64_C(1) << 40, SHMS_MAX_CAPACITY};
     static const uint32_t objects[] = {0, 1, 2, 63, 1000, SHMS_MAX_OBJECTS}, readers[] = {1, 2, 7, SHMS_MAX_READERS};
@@ -60,7 +60,7 @@ static void options_out_of_range_are_refused(void) {
     }
 }
 
-static void the_worked_example_of_the_header_is_true_byte_for_byte(void) {
+static void the_example_of_the_header_is_true_byte_for_byte(void) {
     const char *name = store_name("example");
     shms_options o = {.capacity = 4096, .n_readers = 1};
     shms_writer *w;
@@ -87,7 +87,7 @@ static void the_worked_example_of_the_header_is_true_byte_for_byte(void) {
     shms_writer_free(w);
 }
 
-/* Bookkeeping of 10^5 objects: the segment's by its own count, the writer's heap by the parts it is made of. */
+/* Bookkeeping of 10^5 objects: the segment's as it reports it, the writer's heap as the sum of its parts. */
 static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
     for (uint32_t readers = 1; readers <= SHMS_MAX_READERS; readers++) {
         shms_options o = {.capacity = (uint64_t)n * 64, .n_readers = readers, .max_objects = n};
@@ -103,7 +103,7 @@ static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
         CHECK(l.max_leases >= 1024);
         if (readers > 2 || n != 100000)
             continue;
-        const char *name = store_name("books"); /* the parts are all there is */
+        const char *name = store_name("books"); /* there is nothing besides these parts */
         shms_writer *w;
         shms_stats stats;
         CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
@@ -116,8 +116,8 @@ static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
 }
 
 static void an_object_s_books_stay_within_256_bytes_and_4_a_rank(void) {
-    /* Just above a power of two the index has twice the cells; just above a multiple of 1,024 each rank's pins begin a
-     * page. */
+    /* Just above a power of two, the index has twice the cells. Just above a multiple of 1,024, each rank's pins start
+     * a new page. */
     static const uint32_t sizes[] = {24000, 24577, 32769, 32802, 65537, 65584, 100000, 131073, 1048577};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         books_stay_within_256_bytes_and_4_a_rank(sizes[i]);
@@ -126,7 +126,7 @@ static void an_object_s_books_stay_within_256_bytes_and_4_a_rank(void) {
 /* ---- a segment with one bit wrong ---- */
 
 static const char *victim;
-static uint8_t *file; /* the whole of it, to be changed at will */
+static uint8_t *file; /* the whole segment, writable */
 static uint64_t file_size;
 
 static void make_victim(void) {
@@ -207,15 +207,15 @@ static void no_bit_of_the_geometry_can_be_changed(void) {
     CHECK_EQ(SHMS_OK, attached());
 }
 
-/* What may change while a store lives cannot all be refused; but what is accepted must be sound. */
-static void whatever_bit_of_the_tables_is_wrong_a_successor_is_sound_or_refuses(void) {
+/* Words that change while a store lives cannot all be refused. But whatever is accepted must be safe. */
+static void with_any_table_bit_wrong_a_successor_is_valid_or_refuses(void) {
     shms_superblock *sb = (shms_superblock *)file;
     uint8_t *saved = malloc(file_size), *tables_end = file + sb->readers_at;
     memcpy(saved, file, file_size);
     uint64_t refused = 0, accepted = 0;
     for (uint64_t *word = (uint64_t *)&sb->writer_pid; (uint8_t *)word < tables_end; word++) {
         if ((uint8_t *)word >= (uint8_t *)(sb->counters + 3) && (uint8_t *)word < (uint8_t *)&sb->retired[2] - 8)
-            continue; /* more of the same */
+            continue; /* more such bits */
         if ((uint8_t *)word >= (uint8_t *)&sb->retired[2] && (uint8_t *)word < file + sb->slots_at)
             continue;
         for (int bit = 0; bit < 64; bit += bit < 16 ? 1 : 5) {
@@ -234,7 +234,7 @@ static void whatever_bit_of_the_tables_is_wrong_a_successor_is_sound_or_refuses(
     free(saved);
 }
 
-static void a_file_that_is_no_segment_is_refused(void) {
+static void a_file_that_is_not_a_segment_is_refused(void) {
     const char *name = store_name("file");
     int fd = shm_open(name, O_RDWR | O_CREAT | O_EXCL, 0600);
     shms_writer *w;
@@ -246,7 +246,7 @@ static void a_file_that_is_no_segment_is_refused(void) {
         CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
         CHECK_EQ(sizes[i] ? SHMS_ELAYOUT : SHMS_ECREATING, shms_reader_attach(&r, name, 0));
     }
-    /* A segment cut short, and one grown. */
+    /* A truncated segment, and one that has grown. */
     for (int delta = -1; delta <= 1; delta++) {
         CHECK(ftruncate(fd, 0) == 0 && ftruncate(fd, (off_t)file_size) == 0);
         CHECK(write(fd, file, file_size) == (ssize_t)file_size && lseek(fd, 0, SEEK_SET) == 0);
@@ -259,7 +259,7 @@ static void a_file_that_is_no_segment_is_refused(void) {
     close(fd);
 }
 
-static void a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s(void) {
+static void an_unfinished_creation_is_not_a_store_and_not_another_version(void) {
     const char *name = store_name("half");
     shms_segment creator = {.fd = -1};
     shms_writer *w;
@@ -272,7 +272,7 @@ static void a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s
         CHECK_EQ(SHMS_ECREATING, shms_reader_attach(&r, name, 0));
         CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w, name));
     }
-    shms_word stamp = shms_layout_stamp() + 1; /* over, and by another version */
+    shms_word stamp = shms_layout_stamp() + 1; /* finished, and of another version */
     CHECK(pwrite(creator.fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) == sizeof stamp);
     CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0));
     CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
@@ -293,7 +293,7 @@ static void *create_and_close(void *name) {
     return NULL;
 }
 
-static void whoever_comes_during_a_creation_finds_a_store_or_none(void) {
+static void an_open_during_a_creation_finds_a_whole_store_or_none(void) {
     const char *name = store_name("early");
     pthread_t creator;
     int found = 0, unfinished = 0;
@@ -324,13 +324,13 @@ static void a_segment_that_lost_its_reservation_gets_it_back(void) {
     int fd = shm_open(name, O_RDWR, 0);
     CHECK(fstat(fd, &st) == 0);
     blkcnt_t whole = st.st_blocks;
-    /* As a sparse copy is: all but the first page, where the object lies. */
+    /* Like a sparse copy: holes everywhere except the first page and the object. */
     CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, data + 4096, (1 << 22) - 4096) == 0);
     CHECK(fstat(fd, &st) == 0 && st.st_blocks < whole);
     blkcnt_t sparse = st.st_blocks;
-    space = (1 << 22) - 2 * 4096; /* a page too little */
+    space = (1 << 22) - 2 * 4096; /* one page too few */
     CHECK_EQ(SHMS_ENOSPC, shms_writer_recover(&w, name));
-    CHECK(fstat(fd, &st) == 0 && st.st_blocks == sparse); /* found out before a page was taken */
+    CHECK(fstat(fd, &st) == 0 && st.st_blocks == sparse); /* found before a page was allocated */
     space += 4096;
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
     space = UINT64_MAX;
@@ -342,7 +342,7 @@ static void a_segment_that_lost_its_reservation_gets_it_back(void) {
     shms_writer_free(w);
 }
 
-static void a_recovery_that_refuses_leaves_the_dead_writer_s_name_on_the_segment(void) {
+static void a_refused_recovery_leaves_the_name_of_the_dead_writers_segment(void) {
     const char *name = store_name("refused");
     shms_options o = {.capacity = 4096, .n_readers = 1, .max_objects = 4};
     uint8_t ref[SHMS_REF_SIZE];
@@ -351,7 +351,7 @@ static void a_recovery_that_refuses_leaves_the_dead_writer_s_name_on_the_segment
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0)); /* its mapping stays */
     shms_set(&w->seg.sb->writer_pid, 1);
-    shms_set(&w->leases.table[0].number, INT64_MAX); /* of a hand-out that is still to come */
+    shms_set(&w->leases.table[0].number, INT64_MAX); /* of a hand-out in the future */
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&refused, name));
     CHECK_EQ(1, shms_get(&w->seg.sb->writer_pid));
     CHECK_EQ(1, shms_get(&w->seg.sb->writer_epoch));
@@ -359,18 +359,18 @@ static void a_recovery_that_refuses_leaves_the_dead_writer_s_name_on_the_segment
 }
 
 int main(void) {
-    regions_follow_one_another_and_hold_what_they_must();
+    regions_are_adjacent_and_large_enough();
     options_out_of_range_are_refused();
-    the_worked_example_of_the_header_is_true_byte_for_byte();
+    the_example_of_the_header_is_true_byte_for_byte();
     an_object_s_books_stay_within_256_bytes_and_4_a_rank();
     make_victim();
     no_bit_of_the_geometry_can_be_changed();
-    whatever_bit_of_the_tables_is_wrong_a_successor_is_sound_or_refuses();
-    a_file_that_is_no_segment_is_refused();
-    a_creation_that_is_not_over_is_neither_a_store_nor_another_version_s();
-    whoever_comes_during_a_creation_finds_a_store_or_none();
+    with_any_table_bit_wrong_a_successor_is_valid_or_refuses();
+    a_file_that_is_not_a_segment_is_refused();
+    an_unfinished_creation_is_not_a_store_and_not_another_version();
+    an_open_during_a_creation_finds_a_whole_store_or_none();
     a_segment_that_lost_its_reservation_gets_it_back();
-    a_recovery_that_refuses_leaves_the_dead_writer_s_name_on_the_segment();
+    a_refused_recovery_leaves_the_name_of_the_dead_writers_segment();
     munmap(file, file_size);
     store_names_left();
     return 0;

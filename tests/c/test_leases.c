@@ -1,4 +1,4 @@
-/* test_leases.c - the lease table and its books over caller memory, against a plain list of open leases. */
+/* test_leases.c - the lease table and its bookkeeping in caller's memory, compared with a plain list of open leases. */
 #include "support.h"
 
 enum { ENTRIES = 6, SLOTS = 6, ROUNDS = 200000 };
@@ -53,7 +53,7 @@ int main(void) {
         case 0:
         case 1:
         case 2:
-        case 3: { /* a hand-out; one in four is given up before it is opened */
+        case 3: { /* a hand-out; one in four is abandoned before it is opened */
             uint32_t e = shms_leases_take(&l);
             refused += e == SHMS_NONE;
             if (e == SHMS_NONE) {
@@ -82,7 +82,7 @@ int main(void) {
                 model[entry].number = 0;
             }
             break;
-        case 7: /* an object goes, its leases first */
+        case 7: /* an object goes, after its leases */
             for (uint32_t e = 0; e < ENTRIES; e++)
                 if (model[e].number && model[e].slot == slot) {
                     shms_leases_close(&l, e);
@@ -90,9 +90,9 @@ int main(void) {
                 }
             slots[slot].id = next_id++;
             break;
-        case 8: /* a successor reads the table: what names no live object goes, numbers go on */
+        case 8: /* a successor reads the table: entries without a live object are closed, numbers continue */
             inits++;
-            if (below(&seed, 2)) { /* its predecessor died in the midst of a deletion or a put */
+            if (below(&seed, 2)) { /* its predecessor died during a deletion or a put */
                 slots[slot].state = below(&seed, 2) ? SHMS_FREE : SHMS_LIVE;
                 slots[slot].id = next_id++;
             }

@@ -1,5 +1,5 @@
 /*
- * test_locks.c - a process's lock: it outlives strangers' closes, and no child keeps it.
+ * test_locks.c - a process's lock: foreign closes do not end it, and no child keeps it.
  */
 #include <fcntl.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "support.h"
 
-/* qemu-user does.  There, a child has the page until its handler runs; and one that has no handlers, for ever. */
+/* qemu-user ignores the advice. A child then has the page until its handler runs; a child without handlers keeps it. */
 static bool advice_ignored(void) {
     void *page = zeroed(4096);
     bool ignored = madvise(page, 4096, -1) == 0;
@@ -29,7 +29,7 @@ static bool writer_alive(const char *name) {
     return held;
 }
 
-static void every_descriptor_may_be_closed_and_its_number_used_again(void) {
+static void every_descriptor_may_be_closed_and_its_number_reused(void) {
     const char *name = store_name("stranger");
     shms_segment writer, rank;
     open_writer(&writer, name);
@@ -39,17 +39,17 @@ static void every_descriptor_may_be_closed_and_its_number_used_again(void) {
     close(closed);
     CHECK(dup2(null, used_again) == used_again);
     CHECK(writer_alive(name));
-    CHECK(shms_segment_held(&writer, 0)); /* cannot ask */
-    CHECK(shms_segment_held(&rank, SHMS_ROLE_WRITER)); /* asks another file, which nobody has locked */
+    CHECK(shms_segment_held(&writer, 0)); /* cannot probe */
+    CHECK(shms_segment_held(&rank, SHMS_ROLE_WRITER)); /* probes another file, which no process has locked */
     CHECK(shms_segment_held(&rank, 7));
     CHECK(dup2(null, closed) == closed);
     shms_segment_close(&rank);
     shms_segment_unlink(&writer);
     shms_segment_close(&writer);
-    CHECK(close(closed) == 0 && close(used_again) == 0 && close(null) == 0); /* not by the store */
+    CHECK(close(closed) == 0 && close(used_again) == 0 && close(null) == 0); /* not closed by the store */
 }
 
-/* A child by the system call itself, which no handler hears of, waits until the parent is dead. */
+/* A child made by the system call itself, which runs no handler. It waits until the parent is dead. */
 static void no_child_keeps_the_lock_of_a_dead_parent(bool bare) {
     const char *name = store_name(bare ? "clone" : "fork");
     int waiting[2], living[2];
@@ -85,14 +85,14 @@ static void *lock_and_unlock(void *name) {
         CHECK_EQ(SHMS_OK, shms_segment_lock(&seg, 0));
         shms_segment_close(&seg);
         CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR));
-        CHECK(!shms_segment_held(&seg, 0)); /* no child has it, at whatever moment it was forked */
+        CHECK(!shms_segment_held(&seg, 0)); /* no child has it, whenever it was forked */
         shms_segment_close(&seg);
     }
     done = 1;
     return NULL;
 }
 
-static void children_forked_while_a_lock_is_taken_have_none_of_it(void) {
+static void children_forked_during_a_lock_call_do_not_hold_the_lock(void) {
     const char *name = store_name("moment");
     shms_segment writer;
     pthread_t thread;
@@ -116,11 +116,11 @@ static void children_forked_while_a_lock_is_taken_have_none_of_it(void) {
 }
 
 int main(void) {
-    every_descriptor_may_be_closed_and_its_number_used_again();
+    every_descriptor_may_be_closed_and_its_number_reused();
     no_child_keeps_the_lock_of_a_dead_parent(false);
     if (!advice_ignored()) {
         no_child_keeps_the_lock_of_a_dead_parent(true);
-        children_forked_while_a_lock_is_taken_have_none_of_it();
+        children_forked_during_a_lock_call_do_not_hold_the_lock();
     }
     store_names_left();
     return 0;

@@ -1,6 +1,6 @@
 /*
- * test_orphan.c - a reader meets an object that a dead writer was about to evict: it takes it, and no successor takes
- * it away again.
+ * test_orphan.c - a reader meets an object that a dead writer was about to evict. It takes the object, and no successor
+ * evicts it under the view.
  */
 #include "support.h"
 
@@ -15,7 +15,7 @@ static void die(const char *label) {
 }
 
 /* The child's writer dies before the n-th `label` of a put that evicts two objects. */
-static void a_view_taken_from_a_dead_writer_stays(const char *label, int n, bool gone) {
+static void a_view_taken_from_a_dead_writer_stays_valid(const char *label, int n, bool gone) {
     const char *name = store_name("orphan");
     uint8_t refs[4][SHMS_REF_SIZE];
     shms_reader *r = four_read_objects(name, UNITS * SHMS_ALIGN, SIZE, refs);
@@ -51,11 +51,11 @@ static void a_view_taken_from_a_dead_writer_stays(const char *label, int n, bool
 }
 
 int main(void) {
-    a_view_taken_from_a_dead_writer_stays("W2", 1, false); /* LIVE yet */
-    a_view_taken_from_a_dead_writer_stays("W2", 2, false); /* EVICTING from here on */
-    a_view_taken_from_a_dead_writer_stays("W3", 1, false);
-    a_view_taken_from_a_dead_writer_stays("W4", 1, false);
-    a_view_taken_from_a_dead_writer_stays("W4", 2, true); /* FREE */
+    a_view_taken_from_a_dead_writer_stays_valid("W2", 1, false); /* still LIVE */
+    a_view_taken_from_a_dead_writer_stays_valid("W2", 2, false); /* EVICTING from here on */
+    a_view_taken_from_a_dead_writer_stays_valid("W3", 1, false);
+    a_view_taken_from_a_dead_writer_stays_valid("W4", 1, false);
+    a_view_taken_from_a_dead_writer_stays_valid("W4", 2, true); /* FREE */
     CHECK_EQ(0, store_names_left());
     return 0;
 }

@@ -1,11 +1,11 @@
 /*
- * test_outlast.c - a reader that meets EVICTING, and a writer that dies at the worst moment: while the reader is about
- * to ask whether it lives (R2p).
+ * test_outlast.c - a reader meets EVICTING, and the writer dies at the worst moment: when the reader is about to probe
+ * its lock (R2p).
  */
 #include "support.h"
 
 static shms_writer *writer;
-static shms_word *state; /* of the one object */
+static shms_word *state; /* of the only object */
 static int deaths;
 static enum shms_state last_word;
 
@@ -17,7 +17,7 @@ static void die_before_the_probe(const char *label) {
     shms_segment_unlock(&writer->seg);
 }
 
-/* A store with one object of half its size, found in EVICTING by a reader that asked for it before. */
+/* A store with one object of half its size. A reader with an earlier reference finds the object in EVICTING. */
 static shms_view *meet(const char *name, shms_reader **reader, enum shms_state word, int *code) {
     shms_options options = {.capacity = 1024, .n_readers = 1};
     uint8_t ref[SHMS_REF_SIZE];
@@ -50,7 +50,7 @@ static void a_writer_that_finished_and_then_died_leaves_a_stale_reference(const 
     shms_writer_free(writer);
 }
 
-static void what_a_writer_died_over_is_whole_and_its_successor_leaves_it(const char *name) {
+static void an_object_whose_eviction_died_is_whole_and_survives_recovery(const char *name) {
     shms_reader *reader;
     shms_writer *successor;
     uint8_t ref[SHMS_REF_SIZE];
@@ -75,6 +75,6 @@ int main(void) {
     char name[64];
     snprintf(name, sizeof name, "shmstore-outlast-%ld", (long)getpid());
     a_writer_that_finished_and_then_died_leaves_a_stale_reference(name);
-    what_a_writer_died_over_is_whole_and_its_successor_leaves_it(name);
+    an_object_whose_eviction_died_is_whole_and_survives_recovery(name);
     return 0;
 }

@@ -1,6 +1,6 @@
 /*
- * test_reader_death.c - a reader killed before each of its steps, with pins and leases: the writer has all its space
- * back at the next need, whether or not another process has taken the rank by then, and what others hold is theirs.
+ * test_reader_death.c - a reader is killed before each of its steps, with pins and leases. The next put that needs the
+ * space gets all of it, whether or not another process has taken the rank. Objects that others hold stay.
  */
 #include "support.h"
 
@@ -23,7 +23,7 @@ static shms_view *get(shms_reader *r, int i) {
     return v;
 }
 
-/* A life with everything in it; dies at its end, too, with a view and a promise open. */
+/* A reader that uses every call. It dies at its end with an open view and an open promise. */
 static void live(void) {
     shms_reader *r, *again;
     shms_step_hook = count_and_die;
@@ -60,7 +60,7 @@ static void run(uint64_t k, bool replaced, bool first_life) {
     shms_reader *other, *heir;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     CHECK_EQ(SHMS_OK, shms_reader_attach(&other, name, 1));
-    if (!first_life) { /* the rank has had a process before */
+    if (!first_life) { /* the rank has been attached before */
         CHECK_EQ(SHMS_OK, shms_reader_attach(&heir, name, 0));
         shms_reader_free(heir);
     }
@@ -78,7 +78,7 @@ static void run(uint64_t k, bool replaced, bool first_life) {
     }
     CHECK_EQ(1000 + SIGKILL, reap(child));
     bool ever = !first_life || shms_get(&shms_segment_reader(&w->seg, 0)->epoch) > 0;
-    if (!ever) { /* never attached: still expected, and what it is promised is there */
+    if (!ever) { /* never attached: still expected, and its promise is kept */
         CHECK_EQ(SHMS_EFULL, put_marked(w, "x", CAPACITY - 4 * SHMS_ALIGN, 1, NULL));
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
     }
@@ -90,7 +90,7 @@ static void run(uint64_t k, bool replaced, bool first_life) {
             for (int i = 0; i < OBJECTS; i++)
                 shms_writer_cancel(w, refs[i]);
     }
-    CHECK_EQ(SHMS_OK, put_marked(w, "w", CAPACITY / 2, 1, NULL)); /* around the one object that is held */
+    CHECK_EQ(SHMS_OK, put_marked(w, "w", CAPACITY / 2, 1, NULL)); /* around the one object that stays */
     CHECK(filled(mine->payload, SIZE, 1));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "x", CAPACITY - SHMS_ALIGN, 1, NULL));
     shms_view_release(mine);

@@ -1,4 +1,4 @@
-/* test_readers.c - one rank's table over caller memory: pins, acknowledgements, and what a successor makes of them. */
+/* test_readers.c - one rank's table in caller's memory: pins, acknowledgements, and what a successor resets. */
 #include "support.h"
 
 enum { SLOTS = 5, ENTRIES = 4, RANK = 3, ROUNDS = 100000 };
@@ -11,7 +11,7 @@ static shms_superblock sb;
 
 static shms_word *ack(uint32_t entry) { return &shms_reader_acks(t, SLOTS)[entry]; }
 
-static void a_pin_stands_only_where_the_object_is(void) {
+static void a_pin_stays_only_if_the_object_is_there(void) {
     for (uint64_t state = SHMS_FREE; state <= SHMS_EVICTING; state++)
         for (uint64_t id = 7; id <= 8; id++) {
             slots[2] = (shms_slot){.state = state, .id = 7};
@@ -22,7 +22,7 @@ static void a_pin_stands_only_where_the_object_is(void) {
             if (there)
                 shms_reader_table_unpin(t, &layout, 2, 0);
             CHECK_EQ(0, shms_reader_pins(t)[2]);
-            CHECK_EQ(releases + 1, t->releases); /* a pin that came and went may have turned an eviction */
+            CHECK_EQ(releases + 1, t->releases); /* a pin that came and went may have stopped an eviction */
         }
 }
 
@@ -34,18 +34,18 @@ static void acknowledge_a_newer_one(const char *label) {
     CHECK_EQ(1, shms_reader_table_ack(t, &layout, leases, 1, 9, 0));
 }
 
-static void an_acknowledgement_never_goes_back(void) {
+static void an_acknowledgement_never_decreases(void) {
     leases[1].number = 5;
     shms_step_hook = acknowledge_a_newer_one;
     CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5, 0)); /* overtaken between R3a and R3b */
     CHECK(!shms_step_hook);
     CHECK_EQ(9, *ack(1));
-    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5, 0)); /* the entry is another's */
+    CHECK_EQ(0, shms_reader_table_ack(t, &layout, leases, 1, 5, 0)); /* the entry is another lease's */
     CHECK_EQ(9, *ack(1));
     leases[1].number = 0;
 }
 
-static void every_step_matches_a_plain_count(void) {
+static void every_step_matches_a_simple_model(void) {
     uint64_t seed = 9, pins[SLOTS] = {0}, acked[ENTRIES] = {0}, epoch = 0, base = 0, next = 1, news = 0,
              counts[3] = {0};
     memset(t, 0, 4096);
@@ -72,7 +72,7 @@ static void every_step_matches_a_plain_count(void) {
             leases[entry].number = number ? 0 : next++;
             sb.next_lease = sb.published = next;
             break;
-        case 5: { /* an acknowledgement, now and then of one that is over */
+        case 5: { /* an acknowledgement, sometimes of a lease that has ended */
             uint64_t of = below(&seed, 4) ? number : number - 1;
             bool first = of && of == number && acked[entry] < of;
             if (of) {
@@ -86,7 +86,7 @@ static void every_step_matches_a_plain_count(void) {
         }
         case 6:
             if (below(&seed, 50) == 0) { /* another process takes the rank */
-                if (below(&seed, 2)) { /* a table that lies */
+                if (below(&seed, 2)) { /* a forged table */
                     shms_reader_pins(t)[slot] = (uint32_t)chance(&seed);
                     *ack(entry) = next + below(&seed, 3);
                     t->base = chance(&seed);
@@ -125,9 +125,9 @@ static void every_step_matches_a_plain_count(void) {
 
 int main(void) {
     t = zeroed(4096);
-    a_pin_stands_only_where_the_object_is();
-    an_acknowledgement_never_goes_back();
-    every_step_matches_a_plain_count();
+    a_pin_stays_only_if_the_object_is_there();
+    an_acknowledgement_never_decreases();
+    every_step_matches_a_simple_model();
     free(t);
     return 0;
 }

@@ -1,4 +1,4 @@
-/* test_ref.c - references: 40 bytes that say what went in, and of which no bit can be changed. */
+/* test_ref.c - references: 40 bytes that return what was packed. No bit of them can be changed. */
 #include "store/ref.h"
 
 #include "support.h"
@@ -32,7 +32,7 @@ static void packing_is_little_endian_and_loses_nothing(void) {
         shms_ref_unpack(&back, packed);
         CHECK(back.store == ref.store && back.slot == ref.slot && back.entry == ref.entry &&
               back.address == ref.address && back.id == ref.id && back.lease == ref.lease && back.tag == ref.tag);
-        for (int k = 0; k < SHMS_REF_SIZE; k++) /* and what any 40 bytes say is packed as they were */
+        for (int k = 0; k < SHMS_REF_SIZE; k++) /* any 40 bytes, unpacked and packed again, are the same */
             packed[k] = (uint8_t)(chance(&seed) >> 30);
         uint8_t again[SHMS_REF_SIZE];
         shms_ref_unpack(&back, packed);
@@ -41,7 +41,7 @@ static void packing_is_little_endian_and_loses_nothing(void) {
     }
 }
 
-/* The published function, by its vector for the bytes 0 to 31 under the key 0 to 15. */
+/* The published test vector, for the bytes 0 to 31 under the key 0 to 15. */
 static void the_tag_is_siphash_2_4(void) {
     static const uint8_t expected[8] = {0xce, 0x7c, 0xf2, 0x72, 0x2f, 0x51, 0x27, 0x71};
     uint8_t packed[SHMS_REF_SIZE];
@@ -93,7 +93,7 @@ static void no_bit_of_a_reference_can_be_changed(void) {
     CHECK_EQ(0, stats.live_views);
     shms_stats books;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &books));
-    CHECK_EQ(2, books.open_leases); /* no forged release or cancel ended one */
+    CHECK_EQ(2, books.open_leases); /* no forged release or cancel ended a lease */
     for (uint32_t i = 0; i < options.max_objects; i++)
         CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
     CHECK_EQ(1, shms_reader_release(r, ref));

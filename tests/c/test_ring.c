@@ -1,8 +1,8 @@
 /*
- * test_ring.c - what ring.h and zones.h promise, over caller memory, after each of many random steps.
+ * test_ring.c - checks what ring.h and zones.h promise, in caller's memory, after each of many random steps.
  *
- * The model is an array of objects sorted by address.  It knows nothing of hands or zones: from it follow the stretches
- * that could be had, at each level, and who holds how much.
+ * The model is an array of objects sorted by address, without hands or zones. The possible runs at each level, and the
+ * bytes of each holder, follow from it.
  */
 #include "support.h"
 
@@ -89,7 +89,7 @@ static void take_out(uint32_t s) {
 static void hold(uint32_t s, int who) {
     holder[s] = who;
     if (who == NOBODY)
-        shms_zones_stale_slot(&zones, s); /* what is let go is news; what is taken need not be */
+        shms_zones_stale_slot(&zones, s); /* a release must mark its zones; a hold need not */
 }
 
 static void begin(bool fifo) {
@@ -106,17 +106,17 @@ static void begin(bool fifo) {
     ring_matches_model();
 }
 
-/* What a search in the zones finds, and what it says of what it has seen.  A zone may promise more than there is. */
+/* What a search by zones finds, and what it reports. A zone may remember more room than there is. */
 static bool find(uint64_t from, uint64_t to, uint64_t span, enum shms_level level, uint64_t *at) {
     int64_t budget = 1;
     uint64_t seen;
     int rc, rounds = 0;
     while ((rc = shms_zones_find(&zones, from, to, from, span, level, &budget, at, &seen)) < 0 && ++rounds < 400)
-        budget = 1; /* at least one zone a call */
+        budget = 1; /* at least one zone in each call */
     CHECK(rc >= 0);
     if (rc == 0) {
         CHECK(longest(from, to, level) < span);
-        CHECK(seen >= longest(from, to, level)); /* what is held by now may have been free */
+        CHECK(seen >= longest(from, to, level)); /* an object that is held by now may have been free */
     }
     return rc;
 }
@@ -148,7 +148,8 @@ static void put(uint64_t *seed) {
             answers[2]++;
             return;
         }
-        for (uint32_t i = 0; i < count; i++) /* a zone may promise what is held by now: then it is stale, and again */
+        /* a zone may count an object that is held by now: mark it stale, and search again */
+        for (uint32_t i = 0; i < count; i++)
             if (holder[order[i]] != NOBODY && at_of(order[i]) < p.at + p.span && end_of(order[i]) > p.at) {
                 shms_zones_stale_slot(&zones, order[i]);
                 answers[3]++;
@@ -181,7 +182,7 @@ static void put(uint64_t *seed) {
 static void zones_match_model(void) {
     int64_t budget = INT64_MAX;
     uint64_t held[RANKS] = {0}, kept = 0, reclaimable = 0, at, seen;
-    for (uint32_t s = 0; s < N; s++) /* exact, when all is news */
+    for (uint32_t s = 0; s < N; s++) /* exact if every zone is stale */
         if (slots[s].state != SHMS_FREE)
             shms_zones_stale_slot(&zones, s);
     CHECK(shms_zones_survey(&zones, &budget));
@@ -204,7 +205,7 @@ static void zones_match_model(void) {
     }
 }
 
-static void every_search_finds_what_there_is(uint64_t seed, bool fifo) {
+static void every_search_finds_what_the_model_has(uint64_t seed, bool fifo) {
     begin(fifo);
     for (int round = 0; round < ROUNDS / 8; round++) {
         uint32_t s = (uint32_t)below(&seed, N);
@@ -231,7 +232,8 @@ static void every_search_finds_what_there_is(uint64_t seed, bool fifo) {
             }
             break;
         case 6:
-            if (below(&seed, 100) == 0) { /* a successor, which may find a hand inside an object or beyond */
+            /* a successor, which may find a hand inside an object or beyond the region */
+            if (below(&seed, 100) == 0) {
                 uint64_t hands[2] = {
                     below(&seed, 4) ? ring.areas[0].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2),
                     below(&seed, 4) ? ring.areas[1].hand : SHMS_ALIGN * below(&seed, CAPACITY / 64 + 2)};
@@ -247,8 +249,8 @@ static void every_search_finds_what_there_is(uint64_t seed, bool fifo) {
     }
 }
 
-/* A gap that a hand has left is known as one. */
-static void no_gap_is_longer_than_the_ring_says(void) {
+/* The ring knows of a gap that a hand has left. */
+static void no_gap_is_longer_than_the_ring_reports(void) {
     uint64_t seed = 3;
     begin(false);
     for (int round = 0; round < 4000; round++) {
@@ -261,7 +263,7 @@ static void no_gap_is_longer_than_the_ring_says(void) {
             uint64_t gap = shms_ring_gap(&ring, (enum shms_area_name)a);
             longest_known = gap > longest_known ? gap : longest_known;
         }
-        /* The hands' own gaps may touch each other, where the areas meet. */
+        /* The gaps at the hands may touch where the areas meet. */
         CHECK(longest(0, ring.areas[SHMS_LARGE].to, SHMS_GAPS) <= longest_known);
     }
 }
@@ -289,12 +291,12 @@ static void a_used_object_outlives_an_unused_one_once(void) {
     shms_ring_use(&ring, 0);
     insert_at_hand(1, CAPACITY / 4);
     CHECK(!shms_ring_is_used(&ring, 0));
-    for (uint32_t expected = 2; expected < 5; expected++) /* 2, 3, and then the one that was spared */
+    for (uint32_t expected = 2; expected < 5; expected++) /* 2, 3, and then the one that had its second chance */
         insert_at_hand(expected % 4, CAPACITY / 4);
 }
 
-/* A hand that jumps over whole zones takes the second chance of all in them, and looks at none. */
-static void a_jump_takes_the_second_chance_of_what_is_jumped_over(void) {
+/* A hand that passes whole zones ends the second chance of all their objects, without visiting any. */
+static void a_hand_that_passes_a_zone_ends_its_second_chances(void) {
     begin(false);
     for (uint32_t s = 0; s < 256; s++)
         insert_at_hand(s, CAPACITY / 256);
@@ -304,17 +306,17 @@ static void a_jump_takes_the_second_chance_of_what_is_jumped_over(void) {
         shms_ring_remove(&ring, 250);
         model_sort();
         shms_ring_insert(&ring, 250, 251);
-        shms_ring_move_hand(&ring, SHMS_LARGE, 250, false); /* from behind 250, or from behind 255, once round */
+        shms_ring_move_hand(&ring, SHMS_LARGE, 250, false); /* from after 250, or from after 255, once round */
         model_sort();
-        CHECK(shms_ring_is_used(&ring, 3) == (lap > 0)); /* in its own zone it has not moved */
+        CHECK(shms_ring_is_used(&ring, 3) == (lap > 0)); /* within its own zone, the hand has not passed them */
         shms_ring_move_hand(&ring, SHMS_LARGE, 250, true);
         for (uint32_t s = 0; s < 200; s++)
             CHECK(!shms_ring_is_used(&ring, s));
     }
 }
 
-/* A use, and the hand that takes it back, count in every zone in which the object lies. */
-static void a_use_is_seen_in_all_zones_of_an_object(void) {
+/* A use marks every zone of the object, and so does the hand that passes it. */
+static void a_use_marks_all_zones_of_an_object(void) {
     uint64_t at;
     begin(false);
     insert_at_hand(0, CAPACITY / 4);
@@ -322,7 +324,7 @@ static void a_use_is_seen_in_all_zones_of_an_object(void) {
         insert_at_hand(s, CAPACITY / 128);
         holder[s] = 0;
     }
-    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at)); /* all of it is known */
+    CHECK(find(0, CAPACITY, CAPACITY / 4, SHMS_UNUSED, &at)); /* all zones are surveyed */
     shms_ring_use(&ring, 0);
     CHECK(!find(0, CAPACITY, CAPACITY / 8, SHMS_UNUSED, &at));
     CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_UNUSED, &at));
@@ -331,8 +333,8 @@ static void a_use_is_seen_in_all_zones_of_an_object(void) {
     CHECK_EQ(0, at);
 }
 
-/* With everything surveyed, a search looks only at what is news. */
-static void a_search_looks_only_where_something_was_let_go(void) {
+/* If everything is surveyed, a search visits only zones that have become stale. */
+static void a_search_surveys_only_zones_with_releases(void) {
     uint64_t at;
     begin(false);
     for (uint32_t s = 0; s < 256; s++) {
@@ -345,7 +347,7 @@ static void a_search_looks_only_where_something_was_let_go(void) {
     CHECK_EQ(0, looks);
     hold(77, NOBODY);
     CHECK(!find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
-    CHECK_EQ(4, looks); /* of its zone of four */
+    CHECK_EQ(4, looks); /* of the four objects of its zone */
     hold(78, NOBODY);
     CHECK(find(0, CAPACITY, CAPACITY / 128, SHMS_ANY, &at));
     CHECK_EQ(at_of(77), at);
@@ -353,14 +355,14 @@ static void a_search_looks_only_where_something_was_let_go(void) {
 
 int main(void) {
     for (uint64_t seed = 1; seed <= 16; seed++)
-        every_search_finds_what_there_is(seed, seed % 2);
+        every_search_finds_what_the_model_has(seed, seed % 2);
     for (int i = 0; i < 6; i++)
-        CHECK(answers[i] > 50); /* every kind of answer was seen often */
-    no_gap_is_longer_than_the_ring_says();
+        CHECK(answers[i] > 50); /* every kind of answer occurred often */
+    no_gap_is_longer_than_the_ring_reports();
     a_used_object_outlives_an_unused_one_once();
-    a_jump_takes_the_second_chance_of_what_is_jumped_over();
-    a_use_is_seen_in_all_zones_of_an_object();
-    a_search_looks_only_where_something_was_let_go();
+    a_hand_that_passes_a_zone_ends_its_second_chances();
+    a_use_marks_all_zones_of_an_object();
+    a_search_surveys_only_zones_with_releases();
     free(memory);
     return 0;
 }

@@ -1,5 +1,5 @@
 /*
- * test_search.c - where objects are placed, and what is done while others want the mutex.
+ * test_search.c - where objects are placed, and how the search yields the mutex to other threads.
  */
 #include <pthread.h>
 
@@ -28,7 +28,7 @@ static void end(void) {
     shms_writer_free(w);
 }
 
-/* An object without bytes of its own that are touched: only its place matters. */
+/* Puts an object whose bytes are not written: only its place matters. */
 static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
     char key[32];
     shms_ticket t;
@@ -37,26 +37,26 @@ static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
     return rc ? rc : shms_writer_commit(w, &t, ref);
 }
 
-static void put_and_let_go(const char *prefix, uint64_t i, uint64_t size) {
+static void put_and_release(const char *prefix, uint64_t i, uint64_t size) {
     CHECK_EQ(SHMS_OK, put_sized(prefix, i, size));
     CHECK_EQ(1, shms_reader_release(r, ref));
 }
 
 /* ---- where objects are placed ---- */
 
-/* `n` small objects, each held from its put on, among large ones that nobody keeps; then one that is larger still. */
-static void small_held_objects_keep_no_large_one_out(uint32_t n, uint64_t large, uint32_t flags) {
+/* Puts `n` small objects, each held from its put on, among large ones that are not held; then a larger one. */
+static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t large, uint32_t flags) {
     uint64_t capacity = 64 * MIB;
     begin(capacity, 4096, flags);
     for (uint32_t i = 0; i < n; i++) {
         CHECK_EQ(SHMS_OK, put_sized("small", i, 1024));
         for (uint64_t bytes = 0; bytes < 2 * capacity / n; bytes += MIB)
-            put_and_let_go("filler", i * 1000 + bytes / MIB, MIB - 1000 + i);
+            put_and_release("filler", i * 1000 + bytes / MIB, MIB - 1000 + i);
     }
     for (uint64_t i = 0; i < 3 * capacity / large; i++)
-        put_and_let_go("large", i, large);
+        put_and_release("large", i, large);
     CHECK_EQ(0, w->seg.sb->counters[SHMS_C_REFUSALS]);
-    for (uint32_t i = 0; i < n; i++) { /* and they are still there */
+    for (uint32_t i = 0; i < n; i++) { /* the small ones are still there */
         char key[32];
         snprintf(key, sizeof key, "small%u", i);
         CHECK_EQ(1, shms_writer_has(w, key, (uint32_t)strlen(key)));
@@ -69,11 +69,11 @@ static void a_store_of_small_objects_alone_is_filled_with_them(void) {
     begin(4 * MIB, 65536, 0);
     while (w->seg.sb->counters[SHMS_C_EVICTIONS] == 0) {
         CHECK(w->ring.small >= 64 + 256);
-        put_and_let_go("k", n++, 256);
+        put_and_release("k", n++, 256);
     }
     CHECK(n * 320 > 4 * MIB * 98 / 100);
-    for (uint64_t i = 0; i < 3 * n; i++) { /* and turned over in order of age, all of it */
-        put_and_let_go("more", i, 256);
+    for (uint64_t i = 0; i < 3 * n; i++) { /* all of it is evicted in order of age */
+        put_and_release("more", i, 256);
         if (i == n)
             for (uint64_t k = 0; k < n / 2; k++) {
                 char key[32];
@@ -85,26 +85,26 @@ static void a_store_of_small_objects_alone_is_filled_with_them(void) {
     end();
 }
 
-static void an_object_as_large_as_the_store_has_its_place_among_small_ones(void) {
+static void an_object_as_large_as_the_store_replaces_small_ones(void) {
     begin(4 * MIB, 4096, 0);
     for (uint64_t round = 0; round < 3; round++) {
         for (uint64_t i = 0; i < 500; i++)
-            put_and_let_go("small", round * 1000 + i, 200);
-        put_and_let_go("all", round, 4 * MIB - 64);
+            put_and_release("small", round * 1000 + i, 200);
+        put_and_release("all", round, 4 * MIB - 64);
         CHECK_EQ(1, w->seg.sb->objects);
     }
     end();
 }
 
-static void a_gap_that_no_hand_is_at_is_filled_before_anything_goes(void) {
+static void a_gap_away_from_the_hands_is_filled_before_an_eviction(void) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
         begin(4 * MIB, 64, flags);
-        for (uint64_t i = 0; i < 9; i++) /* the last takes the place of the first */
-            put_and_let_go("k", i, MIB / 2 - 64);
+        for (uint64_t i = 0; i < 9; i++) /* the last one takes the place of the first */
+            put_and_release("k", i, MIB / 2 - 64);
         CHECK_EQ(1, shms_writer_delete(w, "k5", 2));
-        put_and_let_go("new", 0, MIB / 2 - 64);
-        CHECK_EQ(flags != SHMS_FIFO, shms_writer_has(w, "k1", 2)); /* in order of insertion its turn has come */
-        put_and_let_go("new", 1, MIB / 2 - 64);
+        put_and_release("new", 0, MIB / 2 - 64);
+        CHECK_EQ(flags != SHMS_FIFO, shms_writer_has(w, "k1", 2)); /* its turn in the order of insertion has come */
+        put_and_release("new", 1, MIB / 2 - 64);
         CHECK_EQ(0, shms_writer_has(w, "k1", 2));
         end();
     }
@@ -116,15 +116,15 @@ static bool there(const char *prefix, uint64_t i) {
     return shms_writer_has(w, key, (uint32_t)strlen(key)) == 1;
 }
 
-/* However many held objects the hand has to pass, what goes is what is oldest. */
-static void the_hand_passes_a_crowd_of_held_objects(uint32_t flags) {
+/* However many held objects the hand passes, the oldest unheld object goes. */
+static void the_hand_passes_many_held_objects(uint32_t flags) {
     for (uint64_t held = 0; held <= 200; held += 100) {
         uint64_t n = 4000;
         begin(4 * MIB, 4096, flags);
         for (uint64_t i = 0; i < held; i++)
             CHECK_EQ(SHMS_OK, put_sized("held", i, 2000));
         for (uint64_t i = 0; i < n; i++)
-            put_and_let_go("k", i, 3000);
+            put_and_release("k", i, 3000);
         for (uint64_t i = 0; i < n; i++)
             CHECK(i < n - 1000 ? i >= n - 1400 || !there("k", i) : there("k", i));
         end();
@@ -134,20 +134,20 @@ static void the_hand_passes_a_crowd_of_held_objects(uint32_t flags) {
 static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
     shms_ticket t;
     begin(4 * MIB, 65536, 0);
-    put_and_let_go("small", 0, 100);
+    put_and_release("small", 0, 100);
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "all", 3, NULL, 0, 4 * MIB - 64, &t));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
     for (uint64_t i = 0; i < 4; i++)
-        put_and_let_go("large", i, MIB - 40000);
+        put_and_release("large", i, MIB - 40000);
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     uint64_t before = w->seg.sb->counters[SHMS_C_EVICTIONS];
     for (uint64_t i = 0; i < 13000; i++)
-        put_and_let_go("k", i, 256);
+        put_and_release("k", i, 256);
     CHECK_EQ(before, w->seg.sb->counters[SHMS_C_EVICTIONS]);
     end();
 }
 
-/* The survey of many slots takes more than a thousand breaths. */
+/* The survey of many slots takes more than a thousand yields. */
 static void a_slot_is_found_however_long_it_takes(void) {
     enum { N = 320000, KEPT = 80 };
     shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
@@ -173,11 +173,11 @@ static void a_slot_is_found_however_long_it_takes(void) {
 
 /* ---- what is done under the mutex ---- */
 
-static int others_waited; /* looks at what is done while the mutex is held */
+static int others_waited; /* counts the steps while the mutex is held */
 static uint32_t victims, seen_objects;
 static bool in_order;
 
-static void evicting_lasts_as_long_as_its_stores(const char *label) {
+static void evicting_lasts_only_for_its_stores(const char *label) {
     if (!strcmp(label, "W2"))
         victims++;
     if (!strcmp(label, "W2") || !strcmp(label, "W3") || !strcmp(label, "W4"))
@@ -187,11 +187,11 @@ static void evicting_lasts_as_long_as_its_stores(const char *label) {
 static void nothing_but_states_changes_between_w2_and_w4(void) {
     begin(MIB, 8192, 0);
     for (uint64_t i = 0; i < 5000; i++)
-        put_and_let_go("k", i, 64);
+        put_and_release("k", i, 64);
     seen_objects = (uint32_t)w->seg.sb->objects;
     victims = 0;
     in_order = true;
-    shms_step_hook = evicting_lasts_as_long_as_its_stores;
+    shms_step_hook = evicting_lasts_only_for_its_stores;
     CHECK_EQ(SHMS_OK, put_sized("large", 0, MIB - 4096));
     shms_step_hook = NULL;
     CHECK(in_order);
@@ -209,21 +209,21 @@ static void metadata_is_not_copied_under_the_mutex(const char *label) {
     others_waited++;
 }
 
-static void metadata_waits_for_nobody_and_nobody_for_it(void) {
+static void the_copy_of_metadata_does_not_hold_the_mutex(void) {
     static char meta[300000];
     memset(meta, 'm', sizeof meta);
     begin(MIB, 64, 0);
     shms_step_hook = metadata_is_not_copied_under_the_mutex;
     CHECK_EQ(SHMS_OK, shms_writer_put(w, "k", 1, meta, sizeof meta, 0, NULL, 0, ref));
     shms_step_hook = NULL;
-    CHECK_EQ(2, others_waited); /* the metadata, and the payload of no bytes */
+    CHECK_EQ(2, others_waited); /* the metadata, and the empty payload */
     shms_view *v = shms_reader_acquire(r, ref);
     CHECK(v && v->meta_len == sizeof meta && !memcmp(v->meta, meta, sizeof meta));
     shms_view_release(v);
     end();
 }
 
-/* A thread that asks for a key again and again while the other one searches, evicts or sweeps. */
+/* A thread that hits a key repeatedly while the other thread searches, evicts or sweeps. */
 static _Atomic int asking;
 
 static void *ask(void *arg) {
@@ -235,67 +235,67 @@ static void *ask(void *arg) {
     return NULL;
 }
 
-static uint32_t breaths, last_let_in;
+static uint32_t yields, last_let_in;
 static bool fresh;
 
-/* Somebody was let in between two looks of one search. */
-static void count_breaths(const char *label) {
+/* A thread got the mutex between two steps of one search. */
+static void count_yields(const char *label) {
     if (strcmp(label, "W1a"))
         return;
-    breaths += !fresh && w->let_in != last_let_in;
+    yields += !fresh && w->let_in != last_let_in;
     last_let_in = w->let_in;
     fresh = false;
 }
 
-static void whoever_waits_is_let_in_during_a_search(void) {
+static void a_search_yields_to_waiting_threads(void) {
     pthread_t thread;
     begin(64 * MIB, 60000, 0);
     for (uint64_t i = 0; i < 50000; i++)
         CHECK_EQ(SHMS_OK, put_sized("k", i, 1000));
     asking = 1;
     CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
-    shms_step_hook = count_breaths;
-    for (int i = 0; i < 1000 && breaths < 50; i++) { /* the other thread may get no processor for a while */
+    shms_step_hook = count_yields;
+    for (int i = 0; i < 1000 && yields < 50; i++) { /* the other thread may not run for a while */
         fresh = true;
-        shms_zones_stale_all(&w->zones); /* as after a death */
+        shms_zones_stale_all(&w->zones); /* like after a death */
         CHECK_EQ(SHMS_EFULL, put_sized("large", 0, 32 * MIB));
     }
     shms_step_hook = NULL;
-    CHECK(breaths >= 50);
+    CHECK(yields >= 50);
     asking = 0;
     pthread_join(thread, NULL);
     end();
 }
 
-/* The same while many victims leave. */
-static void count_breaths_of_an_eviction(const char *label) {
+/* The same during the eviction of many victims. */
+static void count_yields_of_an_eviction(const char *label) {
     if (!strcmp(label, "W4"))
         last_let_in = w->let_in;
     if (!strcmp(label, "P1"))
-        breaths += w->let_in != last_let_in;
+        yields += w->let_in != last_let_in;
 }
 
-static void whoever_waits_is_let_in_during_a_large_eviction(void) {
+static void a_large_eviction_yields_to_waiting_threads(void) {
     pthread_t thread;
     begin(MIB, 8192, 0);
     asking = 1;
-    breaths = 0;
+    yields = 0;
     CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
-    for (uint64_t i = 0; i < 1000 && breaths < 5; i++) {
+    for (uint64_t i = 0; i < 1000 && yields < 5; i++) {
         for (uint64_t k = 0; k < 5000; k++) {
             CHECK_EQ(SHMS_OK, put_sized("k", i << 20 | k, 64));
-            if (k % 2) { /* deleted, and held: it has no key any more */
+            if (k % 2) { /* deleted and held, so it has no key any more */
                 char key[32];
                 snprintf(key, sizeof key, "k%llu", (unsigned long long)(i << 20 | k));
                 CHECK_EQ(1, shms_writer_delete(w, key, (uint32_t)strlen(key)));
             }
             CHECK_EQ(1, shms_reader_release(r, ref));
         }
-        shms_step_hook = count_breaths_of_an_eviction;
-        put_and_let_go("large", i, MIB - 4096);
+        shms_step_hook = count_yields_of_an_eviction;
+        put_and_release("large", i, MIB - 4096);
         shms_step_hook = NULL;
     }
-    CHECK(breaths >= 5);
+    CHECK(yields >= 5);
     asking = 0;
     pthread_join(thread, NULL);
     end();
@@ -304,7 +304,7 @@ static void whoever_waits_is_let_in_during_a_large_eviction(void) {
 static uint64_t looks;
 static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
 
-static void a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended(void) {
+static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void) {
     uint8_t first[SHMS_REF_SIZE];
     uint64_t n = 0;
     begin(MIB, 60000, 0);
@@ -315,7 +315,7 @@ static void a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended(void)
             memcpy(first, ref, sizeof first);
     }
     CHECK(n > 50000);
-    CHECK_EQ(1, shms_reader_release(r, first)); /* one of them all is over */
+    CHECK_EQ(1, shms_reader_release(r, first)); /* one of them all has ended */
     int tries = 1;
     looks = 0;
     shms_step_hook = count_looks;
@@ -326,7 +326,7 @@ static void a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended(void)
     end();
 }
 
-static void entries_of_leases_that_are_over_are_found_before_none_is_left(void) {
+static void entries_of_complete_leases_are_found_before_none_is_free(void) {
     begin(MIB, 8192, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     for (uint64_t i = 0; i < w->leases.n_entries - 100; i++)
@@ -338,7 +338,7 @@ static void entries_of_leases_that_are_over_are_found_before_none_is_left(void) 
     end();
 }
 
-/* What the zones say of an object that begins before them may be old: it is looked at before it goes. */
+/* What a zone remembers of an object that begins before it may be old. So the object is checked before it goes. */
 static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
     uint8_t large[SHMS_REF_SIZE];
     begin(MIB, 8192, 0);
@@ -360,7 +360,7 @@ static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
     end();
 }
 
-/* ---- ranks that die, and a writer that is closed, in the middle of it ---- */
+/* ---- ranks that die, and a writer that is closed, during a search ---- */
 
 static int told[2];
 static void tell(void) { CHECK_EQ(1, write(told[1], "", 1)); }
@@ -372,7 +372,7 @@ static void stop_before_a2(const char *label) {
     pause();
 }
 
-/* A process of rank 0 that pins the object of `ref`, or that only gets as far as having the lock. */
+/* A process of rank 0 that pins the object of `ref`, or that stops after it has the lock. */
 static pid_t a_process(bool attaches) {
     char c;
     CHECK_EQ(0, pipe(told));
@@ -397,8 +397,8 @@ static void dies(pid_t child) {
     CHECK_EQ(1000 + SIGKILL, reap(child));
 }
 
-/* Between two calls that find the rank dead, a survey has found its lock held, and its old pin. */
-static void a_process_that_dies_before_it_has_attached_keeps_nothing(void) {
+/* Between two calls that find the rank dead, a survey finds its lock held, and its predecessor's pin. */
+static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
     enum { N = 128, PINNED = 100, GAP = 110 };
     uint8_t pinned[SHMS_REF_SIZE];
     const uint64_t size = 32768 - 64;
@@ -428,7 +428,7 @@ static void a_process_that_dies_before_it_has_attached_keeps_nothing(void) {
     end();
 }
 
-static void leases_that_nobody_is_left_for_use_no_entry_up(void) {
+static void leases_without_a_live_rank_do_not_exhaust_the_entries(void) {
     begin(MIB, 64, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     shms_reader_close(r);
@@ -438,14 +438,16 @@ static void leases_that_nobody_is_left_for_use_no_entry_up(void) {
     end();
 }
 
-/* Tickets hold every entry; their leases are over when they are opened, of which no rank tells. */
-static void leases_that_are_over_at_their_commit_are_found(void) {
+/* Tickets hold every entry. Their leases are complete as soon as they are opened, without a count by a rank. */
+static void leases_that_are_complete_at_their_commit_are_found(void) {
     static shms_ticket tickets[4000];
     static shms_guard guards[4001];
     char key[32];
     uint32_t n = 0;
-    shms_options o = {
-        .capacity = MIB, .n_readers = 64, .max_objects = 4000}; /* of so many ranks: more slots than entries */
+    shms_options o = {        /* with so many ranks there are more slots than entries */
+                      .capacity = MIB,
+                      .n_readers = 64,
+                      .max_objects = 4000};
     name = store_name("search");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     for (uint32_t rank = 1; rank < 64; rank++)
@@ -454,7 +456,7 @@ static void leases_that_are_over_at_their_commit_are_found(void) {
     CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k0", 2, &guards[4000]));
     dies(a_process(true));
     r = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref)); /* it has been heard */
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref)); /* a poll has seen it */
     for (;; n++) {
         snprintf(key, sizeof key, "t%u", n);
         if (shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
@@ -478,7 +480,8 @@ static void *close_it(void *arg) {
     return NULL;
 }
 
-/* Begins to close it during a survey.  Where the close waited for the mutex alone, the put would let it in. */
+/* Starts to close the writer during a survey. If the close waited only for the mutex, a yield of the put would let it
+ * through. */
 static void close_meanwhile(const char *label) {
     if (!strcmp(label, "W1a") && !closing) {
         closing = true;
@@ -501,7 +504,7 @@ static void a_close_waits_for_the_end_of_a_search(void) {
             else
                 CHECK_EQ(1, shms_reader_release(r, ref));
         }
-        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is known now */
+        CHECK_EQ(SHMS_EFULL, put_sized("large", 0, MIB - 16384)); /* every zone is surveyed now */
         CHECK_EQ(1, shms_reader_release(r, middle));
         closing = false;
         shms_step_hook = close_meanwhile;
@@ -516,14 +519,14 @@ static void a_close_waits_for_the_end_of_a_search(void) {
     }
 }
 
-/* ---- what is not believed, and what is not lost ---- */
+/* ---- what is not trusted, and what is not lost ---- */
 
-static void a_key_whose_eviction_cannot_be_noted_stays(void) {
+static void a_key_whose_eviction_cannot_be_recorded_stays(void) {
     begin(65536, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
-    put_and_let_go("k", 0, 40000);
+    put_and_release("k", 0, 40000);
     uint64_t size = w->evicted.size;
-    w->evicted.size = UINT64_MAX / 8; /* no memory for more */
+    w->evicted.size = UINT64_MAX / 8; /* no memory for another one */
     CHECK_EQ(SHMS_ENOMEM, put_sized("new", 0, 40000));
     CHECK_EQ(SHMS_ENOMEM, shms_writer_delete(w, "k0", 2));
     CHECK_EQ(SHMS_ENOMEM, shms_writer_clear(w));
@@ -536,11 +539,11 @@ static void a_key_whose_eviction_cannot_be_noted_stays(void) {
     end();
 }
 
-static void room_that_one_call_has_set_aside_is_not_taken_by_another(void) {
+static void memory_that_one_call_has_reserved_is_not_used_by_another(void) {
     begin(65536, 64, 0);
     CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
-    put_and_let_go("k", 0, 100);
-    CHECK(shms_room_for_keys(w, 100, 5000)); /* an eviction that breathes */
+    put_and_release("k", 0, 100);
+    CHECK(shms_room_for_keys(w, 100, 5000)); /* an eviction that yields */
     CHECK_EQ(1, shms_writer_delete(w, "k0", 2));
     CHECK_EQ(5400, w->evicted.promised);
     CHECK_EQ(6, w->evicted.size);
@@ -562,30 +565,30 @@ static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
 
 int main(void) {
     for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
-        small_held_objects_keep_no_large_one_out(12, 16 * MIB, flags);
-        small_held_objects_keep_no_large_one_out(48, 4 * MIB, flags);
-        small_held_objects_keep_no_large_one_out(192, 2 * MIB, flags);
+        small_held_objects_do_not_keep_a_large_one_out(12, 16 * MIB, flags);
+        small_held_objects_do_not_keep_a_large_one_out(48, 4 * MIB, flags);
+        small_held_objects_do_not_keep_a_large_one_out(192, 2 * MIB, flags);
     }
-    the_hand_passes_a_crowd_of_held_objects(0);
-    the_hand_passes_a_crowd_of_held_objects(SHMS_FIFO);
+    the_hand_passes_many_held_objects(0);
+    the_hand_passes_many_held_objects(SHMS_FIFO);
     a_store_of_small_objects_alone_is_filled_with_them();
     small_objects_fill_an_empty_store_whatever_was_in_it();
     a_slot_is_found_however_long_it_takes();
-    an_object_as_large_as_the_store_has_its_place_among_small_ones();
-    a_gap_that_no_hand_is_at_is_filled_before_anything_goes();
+    an_object_as_large_as_the_store_replaces_small_ones();
+    a_gap_away_from_the_hands_is_filled_before_an_eviction();
     nothing_but_states_changes_between_w2_and_w4();
-    metadata_waits_for_nobody_and_nobody_for_it();
-    whoever_waits_is_let_in_during_a_search();
-    whoever_waits_is_let_in_during_a_large_eviction();
-    a_sweep_of_lease_entries_is_bounded_and_goes_on_where_it_ended();
-    entries_of_leases_that_are_over_are_found_before_none_is_left();
+    the_copy_of_metadata_does_not_hold_the_mutex();
+    a_search_yields_to_waiting_threads();
+    a_large_eviction_yields_to_waiting_threads();
+    a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended();
+    entries_of_complete_leases_are_found_before_none_is_free();
     a_hand_out_after_the_survey_keeps_a_large_object();
-    a_process_that_dies_before_it_has_attached_keeps_nothing();
-    leases_that_nobody_is_left_for_use_no_entry_up();
-    leases_that_are_over_at_their_commit_are_found();
+    a_process_that_dies_before_it_has_attached_holds_nothing();
+    leases_without_a_live_rank_do_not_exhaust_the_entries();
+    leases_that_are_complete_at_their_commit_are_found();
     a_close_waits_for_the_end_of_a_search();
-    a_key_whose_eviction_cannot_be_noted_stays();
-    room_that_one_call_has_set_aside_is_not_taken_by_another();
+    a_key_whose_eviction_cannot_be_recorded_stays();
+    memory_that_one_call_has_reserved_is_not_used_by_another();
     a_slot_number_in_the_lease_table_is_not_read_back();
     CHECK_EQ(0, store_names_left());
     return 0;

@@ -1,4 +1,4 @@
-/* test_slots.c - the slot table's bounds and order, against the same rules written the slow way. */
+/* test_slots.c - bounds and order of the slot table, compared with a slow implementation of the same rules. */
 #include "support.h"
 
 enum { N = 12, CAPACITY = 16 * SHMS_ALIGN, ROUNDS = 200000 };
@@ -31,7 +31,7 @@ static int valid(uint64_t next_id) {
     return SHMS_OK;
 }
 
-static void bounds_hold_for_every_small_place_and_some_huge_ones(void) {
+static void bounds_hold_for_every_small_offset_and_some_huge_ones(void) {
     static const uint64_t odd[] = {
         0,         1, 63, 64, 65, 127, 128, 960, 1023, 1024, 1025, 1088, UINT32_MAX, UINT64_C(1) << 32, UINT64_MAX - 63,
         UINT64_MAX};
@@ -52,7 +52,7 @@ static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
     for (int round = 0; round < ROUNDS; round++) {
         uint64_t at = 0;
         memset(slots, 0, sizeof slots);
-        for (int i = 0; i < N; i++) { /* a good table, its slots in no order */
+        for (int i = 0; i < N; i++) { /* a valid table, with its slots in random order */
             shms_slot *s = &slots[(i * 5) % N];
             uint64_t spans = below(&seed, 3);
             if (spans == 0 || at + 64 * spans > CAPACITY)
@@ -65,7 +65,7 @@ static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
                              .flags = below(&seed, 4)};
             at += 64 * spans;
         }
-        if (below(&seed, 2)) { /* with one word of it changed */
+        if (below(&seed, 2)) { /* with one word changed */
             shms_word *word = (shms_word *)&slots[below(&seed, N)] + below(&seed, 7);
             *word = below(&seed, 2) ? *word ^ UINT64_C(1) << below(&seed, 64) : below(&seed, 20);
         }
@@ -95,7 +95,7 @@ static void sorting_gives_every_occupied_slot_in_address_order(void) {
 }
 
 int main(void) {
-    bounds_hold_for_every_small_place_and_some_huge_ones();
+    bounds_hold_for_every_small_offset_and_some_huge_ones();
     a_table_is_valid_when_no_two_objects_overlap_or_share_an_id();
     sorting_gives_every_occupied_slot_in_address_order();
     return 0;

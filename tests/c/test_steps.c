@@ -1,10 +1,10 @@
 /*
- * test_steps.c - a writer killed before each of its steps, and its successor killed before each of its own.
+ * test_steps.c - a writer is killed before each of its steps, and its successor before each of its own.
  *
- * A child process runs a fixed script on a store of its own and is killed with SIGKILL before step k, for every k until
- * it gets to the end.  Ids and lease numbers are the same in every run; so a first run that nobody kills tells what is
- * in the store after each operation, and a death within operation i must leave what was there before and after it,
- * and nothing that was at neither time.
+ * A child process runs a fixed script on its own store. It is killed with SIGKILL before step k, for every k up to the
+ * end. Ids and lease numbers are the same in every run. So a first run, which is not killed, records the contents of
+ * the store after each operation. A death within operation i must leave what was there before or after it, and nothing
+ * else.
  */
 #include "support.h"
 
@@ -34,7 +34,7 @@ struct op {
     uint32_t size;
 };
 
-/* Nothing in it may fail. */
+/* No call of the script may fail. */
 static const struct op busy[] = {
     {CACHE, 'a', 200},  {PUT, 'b', 300},   {CACHE, 'c', 100}, {ATTACH, 0, 0},    {HIT, 'a', 0},       {GET, 'a', 0},
     {CACHE, 'd', 400},  {CACHE, 'e', 500}, {TOUCH, 'c', 0},   {CACHE, 'f', 600}, {CACHE, 'g', 500},   {UNGET, 0, 0},
@@ -48,7 +48,7 @@ static const struct op busy[] = {
 enum { OPS = sizeof busy / sizeof *busy, RANDOM_SCRIPTS = 8 };
 static struct op script[OPS];
 
-/* What is in a store. */
+/* The contents of a store. */
 typedef struct state {
     uint64_t next_id, next_lease;
     struct object {
@@ -58,12 +58,12 @@ typedef struct state {
     uint64_t leases[64], lease_of[64]; /* by entry: number, object id */
 } state;
 
-/* What a child tells, whatever becomes of it. */
+/* What a child reports, however it ends. */
 static struct shared {
-    int done; /* operations that have returned */
+    int done; /* number of operations that have returned */
     uint64_t steps;
     uint64_t evictions;
-    state after[OPS + 1]; /* of the run that nobody kills; after[i]: when i operations have returned */
+    state after[OPS + 1]; /* of the run that is not killed; after[i]: when i operations have returned */
     uint8_t refs[REFS][SHMS_REF_SIZE];
     uint64_t ref_lease[REFS];
 } *shared;
@@ -115,7 +115,7 @@ static void handed_out(char key, const uint8_t *ref) {
     shared->ref_lease[key - 'a'] = unpacked.lease;
 }
 
-/* The child's life.  With `tell`, it is the run that nobody kills. */
+/* The child. With `tell`, it is the run that is not killed. */
 static void run_script(bool tell, bool all_succeed) {
     shms_options o = {.capacity = CAPACITY, .n_readers = 2, .max_objects = SLOTS};
     shms_writer *w;
@@ -181,7 +181,7 @@ static void run_script(bool tell, bool all_succeed) {
             v = NULL;
             r = NULL;
             break;
-        case RECOVER: { /* over a half-written object */
+        case RECOVER: { /* replaces a half-written object */
             shms_ticket t;
             rc = shms_writer_begin(w, &op->key, 1, NULL, 0, op->size, &t);
             shms_writer_free(w);
@@ -202,7 +202,7 @@ static void run_script(bool tell, bool all_succeed) {
     }
     shared->steps = step;
     shared->evictions = shms_get(&w->seg.sb->counters[SHMS_C_EVICTIONS]);
-    kill(getpid(), SIGKILL); /* dead in the end, too: nobody has closed anything */
+    kill(getpid(), SIGKILL); /* dies at the end, too: nothing is closed */
 }
 
 static const struct object *object(const state *s, uint64_t id) {
@@ -212,7 +212,7 @@ static const struct object *object(const state *s, uint64_t id) {
     return NULL;
 }
 
-/* The id of the object that an open lease is for; 0: no such lease. */
+/* The id of the object of an open lease; 0: there is no such lease. */
 static uint64_t lease(const state *s, uint64_t number) {
     for (int e = 0; e < 64; e++)
         if (number && s->leases[e] == number)
@@ -224,7 +224,7 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
     state now;
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     look(w, &now);
-    CHECK(now.next_id >= before->next_id && now.next_lease >= before->next_lease); /* numbers go on */
+    CHECK(now.next_id >= before->next_id && now.next_lease >= before->next_lease); /* numbers continue */
     CHECK(now.next_id <= after->next_id && now.next_lease <= after->next_lease);
     for (int i = 0; i < SLOTS; i++) {
         const struct object *a = &before->objects[i], *b = object(after, a->id), *n = object(&now, a->id);
@@ -241,7 +241,7 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
         uint64_t number = now.leases[e], id = now.lease_of[e];
         CHECK(!number || lease(before, number) == id || lease(after, number) == id);
     }
-    for (int k = 0; k < REFS; k++) { /* a key that is in the index is the key of one live object */
+    for (int k = 0; k < REFS; k++) { /* each key in the index is the key of one live object */
         char key = (char)('a' + k);
         int found = 0;
         for (int i = 0; i < SLOTS; i++)
@@ -250,7 +250,7 @@ static void nothing_is_lost(shms_writer *w, const state *before, const state *af
     }
 }
 
-/* Rank 0 has never attached, so that every open lease is still its: churn cannot touch what it is promised. */
+/* Rank 0 has never attached, so every open lease still expects it. New puts must not evict what it is promised. */
 static void promises_are_kept(shms_writer *w, const state *before, const state *after) {
     for (int i = 0; i < 60; i++) {
         char key[16];
@@ -267,13 +267,13 @@ static void promises_are_kept(shms_writer *w, const state *before, const state *
             shms_view_release(v);
         }
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    shms_reader_close(r); /* and now nobody is promised anything */
+    shms_reader_close(r); /* now there are no promises left */
     shms_reader_free(r);
     CHECK_EQ(SHMS_OK, put_marked(w, "all", CAPACITY - SHMS_ALIGN, 1, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
 
-/* Kills a successor before its step j; says whether it had that many. */
+/* Kills a successor before its step j. Returns whether it had that many steps. */
 static bool killed_in_recovery(uint64_t j) {
     pid_t child = fork_child();
     if (child == 0) {
@@ -312,7 +312,7 @@ static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
     shms_writer_free(w);
 }
 
-/* Every k of the script; how many steps it had. */
+/* Kills at every k of the script. Returns how many steps it had. */
 static uint64_t run_every_step(bool all_succeed, uint64_t *recoveries) {
     run(0, all_succeed, recoveries);
     CHECK_EQ(OPS, shared->done);
@@ -342,7 +342,7 @@ int main(void) {
     name = store_name("steps");
     memcpy(script, busy, sizeof script);
     CHECK(run_every_step(true, &recoveries) >= 300);
-    CHECK(shared->evictions >= 10 && recoveries > 100); /* half-written and half-evicted objects were settled */
+    CHECK(shared->evictions >= 10 && recoveries > 100); /* half-written and half-evicted objects were recovered */
     for (int i = 0; i < RANDOM_SCRIPTS; i++) {
         draw_script(&seed);
         run_every_step(false, &recoveries);

@@ -1,6 +1,7 @@
 /*
- * test_stopped.c - a writer stopped (a debugger, a frozen container) half-way through an eviction: a reader that asks
- * for the object has its answer when the writer goes on, and does not wait for ever if it does not.
+ * test_stopped.c - a writer is stopped (a debugger, a frozen container) in the middle of an eviction. A reader that
+ * asks for the object gets its answer when the writer continues. If it does not continue, the reader does not wait
+ * without limit.
  */
 #include <time.h>
 
@@ -10,7 +11,7 @@ enum { UNITS = 16, SIZE = 3 * SHMS_ALIGN };
 
 static const char *stop_before;
 static pid_t writer_pid;
-static shms_word *state; /* of the object that is asked for */
+static shms_word *state; /* of the object that the reader wants */
 
 static void stop(const char *label) {
     if (strcmp(label, stop_before))
@@ -19,7 +20,7 @@ static void stop(const char *label) {
     raise(SIGSTOP);
 }
 
-/* The reader has found EVICTING and not yet given up: now the writer goes on, and decides. */
+/* The reader has found EVICTING and has not yet given up. Now the writer continues, and decides. */
 static void go_on(const char *label) {
     if (strcmp(label, "R2p"))
         return;
@@ -42,7 +43,7 @@ static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, boo
     shms_writer *w;
     shms_segment look;
     CHECK_EQ(SHMS_OK, shms_segment_open(&look, name, SHMS_ROLE_INSPECTOR));
-    state = &look.slots[0].state; /* 'a', the first to go */
+    state = &look.slots[0].state; /* 'a', the first victim */
     writer_pid = fork_child();
     if (writer_pid == 0) {
         CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
@@ -81,9 +82,10 @@ static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, boo
 }
 
 int main(void) {
-    alarm(60); /* a reader that waits for ever is what is tested against */
-    a_reader_meets_a_stopped_writer("W3", true, true);   /* it sees the pin when it goes on, and leaves the object */
-    a_reader_meets_a_stopped_writer("W4", true, false);  /* it has looked already */
+    alarm(60); /* a reader that waits without limit would fail the test */
+    /* it sees the pin when it continues, and keeps the object */
+    a_reader_meets_a_stopped_writer("W3", true, true);
+    a_reader_meets_a_stopped_writer("W4", true, false);  /* it has read the pins already */
     a_reader_meets_a_stopped_writer("W3", false, false); /* the reader gives up */
     a_reader_meets_a_stopped_writer("W4", false, false);
     CHECK_EQ(0, store_names_left());

@@ -1,4 +1,4 @@
-/* test_store.c - the public API: what each call answers, who may have a store, and what outlives a handle. */
+/* test_store.c - the public API: what each call returns, who may have a store, and what outlives a handle. */
 #include <fcntl.h>
 #include <pthread.h>
 #include <sys/stat.h>
@@ -35,7 +35,7 @@ static shms_stats stats_of(shms_writer *w) {
     return s;
 }
 
-static void names_that_are_no_file_names_are_refused(void) {
+static void names_that_are_not_file_names_are_refused(void) {
     char longest[SHMS_MAX_NAME + 2];
     memset(longest, 'x', sizeof longest);
     longest[SHMS_MAX_NAME + 1] = 0;
@@ -75,7 +75,7 @@ static void a_store_has_one_writer_and_each_rank_one_reader(void) {
     detach(r);
     detach(attach(name, 0));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1)); /* idempotent, and not a second unlink */
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 1)); /* idempotent, without a second unlink */
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
     shms_writer_free(w);
     end(w2);
@@ -106,7 +106,7 @@ static void unlinking_never_removes_a_namesake(void) {
     end(heir);
 }
 
-static void every_code_has_words_of_its_own(void) {
+static void every_code_has_its_own_message(void) {
     for (int a = 0; a >= SHMS_EFORKED; a--) {
         CHECK(strcmp(shms_strerror(a), shms_strerror(SHMS_EFORKED - 1)));
         for (int b = 0; b > a; b--)
@@ -115,7 +115,7 @@ static void every_code_has_words_of_its_own(void) {
     CHECK_EQ(SHMS_LAYOUT_VERSION, shms_layout_version());
 }
 
-static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
+static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
     const char *name = store_name("put");
     shms_options o = {.capacity = 8192, .max_object_size = 4000, .n_readers = 1, .max_objects = 8};
     shms_writer *w;
@@ -160,7 +160,7 @@ static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
     CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(w, "absent", 6, ref));
     CHECK_EQ(1, stats_of(w).misses);
 
-    CHECK_EQ(SHMS_OK, shms_writer_put(w, "empty", 5, NULL, 0, 0, NULL, 0, ref)); /* nothing is also something */
+    CHECK_EQ(SHMS_OK, shms_writer_put(w, "empty", 5, NULL, 0, 0, NULL, 0, ref)); /* an empty payload is valid */
     v = shms_reader_acquire(r, ref);
     CHECK(v && v->payload_size == 0 && v->meta_len == 0 && !memcmp(v->key, "empty", 5));
     shms_view_release(v);
@@ -169,7 +169,7 @@ static void what_is_put_comes_back_and_what_is_wrong_changes_nothing(void) {
     end(w);
 }
 
-static void an_unfinished_object_is_nobody_s_until_it_is_committed(void) {
+static void an_unfinished_object_is_invisible_until_its_commit(void) {
     const char *name = store_name("ticket");
     shms_writer *w = make(name, 4096, 1, 4), *w2;
     uint8_t ref[SHMS_REF_SIZE];
@@ -191,17 +191,17 @@ static void an_unfinished_object_is_nobody_s_until_it_is_committed(void) {
     shms_guard other;
     CHECK_EQ(SHMS_OK, shms_writer_protect(w, "l", 1, &other));
     CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
-    CHECK_EQ(1, w->protected[twin.slot]); /* another object's guard */
+    CHECK_EQ(1, w->protected[twin.slot]); /* a guard of another object */
     CHECK_EQ(SHMS_OK, shms_guard_end(&other));
     CHECK_EQ(0, w->protected[twin.slot]);
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &twin));
-    CHECK_EQ(SHMS_OK, shms_guard_end(&guard)); /* which is nothing the second time */
+    CHECK_EQ(SHMS_OK, shms_guard_end(&guard)); /* which does nothing the second time */
     CHECK_EQ(SHMS_EINVAL, shms_writer_abort(w, &t)); /* twice */
     CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref));
     CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &t, NULL, 0));
     CHECK_EQ(0, stats_of(w).used_bytes);
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k", 1, NULL, 0, 100, &twin));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref)); /* another's slot by now */
+    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref)); /* another object's slot by now */
     shms_piece beyond = {50, 51, (uintptr_t)&t};
     CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &twin, &beyond, 1));
     CHECK_EQ(SHMS_OK, shms_writer_commit(w, &twin, ref));
@@ -210,7 +210,7 @@ static void an_unfinished_object_is_nobody_s_until_it_is_committed(void) {
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "half", 4, NULL, 0, 100, &t));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(w, &t, ref));
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name)); /* the half-written one is gone, the other there */
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name)); /* the half-written object is gone, the other is there */
     CHECK_EQ(1, shms_writer_has(w2, "k", 1));
     CHECK_EQ(0, shms_writer_has(w2, "half", 4));
     CHECK_EQ(1, stats_of(w2).objects);
@@ -218,7 +218,7 @@ static void an_unfinished_object_is_nobody_s_until_it_is_committed(void) {
     end(w2);
 }
 
-static void a_closed_handle_says_so_from_every_call(void) {
+static void every_call_on_a_closed_handle_returns_eclosed(void) {
     const char *name = store_name("closed");
     shms_writer *w = make(name, 4096, 1, 4), *handles[] = {NULL, w};
     shms_reader *r = attach(name, 0), *readers[] = {NULL, r};
@@ -261,7 +261,7 @@ static void a_closed_handle_says_so_from_every_call(void) {
         CHECK_EQ(SHMS_OK, shms_reader_close(readers[i]));
         CHECK_EQ(SHMS_OK, shms_writer_close(h, 1));
         shms_options o;
-        uint64_t store = shms_writer_options(h, &o); /* these two are answered after a close, too */
+        uint64_t store = shms_writer_options(h, &o); /* these two work after a close, too */
         CHECK_EQ(h != NULL, store != 0);
         CHECK_EQ(store, shms_reader_store(readers[i]));
     }
@@ -271,7 +271,7 @@ static void a_closed_handle_says_so_from_every_call(void) {
     shms_writer_free(NULL);
 }
 
-static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
+static void a_forked_child_can_do_nothing_and_holds_no_lock(void) {
     const char *name = store_name("fork");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
@@ -293,21 +293,22 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
         CHECK_EQ(SHMS_EFORKED, shms_reader_release(r, ref));
         CHECK_EQ(SHMS_EFORKED, shms_reader_validate(r, ref));
         CHECK_EQ(SHMS_EFORKED, shms_reader_close(r));
-        shms_view_release(v); /* its memory only: the pin is the parent's */
+        shms_view_release(v); /* frees only its memory: the pin is the parent's */
         close(go[1]);
         CHECK_EQ(1, write(ready[1], "x", 1));
-        CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has made sure, with the mappings that fork copied */
+        CHECK_EQ(0, read(go[0], &c, 1)); /* until the parent has checked, with the mappings that fork copied */
         shms_writer_free(w);
         shms_reader_free(r);
         _exit(0);
     }
     close(go[0]);
-    CHECK_EQ(1, read(ready[0], &c, 1)); /* by now it has run what fork runs in a child, and done its worst */
+    /* by now the fork handlers have run in the child, and it has tried everything */
+    CHECK_EQ(1, read(ready[0], &c, 1));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(1, shms_reader_pins(shms_segment_reader(&w->seg, 0))[w->ring.first]);
     shms_view_release(v);
     detach(r);
-    detach(attach(name, 0)); /* the child lives, and has neither lock */
+    detach(attach(name, 0)); /* the child is alive, and has neither lock */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_writer *w2;
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
@@ -315,7 +316,7 @@ static void a_forked_child_can_do_nothing_and_keeps_nothing_alive(void) {
     CHECK_EQ(0, reap(child));
     close(ready[0]);
     close(ready[1]);
-    CHECK_EQ(1, shms_writer_has(w2, "k", 1)); /* nothing unlinked, nothing lost */
+    CHECK_EQ(1, shms_writer_has(w2, "k", 1)); /* nothing is unlinked, nothing is lost */
     shms_writer_free(w);
     end(w2);
 }
@@ -334,7 +335,7 @@ static void *have_a_segment_on_the_stack(void *name) {
     return NULL;
 }
 
-static void a_forked_child_forgets_segments_on_the_stacks_of_threads_that_it_has_not(void) {
+static void a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have(void) {
     const char *name = store_name("stacks");
     shms_writer *w = make(name, 4096, 1, 4);
     pthread_t thread;
@@ -344,12 +345,12 @@ static void a_forked_child_forgets_segments_on_the_stacks_of_threads_that_it_has
     CHECK_EQ(1, read(opened[0], &c, 1));
     pid_t child = fork_child();
     if (child == 0) {
-        shms_segment reused; /* the next thread's, on that stack */
+        shms_segment reused; /* the next thread's segment, on the same stack */
         memset(&reused, 0xa5, sizeof reused);
         memcpy(on_a_stack, &reused, sizeof reused);
         detach(attach(name, 0));
         CHECK_EQ(0, memcmp(on_a_stack, &reused, sizeof reused));
-        pid_t grandchild = fork_child(); /* which walks the list anew */
+        pid_t grandchild = fork_child(); /* which walks the list again */
         if (grandchild == 0)
             _exit(0);
         CHECK_EQ(0, reap(grandchild));
@@ -376,13 +377,13 @@ static void a_view_outlives_close_and_keeps_its_rank(void) {
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_view_release(v2);
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0));
-    for (int i = 0; i < 50; i++) { /* the ring turns over, the view stays */
+    for (int i = 0; i < 50; i++) { /* the ring wraps, the view stays */
         char key[16];
         snprintf(key, sizeof key, "k%d", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 700, (uint64_t)i, NULL));
         CHECK(filled(v->payload, 1000, 7));
     }
-    shms_reader_free(r); /* a collector of garbage may end the two in any order */
+    shms_reader_free(r); /* a garbage collector may free the two in any order */
     CHECK(filled(v->payload, 1000, 7));
     CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0));
     shms_view_release(v);
@@ -395,7 +396,7 @@ static void a_stale_reference_leaves_no_pin(void) {
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
     uint8_t ref[SHMS_REF_SIZE];
-    for (int again = 0; again < 2; again++) { /* of a slot that is free, then of one that is another's */
+    for (int again = 0; again < 2; again++) { /* of a slot that is free, then of one that another object has */
         CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
         CHECK_EQ(1, shms_writer_cancel(w, ref));
         CHECK_EQ(1, shms_writer_delete(w, "k", 1));
@@ -418,7 +419,7 @@ static void spoil(const char *label) {
         shms_set(&spoilt->length, 1 << 30);
 }
 
-static void a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slot(void) {
+static void a_view_has_the_checked_lengths_even_if_the_slot_changes(void) {
     const char *name = store_name("spoilt");
     shms_writer *w = make(name, 4096, 1, 4);
     shms_reader *r = attach(name, 0);
@@ -438,7 +439,7 @@ static void a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slo
     end(w);
 }
 
-static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
+static void keys_come_in_order_of_age_and_evicted_ones_are_recorded(void) {
     const char *name = store_name("keys");
     shms_writer *w = make(name, 1024, 1, 64);
     uint8_t out[200];
@@ -448,7 +449,7 @@ static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "d", 1));
     size = 0;
-    CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size)); /* asks for the room */
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size)); /* asks how much room it needs */
     CHECK_EQ(7 * 5, size);
     CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size));
     const uint8_t *p = out;
@@ -457,17 +458,17 @@ static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
     CHECK_EQ(7, shms_writer_count(w));
     size = 14;
     CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
-    CHECK_EQ(15, size); /* not taken: too little room */
+    CHECK_EQ(15, size); /* not returned: too little room */
     CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
     CHECK(size == 15 && out[4] == 'a' && out[9] == 'b' && out[14] == 'd');
     CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
     CHECK_EQ(0, size);
-    shms_ticket t; /* an aborted one was never there */
+    shms_ticket t; /* an aborted put was never in the store */
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 10, &t));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
     size = sizeof out;
     CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
-    CHECK_EQ(0, size); /* nor has anything gone for it: the room of d was enough */
+    CHECK_EQ(0, size); /* nothing was evicted for it: the room of d was enough */
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 0));
     size = sizeof out;
@@ -486,7 +487,7 @@ static void *close_it(void *unused) {
     return unused;
 }
 
-static void close_in_the_midst(const char *label) {
+static void close_during_a_survey(const char *label) {
     if (strcmp(label, "P3c"))
         return;
     shms_writer *heir;
@@ -502,7 +503,7 @@ static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
     shms_piece piece = {0, 1, (uintptr_t)&byte};
     closing_name = store_name("closing");
     closing = make(closing_name, 4096, 1, 4);
-    shms_step_hook = close_in_the_midst;
+    shms_step_hook = close_during_a_survey;
     CHECK_EQ(SHMS_ECLOSED, shms_writer_put(closing, "k", 1, NULL, 0, 1, &piece, 1, ref));
     shms_step_hook = NULL;
     CHECK(pthread_join(closer, NULL) == 0);
@@ -513,7 +514,8 @@ static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
     end(heir);
 }
 
-/* In the C library's place: a kernel that gives up, and back, what takes longer than the time between two signals. */
+/* Replaces the C library's function: a kernel that gives up and undoes what takes longer than the time between two
+ * signals. */
 static off_t most_at_once = INT64_MAX;
 static int interruptions;
 
@@ -524,7 +526,7 @@ int posix_fallocate(int fd, off_t at, off_t n) {
     return EINTR;
 }
 
-static void a_reservation_ends_also_under_periodic_signals(void) {
+static void a_reservation_ends_under_periodic_signals(void) {
     most_at_once = 1 << 20;
     shms_writer *w = make(store_name("interrupted"), (20 << 20) + 64, 1, 4);
     most_at_once = INT64_MAX;
@@ -539,7 +541,7 @@ static void close_before_the_lock(const char *label) {
         CHECK_EQ(SHMS_OK, shms_writer_close(closing, 1));
 }
 
-static void nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime(void) {
+static void a_store_that_its_writer_unlinked_meanwhile_is_not_recovered(void) {
     shms_writer *heir;
     closing_name = store_name("unlinked");
     closing = make(closing_name, 4096, 1, 4);
@@ -549,7 +551,7 @@ static void nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime(vo
     shms_writer_free(closing);
 }
 
-static void warm_segments_are_segments(void) {
+static void a_prefaulted_segment_works_like_any_other(void) {
     shms_options o = {.capacity = 5 << 20, .n_readers = 1, .flags = SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO};
     const char *name = store_name("warm");
     shms_writer *w;
@@ -572,7 +574,7 @@ static void warm_segments_are_segments(void) {
     end(w);
 }
 
-static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
+static void a_reader_may_write_only_its_own_table(void) {
     const char *name = store_name("rights");
     shms_writer *w = make(name, 4096, 2, 4);
     uint8_t ref[SHMS_REF_SIZE];
@@ -592,7 +594,7 @@ static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
         CHECK_EQ(what < 4 ? 1000 + SIGSEGV : 0, reap(child));
     }
     pid_t child = fork_child();
-    if (child == 0) { /* nor may the writer write a reader's */
+    if (child == 0) { /* the writer must not write a reader's table, either */
         signal(SIGSEGV, SIG_DFL);
         *(volatile uint64_t *)&shms_segment_reader(&w->seg, 0)->reserved[0] = 0;
         _exit(0);
@@ -602,25 +604,25 @@ static void a_reader_s_mapping_is_its_own_table_and_nothing_else(void) {
 }
 
 int main(void) {
-    names_that_are_no_file_names_are_refused();
+    names_that_are_not_file_names_are_refused();
     a_store_has_one_writer_and_each_rank_one_reader();
     a_segment_that_cannot_fit_leaves_no_file();
     unlinking_never_removes_a_namesake();
-    every_code_has_words_of_its_own();
-    what_is_put_comes_back_and_what_is_wrong_changes_nothing();
-    an_unfinished_object_is_nobody_s_until_it_is_committed();
-    a_closed_handle_says_so_from_every_call();
-    a_forked_child_can_do_nothing_and_keeps_nothing_alive();
-    a_forked_child_forgets_segments_on_the_stacks_of_threads_that_it_has_not();
+    every_code_has_its_own_message();
+    a_get_returns_what_was_put_and_a_failed_call_changes_nothing();
+    an_unfinished_object_is_invisible_until_its_commit();
+    every_call_on_a_closed_handle_returns_eclosed();
+    a_forked_child_can_do_nothing_and_holds_no_lock();
+    a_forked_child_forgets_segments_on_stacks_of_threads_it_does_not_have();
     a_view_outlives_close_and_keeps_its_rank();
     a_stale_reference_leaves_no_pin();
-    a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slot();
-    keys_come_in_order_of_age_and_evicted_ones_are_told();
+    a_view_has_the_checked_lengths_even_if_the_slot_changes();
+    keys_come_in_order_of_age_and_evicted_ones_are_recorded();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
-    nobody_takes_over_a_store_that_is_closed_for_good_in_the_meantime();
-    a_reservation_ends_also_under_periodic_signals();
-    warm_segments_are_segments();
-    a_reader_s_mapping_is_its_own_table_and_nothing_else();
+    a_store_that_its_writer_unlinked_meanwhile_is_not_recovered();
+    a_reservation_ends_under_periodic_signals();
+    a_prefaulted_segment_works_like_any_other();
+    a_reader_may_write_only_its_own_table();
     CHECK_EQ(0, store_names_left());
     return 0;
 }

@@ -1,8 +1,8 @@
 /*
- * test_threads.c - many threads of readers and of writers over one mapping, so that ThreadSanitizer sees both sides.
+ * test_threads.c - many reader and writer threads over one mapping, so that ThreadSanitizer sees both sides.
  *
- * Every word of a payload says which object it is of.  The writers go on until they have done their share and the
- * readers, which the machine may have left waiting, have met all that there is to meet.
+ * Every word of a payload names its object. The writers run until they have done their share and the readers, which the
+ * scheduler may have kept waiting, have met every case.
  */
 #include <pthread.h>
 
@@ -12,7 +12,7 @@ enum { WRITERS = 2, RANKS = 3, THREADS = 2, KEYS = 150, PUTS = 20000, BOXES = 10
 
 static shms_writer *w;
 static shms_reader *readers[RANKS];
-static struct box { /* where writers leave references for everybody; the last one counts */
+static struct box { /* where writers leave references for all readers; the last one counts */
     pthread_mutex_t mutex;
     uint64_t mark;
     uint8_t ref[SHMS_REF_SIZE];
@@ -35,7 +35,7 @@ static void post(uint64_t *seed, const uint8_t *ref) {
     memcpy(box->ref, ref, SHMS_REF_SIZE);
     pthread_mutex_unlock(&box->mutex);
     if (was)
-        CHECK(shms_writer_cancel(w, old) >= 0); /* whoever has not read it will not */
+        CHECK(shms_writer_cancel(w, old) >= 0); /* a reader that has not read it will not */
 }
 
 static void *write_many(void *arg) {
@@ -166,7 +166,7 @@ int main(void) {
         shms_reader_free(readers[r]);
     }
     a_guard_that_two_threads_end_ends_once();
-    CHECK_EQ(SHMS_OK, put_marked(w, "all", (32 << 10) - SHMS_ALIGN, 1, NULL)); /* nobody is left who holds anything */
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", (32 << 10) - SHMS_ALIGN, 1, NULL)); /* nothing is held any more */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));
     shms_writer_free(w);
     CHECK_EQ(0, store_names_left());
