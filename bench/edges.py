@@ -1,4 +1,4 @@
-"""Compiles and runs `edges.c`; ``python -m bench.edges`` writes docs/full-store.md.
+"""Compiles and runs `edges.c`; ``python -m bench.edges`` writes docs/contributing/full-store.md.
 
 ``EDGES_BASE=../other-checkout`` runs the same program on another version of ``csrc``, in turn.
 """
@@ -110,7 +110,7 @@ def main() -> None:
         one=values["capacity-1-gib"][0],
         four=values["capacity-4-gib"][0],
     )
-    (ROOT / "docs" / "full-store.md").write_text(text)
+    (ROOT / "docs" / "contributing" / "full-store.md").write_text(text)
 
 
 if __name__ == "__main__":

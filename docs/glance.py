@@ -1,4 +1,4 @@
-"""Writes the tables of `docs/api/*.md`: each call with its contract, to be read where the pages are not built.
+"""Writes the tables of `docs/reference/*.md`: each call with its contract, to be read where the pages are not built.
 
 Run with ``python docs/glance.py`` after a signature or a docstring has changed; a test compares.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-API = Path(__file__).resolve().parent / "api"
+REFERENCE = Path(__file__).resolve().parent / "reference"
 PAGES = {
     "store.md": "shmstore",
     "serde.md": "shmstore.serde",
@@ -90,5 +90,6 @@ def with_table(page: Path) -> str:
 
 
 if __name__ == "__main__":
-    for page in sorted(API.glob("*.md")):
+    for name in PAGES:
+        page = REFERENCE / name
         page.write_text(with_table(page))

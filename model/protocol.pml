@@ -1,5 +1,5 @@
 /*
- * protocol.pml - the protocol of docs/protocol.md: one writer (may be killed; another recovers), NR ranks (each may be
+ * protocol.pml - the protocol of docs/concepts/protocol.md: one writer (may be killed; another recovers), NR ranks (each may be
  * killed or closed, and attached again), NS slots, NL lease entries.
  *
  * One scheduled step is at most one access to a word that another process writes; a comment at its end gives the

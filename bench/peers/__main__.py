@@ -19,7 +19,7 @@ def main() -> None:
     parser.add_argument("--readers", default=",".join(map(str, READERS)))
     parser.add_argument("--budget", type=float, default=0.4, help="seconds of exchanges for each figure")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "peers.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "contributing" / "benchmarks.md")
     parser.add_argument("--only-write", action="store_true", help="write the page of results that are there")
     arguments = parser.parse_args()
     if not arguments.only_write:

@@ -17,7 +17,7 @@ from shmstore import ObjectStoreReader, ObjectStoreWriter, WriterActiveError
 from shmstore.bindings.store import space
 from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, processor_cache_from_config
 
-PAGE = Path(__file__).parents[2] / "docs" / "engine-authors.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "engine.md"
 MIB = 1 << 20
 
 
@@ -27,7 +27,7 @@ def run(script):
         capture_output=True,
         text=True,
         timeout=120,
-        env={"PYTHONPATH": str(PAGE.parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": str(PAGE.parents[2]), "PATH": "", "OMP_NUM_THREADS": "1"},
     )
 
 
