@@ -14,6 +14,8 @@ from bench.peers import COMMON, LIMITS, OURS, STDLIB, host, interface
 from bench.peers.harness import Cell, Measurement, Results, percentile
 from bench.peers.host import HIT, PUT, Session
 from bench.peers.interface import Packed, UnavailableError, arrays, fresh, load, make_tree, touch, unpacked
+from bench.peers.plots import COPY, MESSAGE, medians
+from bench.peers.plots import OURS as OURS_TITLE
 from bench.peers.report import Page, is_ahead, time_name
 
 SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
@@ -204,6 +206,13 @@ def test_the_page_tells_what_is_missing_and_what_was_busy_and_the_multiples() ->
     assert "| **shmstore** | 6.00 / 2.00 / 0.50 |" in text, "of a memcpy, with a message, of the best of the others"
     assert "| multiprocessing Queue | 300 µs (600 µs; 9) |" in text
     assert "| **shmstore** | +90 (10) |" in text
+
+
+def test_the_plots_show_the_medians_of_the_page() -> None:
+    text = page(shmstore=60e-6, pipe=1.2e-3).text([])
+    for path in (PUT, HIT):
+        rows = {COPY: 10.0, MESSAGE: 20.0, OURS_TITLE: 60.0, "multiprocessing Pipe": 1200.0}
+        assert {"1 reader": {title: {"1 MiB": us} for title, us in rows.items()}} == medians(text, path)
 
 
 @pytest.mark.parametrize(

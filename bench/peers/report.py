@@ -1,13 +1,13 @@
-"""The page and the plots of a session's results."""
+"""The page of a session's results."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.peers import COMMON, LIMITS, OURS
 from bench.peers.harness import KIB, MIB, Cell, Results
 from bench.peers.host import HIT, PUT
 from bench.peers.interface import Peer, UnavailableError, load
+from bench.peers.plots import SHOWN, draw, plot_of
 
 AHEAD, MOSTLY = 0.95, 0.75
 """A peer is ahead where its median is below this part of shmstore's, and it was faster in this part of the batches."""
@@ -140,7 +140,7 @@ class Page:
         """Return one table of all measures at one size."""
         head = ["| | " + " | ".join(f"put, {_readers(n)}" for n in self.readers)]
         head[0] += " | " + " | ".join(f"hit, {_readers(n)}" for n in self.readers) + " |"
-        lines = [f"## At a glance: {size_name(nbytes)}", "", *head, "|---|" + "---:|" * (2 * len(self.readers))]
+        lines = [f"## In short: {size_name(nbytes)}", "", *head, "|---|" + "---:|" * (2 * len(self.readers))]
         for name in self.peers:
             row = [self.cell(name, nbytes, n, path) for path in (PUT, HIT) for n in self.readers]
             title = f"**{self.peers[name].title}**" if name == OURS else self.peers[name].title
@@ -262,13 +262,13 @@ class Page:
 
     def text(self, plots: Sequence[tuple[str, str]]) -> str:
         """Return the whole page, with `plots` as (file, what it shows)."""
-        glance = 6 * MIB if 6 * MIB in self.sizes else self.sizes[-1]
+        main = 6 * MIB if 6 * MIB in self.sizes else self.sizes[-1]
         lines = [
             INTRODUCTION,
             *self.setting(),
             *self.missing(),
             *self.pays(),
-            *self.summary(glance),
+            *self.summary(main),
             *(line for file, shows in plots for line in (f"![{shows}]({file})", "")),
             *self.ahead(),
             *self.peers_list(),
@@ -277,54 +277,7 @@ class Page:
         return "\n".join(lines).rstrip() + "\n"
 
 
-MARKERS = "os^vD<>pPX*h"
-COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "navy", "darkgreen", "chocolate")
-
-
-def draw(page: Page, path: str, file: Path) -> None:
-    """Draw the medians of one path over the size, log-log, a panel for each number of readers, with the limits."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "shmstore"  # the same figures make the same file
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        1, len(page.readers), figsize=(5 * len(page.readers), 6), sharey=True, squeeze=False
-    )
-    for axes, n in zip(panels[0], page.readers, strict=True):
-        for number, (name, peer) in enumerate(page.peers.items()):
-            points = [(c.nbytes, c.median * 1e6) for s in page.sizes if (c := page.cell(name, s, n, path))]
-            style: dict[str, Any] = {
-                "color": COLOURS[number % len(COLOURS)],
-                "marker": MARKERS[number % len(MARKERS)],
-                "ms": 5,
-            }
-            if name == OURS:
-                style = {"color": "black", "marker": "o", "lw": 3, "zorder": 5}
-            elif name in LIMITS:
-                style = {"color": "grey", "ls": "--" if name == "memcpy" else ":", "lw": 2}
-            if name == "memcpy" and path == HIT:
-                continue  # nothing is copied on a hit
-            axes.plot(*zip(*points, strict=True), label=peer.title, **style)
-        axes.set(xscale="log", yscale="log", xlabel="bytes of the tree", title=_readers(n))
-        axes.set_xticks(page.sizes, [size_name(s) for s in page.sizes], rotation=30)
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("µs from put to the last acknowledgement, median" if path == PUT else "µs of a hit, median")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
-    figure.tight_layout(rect=(0, 0.16, 1, 1))
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-
-
 def write(results: Results, page_file: Path) -> None:
     """Write the page, and its plots beside it."""
-    page = Page(results)
-    plots = []
-    for path, shows in ((PUT, "A new object: medians by size"), (HIT, "The same object again: medians by size")):
-        file = page_file.with_name(f"{page_file.stem}-{path}.svg")
-        draw(page, path, file)
-        plots.append((file.name, shows))
-    page_file.write_text(page.text(plots))
+    page_file.write_text(Page(results).text([(plot_of(page_file, path).name, shows) for path, shows in SHOWN.items()]))
+    draw(page_file)
