@@ -109,7 +109,7 @@ def test_no_block_is_python_under_another_name() -> None:
 
 def test_the_readme_and_the_start_page_have_programs() -> None:
     pages = {block.page.name for block in PYTHON}
-    assert {"README.md", "index.md", "engine.md", "schedulers.md", "metrics.md"} <= pages
+    assert {"README.md", "index.md", "tutorial.md", "engine.md", "schedulers.md", "metrics.md"} <= pages
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
