@@ -77,7 +77,7 @@ What is lost lies behind the hand, where the last victim was larger than needed,
 A dozen larger ones that are held for long, spread over the store, can leave no piece of a quarter of it.
 """
 BESIDE = {
-    "beside-refused-hit": "a hit, beside puts that are refused (10^5 objects held, one let go each time)",
+    "beside-refused-hit": "a hit, beside puts that are refused (10^5 objects held, one released each time)",
     "beside-refused-get": "a get, likewise",
     "beside-victims-hit": "a hit, beside puts that evict 32,768 objects each",
     "beside-victims-get": "a get, likewise",

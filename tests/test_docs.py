@@ -18,8 +18,8 @@ from tests.support import Child
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 CONCEPTS = DOCS / "concepts"
-TABLES = runpy.run_path(str(DOCS / "glance.py"))
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+TABLES = runpy.run_path(str(DOCS / "summaries.py"))
+PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted(DOCS.rglob("*.md"))]
 FRAGMENT = re.compile(r'title="Fragment: ([^"]+)"')
 
 
@@ -44,7 +44,7 @@ class Block:
 
 
 def blocks_of(page: Path, text: str) -> list[Block]:
-    """Return the fenced blocks of a page, also indented ones; ValueError where a fence is not closed."""
+    """Return the fenced blocks of a page, also indented ones; ValueError if a fence is not closed."""
     found: list[Block] = []
     inside: list[str] | None = None
     fence, start, info, indent = "", 0, "", 0
@@ -191,10 +191,95 @@ def test_children_do_not_start_a_pool_of_threads() -> None:
 
 @pytest.mark.parametrize("name", TABLES["PAGES"])
 def test_the_tables_of_the_api_are_those_of_the_code(name: str) -> None:
-    """Where one is not: `python docs/glance.py`."""
+    """If one differs: `python docs/summaries.py`."""
     if name == "metrics.md":
         pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
     page = DOCS / "reference" / name
     text = page.read_text(encoding="utf-8")
     assert text == TABLES["with_table"](page)
     assert text.count("\n| ") >= 5
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmark_page() -> None:
+    table = (DOCS / "contributing" / "benchmarks.md").read_text(encoding="utf-8").partition("## In short: 6 MiB")[2]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| .+? \| .+? \| (.+?) \| .+? \| .+? \|$", table, re.M)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("(a hit) |")[2].partition("\n\n")[0]
+    said = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", readme, re.M)
+    assert 6 == len(said)
+    assert set(said) <= set(rows)
+
+
+ARCHAIC = (
+    "for ever",
+    "anew",
+    "befalls",
+    "whoever",
+    "for whom",
+    "for who",
+    "did it not",
+    "is none",
+    "are none",
+    "want of",
+)
+"""Turns of phrase that stop a reader: archaisms, inversions, and "is none" for "is not a …"."""
+MOST_WORDS = 30
+
+
+def without_code(text: str) -> str:
+    """Return a page without code and without the tables that are made of docstrings."""
+    text = re.sub(r"<!-- .*?: begin -->.*?<!-- .*?: end -->", "", text, flags=re.S)
+    text = re.sub(r"^( *)(```|~~~).*?^\1\2$", "", text, flags=re.S | re.M)
+    return re.sub(r"`[^`\n]*`", "Code", re.sub(r"^:::.*\n( .*\n)*", "", text, flags=re.M))
+
+
+def prose(text: str) -> list[str]:
+    """Return the lines of sentences, without tables, headings, pictures, links, marks of lists and bold leads."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"!\[.*?\]\(.*?\)", "", without_code(text)))
+    lines = (re.sub(r"^ *([*-] |\d+\. )?(\*\*.+?\*\*[.:]? *)?", "", line) for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith(("|", "#"))]
+
+
+def archaisms(text: str) -> list[str]:
+    return [phrase for phrase in ARCHAIC if re.search(rf"\b{phrase}\b", text, re.I)]
+
+
+def faults(line: str) -> list[str]:
+    """Return what is wrong with a line of prose."""
+    found = []
+    if re.search(r"[a-z\d)`*][.?!]\)? [A-Z*(]", line):
+        found.append("two sentences")
+    if not re.search(r"[.:;?!,][)*]*$", line):
+        found.append("no end")
+    if len(line.split()) > MOST_WORDS:
+        found.append("too long")
+    if len(re.findall(r"[:;](?= |$)", line)) > 1:
+        found.append("two colons or semicolons")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_one_short_sentence_a_line(page: Path) -> None:
+    lines = prose(page.read_text(encoding="utf-8"))
+    assert [] == [(line, found) for line in lines if (found := faults(line))]
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_has_no_archaisms(page: Path) -> None:
+    assert [] == archaisms(without_code(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("One sentence. Another one.", "two sentences"),
+        ("One sentence, cut", "no end"),
+        ("word " * 30 + "word.", "too long"),
+        ("One: two; three.", "two colons or semicolons"),
+    ],
+)
+def test_a_fault_in_a_line_is_seen(line: str, fault: str) -> None:
+    text = f"# Title. A\n```sh\nls. A\n```\n| a. A |\n\n* **Lead. A**: {line}\nIt is `a. B` for [a link](b.md).\n"
+    assert [[fault], []] == [faults(found) for found in prose(text)]
+    assert ["for ever"] == archaisms("Kept\nfor ever, not whoeverything")
