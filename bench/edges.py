@@ -53,7 +53,8 @@ def measure(compiled: dict[str, Path], group: str) -> dict[str, Values]:
 
 PAGE = """# A full store
 
-What a put costs that finds no room, or must look far for it, and what a hit and a get take beside it.
+A put may find no room, or must look far for it.
+This page says what such a put costs, and what a hit and a get take beside it.
 `python -m bench.edges` writes this page; `make bench` has the same figures and their limits.
 The program is `bench/edges.c`: in threads of C no interpreter's lock is measured.
 Times are in microseconds, medians of {runs} runs on {machine}.
@@ -70,11 +71,12 @@ One put with 32,768 victims takes {many:.0f} µs.
 {puts}
 
 **Effective capacity** is the share of the bytes that objects fill, on average, in a store that is always full.
-With objects of 1 to 32 MiB and a tenth of the bytes held at any time, it is {one:.3f} in 1 GiB and {four:.3f} in 4 GiB.
+Here objects have 1 to 32 MiB, and a tenth of the bytes is held at any time.
+The effective capacity is then {one:.3f} in 1 GiB and {four:.3f} in 4 GiB.
 What is lost lies behind the hand, where the last victim was larger than needed, and in front of held objects.
 
 **Held objects split the space.** Small ones, up to 1/4096 of the capacity, lie together and cost large ones nothing.
-A dozen larger ones that are held for long, spread over the store, can leave no piece of a quarter of it.
+A dozen larger ones, held for long and spread over the store, can leave no piece of a quarter of it.
 """
 BESIDE = {
     "beside-refused-hit": "a hit, beside puts that are refused (10^5 objects held, one released each time)",

@@ -185,6 +185,13 @@ def test_every_page_is_in_the_menu() -> None:
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == menu
 
 
+@pytest.mark.parametrize("page", ["README.md", "bench/README.md", "CONTRIBUTING.md"])
+def test_the_links_of_a_page_outside_the_built_ones_lead_somewhere(page: str) -> None:
+    """`make docs` asks for all others."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [] == [link for link in links if not ((ROOT / page).parent / link).exists()]
+
+
 def test_children_do_not_start_a_pool_of_threads() -> None:
     assert 1 == torch.get_num_threads()
 

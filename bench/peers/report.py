@@ -26,7 +26,8 @@ What shmstore does beside what people use today for the same work, on the same m
 **One exchange.** A writer has a dict of three tensors, which it has just made.
 They are float32, int64 and uint8; the sizes below are of all three together.
 The writer puts them where the readers can find them, and sends each reader a message.
-Every reader gets the tree as tensors, reads a byte of every 4 KiB page of every tensor, drops it, and acknowledges.
+Every reader gets the tree as tensors, and reads a byte of every 4 KiB page of every tensor.
+Then it drops the tree and acknowledges.
 The time is from before the put until the last acknowledgement has come.
 The sum of the bytes read is checked each time.
 **A hit** is the same for the object of the last exchange, which is where it is already.
