@@ -39,7 +39,7 @@ Only one peer is at work at a time.
 All acknowledge over a `multiprocessing.Pipe`.
 They also send their messages over it, unless they have a channel of their own (Queue, pyzmq, iceoryx2).
 Ray also acknowledges in its own way.
-Memory is warm where the peer lets it be.
+Memory is warm if the peer allows it.
 
 **The bases.** *A plain memcpy* copies the same three tensors once into warm shared memory, and sends no message.
 *An empty message* is one byte to each reader and its acknowledgement, over that pipe, with nothing read.
