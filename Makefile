@@ -42,7 +42,7 @@ bench: $(VENV)/.dev $(VENV)/.built
 		--benchmark-json=$(VENV)/bench.json $(ARGS) > $(VENV)/bench.log || { cat $(VENV)/bench.log; false; }
 	$(BIN)/python bench/table.py $(VENV)/bench.json
 
-# Beside what people use today; writes docs/benchmarks.md and its plots. Some minutes.
+# Beside what people use today; writes docs/contributing/benchmarks.md and its plots. Some minutes.
 peers: $(VENV)/.bench $(VENV)/.built
 	$(BIN)/python -m bench.peers $(ARGS)
 

@@ -1,4 +1,4 @@
-"""Compile and run `edges.c`; ``python -m bench.edges`` writes docs/full-store.md.
+"""Compile and run `edges.c`; ``python -m bench.edges`` writes docs/contributing/full-store.md.
 
 ``EDGES_BASE=../other-checkout`` also runs the program with the ``csrc`` of another version, in turn.
 """
@@ -110,7 +110,7 @@ def main() -> None:
         one=values["capacity-1-gib"][0],
         four=values["capacity-4-gib"][0],
     )
-    (ROOT / "docs" / "full-store.md").write_text(text)
+    (ROOT / "docs" / "contributing" / "full-store.md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Draws the pictures of operators.md: a store with a stuck rank, as `shmstore dump` and `shmstore top` show it.
+"""Draws the pictures of guides/operators.md: a store with a stuck rank, as `shmstore dump` and `shmstore top` show it.
 
-Run with ``python docs/screens.py``; it writes dump.svg and top.svg beside itself.
+Run with ``python docs/screens.py``; it writes dump.svg and top.svg into guides/.
 """
 
 import random
@@ -14,7 +14,7 @@ import torch
 from shmstore import ObjectStoreReader, ObjectStoreWriter, StoreFullError
 from shmstore.cli import main as cli
 
-HERE = Path(__file__).resolve().parent
+GUIDES = Path(__file__).resolve().parent / "guides"
 NAME = "mm-cache"
 
 
@@ -51,8 +51,8 @@ def main() -> None:
         worker.start()
         try:
             time.sleep(2.5)
-            cli.main(["dump", NAME, "--svg", str(HERE / "dump.svg")])
-            cli.main(["top", NAME, "--svg", str(HERE / "top.svg"), "--interval", "1"])
+            cli.main(["dump", NAME, "--svg", str(GUIDES / "dump.svg")])
+            cli.main(["top", NAME, "--svg", str(GUIDES / "top.svg"), "--interval", "1"])
         finally:
             until.set()
             worker.join()

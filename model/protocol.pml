@@ -1,5 +1,5 @@
 /*
- * protocol.pml - the protocol of docs/protocol.md: a writer, which may be killed, and its successor; NR ranks, which
+ * protocol.pml - the protocol of docs/concepts/protocol.md: a writer, which may be killed, and its successor; NR ranks, which
  * may be killed, close and attach again; NS slots; NL lease entries.
  * - One scheduled step has at most one access to a word that another process writes.
  * - A comment at its end has the labels of csrc/: "R2a:" corresponds to SHMS_STEP("R2a").

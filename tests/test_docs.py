@@ -17,7 +17,9 @@ from tests.support import Child
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+CONCEPTS = DOCS / "concepts"
+TABLES = runpy.run_path(str(DOCS / "summaries.py"))
+PAGES = [ROOT / "README.md", ROOT / "bench" / "README.md", *sorted(DOCS.rglob("*.md"))]
 FRAGMENT = re.compile(r'title="Fragment: ([^"]+)"')
 
 
@@ -42,7 +44,7 @@ class Block:
 
 
 def blocks_of(page: Path, text: str) -> list[Block]:
-    """Return the fenced blocks of a page, also indented ones; ValueError where a fence is not closed."""
+    """Return the fenced blocks of a page, also indented ones; ValueError if a fence is not closed."""
     found: list[Block] = []
     inside: list[str] | None = None
     fence, start, info, indent = "", 0, "", 0
@@ -107,7 +109,7 @@ def test_no_block_is_python_under_another_name() -> None:
 
 def test_the_readme_and_the_start_page_have_programs() -> None:
     pages = {block.page.name for block in PYTHON}
-    assert {"README.md", "index.md", "engine-authors.md", "schedulers.md", "metrics.md"} <= pages
+    assert {"README.md", "index.md", "tutorial.md", "engine.md", "schedulers.md", "metrics.md"} <= pages
 
 
 def test_a_block_that_fails_is_seen(tmp_path: Path) -> None:
@@ -161,19 +163,19 @@ def test_every_test_that_a_page_names_exists() -> None:
     for page in PAGES:
         for name in re.findall(r"`(?:tests/)?(test_[\w.]+)`", page.read_text(encoding="utf-8")):
             assert name in known, f"{page.name} names {name}"
-    reliability = (DOCS / "reliability.md").read_text(encoding="utf-8")
+    reliability = (CONCEPTS / "reliability.md").read_text(encoding="utf-8")
     assert len(re.findall(r"`test_", reliability)) > 50
 
 
 def test_the_reliability_page_has_every_promise_of_the_design() -> None:
-    promises = re.findall(r"^(\d)\. \*\*(.+?)\.?\*\*", (DOCS / "design.md").read_text(encoding="utf-8"), re.M)
-    headings = re.findall(r"^### (\d)\. (.+)$", (DOCS / "reliability.md").read_text(encoding="utf-8"), re.M)
+    promises = re.findall(r"^(\d)\. \*\*(.+?)\.?\*\*", (CONCEPTS / "design.md").read_text(encoding="utf-8"), re.M)
+    headings = re.findall(r"^### (\d)\. (.+)$", (CONCEPTS / "reliability.md").read_text(encoding="utf-8"), re.M)
     assert len(promises) >= 7
     assert promises == headings
 
 
 def test_the_reliability_page_counts_the_mutations_of_the_models() -> None:
-    said = re.search(r"(\d+) mutations", (DOCS / "reliability.md").read_text(encoding="utf-8"))
+    said = re.search(r"(\d+) mutations", (CONCEPTS / "reliability.md").read_text(encoding="utf-8"))
     assert said
     assert int(said[1]) == len(re.findall(r"^    Mutation\(", (ROOT / "model" / "check.py").read_text(), re.M))
 
@@ -183,16 +185,108 @@ def test_every_page_is_in_the_menu() -> None:
     assert {str(page.relative_to(DOCS)) for page in DOCS.rglob("*.md")} == menu
 
 
+@pytest.mark.parametrize("page", ["README.md", "bench/README.md", "CONTRIBUTING.md"])
+def test_the_links_of_a_page_outside_the_built_ones_lead_somewhere(page: str) -> None:
+    """`make docs` asks for all others."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text(encoding="utf-8"))
+    assert [] == [link for link in links if not ((ROOT / page).parent / link).exists()]
+
+
 def test_children_do_not_start_a_pool_of_threads() -> None:
     assert 1 == torch.get_num_threads()
 
 
-@pytest.mark.parametrize("page", sorted((DOCS / "api").glob("*.md")), ids=lambda page: page.name)
-def test_the_tables_of_the_api_are_those_of_the_code(page: Path) -> None:
-    """Where one is not: `python docs/glance.py`."""
-    if page.name == "metrics.md":
+@pytest.mark.parametrize("name", TABLES["PAGES"])
+def test_the_tables_of_the_api_are_those_of_the_code(name: str) -> None:
+    """If one differs: `python docs/summaries.py`."""
+    if name == "metrics.md":
         pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
-    glance = runpy.run_path(str(DOCS / "glance.py"))
+    page = DOCS / "reference" / name
     text = page.read_text(encoding="utf-8")
-    assert text == glance["with_table"](page)
+    assert text == TABLES["with_table"](page)
     assert text.count("\n| ") >= 5
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmark_page() -> None:
+    table = (DOCS / "contributing" / "benchmarks.md").read_text(encoding="utf-8").partition("## In short: 6 MiB")[2]
+    rows = re.findall(r"^\| (.+?) \| (.+?) \| .+? \| .+? \| (.+?) \| .+? \| .+? \|$", table, re.M)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").partition("(a hit) |")[2].partition("\n\n")[0]
+    said = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", readme, re.M)
+    assert 6 == len(said)
+    assert set(said) <= set(rows)
+
+
+ARCHAIC = (
+    "for ever",
+    "anew",
+    "befalls",
+    "whoever",
+    "for whom",
+    "for who",
+    "did it not",
+    "is none",
+    "are none",
+    "want of",
+)
+"""Turns of phrase that stop a reader: archaisms, inversions, and "is none" for "is not a …"."""
+MOST_WORDS = 30
+
+
+def without_code(text: str) -> str:
+    """Return a page without code and without the tables that are made of docstrings."""
+    text = re.sub(r"<!-- .*?: begin -->.*?<!-- .*?: end -->", "", text, flags=re.S)
+    text = re.sub(r"^( *)(```|~~~).*?^\1\2$", "", text, flags=re.S | re.M)
+    return re.sub(r"`[^`\n]*`", "Code", re.sub(r"^:::.*\n( .*\n)*", "", text, flags=re.M))
+
+
+def prose(text: str) -> list[str]:
+    """Return the lines of sentences, without tables, headings, pictures, links, marks of lists and bold leads."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"!\[.*?\]\(.*?\)", "", without_code(text)))
+    lines = (re.sub(r"^ *([*-] |\d+\. )?(\*\*.+?\*\*[.:]? *)?", "", line) for line in text.splitlines())
+    return [line for line in lines if line and not line.startswith(("|", "#"))]
+
+
+def archaisms(text: str) -> list[str]:
+    return [phrase for phrase in ARCHAIC if re.search(rf"\b{phrase}\b", text, re.I)]
+
+
+def faults(line: str) -> list[str]:
+    """Return what is wrong with a line of prose."""
+    found = []
+    if re.search(r"[a-z\d)`*][.?!]\)? [A-Z*(]", line):
+        found.append("two sentences")
+    if not re.search(r"[.:;?!,][)*]*$", line):
+        found.append("no end")
+    if len(line.split()) > MOST_WORDS:
+        found.append("too long")
+    if len(re.findall(r"[:;](?= |$)", line)) > 1:
+        found.append("two colons or semicolons")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_one_short_sentence_a_line(page: Path) -> None:
+    lines = prose(page.read_text(encoding="utf-8"))
+    assert [] == [(line, found) for line in lines if (found := faults(line))]
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT))
+)
+def test_a_page_has_no_archaisms(page: Path) -> None:
+    assert [] == archaisms(without_code(page.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("One sentence. Another one.", "two sentences"),
+        ("One sentence, cut", "no end"),
+        ("word " * 30 + "word.", "too long"),
+        ("One: two; three.", "two colons or semicolons"),
+    ],
+)
+def test_a_fault_in_a_line_is_seen(line: str, fault: str) -> None:
+    text = f"# Title. A\n```sh\nls. A\n```\n| a. A |\n\n* **Lead. A**: {line}\nIt is `a. B` for [a link](b.md).\n"
+    assert [[fault], []] == [faults(found) for found in prose(text)]
+    assert ["for ever"] == archaisms("Kept\nfor ever, not whoeverything")

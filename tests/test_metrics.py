@@ -37,7 +37,7 @@ from shmstore import metrics
 from shmstore.metrics import ShmStoreCollector
 
 ROOT = Path(__file__).resolve().parent.parent
-DASHBOARD = ROOT / "docs" / "grafana-dashboard.json"
+DASHBOARD = ROOT / "docs" / "guides" / "grafana-dashboard.json"
 
 
 def scrape(collector):
@@ -341,7 +341,7 @@ def test_every_logger_of_the_package_is_below_shmstore():
 
 
 def test_the_page_lists_every_metric_with_its_type():
-    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "metrics.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(shmstore_\w+)` \| (\w+) \|", page, re.M))
     assert {name: "counter" if name.endswith("_total") else "gauge" for name in all_names()} == listed
     assert all_names() >= set(re.findall(r"shmstore_\w+", page))

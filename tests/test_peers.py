@@ -14,6 +14,8 @@ from bench.peers import COMMON, LIMITS, OURS, STDLIB, host, interface
 from bench.peers.harness import Cell, Measurement, Results, percentile
 from bench.peers.host import HIT, PUT, Session
 from bench.peers.interface import Packed, UnavailableError, arrays, fresh, load, make_tree, touch, unpacked
+from bench.peers.plots import COPY, MESSAGE, medians
+from bench.peers.plots import OURS as OURS_TITLE
 from bench.peers.report import Page, is_ahead, time_name
 
 SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
@@ -183,10 +185,11 @@ def page(**medians: float) -> Page:
 
 def test_the_page_says_who_is_ahead_by_how_much_and_why() -> None:
     text = page(shmstore=100e-6, pipe=50e-6, shared_memory_reused=96e-6).text([])
-    assert "* **multiprocessing Pipe** (put, 1 reader: 1 MiB 0.50; hit, 1 reader: 1 MiB 0.50)." in text
+    for path in ("put", "hit"):
+        assert f"| multiprocessing Pipe | {path}, 1 reader | 1 MiB 0.50 |" in text
     ahead = text.partition("## Where a peer is ahead")[2].partition("## The peers")[0]
     assert "one block reused" not in ahead, "4 % is not ahead"
-    assert "It is no store" in page(shmstore=100e-6, shared_memory_reused=90e-6).text([])
+    assert "It is not a store" in page(shmstore=100e-6, shared_memory_reused=90e-6).text([])
     assert "Nowhere by more than 5% of the median" in page(shmstore=100e-6, pipe=300e-6).text([])
 
 
@@ -200,10 +203,17 @@ def test_a_peer_that_is_faster_in_half_of_the_batches_only_is_not_ahead() -> Non
 def test_the_page_tells_what_is_missing_and_what_was_busy_and_the_multiples() -> None:
     text = page(shmstore=60e-6, pipe=120e-6, queue=300e-6).text([])
     assert "No module named 'ray'" in text
-    assert "multiprocessing Pipe takes 5.0% of a core" in text
+    assert "multiprocessing Pipe takes 5.0% of a core." in text
     assert "| **shmstore** | 6.00 / 2.00 / 0.50 |" in text, "of a memcpy, with a message, of the best of the others"
     assert "| multiprocessing Queue | 300 µs (600 µs; 9) |" in text
     assert "| **shmstore** | +90 (10) |" in text
+
+
+def test_the_plots_show_the_medians_of_the_page() -> None:
+    text = page(shmstore=60e-6, pipe=1.2e-3).text([])
+    for path in (PUT, HIT):
+        rows = {COPY: 10.0, MESSAGE: 20.0, OURS_TITLE: 60.0, "multiprocessing Pipe": 1200.0}
+        assert {"1 reader": {title: {"1 MiB": us} for title, us in rows.items()}} == medians(text, path)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The protocol has one set of steps: in the C code, in docs/protocol.md and in the model; and a check that can fail."""
+"""The protocol has one set of steps: in the C code, on its page and in the model; and a check that can fail."""
 
 import importlib.util
 import re
@@ -35,7 +35,8 @@ def steps_in_model() -> dict[str, list[int]]:
 
 def rows_in_docs() -> dict[str, tuple[str, list[int]]]:
     """Label to the third and fourth column."""
-    rows = re.findall(rf"^\| `({LABEL})` \| .* \| (.*) \| ([\d, ]+) \|$", (ROOT / "docs/protocol.md").read_text(), re.M)
+    page = (ROOT / "docs" / "concepts" / "protocol.md").read_text()
+    rows = re.findall(rf"^\| `({LABEL})` \| .* \| (.*) \| ([\d, ]+) \|$", page, re.M)
     return {label: (place, [int(n) for n in lines.split(",")]) for label, place, lines in rows}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from bench.peers import LIMITS, PEERS
 from bench.peers.harness import READERS, SIZES, Results, run
+from bench.peers.plots import draw
 from bench.peers.report import write
 from shmstore.cli.command import parse_size
 
@@ -19,9 +20,12 @@ def main() -> None:
     parser.add_argument("--readers", default=",".join(map(str, READERS)))
     parser.add_argument("--budget", type=float, default=0.4, help="seconds of exchanges for each figure")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "peers.json")
-    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "contributing" / "benchmarks.md")
     parser.add_argument("--only-write", action="store_true", help="write the page of results that are there")
+    parser.add_argument("--only-draw", action="store_true", help="draw the plots of the figures on the page")
     arguments = parser.parse_args()
+    if arguments.only_draw:
+        return draw(arguments.page)
     if not arguments.only_write:
         names = arguments.peers.split(",")
         unknown = set(names) - set(PEERS)

@@ -69,11 +69,12 @@ class Iceoryx(SpawnedPeer):
     name = "iceoryx2"
     package = "iceoryx2"
     how = (
-        "A loaned sample filled and sent, an event to each subscriber. No store: a hit is loaned, filled and sent anew."
+        "A loaned sample filled and sent, an event to each subscriber. "
+        "There is no store: a hit is loaned, filled and sent again."
     )
     ahead = (
-        "Of a small object's time most is the waking of readers, which is iceoryx2's own work in native code, where "
-        "the common pipe is Python's; and there is no key to look up and no lease to open."
+        "Most of a small object's time is the waking of readers. Native code of iceoryx2 does that, and the common "
+        "pipe is Python's. There is no key to look up and no lease to open."
     )
     receiver = _Reader
 

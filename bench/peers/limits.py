@@ -13,7 +13,7 @@ class Memcpy(Peer):
     """The tree's bytes once into warm shared memory, four places in turn. No reader, no message."""
 
     title = "a plain memcpy"
-    how = "The three tensors copied once into warm shared memory, in this process; nobody is told."
+    how = "The three tensors copied once into warm shared memory, in this process, without a message."
 
     def start(self, count: int) -> None:
         self._sum = 0

@@ -52,10 +52,9 @@ class Lmdb(SpawnedPeer):
         "the map. A hit: the key."
     )
     ahead = (
-        "It opens no lease, counts no use of an object and checks no reference: the writer sends a key, and the "
-        "reader's transaction is all that keeps pages in place. In turn a slow reader keeps the pages of every later "
-        "transaction from being reused, not only its own object's, and nothing is evicted: the benchmark overwrites "
-        "its keys."
+        "It opens no lease, counts no use of an object and checks no reference. The writer sends a key, and only the "
+        "reader's transaction keeps pages in place. In turn a slow reader keeps the pages of every later transaction "
+        "from being reused, not only its own object's. Nothing is evicted: the benchmark overwrites its keys."
     )
     receiver = _Reader
 

@@ -17,7 +17,7 @@ class PicklePipe(SpawnedPeer):
 
     title = "multiprocessing Pipe"
     name = "pipe"
-    how = "The tree pickled once (protocol 5), the bytes to each reader; a hit is sent anew."
+    how = "The tree pickled once (protocol 5), the bytes to each reader; a hit is sent again."
     receiver = _Reader
 
     def begin(self, nbytes: int, n_readers: int) -> None:

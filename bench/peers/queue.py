@@ -18,7 +18,7 @@ class PickleQueue(SpawnedPeer):
 
     title = "multiprocessing Queue"
     name = "queue"
-    how = "The tree put into a queue for each reader; a hit is sent anew."
+    how = "The tree put into a queue for each reader; a hit is sent again."
     receiver = _Reader
 
     def endpoints(self, count: int) -> Sequence[Any]:

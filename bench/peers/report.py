@@ -1,42 +1,51 @@
-"""The page and the plots of a session's results."""
+"""The page of a session's results."""
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from bench.peers import COMMON, LIMITS, OURS
 from bench.peers.harness import KIB, MIB, Cell, Results
 from bench.peers.host import HIT, PUT
 from bench.peers.interface import Peer, UnavailableError, load
+from bench.peers.plots import SHOWN, draw, plot_of
 
 AHEAD, MOSTLY = 0.95, 0.75
 """A peer is ahead where its median is below this part of shmstore's, and it was faster in this part of the batches."""
 
 TWICE = 2.0
-REST = "an object is kept for the next hit, and what a killed reader held is free again."
+REST = "An object is kept for the next hit, and what a killed reader held is free again."
 
 INTRODUCTION = """\
 # Benchmarks
 
-What shmstore does beside what people use today for the same work, on the same machine, in one session. `make peers`
-writes this page; it takes some minutes. (`make bench` has the figures of the single operations,
-[A full store](full-store.md) those of a store without room.)
+What shmstore does beside what people use today for the same work, on the same machine, in one session.
+`make peers` writes this page; it takes some minutes.
+`make bench` has the figures of the single operations, and [A full store](full-store.md) those of a store without room.
 
-**One exchange.** A writer has a dict of three tensors (float32, int64, uint8; the sizes below are of all three
-together), which it has just made. It puts them where the readers can find them and tells each reader; every reader gets
-the tree as tensors, reads a byte of every 4 KiB page of every tensor, lets go, and acknowledges. The time is that from
-before the put until the last acknowledgement has come. The sum of the bytes read is checked each time. **A hit** is the
-same for the object of the last exchange, which is where it is already; a peer that keeps no objects sends it anew.
+**One exchange.** A writer has a dict of three tensors, which it has just made.
+They are float32, int64 and uint8; the sizes below are of all three together.
+The writer puts them where the readers can find them, and sends each reader a message.
+Every reader gets the tree as tensors, and reads a byte of every 4 KiB page of every tensor.
+Then it drops the tree and acknowledges.
+The time is from before the put until the last acknowledgement has come.
+The sum of the bytes read is checked each time.
+**A hit** is the same for the object of the last exchange, which is where it is already.
+A peer that keeps no objects sends it again.
 
-**The same for all.** Writer and readers are spawned processes, a set of them for each peer. Batches of the peers'
-exchanges take turns, so that whatever happens to the machine happens to all; only one peer is at work at a time. All
-acknowledge over a `multiprocessing.Pipe`, and tell over it, too, unless they have a channel of their own (Queue, pyzmq,
-iceoryx2; Ray also acknowledges in its own way). Memory is warm where the peer lets it be.
+**The same for all.** Writer and readers are spawned processes, a set of them for each peer.
+Batches of the peers' exchanges take turns, so that a disturbance of the machine affects all of them.
+Only one peer is at work at a time.
+All acknowledge over a `multiprocessing.Pipe`.
+They also send their messages over it, unless they have a channel of their own (Queue, pyzmq, iceoryx2).
+Ray also acknowledges in its own way.
+Memory is warm if the peer allows it.
 
-**The bases.** *A plain memcpy*: the same three tensors copied once into warm shared memory, with nobody told. *An empty
-message*: one byte to each reader and its acknowledgement, over that pipe, with nothing read. They are what any way
-would take at least, but for one thing: from 1 MiB on `put` stores past the caches, so that the destination is not read
-first, and a large object takes less than the plain copy.
+**The bases.** *A plain memcpy* copies the same three tensors once into warm shared memory, and sends no message.
+*An empty message* is one byte to each reader and its acknowledgement, over that pipe, with nothing read.
+Any way would take at least as much, with one exception.
+From 1 MiB on `put` stores past the caches, so that the destination is not read first.
+So a large object takes less than the plain copy.
 """
 
 
@@ -55,6 +64,12 @@ def time_name(seconds: float) -> str:
 
 def ratio_name(ratio: float) -> str:
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.2g}" if ratio >= 10 else f"{ratio:.2f}"
+
+
+def sentences(head: str, text: str) -> list[str]:
+    """Return an entry of a list, with a line for each sentence."""
+    first, *rest = re.split(r"(?<=\.) (?=[A-Z`])", text)
+    return [head + first, *(f"  {sentence}" for sentence in rest)]
 
 
 def is_ahead(cell: Cell, ours: Cell) -> bool:
@@ -121,26 +136,32 @@ class Page:
                         if cell and ours and is_ahead(cell, ours):
                             where.append(f"{size_name(nbytes)} {cell.median / ours.median:.2f}")
                     if where:
-                        found.setdefault(name, []).append(f"{path}, {_readers(n_readers)}: {', '.join(where)}")
+                        found.setdefault(name, []).append(f"{path}, {_readers(n_readers)} | {', '.join(where)}")
         lines = ["## Where a peer is ahead of shmstore", ""]
         if not found:
             where = f"Nowhere by more than {1 - AHEAD:.0%} of the median in at least {MOSTLY:.0%} of the batches."
             return [*lines, where, ""]
         lines += [
-            f"By more than {1 - AHEAD:.0%} of the median, and in at least {MOSTLY:.0%} of the batches, which took "
-            "turns. The figures are the peer's median divided by shmstore's.",
+            f"By more than {1 - AHEAD:.0%} of the median, and in at least {MOSTLY:.0%} of the batches, "
+            "which took turns.",
+            "The figures are the peer's median divided by shmstore's.",
+            "",
+            "| peer | exchange | ratio by size |",
+            "|---|---|---|",
+            *(f"| {self.peers[name].title} | {where} |" for name, places in found.items() for where in places),
             "",
         ]
-        for name, places in found.items():
-            peer = self.peers[name]
-            lines += [f"* **{peer.title}** ({'; '.join(places)}). {peer.ahead or 'The reason is not known.'}"]
+        for name in found:
+            lines += sentences(
+                f"* **{self.peers[name].title}**: ", self.peers[name].ahead or "The reason is not known."
+            )
         return [*lines, ""]
 
     def summary(self, nbytes: int) -> list[str]:
         """Return one table of all measures at one size."""
         head = ["| | " + " | ".join(f"put, {_readers(n)}" for n in self.readers)]
         head[0] += " | " + " | ".join(f"hit, {_readers(n)}" for n in self.readers) + " |"
-        lines = [f"## At a glance: {size_name(nbytes)}", "", *head, "|---|" + "---:|" * (2 * len(self.readers))]
+        lines = [f"## In short: {size_name(nbytes)}", "", *head, "|---|" + "---:|" * (2 * len(self.readers))]
         for name in self.peers:
             row = [self.cell(name, nbytes, n, path) for path in (PUT, HIT) for n in self.readers]
             title = f"**{self.peers[name].title}**" if name == OURS else self.peers[name].title
@@ -165,11 +186,9 @@ class Page:
                 lines.append(f"| {path}, {_readers(n)} | " + " | ".join(row) + " |")
         ahead = [at for i, at in enumerate(self.sizes) if all(won[size] for size in self.sizes[i:])]
         if ahead:
-            small = f" Below that its use is not speed: {REST}" if ahead[0] > self.sizes[0] else ""
-            lines += [
-                "",
-                f"From {size_name(ahead[0])} on shmstore takes at most half the time, in every column.{small}",
-            ]
+            lines += ["", f"From {size_name(ahead[0])} on shmstore takes at most half the time, in every column."]
+            if ahead[0] > self.sizes[0]:
+                lines += ["Below that its use is not speed.", REST]
         return [*lines, ""]
 
     def setting(self) -> list[str]:
@@ -178,27 +197,28 @@ class Page:
         lines = [
             "## Machine and versions",
             "",
-            f"{machine['processor']}, {machine['cores']} cores, {machine['memory']}, Linux {machine['kernel']}, "
-            f"Python {machine['python']}; {machine['date']}, commit {machine['commit']}. "
-            + ", ".join(f"{k} {v}" for k, v in results.versions.items())
-            + ".",
+            f"Machine: {machine['processor']}, {machine['cores']} cores, {machine['memory']}, "
+            f"Linux {machine['kernel']}, Python {machine['python']}.",
+            f"Date: {machine['date']}, commit {machine['commit']}.",
+            f"Versions: {', '.join(f'{k} {v}' for k, v in results.versions.items())}.",
             "",
         ]
         if int(machine["cores"]) <= max(self.readers):
             lines += [
-                f"**{machine['cores']} cores are fewer than the processes at work**: with {self.readers[-1]} readers, "
-                f"{self.readers[-1] + 1} processes share them, and the readers of one object take turns. All peers are "
-                "hit alike, but the figures for several readers say more about the scheduler here than those for one: "
-                "where it happens to place them changes small objects' medians by up to a third from one session to "
-                "the next, in either direction.",
+                f"**{machine['cores']} cores are fewer than the processes at work.**",
+                f"With {self.readers[-1]} readers, {self.readers[-1] + 1} processes share them, and the readers of one "
+                "object take turns.",
+                "This affects all peers, but the figures for several readers say more about the scheduler than those "
+                "for one.",
+                "Its placement changes small objects' medians by up to a third from one session to the next, in either "
+                "direction.",
                 "",
             ]
         busy = {name: value for name, value in results.idle_cpu.items() if value > 0.005}
         if busy:
             lines += [
-                "Asked for nothing, "
-                + ", ".join(f"{load(n).title} takes {v:.1%} of a core" for n, v in busy.items())
-                + "; it goes on while the others are measured.",
+                *(f"Without any exchange, {load(n).title} takes {v:.1%} of a core." for n, v in busy.items()),
+                "It goes on while the others are measured.",
                 "",
             ]
         return lines
@@ -216,8 +236,8 @@ class Page:
         return [*lines, ""]
 
     def peers_list(self) -> list[str]:
-        lines = ["## The peers", ""]
-        return [*lines, *(f"* **{peer.title}**: {peer.how}" for peer in self.peers.values()), ""]
+        entries = (sentences(f"* **{peer.title}**: ", peer.how) for peer in self.peers.values())
+        return ["## The peers", "", *(line for entry in entries for line in entry), ""]
 
     def full(self) -> list[str]:
         """Return all tables."""
@@ -247,8 +267,9 @@ class Page:
                 lines += self._table(path, n, lambda c: time_name(c.cpu), everyone)
         lines += ["## Resident memory", ""]
         lines += [
-            "MiB of all processes of the peer, shared pages counted once, at the end of a size's batches: what came "
-            "since the peer was started, and in brackets what it had then (mostly the interpreter and torch in each).",
+            "MiB of all processes of the peer, shared pages counted once, at the end of a size's batches.",
+            "The figure is what came since the peer was started.",
+            "In brackets is what it had at its start, mostly the interpreter and torch in each process.",
             "",
         ]
         for n in self.readers:
@@ -262,13 +283,13 @@ class Page:
 
     def text(self, plots: Sequence[tuple[str, str]]) -> str:
         """Return the whole page, with `plots` as (file, what it shows)."""
-        glance = 6 * MIB if 6 * MIB in self.sizes else self.sizes[-1]
+        main = 6 * MIB if 6 * MIB in self.sizes else self.sizes[-1]
         lines = [
             INTRODUCTION,
             *self.setting(),
             *self.missing(),
             *self.pays(),
-            *self.summary(glance),
+            *self.summary(main),
             *(line for file, shows in plots for line in (f"![{shows}]({file})", "")),
             *self.ahead(),
             *self.peers_list(),
@@ -277,54 +298,7 @@ class Page:
         return "\n".join(lines).rstrip() + "\n"
 
 
-MARKERS = "os^vD<>pPX*h"
-COLOURS = ("C0", "C1", "C2", "C3", "C4", "C5", "C6", "C8", "C9", "navy", "darkgreen", "chocolate")
-
-
-def draw(page: Page, path: str, file: Path) -> None:
-    """Draw the medians of one path over the size, log-log, a panel for each number of readers, with the limits."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "shmstore"  # the same figures make the same file
-    from matplotlib import pyplot
-
-    figure, panels = pyplot.subplots(
-        1, len(page.readers), figsize=(5 * len(page.readers), 6), sharey=True, squeeze=False
-    )
-    for axes, n in zip(panels[0], page.readers, strict=True):
-        for number, (name, peer) in enumerate(page.peers.items()):
-            points = [(c.nbytes, c.median * 1e6) for s in page.sizes if (c := page.cell(name, s, n, path))]
-            style: dict[str, Any] = {
-                "color": COLOURS[number % len(COLOURS)],
-                "marker": MARKERS[number % len(MARKERS)],
-                "ms": 5,
-            }
-            if name == OURS:
-                style = {"color": "black", "marker": "o", "lw": 3, "zorder": 5}
-            elif name in LIMITS:
-                style = {"color": "grey", "ls": "--" if name == "memcpy" else ":", "lw": 2}
-            if name == "memcpy" and path == HIT:
-                continue  # nothing is copied on a hit
-            axes.plot(*zip(*points, strict=True), label=peer.title, **style)
-        axes.set(xscale="log", yscale="log", xlabel="bytes of the tree", title=_readers(n))
-        axes.set_xticks(page.sizes, [size_name(s) for s in page.sizes], rotation=30)
-        axes.minorticks_off()
-        axes.grid(alpha=0.3)
-    panels[0][0].set_ylabel("µs from put to the last acknowledgement, median" if path == PUT else "µs of a hit, median")
-    handles, labels = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
-    figure.tight_layout(rect=(0, 0.16, 1, 1))
-    figure.savefig(file, format="svg", metadata={"Date": None})
-    pyplot.close(figure)
-
-
 def write(results: Results, page_file: Path) -> None:
     """Write the page, and its plots beside it."""
-    page = Page(results)
-    plots = []
-    for path, shows in ((PUT, "A new object: medians by size"), (HIT, "The same object again: medians by size")):
-        file = page_file.with_name(f"{page_file.stem}-{path}.svg")
-        draw(page, path, file)
-        plots.append((file.name, shows))
-    page_file.write_text(page.text(plots))
+    page_file.write_text(Page(results).text([(plot_of(page_file, path).name, shows) for path, shows in SHOWN.items()]))
+    draw(page_file)

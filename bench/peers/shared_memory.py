@@ -65,8 +65,8 @@ class BlockPerObject(_Blocks):
     name = "shared_memory"
     how = "A new block for each object, removed when the next has come; its name over the common pipe. A hit: the name."
     ahead = (
-        "On a hit both sides have the block of the only object at hand, so that a name is all that is sent: nothing is "
-        "looked up, counted or protected, and nobody could take the block away."
+        "On a hit both sides have the block of the only object at hand, so that only a name is sent. Nothing is looked "
+        "up, counted or protected, and no process could take the block away."
     )
 
     def send(self, number: int, value: Arrays) -> None:
@@ -88,8 +88,8 @@ class OneBlock(_Blocks):
     name = "shared_memory_reused"
     how = "One warm block, overwritten by each object after all readers have acknowledged the last. A hit: its name."
     ahead = (
-        "It is no store: one block, overwritten each time, with no key, no second object, no lifetime, no check. It is "
-        "here as the least work that shared memory allows; the difference is what the rest costs."
+        "It is not a store: one block, overwritten each time, with no key, no second object, no lifetime, no check. It "
+        "is here as the least work that shared memory allows; the difference is what the rest costs."
     )
 
     def send(self, number: int, value: Arrays) -> None:

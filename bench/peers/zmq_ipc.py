@@ -80,7 +80,7 @@ class Copying(_Zmq):
     title = "pyzmq ipc, copy"
     name = "zmq_copy"
     copy = True
-    how = "A multipart message to each reader, `copy=True`; a hit is sent anew."
+    how = "A multipart message to each reader, `copy=True`; a hit is sent again."
 
 
 class NoCopy(_Zmq):

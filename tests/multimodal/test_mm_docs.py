@@ -1,4 +1,4 @@
-"""The page for engine authors: its example and its fragment run, and what it says of pipes and of sizes is so."""
+"""The pages for engine authors: their example and their fragment run, and what they say of pipes and of sizes is so."""
 
 import faulthandler
 import multiprocessing
@@ -17,7 +17,9 @@ from shmstore.bindings.store import space
 from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, processor_cache_from_config
 from tests.multimodal.helpers import item
 
-PAGE = Path(__file__).parents[2] / "docs" / "engine-authors.md"
+ROOT = Path(__file__).parents[2]
+GUIDE = ROOT / "docs" / "guides" / "engine.md"
+DETAILS = ROOT / "docs" / "reference" / "multimodal-caches.md"
 MIB = 1 << 20
 
 
@@ -27,12 +29,12 @@ def run(script):
         capture_output=True,
         text=True,
         timeout=120,
-        env={"PYTHONPATH": str(PAGE.parents[1]), "PATH": "", "OMP_NUM_THREADS": "1"},
+        env={"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1"},
     )
 
 
 def test_the_example_runs_and_prints_what_it_should(tmp_path):
-    code = PAGE.read_text().split("```python\n")[1].split("```")[0]
+    code = GUIDE.read_text().split("```python\n")[1].split("```")[0]
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) < 60
     script = tmp_path / "example.py"
@@ -116,7 +118,7 @@ def _name():
 
 
 def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name):
-    fragment = re.search(r'```python title="Fragment: [^\n]*\n(.*?)```', PAGE.read_text(), re.S)[1]
+    fragment = re.search(r'```python title="Fragment: [^\n]*\n(.*?)```', DETAILS.read_text(), re.S)[1]
     names = {}
     exec(fragment, names)
     create_or_recover = names["create_or_recover"]
@@ -139,7 +141,8 @@ def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name):
 
 
 def test_the_table_of_sizes_is_what_stores_take():
-    rows = re.findall(r"^\| (\d+) MiB \| (\d+) \| ([\d.]+) MiB \| (\d+) MiB \| ([\d.]+) % \|$", PAGE.read_text(), re.M)
+    row = re.compile(r"^\| (\d+) MiB \| (\d+) \| ([\d.]+) MiB \| (\d+) MiB \| ([\d.]+) % \|$", re.M)
+    rows = row.findall(DETAILS.read_text())
     assert len(rows) == 6
     for items, ranks, taken, length, percent in rows:
         needed, _ = space(int(items) * MIB, int(ranks), 0, 0)

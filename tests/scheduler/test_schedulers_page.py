@@ -1,4 +1,4 @@
-"""The programs of docs/schedulers.md run as they stand there."""
+"""The programs of docs/guides/schedulers.md run as they stand there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from shmstore.scheduler import PrefixCacheStats
 from tests.scheduler.helpers import admit, manager, request
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "schedulers.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "schedulers.md"
 
 
 def run_program(number: int, folder: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Writes the tables of `docs/api/*.md`: each call with its contract, to be read where the pages are not built.
+"""Writes the tables of `docs/reference/*.md`: each call with its contract, to be read where the pages are not built.
 
-Run with ``python docs/glance.py`` after a signature or a docstring has changed; a test compares.
+Run with ``python docs/summaries.py`` after a signature or a docstring has changed; a test compares.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-API = Path(__file__).resolve().parent / "api"
+REFERENCE = Path(__file__).resolve().parent / "reference"
 PAGES = {
     "store.md": "shmstore",
     "serde.md": "shmstore.serde",
@@ -18,7 +18,7 @@ PAGES = {
     "scheduler.md": "shmstore.scheduler",
     "metrics.md": "shmstore.metrics",
 }
-TABLE = re.compile(r"<!-- at a glance: begin -->\n.*?<!-- at a glance: end -->\n", re.DOTALL)
+TABLE = re.compile(r"<!-- summary: begin -->\n.*?<!-- summary: end -->\n", re.DOTALL)
 
 
 def first_sentence(thing: Any) -> str:
@@ -78,7 +78,7 @@ def table(module: ModuleType) -> str:
             rows.append((f"**{name}**", first_sentence(thing)))
             rows.extend(members(thing))
     lines = [f"| {call if call.startswith('**') else f'`{call}`'} | {says} |\n" for call, says in rows]
-    return "".join(["<!-- at a glance: begin -->\n| | |\n|---|---|\n", *lines, "<!-- at a glance: end -->\n"])
+    return "".join(["<!-- summary: begin -->\n| | |\n|---|---|\n", *lines, "<!-- summary: end -->\n"])
 
 
 def with_table(page: Path) -> str:
@@ -90,5 +90,6 @@ def with_table(page: Path) -> str:
 
 
 if __name__ == "__main__":
-    for page in sorted(API.glob("*.md")):
+    for name in PAGES:
+        page = REFERENCE / name
         page.write_text(with_table(page))
