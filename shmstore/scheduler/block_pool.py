@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from shmstore.bindings.scheduler import FREE_ORDERS, HASH_BYTES, BlockHashes, Pool, pack_ids, split_hashes, unpack_ids
+from shmstore.bindings.blockpool import FREE_ORDERS, Pool, pack_ids, unpack_ids
+from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes, split_hashes
 from shmstore.errors import shown
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from shmstore.bindings.scheduler import pack_ids, unpack_ids
+from shmstore.bindings.blockpool import pack_ids, unpack_ids
 
 if TYPE_CHECKING:
     from shmstore.scheduler.block_pool import BlockPool

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from shmstore.bindings import scheduler as native
+from shmstore.bindings import blockhash, hashlist, kvcache
 from shmstore.scheduler import (
     BlockHasher,
     EncoderCacheManager,
@@ -24,9 +24,9 @@ from shmstore.scheduler import request as requests
 from tests.interrupts import interrupted_at
 from tests.scheduler.helpers import features, manager, request
 
-APPENDING = (requests.__file__, block_hasher.__file__, native.__file__)
+APPENDING = (requests.__file__, block_hasher.__file__, blockhash.__file__, hashlist.__file__)
 
-MANAGING = (kv_cache_manager.__file__, native.__file__)
+MANAGING = (kv_cache_manager.__file__, kvcache.__file__)
 
 
 def each_interrupt(

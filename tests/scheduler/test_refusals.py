@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore.bindings.scheduler import NO_EXTRAS, sha256_chain
+from shmstore.bindings.blockhash import NO_EXTRAS, sha256_chain
 from shmstore.scheduler import (
     BlockHasher,
     BlockHashes,

@@ -1,0 +1,22 @@
+"""The codes of ``kv/errors.h`` as exceptions."""
+
+from typing import Final
+
+from shmstore.bindings._shmstore import ffi, lib
+
+FULL: Final[int] = lib.SHMS_KV_EFULL
+ARGUMENT: Final[int] = lib.SHMS_KV_EARGUMENT
+COMPUTED: Final[int] = lib.SHMS_KV_ECOMPUTED
+
+
+def meaning(code: int) -> str:
+    """Return the one line that ``books.h`` has for `code`."""
+    text: bytes = ffi.string(lib.shms_kv_meaning(code))
+    return text.decode()
+
+
+def refusal(code: int) -> Exception:
+    """Return the exception to raise for a negative `code`; nothing was changed when it came."""
+    if code == lib.SHMS_KV_EMEMORY:
+        return MemoryError(meaning(code))
+    return ValueError(meaning(code))
