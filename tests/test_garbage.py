@@ -13,8 +13,8 @@ import pytest
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings.blockpool import Pool
-from shmstore.bindings.hashlist import BlockHashes
 from shmstore.bindings.kvcache import Tables
+from shmstore.scheduler import BlockHashes
 from shmstore.serde import Layout
 from tests.support import in_child, is_mapped, segments, store_name
 

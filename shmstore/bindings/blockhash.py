@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.hashlist import HASH_BYTES, BlockHashes
-from shmstore.bindings.kv_errors import meaning, refusal
+from shmstore.bindings.hashlist import HASH_BYTES, HashList
+from shmstore.bindings.kv_errors import check, meaning, refusal
 
 
 def sha256_ready() -> bool:
@@ -63,14 +63,19 @@ def _token_bytes(tokens: Sequence[int]) -> tuple[bytes, int]:
 
 
 def sha256_chain(
-    parent: bytes, first: int, block_size: int, tokens: Sequence[int], extras: HashExtras, embeds: bytes = b""
-) -> BlockHashes:
-    """Return the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
+    out: HashList,
+    parent: bytes,
+    first: int,
+    block_size: int,
+    tokens: Sequence[int],
+    extras: HashExtras,
+    embeds: bytes = b"",
+) -> None:
+    """Append to `out` the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
 
     `parent`: hash of the block before, or the seed hash; `embeds`: 32-byte digests of the first blocks' prompt
     embeddings. RuntimeError without libcrypto (see :func:`sha256_ready`).
     """
-    out = BlockHashes()
     raw, width = _token_bytes(tokens)
     if len(parent) != HASH_BYTES:  # that many are copied
         raise refusal(lib.SHMS_KV_EWIDTH)
@@ -79,9 +84,7 @@ def sha256_chain(
     )
     if rc == lib.SHMS_KV_ENOLIB:
         raise RuntimeError(meaning(rc))
-    if rc:
-        raise refusal(rc)
-    return out
+    check(rc)
 
 
 def digest_chain(
@@ -92,15 +95,13 @@ def digest_chain(
     tokens: Sequence[int],
     extras: HashExtras,
     embeds: bytes = b"",
-) -> BlockHashes:
-    """Like :func:`sha256_chain`, by any `digest`: the messages are still written in C, one call of `digest` a block."""
+) -> list[bytes]:
+    """Return the hashes by any `digest`: the messages are still written in C, one call of `digest` a block."""
     raw, width = _token_bytes(tokens)
     n, c_extras = len(tokens) // block_size, extras._with_embeds(embeds)
-    room = lib.shms_blockhash_bound(n, block_size, c_extras)
+    room = check(lib.shms_blockhash_bound(n, block_size, c_extras))
     out, ends = ffi.new("uint8_t[]", room + 1), ffi.new("int64_t[]", n + 1)
-    rc = lib.shms_blockhash_bodies(out, room, ends, first, n, block_size, raw, width, c_extras)
-    if rc < 0:
-        raise refusal(rc)
+    rc = check(lib.shms_blockhash_bodies(out, room, ends, first, n, block_size, raw, width, c_extras))
     bodies: bytes = ffi.buffer(out, rc)[:]
     head = b"\x83" + (b"\x58" + bytes([len(parent)]) if len(parent) > 23 else bytes([0x40 + len(parent)]))
     hashes: list[bytes] = []
@@ -109,4 +110,4 @@ def digest_chain(
         parent = digest(head + parent + bodies[begin:end])
         hashes.append(parent)
         begin = end
-    return BlockHashes(hashes)
+    return hashes

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.handles import held
-from shmstore.bindings.hashlist import BlockHashes, exact_bytes
-from shmstore.bindings.kv_errors import meaning, refusal
+from shmstore.bindings.hashlist import HashList, exact_bytes
+from shmstore.bindings.kv_errors import check, check_valid, meaning, refusal
 
 FREE_ORDERS: Final[dict[str, int]] = {
     "tail": lib.SHMS_BLOCKPOOL_TAIL,
@@ -67,23 +67,17 @@ class Pool:
     def get(self, n: int) -> bytes:
         """Return the ids of n blocks from the head of the queue."""
         out = ffi.new("int32_t[]", max(n, 1) if n <= self.n_blocks else 1)
-        rc = lib.shms_blockpool_get(self._c, out, n)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_blockpool_get(self._c, out, n))
         ids: bytes = ffi.buffer(out, 4 * n)[:]
         return ids
 
     def touch(self, ids: bytes) -> None:
         """Add a reference to each block."""
-        rc = lib.shms_blockpool_touch(self._c, ids, len(ids) // 4)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_blockpool_touch(self._c, ids, len(ids) // 4))
 
     def put(self, ids: bytes) -> None:
         """Take a reference from each block; those at 0 join the queue in this order."""
-        rc = lib.shms_blockpool_put(self._c, ids, len(ids) // 4, 0)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_blockpool_put(self._c, ids, len(ids) // 4, 0))
 
     def find(self, block_hash: bytes, group: int) -> int:
         """Return the block that got this key first, or 0."""
@@ -91,17 +85,13 @@ class Pool:
         n: int = lib.shms_blockpool_find(self._c, raw, len(raw), group)
         return n
 
-    def key(self, ids: bytes, hashes: BlockHashes, first: int, factor: int, group: int) -> None:
+    def key(self, ids: bytes, hashes: HashList, first: int, factor: int, group: int) -> None:
         """Give blocks `ids`, which are blocks `first`, `first` + 1, … of a request, their keys."""
-        rc = lib.shms_blockpool_key(self._c, ids, len(ids) // 4, hashes._c, first, factor, group)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_blockpool_key(self._c, ids, len(ids) // 4, hashes._c, first, factor, group))
 
     def evict(self, ids: bytes) -> None:
         """Drop the keys of those that have one."""
-        rc = lib.shms_blockpool_evict(self._c, ids, len(ids) // 4)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_blockpool_evict(self._c, ids, len(ids) // 4))
 
     def reset(self) -> bool:
         """Drop all keys, unless a block is in use: then False."""
@@ -164,6 +154,4 @@ class Pool:
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant."""
-        rc = lib.shms_blockpool_valid(self._c)
-        if rc:
-            raise RuntimeError(meaning(rc))
+        check_valid(lib.shms_blockpool_valid(self._c))

@@ -10,13 +10,24 @@ COMPUTED: Final[int] = lib.SHMS_KV_ECOMPUTED
 
 
 def meaning(code: int) -> str:
-    """Return the one line that ``books.h`` has for `code`."""
+    """Return the one line that ``kv/errors.h`` has for `code`."""
     text: bytes = ffi.string(lib.shms_kv_meaning(code))
     return text.decode()
 
 
 def refusal(code: int) -> Exception:
     """Return the exception to raise for a negative `code`; nothing was changed when it came."""
-    if code == lib.SHMS_KV_EMEMORY:
-        return MemoryError(meaning(code))
-    return ValueError(meaning(code))
+    return (MemoryError if code == lib.SHMS_KV_EMEMORY else ValueError)(meaning(code))
+
+
+def check(code: int) -> int:
+    """Return `code`; raise what it stands for if it is negative."""
+    if code < 0:
+        raise refusal(code)
+    return code
+
+
+def check_valid(code: int) -> None:
+    """Raise RuntimeError for what a ``*_valid`` function found."""
+    if code:
+        raise RuntimeError(meaning(code))

@@ -8,8 +8,8 @@ from typing import Any, Final
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.blockpool import Pool
 from shmstore.bindings.handles import held
-from shmstore.bindings.hashlist import BlockHashes
-from shmstore.bindings.kv_errors import ARGUMENT, meaning, refusal
+from shmstore.bindings.hashlist import HashList
+from shmstore.bindings.kv_errors import ARGUMENT, check, check_valid
 
 KINDS: Final[dict[str, int]] = {
     "full": lib.SHMS_KV_FULL,
@@ -53,7 +53,7 @@ class Tables:
         self._hold = held(self._c)
         self.n_groups = len(groups)
 
-    def find(self, hashes: BlockHashes, max_tokens: int) -> int:
+    def find(self, hashes: HashList, max_tokens: int) -> int:
         """Return the tokens of the longest cached prefix, or a negative code."""
         try:
             n: int = lib.shms_kvcache_find(self._c, hashes._c, max_tokens)
@@ -71,7 +71,7 @@ class Tables:
         n_tokens: int,
         n_encoder: int,
         delay: bool,
-        hashes: BlockHashes,
+        hashes: HashList,
         ids: bytes,
         counts: tuple[int, ...] | None,
     ) -> int:
@@ -95,7 +95,7 @@ class Tables:
             return ARGUMENT
         return got
 
-    def cache(self, handle: int, hashes: BlockHashes, n_tokens: int) -> int:
+    def cache(self, handle: int, hashes: HashList, n_tokens: int) -> int:
         """Give the blocks of the first `n_tokens` their keys; return 0 or a negative code."""
         rc: int = lib.shms_kvcache_cache(self._c, handle, hashes._c, n_tokens)
         return rc
@@ -111,22 +111,16 @@ class Tables:
 
     def release(self, handle: int) -> None:
         """Free the request's blocks and end its handle."""
-        rc = lib.shms_kvcache_release(self._c, handle)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_kvcache_release(self._c, handle))
 
     def table(self, handle: int) -> tuple[bytes, tuple[int, ...]]:
         """Return the request's blocks of all groups, and how many each group has."""
-        rc = lib.shms_kvcache_table(self._c, handle)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_kvcache_table(self._c, handle))
         return self.ids(), self.counts()
 
     def common(self, handle: int) -> list[int]:
         """Return, for each group, the leading blocks that all requests share."""
-        rc = lib.shms_kvcache_common(self._c, handle)
-        if rc:
-            raise refusal(rc)
+        check(lib.shms_kvcache_common(self._c, handle))
         return list(self.counts())
 
     def quiet(self, handle: int) -> int:
@@ -153,6 +147,4 @@ class Tables:
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant, the pool's too."""
-        rc = lib.shms_kvcache_valid(self._c)
-        if rc:
-            raise RuntimeError(meaning(rc))
+        check_valid(lib.shms_kvcache_valid(self._c))

@@ -5,6 +5,7 @@ Start with `KVCacheManager` (``docs/schedulers.md`` has a whole step loop), `Enc
 """
 
 from shmstore.scheduler.block_hasher import BlockHasher
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.budget import MultiModalBudget, compute_encoder_budget
 from shmstore.scheduler.encoder_cache import (
@@ -29,7 +30,7 @@ from shmstore.scheduler.kv_cache_config import (
 )
 from shmstore.scheduler.kv_cache_manager import KVCacheManager
 from shmstore.scheduler.metrics import BlockLifetime, CachingMetrics, KVCacheMetricsCollector, PrefixCacheStats
-from shmstore.scheduler.request import BlockHashes, Request, RequestLike
+from shmstore.scheduler.request import Request, RequestLike
 
 __all__ = [
     "AllBlocksCleared",

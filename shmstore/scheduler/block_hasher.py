@@ -10,6 +10,7 @@ from shmstore.bindings import blockhash
 from shmstore.bindings.blockhash import NO_EXTRAS, HashExtras
 from shmstore.bindings.hashlist import exact_bytes
 from shmstore.errors import shown
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
 
 __all__ = ["BlockHasher", "encode_cbor"]
@@ -115,7 +116,9 @@ class BlockHasher:
         extras = self._extras_of(request, first * size, (first + n) * size)
         embeds = self._embed_digests(getattr(request, "prompt_embeds", None), first, n)
         if self._in_c and len(parent) == _SHA256_BYTES:  # C copies that many of a parent
-            return blockhash.sha256_chain(parent, first, size, tokens, extras, embeds)
+            hashes = BlockHashes()
+            blockhash.sha256_chain(hashes, parent, first, size, tokens, extras, embeds)
+            return hashes
         return blockhash.digest_chain(self._digest, parent, first, size, tokens, extras, embeds)
 
     @staticmethod

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex, overload
 
-from shmstore.bindings.hashlist import BlockHashes
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
-__all__ = ["BlockHashes", "Placeholder", "Request", "RequestLike", "TokenView"]
+__all__ = ["Placeholder", "Request", "RequestLike", "TokenView"]
 
 
 class Placeholder(Protocol):

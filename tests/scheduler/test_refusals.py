@@ -372,7 +372,7 @@ def test_a_parent_is_the_bytes_that_it_really_has() -> None:
 def test_c_copies_a_parent_only_of_the_size_of_its_hashes() -> None:
     for parent in (b"", b"short", b"x" * 31, b"x" * 33):
         with pytest.raises(ValueError, match="32 bytes"):
-            sha256_chain(parent, 0, 4, [1, 2, 3, 4], NO_EXTRAS)
+            sha256_chain(BlockHashes(), parent, 0, 4, [1, 2, 3, 4], NO_EXTRAS)
 
 
 # ---- the pool ----
