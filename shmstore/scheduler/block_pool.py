@@ -15,7 +15,7 @@ from shmstore.errors import shown
 from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
-from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, ids_of
+from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, ids_of
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
 
 __all__ = ["BlockPool"]
@@ -84,11 +84,10 @@ class BlockPool:
         self.events_enabled = events
         self.watched = events or metrics is not None
         """Somebody wants to hear of what happens to blocks."""
-        self.books = Pool(num_blocks, FREE_ORDERS[free_order])
+        self.core = Pool(num_blocks, FREE_ORDERS[free_order])
         """The C pool behind this one; for the managers."""
-        self.books.log(events)
+        self.core.log(events)
         self._pending: list[bytes | _Stored | KVCacheEvent] = []
-        self._empty: dict[int, KVCacheBlocks] = {}
 
     # ---- blocks ----
 
@@ -100,37 +99,31 @@ class BlockPool:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the books of all blocks take."""
-        return self.books.nbytes
-
-    def empty_blocks(self, num_groups: int) -> KVCacheBlocks:
-        """Return the one shared instance with no blocks for so many groups."""
-        if num_groups not in self._empty:
-            self._empty[num_groups] = KVCacheBlocks.from_ids(self, b"", (0,) * num_groups)
-        return self._empty[num_groups]
+        return self.core.nbytes
 
     def get_num_free_blocks(self) -> int:
         """Return the length of the free queue."""
-        return self.books.n_free
+        return self.core.n_free
 
     def get_usage(self) -> float:
         """Return the share of blocks in use, 0 … 1."""
-        return 1.0 - self.books.n_free / (self.num_blocks - 1) if self.num_blocks > 1 else 0.0
+        return 1.0 - self.core.n_free / (self.num_blocks - 1) if self.num_blocks > 1 else 0.0
 
     def get_cached_block(self, block_hash: bytes, group_ids: Sequence[int]) -> list[KVCacheBlock] | None:
         """Return for each group the block that got this key first and still has it; None if one misses."""
         found: list[int] = []
         for group in group_ids:
             check_range("group_id", group, 0, INT32_LIMIT)
-            found.append(self.books.find(block_hash, group))
+            found.append(self.core.find(block_hash, group))
         return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
 
     def get_new_blocks(self, n: int) -> BlockSequence:
         """Take n blocks from the head of the queue; each loses its contents. ValueError where fewer are free."""
         if n < 0:
             raise ValueError(f"a number of blocks cannot be {n}")
-        if n > self.books.n_free:
+        if n > self.core.n_free:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
-        ids = self.books.get(n)
+        ids = self.core.get(n)
         if self.events_enabled:
             self.note_removed()
         if self.metrics is not None:
@@ -141,7 +134,7 @@ class BlockPool:
         """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
         ids = b"".join(ids_of(blocks, self) for blocks in groups)
         try:
-            self.books.touch(ids)
+            self.core.touch(ids)
         except ValueError as error:
             raise self._naming(ids, 0, error) from None
         if self.metrics is not None:
@@ -151,7 +144,7 @@ class BlockPool:
         """Take a reference from each block, then let those without one join the queue, in this order."""
         ids = ids_of(ordered, self)
         try:
-            self.books.put(ids)
+            self.core.put(ids)
         except ValueError as error:
             raise self._naming(ids, 0, error) from None
 
@@ -200,7 +193,7 @@ class BlockPool:
             return
         hashes = BlockHashes.of(request.block_hashes)
         source = self.source_of(request) if self.events_enabled else None
-        self.books.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
+        self.core.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
         if source is not None:
             self.note_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
 
@@ -211,8 +204,8 @@ class BlockPool:
             if not 1 <= whole("a block id", block_id) < self.num_blocks:
                 raise self._no_block(block_id)
         packed = pack_ids(given)
-        unkeyed = set(self.books.unkeyed(packed)) if self.metrics is not None else set()
-        self.books.evict(packed)
+        unkeyed = set(self.core.unkeyed(packed)) if self.metrics is not None else set()
+        self.core.evict(packed)
         if self.events_enabled:
             self.note_removed()
         if self.metrics is not None:
@@ -228,8 +221,8 @@ class BlockPool:
 
     def forget(self) -> bool:
         """Like `reset_prefix_cache`; the metrics hear of it when the caller, a manager, has done its part."""
-        if not self.books.reset():
-            in_use = self.num_blocks - 1 - self.books.n_free
+        if not self.core.reset():
+            in_use = self.num_blocks - 1 - self.core.n_free
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
             return False
         if self.events_enabled:
@@ -245,7 +238,7 @@ class BlockPool:
 
     def note_removed(self) -> None:
         """Take in which keys the last change dropped; before what it stored, and only with events on."""
-        records = self.books.take_log()
+        records = self.core.take_log()
         if records:
             self._pending.append(records)
 
@@ -345,21 +338,21 @@ class BlockPool:
 
     def free_block_ids(self) -> list[int]:
         """Return the free queue, head to tail."""
-        return self.books.free_ids()
+        return self.core.free_ids()
 
     def ref_counts(self) -> dict[int, int]:
         """Return the reference counts above 0, by block id."""
-        return self.books.ref_counts()
+        return self.core.ref_counts()
 
     def cached_block_ids(self) -> list[int]:
         """Return the blocks that bear a key, ascending."""
-        return self.books.keyed_ids()
+        return self.core.keyed_ids()
 
     @property
     def num_cached_keys(self) -> int:
         """How many keys find a block."""
-        return self.books.n_keys
+        return self.core.n_keys
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant."""
-        self.books.check_valid()
+        self.core.check_valid()

@@ -15,7 +15,7 @@ from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
-from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, empty_blocks
 from shmstore.scheduler.kv_cache_config import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -159,10 +159,10 @@ class KVCacheManager:
             metrics=metrics_collector,
             free_order=free_order,
         )
-        self.empty_kv_cache_blocks = self.block_pool.empty_blocks(self.num_groups)
+        self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
         """The one instance that stands for no blocks."""
         self._tables = Tables(
-            self.block_pool.books,
+            self.block_pool.core,
             [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)],
             hash_block_size,
             alignment,
