@@ -437,10 +437,7 @@ int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const v
 
 /* ---- the log of removed keys ---- */
 
-int shms_blockpool_log(shms_blockpool *pool, int on) {
-    pool->log_on = on != 0;
-    return 0;
-}
+void shms_blockpool_log(shms_blockpool *pool, int on) { pool->log_on = on != 0; }
 
 int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more) {
     if (!pool->log_on || pool->log_n + more <= pool->log_cap)
@@ -455,8 +452,12 @@ int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more) {
 }
 
 int64_t shms_blockpool_log_len(const shms_blockpool *pool) { return pool->log_n; }
-const uint8_t *shms_blockpool_log_data(const shms_blockpool *pool) { return pool->log; }
-void shms_blockpool_log_clear(shms_blockpool *pool) { pool->log_n = 0; }
+
+const uint8_t *shms_blockpool_log_take(shms_blockpool *pool, int64_t *n) {
+    *n = pool->log_n;
+    pool->log_n = 0;
+    return pool->log;
+}
 
 /* ---- the checker: believes nothing, writes nothing, ends on any contents ---- */
 

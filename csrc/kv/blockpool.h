@@ -14,7 +14,7 @@
  * SHMS_BLOCKPOOL_UNCACHED_FIRST, blocks without a key at the head.
  *
  * Caveats: not for several threads at once. Every call that refuses leaves the pool as it was. Removed keys are logged
- * only after shms_blockpool_log(pool, 1), and the log grows until it is cleared. */
+ * only after shms_blockpool_log(pool, 1), and the log grows until it is taken. */
 #ifndef SHMS_BLOCKPOOL_H
 #define SHMS_BLOCKPOOL_H
 #include <stddef.h>
@@ -59,11 +59,10 @@ int32_t shms_blockpool_keyed_ids(const shms_blockpool *pool, int32_t *out); /* a
 int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const void *ids, int64_t n);
 /* those of ids that bear no key and are not null, in order; RANGE */
 
-int shms_blockpool_log(shms_blockpool *pool, int on); /* log removed keys from now on, or stop */
-int64_t shms_blockpool_log_len(const shms_blockpool *pool); /* records since the last clear */
-const uint8_t *shms_blockpool_log_data(
-    const shms_blockpool *pool); /* 40 bytes each: 32 of hash, int32 width, int32 group */
-void shms_blockpool_log_clear(shms_blockpool *pool);
+void shms_blockpool_log(shms_blockpool *pool, int on); /* log removed keys from now on, or stop */
+int64_t shms_blockpool_log_len(const shms_blockpool *pool); /* records since the last take */
+const uint8_t *shms_blockpool_log_take(shms_blockpool *pool, int64_t *n);
+/* n records of 40 bytes: 32 of hash, int32 width, int32 group; the log is empty, its memory stays until a key is dropped */
 
 int shms_blockpool_valid(const shms_blockpool *pool); /* 0, or the code of the first broken invariant (books.h) */
 /* cdef: end */

@@ -13,16 +13,17 @@ from typing import Any, Final
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.handles import held
 from shmstore.bindings.hashlist import HashList, exact_bytes
-from shmstore.bindings.kv_errors import check, check_valid, meaning, refusal
+from shmstore.bindings.kv_errors import FULL, check, check_valid, meaning
 
 FREE_ORDERS: Final[dict[str, int]] = {
     "tail": lib.SHMS_BLOCKPOOL_TAIL,
     "uncached_first": lib.SHMS_BLOCKPOOL_UNCACHED_FIRST,
 }
+LOG_BYTES: Final = 40
 
 
 def pack_ids(ids: Iterable[int]) -> bytes:
-    """Return block ids as native int32; ValueError for what is no block id at all."""
+    """Return block ids as native int32; ValueError for a number that cannot be a block id."""
     try:
         return array("i", ids).tobytes()
     except OverflowError as error:
@@ -35,7 +36,7 @@ def unpack_ids(ids: bytes) -> list[int]:
 
 
 class Pool:
-    """The C block pool; see ``blockpool.h``. Methods named like its functions; errors as there, raised."""
+    """The C block pool. Methods are named like its functions and raise its errors."""
 
     __slots__ = ("_c", "_hold", "n_blocks")
 
@@ -64,10 +65,13 @@ class Pool:
         n: int = lib.shms_blockpool_nbytes(self._c)
         return n
 
-    def get(self, n: int) -> bytes:
-        """Return the ids of n blocks from the head of the queue."""
+    def get(self, n: int) -> bytes | None:
+        """Return the ids of n blocks from the head of the queue; None if it is shorter."""
         out = ffi.new("int32_t[]", max(n, 1) if n <= self.n_blocks else 1)
-        check(lib.shms_blockpool_get(self._c, out, n))
+        rc = lib.shms_blockpool_get(self._c, out, n)
+        if rc == FULL:
+            return None
+        check(rc)
         ids: bytes = ffi.buffer(out, 4 * n)[:]
         return ids
 
@@ -99,26 +103,18 @@ class Pool:
 
     def ref(self, block_id: int) -> int:
         """Return the block's reference count."""
-        n: int = lib.shms_blockpool_ref(self._c, block_id)
-        if n < 0:
-            raise refusal(n)
-        return n
+        return check(lib.shms_blockpool_ref(self._c, block_id))
 
     def key_of(self, block_id: int) -> tuple[bytes, int] | None:
         """Return the block's key, or None."""
         out, group = ffi.new("uint8_t[32]"), ffi.new("int32_t *")
-        width = lib.shms_blockpool_key_of(self._c, block_id, out, group)
-        if width < 0:
-            raise refusal(width)
+        width = check(lib.shms_blockpool_key_of(self._c, block_id, out, group))
         return (ffi.buffer(out, width)[:], group[0]) if width else None
 
     def unkeyed(self, ids: bytes) -> list[int]:
-        """Return those of `ids` that bear no key and are not the null block, in order."""
+        """Return those of `ids` that have no key and are not the null block, in order."""
         out = ffi.new("int32_t[]", len(ids) // 4 + 1)
-        n = lib.shms_blockpool_unkeyed(self._c, out, ids, len(ids) // 4)
-        if n < 0:
-            raise refusal(n)
-        found: list[int] = ffi.unpack(out, n)
+        found: list[int] = ffi.unpack(out, check(lib.shms_blockpool_unkeyed(self._c, out, ids, len(ids) // 4)))
         return found
 
     def free_ids(self) -> list[int]:
@@ -134,7 +130,7 @@ class Pool:
         return dict(zip(ffi.unpack(ids, n), ffi.unpack(counts, n), strict=True))
 
     def keyed_ids(self) -> list[int]:
-        """Return the ids of blocks that bear a key, ascending."""
+        """Return the ids of blocks that have a key, ascending."""
         out = ffi.new("int32_t[]", self.n_blocks)
         found: list[int] = ffi.unpack(out, lib.shms_blockpool_keyed_ids(self._c, out))
         return found
@@ -143,14 +139,17 @@ class Pool:
         """Log removed keys from now on, or stop."""
         lib.shms_blockpool_log(self._c, on)
 
+    @property
+    def log_len(self) -> int:
+        """Bytes in the log."""
+        n: int = LOG_BYTES * lib.shms_blockpool_log_len(self._c)
+        return n
+
     def take_log(self) -> bytes:
-        """Return and clear the log: 40 bytes a key: 32 of hash, int32 width, int32 group."""
-        n = lib.shms_blockpool_log_len(self._c)
-        if not n:
-            return b""
-        records: bytes = ffi.buffer(lib.shms_blockpool_log_data(self._c), 40 * n)[:]
-        lib.shms_blockpool_log_clear(self._c)
-        return records
+        """Return and clear the log: for each key 32 bytes of hash, int32 width, int32 group."""
+        n = ffi.new("int64_t *")
+        records: Any = lib.shms_blockpool_log_take(self._c, n)
+        return ffi.buffer(records, LOG_BYTES * n[0])[:] if n[0] else b""
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant."""

@@ -6,7 +6,6 @@ from shmstore.bindings._shmstore import ffi, lib
 
 FULL: Final[int] = lib.SHMS_KV_EFULL
 ARGUMENT: Final[int] = lib.SHMS_KV_EARGUMENT
-COMPUTED: Final[int] = lib.SHMS_KV_ECOMPUTED
 
 
 def meaning(code: int) -> str:
@@ -15,9 +14,10 @@ def meaning(code: int) -> str:
     return text.decode()
 
 
-def refusal(code: int) -> Exception:
-    """Return the exception to raise for a negative `code`; nothing was changed when it came."""
-    return (MemoryError if code == lib.SHMS_KV_EMEMORY else ValueError)(meaning(code))
+def refusal(code: int, wanted: int = 0, there: int = 0) -> Exception:
+    """Return the exception to raise for a negative `code`; it changed nothing. `wanted`, `there`: what was missing."""
+    missing = f": {wanted} are needed and {there} there" if wanted else ""
+    return (MemoryError if code == lib.SHMS_KV_EMEMORY else ValueError)(meaning(code) + missing)
 
 
 def check(code: int) -> int:

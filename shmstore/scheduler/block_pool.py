@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,24 +26,18 @@ logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("=32sii")
 
 
+@dataclass(slots=True)
 class _Stored:
     """A BlockStored to be: its hashes become Python objects when the events are taken."""
 
-    __slots__ = ("block_size", "factor", "group", "hashes", "lora_id", "parent", "tokens", "width")
-
-    def __init__(
-        self,
-        hashes: bytes,
-        parent: bytes,
-        width: int,
-        factor: int,
-        tokens: list[int],
-        block_size: int,
-        lora_id: int | None,
-        group: int,
-    ) -> None:
-        self.hashes, self.parent, self.width, self.factor = hashes, parent, width, factor
-        self.tokens, self.block_size, self.lora_id, self.group = tokens, block_size, lora_id, group
+    hashes: bytes
+    parent: bytes
+    width: int
+    factor: int
+    tokens: list[int]
+    block_size: int
+    lora_id: int | None
+    group: int
 
 
 class BlockPool:
@@ -87,7 +82,8 @@ class BlockPool:
         self.core = Pool(num_blocks, FREE_ORDERS[free_order])
         """The C pool behind this one; for the managers."""
         self.core.log(events)
-        self._pending: list[bytes | _Stored | KVCacheEvent] = []
+        # Removed keys are in the log of C. Other events wait here, each with the length that the log had before it.
+        self._pending: list[tuple[int, _Stored | KVCacheEvent]] = []
 
     # ---- blocks ----
 
@@ -121,11 +117,9 @@ class BlockPool:
         """Take n blocks from the head of the queue; each loses its contents. ValueError where fewer are free."""
         if n < 0:
             raise ValueError(f"a number of blocks cannot be {n}")
-        if n > self.core.n_free:
-            raise ValueError(f"Cannot get {n} free blocks from the pool")
         ids = self.core.get(n)
-        if self.events_enabled:
-            self.note_removed()
+        if ids is None:
+            raise ValueError(f"Cannot get {n} free blocks from the pool")
         if self.metrics is not None:
             self.tell_metrics(b"", unpack_ids(ids), ids)
         return BlockSequence(self, ids)
@@ -206,8 +200,6 @@ class BlockPool:
         packed = pack_ids(given)
         unkeyed = set(self.core.unkeyed(packed)) if self.metrics is not None else set()
         self.core.evict(packed)
-        if self.events_enabled:
-            self.note_removed()
         if self.metrics is not None:
             gone = [block_id for block_id in dict.fromkeys(unpack_ids(packed)) if block_id not in unkeyed]
             self.tell_metrics(b"", gone, b"")
@@ -226,7 +218,7 @@ class BlockPool:
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
             return False
         if self.events_enabled:
-            self._pending.append(AllBlocksCleared())
+            self._pending.append((self.core.log_len, AllBlocksCleared()))
         return True
 
     def tell_reset(self) -> None:
@@ -235,12 +227,6 @@ class BlockPool:
             self._tell([("reset", ())])
 
     # ---- what others hear; called by the managers after each change, the metrics last ----
-
-    def note_removed(self) -> None:
-        """Take in which keys the last change dropped; before what it stored, and only with events on."""
-        records = self.core.take_log()
-        if records:
-            self._pending.append(records)
 
     def tell_metrics(self, accessed: bytes, evicted: Iterable[int], allocated: bytes) -> None:
         """Tell the metrics, if there are any, of blocks found and taken, losing their contents, and handed out.
@@ -286,41 +272,28 @@ class BlockPool:
         """Take in that blocks first … end-1 of a request (`source_of`) got their keys."""
         parent = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source[0][first * block_size : end * block_size]
-        self._pending.append(
-            _Stored(
-                hashes.raw(first * factor, end * factor),
-                parent,
-                hashes.width,
-                factor,
-                tokens if isinstance(tokens, list) else list(tokens),
-                block_size,
-                source[1],
-                group_id,
-            )
-        )
+        stored = _Stored(
+            hashes.raw(first * factor, end * factor), parent, hashes.width, factor,
+            tokens if isinstance(tokens, list) else list(tokens), block_size, source[1], group_id,
+        )  # fmt: skip
+        self._pending.append((self.core.log_len, stored))
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return the events since the last call, oldest first."""
         pending, self._pending = self._pending, []
+        log, start = memoryview(self.core.take_log()), 0
         events: list[KVCacheEvent] = []
-        for item in pending:
-            if isinstance(item, bytes):
-                for block_hash, width, group in _RECORD.iter_unpack(item):
-                    events.append(BlockRemoved(self._shown(block_hash, width), MEDIUM_GPU, group))
-            elif isinstance(item, _Stored):
-                shown, width = self._shown, item.width
+        for end, item in (*pending, (len(log), None)):
+            for block_hash, width, group in _RECORD.iter_unpack(log[start:end]) if start < end else ():
+                events.append(BlockRemoved(self._shown(block_hash, width), MEDIUM_GPU, group))
+            start = end
+            if isinstance(item, _Stored):
+                hashes = self._shown(item.hashes, item.width, item.factor)
+                parent = self._shown(item.parent, item.width)[0] if item.parent else None
                 events.append(
-                    BlockStored(
-                        shown(item.hashes, width, item.factor),
-                        shown(item.parent, width)[0] if item.parent else None,
-                        item.tokens,
-                        item.block_size,
-                        item.lora_id,
-                        MEDIUM_GPU,
-                        item.group,
-                    )
+                    BlockStored(hashes, parent, item.tokens, item.block_size, item.lora_id, MEDIUM_GPU, item.group)
                 )
-            else:
+            elif item is not None:
                 events.append(item)
         return events
 

@@ -8,7 +8,7 @@ from math import lcm
 from typing import Any
 
 from shmstore.bindings.blockpool import unpack_ids
-from shmstore.bindings.kv_errors import ARGUMENT, COMPUTED, FULL, refusal
+from shmstore.bindings.kv_errors import ARGUMENT, refusal
 from shmstore.bindings.kvcache import KINDS, Tables
 from shmstore.errors import shown
 from shmstore.scheduler.block_hashes import BlockHashes
@@ -171,9 +171,7 @@ class KVCacheManager:
             use_eagle,
         )
         self._sizes = sizes
-        self._handles: dict[str, int] = {}
-        # Up to how many tokens a request's next call has nothing to do: most decode steps end here.
-        self._quiet: dict[str, int] = {}
+        self._settled = self._tables.settled  # most decode steps end here
         self._stats = PrefixCacheStats()
 
     # ---- the scheduler's step ----
@@ -240,12 +238,17 @@ class KVCacheManager:
             and not num_encoder_tokens
             and num_lookahead_tokens >= 0
             and seen >= 0
-            and seen + num_new_tokens + num_lookahead_tokens <= self._quiet.get(request_id, 0)
+            and seen + num_new_tokens + num_lookahead_tokens <= self._settled.get(request_id, 0)
         ):
             return self.empty_kv_cache_blocks
         tables = self._tables
         ids, counts = b"" if new_computed_blocks is None else new_computed_blocks.packed_ids, None
         if ids and new_computed_blocks is not None:
+            if request_id in tables:
+                raise ValueError(
+                    f"new_computed_blocks for {shown(request_id)}, which has blocks already: ids are unique among live "
+                    "requests, and only the first allocation of one brings computed blocks"
+                )
             counts = new_computed_blocks.counts
             if len(counts) != self.num_groups:
                 raise ValueError(f"new_computed_blocks has {len(counts)} groups, the manager {self.num_groups}")
@@ -259,8 +262,8 @@ class KVCacheManager:
             hashes = BlockHashes(hashes)
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
         try:
-            handle = tables.allocate(
-                self._handles.get(request_id, -1),
+            new_ids = tables.allocate(
+                request_id,
                 seen,
                 seen + num_new_computed_tokens,
                 num_new_tokens,
@@ -272,34 +275,19 @@ class KVCacheManager:
                 ids,
                 counts,
             )
-            if handle >= 0:
-                self._handles[request_id] = handle
-        except BaseException:
-            self._adopt(request_id)
+        except ValueError:
+            _check_numbers(
+                num_computed_tokens=seen,
+                num_new_computed_tokens=num_new_computed_tokens,
+                num_new_tokens=num_new_tokens,
+                num_lookahead_tokens=num_lookahead_tokens,
+                num_encoder_tokens=num_encoder_tokens,
+                num_tokens=request.num_tokens,
+                **{"num_computed_tokens + num_new_computed_tokens": seen + num_new_computed_tokens},
+            )
             raise
-        if handle < 0:
-            if handle == FULL:
-                return None
-            if handle == ARGUMENT:
-                _check_numbers(
-                    num_computed_tokens=seen,
-                    num_new_computed_tokens=num_new_computed_tokens,
-                    num_new_tokens=num_new_tokens,
-                    num_lookahead_tokens=num_lookahead_tokens,
-                    num_encoder_tokens=num_encoder_tokens,
-                    num_tokens=request.num_tokens,
-                )
-                check_range(
-                    "num_computed_tokens + num_new_computed_tokens", seen + num_new_computed_tokens, 0, TOKEN_LIMIT
-                )
-            if handle == COMPUTED and request_id in self._handles:
-                raise ValueError(
-                    f"new_computed_blocks for {shown(request_id)}, which has blocks already: ids are unique among live "
-                    "requests, and only the first allocation of one brings computed blocks"
-                )
-            raise refusal(handle)
-        self._quiet[request_id] = tables.quiet(handle)
-        new_ids = tables.ids()
+        if new_ids is None:
+            return None
         added = self.empty_kv_cache_blocks
         if new_ids:
             new_counts = (len(new_ids) // 4,) if self.num_groups == 1 else tables.counts()
@@ -314,25 +302,7 @@ class KVCacheManager:
             request_id = request.request_id
         except AttributeError as error:
             raise _no_request(request) from error
-        handle = self._handles.get(request_id)
-        if handle is None:
-            return
-        try:
-            self._tables.release(handle)
-        except BaseException:
-            if not self._tables.has(handle):  # an interrupt, behind the release
-                self._quiet.pop(request_id, None)
-                del self._handles[request_id]
-            raise
-        del self._handles[request_id]  # at once: where no call stands between, no interrupt comes
-        if request_id in self._quiet:
-            del self._quiet[request_id]
-
-    def _adopt(self, request_id: str) -> None:
-        """After an interrupt: a table that was begun, and whose handle did not come back, is this request's."""
-        newest = self._tables.newest()
-        if newest >= 0 and newest not in self._handles.values():
-            self._handles[request_id] = newest
+        self._tables.release(request_id)
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
         """Let others find the full blocks of the request's first tokens; nothing with caching off.
@@ -343,21 +313,16 @@ class KVCacheManager:
         if not self.enable_caching:
             return
         try:
-            handle = self._handles.get(request.request_id)
+            request_id = request.request_id
         except AttributeError as error:
             raise _no_request(request) from error
-        if handle is None:
+        if request_id not in self._tables:
             if num_computed_tokens >= min(self._sizes):
-                raise ValueError(
-                    f"request {shown(request.request_id)} has no blocks to cache: allocate_slots comes first"
-                )
+                raise ValueError(f"request {shown(request_id)} has no blocks to cache: call allocate_slots first")
             return
         hashes = BlockHashes.of(request.block_hashes)
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
-        rc = self._tables.cache(handle, hashes, num_computed_tokens)
-        if rc:
-            raise refusal(rc)
-        self._quiet[request.request_id] = self._tables.quiet(handle)
+        self._tables.cache(request_id, hashes, num_computed_tokens)
         if self.block_pool.watched:
             self._tell(source, hashes, b"", b"")
 
@@ -367,7 +332,6 @@ class KVCacheManager:
         """Events and then metrics of the last change; with the metrics' first word its answers may be gone."""
         pool = self.block_pool
         if source is not None:
-            pool.note_removed()
             for group, first, end in self._tables.stored():
                 size = self._sizes[group]
                 pool.note_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
@@ -409,10 +373,7 @@ class KVCacheManager:
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """Return the request's blocks; none for an unknown one."""
-        handle = self._handles.get(request_id)
-        if handle is None:
-            return self.empty_kv_cache_blocks
-        ids, counts = self._tables.table(handle)
+        ids, counts = self._tables.table(request_id)
         return KVCacheBlocks.from_ids(self.block_pool, ids, counts) if ids else self.empty_kv_cache_blocks
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
@@ -421,8 +382,7 @@ class KVCacheManager:
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """Return for each group how many leading blocks of this request all requests with blocks share."""
-        handle = self._handles.get(request_id)
-        return [0] * self.num_groups if handle is None else self._tables.common(handle)
+        return self._tables.common(request_id)
 
     def create_kv_cache_blocks(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> KVCacheBlocks:
         """Return `blocks`, one sequence for each group, as KVCacheBlocks.

@@ -588,7 +588,7 @@ def test_a_window_beyond_any_prompt_leaves_decode_steps_quiet() -> None:
     books = manager(20, ("sw", 4, 2**63 - 1))
     a = request("a", range(5))
     admit(books, a)
-    assert 7 == books._tables.quiet(books._handles["a"])
+    assert 7 == books._tables.settled["a"]
     assert books.allocate_slots(a, 1) is books.empty_kv_cache_blocks
 
 
