@@ -197,7 +197,7 @@ class Asks:
         self.seen.append(self.ask())
 
 
-def books_of_schedulers() -> list[int]:
+def scheduler_state() -> list[int]:
     seen: list[int] = []
     for n in range(1, 21):
         Asks(BlockHashes([bytes([n]) * 32] * n).__len__, seen)
@@ -218,7 +218,7 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "reserve, closed": (lambda: blocks("reserve", closed=True), []),
     "protect, older than its guards": (blocks_older_than_their_guards, []),
     "guards of a closed writer": (guards_of_a_closed_writer, [True, False]),
-    "schedulers' books": (books_of_schedulers, sorted([*range(1, 21), *range(20), *[0] * 20])),
+    "scheduler's state": (scheduler_state, sorted([*range(1, 21), *range(20), *[0] * 20])),
     "inspectors": (inspectors, [6400, False]),
     "views": (views, []),
     "views of bytes": (views_of_bytes, [b"\0\1\2", b"abc", False]),

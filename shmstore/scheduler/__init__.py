@@ -1,4 +1,4 @@
-"""Schedulers' books: what may stay in the KV cache and the encoder cache, not where it is.
+"""The scheduler's state: what may stay in the KV cache and the encoder cache, not where it is.
 
 Start with `KVCacheManager` (``docs/schedulers.md`` has a whole step loop), `EncoderCacheManager` and
 `compute_encoder_budget`. Nothing here knows shared memory, and nothing is for several threads at once.

@@ -94,7 +94,7 @@ class BlockPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the books of all blocks take."""
+        """Bytes of memory that the pool takes."""
         return self.core.nbytes
 
     def get_num_free_blocks(self) -> int:
@@ -251,7 +251,7 @@ class BlockPool:
                 getattr(self.metrics, name)(*about)
             except Exception:
                 if not failed:
-                    logger.exception("The metrics collector failed; the books are complete, its figures may not be")
+                    logger.exception("The metrics collector failed; its figures may be incomplete, the pool is not")
                 failed = True
 
     @staticmethod
@@ -318,7 +318,7 @@ class BlockPool:
         return self.core.ref_counts()
 
     def cached_block_ids(self) -> list[int]:
-        """Return the blocks that bear a key, ascending."""
+        """Return the blocks that have a key, ascending."""
         return self.core.keyed_ids()
 
     @property

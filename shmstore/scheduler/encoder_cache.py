@@ -1,4 +1,4 @@
-"""Which encoder outputs are still held: books only, the workers hold the tensors.
+"""Which encoder outputs are still held; the workers hold the tensors themselves.
 
 Three ways of holding them, three managers: shared between requests by content hash, per request, and straight into
 cross-attention blocks.

@@ -179,7 +179,7 @@ class KVCacheBlocks:
         return tuple(unpack_ids(ids) for ids in self._split())
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """Return the ids of blocks that bear no key now, without null blocks; ValueError with several groups."""
+        """Return the ids of blocks that have no key now, without null blocks; ValueError with several groups."""
         if len(self._counts) != 1:
             raise ValueError(f"only one group can be asked for its unhashed blocks, not {len(self._counts)}")
         return self._pool.core.unkeyed(self._ids) if self._pool is not None else []

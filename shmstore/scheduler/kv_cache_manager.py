@@ -106,7 +106,7 @@ class KVCacheManager:
     Requests are told apart by `request_id` alone: it is unique among those that have blocks.
 
     Nothing here touches the bytes of a block. ValueError for what cannot work together and for numbers out of range (of
-    tokens: 0 … 2**60 - 1); every refusal leaves the books as they were. Not for several threads at once.
+    tokens: 0 … 2**60 - 1); every refusal leaves the state as it was. Not for several threads at once.
     """
 
     def __init__(

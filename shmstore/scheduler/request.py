@@ -1,4 +1,4 @@
-"""What the schedulers' books ask of a request, and a request that has it."""
+"""What the managers ask of a request, and a request that has it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _ids_of(given: Any) -> list[int]:
 
 
 class Request:
-    """One request as the schedulers' books see it: its tokens, how many are computed, and its block hashes.
+    """One request as the managers see it: its tokens, how many are computed, and its block hashes.
 
     `prompt_token_ids`: integers of any type, also an array or tensor, or None with `prompt_embeds` (an array or tensor
     with one row a token; all token ids are 0 then). They are kept as Python integers: TypeError for what is no integer

@@ -33,7 +33,7 @@ static int answers(const shms_kv_request *r, int64_t n, const int32_t *want) {
     return r->n_ids == n && (n == 0 || !memcmp(r->ids, want, (size_t)n * sizeof *want));
 }
 
-static void full_and_window_as_in_the_book(void) {
+static void full_and_window_as_in_the_example(void) {
     int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
     int64_t params[] = {0, 8};
     shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
@@ -204,7 +204,7 @@ static void a_look_up_without_memory_says_so(void) {
 }
 
 /* A scheduler that does anything at all; says only that nothing breaks, that the answers are right is for others. */
-static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int order, int flags) {
+static void random_schedulers_keep_the_tables_valid(int kind, int64_t param, int order, int flags) {
     enum { REQUESTS = 6, SIZE = 4 };
     int32_t kinds[] = {SHMS_KV_FULL, kind}, sizes[] = {SIZE, kind == SHMS_KV_WINDOW ? 2 * SIZE : SIZE};
     int64_t params[] = {0, param};
@@ -270,16 +270,16 @@ static void random_schedulers_keep_the_books_whole(int kind, int64_t param, int 
 }
 
 int main(void) {
-    full_and_window_as_in_the_book();
+    full_and_window_as_in_the_example();
     refusals_change_nothing();
     numbers_that_cannot_be_added_are_refused();
     a_look_up_without_memory_says_so();
     for (int order = 0; order < 2; order++) {
-        random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
-        random_schedulers_keep_the_books_whole(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
-        random_schedulers_keep_the_books_whole(SHMS_KV_CHUNK, 8, order, SHMS_KV_CACHING);
-        random_schedulers_keep_the_books_whole(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
-        random_schedulers_keep_the_books_whole(SHMS_KV_CROSS, 0, order, 0);
+        random_schedulers_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
+        random_schedulers_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
+        random_schedulers_keep_the_tables_valid(SHMS_KV_CHUNK, 8, order, SHMS_KV_CACHING);
+        random_schedulers_keep_the_tables_valid(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
+        random_schedulers_keep_the_tables_valid(SHMS_KV_CROSS, 0, order, 0);
     }
     return 0;
 }
