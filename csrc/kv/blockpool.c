@@ -499,7 +499,7 @@ static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_in_ring
 
 int shms_blockpool_valid(const shms_blockpool *pool) {
     int rc = queue_valid(pool);
-    int32_t n_keys = 0, in_rings = 0, n_keyed = 0;
+    int32_t n_keys = 0, in_rings = 0, n_keyed = 0, n_free = 0;
     if (rc)
         return rc;
     for (int32_t id = 1; id < pool->n_blocks; id++) {
@@ -508,12 +508,10 @@ int shms_blockpool_valid(const shms_blockpool *pool) {
         if (b->ref < 0 || (b->ref == 0) == (b->out != 0))
             return SHMS_KV_BAD_STATE;
         n_keyed += b->width != 0;
+        n_free += b->ref == 0;
     }
     if (pool->blocks[0].ref || pool->blocks[0].width)
         return SHMS_KV_BAD_STATE;
-    int32_t n_free = 0;
-    for (int32_t id = 1; id < pool->n_blocks; id++)
-        n_free += pool->blocks[id].ref == 0;
     if (n_free != pool->n_free)
         return SHMS_KV_BAD_STATE;
     for (uint32_t s = 0; s < pool->n_slots; s++) {

@@ -95,17 +95,14 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->other = calloc(n, sizeof *kv->other);
     kv->counts = calloc(n, sizeof *kv->counts);
     kv->stored = calloc(2 * n, sizeof *kv->stored);
-    kv->needed = calloc(n, sizeof *kv->needed);
-    kv->scratch = calloc(n, sizeof *kv->scratch);
     kv->found = calloc(n, sizeof *kv->found);
-    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->needed || !kv->scratch ||
-        !kv->found) {
+    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->found) {
         shms_kvcache_free(kv);
         return NULL;
     }
     for (int32_t g = 0; g < n_groups; g++) {
-        kv->groups[g] = (shms_kv_group){kinds[g], block_sizes[g], (int32_t)max64(1, block_sizes[g] / hash_block_size),
-                                        params[g], 0};
+        kv->groups[g] = (shms_kv_group){.kind = kinds[g], .size = block_sizes[g], .param = params[g]};
+        kv->groups[g].factor = (int32_t)max64(1, block_sizes[g] / hash_block_size);
         if (kinds[g] == SHMS_KV_FULL)
             kv->full[kv->n_full++] = g;
         else
@@ -119,15 +116,13 @@ void shms_kvcache_free(shms_kvcache *kv) {
         return;
     for (int64_t i = kv->n_groups; i < kv->n_requests * kv->n_groups; i++)
         free(kv->tables[i].ids);
-    for (int32_t g = 0; kv->scratch && g < kv->n_groups; g++)
-        free(kv->scratch[g].at);
+    for (int32_t g = 0; kv->groups && g < kv->n_groups; g++)
+        free(kv->groups[g].scratch.at);
     free(kv->groups);
     free(kv->full);
     free(kv->other);
     free(kv->counts);
     free(kv->stored);
-    free(kv->needed);
-    free(kv->scratch);
     free(kv->found);
     free(kv->tables);
     free(kv->live);
@@ -196,12 +191,12 @@ static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *whi
 
 static void put_found(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t i) {
     for (int32_t j = 0; j < n; j++)
-        kv->scratch[which[j]].at[i] = kv->found[j];
+        kv->groups[which[j]].scratch.at[i] = kv->found[j];
 }
 
 static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t from, int64_t to) {
     for (int32_t j = 0; j < n && from < to; j++)
-        memset(kv->scratch[which[j]].at + from, 0, (size_t)(to - from) * sizeof(int32_t));
+        memset(kv->groups[which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
 }
 
 /* From the left, from block `at` until the first miss. */
@@ -209,7 +204,7 @@ static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const in
                          int64_t end) {
     int64_t stop = end;
     for (int32_t j = 0; j < n && at < stop; j++)
-        stop = at + shms_blockpool_find_run(kv->pool, kv->scratch[which[j]].at + at, hashes, at, stop - at,
+        stop = at + shms_blockpool_find_run(kv->pool, kv->groups[which[j]].scratch.at + at, hashes, at, stop - at,
                                             kv->groups[which[j]].factor, which[j]);
     return stop;
 }
@@ -256,7 +251,7 @@ static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const in
     if (g->kind == SHMS_KV_CHUNK)
         from = max_tokens / g->param * g->param / g->size; /* all of it lies in chunks that are over */
     for (int32_t j = 0; j < n; j++)
-        if ((rc = ids_reserve(kv->scratch + which[j], max64(from, end))))
+        if ((rc = ids_reserve(&kv->groups[which[j]].scratch, max64(from, end))))
             return rc;
     switch (g->kind) {
     case SHMS_KV_WINDOW:
@@ -299,7 +294,7 @@ int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *r, const shms_hashl
     if ((rc = ids_reserve(&kv->out, n_ids)))
         return rc;
     for (int32_t g = 0, at = 0; g < kv->n_groups; at += kv->counts[g++])
-        put_ids(kv->out.at + at, kv->scratch[g].at, kv->counts[g]);
+        put_ids(kv->out.at + at, kv->groups[g].scratch.at, kv->counts[g]);
     answer(kv, r, n_ids);
     return tokens;
 }
@@ -417,8 +412,8 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
         int64_t cached = is_new ? have : tables[g].cached;
         if ((rc = may_cache(kv, r, gr, is_new ? NULL : tables + g, cached, min64(to_cache / gr->size, len), hashes)))
             return rc;
-        kv->needed[g] = len - have;
-        total += kv->needed[g];
+        kv->groups[g].needed = len - have;
+        total += kv->groups[g].needed;
     }
     if (total <= shms_blockpool_len(kv->pool)) { /* else it ends in FULL, and would ask for absurd amounts of memory */
         if (is_new) {
@@ -427,7 +422,7 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
             tables = tables_of(kv, kv->idle[kv->n_idle - 1]);
         }
         for (int32_t g = 0; g < kv->n_groups; g++)
-            if ((rc = table_reserve(tables + g, (is_new && counts ? counts[g] : tables[g].len) + kv->needed[g])))
+            if ((rc = table_reserve(tables + g, (is_new && counts ? counts[g] : tables[g].len) + kv->groups[g].needed)))
                 return rc;
         if ((rc = ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total)))
             return rc;
@@ -455,7 +450,7 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
             for (t->nulls = 0; t->nulls < n && t->ids[t->nulls] == 0;)
                 t->nulls++;
         }
-        int64_t n = kv->needed[g];
+        int64_t n = kv->groups[g].needed;
         if (n) {
             shms_blockpool_get(kv->pool, t->ids + t->len, n);
             put_ids(kv->out.at + n_ids, t->ids + t->len, n);

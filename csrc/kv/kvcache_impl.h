@@ -18,6 +18,8 @@ typedef struct shms_kv_group {
     int32_t kind, size, factor;
     int64_t param;
     int32_t n_holders; /* requests whose table is not empty */
+    int64_t needed; /* blocks that the allocate at work adds */
+    shms_kv_ids scratch; /* what the look-up at work found */
 } shms_kv_group;
 
 struct shms_kvcache {
@@ -33,8 +35,7 @@ struct shms_kvcache {
     int64_t n_requests, cap_requests, n_idle;
     shms_kv_ids out; /* the last answer */
     int32_t *counts;
-    int64_t *stored, *needed;
-    shms_kv_ids *scratch; /* one for each group: look-ups */
+    int64_t *stored;
     int32_t *found;
 };
 #endif

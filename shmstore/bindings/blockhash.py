@@ -63,14 +63,9 @@ def _token_bytes(tokens: Sequence[int]) -> tuple[bytes, int]:
 
 
 def sha256_chain(
-    out: HashList,
-    parent: bytes,
-    first: int,
-    block_size: int,
-    tokens: Sequence[int],
-    extras: HashExtras,
+    out: HashList, parent: bytes, first: int, block_size: int, tokens: Sequence[int], extras: HashExtras,
     embeds: bytes = b"",
-) -> None:
+) -> None:  # fmt: skip
     """Append to `out` the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
 
     `parent`: hash of the block before, or the seed hash; `embeds`: 32-byte digests of the first blocks' prompt
@@ -88,14 +83,9 @@ def sha256_chain(
 
 
 def digest_chain(
-    digest: Callable[[bytes], bytes],
-    parent: bytes,
-    first: int,
-    block_size: int,
-    tokens: Sequence[int],
-    extras: HashExtras,
-    embeds: bytes = b"",
-) -> list[bytes]:
+    digest: Callable[[bytes], bytes], parent: bytes, first: int, block_size: int, tokens: Sequence[int],
+    extras: HashExtras, embeds: bytes = b"",
+) -> list[bytes]:  # fmt: skip
     """Return the hashes by any `digest`: the messages are still written in C, one call of `digest` a block."""
     raw, width = _token_bytes(tokens)
     n, c_extras = len(tokens) // block_size, extras._with_embeds(embeds)

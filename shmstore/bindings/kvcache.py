@@ -36,15 +36,9 @@ class Tables:
     __slots__ = ("_answer", "_c", "_found", "_hold", "_pool", "_requests", "n_groups", "settled")
 
     def __init__(
-        self,
-        pool: Pool,
-        groups: Sequence[tuple[int, int, int]],
-        hash_block_size: int,
-        alignment: int,
-        max_model_len: int,
-        caching: bool,
-        eagle: bool,
-    ) -> None:
+        self, pool: Pool, groups: Sequence[tuple[int, int, int]], hash_block_size: int, alignment: int,
+        max_model_len: int, caching: bool, eagle: bool,
+    ) -> None:  # fmt: skip
         kinds, sizes, params = (list(column) for column in zip(*groups, strict=True))
         flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_EAGLE if eagle else 0)
         self._pool = pool  # borrowed by the C side
@@ -77,38 +71,18 @@ class Tables:
         return n
 
     def allocate(
-        self,
-        request_id: str,
-        seen: int,
-        computed: int,
-        n_new: int,
-        lookahead: int,
-        n_tokens: int,
-        n_encoder: int,
-        delay: bool,
-        hashes: HashList,
-        ids: bytes,
-        counts: tuple[int, ...] | None,
-    ) -> bytes | None:
+        self, request_id: str, seen: int, computed: int, n_new: int, lookahead: int, n_tokens: int, n_encoder: int,
+        delay: bool, hashes: HashList, ids: bytes, counts: tuple[int, ...] | None,
+    ) -> bytes | None:  # fmt: skip
         """Make room for new tokens and return the blocks added; None if too few are free."""
         record = self._requests.get(request_id)
         if record is None:
             record = self._requests[request_id] = _new(_REQUEST)
         try:
             rc = _allocate(
-                self._c,
-                record,
-                seen,
-                computed,
-                n_new,
-                lookahead,
-                n_tokens,
-                n_encoder,
-                delay,
-                hashes._c,
-                ids,
+                self._c, record, seen, computed, n_new, lookahead, n_tokens, n_encoder, delay, hashes._c, ids,
                 ffi.NULL if counts is None else counts,
-            )
+            )  # fmt: skip
         except OverflowError:  # not an int64
             rc = ARGUMENT
         finally:

@@ -260,15 +260,9 @@ class BlockPool:
         return request.all_token_ids, getattr(request, "lora_id", None)
 
     def note_stored(
-        self,
-        source: tuple[Sequence[int], int | None],
-        hashes: BlockHashes,
-        first: int,
-        end: int,
-        block_size: int,
-        factor: int,
-        group_id: int,
-    ) -> None:
+        self, source: tuple[Sequence[int], int | None], hashes: BlockHashes, first: int, end: int, block_size: int,
+        factor: int, group_id: int,
+    ) -> None:  # fmt: skip
         """Take in that blocks first … end-1 of a request (`source_of`) got their keys."""
         parent = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source[0][first * block_size : end * block_size]

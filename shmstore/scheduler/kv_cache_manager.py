@@ -54,11 +54,7 @@ def _check_groups(
     """Refuse what the look-ups cannot do; return the alignment of hit lengths in tokens."""
     if eagle and any(isinstance(spec, ChunkedLocalAttentionSpec | MambaSpec) for spec in specs):
         raise ValueError("EAGLE works with neither chunked local attention nor mamba")
-    if (
-        len(specs) > 1
-        and len(set(sizes)) > 1
-        and (eagle or any(isinstance(s, ChunkedLocalAttentionSpec) for s in specs))
-    ):
+    if len(set(sizes)) > 1 and (eagle or any(isinstance(spec, ChunkedLocalAttentionSpec) for spec in specs)):
         raise ValueError(
             f"EAGLE and chunked local attention need equal block sizes in all groups, not {sorted(set(sizes))}"
         )
@@ -151,24 +147,14 @@ class KVCacheManager:
         self.log_stats = log_stats
         self.num_groups = len(groups)
         self.block_pool = BlockPool(
-            config.num_blocks,
-            enable_caching,
-            hash_block_size=hash_block_size,
-            events=enable_kv_cache_events,
-            int_event_hashes=int_event_hashes,
-            metrics=metrics_collector,
-            free_order=free_order,
-        )
+            config.num_blocks, enable_caching, hash_block_size=hash_block_size, events=enable_kv_cache_events,
+            int_event_hashes=int_event_hashes, metrics=metrics_collector, free_order=free_order,
+        )  # fmt: skip
         self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
         """The one instance that stands for no blocks."""
+        groups_in_c = [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)]
         self._tables = Tables(
-            self.block_pool.core,
-            [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)],
-            hash_block_size,
-            alignment,
-            max_model_len,
-            enable_caching,
-            use_eagle,
+            self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, use_eagle
         )
         self._sizes = sizes
         self._settled = self._tables.settled  # most decode steps end here
@@ -263,28 +249,16 @@ class KVCacheManager:
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
         try:
             new_ids = tables.allocate(
-                request_id,
-                seen,
-                seen + num_new_computed_tokens,
-                num_new_tokens,
-                num_lookahead_tokens,
-                request.num_tokens if caches else 0,
-                num_encoder_tokens,
-                delay_cache_blocks,
-                hashes,
-                ids,
-                counts,
-            )
+                request_id, seen, seen + num_new_computed_tokens, num_new_tokens, num_lookahead_tokens,
+                request.num_tokens if caches else 0, num_encoder_tokens, delay_cache_blocks, hashes, ids, counts,
+            )  # fmt: skip
         except ValueError:
             _check_numbers(
-                num_computed_tokens=seen,
-                num_new_computed_tokens=num_new_computed_tokens,
-                num_new_tokens=num_new_tokens,
-                num_lookahead_tokens=num_lookahead_tokens,
-                num_encoder_tokens=num_encoder_tokens,
-                num_tokens=request.num_tokens,
+                num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
+                num_new_tokens=num_new_tokens, num_lookahead_tokens=num_lookahead_tokens,
+                num_encoder_tokens=num_encoder_tokens, num_tokens=request.num_tokens,
                 **{"num_computed_tokens + num_new_computed_tokens": seen + num_new_computed_tokens},
-            )
+            )  # fmt: skip
             raise
         if new_ids is None:
             return None

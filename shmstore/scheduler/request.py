@@ -8,31 +8,7 @@ from typing import Any, Protocol, SupportsIndex, overload
 from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
-__all__ = ["Placeholder", "Request", "RequestLike", "TokenView"]
-
-
-class Placeholder(Protocol):
-    """The tokens of a prompt that one multi-modal item stands for."""
-
-    @property
-    def offset(self) -> int:
-        """First token."""
-
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-
-
-class Feature(Protocol):
-    """One multi-modal item of a request."""
-
-    @property
-    def identifier(self) -> str:
-        """Content hash: equal identifiers mean equal encoder outputs."""
-
-    @property
-    def mm_position(self) -> Any:
-        """Its `Placeholder`; the encoder cache also asks for ``get_num_embeds``."""
+__all__ = ["Request", "RequestLike", "TokenView"]
 
 
 class RequestLike(Protocol):
