@@ -38,13 +38,14 @@ def unpack_ids(ids: bytes) -> list[int]:
 class Pool:
     """The C block pool. Methods are named like its functions and raise its errors."""
 
-    __slots__ = ("_c", "_hold", "n_blocks")
+    __slots__ = ("_c", "_hold", "_n", "n_blocks")
 
     def __init__(self, n_blocks: int, free_order: int) -> None:
         self._c: Any = ffi.gc(lib.shms_blockpool_new(n_blocks, free_order), lib.shms_blockpool_free)
         if not self._c:
             raise MemoryError(f"no memory for a pool of {n_blocks} blocks")
         self._hold = held(self._c)
+        self._n = ffi.new("int64_t *")
         self.n_blocks = n_blocks
 
     @property
@@ -147,9 +148,9 @@ class Pool:
 
     def take_log(self) -> bytes:
         """Return and clear the log: for each key 32 bytes of hash, int32 width, int32 group."""
-        n = ffi.new("int64_t *")
-        records: Any = lib.shms_blockpool_log_take(self._c, n)
-        return ffi.buffer(records, LOG_BYTES * n[0])[:] if n[0] else b""
+        records: Any = lib.shms_blockpool_log_take(self._c, self._n)
+        n = self._n[0]
+        return ffi.buffer(records, LOG_BYTES * n)[:] if n else b""
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant."""

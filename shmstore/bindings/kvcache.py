@@ -145,8 +145,7 @@ class Tables:
     def stored(self) -> list[tuple[int, int, int]]:
         """Return (group, first, end) for the blocks that the last allocate or cache gave keys to."""
         flat = _unpack(self._answer.stored, 2 * self.n_groups)
-        ranges = zip(range(self.n_groups), flat[::2], flat[1::2], strict=True)
-        return [(group, first, end) for group, first, end in ranges if first < end]
+        return [(g, flat[2 * g], flat[2 * g + 1]) for g in range(self.n_groups) if flat[2 * g] < flat[2 * g + 1]]
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant, the pool's too."""

@@ -116,7 +116,7 @@ class BlockPool:
     def get_new_blocks(self, n: int) -> BlockSequence:
         """Take n blocks from the head of the queue; each loses its contents. ValueError where fewer are free."""
         if n < 0:
-            raise ValueError(f"a number of blocks cannot be {n}")
+            raise ValueError(f"n must not be negative: {n}")
         ids = self.core.get(n)
         if ids is None:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
@@ -275,7 +275,7 @@ class BlockPool:
     def take_events(self) -> list[KVCacheEvent]:
         """Return the events since the last call, oldest first."""
         pending, self._pending = self._pending, []
-        log, start = memoryview(self.core.take_log()), 0
+        log, start = self.core.take_log(), 0
         events: list[KVCacheEvent] = []
         for end, item in (*pending, (len(log), None)):
             for block_hash, width, group in _RECORD.iter_unpack(log[start:end]) if start < end else ():

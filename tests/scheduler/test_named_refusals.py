@@ -157,3 +157,12 @@ def test_docstrings_speak_the_markup_of_the_pages() -> None:
     files = sorted(folder.glob("*.py"))
     assert len(files) > 10
     assert [] == [path.name for path in files if re.search(r":[a-z]+:`", path.read_text(encoding="utf-8"))]
+
+
+def test_a_refusal_says_how_many_hashes_or_blocks_are_missing() -> None:
+    kv, req = manager(9, ("full", 4)), Request("a", range(9))
+    with pytest.raises(ValueError, match=r"hashes.*\b2 are needed and 0 there"):
+        kv.allocate_slots(req, 9)
+    assert kv.allocate_slots(req, 9, delay_cache_blocks=True) is not None
+    with pytest.raises(ValueError, match=r"blocks.*\b5 are needed and 3 there"):
+        kv.cache_blocks(req, 20)
