@@ -51,11 +51,11 @@ def new_request(n: int) -> Request:
     return Request(f"r{next(NAMES)}", tokens, block_hasher=HASHER)
 
 
-def books(**options: Any) -> KVCacheManager:
+def new_manager(**options: Any) -> KVCacheManager:
     return KVCacheManager(config(BLOCKS, ("full", SIZE)), 1 << 20, SIZE, **options)
 
 
-def plain_books(**options: Any) -> ModelManager:
+def plain_manager(**options: Any) -> ModelManager:
     return ModelManager(BLOCKS, [("full", SIZE)], 1 << 20, SIZE, **options)
 
 
@@ -118,7 +118,7 @@ def figure(benchmark: Any, rows: list[tuple[str, float, float | None, float]]) -
 
 def cached_twice(n: int) -> tuple[KVCacheManager, ModelManager, Request, PlainRequest]:
     """Return managers that have the contents of a request cached and free, and a request for the same contents."""
-    ours, plain = books(), plain_books()
+    ours, plain = new_manager(), plain_manager()
     first = new_request(n)
     again = Request("again", first.all_token_ids[:], block_hasher=HASHER)
     ours.allocate_slots(first, n)
@@ -196,17 +196,17 @@ def prefill(
 
 @pytest.mark.parametrize(("n", "limit"), [(1024, 9), (32768, 120)])
 def test_prefill_into_fresh_blocks(figure: Figure, n: int, limit: float) -> None:
-    prefill(figure, "allocate_slots, prefill, fresh", n, limit, False, books(), plain_books())
+    prefill(figure, "allocate_slots, prefill, fresh", n, limit, False, new_manager(), plain_manager())
 
 
 @pytest.mark.parametrize(("n", "limit"), [(1024, 12), (32768, 180)])
 def test_prefill_that_evicts(figure: Figure, n: int, limit: float) -> None:
-    prefill(figure, "allocate_slots, prefill, evicting", n, limit, True, books(), plain_books())
+    prefill(figure, "allocate_slots, prefill, evicting", n, limit, True, new_manager(), plain_manager())
 
 
 @pytest.mark.parametrize(("n", "limit"), [(1024, 25), (32768, 350)])
 def test_prefill_with_events(figure: Figure, n: int, limit: float) -> None:
-    ours, plain = books(enable_kv_cache_events=True), plain_books(enable_kv_cache_events=True)
+    ours, plain = new_manager(enable_kv_cache_events=True), plain_manager(enable_kv_cache_events=True)
     prefill(figure, "with KV events, prefill and take_events", n, limit, False, ours, plain)
 
 
@@ -262,7 +262,7 @@ def test_free(figure: Figure, n: int, limit: float) -> None:
 @pytest.mark.parametrize("n", LENGTHS, ids=length_name)
 @pytest.mark.parametrize(("new_block", "limit"), [(False, 1.2), (True, 2.5)], ids=["no new block", "one new block"])
 def test_decode(figure: Figure, n: int, new_block: bool, limit: float) -> None:
-    ours, plain = books(), plain_books()
+    ours, plain = new_manager(), plain_manager()
     request = new_request(n)
 
     class Growing(PlainRequest):
@@ -347,7 +347,7 @@ def test_building_a_pool(figure: Figure) -> None:
         lambda: kept.append(BlockPool(BLOCKS, True)),
         tuple,
         20,
-        plain_books,
+        plain_manager,
         tuple,
         5,
     )
@@ -356,7 +356,7 @@ def test_building_a_pool(figure: Figure) -> None:
 
 
 def test_one_step_of_256_requests(figure: Figure) -> None:
-    ours, plain = books(), plain_books()
+    ours, plain = new_manager(), plain_manager()
     running = [new_request(1024 + i) for i in range(256)]
     plain_running: list[Any] = [PlainRequest(request) for request in running]
     for manager, requests in ((ours, running), (plain, plain_running)):

@@ -157,9 +157,9 @@ def test_an_import_that_points_up_is_seen(module: str, text: str) -> None:
     [
         (
             "scheduler/pool.py",
-            "from shmstore.bindings.scheduler import Pool\nfrom shmstore.errors import ShmStoreError",
+            "from shmstore.bindings.blockpool import Pool\nfrom shmstore.errors import ShmStoreError",
         ),
-        ("scheduler/pool.py", "from shmstore.bindings import scheduler"),
+        ("scheduler/pool.py", "from shmstore.bindings import blockpool"),
         ("multimodal/cache.py", "from shmstore.refs import ObjectRef\nfrom shmstore.store import ObjectStoreWriter"),
         ("cli/demo/api.py", "from shmstore import ObjectRef\nfrom shmstore.cli.command import Command"),
         ("store.py", "from shmstore.bindings import store as native\nfrom shmstore.serde import MsgpackSerde"),

@@ -25,7 +25,7 @@
  *      notice a block given back once too often (an id may stand twice in one call), and counts up again then.
  *   2. ref == 0 if and only if the block is in the queue: get and touch take it out when they make it positive, put
  *      appends when it reaches 0, and the flag `out` keeps an id given twice from being appended twice.
- *   3. A key is in the map if and only if a block bears it: only add_key and drop_key write either, both write both. */
+ *   3. A key is in the map if and only if a block has it: only add_key and drop_key write either, both write both. */
 #include "blockpool_impl.h"
 
 #include <stdlib.h>
@@ -130,7 +130,7 @@ static inline uint32_t home_of(const shms_blockpool *pool, uint32_t tag) {
 }
 static inline uint32_t slot_after(const shms_blockpool *pool, uint32_t s) { return s + 1 == pool->n_slots ? 0 : s + 1; }
 
-static inline int bears(const shms_pool_block *b, const uint8_t *hash, int32_t width, int32_t group) {
+static inline int has_key(const shms_pool_block *b, const uint8_t *hash, int32_t width, int32_t group) {
     return b->width == width && b->group == group && !memcmp(b->hash, hash, SHMS_HASH_BYTES);
 }
 
@@ -139,7 +139,7 @@ static inline uint32_t slot_of(const shms_blockpool *pool, uint32_t tag, const u
                                int32_t group) {
     uint32_t s = home_of(pool, tag);
     while (pool->slots[s].id &&
-           !(pool->slots[s].tag == tag && bears(pool->blocks + pool->slots[s].id, hash, width, group)))
+           !(pool->slots[s].tag == tag && has_key(pool->blocks + pool->slots[s].id, hash, width, group)))
         s = slot_after(pool, s);
     return s;
 }
@@ -354,7 +354,7 @@ int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const s
             __builtin_prefetch(pool->slots + home_of(pool, tags[i % AHEAD]), 1);
         }
         int32_t id = id_at(ids, i);
-        /* An id given twice bears its first key by now; the second would have to be dropped, so it gets none. */
+        /* An id given twice has its first key by now; the second would have to be dropped, so it gets none. */
         if (id && !pool->blocks[id].width)
             add_key(pool, id, tag, hash, hashes->width, group);
     }
@@ -437,10 +437,7 @@ int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const v
 
 /* ---- the log of removed keys ---- */
 
-int shms_blockpool_log(shms_blockpool *pool, int on) {
-    pool->log_on = on != 0;
-    return 0;
-}
+void shms_blockpool_log(shms_blockpool *pool, int on) { pool->log_on = on != 0; }
 
 int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more) {
     if (!pool->log_on || pool->log_n + more <= pool->log_cap)
@@ -455,8 +452,12 @@ int shms_blockpool_log_reserve(shms_blockpool *pool, int64_t more) {
 }
 
 int64_t shms_blockpool_log_len(const shms_blockpool *pool) { return pool->log_n; }
-const uint8_t *shms_blockpool_log_data(const shms_blockpool *pool) { return pool->log; }
-void shms_blockpool_log_clear(shms_blockpool *pool) { pool->log_n = 0; }
+
+const uint8_t *shms_blockpool_log_take(shms_blockpool *pool, int64_t *n) {
+    *n = pool->log_n;
+    pool->log_n = 0;
+    return pool->log;
+}
 
 /* ---- the checker: believes nothing, writes nothing, ends on any contents ---- */
 
@@ -475,7 +476,7 @@ static int queue_valid(const shms_blockpool *pool) {
     return n == pool->n_free ? 0 : SHMS_KV_BAD_COUNT;
 }
 
-static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers) {
+static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_in_rings) {
     const shms_pool_block *first = pool->blocks + pool->slots[s].id;
     int32_t id = pool->slots[s].id, n = 0;
     if (first->tag != pool->slots[s].tag || !first->first || first->tag != tag_of(first->hash, first->group))
@@ -484,7 +485,7 @@ static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers
         return SHMS_KV_BAD_KEY;
     do {
         const shms_pool_block *b = pool->blocks + id;
-        if (!b->width || !bears(b, first->hash, first->width, first->group) || (n && b->first))
+        if (!b->width || !has_key(b, first->hash, first->width, first->group) || (n && b->first))
             return SHMS_KV_BAD_KEY;
         if (outside(pool, b->key_next) || pool->blocks[b->key_next].key_prev != id)
             return SHMS_KV_BAD_KEY;
@@ -492,13 +493,13 @@ static int ring_valid(const shms_blockpool *pool, uint32_t s, int32_t *n_bearers
             return SHMS_KV_BAD_KEY;
         id = b->key_next;
     } while (id != pool->slots[s].id);
-    *n_bearers += n;
+    *n_in_rings += n;
     return 0;
 }
 
 int shms_blockpool_valid(const shms_blockpool *pool) {
     int rc = queue_valid(pool);
-    int32_t n_keys = 0, in_rings = 0, bearers = 0;
+    int32_t n_keys = 0, in_rings = 0, n_keyed = 0, n_free = 0;
     if (rc)
         return rc;
     for (int32_t id = 1; id < pool->n_blocks; id++) {
@@ -506,13 +507,11 @@ int shms_blockpool_valid(const shms_blockpool *pool) {
         /* queue_valid met only blocks with ref 0, and as many as there are: here each of them must be one */
         if (b->ref < 0 || (b->ref == 0) == (b->out != 0))
             return SHMS_KV_BAD_STATE;
-        bearers += b->width != 0;
+        n_keyed += b->width != 0;
+        n_free += b->ref == 0;
     }
     if (pool->blocks[0].ref || pool->blocks[0].width)
         return SHMS_KV_BAD_STATE;
-    int32_t n_free = 0;
-    for (int32_t id = 1; id < pool->n_blocks; id++)
-        n_free += pool->blocks[id].ref == 0;
     if (n_free != pool->n_free)
         return SHMS_KV_BAD_STATE;
     for (uint32_t s = 0; s < pool->n_slots; s++) {
@@ -526,5 +525,5 @@ int shms_blockpool_valid(const shms_blockpool *pool) {
     }
     if (n_keys != pool->n_keys)
         return SHMS_KV_BAD_KEYS;
-    return in_rings == bearers ? 0 : SHMS_KV_BAD_KEY;
+    return in_rings == n_keyed ? 0 : SHMS_KV_BAD_KEY;
 }

@@ -11,7 +11,7 @@ typedef struct shms_pool_block {
     int32_t prev_off, next_off; /* neighbours in the queue, as distances from id - 1 and id + 1 */
     int32_t key_prev, key_next;
     int32_t group;
-    uint8_t width; /* 0: bears no key */
+    uint8_t width; /* 0: has no key */
     uint8_t first; /* 1: its slot names it */
     uint8_t out; /* 1: not in the queue */
     uint8_t pad;

@@ -1,4 +1,4 @@
-/* books.c: one sentence for each code of books.h, so that no caller words them again. */
+/* errors.c: one sentence for each code of errors.h. */
 #include "errors.h"
 
 const char *shms_kv_meaning(int code) {
@@ -8,9 +8,9 @@ const char *shms_kv_meaning(int code) {
     case SHMS_KV_ERANGE:
         return "a block id is outside the pool, or names the null block";
     case SHMS_KV_EUNUSED:
-        return "a block is given back that nobody holds";
+        return "a block is given back that no request holds";
     case SHMS_KV_EKEYED:
-        return "a block that is to be cached bears a key already";
+        return "a block that is to be cached has a key already";
     case SHMS_KV_EWIDTH:
         return "block hashes have 1 to 32 bytes, all of one request the same number";
     case SHMS_KV_ENOHASH:
@@ -36,7 +36,7 @@ const char *shms_kv_meaning(int code) {
     case SHMS_KV_BAD_STATE:
         return "a block is both free and referenced, or neither";
     case SHMS_KV_BAD_KEY:
-        return "a key names a block that does not bear it, or misses one that does";
+        return "a key names a block that does not have it, or misses one that does";
     case SHMS_KV_BAD_KEYS:
         return "the number of keys differs from its counter";
     case SHMS_KV_BAD_TABLE:

@@ -1,6 +1,6 @@
-/* books.h: the one table of answers of the schedulers' books (hashlist, blockhash, blockpool, kvcache).
+/* errors.h: the codes of the scheduler's structures (hashlist, blockhash, blockpool, kvcache).
  *
- * 0 or a count is success; these are the refusals. Whoever gets one finds every structure as it was before the call. */
+ * 0 or a count is success; these are the refusals. A call that refuses leaves every structure as it was. */
 #ifndef SHMS_KV_ERRORS_H
 #define SHMS_KV_ERRORS_H
 
@@ -8,8 +8,8 @@
 enum {
     SHMS_KV_EFULL = -101,     /* fewer blocks are free than were asked for */
     SHMS_KV_ERANGE = -102,    /* a block id outside the pool, or the null block where it has no business */
-    SHMS_KV_EUNUSED = -103,   /* a block is given back that nobody holds */
-    SHMS_KV_EKEYED = -104,    /* a block that is to get a key bears one already */
+    SHMS_KV_EUNUSED = -103,   /* a block is given back that no request holds */
+    SHMS_KV_EKEYED = -104,    /* a block that is to get a key has one already */
     SHMS_KV_EWIDTH = -105,    /* a hash that is not 1 to 32 bytes, or hashes of unlike width in one list */
     SHMS_KV_ENOHASH = -106,   /* fewer block hashes than blocks to be cached */
     SHMS_KV_ECOMPUTED = -107, /* computed blocks for a request that has a table, or with caching off */
@@ -22,8 +22,8 @@ enum {
     SHMS_KV_BAD_QUEUE = -121,    /* the free queue is not one ring of valid ids */
     SHMS_KV_BAD_COUNT = -122,    /* the free queue's length is not its counter */
     SHMS_KV_BAD_STATE = -123,    /* a block is both free and referenced, or neither */
-    SHMS_KV_BAD_KEY = -124,      /* a key names a block that does not bear it, or a bearer is not found under it */
-    SHMS_KV_BAD_KEYS = -125,     /* the number of keys is not its counter */
+    SHMS_KV_BAD_KEY = -124, /* a key names a block that does not have it, or a block is not found under its key */
+    SHMS_KV_BAD_KEYS = -125, /* the number of keys is not its counter */
     SHMS_KV_BAD_TABLE = -126, /* a request's table names a block that is free, or has a null block after a real one */
     SHMS_KV_BAD_HOLDERS = -127 /* the number of requests that hold blocks of a group is not its counter */
 };

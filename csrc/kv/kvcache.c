@@ -22,7 +22,7 @@
  * for each position; then the others within what that gave. Both types answer in lengths that are multiples of the
  * alignment, so cutting the full groups to the others' length keeps both whole.
  *
- * The quiet limit is the largest T such that an allocate with seen <= computed, computed + new + lookahead <= T would
+ * `settled` is the largest T such that an allocate with seen <= computed, computed + new + lookahead <= T would
  * find no block to add (T <= blocks * size), none to key (T < (cached + 1) * size) and none to skip. It holds whatever
  * happens to other requests, as it speaks of this request's table alone. */
 #include "kvcache_impl.h"
@@ -62,6 +62,12 @@ static int table_reserve(shms_kv_table *t, int64_t n) {
     return 0;
 }
 
+/* Copies ids from an address without alignment, or from none at all. */
+static void put_ids(int32_t *to, const void *ids, int64_t n) {
+    if (n)
+        memcpy(to, ids, (size_t)n * sizeof *to);
+}
+
 /* ---- making one ---- */
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
@@ -83,23 +89,20 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->eagle = !!(flags & SHMS_KV_EAGLE);
     kv->alignment = alignment;
     kv->max_model_len = max_model_len;
-    kv->newest = -1;
+    kv->n_requests = 1;
     kv->groups = calloc(n, sizeof *kv->groups);
     kv->full = calloc(n, sizeof *kv->full);
     kv->other = calloc(n, sizeof *kv->other);
     kv->counts = calloc(n, sizeof *kv->counts);
     kv->stored = calloc(2 * n, sizeof *kv->stored);
-    kv->needed = calloc(n, sizeof *kv->needed);
-    kv->scratch = calloc(n, sizeof *kv->scratch);
     kv->found = calloc(n, sizeof *kv->found);
-    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->needed || !kv->scratch ||
-        !kv->found) {
+    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->found) {
         shms_kvcache_free(kv);
         return NULL;
     }
     for (int32_t g = 0; g < n_groups; g++) {
-        kv->groups[g] = (shms_kv_group){kinds[g], block_sizes[g], (int32_t)max64(1, block_sizes[g] / hash_block_size),
-                                        params[g], 0};
+        kv->groups[g] = (shms_kv_group){.kind = kinds[g], .size = block_sizes[g], .param = params[g]};
+        kv->groups[g].factor = (int32_t)max64(1, block_sizes[g] / hash_block_size);
         if (kinds[g] == SHMS_KV_FULL)
             kv->full[kv->n_full++] = g;
         else
@@ -111,17 +114,15 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
 void shms_kvcache_free(shms_kvcache *kv) {
     if (!kv)
         return;
-    for (int64_t i = 0; i < kv->n_handles * kv->n_groups; i++)
+    for (int64_t i = kv->n_groups; i < kv->n_requests * kv->n_groups; i++)
         free(kv->tables[i].ids);
-    for (int32_t g = 0; kv->scratch && g < kv->n_groups; g++)
-        free(kv->scratch[g].at);
+    for (int32_t g = 0; kv->groups && g < kv->n_groups; g++)
+        free(kv->groups[g].scratch.at);
     free(kv->groups);
     free(kv->full);
     free(kv->other);
     free(kv->counts);
     free(kv->stored);
-    free(kv->needed);
-    free(kv->scratch);
     free(kv->found);
     free(kv->tables);
     free(kv->live);
@@ -130,17 +131,17 @@ void shms_kvcache_free(shms_kvcache *kv) {
     free(kv);
 }
 
-/* ---- handles ---- */
+/* ---- requests ---- */
 
-static int handle_bad(const shms_kvcache *kv, int64_t h) { return h < 0 || h >= kv->n_handles || !kv->live[h]; }
+static int is_live(const shms_kvcache *kv, int64_t h) { return h > 0 && h < kv->n_requests && kv->live[h]; }
 static shms_kv_table *tables_of(const shms_kvcache *kv, int64_t h) { return kv->tables + h * kv->n_groups; }
 
-/* Makes sure that one more handle is there, idle, on top of the stack; nobody can see that it is. */
-static int handle_reserve(shms_kvcache *kv) {
+/* Makes sure that one more number is there, idle, on top of the stack; nobody can see that it is. */
+static int number_reserve(shms_kvcache *kv) {
     if (kv->n_idle)
         return 0;
-    if (kv->n_handles == kv->cap_handles) {
-        int64_t cap = kv->cap_handles ? 2 * kv->cap_handles : 64;
+    if (kv->n_requests >= kv->cap_requests) {
+        int64_t cap = kv->cap_requests ? 2 * kv->cap_requests : 64;
         shms_kv_table *tables = realloc(kv->tables, (size_t)(cap * kv->n_groups) * sizeof *tables);
         if (tables)
             kv->tables = tables;
@@ -152,13 +153,27 @@ static int handle_reserve(shms_kvcache *kv) {
             kv->idle = idle;
         if (!tables || !live || !idle)
             return SHMS_KV_EMEMORY;
-        kv->cap_handles = cap;
+        kv->cap_requests = cap;
     }
-    int64_t h = kv->n_handles++;
+    int64_t h = kv->n_requests++;
     memset(tables_of(kv, h), 0, (size_t)kv->n_groups * sizeof(shms_kv_table));
     kv->live[h] = 0;
     kv->idle[kv->n_idle++] = h;
     return 0;
+}
+
+static void answer(const shms_kvcache *kv, shms_kv_request *r, int64_t n_ids) {
+    r->n_ids = n_ids;
+    r->ids = kv->out.at;
+    r->counts = kv->counts;
+    r->stored = kv->stored;
+    r->wanted = r->there = 0;
+}
+
+static int missing(shms_kv_request *r, int code, int64_t wanted, int64_t there) {
+    r->wanted = wanted;
+    r->there = there;
+    return code;
 }
 
 /* ---- the longest cached prefix ---- */
@@ -176,12 +191,12 @@ static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *whi
 
 static void put_found(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t i) {
     for (int32_t j = 0; j < n; j++)
-        kv->scratch[which[j]].at[i] = kv->found[j];
+        kv->groups[which[j]].scratch.at[i] = kv->found[j];
 }
 
 static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t from, int64_t to) {
     for (int32_t j = 0; j < n && from < to; j++)
-        memset(kv->scratch[which[j]].at + from, 0, (size_t)(to - from) * sizeof(int32_t));
+        memset(kv->groups[which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
 }
 
 /* From the left, from block `at` until the first miss. */
@@ -189,7 +204,7 @@ static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const in
                          int64_t end) {
     int64_t stop = end;
     for (int32_t j = 0; j < n && at < stop; j++)
-        stop = at + shms_blockpool_find_run(kv->pool, kv->scratch[which[j]].at + at, hashes, at, stop - at,
+        stop = at + shms_blockpool_find_run(kv->pool, kv->groups[which[j]].scratch.at + at, hashes, at, stop - at,
                                             kv->groups[which[j]].factor, which[j]);
     return stop;
 }
@@ -236,7 +251,7 @@ static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const in
     if (g->kind == SHMS_KV_CHUNK)
         from = max_tokens / g->param * g->param / g->size; /* all of it lies in chunks that are over */
     for (int32_t j = 0; j < n; j++)
-        if ((rc = ids_reserve(kv->scratch + which[j], max64(from, end))))
+        if ((rc = ids_reserve(&kv->groups[which[j]].scratch, max64(from, end))))
             return rc;
     switch (g->kind) {
     case SHMS_KV_WINDOW:
@@ -256,9 +271,9 @@ static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const in
     }
 }
 
-int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t max_tokens) {
-    int64_t tokens = max64(0, max_tokens), rc, total = 0;
-    kv->n_out = 0;
+int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist *hashes, int64_t max_tokens) {
+    int64_t tokens = max64(0, max_tokens), rc, n_ids = 0;
+    answer(kv, r, 0);
     memset(kv->counts, 0, (size_t)kv->n_groups * sizeof *kv->counts);
     if (max_tokens < -1 || max_tokens >= LIMIT)
         return SHMS_KV_EARGUMENT;
@@ -275,16 +290,12 @@ int64_t shms_kvcache_find(shms_kvcache *kv, const shms_hashlist *hashes, int64_t
         tokens = blocks * kv->groups[which[0]].size;
     }
     for (int32_t g = 0; g < kv->n_groups; g++)
-        total += tokens / kv->groups[g].size;
-    if ((rc = ids_reserve(&kv->out, total)))
+        n_ids += kv->counts[g] = (int32_t)(tokens / kv->groups[g].size);
+    if ((rc = ids_reserve(&kv->out, n_ids)))
         return rc;
-    for (int32_t g = 0; g < kv->n_groups; g++) {
-        int64_t n = tokens / kv->groups[g].size;
-        if (n)
-            memcpy(kv->out.at + kv->n_out, kv->scratch[g].at, (size_t)n * sizeof(int32_t));
-        kv->counts[g] = (int32_t)n;
-        kv->n_out += n;
-    }
+    for (int32_t g = 0, at = 0; g < kv->n_groups; at += kv->counts[g++])
+        put_ids(kv->out.at + at, kv->groups[g].scratch.at, kv->counts[g]);
+    answer(kv, r, n_ids);
     return tokens;
 }
 
@@ -318,12 +329,12 @@ static int64_t blocks_for(const shms_kv_group *g, int64_t tokens, int64_t n_enco
 }
 
 /* May blocks [cached, end) of a table be given their keys? */
-static int may_cache(const shms_kvcache *kv, const shms_kv_group *g, const shms_kv_table *t, int64_t cached,
-                     int64_t end, const shms_hashlist *hashes) {
+static int may_cache(const shms_kvcache *kv, shms_kv_request *r, const shms_kv_group *g, const shms_kv_table *t,
+                     int64_t cached, int64_t end, const shms_hashlist *hashes) {
     if (end <= cached)
         return 0;
     if (end * g->factor > hashes->n)
-        return SHMS_KV_ENOHASH;
+        return missing(r, SHMS_KV_ENOHASH, end * g->factor, hashes->n);
     for (int64_t i = cached; t && i < min64(end, t->len); i++)
         if (t->ids[i] && shms_blockpool_is_keyed(kv->pool, t->ids[i]))
             return SHMS_KV_EKEYED;
@@ -344,17 +355,40 @@ static void do_cache(shms_kvcache *kv, int32_t g, shms_kv_table *t, int64_t end,
     t->cached = (int32_t)end;
 }
 
-int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, int64_t computed, int64_t n_new,
-                              int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
-                              const shms_hashlist *hashes, const void *given, const int32_t *counts) {
-    int is_new = handle < 0, rc;
+/* The largest sum for which allocate finds nothing to do; see above. */
+static int64_t settled(const shms_kvcache *kv, const shms_kv_table *tables) {
+    int64_t limit = LIMIT - 1; /* a sum that is larger has a part that allocate refuses */
+    for (int32_t g = 0; g < kv->n_groups; g++) {
+        const shms_kv_group *gr = kv->groups + g;
+        const shms_kv_table *t = tables + g;
+        int64_t size = gr->size;
+        int64_t next = ((int64_t)t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
+        if (gr->kind == SHMS_KV_CROSS)
+            return 0; /* its need comes with each call */
+        limit = min64(limit, max64(0, t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
+        if (kv->caching)
+            limit = min64(limit, ((int64_t)t->cached + 1) * size - 1);
+        /* `seen` is below the sum that is compared, as at least one token is new */
+        if (gr->kind == SHMS_KV_WINDOW)
+            limit = min64(limit, next + min64(gr->param, LIMIT) - 1);
+        if (gr->kind == SHMS_KV_CHUNK)
+            limit = min64(limit, cdiv(next, gr->param) * gr->param);
+    }
+    return limit;
+}
+
+int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, int64_t computed, int64_t n_new,
+                          int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
+                          const shms_hashlist *hashes, const void *given, const int32_t *counts) {
+    int is_new = r->table == 0, rc;
     /* or-ed, so that one comparison each finds a negative and a large one */
     int64_t all = n_new | lookahead | seen | computed | n_encoder | n_tokens;
-    if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && handle_bad(kv, handle)))
+    answer(kv, r, 0);
+    if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && !is_live(kv, r->table)))
         return SHMS_KV_EARGUMENT;
     int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
     int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
-    shms_kv_table *tables = is_new ? NULL : tables_of(kv, handle);
+    shms_kv_table *tables = is_new ? NULL : tables_of(kv, r->table);
     for (int32_t g = 0; counts && g < kv->n_groups; g++) {
         if (counts[g] < 0)
             return SHMS_KV_EARGUMENT;
@@ -376,19 +410,19 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
         int64_t have = is_new ? (counts ? counts[g] : 0) : tables[g].len;
         int64_t len = max64(have, blocks_for(gr, tokens, n_encoder));
         int64_t cached = is_new ? have : tables[g].cached;
-        if ((rc = may_cache(kv, gr, is_new ? NULL : tables + g, cached, min64(to_cache / gr->size, len), hashes)))
+        if ((rc = may_cache(kv, r, gr, is_new ? NULL : tables + g, cached, min64(to_cache / gr->size, len), hashes)))
             return rc;
-        kv->needed[g] = len - have;
-        total += kv->needed[g];
+        kv->groups[g].needed = len - have;
+        total += kv->groups[g].needed;
     }
     if (total <= shms_blockpool_len(kv->pool)) { /* else it ends in FULL, and would ask for absurd amounts of memory */
         if (is_new) {
-            if ((rc = handle_reserve(kv)))
+            if ((rc = number_reserve(kv)))
                 return rc;
             tables = tables_of(kv, kv->idle[kv->n_idle - 1]);
         }
         for (int32_t g = 0; g < kv->n_groups; g++)
-            if ((rc = table_reserve(tables + g, (is_new && counts ? counts[g] : tables[g].len) + kv->needed[g])))
+            if ((rc = table_reserve(tables + g, (is_new && counts ? counts[g] : tables[g].len) + kv->groups[g].needed)))
                 return rc;
         if ((rc = ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total)))
             return rc;
@@ -397,126 +431,103 @@ int64_t shms_kvcache_allocate(shms_kvcache *kv, int64_t handle, int64_t seen, in
     for (int32_t g = 0; !is_new && g < kv->n_groups; g++)
         skip_passed(kv, tables + g, kv->groups + g, seen);
     if (total + revived > shms_blockpool_n_free(kv->pool))
-        return SHMS_KV_EFULL;
+        return missing(r, SHMS_KV_EFULL, total + revived, shms_blockpool_n_free(kv->pool));
 
     if (is_new) {
-        handle = kv->newest = kv->idle[--kv->n_idle];
-        kv->live[handle] = 1;
+        r->table = kv->idle[--kv->n_idle];
+        kv->live[r->table] = 1;
         shms_blockpool_touch(kv->pool, given, n_given);
     }
-    kv->n_out = 0;
-    for (int32_t g = 0, at = 0; g < kv->n_groups; g++) {
+    int64_t n_ids = 0, at = 0;
+    for (int32_t g = 0; g < kv->n_groups; g++) {
         shms_kv_table *t = tables + g;
         int had = t->len > 0;
         if (is_new) {
             int32_t n = counts ? counts[g] : 0;
-            if (n)
-                memcpy(t->ids, (const char *)given + 4 * (int64_t)at, (size_t)n * sizeof(int32_t));
+            put_ids(t->ids, (const char *)given + 4 * at, n);
             at += n;
             t->len = t->cached = n;
             for (t->nulls = 0; t->nulls < n && t->ids[t->nulls] == 0;)
                 t->nulls++;
         }
-        int64_t n = kv->needed[g];
+        int64_t n = kv->groups[g].needed;
         if (n) {
             shms_blockpool_get(kv->pool, t->ids + t->len, n);
-            memcpy(kv->out.at + kv->n_out, t->ids + t->len, (size_t)n * sizeof(int32_t));
+            put_ids(kv->out.at + n_ids, t->ids + t->len, n);
             t->len += (int32_t)n;
         }
         kv->counts[g] = (int32_t)n;
-        kv->n_out += n;
+        n_ids += n;
         kv->groups[g].n_holders += !had && t->len > 0;
+        do_cache(kv, g, t, min64(to_cache / kv->groups[g].size, t->len), hashes);
     }
-    for (int32_t g = 0; g < kv->n_groups; g++)
-        do_cache(kv, g, tables + g, min64(to_cache / kv->groups[g].size, tables[g].len), hashes);
-    return handle;
+    answer(kv, r, n_ids);
+    r->settled = settled(kv, tables);
+    return 0;
 }
 
-int64_t shms_kvcache_quiet(const shms_kvcache *kv, int64_t handle) {
-    int64_t limit = LIMIT - 1; /* a sum that is larger has a part that allocate refuses */
-    if (handle_bad(kv, handle))
-        return 0;
-    for (int32_t g = 0; g < kv->n_groups; g++) {
-        const shms_kv_group *gr = kv->groups + g;
-        const shms_kv_table *t = tables_of(kv, handle) + g;
-        int64_t size = gr->size,
-                next = ((int64_t)t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
-        if (gr->kind == SHMS_KV_CROSS)
-            return 0; /* its need comes with each call */
-        limit = min64(limit, max64(0, t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
-        if (kv->caching)
-            limit = min64(limit, ((int64_t)t->cached + 1) * size - 1);
-        /* `seen` is below the sum that is compared, as at least one token is new */
-        if (gr->kind == SHMS_KV_WINDOW)
-            limit = min64(limit, next + min64(gr->param, LIMIT) - 1);
-        if (gr->kind == SHMS_KV_CHUNK)
-            limit = min64(limit, cdiv(next, gr->param) * gr->param);
-    }
-    return max64(limit, 0);
-}
-
-int shms_kvcache_cache(shms_kvcache *kv, int64_t handle, const shms_hashlist *hashes, int64_t n_tokens) {
+int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist *hashes, int64_t n_tokens) {
     int rc;
-    if (handle_bad(kv, handle) || n_tokens < 0)
+    answer(kv, r, 0);
+    if (!is_live(kv, r->table) || n_tokens < 0)
         return SHMS_KV_EARGUMENT;
-    shms_kv_table *tables = tables_of(kv, handle);
+    shms_kv_table *tables = tables_of(kv, r->table);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int64_t end = n_tokens / kv->groups[g].size;
         if (end > tables[g].len)
-            return SHMS_KV_ESHORT;
-        if ((rc = may_cache(kv, kv->groups + g, tables + g, tables[g].cached, end, hashes)))
+            return missing(r, SHMS_KV_ESHORT, end, tables[g].len);
+        if ((rc = may_cache(kv, r, kv->groups + g, tables + g, tables[g].cached, end, hashes)))
             return rc;
     }
     for (int32_t g = 0; g < kv->n_groups; g++)
         do_cache(kv, g, tables + g, n_tokens / kv->groups[g].size, hashes);
+    r->settled = settled(kv, tables);
     return 0;
 }
 
-int shms_kvcache_release(shms_kvcache *kv, int64_t handle) {
-    if (handle_bad(kv, handle))
+int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r) {
+    if (r->table == 0)
+        return 0;
+    if (!is_live(kv, r->table))
         return SHMS_KV_EARGUMENT;
-    shms_kv_table *tables = tables_of(kv, handle);
     for (int32_t g = 0; g < kv->n_groups; g++) {
-        shms_kv_table *t = tables + g;
+        shms_kv_table *t = tables_of(kv, r->table) + g;
         kv->groups[g].n_holders -= t->len > 0;
         shms_blockpool_put(kv->pool, t->ids + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
         free(t->ids);
         *t = (shms_kv_table){0};
     }
-    kv->live[handle] = 0;
-    if (kv->newest == handle)
-        kv->newest = -1;
-    kv->idle[kv->n_idle++] = handle;
+    kv->live[r->table] = 0;
+    kv->idle[kv->n_idle++] = r->table;
+    *r = (shms_kv_request){0};
     return 0;
 }
 
 /* ---- looking ---- */
 
-int shms_kvcache_table(shms_kvcache *kv, int64_t handle) {
-    if (handle_bad(kv, handle))
+int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *r) {
+    answer(kv, r, 0);
+    if (!is_live(kv, r->table))
         return SHMS_KV_EARGUMENT;
-    const shms_kv_table *tables = tables_of(kv, handle);
-    int64_t total = 0;
+    const shms_kv_table *tables = tables_of(kv, r->table);
+    int64_t n_ids = 0;
     for (int32_t g = 0; g < kv->n_groups; g++)
-        total += tables[g].len;
-    int rc = ids_reserve(&kv->out, total);
+        n_ids += kv->counts[g] = tables[g].len;
+    int rc = ids_reserve(&kv->out, n_ids);
     if (rc)
         return rc;
-    kv->n_out = 0;
-    for (int32_t g = 0; g < kv->n_groups; g++) {
-        if (tables[g].len)
-            memcpy(kv->out.at + kv->n_out, tables[g].ids, (size_t)tables[g].len * sizeof(int32_t));
-        kv->counts[g] = tables[g].len;
-        kv->n_out += tables[g].len;
-    }
+    for (int32_t g = 0, at = 0; g < kv->n_groups; at += kv->counts[g++])
+        put_ids(kv->out.at + at, tables[g].ids, tables[g].len);
+    answer(kv, r, n_ids);
     return 0;
 }
 
-int shms_kvcache_common(shms_kvcache *kv, int64_t handle) {
-    if (handle_bad(kv, handle))
+int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *r) {
+    answer(kv, r, 0);
+    if (!is_live(kv, r->table))
         return SHMS_KV_EARGUMENT;
     for (int32_t g = 0; g < kv->n_groups; g++) {
-        const shms_kv_table *t = tables_of(kv, handle) + g;
+        const shms_kv_table *t = tables_of(kv, r->table) + g;
         int32_t n = 0;
         if (kv->groups[g].kind == SHMS_KV_FULL)
             while (n < t->len && shms_blockpool_ref(kv->pool, t->ids[n]) == kv->groups[g].n_holders)
@@ -526,19 +537,13 @@ int shms_kvcache_common(shms_kvcache *kv, int64_t handle) {
     return 0;
 }
 
-int64_t shms_kvcache_newest(const shms_kvcache *kv) { return kv->newest; }
-int64_t shms_kvcache_n_ids(const shms_kvcache *kv) { return kv->n_out; }
-const int32_t *shms_kvcache_ids(const shms_kvcache *kv) { return kv->out.at; }
-const int32_t *shms_kvcache_counts(const shms_kvcache *kv) { return kv->counts; }
-const int64_t *shms_kvcache_stored(const shms_kvcache *kv) { return kv->stored; }
-
 int shms_kvcache_valid(const shms_kvcache *kv) {
     int rc = shms_blockpool_valid(kv->pool);
     if (rc)
         return rc;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         int32_t holders = 0;
-        for (int64_t h = 0; h < kv->n_handles; h++) {
+        for (int64_t h = 1; h < kv->n_requests; h++) {
             const shms_kv_table *t = tables_of(kv, h) + g;
             if (!kv->live[h]) {
                 if (t->len)

@@ -18,6 +18,8 @@ typedef struct shms_kv_group {
     int32_t kind, size, factor;
     int64_t param;
     int32_t n_holders; /* requests whose table is not empty */
+    int64_t needed; /* blocks that the allocate at work adds */
+    shms_kv_ids scratch; /* what the look-up at work found */
 } shms_kv_group;
 
 struct shms_kvcache {
@@ -27,16 +29,13 @@ struct shms_kvcache {
     int64_t alignment, max_model_len;
     int32_t *full, *other; /* indices of the groups of either type */
     int32_t n_full, n_other;
-    shms_kv_table *tables; /* n_groups for each handle */
-    uint8_t *live; /* one for each handle */
-    int64_t *idle; /* handles to be used again, a stack */
-    int64_t n_handles, cap_handles, n_idle;
-    int64_t newest; /* the handle that was begun last and lives; -1: none */
+    shms_kv_table *tables; /* n_groups for each request; number 0 is none's */
+    uint8_t *live; /* one for each request */
+    int64_t *idle; /* numbers to be used again, a stack */
+    int64_t n_requests, cap_requests, n_idle;
     shms_kv_ids out; /* the last answer */
     int32_t *counts;
-    int64_t *stored, *needed;
-    int64_t n_out;
-    shms_kv_ids *scratch; /* one for each group: look-ups */
+    int64_t *stored;
     int32_t *found;
 };
 #endif

@@ -1,10 +1,11 @@
-"""Schedulers' books: what may stay in the KV cache and the encoder cache, not where it is.
+"""The scheduler's state: what may stay in the KV cache and the encoder cache, not where it is.
 
 Start with `KVCacheManager` (``docs/guides/schedulers.md`` has a whole step loop), `EncoderCacheManager` and
 `compute_encoder_budget`. Nothing here knows shared memory, and nothing is for several threads at once.
 """
 
 from shmstore.scheduler.block_hasher import BlockHasher
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.budget import MultiModalBudget, compute_encoder_budget
 from shmstore.scheduler.encoder_cache import (
@@ -29,7 +30,7 @@ from shmstore.scheduler.kv_cache_config import (
 )
 from shmstore.scheduler.kv_cache_manager import KVCacheManager
 from shmstore.scheduler.metrics import BlockLifetime, CachingMetrics, KVCacheMetricsCollector, PrefixCacheStats
-from shmstore.scheduler.request import BlockHashes, Request, RequestLike
+from shmstore.scheduler.request import Request, RequestLike
 
 __all__ = [
     "AllBlocksCleared",

@@ -6,9 +6,11 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from shmstore.bindings import scheduler as books
-from shmstore.bindings.scheduler import NO_EXTRAS, HashExtras, exact_bytes
+from shmstore.bindings import blockhash
+from shmstore.bindings.blockhash import NO_EXTRAS, HashExtras
+from shmstore.bindings.hashlist import exact_bytes
 from shmstore.errors import shown
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
 
 __all__ = ["BlockHasher", "encode_cbor"]
@@ -97,7 +99,7 @@ class BlockHasher:
         self.algorithm = algorithm
         self.seed = seed
         self.seed_hash: bytes = self._digest(encode_cbor(seed))
-        self._in_c = algorithm == "sha256_cbor" and library == "auto" and books.sha256_ready()
+        self._in_c = algorithm == "sha256_cbor" and library == "auto" and blockhash.sha256_ready()
 
     def __call__(self, request: Any) -> Sequence[bytes]:
         """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; changes nothing.
@@ -114,8 +116,10 @@ class BlockHasher:
         extras = self._extras_of(request, first * size, (first + n) * size)
         embeds = self._embed_digests(getattr(request, "prompt_embeds", None), first, n)
         if self._in_c and len(parent) == _SHA256_BYTES:  # C copies that many of a parent
-            return books.sha256_chain(parent, first, size, tokens, extras, embeds)
-        return books.digest_chain(self._digest, parent, first, size, tokens, extras, embeds)
+            hashes = BlockHashes()
+            blockhash.sha256_chain(hashes, parent, first, size, tokens, extras, embeds)
+            return hashes
+        return blockhash.digest_chain(self._digest, parent, first, size, tokens, extras, embeds)
 
     @staticmethod
     def _extras_of(request: Any, start: int, stop: int) -> HashExtras:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import struct
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from shmstore.bindings.scheduler import FREE_ORDERS, HASH_BYTES, BlockHashes, Pool, pack_ids, split_hashes, unpack_ids
+from shmstore.bindings.blockpool import FREE_ORDERS, Pool, pack_ids, unpack_ids
+from shmstore.bindings.hashlist import HASH_BYTES, split_hashes
 from shmstore.errors import shown
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
-from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, ids_of
+from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, ids_of
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
 
 __all__ = ["BlockPool"]
@@ -23,24 +26,18 @@ logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("=32sii")
 
 
+@dataclass(slots=True)
 class _Stored:
     """A BlockStored to be: its hashes become Python objects when the events are taken."""
 
-    __slots__ = ("block_size", "factor", "group", "hashes", "lora_id", "parent", "tokens", "width")
-
-    def __init__(
-        self,
-        hashes: bytes,
-        parent: bytes,
-        width: int,
-        factor: int,
-        tokens: list[int],
-        block_size: int,
-        lora_id: int | None,
-        group: int,
-    ) -> None:
-        self.hashes, self.parent, self.width, self.factor = hashes, parent, width, factor
-        self.tokens, self.block_size, self.lora_id, self.group = tokens, block_size, lora_id, group
+    hashes: bytes
+    parent: bytes
+    width: int
+    factor: int
+    tokens: list[int]
+    block_size: int
+    lora_id: int | None
+    group: int
 
 
 class BlockPool:
@@ -82,11 +79,11 @@ class BlockPool:
         self.events_enabled = events
         self.watched = events or metrics is not None
         """Somebody wants to hear of what happens to blocks."""
-        self.books = Pool(num_blocks, FREE_ORDERS[free_order])
+        self.core = Pool(num_blocks, FREE_ORDERS[free_order])
         """The C pool behind this one; for the managers."""
-        self.books.log(events)
-        self._pending: list[bytes | _Stored | KVCacheEvent] = []
-        self._empty: dict[int, KVCacheBlocks] = {}
+        self.core.log(events)
+        # Removed keys are in the log of C. Other events wait here, each with the length that the log had before it.
+        self._pending: list[tuple[int, _Stored | KVCacheEvent]] = []
 
     # ---- blocks ----
 
@@ -97,40 +94,32 @@ class BlockPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the books of all blocks take."""
-        return self.books.nbytes
-
-    def empty_blocks(self, num_groups: int) -> KVCacheBlocks:
-        """Return the one shared instance with no blocks for so many groups."""
-        if num_groups not in self._empty:
-            self._empty[num_groups] = KVCacheBlocks.from_ids(self, b"", (0,) * num_groups)
-        return self._empty[num_groups]
+        """Bytes of memory that the pool takes."""
+        return self.core.nbytes
 
     def get_num_free_blocks(self) -> int:
         """Return the length of the free queue."""
-        return self.books.n_free
+        return self.core.n_free
 
     def get_usage(self) -> float:
         """Return the share of blocks in use, 0 … 1."""
-        return 1.0 - self.books.n_free / (self.num_blocks - 1) if self.num_blocks > 1 else 0.0
+        return 1.0 - self.core.n_free / (self.num_blocks - 1) if self.num_blocks > 1 else 0.0
 
     def get_cached_block(self, block_hash: bytes, group_ids: Sequence[int]) -> list[KVCacheBlock] | None:
         """Return for each group the block that got this key first and still has it; None if one misses."""
         found: list[int] = []
         for group in group_ids:
             check_range("group_id", group, 0, INT32_LIMIT)
-            found.append(self.books.find(block_hash, group))
+            found.append(self.core.find(block_hash, group))
         return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
 
     def get_new_blocks(self, n: int) -> BlockSequence:
         """Take n blocks from the head of the queue; each loses its contents. ValueError where fewer are free."""
         if n < 0:
-            raise ValueError(f"a number of blocks cannot be {n}")
-        if n > self.books.n_free:
+            raise ValueError(f"n must not be negative: {n}")
+        ids = self.core.get(n)
+        if ids is None:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
-        ids = self.books.get(n)
-        if self.events_enabled:
-            self.note_removed()
         if self.metrics is not None:
             self.tell_metrics(b"", unpack_ids(ids), ids)
         return BlockSequence(self, ids)
@@ -139,7 +128,7 @@ class BlockPool:
         """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
         ids = b"".join(ids_of(blocks, self) for blocks in groups)
         try:
-            self.books.touch(ids)
+            self.core.touch(ids)
         except ValueError as error:
             raise self._naming(ids, 0, error) from None
         if self.metrics is not None:
@@ -149,7 +138,7 @@ class BlockPool:
         """Take a reference from each block, then let those without one join the queue, in this order."""
         ids = ids_of(ordered, self)
         try:
-            self.books.put(ids)
+            self.core.put(ids)
         except ValueError as error:
             raise self._naming(ids, 0, error) from None
 
@@ -198,7 +187,7 @@ class BlockPool:
             return
         hashes = BlockHashes.of(request.block_hashes)
         source = self.source_of(request) if self.events_enabled else None
-        self.books.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
+        self.core.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
         if source is not None:
             self.note_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
 
@@ -209,10 +198,8 @@ class BlockPool:
             if not 1 <= whole("a block id", block_id) < self.num_blocks:
                 raise self._no_block(block_id)
         packed = pack_ids(given)
-        unkeyed = set(self.books.unkeyed(packed)) if self.metrics is not None else set()
-        self.books.evict(packed)
-        if self.events_enabled:
-            self.note_removed()
+        unkeyed = set(self.core.unkeyed(packed)) if self.metrics is not None else set()
+        self.core.evict(packed)
         if self.metrics is not None:
             gone = [block_id for block_id in dict.fromkeys(unpack_ids(packed)) if block_id not in unkeyed]
             self.tell_metrics(b"", gone, b"")
@@ -226,12 +213,12 @@ class BlockPool:
 
     def forget(self) -> bool:
         """Like `reset_prefix_cache`; the metrics hear of it when the caller, a manager, has done its part."""
-        if not self.books.reset():
-            in_use = self.num_blocks - 1 - self.books.n_free
+        if not self.core.reset():
+            in_use = self.num_blocks - 1 - self.core.n_free
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
             return False
         if self.events_enabled:
-            self._pending.append(AllBlocksCleared())
+            self._pending.append((self.core.log_len, AllBlocksCleared()))
         return True
 
     def tell_reset(self) -> None:
@@ -240,12 +227,6 @@ class BlockPool:
             self._tell([("reset", ())])
 
     # ---- what others hear; called by the managers after each change, the metrics last ----
-
-    def note_removed(self) -> None:
-        """Take in which keys the last change dropped; before what it stored, and only with events on."""
-        records = self.books.take_log()
-        if records:
-            self._pending.append(records)
 
     def tell_metrics(self, accessed: bytes, evicted: Iterable[int], allocated: bytes) -> None:
         """Tell the metrics, if there are any, of blocks found and taken, losing their contents, and handed out.
@@ -270,7 +251,7 @@ class BlockPool:
                 getattr(self.metrics, name)(*about)
             except Exception:
                 if not failed:
-                    logger.exception("The metrics collector failed; the books are complete, its figures may not be")
+                    logger.exception("The metrics collector failed; its figures may be incomplete, the pool is not")
                 failed = True
 
     @staticmethod
@@ -279,53 +260,34 @@ class BlockPool:
         return request.all_token_ids, getattr(request, "lora_id", None)
 
     def note_stored(
-        self,
-        source: tuple[Sequence[int], int | None],
-        hashes: BlockHashes,
-        first: int,
-        end: int,
-        block_size: int,
-        factor: int,
-        group_id: int,
-    ) -> None:
+        self, source: tuple[Sequence[int], int | None], hashes: BlockHashes, first: int, end: int, block_size: int,
+        factor: int, group_id: int,
+    ) -> None:  # fmt: skip
         """Take in that blocks first … end-1 of a request (`source_of`) got their keys."""
         parent = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source[0][first * block_size : end * block_size]
-        self._pending.append(
-            _Stored(
-                hashes.raw(first * factor, end * factor),
-                parent,
-                hashes.width,
-                factor,
-                tokens if isinstance(tokens, list) else list(tokens),
-                block_size,
-                source[1],
-                group_id,
-            )
-        )
+        stored = _Stored(
+            hashes.raw(first * factor, end * factor), parent, hashes.width, factor,
+            tokens if isinstance(tokens, list) else list(tokens), block_size, source[1], group_id,
+        )  # fmt: skip
+        self._pending.append((self.core.log_len, stored))
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return the events since the last call, oldest first."""
         pending, self._pending = self._pending, []
+        log, start = self.core.take_log(), 0
         events: list[KVCacheEvent] = []
-        for item in pending:
-            if isinstance(item, bytes):
-                for block_hash, width, group in _RECORD.iter_unpack(item):
-                    events.append(BlockRemoved(self._shown(block_hash, width), MEDIUM_GPU, group))
-            elif isinstance(item, _Stored):
-                shown, width = self._shown, item.width
+        for end, item in (*pending, (len(log), None)):
+            for block_hash, width, group in _RECORD.iter_unpack(log[start:end]) if start < end else ():
+                events.append(BlockRemoved(self._shown(block_hash, width), MEDIUM_GPU, group))
+            start = end
+            if isinstance(item, _Stored):
+                hashes = self._shown(item.hashes, item.width, item.factor)
+                parent = self._shown(item.parent, item.width)[0] if item.parent else None
                 events.append(
-                    BlockStored(
-                        shown(item.hashes, width, item.factor),
-                        shown(item.parent, width)[0] if item.parent else None,
-                        item.tokens,
-                        item.block_size,
-                        item.lora_id,
-                        MEDIUM_GPU,
-                        item.group,
-                    )
+                    BlockStored(hashes, parent, item.tokens, item.block_size, item.lora_id, MEDIUM_GPU, item.group)
                 )
-            else:
+            elif item is not None:
                 events.append(item)
         return events
 
@@ -343,21 +305,21 @@ class BlockPool:
 
     def free_block_ids(self) -> list[int]:
         """Return the free queue, head to tail."""
-        return self.books.free_ids()
+        return self.core.free_ids()
 
     def ref_counts(self) -> dict[int, int]:
         """Return the reference counts above 0, by block id."""
-        return self.books.ref_counts()
+        return self.core.ref_counts()
 
     def cached_block_ids(self) -> list[int]:
-        """Return the blocks that bear a key, ascending."""
-        return self.books.keyed_ids()
+        """Return the blocks that have a key, ascending."""
+        return self.core.keyed_ids()
 
     @property
     def num_cached_keys(self) -> int:
         """How many keys find a block."""
-        return self.books.n_keys
+        return self.core.n_keys
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant."""
-        self.books.check_valid()
+        self.core.check_valid()

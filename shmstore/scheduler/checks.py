@@ -1,4 +1,4 @@
-"""What every number and item that enters the books must be: one helper for each question, so that all refuse alike."""
+"""What every number and item given to the managers must be, with one helper for each question."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INT64_LIMIT: Final = 1 << 63
 
 
 def whole(name: str, value: Any) -> int:
-    """Return `value` as a Python integer; TypeError, which names the argument, where it is none."""
+    """Return `value` as a Python integer; TypeError, which names the argument, if it is not one."""
     try:
         return int(index(value))
     except TypeError:

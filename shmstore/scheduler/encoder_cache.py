@@ -1,4 +1,4 @@
-"""Which encoder outputs are still held: books only, the workers hold the tensors.
+"""Which encoder outputs are still held; the workers hold the tensors themselves.
 
 Three ways of holding them, three managers: shared between requests by content hash, per request, and straight into
 cross-attention blocks.
@@ -10,10 +10,9 @@ from typing import Any
 
 from shmstore.errors import StoreFullError, shown
 from shmstore.scheduler.checks import check_count
+from shmstore.scheduler.commit import commit
 
 __all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderCacheManager"]
-
-# Changes that belong together stand together, without a call between: an interrupt comes only behind a call.
 
 
 def _item(request: Any, i: int) -> Any:
@@ -56,14 +55,28 @@ def _full(what: str, size: int, room: int, cache_size: int, unit: str) -> StoreF
     )
 
 
+_set = dict.__setitem__
+
+
 class EncoderCacheManager:
     """Encoder outputs shared by content hash; an entry that nobody uses stays until its space is needed.
 
     `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings
-    that its placeholder's mask selects. Every i that a request has taken counts once, also where two of them are the
-    same content. Each call that raises leaves everything as it was, but that an `allocate` or a `free` into which an
-    interrupt comes may have evicted or given up some.
+    that its placeholder's mask selects. Every i that a request has taken counts once, also if two of them have the
+    same content. Each call that raises leaves everything as it was; only an interrupted `free` may have given up some.
     """
+
+    num_free_slots: int
+    """Embeddings that nothing takes."""
+    num_freeable_slots: int
+    """Embeddings that nothing takes or that nobody references."""
+    cached: dict[str, set[str]]
+    """Ids of the requests that use each entry, by content hash."""
+    freeable: dict[str, int]
+    """Entries that nobody uses and their sizes, the first to go first."""
+    _sizes: dict[str, int]
+    _taken: dict[str, dict[int, str]]
+    _freed: dict[str, None]
 
     def __init__(self, cache_size: int) -> None:
         check_count("cache_size", cache_size)
@@ -72,17 +85,8 @@ class EncoderCacheManager:
 
     def reset(self) -> None:
         """Forget everything."""
-        self.num_free_slots = self.cache_size
-        """Embeddings that nothing takes."""
-        self.num_freeable_slots = self.cache_size
-        """Embeddings that nothing takes or that nobody references."""
-        self.cached: dict[str, set[str]] = {}
-        """Ids of the requests that use each entry, by content hash."""
-        self.freeable: dict[str, int] = {}
-        """Entries that nobody uses and their sizes, the first to go first."""
-        self._sizes: dict[str, int] = {}
-        self._taken: dict[str, dict[int, str]] = {}
-        self._freed: dict[str, None] = {}
+        tables: dict[str, Any] = {name: {} for name in ("cached", "freeable", "_sizes", "_taken", "_freed")}
+        vars(self).update(tables, num_free_slots=self.cache_size, num_freeable_slots=self.cache_size)
 
     def _look(self, request: Any, i: int) -> tuple[str, int]:
         mm_hash, size = _hash_and_size(request, i)
@@ -94,30 +98,28 @@ class EncoderCacheManager:
         return mm_hash, size
 
     def _take(self, request_id: str, i: int, mm_hash: str, size: int) -> None:
-        taken = self._taken.get(request_id)
-        if taken is not None and i in taken and taken[i] != mm_hash:
+        taken = self._taken.get(request_id, {})
+        if taken.get(i, mm_hash) != mm_hash:
             raise ValueError(
                 f"request {shown(request_id)} holds item {i} as {shown(taken[i])}: free it before {shown(mm_hash)}"
             )
-        if mm_hash not in self.cached:
-            while self.num_free_slots < size:
-                self._evict_oldest()
-            self.cached[mm_hash] = {request_id}
-            self._sizes[mm_hash] = size
-            self.num_free_slots -= size
-            self.num_freeable_slots -= size
-            if mm_hash in self._freed:
-                del self._freed[mm_hash]
+        changes: list[tuple[Any, ...]] = [(_set, taken, i, mm_hash), (_set, self._taken, request_id, taken)]
+        users = self.cached.get(mm_hash)
+        if users is None:
+            room = self.num_free_slots
+            for oldest, freed in self.freeable.items():
+                if room >= size:
+                    break
+                room += freed
+                changes += [(dict.pop, table, oldest) for table in (self.freeable, self.cached, self._sizes)]
+                changes.append((_set, self._freed, oldest, None))
+            changes += [(_set, self.cached, mm_hash, {request_id}), (_set, self._sizes, mm_hash, size)]
+            changes += [(dict.pop, self._freed, mm_hash, None), (setattr, self, "num_free_slots", room - size)]
         else:
-            if mm_hash in self.freeable:
-                del self.freeable[mm_hash]
-                self.num_freeable_slots -= size
-            users = self.cached[mm_hash]
-            users |= {request_id}
-        if taken is None:
-            self._taken[request_id] = {i: mm_hash}
-        else:
-            taken[i] = mm_hash
+            changes += [(set.add, users, request_id), (dict.pop, self.freeable, mm_hash, None)]
+        if not users:  # new, or only kept until its space is needed
+            changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots - size))
+        commit(changes)
 
     def check_and_update_cache(self, request: Any, i: int) -> bool:
         """Return whether item i is cached; a hit makes the request a user of it.
@@ -149,12 +151,6 @@ class EncoderCacheManager:
             raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_freeable_slots, self.cache_size, "embeddings")
         self._take(request.request_id, i, mm_hash, size)
 
-    def _evict_oldest(self) -> None:
-        mm_hash = next(iter(self.freeable))
-        self.num_free_slots += self.freeable[mm_hash]
-        del self.freeable[mm_hash], self.cached[mm_hash], self._sizes[mm_hash]
-        self._freed[mm_hash] = None
-
     def get_cached_input_ids(self, request: Any) -> set[int]:
         """Return the items that this request has taken and not freed."""
         return set(self._taken.get(request.request_id, ()))
@@ -165,20 +161,21 @@ class EncoderCacheManager:
         With the last item of the last user the entry becomes the newest of those that may go.
         """
         request_id = request.request_id
-        taken = self._taken.get(request_id)
-        if taken is None or i not in taken:
+        taken = self._taken.get(request_id, {})
+        if i not in taken:
             return
-        mm_hash, others = taken[i], taken.values()
-        del taken[i]
-        if not taken:
-            del self._taken[request_id]
-        if mm_hash in others:
-            return
+        mm_hash = taken[i]
         users = self.cached[mm_hash]
-        users -= {request_id}
-        if not users:
-            self.freeable[mm_hash] = self._sizes[mm_hash]
-            self.num_freeable_slots += self._sizes[mm_hash]
+        changes: list[tuple[Any, ...]] = [(dict.pop, taken, i)]
+        if len(taken) == 1:
+            changes.append((dict.pop, self._taken, request_id))
+        if list(taken.values()).count(mm_hash) == 1:
+            changes.append((set.remove, users, request_id))
+            if len(users) == 1:
+                size = self._sizes[mm_hash]
+                changes.append((_set, self.freeable, mm_hash, size))
+                changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots + size))
+        commit(changes)
 
     def free(self, request: Any) -> None:
         """Give up all items of this request, in ascending order."""
@@ -211,19 +208,56 @@ def _require(holds: bool, what: str) -> None:
         raise RuntimeError(f"broken invariant: {what}")
 
 
-class RequestEncoderCacheManager:
-    """Encoder outputs held for each request by itself, in encoder tokens (``request.get_num_encoder_tokens(i)``).
+class _HeldByRequest:
+    """What each request holds by itself; giving back what is not held is nothing, taking twice counts once."""
 
-    `num_free_slots` stays within 0 … `cache_size`: freeing what is not held is nothing, allocating twice counts once.
-    """
+    num_free_slots: int
+    """What nothing takes, in the unit of `cache_size`."""
+    _held: dict[str, dict[int, int]]
+    _freed: list[tuple[str, int]]
+    _new: dict[str, None]
+    _old: dict[str, None]
 
     def __init__(self, cache_size: int) -> None:
         check_count("cache_size", cache_size)
         self.cache_size = cache_size
-        self.num_free_slots = cache_size
-        """Encoder tokens that nothing takes."""
-        self._held: dict[str, dict[int, int]] = {}
-        self._freed: list[tuple[str, int]] = []
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        vars(self).update(num_free_slots=self.cache_size, _held={}, _freed=[], _new={}, _old={})
+
+    def _take(self, request: Any, i: int, size: int, *changes: tuple[Any, ...]) -> None:
+        held = self._held.get(request.request_id, {})
+        room = (setattr, self, "num_free_slots", self.num_free_slots - size)
+        commit([(_set, held, i, size), (_set, self._held, request.request_id, held), room, *changes])
+
+    def _give_back(self, request: Any, i: int, *changes: tuple[Any, ...]) -> None:
+        held = self._held.get(request.request_id, {})
+        if i not in held:
+            return
+        entry = (dict.pop, held, i) if len(held) > 1 else (dict.pop, self._held, request.request_id)
+        commit([entry, (setattr, self, "num_free_slots", self.num_free_slots + held[i]), *changes])
+
+    def get_cached_input_ids(self, request: Any) -> set[int]:
+        """Return the items that the request holds, as a set of the caller's own."""
+        return set(self._held.get(request.request_id, ()))
+
+    def free_encoder_input(self, request: Any, i: int) -> None:
+        """Give back the space of item i; nothing if the request does not hold it."""
+        self._give_back(request, i)
+
+    def free(self, request: Any) -> None:
+        """Give back all items of the request, in ascending order."""
+        for i in sorted(self.get_cached_input_ids(request)):
+            self.free_encoder_input(request, i)
+
+
+class RequestEncoderCacheManager(_HeldByRequest):
+    """Encoder outputs held for each request by itself, in encoder tokens (``request.get_num_encoder_tokens(i)``).
+
+    `num_free_slots` stays within 0 … `cache_size`: freeing what is not held is nothing, allocating twice counts once.
+    """
 
     def has_cache(self, request: Any, i: int) -> bool:
         """Return whether the request holds item i."""
@@ -234,40 +268,18 @@ class RequestEncoderCacheManager:
         return _encoder_tokens(request, i) <= self.num_free_slots
 
     def allocate(self, request: Any, i: int) -> None:
-        """Take the space for item i; nothing where the request holds it. StoreFullError where it does not fit."""
+        """Take the space for item i; nothing if the request holds it. StoreFullError if it does not fit."""
         size = _encoder_tokens(request, i)
         if self.has_cache(request, i):
             return
         if size > self.num_free_slots:
             what = f"item {i} of request {shown(request.request_id)}"
             raise _full(what, size, self.num_free_slots, self.cache_size, "encoder tokens")
-        held, request_id = self._held, request.request_id
-        if request_id in held:
-            held[request_id][i] = size
-        else:
-            held[request_id] = {i: size}
-        self.num_free_slots -= size
-
-    def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the items that the request holds, as a set of the caller's own."""
-        return set(self._held.get(request.request_id, ()))
+        self._take(request, i, size)
 
     def free_encoder_input(self, request: Any, i: int) -> None:
-        """Give back item i; nothing where the request does not hold it."""
-        request_id = request.request_id
-        held = self._held.get(request_id)
-        if held is None or i not in held:
-            return
-        self.num_free_slots += held[i]
-        del held[i]
-        if not held:
-            del self._held[request_id]
-        self._freed.append((request_id, i))
-
-    def free(self, request: Any) -> None:
-        """Give back all items of the request, in ascending order."""
-        for i in sorted(self.get_cached_input_ids(request)):
-            self.free_encoder_input(request, i)
+        """Give back item i; nothing if the request does not hold it."""
+        self._give_back(request, i, (list.append, self._freed, (request.request_id, i)))
 
     def get_freed_ids(self) -> list[tuple[str, int]]:
         """Return (request id, item) of what was given back since the last call, in that order."""
@@ -275,24 +287,11 @@ class RequestEncoderCacheManager:
         return freed
 
 
-class EncoderDecoderCacheManager:
+class EncoderDecoderCacheManager(_HeldByRequest):
     """Encoder outputs that go straight into cross-attention blocks: held for one step, never shared, never hit.
 
     The calls of `EncoderCacheManager`; sizes in embeddings.
     """
-
-    def __init__(self, cache_size: int) -> None:
-        check_count("cache_size", cache_size)
-        self.cache_size = cache_size
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self.num_free_slots = self.cache_size
-        """Embeddings that nothing takes."""
-        self._held: dict[str, dict[int, int]] = {}
-        self._new: dict[str, None] = {}
-        self._old: dict[str, None] = {}
 
     def check_and_update_cache(self, request: Any, i: int) -> bool:
         """Return False: nothing is kept that another request could use."""
@@ -305,40 +304,16 @@ class EncoderDecoderCacheManager:
         return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_free_slots
 
     def allocate(self, request: Any, i: int) -> None:
-        """Take the space for item i; nothing where the request holds it. StoreFullError where it does not fit."""
+        """Take the space for item i; nothing if the request holds it. StoreFullError if it does not fit."""
         mm_hash, size = _hash_and_size(request, i)
         if i in self._held.get(request.request_id, ()):
             return
         if size > self.num_free_slots:
             raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_free_slots, self.cache_size, "embeddings")
-        held, request_id = self._held, request.request_id
-        if request_id in held:
-            held[request_id][i] = size
-        else:
-            held[request_id] = {i: size}
-        self.num_free_slots -= size
-        self._new[mm_hash] = None
-
-    def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the items that the request holds."""
-        return set(self._held.get(request.request_id, ()))
-
-    def free_encoder_input(self, request: Any, i: int) -> None:
-        """Give back the space of item i; nothing where the request does not hold it."""
-        request_id = request.request_id
-        held = self._held.get(request_id, {})
-        if i in held:
-            self.num_free_slots += held[i]
-            del held[i]
-            if not held:
-                del self._held[request_id]
-
-    def free(self, request: Any) -> None:
-        """Give back the space of all items of the request."""
-        for i in self.get_cached_input_ids(request):
-            self.free_encoder_input(request, i)
+        self._take(request, i, size, (_set, self._new, mm_hash, None))
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Return what was allocated before the last call: the worker has made use of it by now."""
-        freed, self._old, self._new = list(self._old), self._new, {}
+        freed = list(self._old)
+        vars(self).update(_old=self._new, _new={})
         return freed

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import Any, Literal, Protocol, overload
 
-from shmstore.bindings.scheduler import pack_ids, unpack_ids
+from shmstore.bindings.blockpool import Pool, pack_ids, unpack_ids
 
-if TYPE_CHECKING:
-    from shmstore.scheduler.block_pool import BlockPool
+__all__ = ["BlockSequence", "KVCacheBlock", "KVCacheBlocks", "empty_blocks", "ids_of"]
 
-__all__ = ["BlockSequence", "KVCacheBlock", "KVCacheBlocks", "ids_of"]
+
+class OwnsBlocks(Protocol):
+    """What blocks ask of their pool; a `BlockPool` is one."""
+
+    core: Pool
 
 
 class KVCacheBlock:
@@ -19,19 +23,19 @@ class KVCacheBlock:
 
     __slots__ = ("_pool", "block_id")
 
-    def __init__(self, pool: BlockPool, block_id: int) -> None:
+    def __init__(self, pool: OwnsBlocks, block_id: int) -> None:
         self._pool = pool
         self.block_id = block_id
 
     @property
     def ref_cnt(self) -> int:
         """Tables that use the block."""
-        return self._pool.books.ref(self.block_id)
+        return self._pool.core.ref(self.block_id)
 
     @property
     def block_hash(self) -> tuple[bytes, int] | None:
         """The key under which its contents are found: (hash, group id); None without one."""
-        return self._pool.books.key_of(self.block_id)
+        return self._pool.core.key_of(self.block_id)
 
     @property
     def is_null(self) -> bool:
@@ -56,7 +60,7 @@ class BlockSequence(Sequence[KVCacheBlock]):
     __slots__ = ("_ids", "_pool")
     __hash__ = None  # type: ignore[assignment]
 
-    def __init__(self, pool: BlockPool, ids: bytes) -> None:
+    def __init__(self, pool: OwnsBlocks, ids: bytes) -> None:
         self._pool = pool
         self._ids = ids
 
@@ -66,7 +70,7 @@ class BlockSequence(Sequence[KVCacheBlock]):
         return self._ids
 
     @property
-    def pool(self) -> BlockPool:
+    def pool(self) -> OwnsBlocks:
         """Whose blocks these are."""
         return self._pool
 
@@ -101,7 +105,7 @@ class BlockSequence(Sequence[KVCacheBlock]):
         return f"BlockSequence({unpack_ids(self._ids)})"
 
 
-def ids_of(blocks: Iterable[Any], pool: BlockPool) -> bytes:
+def ids_of(blocks: Iterable[Any], pool: OwnsBlocks) -> bytes:
     """Return the packed ids of blocks of any kind (``block_id``); ValueError for those of another pool than `pool`."""
     if isinstance(blocks, BlockSequence):
         ids, others = blocks.packed_ids, blocks.pool is not pool and len(blocks) > 0
@@ -124,13 +128,13 @@ class KVCacheBlocks:
 
     def __init__(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
         """Take the blocks of each group; they must be of one pool."""
-        self._pool: BlockPool | None = next((block._pool for group in blocks for block in group[:1]), None)
+        self._pool: OwnsBlocks | None = next((block._pool for group in blocks for block in group[:1]), None)
         packed = [ids_of(group, self._pool) if self._pool is not None else b"" for group in blocks]
         self._ids = b"".join(packed)
         self._counts = tuple(len(ids) // 4 for ids in packed)
 
     @classmethod
-    def from_ids(cls, pool: BlockPool | None, ids: bytes, counts: tuple[int, ...]) -> KVCacheBlocks:
+    def from_ids(cls, pool: OwnsBlocks | None, ids: bytes, counts: tuple[int, ...]) -> KVCacheBlocks:
         """Return blocks by their packed ids, group after group, `counts` of them for each."""
         made = object.__new__(cls)
         made._pool = pool
@@ -154,7 +158,7 @@ class KVCacheBlocks:
         return self._counts
 
     @property
-    def pool(self) -> BlockPool | None:
+    def pool(self) -> OwnsBlocks | None:
         """Whose blocks these are; None only where there are none."""
         return self._pool
 
@@ -175,15 +179,14 @@ class KVCacheBlocks:
         return tuple(unpack_ids(ids) for ids in self._split())
 
     def get_unhashed_block_ids(self) -> list[int]:
-        """Return the ids of blocks that bear no key now, without null blocks; ValueError with several groups."""
+        """Return the ids of blocks that have no key now, without null blocks; ValueError with several groups."""
         if len(self._counts) != 1:
             raise ValueError(f"only one group can be asked for its unhashed blocks, not {len(self._counts)}")
-        return self._pool.books.unkeyed(self._ids) if self._pool is not None else []
+        return self._pool.core.unkeyed(self._ids) if self._pool is not None else []
 
     def new_empty(self) -> KVCacheBlocks:
         """Return no blocks, for as many groups."""
-        n = len(self._counts)
-        return self._pool.empty_blocks(n) if self._pool is not None else KVCacheBlocks.from_ids(None, b"", (0,) * n)
+        return empty_blocks(len(self._counts))
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
         """Return this and then `other`, group by group; ValueError for another number of groups or another pool."""
@@ -213,3 +216,9 @@ class KVCacheBlocks:
 
     def __repr__(self) -> str:
         return f"KVCacheBlocks{self.get_block_ids()}"
+
+
+@cache
+def empty_blocks(num_groups: int) -> KVCacheBlocks:
+    """Return the one instance with no blocks for so many groups."""
+    return KVCacheBlocks.from_ids(None, b"", (0,) * num_groups)

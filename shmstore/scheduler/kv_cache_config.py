@@ -27,19 +27,9 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_ITEM_SIZES = {
-    "bfloat16": 2,
-    "half": 2,
-    "float": 4,
-    "double": 8,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-    "float8_e4m3fnuz": 1,
-    "float8_e5m2fnuz": 1,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-}
+_ITEM_SIZES = {"bfloat16": 2, "half": 2, "float": 4, "double": 8} | dict.fromkeys(
+    ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "fp8", "fp8_e4m3", "fp8_e5m2"), 1
+)
 
 
 def item_size(dtype: Any) -> int:

@@ -7,12 +7,15 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import Any
 
-from shmstore.bindings.scheduler import ARGUMENT, COMPUTED, FULL, KINDS, BlockHashes, Tables, refusal, unpack_ids
+from shmstore.bindings.blockpool import unpack_ids
+from shmstore.bindings.kv_errors import ARGUMENT, refusal
+from shmstore.bindings.kvcache import KINDS, Tables
 from shmstore.errors import shown
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
-from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, empty_blocks
 from shmstore.scheduler.kv_cache_config import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -51,11 +54,7 @@ def _check_groups(
     """Refuse what the look-ups cannot do; return the alignment of hit lengths in tokens."""
     if eagle and any(isinstance(spec, ChunkedLocalAttentionSpec | MambaSpec) for spec in specs):
         raise ValueError("EAGLE works with neither chunked local attention nor mamba")
-    if (
-        len(specs) > 1
-        and len(set(sizes)) > 1
-        and (eagle or any(isinstance(s, ChunkedLocalAttentionSpec) for s in specs))
-    ):
+    if len(set(sizes)) > 1 and (eagle or any(isinstance(spec, ChunkedLocalAttentionSpec) for spec in specs)):
         raise ValueError(
             f"EAGLE and chunked local attention need equal block sizes in all groups, not {sorted(set(sizes))}"
         )
@@ -103,7 +102,7 @@ class KVCacheManager:
     Requests are told apart by `request_id` alone: it is unique among those that have blocks.
 
     Nothing here touches the bytes of a block. ValueError for what cannot work together and for numbers out of range (of
-    tokens: 0 … 2**60 - 1); every refusal leaves the books as they were. Not for several threads at once.
+    tokens: 0 … 2**60 - 1); every refusal leaves the state as it was. Not for several threads at once.
     """
 
     def __init__(
@@ -148,29 +147,17 @@ class KVCacheManager:
         self.log_stats = log_stats
         self.num_groups = len(groups)
         self.block_pool = BlockPool(
-            config.num_blocks,
-            enable_caching,
-            hash_block_size=hash_block_size,
-            events=enable_kv_cache_events,
-            int_event_hashes=int_event_hashes,
-            metrics=metrics_collector,
-            free_order=free_order,
-        )
-        self.empty_kv_cache_blocks = self.block_pool.empty_blocks(self.num_groups)
+            config.num_blocks, enable_caching, hash_block_size=hash_block_size, events=enable_kv_cache_events,
+            int_event_hashes=int_event_hashes, metrics=metrics_collector, free_order=free_order,
+        )  # fmt: skip
+        self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
         """The one instance that stands for no blocks."""
+        groups_in_c = [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)]
         self._tables = Tables(
-            self.block_pool.books,
-            [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)],
-            hash_block_size,
-            alignment,
-            max_model_len,
-            enable_caching,
-            use_eagle,
+            self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, use_eagle
         )
         self._sizes = sizes
-        self._handles: dict[str, int] = {}
-        # Up to how many tokens a request's next call has nothing to do: most decode steps end here.
-        self._quiet: dict[str, int] = {}
+        self._settled = self._tables.settled  # most decode steps end here
         self._stats = PrefixCacheStats()
 
     # ---- the scheduler's step ----
@@ -237,12 +224,17 @@ class KVCacheManager:
             and not num_encoder_tokens
             and num_lookahead_tokens >= 0
             and seen >= 0
-            and seen + num_new_tokens + num_lookahead_tokens <= self._quiet.get(request_id, 0)
+            and seen + num_new_tokens + num_lookahead_tokens <= self._settled.get(request_id, 0)
         ):
             return self.empty_kv_cache_blocks
         tables = self._tables
         ids, counts = b"" if new_computed_blocks is None else new_computed_blocks.packed_ids, None
         if ids and new_computed_blocks is not None:
+            if request_id in tables:
+                raise ValueError(
+                    f"new_computed_blocks for {shown(request_id)}, which has blocks already: ids are unique among live "
+                    "requests, and only the first allocation of one brings computed blocks"
+                )
             counts = new_computed_blocks.counts
             if len(counts) != self.num_groups:
                 raise ValueError(f"new_computed_blocks has {len(counts)} groups, the manager {self.num_groups}")
@@ -256,47 +248,20 @@ class KVCacheManager:
             hashes = BlockHashes(hashes)
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
         try:
-            handle = tables.allocate(
-                self._handles.get(request_id, -1),
-                seen,
-                seen + num_new_computed_tokens,
-                num_new_tokens,
-                num_lookahead_tokens,
-                request.num_tokens if caches else 0,
-                num_encoder_tokens,
-                delay_cache_blocks,
-                hashes,
-                ids,
-                counts,
-            )
-            if handle >= 0:
-                self._handles[request_id] = handle
-        except BaseException:
-            self._adopt(request_id)
+            new_ids = tables.allocate(
+                request_id, seen, seen + num_new_computed_tokens, num_new_tokens, num_lookahead_tokens,
+                request.num_tokens if caches else 0, num_encoder_tokens, delay_cache_blocks, hashes, ids, counts,
+            )  # fmt: skip
+        except ValueError:
+            _check_numbers(
+                num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
+                num_new_tokens=num_new_tokens, num_lookahead_tokens=num_lookahead_tokens,
+                num_encoder_tokens=num_encoder_tokens, num_tokens=request.num_tokens,
+                **{"num_computed_tokens + num_new_computed_tokens": seen + num_new_computed_tokens},
+            )  # fmt: skip
             raise
-        if handle < 0:
-            if handle == FULL:
-                return None
-            if handle == ARGUMENT:
-                _check_numbers(
-                    num_computed_tokens=seen,
-                    num_new_computed_tokens=num_new_computed_tokens,
-                    num_new_tokens=num_new_tokens,
-                    num_lookahead_tokens=num_lookahead_tokens,
-                    num_encoder_tokens=num_encoder_tokens,
-                    num_tokens=request.num_tokens,
-                )
-                check_range(
-                    "num_computed_tokens + num_new_computed_tokens", seen + num_new_computed_tokens, 0, TOKEN_LIMIT
-                )
-            if handle == COMPUTED and request_id in self._handles:
-                raise ValueError(
-                    f"new_computed_blocks for {shown(request_id)}, which has blocks already: ids are unique among live "
-                    "requests, and only the first allocation of one brings computed blocks"
-                )
-            raise refusal(handle)
-        self._quiet[request_id] = tables.quiet(handle)
-        new_ids = tables.ids()
+        if new_ids is None:
+            return None
         added = self.empty_kv_cache_blocks
         if new_ids:
             new_counts = (len(new_ids) // 4,) if self.num_groups == 1 else tables.counts()
@@ -311,25 +276,7 @@ class KVCacheManager:
             request_id = request.request_id
         except AttributeError as error:
             raise _no_request(request) from error
-        handle = self._handles.get(request_id)
-        if handle is None:
-            return
-        try:
-            self._tables.release(handle)
-        except BaseException:
-            if not self._tables.has(handle):  # an interrupt, behind the release
-                self._quiet.pop(request_id, None)
-                del self._handles[request_id]
-            raise
-        del self._handles[request_id]  # at once: where no call stands between, no interrupt comes
-        if request_id in self._quiet:
-            del self._quiet[request_id]
-
-    def _adopt(self, request_id: str) -> None:
-        """After an interrupt: a table that was begun, and whose handle did not come back, is this request's."""
-        newest = self._tables.newest()
-        if newest >= 0 and newest not in self._handles.values():
-            self._handles[request_id] = newest
+        self._tables.release(request_id)
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
         """Let others find the full blocks of the request's first tokens; nothing with caching off.
@@ -340,21 +287,16 @@ class KVCacheManager:
         if not self.enable_caching:
             return
         try:
-            handle = self._handles.get(request.request_id)
+            request_id = request.request_id
         except AttributeError as error:
             raise _no_request(request) from error
-        if handle is None:
+        if request_id not in self._tables:
             if num_computed_tokens >= min(self._sizes):
-                raise ValueError(
-                    f"request {shown(request.request_id)} has no blocks to cache: allocate_slots comes first"
-                )
+                raise ValueError(f"request {shown(request_id)} has no blocks to cache: call allocate_slots first")
             return
         hashes = BlockHashes.of(request.block_hashes)
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
-        rc = self._tables.cache(handle, hashes, num_computed_tokens)
-        if rc:
-            raise refusal(rc)
-        self._quiet[request.request_id] = self._tables.quiet(handle)
+        self._tables.cache(request_id, hashes, num_computed_tokens)
         if self.block_pool.watched:
             self._tell(source, hashes, b"", b"")
 
@@ -364,7 +306,6 @@ class KVCacheManager:
         """Events and then metrics of the last change; with the metrics' first word its answers may be gone."""
         pool = self.block_pool
         if source is not None:
-            pool.note_removed()
             for group, first, end in self._tables.stored():
                 size = self._sizes[group]
                 pool.note_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
@@ -406,10 +347,7 @@ class KVCacheManager:
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
         """Return the request's blocks; none for an unknown one."""
-        handle = self._handles.get(request_id)
-        if handle is None:
-            return self.empty_kv_cache_blocks
-        ids, counts = self._tables.table(handle)
+        ids, counts = self._tables.table(request_id)
         return KVCacheBlocks.from_ids(self.block_pool, ids, counts) if ids else self.empty_kv_cache_blocks
 
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
@@ -418,8 +356,7 @@ class KVCacheManager:
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """Return for each group how many leading blocks of this request all requests with blocks share."""
-        handle = self._handles.get(request_id)
-        return [0] * self.num_groups if handle is None else self._tables.common(handle)
+        return self._tables.common(request_id)
 
     def create_kv_cache_blocks(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> KVCacheBlocks:
         """Return `blocks`, one sequence for each group, as KVCacheBlocks.

@@ -1,38 +1,14 @@
-"""What the schedulers' books ask of a request, and a request that has it."""
+"""What the managers ask of a request, and a request that has it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, SupportsIndex, overload
 
-from shmstore.bindings.scheduler import BlockHashes
+from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT64_LIMIT, check_in_order, plain_token_ids
 
-__all__ = ["BlockHashes", "Placeholder", "Request", "RequestLike", "TokenView"]
-
-
-class Placeholder(Protocol):
-    """The tokens of a prompt that one multi-modal item stands for."""
-
-    @property
-    def offset(self) -> int:
-        """First token."""
-
-    @property
-    def length(self) -> int:
-        """Number of tokens."""
-
-
-class Feature(Protocol):
-    """One multi-modal item of a request."""
-
-    @property
-    def identifier(self) -> str:
-        """Content hash: equal identifiers mean equal encoder outputs."""
-
-    @property
-    def mm_position(self) -> Any:
-        """Its `Placeholder`; the encoder cache also asks for ``get_num_embeds``."""
+__all__ = ["Request", "RequestLike", "TokenView"]
 
 
 class RequestLike(Protocol):
@@ -104,7 +80,7 @@ def _ids_of(given: Any) -> list[int]:
 
 
 class Request:
-    """One request as the schedulers' books see it: its tokens, how many are computed, and its block hashes.
+    """One request as the managers see it: its tokens, how many are computed, and its block hashes.
 
     `prompt_token_ids`: integers of any type, also an array or tensor, or None with `prompt_embeds` (an array or tensor
     with one row a token; all token ids are 0 then). They are kept as Python integers: TypeError for what is no integer

@@ -26,8 +26,11 @@ static shms_hashlist *chain(int64_t n, uint32_t variant) {
     return list;
 }
 
-static int answers(const shms_kvcache *kv, int64_t n, const int32_t *want) {
-    return shms_kvcache_n_ids(kv) == n && (n == 0 || !memcmp(shms_kvcache_ids(kv), want, (size_t)n * sizeof *want));
+/* A request that has no tables yet. */
+#define NEW (&(shms_kv_request){0})
+
+static int answers(const shms_kv_request *r, int64_t n, const int32_t *want) {
+    return r->n_ids == n && (n == 0 || !memcmp(r->ids, want, (size_t)n * sizeof *want));
 }
 
 static void full_and_window_groups_match_the_worked_examples(void) {
@@ -36,24 +39,26 @@ static void full_and_window_groups_match_the_worked_examples(void) {
     shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
     shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(6, 0);
-    CHECK(shms_kvcache_find(kv, hashes, 23) == 0);
-    int64_t h = shms_kvcache_allocate(kv, -1, 0, 0, 24, 0, 24, 0, 0, hashes, NULL, NULL);
-    CHECK(h >= 0 && answers(kv, 12, (int32_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+    shms_kv_request request = {0}, *r = &request, found = {0};
+    CHECK(shms_kvcache_find(kv, &found, hashes, 23) == 0 && answers(&found, 0, NULL));
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 24, 0, 24, 0, 0, hashes, NULL, NULL) == 0);
+    CHECK(r->table > 0 && answers(r, 12, (int32_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
     CHECK(shms_kvcache_valid(kv) == 0);
-    CHECK(shms_kvcache_allocate(kv, h, 24, 24, 1, 0, 25, 0, 0, hashes, NULL, NULL) == h);
-    CHECK(answers(kv, 2, (int32_t[]){13, 14}));
-    CHECK(shms_kvcache_table(kv, h) == 0);
-    CHECK(answers(kv, 14, (int32_t[]){1, 2, 3, 4, 5, 6, 13, 0, 0, 0, 0, 11, 12, 14}));
-    CHECK(shms_kvcache_common(kv, h) == 0 && shms_kvcache_counts(kv)[0] == 7 && shms_kvcache_counts(kv)[1] == 0);
-    CHECK(shms_kvcache_quiet(kv, h) == 27);
-    CHECK(shms_kvcache_newest(kv) == h);
-    CHECK(shms_kvcache_release(kv, h) == 0 && shms_kvcache_release(kv, h) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_newest(kv) == -1);
+    CHECK(shms_kvcache_allocate(kv, r, 24, 24, 1, 0, 25, 0, 0, hashes, NULL, NULL) == 0);
+    CHECK(answers(r, 2, (int32_t[]){13, 14}));
+    CHECK(shms_kvcache_table(kv, r) == 0);
+    CHECK(answers(r, 14, (int32_t[]){1, 2, 3, 4, 5, 6, 13, 0, 0, 0, 0, 11, 12, 14}));
+    CHECK(shms_kvcache_common(kv, r) == 0 && r->counts[0] == 7 && r->counts[1] == 0);
+    CHECK(r->settled == 27);
+    shms_kv_request copy = *r;
+    CHECK(shms_kvcache_release(kv, r) == 0 && r->table == 0 && r->settled == 0 && shms_kvcache_release(kv, r) == 0);
+    CHECK(shms_kvcache_release(kv, &copy) == SHMS_KV_EARGUMENT);
     int32_t queue[20];
     CHECK(shms_blockpool_free_ids(pool, queue) == 19);
     CHECK(!memcmp(queue, (int32_t[]){15, 16, 17, 18, 19, 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11},
                   19 * sizeof(int32_t)));
-    CHECK(shms_kvcache_find(kv, hashes, 23) == 20 && answers(kv, 10, (int32_t[]){1, 2, 3, 4, 5, 0, 0, 0, 10, 11}));
+    CHECK(shms_kvcache_find(kv, &found, hashes, 23) == 20 &&
+          answers(&found, 10, (int32_t[]){1, 2, 3, 4, 5, 0, 0, 0, 10, 11}));
     CHECK(shms_kvcache_valid(kv) == 0);
     shms_hashlist_free(hashes);
     shms_kvcache_free(kv);
@@ -67,30 +72,34 @@ static void refusals_change_nothing(void) {
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0), *none = chain(0, 0);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 17, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 17, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 0, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, 7, 0, 0, 1, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 4, 4, 0, 12, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 8, 4, 0, 12, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
-    CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4 && kv->n_handles - kv->n_idle == 0);
-    int64_t h = shms_kvcache_allocate(kv, -1, 0, 0, 12, 0, 12, 0, 1, hashes, NULL, NULL);
-    CHECK(h >= 0 && shms_blockpool_n_keys(pool) == 0);
-    CHECK(shms_kvcache_allocate(kv, h, 0, 4, 4, 0, 12, 0, 0, hashes, id, counts) == SHMS_KV_ECOMPUTED);
-    CHECK(shms_kvcache_cache(kv, h, hashes, 16) == SHMS_KV_ESHORT);
+    shms_kv_request request = {0}, *r = &request;
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 17, 0, 17, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
+    CHECK(r->wanted == 4 && r->there == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 17, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(r->wanted == 5 && r->there == 4);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, &(shms_kv_request){.table = 7}, 0, 0, 1, 0, 12, 0, 0, hashes, NULL, NULL) ==
+          SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 4, 0, 12, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 4, 0, 12, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
+    CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4 && r->table == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 12, 0, 12, 0, 1, hashes, NULL, NULL) == 0);
+    CHECK(r->table > 0 && shms_blockpool_n_keys(pool) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 4, 0, 12, 0, 0, hashes, id, counts) == SHMS_KV_ECOMPUTED);
+    CHECK(shms_kvcache_cache(kv, r, hashes, 16) == SHMS_KV_ESHORT && r->wanted == 4 && r->there == 3);
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 2, 1, 0) == 0);
-    CHECK(shms_kvcache_cache(kv, h, hashes, 12) == SHMS_KV_EKEYED && shms_blockpool_n_keys(pool) == 1);
-    CHECK(shms_blockpool_evict(pool, id, 1) == 0 && shms_kvcache_cache(kv, h, hashes, 12) == 0);
-    CHECK(shms_blockpool_n_keys(pool) == 3 && shms_kvcache_stored(kv)[0] == 0 && shms_kvcache_stored(kv)[1] == 3);
+    CHECK(shms_kvcache_cache(kv, r, hashes, 12) == SHMS_KV_EKEYED && shms_blockpool_n_keys(pool) == 1);
+    CHECK(shms_blockpool_evict(pool, id, 1) == 0 && shms_kvcache_cache(kv, r, hashes, 12) == 0);
+    CHECK(shms_blockpool_n_keys(pool) == 3 && r->stored[0] == 0 && r->stored[1] == 3);
     CHECK(shms_kvcache_valid(kv) == 0);
     kv->groups[0].n_holders = 2;
     CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_HOLDERS);
     kv->groups[0].n_holders = 1;
-    kv->tables[h].ids[1] = 0;
+    kv->tables[r->table].ids[1] = 0;
     CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
-    kv->tables[h].ids[1] = 4;
+    kv->tables[r->table].ids[1] = 4;
     CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
     shms_hashlist_free(none);
     shms_hashlist_free(hashes);
@@ -107,9 +116,10 @@ static void numbers_whose_sum_overflows_are_refused(void) {
     CHECK(!shms_kvcache_new(pool, 1, chunks, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 0);
     for (int i = 0; i < 3; i++) { /* a need that overflows an int64, as a product or a sum, is refused */
-        CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+        CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
         kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
     }
+    shms_kv_request request = {0}, *r = &request;
     int64_t numbers[6] = {0, 0, 1, 0, 9, 0}; /* seen, computed, new, lookahead, tokens, encoder */
     for (int i = 0; i < 6; i++) {
         static const int64_t wrong[] = {-1, INT64_MIN, (int64_t)1 << 60, INT64_MAX};
@@ -119,18 +129,18 @@ static void numbers_whose_sum_overflows_are_refused(void) {
             n[i] = wrong[w];
             if (i == 0)
                 n[1] = n[0];
-            CHECK(shms_kvcache_allocate(kv, -1, n[0], n[1], n[2], n[3], n[4], n[5], 0, hashes, NULL, NULL) ==
+            CHECK(shms_kvcache_allocate(kv, NEW, n[0], n[1], n[2], n[3], n[4], n[5], 0, hashes, NULL, NULL) ==
                   SHMS_KV_EARGUMENT);
         }
     }
-    CHECK(shms_kvcache_allocate(kv, -1, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) ==
+    CHECK(shms_kvcache_allocate(kv, NEW, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) ==
           SHMS_KV_EFULL);
-    CHECK(shms_kvcache_allocate(kv, -1, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, NEW, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, NEW, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
     kv->groups[0].param = 2;
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == 0 && shms_kvcache_n_ids(kv) == 3);
-    CHECK(shms_kvcache_quiet(kv, 0) == 1 << 20 && shms_kvcache_release(kv, 0) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 3);
+    CHECK(r->settled == 1 << 20 && shms_kvcache_release(kv, r) == 0);
     shms_kvcache_free(kv);
     int32_t many[16] = {0}, largest[] = {INT32_MAX};
     int64_t none[16] = {0};
@@ -138,19 +148,20 @@ static void numbers_whose_sum_overflows_are_refused(void) {
         many[i] = 1;
     int32_t full[16] = {SHMS_KV_FULL};
     kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 0); /* 16 times 2^60 is 0 */
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, SHMS_KV_CACHING);
-    CHECK(shms_kvcache_find(kv, hashes, limit - 1) == 0 && shms_kvcache_find(kv, hashes, limit) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_find(kv, r, hashes, limit - 1) == 0 &&
+          shms_kvcache_find(kv, r, hashes, limit) == SHMS_KV_EARGUMENT);
     shms_kvcache_free(kv);
     /* one token for each block: as many ids as tokens, four bytes each */
     kv = shms_kvcache_new(pool, 1, chunks, ones, fours, 1, 1, INT64_MAX, SHMS_KV_CACHING);
     const int64_t far[] = {-2,        INT64_MIN, (int64_t)INT32_MAX + 1, (int64_t)1 << 40,
                            limit - 1, limit,     ((int64_t)1 << 62) + 1, INT64_MAX};
     for (size_t i = 0; i < sizeof far / sizeof *far; i++)
-        CHECK(shms_kvcache_find(kv, hashes, far[i]) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_find(kv, hashes, -1) == 0 && shms_kvcache_find(kv, hashes, 4001) == 4000 &&
-          shms_kvcache_n_ids(kv) == 4000);
+        CHECK(shms_kvcache_find(kv, r, hashes, far[i]) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_find(kv, r, hashes, -1) == 0 && shms_kvcache_find(kv, r, hashes, 4001) == 4000 &&
+          r->n_ids == 4000);
     CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4);
     int32_t id[] = {1};
     CHECK(shms_blockpool_key(pool, id, 1, hashes, INT64_MAX, 1, 0) == SHMS_KV_ENOHASH);
@@ -158,8 +169,7 @@ static void numbers_whose_sum_overflows_are_refused(void) {
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_KV_ENOHASH && shms_blockpool_n_keys(pool) == 0);
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 0);
-    CHECK(shms_kvcache_allocate(kv, -1, 0, 0, 3, 0, 3, 0, 0, hashes, NULL, NULL) == 0 &&
-          shms_kvcache_quiet(kv, 0) == 3);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 3, 0, 3, 0, 0, hashes, NULL, NULL) == 0 && r->settled == 3);
     shms_kvcache_free(kv);
     shms_hashlist_free(hashes);
     shms_blockpool_free(pool);
@@ -171,6 +181,7 @@ static void a_lookup_without_memory_returns_an_error(void) {
     int32_t kinds[] = {SHMS_KV_CHUNK}, sizes[] = {1};
     int64_t params[] = {4};
     struct rlimit before, tight;
+    shms_kv_request request = {0}, *r = &request;
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 1, 1, INT64_MAX, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0);
@@ -183,7 +194,7 @@ static void a_lookup_without_memory_returns_an_error(void) {
     if (at != MAP_FAILED) /* an emulator without such a limit */
         CHECK(munmap(at, too_much) == 0);
     else
-        CHECK(shms_kvcache_find(kv, hashes, INT32_MAX) == SHMS_KV_EMEMORY && shms_kvcache_n_ids(kv) == 0);
+        CHECK(shms_kvcache_find(kv, r, hashes, INT32_MAX) == SHMS_KV_EMEMORY && r->n_ids == 0);
     CHECK(setrlimit(RLIMIT_AS, &before) == 0);
     shms_hashlist_free(hashes);
     shms_kvcache_free(kv);
@@ -201,59 +212,55 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
     shms_blockpool *pool = shms_blockpool_new(30, order);
     shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, flags);
     struct {
-        int64_t handle, tokens, computed;
+        shms_kv_request c;
+        int64_t tokens, computed;
         shms_hashlist *hashes;
     } r[REQUESTS];
     memset(r, 0, sizeof r);
-    for (int i = 0; i < REQUESTS; i++)
-        r[i].handle = -1;
     shms_blockpool_log(pool, 1);
     for (int step = 0; step < 4000; step++) {
         int i = (int)draw(REQUESTS);
-        shms_blockpool_log_clear(pool);
-        if (r[i].handle < 0) {
+        shms_blockpool_log_take(pool, &(int64_t){0});
+        if (!r[i].c.table) {
             int32_t ids[64], counts[2] = {0, 0};
             if (r[i].hashes)
                 shms_hashlist_free(r[i].hashes);
             r[i].tokens = 1 + draw(40);
             r[i].hashes = chain(40, draw(3));
             r[i].hashes->n = r[i].tokens / SIZE;
-            int64_t hit = flags & SHMS_KV_CACHING ? shms_kvcache_find(kv, r[i].hashes, r[i].tokens - 1) : 0;
+            int64_t hit = flags & SHMS_KV_CACHING ? shms_kvcache_find(kv, &r[i].c, r[i].hashes, r[i].tokens - 1) : 0;
             CHECK(hit >= 0 && hit < r[i].tokens);
             if (hit) {
-                memcpy(counts, shms_kvcache_counts(kv), sizeof counts);
-                memcpy(ids, shms_kvcache_ids(kv), (size_t)shms_kvcache_n_ids(kv) * 4);
+                memcpy(counts, r[i].c.counts, sizeof counts);
+                memcpy(ids, r[i].c.ids, (size_t)r[i].c.n_ids * 4);
             }
             int64_t n = 1 + draw((uint32_t)(r[i].tokens - hit));
-            int64_t h = shms_kvcache_allocate(kv, -1, 0, hit, n, draw(3), r[i].tokens, 0, (int)draw(5) == 0,
-                                              r[i].hashes, ids, counts);
-            CHECK(h >= 0 || h == SHMS_KV_EFULL);
-            r[i].handle = h < 0 ? -1 : h;
+            int rc = shms_kvcache_allocate(kv, &r[i].c, 0, hit, n, draw(3), r[i].tokens, 0, (int)draw(5) == 0,
+                                           r[i].hashes, ids, counts);
+            CHECK(rc == (r[i].c.table ? 0 : SHMS_KV_EFULL));
             r[i].computed = hit + n;
         } else if (draw(8) == 0) {
-            CHECK(shms_kvcache_release(kv, r[i].handle) == 0);
-            r[i].handle = -1;
+            CHECK(shms_kvcache_release(kv, &r[i].c) == 0);
         } else {
             if (r[i].computed == r[i].tokens && r[i].tokens < 80)
                 r[i].tokens++;
             r[i].hashes->n = r[i].tokens / SIZE;
             if (r[i].computed == r[i].tokens)
                 continue;
-            int64_t look = draw(3), quiet = shms_kvcache_quiet(kv, r[i].handle);
+            int64_t look = draw(3), settled = r[i].c.settled;
             int32_t n_free = shms_blockpool_n_free(pool), n_keys = shms_blockpool_n_keys(pool);
-            int64_t h = shms_kvcache_allocate(kv, r[i].handle, r[i].computed, r[i].computed, 1, look, r[i].tokens, 0, 0,
-                                              r[i].hashes, NULL, NULL);
-            if (r[i].computed + 1 + look <= quiet)
-                CHECK(h == r[i].handle && !shms_kvcache_n_ids(kv) && n_free == shms_blockpool_n_free(pool) &&
+            int rc = shms_kvcache_allocate(kv, &r[i].c, r[i].computed, r[i].computed, 1, look, r[i].tokens, 0, 0,
+                                           r[i].hashes, NULL, NULL);
+            if (r[i].computed + 1 + look <= settled)
+                CHECK(rc == 0 && !r[i].c.n_ids && n_free == shms_blockpool_n_free(pool) &&
                       n_keys == shms_blockpool_n_keys(pool));
-            if (h >= 0)
+            if (rc == 0)
                 r[i].computed++;
         }
         CHECK(shms_kvcache_valid(kv) == 0);
     }
     for (int i = 0; i < REQUESTS; i++) {
-        if (r[i].handle >= 0)
-            CHECK(shms_kvcache_release(kv, r[i].handle) == 0);
+        CHECK(shms_kvcache_release(kv, &r[i].c) == 0);
         shms_hashlist_free(r[i].hashes);
     }
     CHECK(shms_blockpool_n_free(pool) == 29 && shms_kvcache_valid(kv) == 0);

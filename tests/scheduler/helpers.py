@@ -79,10 +79,10 @@ def request(request_id: str, tokens: Sequence[int], block_size: int = 4, **optio
     return Request(request_id, tokens, block_hasher=BlockHasher(block_size), **options)
 
 
-def admit(books: KVCacheManager, req: Request, **options: Any) -> tuple[int, tuple[list[int], ...] | None]:
+def admit(kv: KVCacheManager, req: Request, **options: Any) -> tuple[int, tuple[list[int], ...] | None]:
     """Look the prefix up and allocate the rest of the prompt; (hit tokens, new ids of each group or None)."""
-    blocks, hit = books.get_computed_blocks(req)
-    new = books.allocate_slots(req, req.num_tokens - hit, hit, blocks, **options)
+    blocks, hit = kv.get_computed_blocks(req)
+    new = kv.allocate_slots(req, req.num_tokens - hit, hit, blocks, **options)
     if new is None:
         return hit, None
     req.num_computed_tokens = req.num_tokens

@@ -1,4 +1,4 @@
-"""The books once more, in plain Python, one block at a time: written from the description, to be compared with.
+"""The manager once more, in plain Python, one block at a time: written from the description, to be compared with.
 
 It is also the reference of the benchmarks: what an engine would write with dicts and lists.
 """

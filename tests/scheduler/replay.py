@@ -37,7 +37,7 @@ class Replayer:
             for g in cfg["groups"]
         ]
         self.caching = cfg["caching"]
-        self.books = manager(
+        self.kv = manager(
             cfg["num_blocks"],
             *groups,
             hash_block_size=cfg["hash_block_size"],
@@ -70,13 +70,13 @@ class Replayer:
         return [block_hash.hex() for block_hash in made.block_hashes[-1:]]
 
     def op_lookup(self, a: dict[str, Any]) -> Any:
-        self.found[a["id"]] = blocks, n = self.books.get_computed_blocks(self.requests[a["id"]])
+        self.found[a["id"]] = blocks, n = self.kv.get_computed_blocks(self.requests[a["id"]])
         return [list(blocks.get_block_ids()), n]
 
     def op_alloc_rest(self, a: dict[str, Any]) -> Any:
         req, (blocks, n) = self.requests[a["id"]], self.found[a["id"]]
         new = min(a["at_most"], req.num_tokens - n)
-        got = self.books.allocate_slots(req, new, n, blocks, num_lookahead_tokens=a["lookahead"])
+        got = self.kv.allocate_slots(req, new, n, blocks, num_lookahead_tokens=a["lookahead"])
         if got is None:
             return None
         req.num_computed_tokens = n + new
@@ -84,36 +84,36 @@ class Replayer:
 
     def op_step(self, a: dict[str, Any]) -> Any:
         req = self.requests[a["id"]]
-        if not self.books.get_block_ids(a["id"])[0]:
+        if not self.kv.get_block_ids(a["id"])[0]:
             return "not running"
         if req.num_computed_tokens == req.num_tokens:
             req.append_output_token_ids(a["tok"])
         n = min(a["chunk"], req.num_tokens - req.num_computed_tokens)
-        got = self.books.allocate_slots(req, n, num_lookahead_tokens=a["lookahead"])
+        got = self.kv.allocate_slots(req, n, num_lookahead_tokens=a["lookahead"])
         if got is None:
             return None
         req.num_computed_tokens += n
         return [n, list(got.get_block_ids())]
 
     def op_common(self, a: dict[str, Any]) -> Any:
-        return self.books.get_num_common_prefix_blocks(a["id"])
+        return self.kv.get_num_common_prefix_blocks(a["id"])
 
     def op_free(self, a: dict[str, Any]) -> Any:
-        return self.books.free(self.requests[a["id"]])
+        return self.kv.free(self.requests[a["id"]])
 
     def op_evict(self, a: dict[str, Any]) -> Any:
-        return self.books.evict_blocks(a["ids"])
+        return self.kv.evict_blocks(a["ids"])
 
     def op_reset(self, a: dict[str, Any]) -> Any:
-        return self.books.reset_prefix_cache()
+        return self.kv.reset_prefix_cache()
 
     def op_stats(self, a: dict[str, Any]) -> Any:
-        s = self.books.make_prefix_cache_stats()
+        s = self.kv.make_prefix_cache_stats()
         return [s.reset, s.requests, s.queries, s.hits, s.preempted_requests, s.preempted_queries, s.preempted_hits]
 
     def op_events(self, a: dict[str, Any]) -> Any:
         shown: list[Any] = []
-        for event in self.books.take_events():
+        for event in self.kv.take_events():
             match event:
                 case BlockStored(hashes, parent, tokens, size, lora_id, medium):
                     shown.append(["BlockStored", hashes, parent, tokens, size, lora_id, medium])
@@ -124,13 +124,13 @@ class Replayer:
         return shown
 
     def op_state(self, a: dict[str, Any]) -> Any:
-        pool = self.books.block_pool
+        pool = self.kv.block_pool
         return {
             "free": pool.free_block_ids(),
             "ref": {str(block_id): count for block_id, count in pool.ref_counts().items()},
             "hashed": pool.cached_block_ids(),
             "keys": pool.num_cached_keys,
-            "usage": self.books.usage,
+            "usage": self.kv.usage,
         }
 
     def op_enc_step(self, a: dict[str, Any]) -> Any:
@@ -169,5 +169,5 @@ def differences(trace: Iterator[dict[str, Any]]) -> Iterator[tuple[int, dict[str
         if got != line["want"]:
             yield number, line, got
         if number % 16 == 0:
-            replayer.books.check_valid()
+            replayer.kv.check_valid()
             replayer.encoder.check_valid()

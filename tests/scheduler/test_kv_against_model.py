@@ -1,4 +1,4 @@
-"""The books against the model: random schedulers, every answer and the whole state compared, invariants checked."""
+"""The manager against the model: random schedulers, every answer and the whole state compared, invariants checked."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
 
 
 class Pair:
-    """The books and the model side by side; every operation does both and compares."""
+    """The manager and the model side by side; every operation does both and compares."""
 
     def __init__(
         self, setup: int, num_blocks: int, free_order: str, events: bool, max_model_len: int = 1 << 20
@@ -50,11 +50,11 @@ class Pair:
         if options.pop("uneven", False):  # chunked local attention needs equal block sizes
             groups = [(kind, 4, *rest) for kind, _, *rest in groups]
         options |= {"free_order": free_order, "enable_kv_cache_events": events, "int_event_hashes": setup % 2 == 0}
-        self.books: KVCacheManager = manager(
+        self.kv: KVCacheManager = manager(
             num_blocks, *groups, hash_block_size=self.size, log_stats=True, max_model_len=max_model_len, **options
         )
         self.model = model.ModelManager(num_blocks, groups, max_model_len, self.size, **options)
-        self.caching = self.books.enable_caching
+        self.caching = self.kv.enable_caching
         self.cross = any(group[0] == "cross" for group in groups)
         self.hasher = BlockHasher(self.size, library="hashlib" if setup % 3 == 0 else "auto")
         self.setup = setup
@@ -70,7 +70,7 @@ class Pair:
         return made
 
     def admit(self, req: Request, at_most: int, lookahead: int, delay: bool, encoder: int, look: bool = True) -> bool:
-        found, hit = self.books.get_computed_blocks(req) if look else (self.books.empty_kv_cache_blocks, 0)
+        found, hit = self.kv.get_computed_blocks(req) if look else (self.kv.empty_kv_cache_blocks, 0)
         want, want_hit = self.model.get_computed_blocks(req) if look else ([[] for _ in self.model.groups], 0)
         assert (want, want_hit) == ([list(ids) for ids in found.get_block_ids()], hit)
         self.met["hit"] += hit > 0
@@ -99,42 +99,42 @@ class Pair:
     ) -> bool:
         encoder = encoder if self.cross else 0
         want = self.model.allocate_slots(req, new, hit, want_found, lookahead, delay, encoder)
-        got = self.books.allocate_slots(req, new, hit, found, lookahead, delay, encoder)
+        got = self.kv.allocate_slots(req, new, hit, found, lookahead, delay, encoder)
         assert want == (None if got is None else [list(ids) for ids in got.get_block_ids()])
         if got is not None and not any(want or ()):
-            assert got is self.books.empty_kv_cache_blocks
+            assert got is self.kv.empty_kv_cache_blocks
         self.met["refused"] += got is None
-        self.met["nothing to do"] += got is self.books.empty_kv_cache_blocks
+        self.met["nothing to do"] += got is self.kv.empty_kv_cache_blocks
         return got is not None
 
     def free(self, req: Request) -> None:
         self.model.free(req)
-        self.books.free(req)
+        self.kv.free(req)
 
     def cache(self, req: Request, num_tokens: int) -> None:
         if self.caching:
             self.model.cache_blocks(req, num_tokens)
-        self.books.cache_blocks(req, num_tokens)
+        self.kv.cache_blocks(req, num_tokens)
 
     def compare(self, names: list[str]) -> None:
         self.operations += 1
-        books, pool = self.books, self.books.block_pool
-        books.check_valid()
+        kv, pool = self.kv, self.kv.block_pool
+        kv.check_valid()
         assert list(self.model.pool.free) == pool.free_block_ids()
         assert {i: n for i, n in enumerate(self.model.pool.ref) if n} == pool.ref_counts()
         assert [i for i, key in enumerate(self.model.pool.key) if key] == pool.cached_block_ids()
         assert len(self.model.pool.map) == pool.num_cached_keys
         for name in names:
-            assert self.model.get_block_ids(name) == [list(ids) for ids in books.get_block_ids(name)]
-            assert self.model.get_num_common_prefix_blocks(name) == books.get_num_common_prefix_blocks(name)
+            assert self.model.get_block_ids(name) == [list(ids) for ids in kv.get_block_ids(name)]
+            assert self.model.get_num_common_prefix_blocks(name) == kv.get_num_common_prefix_blocks(name)
 
     def compare_records(self) -> None:
-        s = self.books.make_prefix_cache_stats()
+        s = self.kv.make_prefix_cache_stats()
         assert s is not None
         got = [s.reset, s.requests, s.queries, s.hits, s.preempted_requests, s.preempted_queries, s.preempted_hits]
         assert self.model.make_prefix_cache_stats() == got
         events = self.model.take_events()
-        assert events == [tuple(event.to_list()) for event in self.books.take_events()]
+        assert events == [tuple(event.to_list()) for event in self.kv.take_events()]
         self.met.update(event[0] for event in events)
 
 
@@ -206,7 +206,7 @@ class Scheduler:
         req = next((req for req in self.running if req.request_id in self.delayed), None)
         if req is not None:
             self.delayed.discard(req.request_id)
-            held = len(self.pair.books.get_block_ids(req.request_id)[0]) * self.pair.model.groups[0].size
+            held = len(self.pair.kv.get_block_ids(req.request_id)[0]) * self.pair.model.groups[0].size
             self.pair.cache(req, min(req.num_computed_tokens, held))
 
     def preempt(self) -> None:
@@ -233,7 +233,7 @@ class Scheduler:
         n = self.pair.model.pool.num_blocks
         ids = [self.rng.randint(0 if self.rng.randint(0, 9) == 0 else 1, n) for _ in range(self.rng.randint(0, 4))]
         outcomes = []
-        for evict in (self.pair.model.pool.evict, self.pair.books.evict_blocks):
+        for evict in (self.pair.model.pool.evict, self.pair.kv.evict_blocks):
             try:
                 evict(ids)
                 outcomes.append("done")
@@ -242,7 +242,7 @@ class Scheduler:
         assert outcomes[0] == outcomes[1]
 
     def reset(self) -> None:
-        assert self.pair.model.reset_prefix_cache() == self.pair.books.reset_prefix_cache()
+        assert self.pair.model.reset_prefix_cache() == self.pair.kv.reset_prefix_cache()
 
     def names(self) -> list[str]:
         return [req.request_id for req in self.running[-2:] + self.waiting[:1]]
@@ -311,7 +311,7 @@ class BooksMachine(RuleBasedStateMachine):
         self.s.pair.compare_records()
 
     @invariant()
-    def books_and_model_agree(self) -> None:
+    def manager_and_model_agree(self) -> None:
         if self.s is not None:
             self.s.pair.compare(self.s.names())
 

@@ -155,17 +155,17 @@ class Clock:
 def test_a_sampled_block_tells_its_life_when_it_loses_its_contents() -> None:
     clock = Clock()
     metrics = KVCacheMetricsCollector(1.0, clock=clock)
-    books = manager(4, ("full", 4), metrics_collector=metrics, free_order="tail")
-    admit(books, request("a", range(8)))
+    kv = manager(4, ("full", 4), metrics_collector=metrics, free_order="tail")
+    admit(kv, request("a", range(8)))
     for number, now in enumerate((10.0, 11.0, 13.0, 17.0, 25.0)):
         clock.now = now
         req = request(f"b{number}", range(8))
-        assert (4, ([3],)) == admit(books, req)
-        books.evict_blocks([3])  # its second block has the contents of the first request's
-        books.free(req)
+        assert (4, ([3],)) == admit(kv, req)
+        kv.evict_blocks([3])  # its second block has the contents of the first request's
+        kv.free(req)
         metrics.drain_events()
     clock.now = 30.0
-    books.evict_blocks([1, 1, 3])
+    kv.evict_blocks([1, 1, 3])
     (event,) = metrics.drain_events()
     assert (30.0, 5.0, (2.0, 4.0, 8.0)) == (event.lifetime_seconds, event.idle_seconds, event.reuse_gaps_seconds)
     assert [] == metrics.drain_events()
@@ -220,15 +220,15 @@ def test_a_collector_of_ones_own_hears_of_every_block() -> None:
             self.heard.append(("reset", 0))
 
     own = Own()
-    books = manager(4, ("full", 4), metrics_collector=own, free_order="tail")
+    kv = manager(4, ("full", 4), metrics_collector=own, free_order="tail")
     a = request("a", range(5))
-    admit(books, a)
-    admit(books, request("b", range(5)))
+    admit(kv, a)
+    admit(kv, request("b", range(5)))
     assert [(w, i) for i in (1, 2) for w in ("evicted",)] == own.heard[:2]
     assert [("allocated", 1), ("allocated", 2), ("accessed", 1), ("evicted", 3), ("allocated", 3)] == own.heard[2:]
-    books.evict_blocks([3, 1])
+    kv.evict_blocks([3, 1])
     assert [("evicted", 1)] == own.heard[7:]
-    books.free(a)
-    books.free(request("b", [1]))
-    assert books.reset_prefix_cache() is True
+    kv.free(a)
+    kv.free(request("b", [1]))
+    assert kv.reset_prefix_cache() is True
     assert [("reset", 0)] == own.heard[8:]

@@ -25,83 +25,83 @@ def nums(a: int, b: int) -> list[int]:
 
 
 def test_full_attention_and_a_window_of_8() -> None:
-    books = manager(20, ("full", 4), ("sw", 4, 8), free_order="tail")
+    kv = manager(20, ("full", 4), ("sw", 4, 8), free_order="tail")
     r = request("a", range(24))
-    assert (0, (nums(1, 6), nums(7, 12))) == admit(books, r)
+    assert (0, (nums(1, 6), nums(7, 12))) == admit(kv, r)
     r.append_output_token_ids(99)
-    got = books.allocate_slots(r, 1)
+    got = kv.allocate_slots(r, 1)
     assert got is not None
     assert ([13], [14]) == got.get_block_ids()
-    assert ([1, 2, 3, 4, 5, 6, 13], [0, 0, 0, 0, 11, 12, 14]) == books.get_block_ids("a")
-    assert [*nums(15, 19), 10, 9, 8, 7] == books.block_pool.free_block_ids()
-    books.free(r)
-    assert [*nums(15, 19), 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11] == books.block_pool.free_block_ids()
-    blocks, tokens = books.get_computed_blocks(request("b", range(24)))
+    assert ([1, 2, 3, 4, 5, 6, 13], [0, 0, 0, 0, 11, 12, 14]) == kv.get_block_ids("a")
+    assert [*nums(15, 19), 10, 9, 8, 7] == kv.block_pool.free_block_ids()
+    kv.free(r)
+    assert [*nums(15, 19), 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11] == kv.block_pool.free_block_ids()
+    blocks, tokens = kv.get_computed_blocks(request("b", range(24)))
     assert (([1, 2, 3, 4, 5], [0, 0, 0, 10, 11]), 20) == (blocks.get_block_ids(), tokens)
 
 
 def test_a_prompt_of_12_tokens_sent_again() -> None:
-    books = manager(20, ("full", 4), free_order="tail")
-    assert (0, ([1, 2, 3],)) == admit(books, request("a", range(12)))
+    kv = manager(20, ("full", 4), free_order="tail")
+    assert (0, ([1, 2, 3],)) == admit(kv, request("a", range(12)))
     b = request("b", range(12))
-    assert [1, 2] == books.get_computed_blocks(b)[0].get_block_ids()[0]
-    assert (8, ([4],)) == admit(books, b)
+    assert [1, 2] == kv.get_computed_blocks(b)[0].get_block_ids()[0]
+    assert (8, ([4],)) == admit(kv, b)
 
 
 def test_mamba_finds_the_rightmost_state() -> None:
-    books = manager(20, ("mamba", 4, 0), free_order="tail")
+    kv = manager(20, ("mamba", 4, 0), free_order="tail")
     a = request("a", range(20))
-    assert (0, (nums(1, 5),)) == admit(books, a)
+    assert (0, (nums(1, 5),)) == admit(kv, a)
     a.append_output_token_ids(77)
-    got = books.allocate_slots(a, 1)
+    got = kv.allocate_slots(a, 1)
     assert got is not None
     assert ([6],) == got.get_block_ids()
     b = request("b", [*range(16), 50, 51])
-    blocks, tokens = books.get_computed_blocks(b)
+    blocks, tokens = kv.get_computed_blocks(b)
     assert (([0, 0, 0, 4],), 16) == (blocks.get_block_ids(), tokens)
-    assert (16, ([7],)) == admit(books, b)
+    assert (16, ([7],)) == admit(kv, b)
 
 
 def test_a_mamba_state_counts_only_where_a_block_of_the_other_group_ends() -> None:
-    books = manager(30, ("full", 8), ("mamba", 4), free_order="tail")
-    assert (0, ([1, 2, 3], nums(4, 9))) == admit(books, request("a", range(21)))
-    books.evict_blocks([7])  # the state after 16 tokens; that after 12 is no help
-    blocks, tokens = books.get_computed_blocks(request("b", range(21)))
+    kv = manager(30, ("full", 8), ("mamba", 4), free_order="tail")
+    assert (0, ([1, 2, 3], nums(4, 9))) == admit(kv, request("a", range(21)))
+    kv.evict_blocks([7])  # the state after 16 tokens; that after 12 is no help
+    blocks, tokens = kv.get_computed_blocks(request("b", range(21)))
     assert (([1], [0, 5]), 8) == (blocks.get_block_ids(), tokens)
 
 
 def test_lookahead_takes_room_that_the_next_step_uses() -> None:
-    books = manager(20, ("full", 4), free_order="tail")
+    kv = manager(20, ("full", 4), free_order="tail")
     r = request("a", range(6))
-    assert (0, ([1, 2, 3, 4],)) == admit(books, r, num_lookahead_tokens=7)
+    assert (0, ([1, 2, 3, 4],)) == admit(kv, r, num_lookahead_tokens=7)
     r.append_output_token_ids(9)
-    assert books.empty_kv_cache_blocks is books.allocate_slots(r, 1, num_lookahead_tokens=7)
-    assert [1] == books.block_pool.cached_block_ids()
+    assert kv.empty_kv_cache_blocks is kv.allocate_slots(r, 1, num_lookahead_tokens=7)
+    assert [1] == kv.block_pool.cached_block_ids()
 
 
 def test_tokens_that_the_request_does_not_have_yet_are_never_cached() -> None:
-    books = manager(20, ("full", 4), free_order="tail")
+    kv = manager(20, ("full", 4), free_order="tail")
     r = request("a", range(6))
-    got = books.allocate_slots(r, 6 + 3)
+    got = kv.allocate_slots(r, 6 + 3)
     assert got is not None
-    assert (([1, 2, 3],), [1]) == (got.get_block_ids(), books.block_pool.cached_block_ids())
+    assert (([1, 2, 3],), [1]) == (got.get_block_ids(), kv.block_pool.cached_block_ids())
 
 
 def test_eagle_drops_in_each_type() -> None:
-    books = manager(30, ("full", 4), ("sw", 4, 5), use_eagle=True, free_order="tail")
+    kv = manager(30, ("full", 4), ("sw", 4, 5), use_eagle=True, free_order="tail")
     r = request("a", range(25))
-    admit(books, r)
-    books.free(r)
-    blocks, tokens = books.get_computed_blocks(request("b", range(25)))
+    admit(kv, r)
+    kv.free(r)
+    blocks, tokens = kv.get_computed_blocks(request("b", range(25)))
     assert (([1, 2, 3, 4], [0, 0, 0, 11]), 16) == (blocks.get_block_ids(), tokens)
 
 
 def test_blocks_without_contents_are_reused_first() -> None:
-    books = manager(8, ("full", 4))
+    kv = manager(8, ("full", 4))
     r = request("a", range(10))
-    admit(books, r)
-    books.free(r)
-    assert [3, 4, 5, 6, 7, 2, 1] == books.block_pool.free_block_ids()
+    admit(kv, r)
+    kv.free(r)
+    assert [3, 4, 5, 6, 7, 2, 1] == kv.block_pool.free_block_ids()
 
 
 def test_the_pool_keeps_the_given_order_at_the_head_and_at_the_tail() -> None:
@@ -171,9 +171,9 @@ def test_touched_blocks_leave_the_queue_and_null_blocks_are_left_alone() -> None
         (lambda pool, r, b: pool.evict_blocks([1, 9]), "outside"),
         (lambda pool, r, b: pool.evict_blocks([1, -1]), "outside"),
         (lambda pool, r, b: pool.evict_blocks([1, 1 << 40]), "outside"),
-        (lambda pool, r, b: pool.free_blocks([b[0], b[0]]), "nobody holds"),
-        (lambda pool, r, b: pool.get_new_blocks(-1), "cannot be"),
-        (lambda pool, r, b: pool.cache_full_blocks(r, b, 0, 1, 4, 0), "bears a key"),
+        (lambda pool, r, b: pool.free_blocks([b[0], b[0]]), "no request holds"),
+        (lambda pool, r, b: pool.get_new_blocks(-1), "n must not be negative"),
+        (lambda pool, r, b: pool.cache_full_blocks(r, b, 0, 1, 4, 0), "has a key"),
         (lambda pool, r, b: pool.cache_full_blocks(r, b, 1, 4, 4, 0), "blocks 1 to 4 of 3"),
         (lambda pool, r, b: pool.cache_full_blocks(r, b, 1, 3, 4, 0), "fewer block hashes"),
         (lambda pool, r, b: pool.cache_full_blocks(r, [b[0], b[1], pool.null_block], 1, 3, 4, 0), "only lead"),
@@ -213,22 +213,22 @@ def stored(r: Request, a: int, b: int, group: int = 0, size: int = 4, factor: in
 
 
 def test_events_of_several_groups_come_removed_first_and_then_stored_in_order() -> None:
-    books = manager(7, ("full", 8), ("sw", 4, 5), enable_kv_cache_events=True, free_order="tail")
+    kv = manager(7, ("full", 8), ("sw", 4, 5), enable_kv_cache_events=True, free_order="tail")
     a = request("a", range(16), lora_name="L", lora_id=3)
-    assert (0, ([1, 2], [3, 4, 5, 6])) == admit(books, a)
-    assert [stored(a, 0, 2, 0, 8, 2), stored(a, 0, 4, 1)] == books.take_events()
-    books.free(a)
-    assert [2, 1, 6, 5, 4, 3] == books.block_pool.free_block_ids()
+    assert (0, ([1, 2], [3, 4, 5, 6])) == admit(kv, a)
+    assert [stored(a, 0, 2, 0, 8, 2), stored(a, 0, 4, 1)] == kv.take_events()
+    kv.free(a)
+    assert [2, 1, 6, 5, 4, 3] == kv.block_pool.free_block_ids()
     b = request("b", range(50, 59))
-    assert (0, ([2, 1], [6, 5, 4])) == admit(books, b)
+    assert (0, ([2, 1], [6, 5, 4])) == admit(kv, b)
     h = a.block_hashes
     removed = [(h[3], 0), (h[1], 0), (h[3], 1), (h[2], 1), (h[1], 1)]
     assert [
         *(BlockRemoved([x], "GPU", g) for x, g in removed),
         stored(b, 0, 1, 0, 8, 2),
         stored(b, 0, 2, 1),
-    ] == books.take_events()
-    assert [] == books.take_events()
+    ] == kv.take_events()
+    assert [] == kv.take_events()
 
 
 def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
@@ -242,69 +242,69 @@ def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
 
 
 def test_a_window_that_passed_uncached_blocks_stores_only_the_rest() -> None:
-    books = manager(20, ("sw", 4, 4), enable_kv_cache_events=True, free_order="tail")
+    kv = manager(20, ("sw", 4, 4), enable_kv_cache_events=True, free_order="tail")
     r = request("a", range(17))
-    assert books.allocate_slots(r, 13, delay_cache_blocks=True) is not None
+    assert kv.allocate_slots(r, 13, delay_cache_blocks=True) is not None
     r.num_computed_tokens = 13
-    assert [] == books.take_events()
-    assert books.allocate_slots(r, 4) is not None
-    assert [[0, 0, 3, 4, 5]] == list(books.get_block_ids("a"))
-    assert [stored(r, 2, 4)] == books.take_events()
+    assert [] == kv.take_events()
+    assert kv.allocate_slots(r, 4) is not None
+    assert [[0, 0, 3, 4, 5]] == list(kv.get_block_ids("a"))
+    assert [stored(r, 2, 4)] == kv.take_events()
 
 
 def test_evicting_tells_each_key_once_in_the_given_order_and_moves_nothing() -> None:
-    books = manager(9, ("full", 4), enable_kv_cache_events=True, free_order="tail")
+    kv = manager(9, ("full", 4), enable_kv_cache_events=True, free_order="tail")
     a = request("a", range(12))
-    admit(books, a)
-    books.take_events()
-    books.evict_blocks([3, 8, 1, 3])
+    admit(kv, a)
+    kv.take_events()
+    kv.evict_blocks([3, 8, 1, 3])
     assert [
         BlockRemoved([a.block_hashes[2]], "GPU", 0),
         BlockRemoved([a.block_hashes[0]], "GPU", 0),
-    ] == books.take_events()
+    ] == kv.take_events()
     assert ([2], {1: 1, 2: 1, 3: 1}, nums(4, 8)) == (
-        books.block_pool.cached_block_ids(), books.block_pool.ref_counts(), books.block_pool.free_block_ids(),
+        kv.block_pool.cached_block_ids(), kv.block_pool.ref_counts(), kv.block_pool.free_block_ids(),
     )  # fmt: skip
 
 
 def test_reset_waits_until_nothing_is_in_use(caplog: pytest.LogCaptureFixture) -> None:
-    books = manager(9, ("full", 4), enable_kv_cache_events=True, log_stats=True, free_order="tail")
+    kv = manager(9, ("full", 4), enable_kv_cache_events=True, log_stats=True, free_order="tail")
     a = request("a", range(9))
-    admit(books, a)
+    admit(kv, a)
     with caplog.at_level(logging.WARNING):
-        assert books.reset_prefix_cache() is False
+        assert kv.reset_prefix_cache() is False
     assert ["WARNING"] == [record.levelname for record in caplog.records]
-    books.free(a)
-    queue = books.block_pool.free_block_ids()
-    assert books.reset_prefix_cache() is True
+    kv.free(a)
+    queue = kv.block_pool.free_block_ids()
+    assert kv.reset_prefix_cache() is True
     assert ([], 0, queue) == (
-        books.block_pool.cached_block_ids(),
-        books.block_pool.num_cached_keys,
-        books.block_pool.free_block_ids(),
+        kv.block_pool.cached_block_ids(),
+        kv.block_pool.num_cached_keys,
+        kv.block_pool.free_block_ids(),
     )
-    assert [stored(a, 0, 2), AllBlocksCleared()] == books.take_events()
-    stats = books.make_prefix_cache_stats()
+    assert [stored(a, 0, 2), AllBlocksCleared()] == kv.take_events()
+    stats = kv.make_prefix_cache_stats()
     assert stats is not None
     assert (True, 1, 9, 0) == (stats.reset, stats.requests, stats.queries, stats.hits)
-    stats = books.make_prefix_cache_stats()
+    stats = kv.make_prefix_cache_stats()
     assert stats is not None
     assert (False, 0) == (stats.reset, stats.requests)
 
 
 @pytest.mark.parametrize("prompt", [8, 400])
 def test_integers_in_events_are_the_low_64_bits_of_the_hash(prompt: int) -> None:
-    books = manager(200, ("full", 4), enable_kv_cache_events=True, int_event_hashes=True)
+    kv = manager(200, ("full", 4), enable_kv_cache_events=True, int_event_hashes=True)
     a = request("a", range(prompt))
-    books.allocate_slots(a, 5)
+    kv.allocate_slots(a, 5)
     a.num_computed_tokens = 5
-    books.allocate_slots(a, prompt - 5)
+    kv.allocate_slots(a, prompt - 5)
     want = [int.from_bytes(h[24:], "big") for h in a.block_hashes]
-    first, second = books.take_events()
+    first, second = kv.take_events()
     assert isinstance(first, BlockStored)
     assert isinstance(second, BlockStored)
     assert (want[:1], want[1:], want[0]) == (first.block_hashes, second.block_hashes, second.parent_block_hash)
-    books.evict_blocks([1])
-    assert [BlockRemoved(want[:1], "GPU", 0)] == books.take_events()
+    kv.evict_blocks([1])
+    assert [BlockRemoved(want[:1], "GPU", 0)] == kv.take_events()
 
 
 def test_events_have_a_msgpack_form_and_come_back_from_it() -> None:
@@ -327,116 +327,114 @@ def test_events_have_a_msgpack_form_and_come_back_from_it() -> None:
 
 
 def test_num_new_tokens_must_be_greater_than_0() -> None:
-    books = manager(9, ("full", 4))
+    kv = manager(9, ("full", 4))
     for wrong in (0, -3):
         with pytest.raises(ValueError, match=r"^num_new_tokens must be greater than 0$"):
-            books.allocate_slots(request("a", range(4)), wrong)
+            kv.allocate_slots(request("a", range(4)), wrong)
 
 
 def test_a_refused_first_allocation_leaves_no_table() -> None:
-    books = manager(5, ("full", 4), free_order="tail")
+    kv = manager(5, ("full", 4), free_order="tail")
     small, large = request("a", range(4)), request("b", range(40))
-    assert admit(books, small)[1] is not None
-    assert None is books.allocate_slots(large, 40)
-    assert ([1], ([],)) == (books.get_num_common_prefix_blocks("a"), books.get_block_ids("b"))
-    assert [0] == books.get_num_common_prefix_blocks("b")
-    books.free(large)
-    books.check_valid()
+    assert admit(kv, small)[1] is not None
+    assert None is kv.allocate_slots(large, 40)
+    assert ([1], ([],)) == (kv.get_num_common_prefix_blocks("a"), kv.get_block_ids("b"))
+    assert [0] == kv.get_num_common_prefix_blocks("b")
+    kv.free(large)
+    kv.check_valid()
 
 
 def test_common_prefix_counts_blocks_that_every_request_with_blocks_uses() -> None:
-    books = manager(30, ("full", 4), ("sw", 4, 8), free_order="tail")
+    kv = manager(30, ("full", 4), ("sw", 4, 8), free_order="tail")
     a, b = request("a", range(21)), request("b", [*range(12), *range(90, 99)])
-    admit(books, a)
-    admit(books, b)
-    assert ([3, 0], [3, 0], [0, 0]) == tuple(map(books.get_num_common_prefix_blocks, ("a", "b", "nobody")))
-    books.free(b)
-    assert [6, 0] == books.get_num_common_prefix_blocks("a")
+    admit(kv, a)
+    admit(kv, b)
+    assert ([3, 0], [3, 0], [0, 0]) == tuple(map(kv.get_num_common_prefix_blocks, ("a", "b", "nobody")))
+    kv.free(b)
+    assert [6, 0] == kv.get_num_common_prefix_blocks("a")
 
 
 def test_blocks_that_the_window_has_passed_go_also_when_the_call_fails() -> None:
-    books = manager(6, ("sw", 4, 4), free_order="tail")
+    kv = manager(6, ("sw", 4, 4), free_order="tail")
     r = request("a", range(40))
-    assert books.allocate_slots(r, 20) is not None
+    assert kv.allocate_slots(r, 20) is not None
     r.num_computed_tokens = 20
-    assert None is books.allocate_slots(r, 20)
-    assert ([[0, 0, 0, 0, 5]], [4, 3, 2, 1]) == (list(books.get_block_ids("a")), books.block_pool.free_block_ids())
+    assert None is kv.allocate_slots(r, 20)
+    assert ([[0, 0, 0, 0, 5]], [4, 3, 2, 1]) == (list(kv.get_block_ids("a")), kv.block_pool.free_block_ids())
 
 
 def test_computed_blocks_cannot_be_taken_by_the_call_that_brings_them() -> None:
-    books = manager(5, ("full", 4), free_order="tail")
+    kv = manager(5, ("full", 4), free_order="tail")
     a = request("a", range(16))
-    admit(books, a)
-    books.free(a)
-    assert [4, 3, 2, 1] == books.block_pool.free_block_ids()
+    admit(kv, a)
+    kv.free(a)
+    assert [4, 3, 2, 1] == kv.block_pool.free_block_ids()
     b = request("b", [*range(12), 70, 71, 72, 73, 74])
-    blocks, hit = books.get_computed_blocks(b)
+    blocks, hit = kv.get_computed_blocks(b)
     assert 12 == hit
-    assert None is books.allocate_slots(b, 5, hit, blocks)
-    assert ([4, 3, 2, 1], [1, 2, 3, 4]) == (books.block_pool.free_block_ids(), books.block_pool.cached_block_ids())
-    got = books.allocate_slots(b, 4, hit, blocks)
+    assert None is kv.allocate_slots(b, 5, hit, blocks)
+    assert ([4, 3, 2, 1], [1, 2, 3, 4]) == (kv.block_pool.free_block_ids(), kv.block_pool.cached_block_ids())
+    got = kv.allocate_slots(b, 4, hit, blocks)
     assert got is not None
     assert ([4],) == got.get_block_ids()
 
 
 @pytest.mark.parametrize("case", ["table", "caching off", "groups", "hashes", "lookahead", "far block"])
 def test_what_the_manager_refuses_changes_nothing(case: str) -> None:
-    books = manager(30, ("full", 4), enable_caching=case != "caching off", free_order="tail")
+    kv = manager(30, ("full", 4), enable_caching=case != "caching off", free_order="tail")
     other = manager(30, ("full", 4), ("sw", 4, 8))
     a, b = request("a", range(16)), request("b", range(17))
-    admit(books, a)
-    foreign = KVCacheBlocks.from_ids(books.block_pool, (1).to_bytes(4, "little"), (1,))
+    admit(kv, a)
+    foreign = KVCacheBlocks.from_ids(kv.block_pool, (1).to_bytes(4, "little"), (1,))
     calls: dict[str, Any] = {
-        "table": lambda: books.allocate_slots(a, 1, 4, foreign),
-        "caching off": lambda: books.allocate_slots(b, 1, 4, foreign),
+        "table": lambda: kv.allocate_slots(a, 1, 4, foreign),
+        "caching off": lambda: kv.allocate_slots(b, 1, 4, foreign),
         "groups": lambda: other.allocate_slots(b, 1, 4, foreign),
-        "hashes": lambda: books.allocate_slots(Request("c", range(17)), 17),
-        "lookahead": lambda: books.allocate_slots(a, 1, num_lookahead_tokens=-1),
-        "far block": lambda: books.allocate_slots(
-            b, 1, 4, KVCacheBlocks.from_ids(books.block_pool, b"\xff\0\0\0", (1,))
-        ),
+        "hashes": lambda: kv.allocate_slots(Request("c", range(17)), 17),
+        "lookahead": lambda: kv.allocate_slots(a, 1, num_lookahead_tokens=-1),
+        "far block": lambda: kv.allocate_slots(b, 1, 4, KVCacheBlocks.from_ids(kv.block_pool, b"\xff\0\0\0", (1,))),
     }
     a.num_computed_tokens = 3
-    before = (books.block_pool.free_block_ids(), books.block_pool.ref_counts(), books.block_pool.cached_block_ids())
+    before = (kv.block_pool.free_block_ids(), kv.block_pool.ref_counts(), kv.block_pool.cached_block_ids())
     with pytest.raises(
         ValueError, match=r"computed_blocks|computed blocks|groups|fewer block hashes|num_lookahead_tokens|outside"
     ):
         calls[case]()
     assert before == (
-        books.block_pool.free_block_ids(),
-        books.block_pool.ref_counts(),
-        books.block_pool.cached_block_ids(),
+        kv.block_pool.free_block_ids(),
+        kv.block_pool.ref_counts(),
+        kv.block_pool.cached_block_ids(),
     )
-    assert ([], []) == (*books.get_block_ids("b"), *books.get_block_ids("c"))
-    books.check_valid()
+    assert ([], []) == (*kv.get_block_ids("b"), *kv.get_block_ids("c"))
+    kv.check_valid()
 
 
 def test_delayed_blocks_are_cached_when_their_contents_have_come() -> None:
-    books = manager(9, ("full", 4), enable_kv_cache_events=True)
+    kv = manager(9, ("full", 4), enable_kv_cache_events=True)
     a = request("a", range(10))
-    assert books.allocate_slots(a, 10, delay_cache_blocks=True) is not None
+    assert kv.allocate_slots(a, 10, delay_cache_blocks=True) is not None
     a.num_computed_tokens = 10
-    assert ([], []) == (books.block_pool.cached_block_ids(), books.take_events())
-    books.cache_blocks(a, 7)
-    assert ([1], [stored(a, 0, 1)]) == (books.block_pool.cached_block_ids(), books.take_events())
-    books.cache_blocks(a, 10)
-    books.cache_blocks(a, 10)
-    assert ([1, 2], [stored(a, 1, 2)]) == (books.block_pool.cached_block_ids(), books.take_events())
+    assert ([], []) == (kv.block_pool.cached_block_ids(), kv.take_events())
+    kv.cache_blocks(a, 7)
+    assert ([1], [stored(a, 0, 1)]) == (kv.block_pool.cached_block_ids(), kv.take_events())
+    kv.cache_blocks(a, 10)
+    kv.cache_blocks(a, 10)
+    assert ([1, 2], [stored(a, 1, 2)]) == (kv.block_pool.cached_block_ids(), kv.take_events())
     with pytest.raises(ValueError, match="fewer blocks"):
-        books.cache_blocks(a, 100)
+        kv.cache_blocks(a, 100)
     with pytest.raises(ValueError, match="no blocks to cache"):
-        books.cache_blocks(request("b", range(4)), 4)
+        kv.cache_blocks(request("b", range(4)), 4)
 
 
 def test_a_delayed_step_leaves_its_block_to_the_next_one() -> None:
-    books = manager(9, ("full", 4), free_order="tail")
+    kv = manager(9, ("full", 4), free_order="tail")
     a = request("a", range(8))
-    assert books.allocate_slots(a, 3) is not None
+    assert kv.allocate_slots(a, 3) is not None
     a.num_computed_tokens = 3
-    assert books.allocate_slots(a, 1, delay_cache_blocks=True) is not None
-    assert [] == books.block_pool.cached_block_ids()
-    assert books.allocate_slots(a, 1) is books.empty_kv_cache_blocks
-    assert [1] == books.block_pool.cached_block_ids()
+    assert kv.allocate_slots(a, 1, delay_cache_blocks=True) is not None
+    assert [] == kv.block_pool.cached_block_ids()
+    assert kv.allocate_slots(a, 1) is kv.empty_kv_cache_blocks
+    assert [1] == kv.block_pool.cached_block_ids()
 
 
 def test_tables_stop_at_max_model_len_and_mamba_adds_its_speculative_blocks_behind() -> None:
@@ -450,36 +448,36 @@ def test_tables_stop_at_max_model_len_and_mamba_adds_its_speculative_blocks_behi
 
 
 def test_cross_attention_counts_encoder_tokens() -> None:
-    books = manager(30, ("full", 4), ("cross", 4), enable_caching=False)
+    kv = manager(30, ("full", 4), ("cross", 4), enable_caching=False)
     r = Request("a", range(6))
-    got = books.allocate_slots(r, 6, num_encoder_tokens=9)
+    got = kv.allocate_slots(r, 6, num_encoder_tokens=9)
     assert got is not None
     assert ([1, 2], [3, 4, 5]) == got.get_block_ids()
     r.num_computed_tokens = 6
-    assert books.allocate_slots(r, 1, num_encoder_tokens=9) is books.empty_kv_cache_blocks
+    assert kv.allocate_slots(r, 1, num_encoder_tokens=9) is kv.empty_kv_cache_blocks
 
 
 def test_skipping_the_cache_reads_nothing_records_nothing_and_still_fills_it() -> None:
-    books = manager(30, ("full", 4), log_stats=True)
-    admit(books, request("a", range(9)))
+    kv = manager(30, ("full", 4), log_stats=True)
+    admit(kv, request("a", range(9)))
     b = request("b", range(9), skip_reading_prefix_cache=True)
-    assert (books.empty_kv_cache_blocks, 0) == books.get_computed_blocks(b)
-    admit(books, b)
-    assert ([1, 2, 4, 5], 2) == (books.block_pool.cached_block_ids(), books.block_pool.num_cached_keys)
-    stats = books.make_prefix_cache_stats()
+    assert (kv.empty_kv_cache_blocks, 0) == kv.get_computed_blocks(b)
+    admit(kv, b)
+    assert ([1, 2, 4, 5], 2) == (kv.block_pool.cached_block_ids(), kv.block_pool.num_cached_keys)
+    stats = kv.make_prefix_cache_stats()
     assert stats is not None
     assert (1, 9) == (stats.requests, stats.queries)
 
 
 def test_statistics_keep_preempted_requests_apart() -> None:
-    books = manager(30, ("full", 4), log_stats=True)
+    kv = manager(30, ("full", 4), log_stats=True)
     a = request("a", range(9))
-    admit(books, a)
-    books.free(a)
+    admit(kv, a)
+    kv.free(a)
     a.num_preemptions += 1
     a.num_computed_tokens = 0
-    admit(books, a)
-    s = books.make_prefix_cache_stats()
+    admit(kv, a)
+    s = kv.make_prefix_cache_stats()
     assert s is not None
     assert (1, 9, 0, 1, 9, 8) == (
         s.requests,
@@ -493,10 +491,10 @@ def test_statistics_keep_preempted_requests_apart() -> None:
 
 
 def test_context_parallelism_multiplies_the_block_size() -> None:
-    books = manager(30, ("full", 4), hash_block_size=16, dcp_world_size=2, pcp_world_size=2, free_order="tail")
+    kv = manager(30, ("full", 4), hash_block_size=16, dcp_world_size=2, pcp_world_size=2, free_order="tail")
     a = request("a", range(40), block_size=16)
-    assert (0, ([1, 2, 3],)) == admit(books, a)
-    assert (32, ([4],)) == admit(books, request("b", range(40), block_size=16))
+    assert (0, ([1, 2, 3],)) == admit(kv, a)
+    assert (32, ([4],)) == admit(kv, request("b", range(40), block_size=16))
 
 
 @pytest.mark.parametrize(
@@ -529,11 +527,11 @@ def test_managers_that_cannot_work_are_refused_when_built(groups: Any, options: 
 
 
 def test_with_caching_off_any_groups_go_together() -> None:
-    books = manager(30, ("full", 4), ("full", 4), ("sw", 6, 8), ("mamba", 4), enable_caching=False)
+    kv = manager(30, ("full", 4), ("full", 4), ("sw", 6, 8), ("mamba", 4), enable_caching=False)
     r = Request("a", range(9))
-    assert (books.empty_kv_cache_blocks, 0) == books.get_computed_blocks(r)
-    assert (0, ([1, 2, 3], [4, 5, 6], [7, 8], [9, 10, 11])) == admit(books, r)
-    assert [] == books.block_pool.cached_block_ids()
+    assert (kv.empty_kv_cache_blocks, 0) == kv.get_computed_blocks(r)
+    assert (0, ([1, 2, 3], [4, 5, 6], [7, 8], [9, 10, 11])) == admit(kv, r)
+    assert [] == kv.block_pool.cached_block_ids()
 
 
 def test_any_object_with_the_attributes_serves_as_a_request() -> None:
@@ -546,42 +544,42 @@ def test_any_object_with_the_attributes_serves_as_a_request() -> None:
         num_tokens = 9
         block_hashes = tuple(Request("x", range(9), block_hasher=BlockHasher(4)).block_hashes)
 
-    books = manager(30, ("full", 4), enable_kv_cache_events=True)
-    assert (0, ([1, 2, 3],)) == admit(books, Own())  # type: ignore[arg-type]
-    assert [list(range(8))] == [event.token_ids for event in books.take_events() if isinstance(event, BlockStored)]
-    assert (8, ([4],)) == admit(books, request("b", range(9)))
+    kv = manager(30, ("full", 4), enable_kv_cache_events=True)
+    assert (0, ([1, 2, 3],)) == admit(kv, Own())  # type: ignore[arg-type]
+    assert [list(range(8))] == [event.token_ids for event in kv.take_events() if isinstance(event, BlockStored)]
+    assert (8, ([4],)) == admit(kv, request("b", range(9)))
 
 
 # ---- KVCacheBlocks ----
 
 
 def test_blocks_are_values_with_ids_at_hand_and_objects_on_demand() -> None:
-    books = manager(30, ("full", 4), ("sw", 4, 8), free_order="tail")
+    kv = manager(30, ("full", 4), ("sw", 4, 8), free_order="tail")
     r = request("a", range(10))
-    got = books.allocate_slots(r, 10)
+    got = kv.allocate_slots(r, 10)
     assert got is not None
     assert (([1, 2, 3], [4, 5, 6]), (3, 3)) == (got.get_block_ids(), tuple(map(len, got.blocks)))
     block = got.blocks[1][0]
     assert (4, 1, (r.block_hashes[0], 1), False) == (block.block_id, block.ref_cnt, block.block_hash, block.is_null)
     assert None is got.blocks[0][2].block_hash
-    assert got == books.get_blocks("a")
-    assert got == books.create_kv_cache_blocks(got.blocks)
+    assert got == kv.get_blocks("a")
+    assert got == kv.create_kv_cache_blocks(got.blocks)
     assert [2, 3] == [b.block_id for b in got.blocks[0][1:]]
     twice = got + got
     assert ([1, 2, 3, 1, 2, 3], [4, 5, 6, 4, 5, 6]) == twice.get_block_ids(allow_none=True)
-    books.free(r)
+    kv.free(r)
     assert ([1, 2, 3], [4, 5, 6]) == got.get_block_ids()
 
 
 def test_there_is_one_empty_instance() -> None:
-    books = manager(30, ("full", 4), ("sw", 4, 8))
-    empty = books.empty_kv_cache_blocks
-    got = books.allocate_slots(request("a", range(4)), 4)
+    kv = manager(30, ("full", 4), ("sw", 4, 8))
+    empty = kv.empty_kv_cache_blocks
+    got = kv.allocate_slots(request("a", range(4)), 4)
     assert got is not None
     same = (
-        books.get_blocks("nobody"),
+        kv.get_blocks("nobody"),
         got.new_empty(),
-        books.create_kv_cache_blocks(([], [])),
+        kv.create_kv_cache_blocks(([], [])),
         empty + empty,
         empty.new_empty(),
     )
@@ -592,22 +590,22 @@ def test_there_is_one_empty_instance() -> None:
 
 
 def test_unhashed_blocks_are_those_without_a_key_in_one_group() -> None:
-    books = manager(30, ("sw", 4, 4), free_order="tail")
+    kv = manager(30, ("sw", 4, 4), free_order="tail")
     r = request("a", range(18))
-    books.allocate_slots(r, 17)
+    kv.allocate_slots(r, 17)
     r.num_computed_tokens = 17
-    books.allocate_slots(r, 1)
-    assert ([0, 0, 0, 4, 5],) == books.get_block_ids("a")
-    assert [5] == books.get_blocks("a").get_unhashed_block_ids()
-    books.evict_blocks([4])
-    assert [4, 5] == books.get_blocks("a").get_unhashed_block_ids()
+    kv.allocate_slots(r, 1)
+    assert ([0, 0, 0, 4, 5],) == kv.get_block_ids("a")
+    assert [5] == kv.get_blocks("a").get_unhashed_block_ids()
+    kv.evict_blocks([4])
+    assert [4, 5] == kv.get_blocks("a").get_unhashed_block_ids()
     with pytest.raises(ValueError, match="one group"):
         manager(30, ("full", 4), ("sw", 4, 8)).empty_kv_cache_blocks.get_unhashed_block_ids()
 
 
 def test_blocks_of_unlike_groups_or_pools_do_not_add_up() -> None:
     one, two = manager(9, ("full", 4)), manager(9, ("full", 4))
-    a, b = (books.allocate_slots(request("a", range(4)), 4) for books in (one, two))
+    a, b = (kv.allocate_slots(request("a", range(4)), 4) for kv in (one, two))
     assert a is not None
     assert b is not None
     with pytest.raises(ValueError, match="pools"):
@@ -623,15 +621,15 @@ def test_the_pool_takes_at_most_80_bytes_a_block() -> None:
 
 
 def test_a_preempted_request_begins_anew_and_tokens_from_elsewhere_need_room() -> None:
-    books = manager(20, ("full", 4), free_order="tail")
+    kv = manager(20, ("full", 4), free_order="tail")
     r = request("a", range(6))
-    admit(books, r)
-    books.free(r)
+    admit(kv, r)
+    kv.free(r)
     r.num_computed_tokens = 0
-    got = books.allocate_slots(r, 2)
+    got = kv.allocate_slots(r, 2)
     assert got is not None
     assert ([3],) == got.get_block_ids()
     r.num_computed_tokens = 2
-    got = books.allocate_slots(r, 1, num_new_computed_tokens=2)
+    got = kv.allocate_slots(r, 1, num_new_computed_tokens=2)
     assert got is not None
     assert ([4],) == got.get_block_ids()

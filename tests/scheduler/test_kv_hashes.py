@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore.bindings.scheduler import sha256_ready
+from shmstore.bindings.blockhash import sha256_ready
 from shmstore.scheduler import (
     BlockHasher,
     BlockHashes,
@@ -149,9 +149,9 @@ def test_every_process_and_every_hash_seed_gives_the_same_hashes() -> None:
 
 def test_without_libcrypto_hashlib_gives_the_same_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     want = Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
-    monkeypatch.setattr("shmstore.bindings.scheduler.sha256_ready", lambda: False)
+    monkeypatch.setattr("shmstore.bindings.blockhash.sha256_ready", lambda: False)
     monkeypatch.setattr(
-        "shmstore.bindings.scheduler.sha256_chain", lambda *args: pytest.fail("the C digest was asked for")
+        "shmstore.bindings.blockhash.sha256_chain", lambda *args: pytest.fail("the C digest was asked for")
     )
     assert want == Request("r", range(64), block_hasher=BlockHasher(16)).block_hashes
 
@@ -159,7 +159,7 @@ def test_without_libcrypto_hashlib_gives_the_same_hashes(monkeypatch: pytest.Mon
 @pytest.mark.skipif(not sha256_ready(), reason="no libcrypto on this host: hashlib is all there is")
 def test_with_libcrypto_hashlib_is_not_asked_for_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     hasher = BlockHasher(16)
-    monkeypatch.setattr("shmstore.bindings.scheduler.digest_chain", lambda *args: pytest.fail("hashlib was asked for"))
+    monkeypatch.setattr("shmstore.bindings.blockhash.digest_chain", lambda *args: pytest.fail("hashlib was asked for"))
     assert 4 == len(hasher(Request("r", range(64))))
 
 

@@ -108,14 +108,14 @@ def test_a_block_id_outside_the_pool_is_named(bad: int, collector: bool) -> None
         def __getattr__(self, name: str) -> Any:
             return lambda *about: None
 
-    books = manager(9, ("full", 4), metrics_collector=Deaf() if collector else None)
-    admit(books, request("a", range(9)))
+    kv = manager(9, ("full", 4), metrics_collector=Deaf() if collector else None)
+    admit(kv, request("a", range(9)))
     with pytest.raises(ValueError, match=rf"^block id {bad} (is outside the pool|names the null block): .* 1 to 8"):
-        books.evict_blocks([1, bad, 2])
-    assert [1, 2] == books.block_pool.cached_block_ids()
+        kv.evict_blocks([1, bad, 2])
+    assert [1, 2] == kv.block_pool.cached_block_ids()
     with pytest.raises(TypeError, match=r"^a block id must be an integer, not 1\.5"):
-        books.evict_blocks([1, 1.5])  # type: ignore[list-item]
-    assert [1, 2] == books.block_pool.cached_block_ids()
+        kv.evict_blocks([1, 1.5])  # type: ignore[list-item]
+    assert [1, 2] == kv.block_pool.cached_block_ids()
 
 
 def test_a_block_of_ones_own_outside_the_pool_is_named() -> None:
@@ -139,17 +139,17 @@ def test_a_manager_says_what_it_takes() -> None:
 
 @pytest.mark.parametrize("wrong", [None, "a"])
 def test_what_is_no_request_is_refused_with_what_is_expected(wrong: Any) -> None:
-    books = manager(9, ("full", 4))
-    admit(books, request("a", range(9)))
-    before = books.get_block_ids("a")
+    kv = manager(9, ("full", 4))
+    admit(kv, request("a", range(9)))
+    before = kv.get_block_ids("a")
     calls: list[Any] = [
-        lambda: books.free(wrong), lambda: books.get_computed_blocks(wrong), lambda: books.allocate_slots(wrong, 1),
-        lambda: books.cache_blocks(wrong, 4),
+        lambda: kv.free(wrong), lambda: kv.get_computed_blocks(wrong), lambda: kv.allocate_slots(wrong, 1),
+        lambda: kv.cache_blocks(wrong, 4),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(TypeError, match=r"request must have the attributes of a Request.*: " + repr(wrong)):
             call()
-    assert before == books.get_block_ids("a")
+    assert before == kv.get_block_ids("a")
 
 
 def test_docstrings_speak_the_markup_of_the_pages() -> None:
@@ -157,3 +157,12 @@ def test_docstrings_speak_the_markup_of_the_pages() -> None:
     files = sorted(folder.glob("*.py"))
     assert len(files) > 10
     assert [] == [path.name for path in files if re.search(r":[a-z]+:`", path.read_text(encoding="utf-8"))]
+
+
+def test_a_refusal_says_how_many_hashes_or_blocks_are_missing() -> None:
+    kv, req = manager(9, ("full", 4)), Request("a", range(9))
+    with pytest.raises(ValueError, match=r"hashes.*\b2 are needed and 0 there"):
+        kv.allocate_slots(req, 9)
+    assert kv.allocate_slots(req, 9, delay_cache_blocks=True) is not None
+    with pytest.raises(ValueError, match=r"blocks.*\b5 are needed and 3 there"):
+        kv.cache_blocks(req, 20)

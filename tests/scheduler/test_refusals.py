@@ -1,4 +1,4 @@
-"""What the books refuse, with a typed error and nothing changed; and collectors that misbehave."""
+"""What the managers refuse, with a typed error and nothing changed; and collectors that misbehave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shmstore.bindings.scheduler import NO_EXTRAS, sha256_chain
+from shmstore.bindings.blockhash import NO_EXTRAS, sha256_chain
 from shmstore.scheduler import (
     BlockHasher,
     BlockHashes,
@@ -45,9 +45,9 @@ def pool_state(pool: BlockPool) -> Any:
     return pool.free_block_ids(), pool.ref_counts(), pool.cached_block_ids(), pool.num_cached_keys
 
 
-def state(books: KVCacheManager) -> Any:
-    books.check_valid()
-    return pool_state(books.block_pool), books.get_block_ids("a"), books.get_block_ids("b")
+def state(kv: KVCacheManager) -> Any:
+    kv.check_valid()
+    return pool_state(kv.block_pool), kv.get_block_ids("a"), kv.get_block_ids("b")
 
 
 # ---- metrics collectors ----
@@ -79,44 +79,44 @@ class Meddler:
 
 def story(meddle: Callable[[KVCacheManager], Any] | None) -> tuple[list[Any], list[tuple[str, int]]]:
     """What a manager with such a collector answers; without one for None."""
-    collector = Meddler(lambda: meddle(books) if meddle is not None else None)
-    books = manager(
+    collector = Meddler(lambda: meddle(kv) if meddle is not None else None)
+    kv = manager(
         9, ("full", 4), ("sw", 4, 8), free_order="tail", enable_kv_cache_events=True, log_stats=True,
         metrics_collector=None if meddle is None else collector,
     )  # fmt: skip
     answers: list[Any] = []
     a, b = request("a", range(12)), request("b", [*range(8), *range(70, 75)])
     for req in (a, b):
-        answers += [admit(books, req), books.get_block_ids(req.request_id)]
-        books.free(req)
+        answers += [admit(kv, req), kv.get_block_ids(req.request_id)]
+        kv.free(req)
     a.num_computed_tokens = 0
-    answers.append(books.allocate_slots(a, 9, delay_cache_blocks=True))
-    books.cache_blocks(a, 8)
-    answers += [books.get_block_ids("a"), [event.to_list() for event in books.take_events()]]
-    books.evict_blocks([1, 2, 3, 4, 5, 6, 7, 8])
-    books.free(a)
-    answers += [books.reset_prefix_cache(), books.take_events(), books.make_prefix_cache_stats(), state(books)]
+    answers.append(kv.allocate_slots(a, 9, delay_cache_blocks=True))
+    kv.cache_blocks(a, 8)
+    answers += [kv.get_block_ids("a"), [event.to_list() for event in kv.take_events()]]
+    kv.evict_blocks([1, 2, 3, 4, 5, 6, 7, 8])
+    kv.free(a)
+    answers += [kv.reset_prefix_cache(), kv.take_events(), kv.make_prefix_cache_stats(), state(kv)]
     return [x.get_block_ids() if isinstance(x, KVCacheBlocks) else x for x in answers], collector.heard
 
 
-def ask_everything(books: KVCacheManager) -> None:
+def ask_everything(kv: KVCacheManager) -> None:
     probe = request("probe", range(8))
-    books.get_computed_blocks(request("probe", range(8), skip_reading_prefix_cache=True))
-    books.get_num_common_prefix_blocks("a")
+    kv.get_computed_blocks(request("probe", range(8), skip_reading_prefix_cache=True))
+    kv.get_num_common_prefix_blocks("a")
     for request_id in ("a", "b", "probe"):
-        books.get_block_ids(request_id)
-    books._tables.find(probe.block_hashes, 7)  # a look-up that no statistics count
-    books.check_valid()
+        kv.get_block_ids(request_id)
+    kv._tables.find(probe.block_hashes, 7)  # a look-up that no statistics count
+    kv.check_valid()
 
 
-def use_the_manager(books: KVCacheManager) -> None:
+def use_the_manager(kv: KVCacheManager) -> None:
     """Allocates, caches and frees through another request, and leaves no trace."""
     one = Request("other", [1])
-    if books.block_pool.get_num_free_blocks() >= 2 and not books.get_blocks("other").packed_ids:
-        collector, books.block_pool.metrics = books.block_pool.metrics, None
-        books.allocate_slots(one, 1)
-        books.free(one)
-        books.block_pool.metrics = collector
+    if kv.block_pool.get_num_free_blocks() >= 2 and not kv.get_blocks("other").packed_ids:
+        collector, kv.block_pool.metrics = kv.block_pool.metrics, None
+        kv.allocate_slots(one, 1)
+        kv.free(one)
+        kv.block_pool.metrics = collector
 
 
 def test_a_collector_that_asks_the_manager_spoils_no_answer() -> None:
@@ -127,15 +127,15 @@ def test_a_collector_that_asks_the_manager_spoils_no_answer() -> None:
 
 
 def test_a_collector_that_allocates_spoils_neither_counts_nor_stored_events() -> None:
-    collector = Meddler(lambda: use_the_manager(books))
-    books = manager(
+    collector = Meddler(lambda: use_the_manager(kv))
+    kv = manager(
         20, ("full", 4), ("sw", 4, 8), free_order="tail", enable_kv_cache_events=True, metrics_collector=collector
     )
     a = request("a", range(12))
-    assert (0, ([1, 2, 3], [4, 5, 6])) == admit(books, a)
-    stored = [event for event in books.take_events() if isinstance(event, BlockStored)]
+    assert (0, ([1, 2, 3], [4, 5, 6])) == admit(kv, a)
+    stored = [event for event in kv.take_events() if isinstance(event, BlockStored)]
     assert [(a.block_hashes[:], 0), (a.block_hashes[:], 1)] == [(e.block_hashes, e.group_id) for e in stored]
-    books.check_valid()
+    kv.check_valid()
 
 
 def test_a_collector_that_raises_loses_nothing_and_each_call_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -146,35 +146,35 @@ def test_a_collector_that_raises_loses_nothing_and_each_call_logs_it_once(caplog
     with caplog.at_level(logging.ERROR):
         got, heard = story(fail)
     assert want == got
-    _, undisturbed = story(lambda books: None)
+    _, undisturbed = story(lambda kv: None)
     assert undisturbed == heard
     # three allocations, one eviction, one reset
     assert 5 == len(caplog.records)
     assert {"RuntimeError"} == {record.exc_info[0].__name__ for record in caplog.records}  # type: ignore[index, union-attr]
 
 
-def test_an_interrupt_inside_a_collector_comes_through_and_finds_the_books_complete() -> None:
+def test_an_interrupt_inside_a_collector_comes_through_and_finds_the_state_complete() -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    books = manager(9, ("full", 4), enable_kv_cache_events=True, metrics_collector=Meddler(interrupt))
+    kv = manager(9, ("full", 4), enable_kv_cache_events=True, metrics_collector=Meddler(interrupt))
     a = request("a", range(9))
     with pytest.raises(KeyboardInterrupt):
-        books.allocate_slots(a, 9)
-    assert ([[1, 2, 3]], 1) == (list(books.get_block_ids("a")), len(books.take_events()))
-    books.free(a)
+        kv.allocate_slots(a, 9)
+    assert ([[1, 2, 3]], 1) == (list(kv.get_block_ids("a")), len(kv.take_events()))
+    kv.free(a)
     with pytest.raises(KeyboardInterrupt):
-        books.reset_prefix_cache()
-    assert (0, 1) == (books.block_pool.num_cached_keys, len(books.take_events()))
+        kv.reset_prefix_cache()
+    assert (0, 1) == (kv.block_pool.num_cached_keys, len(kv.take_events()))
 
 
 def test_a_pool_notes_that_it_was_reset_before_its_collector_hears_of_it() -> None:
     seen: list[Any] = []
-    books = manager(
+    kv = manager(
         9, ("full", 4), enable_kv_cache_events=True, log_stats=True,
-        metrics_collector=Meddler(lambda: seen.append((books.take_events(), books.make_prefix_cache_stats()))),
+        metrics_collector=Meddler(lambda: seen.append((kv.take_events(), kv.make_prefix_cache_stats()))),
     )  # fmt: skip
-    assert books.reset_prefix_cache() is True
+    assert kv.reset_prefix_cache() is True
     ((events, stats),) = seen
     assert (["AllBlocksCleared"], True) == ([type(event).__name__ for event in events], stats.reset)
 
@@ -185,13 +185,13 @@ def test_a_pool_tells_what_was_touched_and_never_of_the_null_block() -> None:
     one = pool.get_new_blocks(1)
     pool.touch([[pool.null_block, *one]])
     assert [("evicted", 1), ("allocated", 1), ("accessed", 1)] == collector.heard
-    books = manager(9, ("sw", 4, 4), metrics_collector=collector, free_order="tail")
-    admit(books, request("a", range(13)))
+    kv = manager(9, ("sw", 4, 4), metrics_collector=collector, free_order="tail")
+    admit(kv, request("a", range(13)))
     collector.heard.clear()
     b = request("b", range(13))
-    found, hit = books.get_computed_blocks(b)
+    found, hit = kv.get_computed_blocks(b)
     assert ([0, 0, 3],) == found.get_block_ids()
-    assert books.allocate_slots(b, 13 - hit, hit, found) is not None
+    assert kv.allocate_slots(b, 13 - hit, hit, found) is not None
     assert [("accessed", 3), ("evicted", 5), ("allocated", 5)] == collector.heard
 
 
@@ -372,7 +372,7 @@ def test_a_parent_is_the_bytes_that_it_really_has() -> None:
 def test_c_copies_a_parent_only_of_the_size_of_its_hashes() -> None:
     for parent in (b"", b"short", b"x" * 31, b"x" * 33):
         with pytest.raises(ValueError, match="32 bytes"):
-            sha256_chain(parent, 0, 4, [1, 2, 3, 4], NO_EXTRAS)
+            sha256_chain(BlockHashes(), parent, 0, 4, [1, 2, 3, 4], NO_EXTRAS)
 
 
 # ---- the pool ----
@@ -440,19 +440,19 @@ def test_a_pool_refuses_the_blocks_of_another() -> None:
 
 
 def test_computed_blocks_of_another_manager_are_refused_before_anything_changes() -> None:
-    books, other = (manager(9, ("full", 4), free_order="tail") for _ in range(2))
+    kv, other = (manager(9, ("full", 4), free_order="tail") for _ in range(2))
     a, b = request("a", range(9)), request("b", range(9))
-    admit(books, a)
+    admit(kv, a)
     admit(other, a)
     found, hit = other.get_computed_blocks(b)
-    before = state(books), state(other)
+    before = state(kv), state(other)
     for foreign in (found, KVCacheBlocks([[KVCacheBlock(other.block_pool, 1)]])):
         with pytest.raises(ValueError, match="another"):
-            books.allocate_slots(b, 9 - hit, hit, foreign)
+            kv.allocate_slots(b, 9 - hit, hit, foreign)
     with pytest.raises(ValueError, match="another"):
-        books.create_kv_cache_blocks(found.blocks)
-    assert before == (state(books), state(other))
-    assert (8, ([4],)) == admit(books, b)
+        kv.create_kv_cache_blocks(found.blocks)
+    assert before == (state(kv), state(other))
+    assert (8, ([4],)) == admit(kv, b)
 
 
 @pytest.mark.parametrize(
@@ -461,36 +461,36 @@ def test_computed_blocks_of_another_manager_are_refused_before_anything_changes(
 def test_computed_blocks_whose_counts_are_not_those_of_their_ids_are_refused(
     ids: bytes, counts: tuple[int, ...]
 ) -> None:
-    books = manager(9, ("full", 4))
-    before = state(books)
+    kv = manager(9, ("full", 4))
+    before = state(kv)
     with pytest.raises(ValueError, match="counts"):
-        books.allocate_slots(request("b", range(9)), 1, 4, KVCacheBlocks.from_ids(books.block_pool, ids, counts))
-    assert before == state(books)
+        kv.allocate_slots(request("b", range(9)), 1, 4, KVCacheBlocks.from_ids(kv.block_pool, ids, counts))
+    assert before == state(kv)
 
 
 def test_computed_blocks_for_an_id_that_has_blocks_say_that_ids_are_unique() -> None:
-    books = manager(9, ("full", 4))
-    admit(books, request("a", range(9)))
+    kv = manager(9, ("full", 4))
+    admit(kv, request("a", range(9)))
     again = request("a", range(9))
-    found, hit = books.get_computed_blocks(again)
-    before = state(books)
+    found, hit = kv.get_computed_blocks(again)
+    before = state(kv)
     with pytest.raises(ValueError, match=r"'a'.*unique"):
-        books.allocate_slots(again, 1, hit, found)
-    assert before == state(books)
+        kv.allocate_slots(again, 1, hit, found)
+    assert before == state(kv)
     off = manager(9, ("full", 4), enable_caching=False)
     with pytest.raises(ValueError, match="need caching"):
         off.allocate_slots(again, 1, 4, KVCacheBlocks([[KVCacheBlock(off.block_pool, 1)]]))
 
 
 def test_hashes_in_a_list_of_ones_own_are_cached_when_the_contents_come() -> None:
-    books = manager(9, ("full", 4), enable_kv_cache_events=True)
+    kv = manager(9, ("full", 4), enable_kv_cache_events=True)
     a = request("a", range(9))
     a.block_hashes = list(a.block_hashes)  # type: ignore[assignment]
-    assert books.allocate_slots(a, 9, delay_cache_blocks=True) is not None
-    books.cache_blocks(a, 8)
-    (event,) = books.take_events()
+    assert kv.allocate_slots(a, 9, delay_cache_blocks=True) is not None
+    kv.cache_blocks(a, 8)
+    (event,) = kv.take_events()
     assert isinstance(event, BlockStored)
-    assert (a.block_hashes, [1, 2]) == (event.block_hashes, books.block_pool.cached_block_ids())
+    assert (a.block_hashes, [1, 2]) == (event.block_hashes, kv.block_pool.cached_block_ids())
 
 
 # ---- numbers ----
@@ -503,15 +503,15 @@ def test_hashes_in_a_list_of_ones_own_are_cached_when_the_contents_come() -> Non
     ["num_computed_tokens", "num_new_tokens", "num_new_computed_tokens", "num_lookahead_tokens", "num_encoder_tokens"],
 )
 def test_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(field: str, caching: bool, running: bool) -> None:
-    books = manager(20, ("full", 4), ("sw", 4, 8), enable_caching=caching)
+    kv = manager(20, ("full", 4), ("sw", 4, 8), enable_caching=caching)
     a, b = request("a", range(21)), request("b", range(40))
-    admit(books, a)
+    admit(kv, a)
     a.num_computed_tokens = 18
     # With a table, where the call would have nothing to do, and without.
     req = a if running else b
     if running:
-        assert books.allocate_slots(a, 3) is books.empty_kv_cache_blocks
-    before = state(books)
+        assert kv.allocate_slots(a, 3) is kv.empty_kv_cache_blocks
+    before = state(kv)
     for value in BEYOND:
         options: dict[str, Any] = {"num_new_tokens": 1}
         if field == "num_computed_tokens":
@@ -519,77 +519,77 @@ def test_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(field: str,
         else:
             options[field] = value
         with pytest.raises(ValueError, match=f"^{field} must be"):
-            books.allocate_slots(req, **options)
-        assert before == state(books)
+            kv.allocate_slots(req, **options)
+        assert before == state(kv)
 
 
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("name", ["a", "b"])
 def test_caching_a_number_of_tokens_out_of_range_is_refused_alike_everywhere(name: str, caching: bool) -> None:
-    books = manager(20, ("full", 4), enable_caching=caching)
-    admit(books, request("a", range(21)))
-    before = state(books)
+    kv = manager(20, ("full", 4), enable_caching=caching)
+    admit(kv, request("a", range(21)))
+    before = state(kv)
     for value in BEYOND:
         with pytest.raises(ValueError, match=r"^num_computed_tokens must be"):
-            books.cache_blocks(request(name, range(21)), value)
-        assert before == state(books)
+            kv.cache_blocks(request(name, range(21)), value)
+        assert before == state(kv)
 
 
 @pytest.mark.parametrize("value", BEYOND)
 def test_a_request_of_impossible_length_is_refused_and_not_counted(value: int) -> None:
-    books = manager(20, ("chunk", 1, 4), hash_block_size=1, log_stats=True)
+    kv = manager(20, ("chunk", 1, 4), hash_block_size=1, log_stats=True)
     odd = types.SimpleNamespace(
         request_id="b", num_tokens=value, num_computed_tokens=0, num_preemptions=0, skip_reading_prefix_cache=False,
         all_token_ids=[1], block_hashes=[],
     )  # fmt: skip
     with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
-        books.get_computed_blocks(odd)
+        kv.get_computed_blocks(odd)
     with pytest.raises(ValueError, match=r"^num_tokens must be (at least 0|below 2\*\*60), not"):
-        books.allocate_slots(odd, 1)
-    stats = books.make_prefix_cache_stats()
+        kv.allocate_slots(odd, 1)
+    stats = kv.make_prefix_cache_stats()
     assert stats is not None
     assert 0 == stats.requests
-    assert ([],) == books.get_block_ids("b")
+    assert ([],) == kv.get_block_ids("b")
 
 
 def test_a_sum_of_tokens_out_of_range_is_refused() -> None:
-    books = manager(20, ("full", 4))
+    kv = manager(20, ("full", 4))
     a = request("a", range(4))
     a.num_computed_tokens = 2**59
-    before = state(books)
+    before = state(kv)
     with pytest.raises(ValueError, match=r"num_computed_tokens \+ num_new_computed_tokens"):
-        books.allocate_slots(a, 1, num_new_computed_tokens=2**59)
-    assert before == state(books)
+        kv.allocate_slots(a, 1, num_new_computed_tokens=2**59)
+    assert before == state(kv)
 
 
 def test_a_prompt_of_more_blocks_than_a_table_can_hold_is_refused_by_a_look_up() -> None:
-    books = manager(20, ("chunk", 1, 4), hash_block_size=1)
+    kv = manager(20, ("chunk", 1, 4), hash_block_size=1)
     odd = types.SimpleNamespace(num_tokens=2**40, num_preemptions=0, skip_reading_prefix_cache=False, block_hashes=[])
     with pytest.raises(ValueError, match="num_tokens"):
-        books.get_computed_blocks(odd)  # type: ignore[arg-type]
+        kv.get_computed_blocks(odd)  # type: ignore[arg-type]
 
 
 def test_a_request_without_tokens_finds_nothing() -> None:
-    books = manager(20, ("full", 4))
+    kv = manager(20, ("full", 4))
     req = types.SimpleNamespace(num_tokens=0, num_preemptions=0, skip_reading_prefix_cache=False, block_hashes=[])
-    assert (books.empty_kv_cache_blocks, 0) == books.get_computed_blocks(req)  # type: ignore[arg-type]
+    assert (kv.empty_kv_cache_blocks, 0) == kv.get_computed_blocks(req)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("drafts", [2**31 - 1, 2**40, 2**61, 2**62, 2**63 - 1])
 @pytest.mark.parametrize("groups", [1, 3])
 def test_speculative_blocks_beyond_any_pool_never_fit(drafts: int, groups: int) -> None:
-    books = manager(20, *[("mamba", 1 << 20, drafts)] * groups, enable_caching=False)
-    before = state(books)
-    assert None is books.allocate_slots(Request("a", range(9)), 9)
-    assert before == state(books)
+    kv = manager(20, *[("mamba", 1 << 20, drafts)] * groups, enable_caching=False)
+    before = state(kv)
+    assert None is kv.allocate_slots(Request("a", range(9)), 9)
+    assert before == state(kv)
 
 
 def test_a_window_beyond_any_prompt_leaves_decode_steps_quiet() -> None:
-    books = manager(20, ("sw", 4, 2**63 - 1))
+    kv = manager(20, ("sw", 4, 2**63 - 1))
     a = request("a", range(5))
-    admit(books, a)
-    assert 7 == books._tables.quiet(books._handles["a"])
-    assert books.allocate_slots(a, 1) is books.empty_kv_cache_blocks
+    admit(kv, a)
+    assert 7 == kv._tables.settled["a"]
+    assert kv.allocate_slots(a, 1) is kv.empty_kv_cache_blocks
 
 
 @pytest.mark.parametrize(
@@ -606,7 +606,7 @@ def test_a_window_beyond_any_prompt_leaves_decode_steps_quiet() -> None:
         ([("mamba", 4, 2**63)], {}, "num_speculative_blocks"),
     ],
 )
-def test_numbers_too_large_for_the_books_are_refused_by_name(groups: Any, options: Any, message: str) -> None:
+def test_numbers_too_large_for_a_manager_are_refused_by_name(groups: Any, options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         manager(9, *groups, **options)
 

@@ -19,12 +19,12 @@ class Token(enum.IntEnum):
     A = 1
 
 
-def books_with_events() -> KVCacheManager:
+def manager_with_events() -> KVCacheManager:
     return manager(20, ("full", 4), enable_kv_cache_events=True)
 
 
-def stored(books: KVCacheManager) -> BlockStored:
-    (event,) = books.take_events()
+def stored(kv: KVCacheManager) -> BlockStored:
+    (event,) = kv.take_events()
     assert isinstance(event, BlockStored)
     return event
 
@@ -47,9 +47,9 @@ def stored(books: KVCacheManager) -> BlockStored:
     ],
 )
 def test_a_prompt_of_any_integer_type_is_told_as_plain_integers(prompt: Any) -> None:
-    books, req = books_with_events(), request("a", prompt)
-    admit(books, req)
-    event = stored(books)
+    kv, req = manager_with_events(), request("a", prompt)
+    admit(kv, req)
+    event = stored(kv)
     assert (list(range(8)), {int}) == (event.token_ids, set(map(type, event.token_ids)))
     assert event == KVCacheEvent.from_msgpack(event.to_msgpack())
     assert {int} == set(map(type, req.all_token_ids))
@@ -58,13 +58,13 @@ def test_a_prompt_of_any_integer_type_is_told_as_plain_integers(prompt: Any) -> 
 
 @pytest.mark.parametrize("make", [list, np.array])
 def test_tokens_of_a_request_of_ones_own_are_told_as_the_numbers_they_are(make: Any) -> None:
-    books, plain = books_with_events(), request("a", range(8))
+    kv, plain = manager_with_events(), request("a", range(8))
     own = types.SimpleNamespace(
         request_id="own", num_computed_tokens=0, num_preemptions=0, skip_reading_prefix_cache=False, num_tokens=8,
         all_token_ids=make([np.int64(i) for i in range(8)]), block_hashes=plain.block_hashes[:], lora_id=np.int32(3),
     )  # fmt: skip
-    assert books.allocate_slots(own, 8) is not None
-    (event,) = books.take_events()
+    assert kv.allocate_slots(own, 8) is not None
+    (event,) = kv.take_events()
     assert ["BlockStored", plain.block_hashes[:], None, list(range(8)), 4, 3, "GPU", 0] == KVCacheEvent.from_msgpack(
         event.to_msgpack()
     ).to_list()

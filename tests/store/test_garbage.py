@@ -5,6 +5,7 @@ Each case runs in a child, for which a use of freed memory is as good as its dea
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import inspect as native_inspect
-from shmstore.bindings.scheduler import BlockHashes, Pool, Tables
+from shmstore.bindings.blockpool import Pool
+from shmstore.bindings.kvcache import Tables
+from shmstore.scheduler import BlockHashes
 from shmstore.serde import Layout
 from tests.support import in_child, is_mapped, segments, store_name
 
@@ -194,14 +197,15 @@ class Asks:
         self.seen.append(self.ask())
 
 
-def books_of_schedulers() -> list[int]:
+def scheduler_state() -> list[int]:
     seen: list[int] = []
     for n in range(1, 21):
         Asks(BlockHashes([bytes([n]) * 32] * n).__len__, seen)
         pool = Pool(n, 0)
         Asks(lambda pool=pool: pool.n_free, seen)  # type: ignore[misc]
-        Asks(Tables(pool, [(0, 16, 0)], 16, 16, 1 << 20, True, False).newest, seen)
-        del pool
+        tables = Tables(pool, [(0, 16, 0)], 16, 16, 1 << 20, True, False)
+        Asks(partial(tables.find, BlockHashes(), 0), seen)
+        del pool, tables
     gc.collect()
     return sorted(seen)
 
@@ -214,7 +218,7 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "reserve, closed": (lambda: blocks("reserve", closed=True), []),
     "protect, older than its guards": (blocks_older_than_their_guards, []),
     "guards of a closed writer": (guards_of_a_closed_writer, [True, False]),
-    "schedulers' books": (books_of_schedulers, sorted([*range(1, 21), *range(20), *[-1] * 20])),
+    "scheduler's state": (scheduler_state, sorted([*range(1, 21), *range(20), *[0] * 20])),
     "inspectors": (inspectors, [6400, False]),
     "views": (views, []),
     "views of bytes": (views_of_bytes, [b"\0\1\2", b"abc", False]),

@@ -1,0 +1,103 @@
+"""The hash chain over the blocks of a request in C; see ``kv/blockhash.h``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings.hashlist import HASH_BYTES, HashList
+from shmstore.bindings.kv_errors import check, meaning, refusal
+
+
+def sha256_ready() -> bool:
+    """Return whether this process has a libcrypto that the C code can use."""
+    return bool(lib.shms_blockhash_ready() == 0)
+
+
+class HashExtras:
+    """What tells the blocks of one request from others with the same tokens; encoded once, used for every block.
+
+    `items`: (offset, length, identifier in CBOR), in order of offset; `lora` and `salt` are CBOR or empty.
+    """
+
+    __slots__ = ("_c", "_keep", "embeds")
+
+    def __init__(self, lora: bytes = b"", salt: bytes = b"", items: Sequence[tuple[int, int, bytes]] = ()) -> None:
+        numbers: list[int] = []
+        idents = bytearray()
+        for offset, length, ident in items:
+            idents += ident
+            numbers += (offset, length, len(idents))
+        c_items = ffi.new("int64_t[]", numbers)
+        c_lora, c_salt, c_idents = (ffi.from_buffer("uint8_t[]", part) for part in (lora, salt, bytes(idents)))
+        self._keep: tuple[Any, ...] = (c_items, c_lora, c_salt, c_idents)
+        self._c: Any = ffi.new("shms_blockhash_extras *")
+        self._c.lora, self._c.lora_len = c_lora, len(lora)
+        self._c.salt, self._c.salt_len = c_salt, len(salt)
+        self._c.items, self._c.n_items, self._c.idents = c_items, len(items), c_idents
+        self.embeds = b""
+
+    def _with_embeds(self, embeds: bytes) -> Any:
+        self.embeds = embeds
+        if embeds or self._c.n_embeds:
+            c_embeds = ffi.from_buffer("uint8_t[]", embeds)
+            self._keep = (*self._keep[:4], c_embeds)
+            self._c.embeds, self._c.n_embeds = c_embeds, len(embeds) // HASH_BYTES
+        return self._c
+
+
+NO_EXTRAS: Final = HashExtras()
+
+
+def _token_bytes(tokens: Sequence[int]) -> tuple[bytes, int]:
+    n = len(tokens)
+    try:
+        return struct.pack(f"{n}i", *tokens), 4
+    except struct.error:  # a token id beyond 31 bits, or no integer at all: the second attempt tells
+        try:
+            return struct.pack(f"{n}q", *tokens), 8
+        except struct.error as error:
+            raise ValueError(f"token ids are integers of at most 64 bits: {error}") from None
+
+
+def sha256_chain(
+    out: HashList, parent: bytes, first: int, block_size: int, tokens: Sequence[int], extras: HashExtras,
+    embeds: bytes = b"",
+) -> None:  # fmt: skip
+    """Append to `out` the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
+
+    `parent`: hash of the block before, or the seed hash; `embeds`: 32-byte digests of the first blocks' prompt
+    embeddings. RuntimeError without libcrypto (see :func:`sha256_ready`).
+    """
+    raw, width = _token_bytes(tokens)
+    if len(parent) != HASH_BYTES:  # that many are copied
+        raise refusal(lib.SHMS_KV_EWIDTH)
+    rc = lib.shms_blockhash_extend(
+        out._c, parent, first, len(tokens) // block_size, block_size, raw, width, extras._with_embeds(embeds)
+    )
+    if rc == lib.SHMS_KV_ENOLIB:
+        raise RuntimeError(meaning(rc))
+    check(rc)
+
+
+def digest_chain(
+    digest: Callable[[bytes], bytes], parent: bytes, first: int, block_size: int, tokens: Sequence[int],
+    extras: HashExtras, embeds: bytes = b"",
+) -> list[bytes]:  # fmt: skip
+    """Return the hashes by any `digest`: the messages are still written in C, one call of `digest` a block."""
+    raw, width = _token_bytes(tokens)
+    n, c_extras = len(tokens) // block_size, extras._with_embeds(embeds)
+    room = check(lib.shms_blockhash_bound(n, block_size, c_extras))
+    out, ends = ffi.new("uint8_t[]", room + 1), ffi.new("int64_t[]", n + 1)
+    rc = check(lib.shms_blockhash_bodies(out, room, ends, first, n, block_size, raw, width, c_extras))
+    bodies: bytes = ffi.buffer(out, rc)[:]
+    head = b"\x83" + (b"\x58" + bytes([len(parent)]) if len(parent) > 23 else bytes([0x40 + len(parent)]))
+    hashes: list[bytes] = []
+    begin = 0
+    for end in ffi.unpack(ends, n):
+        parent = digest(head + parent + bodies[begin:end])
+        hashes.append(parent)
+        begin = end
+    return hashes

@@ -1,0 +1,157 @@
+"""The block pool in C; see ``kv/blockpool.h``.
+
+Block ids travel as `bytes` of native int32, so that a prompt of thousands of blocks crosses the border as one copy and
+becomes Python integers only where somebody looks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Final
+
+from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings.handles import held
+from shmstore.bindings.hashlist import HashList, exact_bytes
+from shmstore.bindings.kv_errors import FULL, check, check_valid, meaning
+
+FREE_ORDERS: Final[dict[str, int]] = {
+    "tail": lib.SHMS_BLOCKPOOL_TAIL,
+    "uncached_first": lib.SHMS_BLOCKPOOL_UNCACHED_FIRST,
+}
+LOG_BYTES: Final = 40
+
+
+def pack_ids(ids: Iterable[int]) -> bytes:
+    """Return block ids as native int32; ValueError for a number that cannot be a block id."""
+    try:
+        return array("i", ids).tobytes()
+    except OverflowError as error:
+        raise ValueError(meaning(lib.SHMS_KV_ERANGE)) from error
+
+
+def unpack_ids(ids: bytes) -> list[int]:
+    """Return what :func:`pack_ids` packed."""
+    return memoryview(ids).cast("i").tolist()
+
+
+class Pool:
+    """The C block pool. Methods are named like its functions and raise its errors."""
+
+    __slots__ = ("_c", "_hold", "_n", "n_blocks")
+
+    def __init__(self, n_blocks: int, free_order: int) -> None:
+        self._c: Any = ffi.gc(lib.shms_blockpool_new(n_blocks, free_order), lib.shms_blockpool_free)
+        if not self._c:
+            raise MemoryError(f"no memory for a pool of {n_blocks} blocks")
+        self._hold = held(self._c)
+        self._n = ffi.new("int64_t *")
+        self.n_blocks = n_blocks
+
+    @property
+    def n_free(self) -> int:
+        """Length of the free queue."""
+        n: int = lib.shms_blockpool_n_free(self._c)
+        return n
+
+    @property
+    def n_keys(self) -> int:
+        """Keys that find a block."""
+        n: int = lib.shms_blockpool_n_keys(self._c)
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that the pool takes."""
+        n: int = lib.shms_blockpool_nbytes(self._c)
+        return n
+
+    def get(self, n: int) -> bytes | None:
+        """Return the ids of n blocks from the head of the queue; None if it is shorter."""
+        out = ffi.new("int32_t[]", max(n, 1) if n <= self.n_blocks else 1)
+        rc = lib.shms_blockpool_get(self._c, out, n)
+        if rc == FULL:
+            return None
+        check(rc)
+        ids: bytes = ffi.buffer(out, 4 * n)[:]
+        return ids
+
+    def touch(self, ids: bytes) -> None:
+        """Add a reference to each block."""
+        check(lib.shms_blockpool_touch(self._c, ids, len(ids) // 4))
+
+    def put(self, ids: bytes) -> None:
+        """Take a reference from each block; those at 0 join the queue in this order."""
+        check(lib.shms_blockpool_put(self._c, ids, len(ids) // 4, 0))
+
+    def find(self, block_hash: bytes, group: int) -> int:
+        """Return the block that got this key first, or 0."""
+        raw = exact_bytes(block_hash)
+        n: int = lib.shms_blockpool_find(self._c, raw, len(raw), group)
+        return n
+
+    def key(self, ids: bytes, hashes: HashList, first: int, factor: int, group: int) -> None:
+        """Give blocks `ids`, which are blocks `first`, `first` + 1, … of a request, their keys."""
+        check(lib.shms_blockpool_key(self._c, ids, len(ids) // 4, hashes._c, first, factor, group))
+
+    def evict(self, ids: bytes) -> None:
+        """Drop the keys of those that have one."""
+        check(lib.shms_blockpool_evict(self._c, ids, len(ids) // 4))
+
+    def reset(self) -> bool:
+        """Drop all keys, unless a block is in use: then False."""
+        return bool(lib.shms_blockpool_reset(self._c) == 0)
+
+    def ref(self, block_id: int) -> int:
+        """Return the block's reference count."""
+        return check(lib.shms_blockpool_ref(self._c, block_id))
+
+    def key_of(self, block_id: int) -> tuple[bytes, int] | None:
+        """Return the block's key, or None."""
+        out, group = ffi.new("uint8_t[32]"), ffi.new("int32_t *")
+        width = check(lib.shms_blockpool_key_of(self._c, block_id, out, group))
+        return (ffi.buffer(out, width)[:], group[0]) if width else None
+
+    def unkeyed(self, ids: bytes) -> list[int]:
+        """Return those of `ids` that have no key and are not the null block, in order."""
+        out = ffi.new("int32_t[]", len(ids) // 4 + 1)
+        found: list[int] = ffi.unpack(out, check(lib.shms_blockpool_unkeyed(self._c, out, ids, len(ids) // 4)))
+        return found
+
+    def free_ids(self) -> list[int]:
+        """Return the free queue, head to tail."""
+        out = ffi.new("int32_t[]", self.n_blocks)
+        found: list[int] = ffi.unpack(out, lib.shms_blockpool_free_ids(self._c, out))
+        return found
+
+    def ref_counts(self) -> dict[int, int]:
+        """Return the counts above 0, by id."""
+        ids, counts = ffi.new("int32_t[]", self.n_blocks), ffi.new("int32_t[]", self.n_blocks)
+        n = lib.shms_blockpool_ref_counts(self._c, ids, counts)
+        return dict(zip(ffi.unpack(ids, n), ffi.unpack(counts, n), strict=True))
+
+    def keyed_ids(self) -> list[int]:
+        """Return the ids of blocks that have a key, ascending."""
+        out = ffi.new("int32_t[]", self.n_blocks)
+        found: list[int] = ffi.unpack(out, lib.shms_blockpool_keyed_ids(self._c, out))
+        return found
+
+    def log(self, on: bool) -> None:
+        """Log removed keys from now on, or stop."""
+        lib.shms_blockpool_log(self._c, on)
+
+    @property
+    def log_len(self) -> int:
+        """Bytes in the log."""
+        n: int = LOG_BYTES * lib.shms_blockpool_log_len(self._c)
+        return n
+
+    def take_log(self) -> bytes:
+        """Return and clear the log: for each key 32 bytes of hash, int32 width, int32 group."""
+        records: Any = lib.shms_blockpool_log_take(self._c, self._n)
+        n = self._n[0]
+        return ffi.buffer(records, LOG_BYTES * n)[:] if n else b""
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError at the first broken invariant."""
+        check_valid(lib.shms_blockpool_valid(self._c))

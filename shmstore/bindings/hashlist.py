@@ -1,0 +1,85 @@
+"""The list of block hashes in C; see ``kv/hashlist.h``."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from typing import Any, Final
+
+from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings.handles import held
+from shmstore.bindings.kv_errors import check, check_valid, refusal
+
+HASH_BYTES: Final = 32
+
+
+def exact_bytes(value: Any) -> bytes:
+    """Return the bytes of a buffer, as many as it really has whatever its ``len`` says; TypeError for no buffer."""
+    return value if type(value) is bytes else memoryview(value).tobytes()
+
+
+class HashList:
+    """Block hashes in memory of C, which grow in place."""
+
+    __slots__ = ("_c", "_hold")
+
+    def __init__(self) -> None:
+        self._c: Any = ffi.gc(lib.shms_hashlist_new(), lib.shms_hashlist_free)
+        if not self._c:
+            raise MemoryError("no memory for a list of block hashes")
+        self._hold = held(self._c)
+
+    def __len__(self) -> int:
+        n: int = lib.shms_hashlist_len(self._c)
+        return n
+
+    @property
+    def width(self) -> int:
+        """Bytes of each hash; 0 while there is none."""
+        n: int = lib.shms_hashlist_width(self._c)
+        return n
+
+    def raw(self, start: int, stop: int) -> bytes:
+        """Return hashes `start` to `stop`, each padded with zeros to 32 bytes, one after the other."""
+        if not 0 <= start <= stop <= len(self):
+            raise IndexError(f"hashes {start} to {stop} of {len(self)}")
+        if start == stop:
+            return b""
+        got: bytes = ffi.buffer(lib.shms_hashlist_data(self._c) + HASH_BYTES * start, HASH_BYTES * (stop - start))[:]
+        return got
+
+    def append(self, block_hash: bytes) -> None:
+        """Append one hash; ValueError if its length is not 1 to 32 or not that of the others."""
+        raw = exact_bytes(block_hash)
+        check(lib.shms_hashlist_append(self._c, raw, 1, len(raw)))
+
+    def extend(self, hashes: Iterable[bytes]) -> None:
+        """Append all of `hashes` or, with a ValueError for a length that does not fit, none."""
+        if isinstance(hashes, HashList):
+            check(lib.shms_hashlist_join(self._c, hashes._c))
+            return
+        items = [exact_bytes(item) for item in hashes]
+        if not items:
+            return
+        width = len(items[0])
+        if any(len(item) != width for item in items):
+            raise refusal(lib.SHMS_KV_EWIDTH)
+        check(lib.shms_hashlist_append(self._c, b"".join(items), len(items), width))
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError at a broken invariant."""
+        check_valid(lib.shms_hashlist_valid(self._c))
+
+
+_SPLIT_256 = struct.Struct("32s" * 256)
+
+
+def split_hashes(raw: bytes, width: int, factor: int = 1) -> list[bytes]:
+    """Return every `factor`-th hash, the last of each, of what :meth:`HashList.raw` gave."""
+    if width != HASH_BYTES or factor != 1:
+        return [raw[i : i + width] for i in range((factor - 1) * HASH_BYTES, len(raw), factor * HASH_BYTES)]
+    if len(raw) < _SPLIT_256.size:
+        return list(struct.unpack("32s" * (len(raw) // HASH_BYTES), raw))
+    whole = len(raw) // _SPLIT_256.size * _SPLIT_256.size
+    parts = [part for chunk in _SPLIT_256.iter_unpack(memoryview(raw)[:whole]) for part in chunk]
+    return parts + split_hashes(raw[whole:], width)

@@ -1,0 +1,152 @@
+"""The block tables of all requests in C; see ``kv/kvcache.h``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from shmstore.bindings._shmstore import ffi, lib
+from shmstore.bindings.blockpool import Pool
+from shmstore.bindings.handles import held
+from shmstore.bindings.hashlist import HashList
+from shmstore.bindings.kv_errors import ARGUMENT, FULL, check_valid, refusal
+
+KINDS: Final[dict[str, int]] = {
+    "full": lib.SHMS_KV_FULL,
+    "window": lib.SHMS_KV_WINDOW,
+    "chunk": lib.SHMS_KV_CHUNK,
+    "mamba": lib.SHMS_KV_MAMBA,
+    "cross": lib.SHMS_KV_CROSS,
+}
+_REQUEST = ffi.typeof("shms_kv_request *")
+_new, _buffer, _unpack = ffi.new, ffi.buffer, ffi.unpack
+_find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, lib.shms_kvcache_release
+
+
+class Tables:
+    """The block tables of all requests over one :class:`Pool`, by request id.
+
+    `groups`: (kind, block size, parameter) of each. Answers of the last call: :meth:`ids`, :meth:`counts`,
+    :meth:`stored`.
+
+    A change is one call into C, which writes state and answer into the request's record. The record is in `_requests`
+    before, so an interrupt finds all done or nothing. It may leave a record without tables, which counts as none.
+    """
+
+    __slots__ = ("_answer", "_c", "_found", "_hold", "_pool", "_requests", "n_groups", "settled")
+
+    def __init__(
+        self, pool: Pool, groups: Sequence[tuple[int, int, int]], hash_block_size: int, alignment: int,
+        max_model_len: int, caching: bool, eagle: bool,
+    ) -> None:  # fmt: skip
+        kinds, sizes, params = (list(column) for column in zip(*groups, strict=True))
+        flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_EAGLE if eagle else 0)
+        self._pool = pool  # borrowed by the C side
+        self._c: Any = ffi.gc(
+            lib.shms_kvcache_new(
+                pool._c, len(groups), kinds, sizes, params, hash_block_size, alignment, max_model_len, flags
+            ),
+            lib.shms_kvcache_free,
+        )
+        if not self._c:
+            raise MemoryError("no memory for block tables")
+        self._hold = held(self._c)
+        self.n_groups = len(groups)
+        self._requests: dict[str, Any] = {}
+        self._answer = self._found = _new(_REQUEST)
+        self.settled: dict[str, int] = {}
+        """Up to which sum of tokens a request's next allocate has nothing to do; a lower number is only slower."""
+
+    def __contains__(self, request_id: str) -> bool:
+        record = self._requests.get(request_id)
+        return record is not None and record.table != 0
+
+    def find(self, hashes: HashList, max_tokens: int) -> int:
+        """Return the tokens of the longest cached prefix, or a negative code."""
+        self._answer = self._found
+        try:
+            n: int = _find(self._c, self._found, hashes._c, max_tokens)
+        except OverflowError:  # not an int64
+            return ARGUMENT
+        return n
+
+    def allocate(
+        self, request_id: str, seen: int, computed: int, n_new: int, lookahead: int, n_tokens: int, n_encoder: int,
+        delay: bool, hashes: HashList, ids: bytes, counts: tuple[int, ...] | None,
+    ) -> bytes | None:  # fmt: skip
+        """Make room for new tokens and return the blocks added; None if too few are free."""
+        record = self._requests.get(request_id)
+        if record is None:
+            record = self._requests[request_id] = _new(_REQUEST)
+        try:
+            rc = _allocate(
+                self._c, record, seen, computed, n_new, lookahead, n_tokens, n_encoder, delay, hashes._c, ids,
+                ffi.NULL if counts is None else counts,
+            )  # fmt: skip
+        except OverflowError:  # not an int64
+            rc = ARGUMENT
+        finally:
+            if not record.table:
+                self._requests.pop(request_id, None)
+        if rc == FULL:
+            return None
+        if rc:
+            raise refusal(rc, record.wanted, record.there)
+        self.settled[request_id] = record.settled
+        self._answer = record
+        return self.ids()
+
+    def cache(self, request_id: str, hashes: HashList, n_tokens: int) -> None:
+        """Give the blocks of the first `n_tokens` of a request with tables their keys."""
+        record = self._answer = self._requests[request_id]
+        rc = lib.shms_kvcache_cache(self._c, record, hashes._c, n_tokens)
+        if rc:
+            raise refusal(rc, record.wanted, record.there)
+        self.settled[request_id] = record.settled
+
+    def release(self, request_id: str) -> None:
+        """Free the request's tables; nothing if it has none."""
+        record = self._requests.get(request_id)
+        if record is None:
+            return
+        self.settled.pop(request_id, None)
+        rc = _release(self._c, record)
+        if rc:
+            raise refusal(rc)
+        self._requests.pop(request_id, None)
+
+    def table(self, request_id: str) -> tuple[bytes, tuple[int, ...]]:
+        """Return the request's blocks of all groups, and how many each group has."""
+        return (self.ids(), self.counts()) if self._ask(lib.shms_kvcache_table, request_id) else (b"", ())
+
+    def common(self, request_id: str) -> list[int]:
+        """Return, for each group, the leading blocks that all requests share."""
+        return list(self.counts()) if self._ask(lib.shms_kvcache_common, request_id) else [0] * self.n_groups
+
+    def _ask(self, question: Any, request_id: str) -> bool:
+        if request_id not in self:
+            return False
+        self._answer = self._requests[request_id]
+        rc = question(self._c, self._answer)
+        if rc:
+            raise refusal(rc)
+        return True
+
+    def ids(self) -> bytes:
+        """Return the blocks of the last answer, group after group."""
+        record = self._answer
+        n = record.n_ids
+        return _buffer(record.ids, 4 * n)[:] if n else b""
+
+    def counts(self) -> tuple[int, ...]:
+        """Return how many blocks of the last answer each group has."""
+        return tuple(_unpack(self._answer.counts, self.n_groups))
+
+    def stored(self) -> list[tuple[int, int, int]]:
+        """Return (group, first, end) for the blocks that the last allocate or cache gave keys to."""
+        flat = _unpack(self._answer.stored, 2 * self.n_groups)
+        return [(g, flat[2 * g], flat[2 * g + 1]) for g in range(self.n_groups) if flat[2 * g] < flat[2 * g + 1]]
+
+    def check_valid(self) -> None:
+        """Raise RuntimeError at the first broken invariant, the pool's too."""
+        check_valid(lib.shms_kvcache_valid(self._c))
