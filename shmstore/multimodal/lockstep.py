@@ -5,10 +5,10 @@ P0 keeps a *shadow* of P1's cache: the same keys with the same sizes in the same
     touch every hash of the batch, in order; then take the items in order: touch what is held, store what is not
 
 over the same hashes and sizes, so the shadow loses a key when P1 loses the item. What P0 keeps beside a key (its prompt
-updates; the mirrored form: the item) lies in a `ValueBook`, and a key is *cached* where it is in the book.
+updates; the mirrored form: the item) is bounded by a size of its own. A key is *cached* if P0 has this value.
 The shadow may hold keys that are not cached: they are there for their size only. So:
 
-1. cached ⊆ shadow: the hook of the shadow removes a value with its key, and nothing else adds one.
+1. cached ⊆ shadow: a value goes with its key, and nothing else adds one.
 2. While the order is the same, shadow ⊆ P1: both are the most recently used keys that fit, and every size in the shadow
    is that of P1. Removing a key from the middle would break this, since P0 would then believe in room that P1
    has not got. That is why `invalidate`, and a book that is too full, take the value and leave the key.
@@ -22,78 +22,20 @@ The shadow may hold keys that are not cached: they are there for their size only
 
 from __future__ import annotations
 
-import dataclasses
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from shmstore.multimodal.lru import HitCounter, LRUCache, most_entries
+from shmstore.multimodal.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
 
-__all__ = ["Offer", "SentKeys", "ValueBook"]
+__all__ = ["Offer", "SentKeys"]
 
 V = TypeVar("V")
 T = TypeVar("T")
 
 
-class ValueBook(Generic[V]):
-    """Values by key, bounded by the sum of their sizes: the least recently used go first. The lock is its owner's.
-
-    An interrupt leaves it as it was before or after an entry came or went: between an entry's change and that of
-    `nbytes` nothing is called, and only after a call or at a loop's end is there one.
-    """
-
-    __slots__ = ("_capacity", "_entries", "nbytes")
-
-    def __init__(self, capacity: float) -> None:
-        self._capacity = capacity
-        self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
-        self.nbytes = 0
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._entries
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def use(self, key: str) -> tuple[V, int] | None:
-        """(value, size), marked as just used; None where there is none."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._entries.move_to_end(key)
-        return entry
-
-    def peek(self, key: str) -> V | None:
-        """The value or None; no use."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry[0]
-
-    def put(self, key: str, value: V, size: int) -> None:
-        """Keep the value; one that is larger than the whole book is not kept, and nothing goes for it."""
-        entries = self._entries
-        if key in entries:
-            self.drop(key)
-        if size > self._capacity:
-            return
-        entries[key] = (value, size)
-        self.nbytes += size
-        while self.nbytes > self._capacity:
-            self.drop(next(iter(entries)))
-
-    def drop(self, key: str) -> None:
-        """Forget the value; absent: nothing."""
-        entry = self._entries.get(key)
-        if entry is not None:
-            self.nbytes -= entry[1]
-            del self._entries[key]
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._entries = OrderedDict()
-        self.nbytes = 0
-
-
 class Offer(NamedTuple, Generic[V, T]):
-    """An item as P0 offers it: its size in P1, what P0 keeps beside the key, and what is returned where it is sent."""
+    """An item as P0 offers it: its size in P1, what P0 keeps beside the key, and what to return if it is sent."""
 
     size: int
     kept: V
@@ -105,144 +47,131 @@ _REMEMBERED = 4096
 """Keys whose `first_hit` outlives them; far more than requests in flight have items."""
 
 
-@dataclasses.dataclass(slots=True)
-class _Sent:
-    size: int
-    sent_at: int  # the batch that brought it
-    first_hit: int | None = None  # the first batch that counted on it
+class _Sent(NamedTuple):
+    """A key of the shadow. The number of a batch is the count of lookups before it."""
 
-
-def _size(entry: _Sent) -> int:
-    return entry.size
+    sent_at: int
+    first_hit: int | None = None  # the first one that counted on it
 
 
 class SentKeys(Generic[V, T]):
-    """The shadow of P1's cache of `capacity` bytes, and a book of `book_capacity` bytes; the lock is its owner's.
+    """The shadow of P1's cache of `capacity` bytes, and what P0 keeps beside it, up to `kept_capacity` bytes.
 
-    Where an interrupt stops a change half-way, all keys are forgotten: that is always safe, since what is not known to
-    be in P1 is sent.
+    Thread-safe; `journal.lock` makes several calls one.
     """
 
-    _book: ValueBook[V]
-    _shadow: LRUCache[str, _Sent]
-    _sendings: OrderedDict[str, None]  # the keys of the shadow, the last sent last
-    _departed: OrderedDict[str, int]
-
-    def __init__(self, capacity: float, book_capacity: float, counts: HitCounter) -> None:
-        self._capacity = capacity
-        self._book_capacity = book_capacity
-        self._counts = counts
-        self._batch = 0
-        self.clear()
-
-    def _gone(self, key: str, entry: _Sent) -> None:
-        self._book.drop(key)
-        self._sendings.pop(key, None)
-        if entry.first_hit is not None:
-            self._departed[key] = entry.first_hit
-            if len(self._departed) > _REMEMBERED:
-                self._departed.popitem(last=False)
+    def __init__(self, capacity: float, kept_capacity: float, journal: Journal | None = None) -> None:
+        self.journal = journal or Journal()
+        self._shadow: Bounded[str, _Sent] = Bounded(capacity, most_entries(capacity))
+        self._kept: Bounded[str, V] = Bounded(kept_capacity)
+        self._sendings: Bounded[str, None] = Bounded(1)  # the keys of the shadow, the last sent last
+        self._departed: Bounded[str, int] = Bounded(_REMEMBERED)  # the `first_hit` of keys that have gone
+        self._counts = HitCounter()
 
     def __contains__(self, mm_hash: str) -> bool:
-        return mm_hash in self._book
+        self.journal.finish()
+        return mm_hash in self._kept.entries
 
     @property
     def order(self) -> tuple[str, ...]:
         """The keys that P1 is taken to hold, least recently used first."""
-        return self._shadow.order
+        with self.journal.lock:
+            self.journal.finish()
+            return tuple(self._shadow.entries)
 
     def peek(self, mm_hash: str) -> V | None:
-        """What is kept beside the key; None where it is not cached."""
-        return self._book.peek(mm_hash)
+        """Return what is kept beside the key, or None if it is not cached."""
+        self.journal.finish()
+        entry = self._kept.entries.get(mm_hash)
+        return None if entry is None else entry[0]
+
+    def stat(self, delta: bool = False) -> CacheInfo:
+        """Return hits and total so far; with `delta`, since the last call with `delta`."""
+        with self.journal.lock:
+            self.journal.finish()
+            return self._counts.stat(delta)
 
     def exchange(
-        self,
-        offers: Sequence[Offer[V, T] | None],
-        mm_hashes: Sequence[str],
-        on_hit: Callable[[V], T],
+        self, offers: Sequence[Offer[V, T] | None], mm_hashes: Sequence[str], on_hit: Callable[[V], T]
     ) -> list[T]:
-        """What to send of a batch that `check_batch` let pass: `on_hit(kept)` of what P1 has, else the offer's `sent`.
+        """Return what to send of a batch that `check_batch` let pass: `on_hit(kept)` of a hit, else the offer's `sent`.
 
-        Nothing in here fails but by an interrupt, after which nothing is recorded, and nothing counted.
+        The caller holds the lock since `check_batch`.
         """
-        before = self._counts.hits, self._counts.total
-        try:
-            return self._exchange(offers, mm_hashes, on_hit)
-        except BaseException:
-            self._counts.hits, self._counts.total = before
-            self.clear()
-            raise
-
-    def _exchange(
-        self,
-        offers: Sequence[Offer[V, T] | None],
-        mm_hashes: Sequence[str],
-        on_hit: Callable[[V], T],
-    ) -> list[T]:
-        self._batch += 1
+        shadow, kept = Change(self._shadow), Change(self._kept)
+        batch = self._counts.total
         held: dict[str, V] = {}
         for mm_hash in mm_hashes:
-            self.touch(mm_hash)
-            kept = self._book.use(mm_hash)
-            if kept is not None:
-                held[mm_hash] = kept[0]
-                entry = self._shadow.peek(mm_hash)
-                if entry is not None and entry.first_hit is None:
-                    entry.first_hit = self._batch
+            used, entry = shadow.use(mm_hash), kept.use(mm_hash)
+            if used is not None and entry is not None:
+                held[mm_hash] = entry[0]
+                sent, size = used
+                if sent.first_hit is None:
+                    shadow.used[mm_hash] = _Sent(sent.sent_at, batch), size
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
+        hits = 0
+        missed: tuple[Change[str, None], Change[str, int]] | tuple[()] = ()
         for offer, mm_hash in zip(offers, mm_hashes, strict=True):
-            self._counts.total += 1
-            if mm_hash in held:
-                # Also where the batch itself has just pushed it out: P1 looks up its hits first, too.
-                self._counts.hits += 1
-                self.touch(mm_hash)
+            if mm_hash in held:  # even if the batch itself has just pushed it out: P1 looks up its hits first, too
+                hits += 1
+                shadow.use(mm_hash)
+                kept.use(mm_hash)
                 outputs.append(on_hit(held[mm_hash]))
                 continue
             offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
             outputs.append(offer.sent)
-            if self._store(mm_hash, offer):
-                held[mm_hash] = offer.kept
+            sendings, departed = missed = missed or (Change(self._sendings), Change(self._departed))
+            if offer.size > self._shadow.capacity:  # too large for P1, which does the same
+                gone = [mm_hash] if shadow.drop(mm_hash) else []
+            else:
+                gone = shadow.put(mm_hash, _Sent(batch), offer.size)
+            for key in gone:
+                kept.drop(key)
+                sendings.drop(key)
+                first_hit = shadow.gone[key][0].first_hit
+                if first_hit is not None:
+                    departed.put(key, first_hit, 1)
+            if mm_hash in shadow.used:
+                sendings.put(mm_hash, None, 0)
+                if offer.kept_size > self._kept.capacity:
+                    kept.drop(mm_hash)
+                else:
+                    kept.put(mm_hash, offer.kept, offer.kept_size)
+                    held[mm_hash] = offer.kept
+        counted = self._counts.adding(hits, len(outputs))
+        self.journal.commit(shadow.apply, kept.apply, counted, *(change.apply for change in missed))
         return outputs
 
-    def _store(self, mm_hash: str, offer: Offer[V, T]) -> bool:
-        try:
-            self._shadow[mm_hash] = _Sent(offer.size, self._batch)
-        except ValueError:  # too large for P1, which does the same
-            self._shadow.pop(mm_hash, None)
-            return False
-        self._sendings[mm_hash] = None
-        self._sendings.move_to_end(mm_hash)
-        self._book.put(mm_hash, offer.kept, offer.kept_size)
-        return mm_hash in self._book
-
     def touch(self, mm_hash: str) -> None:
-        """Mark as just used; absent: nothing."""
-        self._shadow.touch(mm_hash)
-        self._book.use(mm_hash)
+        """Mark as just used; if absent, do nothing."""
+        with self.journal.lock:
+            self.journal.finish()
+            self.journal.commit(partial(self._shadow.touch, mm_hash), partial(self._kept.touch, mm_hash))
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
-        """P1 has none of these: they are sent again, and so is what went with them (see 3 above)."""
-        since = self._batch + 1
-        for mm_hash in mm_hashes:
-            self._book.drop(mm_hash)
-            entry = self._shadow.peek(mm_hash)
-            first_hit = self._departed.get(mm_hash) if entry is None else entry.first_hit
-            if first_hit is not None:
-                since = min(since, first_hit)
-        for mm_hash in reversed(self._sendings):
-            entry = self._shadow.peek(mm_hash)
-            if entry is not None and entry.sent_at < since:
-                break
-            self._book.drop(mm_hash)
+        """P1 has none of these: send them again, and what went with them (see 3 above)."""
+        with self.journal.lock:
+            self.journal.finish()
+            shadow, departed, kept = self._shadow.entries, self._departed.entries, Change(self._kept)
+            since = self._counts.total
+            for mm_hash in mm_hashes:
+                kept.drop(mm_hash)
+                first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else departed.get(mm_hash, (None,))[0]
+                since = min(since, since if first_hit is None else first_hit)
+            for mm_hash in reversed(self._sendings.entries):
+                if shadow[mm_hash][0].sent_at < since:
+                    break
+                kept.drop(mm_hash)
+            self.journal.commit(kept.apply)
 
     def clear(self) -> None:
-        """Forget all keys."""
-        # New ones, since an interrupt may have left the old ones in any state.
-        book: ValueBook[V] = ValueBook(self._book_capacity)
-        shadow: LRUCache[str, _Sent] = LRUCache(
-            self._capacity, _size, max_entries=most_entries(self._capacity), on_remove=self._gone
-        )
-        departed: OrderedDict[str, int] = OrderedDict()
-        sendings: OrderedDict[str, None] = OrderedDict()
-        self._book, self._shadow, self._sendings, self._departed = book, shadow, sendings, departed
+        """Forget all keys and counts."""
+        with self.journal.lock:
+            self.journal.finish()
+            self.journal.commit(*self.clearing())
+
+    def clearing(self) -> tuple[Callable[[], None], ...]:
+        """Return `clear` as steps for `Journal.commit`."""
+        held = self._shadow, self._kept, self._sendings, self._departed
+        return *(bounded.clear for bounded in held), self._counts.clear
