@@ -108,6 +108,7 @@ class SentKeys(Generic[V, T]):
                 sent, size = used
                 if sent.first_hit is None:
                     shadow.used[mm_hash] = _Sent(sent.sent_at, batch), size
+        mixed = len(held) < len(mm_hashes)  # else all are hits, and in order already
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
         hits = 0
@@ -115,8 +116,9 @@ class SentKeys(Generic[V, T]):
         for offer, mm_hash in zip(offers, mm_hashes, strict=True):
             if mm_hash in held:  # even if the batch itself has just pushed it out: P1 looks up its hits first, too
                 hits += 1
-                shadow.use(mm_hash)
-                kept.use(mm_hash)
+                if mixed:
+                    shadow.use(mm_hash)
+                    kept.use(mm_hash)
                 outputs.append(on_hit(held[mm_hash]))
                 continue
             offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]

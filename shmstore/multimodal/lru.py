@@ -168,9 +168,10 @@ class Change(Generic[K, V]):
 
     def use(self, key: K) -> tuple[V, float] | None:
         """Mark the entry as just used and return it."""
-        entry = self.used.pop(key, None) or self.get(key)
+        used = self.used
+        entry = used.pop(key, None) or (None if key in self.gone else self._bounded.entries.get(key))
         if entry is not None:
-            self.used[key] = entry
+            used[key] = entry
         return entry
 
     def drop(self, key: K) -> tuple[V, float] | None:
@@ -220,9 +221,8 @@ class Change(Generic[K, V]):
             entries.pop(key, None)
             self._pinned.discard(key)
         for key, entry in self.used.items():
-            if key in entries:
-                entries.move_to_end(key)
             entries[key] = entry
+            entries.move_to_end(key)
         if bounded.changed_by == self._previous or bounded.changed_by == self._number:
             bounded.nbytes = self._nbytes
         else:  # a signal handler or finalizer has changed the entries within this call
