@@ -41,8 +41,7 @@ from shmstore.errors import (
     UnsupportedValueError,
     shown,
 )
-from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import (
+from shmstore.multimodal.caches.base import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     ProcessorInput,
@@ -59,10 +58,11 @@ from shmstore.multimodal.interfaces import (
     checked_hashes,
     checked_sent,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
-from shmstore.multimodal.lru import CacheInfo, HitCounter
-from shmstore.multimodal.sizes import updates_size
+from shmstore.multimodal.caches.lru import CacheInfo, HitCounter
+from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.updates_book import Entry, Kept, UpdatesBook
+from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
+from shmstore.multimodal.values.sizes import updates_size
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 

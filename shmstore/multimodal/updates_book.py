@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Generic, TypeAlias, TypeVar
 
-from shmstore.multimodal.items import ResolvedPromptUpdate
+from shmstore.multimodal.values.items import ResolvedPromptUpdate
 
 __all__ = ["Entry", "Kept", "UpdatesBook", "ValueBook"]
 

@@ -25,8 +25,8 @@ from shmstore.multimodal import (
     MultiModalKwargsItem,
     MultiModalSharedField,
     hash_item,
-    hashing,
 )
+from shmstore.multimodal.values import hashing
 
 DIFFERENT = [
     None,

@@ -5,12 +5,13 @@ import itertools
 import pytest
 from mm_helpers import config, item, update
 
-from shmstore.multimodal import LRUCache, lockstep, lru, lru_pair, mirrored, processor_only
-from shmstore.multimodal.lru import Bounded, HitCounter, Journal
-from shmstore.multimodal.sizes import updates_size
+from shmstore.multimodal import LRUCache
+from shmstore.multimodal.caches import lru, lru_pair, mirrored, processor_only, shadow
+from shmstore.multimodal.caches.lru import Bounded, HitCounter, Journal
+from shmstore.multimodal.values.sizes import updates_size
 from tests.interrupts import interrupted_at
 
-FILES = [module.__file__ for module in (lockstep, lru, lru_pair, mirrored, processor_only)]
+FILES = [module.__file__ for module in (shadow, lru, lru_pair, mirrored, processor_only)]
 UPDATES = updates_size([update("a")], "a")
 
 
@@ -68,7 +69,7 @@ def state(cache):
         if isinstance(part, Bounded):
             assert sum(size for _, size in part.entries.values()) == part.nbytes <= part.capacity
             found[name] = list(part.entries.items())
-        elif isinstance(part, (lockstep.SentKeys, lru_pair.MultiModalReceiverCache)):
+        elif isinstance(part, (shadow.SentKeys, lru_pair.MultiModalReceiverCache)):
             found[name] = state(part)
         elif isinstance(part, (HitCounter, set)):
             found[name] = part._counts if isinstance(part, HitCounter) else set(part)

@@ -23,8 +23,8 @@ from shmstore.multimodal import (
     MultiModalKwargsItems,
     ResolvedPromptUpdate,
 )
-from shmstore.multimodal.lru import Change
-from shmstore.multimodal.sizes import item_size, updates_size
+from shmstore.multimodal.caches.lru import Change
+from shmstore.multimodal.values.sizes import item_size, updates_size
 
 
 def filled(capacity=6, **sizes):

@@ -15,10 +15,9 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
-    lockstep,
-    lru_pair,
 )
-from shmstore.multimodal.lru import Change, Journal
+from shmstore.multimodal.caches import lru_pair, shadow
+from shmstore.multimodal.caches.lru import Change, Journal
 
 BOOK = 1 << 20
 
@@ -479,10 +478,10 @@ def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_m
 
 def test_what_is_remembered_of_keys_that_have_gone_is_bounded():
     sender, _ = pair(6)
-    for n in range(lockstep._REMEMBERED + 10):
+    for n in range(shadow._REMEMBERED + 10):
         sender.get_and_update([(item(6), []), None], [f"h{n}"] * 2)
         sender.get_and_update([None], [f"h{n}"])
-    assert lockstep._REMEMBERED == len(sender._sent._departed.entries)
+    assert shadow._REMEMBERED == len(sender._sent._departed.entries)
 
 
 def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():

@@ -18,11 +18,10 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
-    lru_pair,
     processor_cache_from_config,
-    processor_only,
 )
-from shmstore.multimodal.items import own_memory
+from shmstore.multimodal.caches import lru_pair, processor_only
+from shmstore.multimodal.values.items import own_memory
 
 BYTES = 1000
 Pair = namedtuple("Pair", "first second")

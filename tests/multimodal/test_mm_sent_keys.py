@@ -3,7 +3,7 @@
 import random
 from collections import OrderedDict
 
-from shmstore.multimodal.lockstep import Offer, SentKeys
+from shmstore.multimodal.caches.shadow import Offer, SentKeys
 
 
 def send(sent, *keys, size=1):
@@ -12,7 +12,7 @@ def send(sent, *keys, size=1):
 
 
 def expected(sent, lost):
-    """By a look at each entry, as the essay on top of `lockstep` says it."""
+    """By a look at each entry, as the essay on top of `shadow` says it."""
     since = sent._counts.total
     for key in lost:
         entry = sent._shadow.entries.get(key)

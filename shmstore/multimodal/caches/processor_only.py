@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import (
+from shmstore.multimodal.caches.base import (
     BaseMultiModalProcessorCache,
     ProcessorInput,
     ProcessorOutput,
@@ -16,9 +15,10 @@ from shmstore.multimodal.interfaces import (
     check_hash,
     check_input,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
-from shmstore.multimodal.sizes import item_size, updates_size
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
+from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
+from shmstore.multimodal.values.sizes import item_size, updates_size
 
 __all__ = ["MultiModalProcessorOnlyCache"]
 

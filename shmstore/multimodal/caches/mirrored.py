@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from shmstore.multimodal.caches.base import check_batch, check_config, check_item, checked_hashes
+from shmstore.multimodal.caches.lru import CacheInfo
+from shmstore.multimodal.caches.lru_pair import MultiModalReceiverCache
+from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import check_batch, check_config, check_item, checked_hashes
-from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
-from shmstore.multimodal.lockstep import Offer, SentKeys
-from shmstore.multimodal.lru import CacheInfo
-from shmstore.multimodal.lru_pair import MultiModalReceiverCache
-from shmstore.multimodal.sizes import item_size
+from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
+from shmstore.multimodal.values.sizes import item_size
 
 __all__ = ["MirroredProcessingCache"]
 

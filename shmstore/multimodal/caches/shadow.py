@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from shmstore.multimodal.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
 
 __all__ = ["Offer", "SentKeys"]
 

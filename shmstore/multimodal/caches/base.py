@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from shmstore.errors import CacheMissError, shown
+from shmstore.multimodal.caches.lru import CacheInfo
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
-from shmstore.multimodal.lru import CacheInfo
+from shmstore.multimodal.values.items import MultiModalFeatureSpec, MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.refs import ObjectRef, StoreHandle
 
 __all__ = [

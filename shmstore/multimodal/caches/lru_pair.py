@@ -1,7 +1,7 @@
 """The `lru` pair: P0 keeps keys, sizes and prompt updates, P1 keeps the items, and both evict alike.
 
 The memory of the tensors is paid once. How the two stay in step, and what happens when they don't, is argued in
-`shmstore.multimodal.lockstep`.
+`shmstore.multimodal.caches.shadow`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from shmstore.errors import shown
-from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import (
+from shmstore.multimodal.caches.base import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     ProcessorInput,
@@ -25,10 +24,11 @@ from shmstore.multimodal.interfaces import (
     check_item,
     checked_hashes,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.lockstep import Offer, SentKeys
-from shmstore.multimodal.lru import Bounded, CacheInfo, Change, Journal, most_entries
-from shmstore.multimodal.sizes import item_size, updates_size
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, Journal, most_entries
+from shmstore.multimodal.caches.shadow import Offer, SentKeys
+from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
+from shmstore.multimodal.values.sizes import item_size, updates_size
 from shmstore.refs import ObjectRef
 
 __all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
