@@ -47,7 +47,7 @@ from shmstore.demo.modes import MODES, ApiCache
 from shmstore.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
 from shmstore.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
 from shmstore.multimodal import MultiModalFeatureSpec, PlaceholderRange
-from shmstore.multimodal.caches.base import PromptUpdates, ReceiverInput
+from shmstore.multimodal.values.types import PromptUpdates, ReceiverInput
 
 _Result = TypeVar("_Result")
 

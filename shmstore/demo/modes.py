@@ -17,7 +17,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
     processor_cache_from_config,
 )
-from shmstore.multimodal.caches.base import ProcessorInput, ProcessorOutput, ReceiverInput
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, ReceiverInput
 
 _GIB = 1 << 30
 _MIB = 1 << 20

@@ -41,13 +41,8 @@ from shmstore.errors import (
     UnsupportedValueError,
     shown,
 )
-from shmstore.multimodal.caches.base import (
-    BaseMultiModalProcessorCache,
-    BaseMultiModalReceiverCache,
-    ProcessorInput,
-    ProcessorOutput,
-    PromptUpdates,
-    ReceiverInput,
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from shmstore.multimodal.caches.checks import (
     check_batch,
     check_config,
     check_hash,
@@ -63,6 +58,7 @@ from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.updates_book import Entry, Kept, UpdatesBook
 from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.values.sizes import updates_size
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 

@@ -29,7 +29,7 @@ from shmstore.multimodal import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from shmstore.multimodal.caches.base import MAX_HASH
+from shmstore.multimodal.caches.checks import MAX_HASH
 
 GOOD = (item(2), [update("new")])
 SHM = config(MIB, MIB, cache_type="shm")

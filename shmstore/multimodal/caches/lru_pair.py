@@ -10,13 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from shmstore.errors import shown
-from shmstore.multimodal.caches.base import (
-    BaseMultiModalProcessorCache,
-    BaseMultiModalReceiverCache,
-    ProcessorInput,
-    ProcessorOutput,
-    PromptUpdates,
-    ReceiverInput,
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from shmstore.multimodal.caches.checks import (
     check_batch,
     check_config,
     check_hash,
@@ -29,6 +24,7 @@ from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.values.sizes import item_size, updates_size
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates, ReceiverInput
 from shmstore.refs import ObjectRef
 
 __all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shmstore.multimodal.caches.base import check_batch, check_config, check_item, checked_hashes
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_item, checked_hashes
 from shmstore.multimodal.caches.lru import CacheInfo
 from shmstore.multimodal.caches.lru_pair import MultiModalReceiverCache
 from shmstore.multimodal.caches.shadow import Offer, SentKeys

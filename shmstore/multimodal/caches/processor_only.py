@@ -5,20 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from shmstore.multimodal.caches.base import (
-    BaseMultiModalProcessorCache,
-    ProcessorInput,
-    ProcessorOutput,
-    PromptUpdates,
-    check_batch,
-    check_config,
-    check_hash,
-    check_input,
-)
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, check_input
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.values.sizes import item_size, updates_size
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates
 
 __all__ = ["MultiModalProcessorOnlyCache"]
 
