@@ -4,6 +4,11 @@ The API server has a processor cache, the engine core or the workers a receiver 
 which, and the factories build them.
 """
 
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from shmstore.multimodal.caches.lru import CacheInfo, LRUCache
+from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
+from shmstore.multimodal.caches.mirrored import MirroredProcessingCache
+from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.factories import (
     engine_receiver_cache_from_config,
@@ -11,7 +16,9 @@ from shmstore.multimodal.factories import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from shmstore.multimodal.fields import (
+from shmstore.multimodal.shm_pair import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
+from shmstore.multimodal.values.codec import register as _register
+from shmstore.multimodal.values.fields import (
     MultiModalBatchedField,
     MultiModalField,
     MultiModalFieldConfig,
@@ -19,22 +26,15 @@ from shmstore.multimodal.fields import (
     MultiModalFlatField,
     MultiModalSharedField,
 )
-from shmstore.multimodal.hashing import hash_item
-from shmstore.multimodal.interfaces import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.items import (
+from shmstore.multimodal.values.hashing import hash_item
+from shmstore.multimodal.values.items import (
     MultiModalFeatureSpec,
     MultiModalKwargsItem,
     MultiModalKwargsItems,
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
-from shmstore.multimodal.lru import CacheInfo, LRUCache
-from shmstore.multimodal.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
-from shmstore.multimodal.mirrored import MirroredProcessingCache
-from shmstore.multimodal.processor_only import MultiModalProcessorOnlyCache
-from shmstore.multimodal.shm_pair import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
-from shmstore.multimodal.sizes import MultiModalCache
-from shmstore.multimodal.wire import register as _register
+from shmstore.multimodal.values.sizes import MultiModalCache
 from shmstore.serde import register_type as _register_type
 
 __all__ = [

@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Literal
 
 from shmstore.errors import shown
-from shmstore.multimodal.sizes import GIB
+from shmstore.multimodal.values.sizes import GIB
 
 __all__ = ["MultiModalCacheConfig"]
 

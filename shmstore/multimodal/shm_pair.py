@@ -41,14 +41,8 @@ from shmstore.errors import (
     UnsupportedValueError,
     shown,
 )
-from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import (
-    BaseMultiModalProcessorCache,
-    BaseMultiModalReceiverCache,
-    ProcessorInput,
-    ProcessorOutput,
-    PromptUpdates,
-    ReceiverInput,
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from shmstore.multimodal.caches.checks import (
     check_batch,
     check_config,
     check_hash,
@@ -59,10 +53,12 @@ from shmstore.multimodal.interfaces import (
     checked_hashes,
     checked_sent,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
-from shmstore.multimodal.lru import CacheInfo, HitCounter
-from shmstore.multimodal.sizes import updates_size
+from shmstore.multimodal.caches.lru import CacheInfo, HitCounter
+from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.updates_book import Entry, Kept, UpdatesBook
+from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
+from shmstore.multimodal.values.sizes import updates_size
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
@@ -211,8 +207,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                         try:
                             ref = writer.get_cached(mm_hash)
                             output: ProcessorOutput = ref, list(entry[0])
-                            counts.hits += 1
-                            counts.total += 1
+                            counts.add(1, 1)
                             hits = total = 1
                             return output
                         except _NO_HIT as error:
@@ -250,7 +245,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                             call.updates[mm_hash] = kept, size
                         if call is not None:
                             self._record(call)
-                        counts.total += 1
+                        counts.add(0, 1)
                         total = 1
                     return output
         except BaseException:
@@ -394,9 +389,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return outputs
 
     def _count(self, call: _Call, hits: int, total: int) -> None:
-        counts = self._counts
-        counts.hits += hits  # from here on nothing can come in between
-        counts.total += total
+        self._counts.add(hits, total)  # from here on nothing can come in between
         call.hits, call.total = hits, total
 
     def _batch(
@@ -460,10 +453,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
 
     def _undo(self, call: _Call) -> None:
         """Give back what the call has made so far; may be done again where it was interrupted. With both locks."""
-        counts, hits, total = self._counts, call.hits, call.total
+        hits, total = call.hits, call.total
         call.hits = call.total = 0
-        counts.hits -= hits
-        counts.total -= total
+        self._counts.add(-hits, -total)
         if call.inline_counted:
             call.inline_counted = False
             self._inline_full -= call.full

@@ -4,16 +4,74 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
-from shmstore.multimodal.items import ResolvedPromptUpdate
-from shmstore.multimodal.lockstep import ValueBook
+from shmstore.multimodal.values.items import ResolvedPromptUpdate
 
-__all__ = ["Entry", "Kept", "UpdatesBook"]
+__all__ = ["Entry", "Kept", "UpdatesBook", "ValueBook"]
+
+V = TypeVar("V")
 
 Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
 Entry: TypeAlias = tuple[Kept, int]
 """And their size."""
+
+
+class ValueBook(Generic[V]):
+    """Values by key, bounded by the sum of their sizes: the least recently used go first. The lock is its owner's.
+
+    An interrupt leaves it as it was before or after an entry came or went: between an entry's change and that of
+    `nbytes` nothing is called, and only after a call or at a loop's end is there one.
+    """
+
+    __slots__ = ("_capacity", "_entries", "nbytes")
+
+    def __init__(self, capacity: float) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[str, tuple[V, int]] = OrderedDict()
+        self.nbytes = 0
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def use(self, key: str) -> tuple[V, int] | None:
+        """(value, size), marked as just used; None where there is none."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def peek(self, key: str) -> V | None:
+        """The value or None; no use."""
+        entry = self._entries.get(key)
+        return None if entry is None else entry[0]
+
+    def put(self, key: str, value: V, size: int) -> None:
+        """Keep the value; one that is larger than the whole book is not kept, and nothing goes for it."""
+        entries = self._entries
+        if key in entries:
+            self.drop(key)
+        if size > self._capacity:
+            return
+        entries[key] = (value, size)
+        self.nbytes += size
+        while self.nbytes > self._capacity:
+            self.drop(next(iter(entries)))
+
+    def drop(self, key: str) -> None:
+        """Forget the value; absent: nothing."""
+        entry = self._entries.get(key)
+        if entry is not None:
+            self.nbytes -= entry[1]
+            del self._entries[key]
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries = OrderedDict()
+        self.nbytes = 0
 
 
 class UpdatesBook(ValueBook[Kept]):

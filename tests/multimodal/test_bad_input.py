@@ -28,7 +28,7 @@ from shmstore.multimodal import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from shmstore.multimodal.interfaces import MAX_HASH
+from shmstore.multimodal.caches.checks import MAX_HASH
 from tests.multimodal.helpers import MIB, config, features, item, update
 
 GOOD = (item(2), [update("new")])

@@ -129,10 +129,10 @@ def test_the_senders_books_agree_after_many_threads_sent_and_took_back_the_same_
         return sum(counted)
 
     assert sum(in_threads(work)) == sender.make_stats().total
-    book = sender._sent._book
-    assert set(book._entries) <= set(sender.order)
-    assert sum(size for _, size in book._entries.values()) == book.nbytes
-    assert sum(entry.size for entry in sender._sent._shadow.values()) == sender._sent._shadow.currsize
+    shadow, kept = sender._sent._shadow, sender._sent._kept
+    assert set(kept.entries) <= set(shadow.entries)
+    for held in (shadow, kept):
+        assert sum(size for _, size in held.entries.values()) == held.nbytes
 
 
 def test_shm_pair():

@@ -16,9 +16,8 @@ from shmstore.multimodal import (
     MultiModalKwargsItems,
     MultiModalSharedField,
     PlaceholderRange,
-    items,
-    wire,
 )
+from shmstore.multimodal.values import codec, items
 from tests.multimodal.helpers import item, three_tensors, update
 
 FIELDS = [
@@ -134,16 +133,16 @@ def test_a_tree_of_another_version_is_an_error_and_not_an_item(store, tree, monk
 def test_importing_twice_registers_once():
     from shmstore.serde import register_type
 
-    wire.register(register_type)
+    codec.register(register_type)
 
 
 def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monkeypatch):
     made = []
-    to_text = wire._field_to_text
-    monkeypatch.setattr(wire, "_field_to_text", lambda field: made.append(field) or to_text(field))
+    to_text = codec._field_to_text
+    monkeypatch.setattr(codec, "_field_to_text", lambda field: made.append(field) or to_text(field))
     field = MultiModalFlatField([slice(i, i + 1) for i in range(50)])
     items = [MultiModalKwargsItem.from_elems([elem]) for elem in field.build_elems("image", "k", torch.arange(50))]
-    trees = [wire._item_to_tree(item) for item in items]
+    trees = [codec._item_to_tree(item) for item in items]
     assert [field] == made
     assert 1 == len({tree[""] for tree in trees})
 
@@ -151,8 +150,8 @@ def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monke
 def test_a_worker_that_reads_items_of_large_batches_keeps_few_of_their_slices():
     def back(batch):
         field = MultiModalFlatField([slice(n * 7 + batch, n * 7 + batch + 7) for n in range(1000)])
-        trees = [wire._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])) for _ in range(2)]
-        first, second = (wire._item_from_tree(tree)["key"].field for tree in trees)
+        trees = [codec._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])) for _ in range(2)]
+        first, second = (codec._item_from_tree(tree)["key"].field for tree in trees)
         assert first == field
         assert first is second
 
@@ -171,7 +170,7 @@ def test_a_worker_parses_the_fields_of_items_from_many_batches_of_usual_size_onc
     def fields():
         for batch in range(200):
             field = MultiModalFlatField([slice(n * 1024 + batch, n * 1024 + batch + 1024) for n in range(64)])
-            yield wire._item_from_tree(wire._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])))
+            yield codec._item_from_tree(codec._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])))
 
     first, again = ([item["key"].field for item in fields()] for _ in range(2))
     assert all(a is b for a, b in zip(first, again, strict=True))
@@ -179,7 +178,7 @@ def test_a_worker_parses_the_fields_of_items_from_many_batches_of_usual_size_onc
 
 def test_the_text_that_a_field_keeps_is_no_part_of_its_value():
     written, other = MultiModalFlatField([slice(0, 2)]), MultiModalFlatField([slice(0, 2)])
-    wire._item_to_tree(MultiModalKwargsItem.from_elems(written.build_elems("image", "k", torch.arange(2))))
+    codec._item_to_tree(MultiModalKwargsItem.from_elems(written.build_elems("image", "k", torch.arange(2))))
     assert (written, hash(written), repr(written), pickle.dumps(written)) == (
         other,
         hash(other),

@@ -24,8 +24,8 @@ from shmstore.multimodal import (
     MultiModalKwargsItem,
     MultiModalSharedField,
     hash_item,
-    hashing,
 )
+from shmstore.multimodal.values import hashing
 from tests.multimodal.helpers import item, three_tensors
 
 DIFFERENT = [

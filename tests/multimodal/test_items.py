@@ -19,8 +19,8 @@ from shmstore.multimodal import (
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
-from shmstore.multimodal import items as items_module
-from shmstore.multimodal.nested import nested_equal
+from shmstore.multimodal.values import items as items_module
+from shmstore.multimodal.values.nested import nested_equal
 from tests.multimodal.helpers import item, three_tensors
 
 

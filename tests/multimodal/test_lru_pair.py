@@ -14,8 +14,9 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
-    lockstep,
 )
+from shmstore.multimodal.caches import lru_pair, shadow
+from shmstore.multimodal.caches.lru import Change, Journal
 from tests.multimodal.helpers import config, features, item, update
 
 BOOK = 1 << 20
@@ -115,35 +116,34 @@ def test_mirrored_sides_store_both():
 def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch):
     receiver, mirrored = MultiModalReceiverCache(config(BOOK)), MirroredProcessingCache(config(BOOK))
     batches = {
-        receiver.clear_cache: (receiver, receiver.get_and_update),
-        lambda: receiver.touch_receiver_cache_item("b"): (receiver, receiver.get_and_update),
-        mirrored.reset: (mirrored._p1, mirrored.get_and_update_p1),
+        receiver.clear_cache: receiver.get_and_update,
+        lambda: receiver.touch_receiver_cache_item("b"): receiver.get_and_update,
+        mirrored.reset: mirrored.get_and_update_p1,
     }
-    for other, (cache, batch) in batches.items():
+    for other, batch in batches.items():
         batch([item(1), item(2)], ["a", "b"])
-        real, threads = cache._cache.peek, []
+        threads = []
 
-        def peek(mm_hash, real=real, other=other, threads=threads):
-            if not threads:
-                threads.append(threading.Thread(target=other))
-                threads[0].start()
-                threads[0].join(0.2)
-                assert threads[0].is_alive(), "it did not wait"
-            return real(mm_hash)
+        def change(held, other=other, threads=threads):
+            threads.append(threading.Thread(target=other))
+            threads[0].start()
+            threads[0].join(0.2)
+            assert threads[0].is_alive(), "it did not wait"
+            return Change(held)
 
-        monkeypatch.setattr(cache._cache, "peek", peek)
+        monkeypatch.setattr(lru_pair, "Change", change)
         assert [item(1), item(2)] == batch([None, None], ["a", "b"])
         threads[0].join(20)
         assert not threads[0].is_alive()
         monkeypatch.undo()
 
 
-def test_a_reset_of_both_halves_is_one_step(monkeypatch):
+def test_a_reset_of_both_halves_is_one_commit(monkeypatch):
     mirrored = MirroredProcessingCache(config(BOOK))
-    owned = []
-    monkeypatch.setattr(mirrored._p1, "clear_cache", lambda: owned.append(mirrored._lock._is_owned()))
+    commits = []
+    monkeypatch.setattr(Journal, "commit", lambda self, *steps: commits.append((self.lock._is_owned(), len(steps))))
     mirrored.reset()
-    assert [True] == owned
+    assert [(True, 6)] == commits
 
 
 P0 = {
@@ -370,10 +370,10 @@ def test_prompt_updates_go_with_their_item():
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2, "B": 2})
     request(sender, receiver, {"C": 5})
-    assert 1 == len(sender._sent._book)
+    assert ["C"] == list(sender._sent._kept.entries)
     assert {"C"} == {h for h in "ABC" if sender.is_cached_item(h)}
     sender.clear_cache()
-    assert (0, 0) == (len(sender._sent._book), sender._sent._book.nbytes)
+    assert (0, 0) == (len(sender._sent._kept.entries), sender._sent._kept.nbytes)
 
 
 def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_step():
@@ -393,7 +393,7 @@ def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_ste
         out = receiver.get_and_update([sent for sent, _ in outputs], mm_hashes)
         assert [item(sizes[h]) for h in mm_hashes] == out
         assert receiver.order == sender.order
-        assert sender._sent._book.nbytes <= 1500
+        assert sender._sent._kept.nbytes <= 1500
     assert resent > 20  # the case was met
 
 
@@ -478,10 +478,10 @@ def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_m
 
 def test_what_is_remembered_of_keys_that_have_gone_is_bounded():
     sender, _ = pair(6)
-    for n in range(lockstep._REMEMBERED + 10):
+    for n in range(shadow._REMEMBERED + 10):
         sender.get_and_update([(item(6), []), None], [f"h{n}"] * 2)
         sender.get_and_update([None], [f"h{n}"])
-    assert lockstep._REMEMBERED == len(sender._sent._departed)
+    assert shadow._REMEMBERED == len(sender._sent._departed.entries)
 
 
 def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():

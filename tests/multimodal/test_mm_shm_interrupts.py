@@ -13,14 +13,14 @@ from shmstore.multimodal import (
     MultiModalFieldElem,
     MultiModalKwargsItem,
     ShmObjectStoreSenderCache,
-    lockstep,
     processor_cache_from_config,
     shm_pair,
 )
+from shmstore.multimodal.caches import shadow
 from tests.interrupts import Interrupt, interrupted_at
 from tests.multimodal.helpers import MIB, config, features, item, update
 
-FILES = [module.__file__ for module in (native, store, refs, lockstep, shm_pair)]
+FILES = [module.__file__ for module in (native, store, refs, shadow, shm_pair)]
 
 
 def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:

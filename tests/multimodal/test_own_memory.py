@@ -17,11 +17,10 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
-    lru_pair,
     processor_cache_from_config,
-    processor_only,
 )
-from shmstore.multimodal.items import own_memory
+from shmstore.multimodal.caches import lru_pair, processor_only
+from shmstore.multimodal.values.items import own_memory
 from tests.multimodal.helpers import GIB, config, item
 
 BYTES = 1000
@@ -100,8 +99,8 @@ def test_the_memory_kept_alive_is_the_memory_counted():
         only.get_and_update([(one, [])], [str(n)])
         mirrored.get_and_update_p0([one], [str(n)])
         receiver.get_and_update([one], [str(n)])
-    assert 4 * BYTES == sum(kept(entry.item) for entry in only._cache.values()) == only._cache.currsize
-    assert 4 * BYTES == sum(kept(entry.item) for entry in receiver._cache.values()) == receiver.nbytes
+    assert 4 * BYTES == sum(kept(one.item) for one, _ in only._held.entries.values()) == only._held.nbytes
+    assert 4 * BYTES == sum(kept(one) for one, _ in receiver._held.entries.values()) == receiver.nbytes
     assert [BYTES] * 4 == [kept(mirrored.get_item(str(n))) for n in range(2, 6)]
 
 

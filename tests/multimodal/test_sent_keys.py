@@ -1,9 +1,9 @@
 """What P0 takes back when P1 has rejected a request: what was sent since, and no look at the rest."""
 
 import random
+from collections import OrderedDict
 
-from shmstore.multimodal.lockstep import Offer, SentKeys
-from shmstore.multimodal.lru import HitCounter
+from shmstore.multimodal.caches.shadow import Offer, SentKeys
 
 
 def send(sent, *keys, size=1):
@@ -12,45 +12,52 @@ def send(sent, *keys, size=1):
 
 
 def expected(sent, lost):
-    """By a look at each entry, as the essay on top of `lockstep` says it."""
-    since = sent._batch + 1
+    """By a look at each entry, as the essay on top of `shadow` says it."""
+    since = sent._counts.total
     for key in lost:
-        entry = sent._shadow.peek(key)
-        first_hit = sent._departed.get(key) if entry is None else entry.first_hit
+        entry = sent._shadow.entries.get(key)
+        first_hit = sent._departed.entries.get(key, (None,))[0] if entry is None else entry[0].first_hit
         since = min(since, since if first_hit is None else first_hit)
-    back = {key for key, entry in sent._shadow.items() if entry.sent_at >= since}
-    return {key for key in sent._book._entries if key not in back and key not in lost}
+    back = {key for key, entry in sent._shadow.entries.items() if entry[0].sent_at >= since}
+    return {key for key in sent._kept.entries if key not in back and key not in lost}
 
 
 def test_what_is_taken_back_is_what_a_look_at_each_entry_finds():
     chance = random.Random(7)
     took = 0
     for _ in range(60):
-        sent = SentKeys(chance.choice([8, 30]), chance.choice([5, 30]), HitCounter())
+        sent = SentKeys(chance.choice([8, 30]), chance.choice([5, 30]))
         for _ in range(60):
             keys = [f"{chance.randrange(20)}" for _ in range(chance.randrange(1, 5))]
             send(sent, *keys, size=chance.choice([1, 2, 9]))
             sent.touch(f"{chance.randrange(20)}")
-            assert set(sent.order) == set(sent._sendings)
+            assert set(sent._kept.entries) <= set(sent.order) == set(sent._sendings.entries)
             if chance.random() < 0.3:
                 lost = [f"{chance.randrange(20)}" for _ in range(chance.randrange(3))]
-                left, before = expected(sent, lost), len(sent._book)
+                left, before = expected(sent, lost), len(sent._kept.entries)
                 sent.invalidate(lost)
-                assert left == set(sent._book._entries)
+                assert left == set(sent._kept.entries)
                 took += before - len(left) > len(lost)
     assert took > 50
 
 
-def test_taking_back_looks_at_what_it_takes_back_alone(monkeypatch):
-    sent = SentKeys(10_000_000, 10_000_000, HitCounter())
+class Watched(OrderedDict):
+    """Notes which keys are looked at, from the last one back."""
+
+    def __reversed__(self):
+        self.looked = []
+        for key in super().__reversed__():
+            self.looked.append(key)
+            yield key
+
+
+def test_taking_back_looks_at_what_it_takes_back_alone():
+    sent = SentKeys(10_000_000, 10_000_000)
     for n in range(5000):
         send(sent, f"{n}")
     send(sent, "7", "new")
     send(sent, "newer")
-    looked = []
-    peek = sent._shadow.peek
-    monkeypatch.setattr(sent._shadow, "peek", lambda key: looked.append(key) or peek(key))
-    monkeypatch.setattr(sent._shadow, "items", None)
+    sent._sendings.entries = Watched(sent._sendings.entries)
     sent.invalidate(["7"])
-    assert ["7", "newer", "new", "4999"] == looked
+    assert ["newer", "new", "4999"] == sent._sendings.entries.looked
     assert [False, False, False, True] == [key in sent for key in ("7", "new", "newer", "4999")]

@@ -1,6 +1,6 @@
 """The bounded book that P0 keeps beside the keys: what it holds, in which order it lets go, and what it counts."""
 
-from shmstore.multimodal.lockstep import ValueBook
+from shmstore.multimodal.updates_book import ValueBook
 
 
 def book_of(capacity, **sizes):

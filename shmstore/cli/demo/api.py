@@ -52,7 +52,7 @@ from shmstore.multimodal import (
     PlaceholderRange,
     processor_cache_from_config,
 )
-from shmstore.multimodal.interfaces import ProcessorOutput, PromptUpdates, ReceiverInput
+from shmstore.multimodal.values.types import ProcessorOutput, PromptUpdates, ReceiverInput
 
 _Result = TypeVar("_Result")
 

@@ -28,8 +28,8 @@ import numpy as np
 import torch
 
 from shmstore.errors import NestingError, cut, shown
-from shmstore.multimodal.fields import MultiModalField, MultiModalFlatField
-from shmstore.multimodal.items import MultiModalKwargsItem
+from shmstore.multimodal.values.fields import MultiModalField, MultiModalFlatField
+from shmstore.multimodal.values.items import MultiModalKwargsItem
 
 __all__ = ["hash_item"]
 

@@ -1,24 +1,17 @@
 """The `lru` pair: P0 keeps keys, sizes and prompt updates, P1 keeps the items, and both evict alike.
 
 The memory of the tensors is paid once. How the two stay in step, and what happens when they don't, is argued in
-`shmstore.multimodal.lockstep`.
+`shmstore.multimodal.caches.shadow`.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from shmstore.errors import shown
-from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import (
-    BaseMultiModalProcessorCache,
-    BaseMultiModalReceiverCache,
-    ProcessorInput,
-    ProcessorOutput,
-    PromptUpdates,
-    ReceiverInput,
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
+from shmstore.multimodal.caches.checks import (
     check_batch,
     check_config,
     check_hash,
@@ -26,10 +19,12 @@ from shmstore.multimodal.interfaces import (
     check_item,
     checked_hashes,
 )
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.lockstep import Offer, SentKeys
-from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache, most_entries
-from shmstore.multimodal.sizes import item_size, updates_size
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, Journal, most_entries
+from shmstore.multimodal.caches.shadow import Offer, SentKeys
+from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
+from shmstore.multimodal.values.sizes import item_size, updates_size
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates, ReceiverInput
 from shmstore.refs import ObjectRef
 
 __all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
@@ -45,11 +40,7 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
         check_config(config)
-        self._lock = threading.RLock()
-        self._counts = HitCounter()
-        self._sent: SentKeys[_Kept, ProcessorOutput] = SentKeys(
-            config.ipc_cache_bytes, config.processor_cache_bytes, self._counts
-        )
+        self._sent: SentKeys[_Kept, ProcessorOutput] = SentKeys(config.ipc_cache_bytes, config.processor_cache_bytes)
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -75,8 +66,8 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
         ValueError where the lengths differ, TypeError for an input or a hash that is none, CacheMissError with all
         missing hashes of the batch. To stay in step P1 has to take the same batch as one (`get_and_update_features`).
         """
-        with self._lock:
-            check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
+        with self._sent.journal.lock:
+            check_batch(mm_items, mm_hashes, self._sent.__contains__, check_input)
             offers = [
                 None if mm_item is None else _offer(mm_item, mm_hash, sent=mm_hash not in self._sent)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
@@ -86,25 +77,19 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
         check_hash(mm_hash)
-        with self._lock:
-            self._sent.touch(mm_hash)
+        self._sent.touch(mm_hash)
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has rejected a request with `CacheMissError`: send these, and what it brought, again when next asked."""
-        hashes = checked_hashes(mm_hashes)
-        with self._lock:
-            self._sent.invalidate(hashes)
+        self._sent.invalidate(checked_hashes(mm_hashes))
 
     def clear_cache(self) -> None:
         """Forget all keys, prompt updates and counts; P1's `clear_cache` is to be called, too."""
-        with self._lock:
-            self._sent.clear()
-            self._counts.clear()
+        self._sent.clear()
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Hits and total so far; with `delta` since the last call with `delta`."""
-        with self._lock:
-            return self._counts.stat(delta)
+        return self._sent.stat(delta)
 
 
 _Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]  # never the caller's list, which the caller may change
@@ -125,15 +110,6 @@ def _nothing_to_send(updates: _Kept) -> ProcessorOutput:
     return None, list(updates)
 
 
-class _Held(NamedTuple):
-    item: MultiModalKwargsItem
-    size: int
-
-
-def _size(entry: _Held) -> int:
-    return entry.size
-
-
 class MultiModalReceiverCache(BaseMultiModalReceiverCache):
     """P1 of `lru`: the items, up to `ipc_cache_gb` of them. Thread-safe.
 
@@ -141,26 +117,24 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
     into a larger one is replaced by a copy first, so that no more is kept than is counted.
     """
 
-    _cache: LRUCache[str, _Held]
-
     def __init__(self, config: MultiModalCacheConfig) -> None:
         check_config(config)
-        self._lock = threading.RLock()
-        self._capacity = config.ipc_cache_bytes
-        self._start_empty()
-
-    def _start_empty(self) -> None:
-        self._cache = LRUCache(self._capacity, _size, max_entries=most_entries(self._capacity))
+        self._journal = Journal()
+        capacity = config.ipc_cache_bytes
+        self._held: Bounded[str, MultiModalKwargsItem] = Bounded(capacity, most_entries(capacity))
 
     @property
     def order(self) -> tuple[str, ...]:
         """The hashes cached, least recently used first."""
-        return self._cache.order
+        with self._journal.lock:
+            self._journal.finish()
+            return tuple(self._held.entries)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the items held."""
-        return int(self._cache.currsize)
+        self._journal.finish()
+        return int(self._held.nbytes)
 
     def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
         """The item, stored from now on if it came; CacheMissError for None where nothing is cached."""
@@ -172,52 +146,45 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         ValueError where the lengths differ, TypeError for what is no item or hash (a reference is for the workers),
         CacheMissError with all missing hashes of the batch.
         """
-        with self._lock:
-            check_batch(mm_items, mm_hashes, self._cache.__contains__, _check_arrived)
+        with self._journal.lock:
+            self._journal.finish()
+            check_batch(mm_items, mm_hashes, self._held.entries.__contains__, _check_arrived)
             arrived = [
-                self._held(mm_item, mm_hash) if isinstance(mm_item, MultiModalKwargsItem) else None
+                self._arrived(mm_item, mm_hash) if isinstance(mm_item, MultiModalKwargsItem) else None
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
-            try:
-                return self._take(arrived, mm_hashes)
-            except BaseException:  # an interrupt, half-way: forget all, which P0 finds out and heals
-                self._start_empty()
-                raise
+            change = Change(self._held)
+            found = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := change.use(mm_hash)) is not None}
+            items: list[MultiModalKwargsItem] = []
+            for new, mm_hash in zip(arrived, mm_hashes, strict=True):
+                if new is None:
+                    change.use(mm_hash)
+                else:
+                    found[mm_hash], size = new
+                    if size <= self._held.capacity:
+                        change.put(mm_hash, *new)
+                    else:  # which P0 knows
+                        change.drop(mm_hash)
+                items.append(found[mm_hash])
+            self._journal.commit(change.apply)
+            return items
 
-    def _held(self, item: MultiModalKwargsItem, mm_hash: str) -> _Held:
+    def _arrived(self, item: MultiModalKwargsItem, mm_hash: str) -> tuple[MultiModalKwargsItem, int]:
         size = item_size(item, mm_hash)
-        return _Held(own_memory(item) if size <= self._capacity else item, size)
-
-    def _take(self, arrived: Sequence[_Held | None], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
-        found: dict[str, _Held] = {}
-        for mm_hash in mm_hashes:
-            entry = self._cache.peek(mm_hash)
-            if entry is not None:
-                found[mm_hash] = entry
-                self._cache.touch(mm_hash)
-        items: list[MultiModalKwargsItem] = []
-        for new, mm_hash in zip(arrived, mm_hashes, strict=True):
-            if new is None:
-                self._cache.touch(mm_hash)
-            else:
-                found[mm_hash] = new
-                if new.size <= self._capacity:
-                    self._cache[mm_hash] = new
-                else:  # which P0 knows
-                    self._cache.pop(mm_hash, None)
-            items.append(found[mm_hash].item)
-        return items
+        return own_memory(item) if size <= self._held.capacity else item, size
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
         """Mark the item as just used; absent: nothing, also where `mm_item` is yet to be stored."""
         check_hash(mm_hash)
-        with self._lock:
-            self._cache.touch(mm_hash)
+        with self._journal.lock:
+            self._journal.finish()
+            self._held.touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items; P0's `clear_cache` is to be called, too."""
-        with self._lock:
-            self._start_empty()
+        with self._journal.lock:
+            self._journal.finish()
+            self._journal.commit(self._held.clear)
 
 
 def _check_arrived(item: ReceiverInput, mm_hash: str) -> None:

@@ -5,16 +5,15 @@ Kept because engines still use it. It costs the memory of every item twice; new 
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Sequence
 
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_item, checked_hashes
+from shmstore.multimodal.caches.lru import CacheInfo
+from shmstore.multimodal.caches.lru_pair import MultiModalReceiverCache
+from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import check_batch, check_config, check_item, checked_hashes
-from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
-from shmstore.multimodal.lockstep import Offer, SentKeys
-from shmstore.multimodal.lru import CacheInfo, HitCounter
-from shmstore.multimodal.lru_pair import MultiModalReceiverCache
-from shmstore.multimodal.sizes import item_size
+from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
+from shmstore.multimodal.values.sizes import item_size
 
 __all__ = ["MirroredProcessingCache"]
 
@@ -27,13 +26,12 @@ class MirroredProcessingCache:
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
         check_config(config)
-        self._lock = threading.RLock()
-        self._counts = HitCounter()
+        self._p1 = MultiModalReceiverCache(config)
+        self._journal = self._p1._journal  # one for both halves, so that `reset` is one step
         capacity = config.ipc_cache_bytes
         self._p0: SentKeys[MultiModalKwargsItem, MultiModalKwargsItem | None] = SentKeys(
-            capacity, capacity, self._counts
+            capacity, capacity, self._journal
         )
-        self._p1 = MultiModalReceiverCache(config)
 
     def get_and_update_p0(
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
@@ -43,7 +41,7 @@ class MirroredProcessingCache:
         ValueError where the lengths differ, TypeError for what is no item or hash, CacheMissError with all hashes for
         which nothing is given or stored; the batch has then changed nothing.
         """
-        with self._lock:
+        with self._journal.lock:
             check_batch(mm_items, mm_hashes, self._p0.__contains__, check_item)
             offers = [
                 None if item is None else _offer(item, mm_hash, sent=mm_hash not in self._p0)
@@ -59,26 +57,21 @@ class MirroredProcessingCache:
 
     def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
         """The item stored on the P0 side, so that it need not be preprocessed again; None where there is none."""
-        with self._lock:
-            return self._p0.peek(mm_hash)
+        return self._p0.peek(mm_hash)
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has rejected a request with `CacheMissError`: P0 sends these, and what it brought, again."""
-        hashes = checked_hashes(mm_hashes)
-        with self._lock:
-            self._p0.invalidate(hashes)
+        self._p0.invalidate(checked_hashes(mm_hashes))
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Hits and total on the P0 side; with `delta` since the last call with `delta`."""
-        with self._lock:
-            return self._counts.stat(delta)
+        return self._p0.stat(delta)
 
     def reset(self) -> bool:
         """Forget everything on this side; True."""
-        with self._lock:
-            self._p0.clear()
-            self._counts.clear()
-            self._p1.clear_cache()
+        with self._journal.lock:
+            self._journal.finish()
+            self._journal.commit(*self._p0.clearing(), self._p1._held.clear)
         return True
 
 

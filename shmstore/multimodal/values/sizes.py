@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from shmstore.errors import NestingError, UnsupportedValueError, shown
-from shmstore.multimodal.fields import MultiModalFieldElem
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate
-from shmstore.multimodal.lru import LRUCache
+from shmstore.multimodal.caches.lru import LRUCache
+from shmstore.multimodal.values.fields import MultiModalFieldElem
+from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.serde.advice import advice_for
 
 __all__ = ["GIB", "MultiModalCache", "item_size", "updates_size"]

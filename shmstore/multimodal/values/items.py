@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from shmstore.errors import listed, shown
-from shmstore.multimodal.fields import MultiModalFieldConfig, MultiModalFieldElem, MultiModalSharedField
-from shmstore.multimodal.nested import NestedTensors, alone, nested_equal
+from shmstore.multimodal.values.fields import MultiModalFieldConfig, MultiModalFieldElem, MultiModalSharedField
+from shmstore.multimodal.values.nested import NestedTensors, alone, nested_equal
 
 if TYPE_CHECKING:
     from shmstore.refs import ObjectRef

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, check_input
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.interfaces import (
-    BaseMultiModalProcessorCache,
-    ProcessorInput,
-    ProcessorOutput,
-    PromptUpdates,
-    check_batch,
-    check_config,
-    check_hash,
-    check_input,
-)
-from shmstore.multimodal.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.lru import CacheInfo, HitCounter, LRUCache, most_entries
-from shmstore.multimodal.sizes import item_size, updates_size
+from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
+from shmstore.multimodal.values.sizes import item_size, updates_size
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates
 
 __all__ = ["MultiModalProcessorOnlyCache"]
 
@@ -27,16 +19,12 @@ __all__ = ["MultiModalProcessorOnlyCache"]
 class _Stored(NamedTuple):
     item: MultiModalKwargsItem
     updates: tuple[ResolvedPromptUpdate, ...]  # not the caller's list, which the caller may change
-    size: int
 
 
 class _Offer(NamedTuple):
     stored: _Stored
+    size: int
     output: ProcessorOutput
-
-
-def _size(entry: _Stored) -> int:
-    return entry.size
 
 
 class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
@@ -47,28 +35,27 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
     is stored, so that no more is kept than is counted.
     """
 
-    _cache: LRUCache[str, _Stored]
-
     def __init__(self, config: MultiModalCacheConfig) -> None:
         check_config(config)
-        self._lock = threading.RLock()
-        self._capacity = config.processor_cache_bytes
+        self._journal = Journal()
+        self._lock = self._journal.lock
+        capacity = config.processor_cache_bytes
+        self._held: Bounded[str, _Stored] = Bounded(capacity, most_entries(capacity))
         self._counts = HitCounter()
-        self._start_empty()
-
-    def _start_empty(self) -> None:
-        self._cache = LRUCache(self._capacity, _size, max_entries=most_entries(self._capacity))
 
     @property
     def order(self) -> tuple[str, ...]:
         """The hashes cached, least recently used first."""
-        return self._cache.order
+        with self._lock:
+            self._journal.finish()
+            return tuple(self._held.entries)
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Whether the item is cached; changes neither order nor counts."""
         if type(mm_hash) is not str:
             check_hash(mm_hash)
-        if mm_hash in self._cache:
+        self._journal.finish()
+        if mm_hash in self._held.entries:
             return True
         check_hash(mm_hash)
         return False
@@ -89,58 +76,49 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
                 None if mm_item is None else self._offer(mm_item, mm_hash)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
-            before = self._counts.hits, self._counts.total
-            try:
-                return self._take(offers, mm_hashes)
-            except BaseException:  # an interrupt, half-way: forget all
-                self._counts.hits, self._counts.total = before
-                self._start_empty()
-                raise
+            change = Change(self._held)
+            held = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := change.use(mm_hash)) is not None}
+            given: dict[str, _Offer] = {}
+            outputs: list[ProcessorOutput] = []
+            hits = 0
+            for offer, mm_hash in zip(offers, mm_hashes, strict=True):
+                stored = held.get(mm_hash)
+                if stored is not None:
+                    hits += 1
+                    change.use(mm_hash)
+                    outputs.append((stored.item, list(stored.updates)))
+                else:
+                    new = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
+                    if new.size <= self._held.capacity:
+                        change.put(mm_hash, new.stored, new.size)
+                        held[mm_hash] = new.stored
+                    outputs.append(new.output)
+            self._journal.commit(change.apply, self._counts.adding(hits, len(outputs)))
+            return outputs
 
     def _offer(self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> _Offer:
         item, updates = mm_item
         size = item_size(item, mm_hash) + updates_size(updates, mm_hash)
-        if size <= self._capacity and mm_hash not in self._cache:
+        if size <= self._held.capacity and mm_hash not in self._held.entries:
             item = own_memory(item)
         output = mm_item if item is mm_item[0] else (item, updates)
-        return _Offer(_Stored(item, tuple(updates), size), output)
-
-    def _take(self, offers: Sequence[_Offer | None], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
-        held: dict[str, _Stored] = {}
-        for mm_hash in mm_hashes:
-            entry = self._cache.peek(mm_hash)
-            if entry is not None:
-                held[mm_hash] = entry
-                self._cache.touch(mm_hash)
-        given: dict[str, _Offer] = {}
-        outputs: list[ProcessorOutput] = []
-        for offer, mm_hash in zip(offers, mm_hashes, strict=True):
-            self._counts.total += 1
-            entry = held.get(mm_hash)
-            if entry is not None:
-                self._counts.hits += 1
-                self._cache.touch(mm_hash)
-                outputs.append((entry.item, list(entry.updates)))
-            else:
-                new = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
-                if new.stored.size <= self._capacity:
-                    self._cache[mm_hash] = held[mm_hash] = new.stored
-                outputs.append(new.output)
-        return outputs
+        return _Offer(_Stored(item, tuple(updates)), size, output)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; absent: nothing."""
         check_hash(mm_hash)
         with self._lock:
-            self._cache.touch(mm_hash)
+            self._journal.finish()
+            self._held.touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts."""
         with self._lock:
-            self._start_empty()
-            self._counts.clear()
+            self._journal.finish()
+            self._journal.commit(self._held.clear, self._counts.clear)
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Hits and total so far; with `delta` since the last call with `delta`."""
         with self._lock:
+            self._journal.finish()
             return self._counts.stat(delta)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from shmstore.errors import shown
-from shmstore.multimodal.nested import NestedTensors, nested_equal, page_locked, to_device
+from shmstore.multimodal.values.nested import NestedTensors, nested_equal, page_locked, to_device
 
 __all__ = [
     "MultiModalBatchedField",

@@ -25,14 +25,14 @@ from operator import index
 from typing import Any, TypeVar
 
 from shmstore.errors import shown
-from shmstore.multimodal.fields import (
+from shmstore.multimodal.values.fields import (
     MultiModalBatchedField,
     MultiModalField,
     MultiModalFieldElem,
     MultiModalFlatField,
     MultiModalSharedField,
 )
-from shmstore.multimodal.items import (
+from shmstore.multimodal.values.items import (
     MultiModalFeatureSpec,
     MultiModalKwargsItem,
     MultiModalKwargsItems,

@@ -1,0 +1,1 @@
+"""The caches of preprocessed items, and the parts that they share."""

@@ -1,0 +1,433 @@
+"""`LRUCache`: a bounded mapping in order of use, with pins, counts and a hook; and the parts of all `lru` caches.
+
+**Interrupts.** A signal handler may raise between any two bytecodes. So no call changes anything while it works. It
+notes what it changes in `Change` records, beside the entries. Its last step is `Journal.commit`, which stores these
+records in one attribute and then applies them. That store is the commit point:
+
+1. Before it, nothing has changed.
+2. After it, the call has happened. If an interrupt stops the applying, the next call applies the records again.
+3. A record says what *is* afterwards, not what is added. So applying it twice is the same as applying it once.
+
+So every method begins with `Journal.finish`. A change that is one store, or one call of C, needs no record.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
+from functools import partial
+from itertools import count
+from typing import Any, Generic, TypeVar, overload
+
+from shmstore.errors import shown
+
+__all__ = ["Bounded", "CacheInfo", "Change", "HitCounter", "Journal", "LRUCache", "most_entries"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+D = TypeVar("D")
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class CacheInfo:
+    """How often a cache was asked, and how often it had the answer."""
+
+    hits: int = 0
+    """Lookups that were answered from the cache."""
+    total: int = 0
+    """All lookups."""
+
+    @property
+    def hit_ratio(self) -> float:
+        """hits / total; 0.0 before the first lookup."""
+        return self.hits / self.total if self.total else 0.0
+
+    def __sub__(self, earlier: CacheInfo) -> CacheInfo:
+        """Return what was counted since `earlier`."""
+        return CacheInfo(self.hits - earlier.hits, self.total - earlier.total)
+
+
+class HitCounter:
+    """Count lookups; the owner holds the lock. All counts are one tuple, so that they change together."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Start again from 0."""
+        self._counts = 0, 0, 0, 0  # hits and lookups, now and at the last report
+
+    @property
+    def total(self) -> int:
+        """All lookups."""
+        return self._counts[1]
+
+    def add(self, hits: int, total: int) -> None:
+        """Count so many hits and lookups at once; negative numbers take them back."""
+        now_hits, now_total, reported_hits, reported_total = self._counts
+        self._counts = now_hits + hits, now_total + total, reported_hits, reported_total
+
+    def adding(self, hits: int, total: int) -> Callable[[], None]:
+        """Return `add` as a step for `Journal.commit`."""
+        now_hits, now_total, reported_hits, reported_total = self._counts
+        return partial(setattr, self, "_counts", (now_hits + hits, now_total + total, reported_hits, reported_total))
+
+    def stat(self, delta: bool = False) -> CacheInfo:
+        """Return all counts; with `delta`, those since the last call with `delta`."""
+        hits, total, reported_hits, reported_total = self._counts
+        if not delta:
+            return CacheInfo(hits, total)
+        self._counts = hits, total, hits, total
+        return CacheInfo(hits - reported_hits, total - reported_total)
+
+
+def most_entries(capacity: float) -> int:
+    """Return how many items a cache of `capacity` bytes takes, so that items of hardly any size are bounded, too.
+
+    An entry has objects of its own that no size counts. Both sides of a lockstep pair must come to the same number.
+    """
+    return 1024 + int(capacity) // 1024
+
+
+class Journal:
+    """The commit point of a cache; see the top of this module."""
+
+    __slots__ = ("_steps", "lock")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self._steps: tuple[Callable[[], object], ...] = ()
+
+    def commit(self, *steps: Callable[[], object]) -> None:
+        """Do these steps, all or none. Each must be repeatable and must not fail. The caller holds the lock."""
+        self._steps = steps  # the commit point
+        for step in steps:
+            step()
+        self._steps = ()
+
+    def finish(self) -> None:
+        """Finish the last commit if an interrupt has stopped it."""
+        if self._steps:
+            with self.lock:
+                self.commit(*self._steps)
+
+
+_numbers = count()  # of the changes, so that each is told from all others
+
+
+class Bounded(Generic[K, V]):
+    """Entries in order of use, and their size; only a `Change` or `clear` changes them. The owner holds the lock."""
+
+    def __init__(self, capacity: float, max_entries: float = math.inf) -> None:
+        self.capacity = capacity
+        self.max_entries = max_entries
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove everything; a step for `Journal.commit`."""
+        self.entries: OrderedDict[K, tuple[V, float]] = OrderedDict()  # value and size, least recently used first
+        self.nbytes: float = 0
+        self.changed_by = next(_numbers)
+
+    def touch(self, key: K) -> None:
+        """Mark the entry as just used; if it is absent, do nothing. A change of its own, and a step for a commit."""
+        if key in self.entries:
+            self.entries.move_to_end(key)
+
+
+_NONE: set[Any] = set()
+
+
+class Change(Generic[K, V]):
+    """What one call changes in a `Bounded`, worked out beside it."""
+
+    __slots__ = ("_bounded", "_count", "_nbytes", "_number", "_old", "_pinned", "_previous", "gone", "used")
+
+    def __init__(self, bounded: Bounded[K, V], pinned: set[K] = _NONE) -> None:
+        self._bounded = bounded
+        self._number = next(_numbers)
+        self._previous = bounded.changed_by
+        self._pinned = pinned
+        self._count = len(bounded.entries)
+        self._nbytes = bounded.nbytes
+        self._old: Iterator[K] | None = None  # those whose turn to go has not come yet
+        self.used: dict[K, tuple[V, float]] = {}  # used or stored by this call, least recently first
+        self.gone: dict[K, tuple[V, float]] = {}  # removed by this call, first one first
+
+    def get(self, key: K) -> tuple[V, float] | None:
+        """Return the value and its size, or None if the key is absent."""
+        entry = self.used.get(key)
+        if entry is None and key not in self.gone:
+            entry = self._bounded.entries.get(key)
+        return entry
+
+    def use(self, key: K) -> tuple[V, float] | None:
+        """Mark the entry as just used and return it."""
+        used = self.used
+        entry = used.pop(key, None) or (None if key in self.gone else self._bounded.entries.get(key))
+        if entry is not None:
+            used[key] = entry
+        return entry
+
+    def drop(self, key: K) -> tuple[V, float] | None:
+        """Remove the entry and return it."""
+        entry = self.get(key)
+        if entry is not None:
+            self.used.pop(key, None)
+            self.gone[key] = entry
+            self._count -= 1
+            self._nbytes -= entry[1]
+        return entry
+
+    def put(self, key: K, value: V, size: float) -> list[K]:
+        """Store a value of at most the capacity as just used; return the keys evicted for it.
+
+        RuntimeError if the pinned entries leave too little room.
+        """
+        bounded, evicted = self._bounded, []
+        self.drop(key)
+        while self._nbytes + size > bounded.capacity or self._count >= bounded.max_entries:
+            victim = self.victim()
+            if victim is None:
+                held = f"{self._count} of {bounded.max_entries} entries and {self._nbytes} of {bounded.capacity}"
+                raise RuntimeError(f"no room for {size}: {held} are pinned (hint: unpin some)")
+            self.drop(victim[0])
+            evicted.append(victim[0])
+        self.gone.pop(key, None)  # replaced
+        self.used[key] = value, size
+        self._count += 1
+        self._nbytes += size
+        return evicted
+
+    def victim(self) -> tuple[K] | None:
+        """Return the least recently used key that is not pinned, or None if there is none."""
+        if self._old is None:
+            self._old = iter(self._bounded.entries)
+        for key in self._old:
+            if key not in self.used and key not in self.gone and key not in self._pinned:
+                return (key,)
+        return next(((key,) for key in self.used if key not in self._pinned), None)
+
+    def apply(self) -> None:
+        """Make the change; twice is the same as once."""
+        bounded = self._bounded
+        entries = bounded.entries
+        for key in self.gone:
+            entries.pop(key, None)
+            self._pinned.discard(key)
+        for key, entry in self.used.items():
+            entries[key] = entry
+            entries.move_to_end(key)
+        if bounded.changed_by == self._previous or bounded.changed_by == self._number:
+            bounded.nbytes = self._nbytes
+        else:  # a signal handler or finalizer has changed the entries within this call
+            bounded.nbytes = sum(size for _, size in entries.values())
+        bounded.changed_by = self._number
+
+
+class _Required:
+    pass
+
+
+_required = _Required()
+
+
+class LRUCache(MutableMapping[K, V]):
+    """A mapping bounded by the sum of its values' sizes, in order of use, least recently used first.
+
+    `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Looking up (`[]`, `get`) and storing
+    is a use; `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity`
+    is a ValueError, and nothing is evicted for it. There are never more than `max_entries`, whatever their size. Pinned
+    entries are never evicted: RuntimeError if the rest would not make room, with nothing changed.
+
+    `on_remove(key, value)` is called for each entry that has left, in whatever way, after the call's last change and
+    with the lock held; a value that is replaced under its key has not left. Thread-safe.
+
+    An interrupt leaves a call done or not begun. If it is done, the hook may have missed it. A lookup may then be a use
+    that is not counted.
+    """
+
+    def __init__(
+        self,
+        capacity: float,
+        getsizeof: Callable[[V], float] | None = None,
+        *,
+        max_entries: float = math.inf,
+        on_remove: Callable[[K, V], None] | None = None,
+    ) -> None:
+        self._held: Bounded[K, V] = Bounded(capacity, max_entries)
+        self._getsizeof = getsizeof
+        self._pinned: set[K] = set()
+        self._counts = HitCounter()
+        self._on_remove = on_remove
+        self._journal = Journal()
+        self._lock = self._journal.lock
+
+    @property
+    def capacity(self) -> float:
+        """What the sizes may add up to."""
+        return self._held.capacity
+
+    maxsize = capacity
+
+    @property
+    def currsize(self) -> float:
+        """What the sizes add up to."""
+        self._journal.finish()
+        return self._held.nbytes
+
+    @property
+    def usage(self) -> float:
+        """The part of the capacity in use, 0 to 1."""
+        return self.currsize / self.capacity if self.capacity else 0.0
+
+    @property
+    def order(self) -> tuple[K, ...]:
+        """The keys, least recently used first."""
+        return tuple(self._snapshot())
+
+    def getsizeof(self, value: V) -> float:
+        """Return the size that the cache takes the value to have."""
+        return 1 if self._getsizeof is None else self._getsizeof(value)
+
+    def stat(self, delta: bool = False) -> CacheInfo:
+        """Return how many lookups and hits there were; with `delta`, since the last call with `delta`."""
+        with self._lock:
+            self._journal.finish()
+            return self._counts.stat(delta)
+
+    def _begin(self) -> Change[K, V]:
+        self._journal.finish()
+        return Change(self._held, self._pinned)
+
+    def _end(self, change: Change[K, V]) -> None:
+        self._journal.commit(change.apply)
+        if change.gone:
+            self._removed(change.gone)
+
+    def _removed(self, gone: dict[K, tuple[V, float]]) -> None:
+        if self._on_remove is not None:
+            for key, (value, _) in gone.items():
+                self._on_remove(key, value)
+
+    def __contains__(self, key: object) -> bool:
+        self._journal.finish()
+        return key in self._held.entries
+
+    def __len__(self) -> int:
+        self._journal.finish()
+        return len(self._held.entries)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._snapshot())
+
+    def __getitem__(self, key: K) -> V:
+        with self._lock:
+            self._journal.finish()
+            entry = self._held.entries.get(key)
+            if entry is None:
+                self._counts.add(0, 1)
+                raise KeyError(key)
+            self._held.touch(key)
+            self._counts.add(1, 1)
+            return entry[0]
+
+    def peek(self, key: K) -> V | None:
+        """Return the value or None; this is no use and is not counted."""
+        self._journal.finish()
+        entry = self._held.entries.get(key)
+        return None if entry is None else entry[0]
+
+    def __setitem__(self, key: K, value: V) -> None:
+        size = self.getsizeof(value)
+        if size > self.capacity:
+            raise ValueError("value too large")
+        with self._lock:
+            change = self._begin()
+            change.put(key, value, size)
+            self._end(change)
+
+    def __delitem__(self, key: K) -> None:
+        self.pop(key)
+
+    def _snapshot(self) -> dict[K, V]:
+        with self._lock:
+            self._journal.finish()
+            return {key: value for key, (value, _) in self._held.entries.items()}
+
+    def items(self) -> ItemsView[K, V]:
+        """Return a snapshot, least recently used first."""
+        return self._snapshot().items()
+
+    def values(self) -> ValuesView[V]:
+        """Return a snapshot, least recently used first."""
+        return self._snapshot().values()
+
+    @overload
+    def pop(self, key: K) -> V: ...
+    @overload
+    def pop(self, key: K, default: V | D) -> V | D: ...
+    def pop(self, key: K, default: object = _required) -> object:
+        """Remove the entry, pinned or not, and return its value. If it is absent, return `default`, else KeyError."""
+        with self._lock:
+            change = self._begin()
+            entry = change.drop(key)
+            if entry is not None:
+                self._end(change)
+                return entry[0]
+            if default is _required:
+                raise KeyError(key)
+            return default
+
+    def popitem(self) -> tuple[K, V]:
+        """Remove and return the least recently used entry that is not pinned.
+
+        KeyError if the cache is empty, RuntimeError if all of it is pinned.
+        """
+        with self._lock:
+            victim = self._begin().victim()
+            if victim is not None:
+                return victim[0], self.pop(victim[0])
+            raise RuntimeError("all entries are pinned (hint: unpin some)") if self else KeyError("the cache is empty")
+
+    def setdefault(self, key: K, default: V) -> V:
+        """Return the value of `key`; if it is absent, store `default` first."""
+        with self._lock:
+            if key not in self:
+                self[key] = default
+                return default
+            return self[key]
+
+    def touch(self, key: K) -> None:
+        """Mark the entry as just used, without counting; if it is absent, do nothing."""
+        with self._lock:
+            self._journal.finish()
+            self._held.touch(key)
+
+    def pin(self, key: K) -> None:
+        """Never evict this entry until `unpin`, `pop` or `clear`; ValueError if it is absent."""
+        with self._lock:
+            if key not in self:
+                raise ValueError(f"cannot pin {shown(key)}: it is not in the cache")
+            self._pinned.add(key)
+
+    def unpin(self, key: K) -> None:
+        """Let this entry be evicted again; if it is not pinned, do nothing."""
+        with self._lock:
+            self._pinned.discard(key)
+
+    def clear(self) -> None:
+        """Remove everything, the pins and counts too."""
+        with self._lock:
+            self._journal.finish()
+            gone = self._held.entries
+            self._journal.commit(self._held.clear, self._pinned.clear, self._counts.clear)
+            self._removed(gone)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.capacity})"

@@ -1,0 +1,179 @@
+"""What P0 knows of the cache in P1: the sending half of `lru`, in which both sides evict alike without a word.
+
+P0 keeps a *shadow* of P1's cache: the same keys with the same sizes in the same order, but no tensors. Both sides run
+
+    touch every hash of the batch, in order; then take the items in order: touch what is held, store what is not
+
+over the same hashes and sizes, so the shadow loses a key when P1 loses the item. What P0 keeps beside a key (its prompt
+updates; the mirrored form: the item) is bounded by a size of its own. A key is *cached* if P0 has this value.
+The shadow may hold keys that are not cached: they are there for their size only. So:
+
+1. cached ⊆ shadow: a value goes with its key, and nothing else adds one.
+2. While the order is the same, shadow ⊆ P1: both are the most recently used keys that fit, and every size in the shadow
+   is that of P1. Removing a key from the middle would break this, since P0 would then believe in room that P1
+   has not got. That is why `invalidate`, and a book that is too full, take the value and leave the key.
+3. Where the order was not the same (requests overtook each other, were dropped, failed), P1 misses something and
+   rejects the request with `CacheMissError`. `invalidate` then has to take back more than the missing hashes: what the
+   same request brought was rejected with it. P0 cannot know which request it was, but it was one that counted on
+   the missing hash; so it takes back everything sent in or after the first batch that did (`first_hit`). Without this
+   two items of one request could reject each other for ever, each being sent only when the other is not. A batch may
+   itself push out a key that it counts on, so `first_hit` is remembered for a while after its key has gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Generic, NamedTuple, TypeVar
+
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
+
+__all__ = ["Offer", "SentKeys"]
+
+V = TypeVar("V")
+T = TypeVar("T")
+
+
+class Offer(NamedTuple, Generic[V, T]):
+    """An item as P0 offers it: its size in P1, what P0 keeps beside the key, and what to return if it is sent."""
+
+    size: int
+    kept: V
+    kept_size: int
+    sent: T
+
+
+_REMEMBERED = 4096
+"""Keys whose `first_hit` outlives them; far more than requests in flight have items."""
+
+
+class _Sent(NamedTuple):
+    """A key of the shadow. The number of a batch is the count of lookups before it."""
+
+    sent_at: int
+    first_hit: int | None = None  # the first one that counted on it
+
+
+class SentKeys(Generic[V, T]):
+    """The shadow of P1's cache of `capacity` bytes, and what P0 keeps beside it, up to `kept_capacity` bytes.
+
+    Thread-safe; `journal.lock` makes several calls one.
+    """
+
+    def __init__(self, capacity: float, kept_capacity: float, journal: Journal | None = None) -> None:
+        self.journal = journal or Journal()
+        self._shadow: Bounded[str, _Sent] = Bounded(capacity, most_entries(capacity))
+        self._kept: Bounded[str, V] = Bounded(kept_capacity)
+        self._sendings: Bounded[str, None] = Bounded(1)  # the keys of the shadow, the last sent last
+        self._departed: Bounded[str, int] = Bounded(_REMEMBERED)  # the `first_hit` of keys that have gone
+        self._counts = HitCounter()
+
+    def __contains__(self, mm_hash: str) -> bool:
+        self.journal.finish()
+        return mm_hash in self._kept.entries
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The keys that P1 is taken to hold, least recently used first."""
+        with self.journal.lock:
+            self.journal.finish()
+            return tuple(self._shadow.entries)
+
+    def peek(self, mm_hash: str) -> V | None:
+        """Return what is kept beside the key, or None if it is not cached."""
+        self.journal.finish()
+        entry = self._kept.entries.get(mm_hash)
+        return None if entry is None else entry[0]
+
+    def stat(self, delta: bool = False) -> CacheInfo:
+        """Return hits and total so far; with `delta`, since the last call with `delta`."""
+        with self.journal.lock:
+            self.journal.finish()
+            return self._counts.stat(delta)
+
+    def exchange(
+        self, offers: Sequence[Offer[V, T] | None], mm_hashes: Sequence[str], on_hit: Callable[[V], T]
+    ) -> list[T]:
+        """Return what to send of a batch that `check_batch` let pass: `on_hit(kept)` of a hit, else the offer's `sent`.
+
+        The caller holds the lock since `check_batch`.
+        """
+        shadow, kept = Change(self._shadow), Change(self._kept)
+        batch = self._counts.total
+        held: dict[str, V] = {}
+        for mm_hash in mm_hashes:
+            used, entry = shadow.use(mm_hash), kept.use(mm_hash)
+            if used is not None and entry is not None:
+                held[mm_hash] = entry[0]
+                sent, size = used
+                if sent.first_hit is None:
+                    shadow.used[mm_hash] = _Sent(sent.sent_at, batch), size
+        mixed = len(held) < len(mm_hashes)  # else all are hits, and in order already
+        given: dict[str, Offer[V, T]] = {}
+        outputs: list[T] = []
+        hits = 0
+        missed: tuple[Change[str, None], Change[str, int]] | tuple[()] = ()
+        for offer, mm_hash in zip(offers, mm_hashes, strict=True):
+            if mm_hash in held:  # even if the batch itself has just pushed it out: P1 looks up its hits first, too
+                hits += 1
+                if mixed:
+                    shadow.use(mm_hash)
+                    kept.use(mm_hash)
+                outputs.append(on_hit(held[mm_hash]))
+                continue
+            offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
+            outputs.append(offer.sent)
+            sendings, departed = missed = missed or (Change(self._sendings), Change(self._departed))
+            if offer.size > self._shadow.capacity:  # too large for P1, which does the same
+                gone = [mm_hash] if shadow.drop(mm_hash) else []
+            else:
+                gone = shadow.put(mm_hash, _Sent(batch), offer.size)
+            for key in gone:
+                kept.drop(key)
+                sendings.drop(key)
+                first_hit = shadow.gone[key][0].first_hit
+                if first_hit is not None:
+                    departed.put(key, first_hit, 1)
+            if mm_hash in shadow.used:
+                sendings.put(mm_hash, None, 0)
+                if offer.kept_size > self._kept.capacity:
+                    kept.drop(mm_hash)
+                else:
+                    kept.put(mm_hash, offer.kept, offer.kept_size)
+                    held[mm_hash] = offer.kept
+        counted = self._counts.adding(hits, len(outputs))
+        self.journal.commit(shadow.apply, kept.apply, counted, *(change.apply for change in missed))
+        return outputs
+
+    def touch(self, mm_hash: str) -> None:
+        """Mark as just used; if absent, do nothing."""
+        with self.journal.lock:
+            self.journal.finish()
+            self.journal.commit(partial(self._shadow.touch, mm_hash), partial(self._kept.touch, mm_hash))
+
+    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+        """P1 has none of these: send them again, and what went with them (see 3 above)."""
+        with self.journal.lock:
+            self.journal.finish()
+            shadow, departed, kept = self._shadow.entries, self._departed.entries, Change(self._kept)
+            since = self._counts.total
+            for mm_hash in mm_hashes:
+                kept.drop(mm_hash)
+                first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else departed.get(mm_hash, (None,))[0]
+                since = min(since, since if first_hit is None else first_hit)
+            for mm_hash in reversed(self._sendings.entries):
+                if shadow[mm_hash][0].sent_at < since:
+                    break
+                kept.drop(mm_hash)
+            self.journal.commit(kept.apply)
+
+    def clear(self) -> None:
+        """Forget all keys and counts."""
+        with self.journal.lock:
+            self.journal.finish()
+            self.journal.commit(*self.clearing())
+
+    def clearing(self) -> tuple[Callable[[], None], ...]:
+        """Return `clear` as steps for `Journal.commit`."""
+        held = self._shadow, self._kept, self._sendings, self._departed
+        return *(bounded.clear for bounded in held), self._counts.clear

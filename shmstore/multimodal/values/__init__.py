@@ -1,0 +1,1 @@
+"""What is cached: items, their fields, sizes, hashes and bytes."""
