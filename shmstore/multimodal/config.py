@@ -151,28 +151,28 @@ class MultiModalCacheConfig:
         if not self.ipc_cache_enabled:
             return (
                 f"Processor cache only: {self._why_no_ipc()}. "
-                "Nothing is preprocessed twice; each item is sent every time.\n"
+                "No item in it is preprocessed twice; each item is sent every time.\n"
                 f"{p0}: up to {processor} of items and prompt updates.\n{_together(p1, workers)}: nothing."
             )
         if self.cache_type == "lru":
             return (
-                "Processor and IPC cache, in the engine core's memory: nothing is preprocessed or sent twice.\n"
+                "Processor and IPC cache, in the engine core's memory: no item in it is preprocessed or sent twice.\n"
                 f"{p0}: keys, sizes and up to {processor} of prompt updates; no tensors.\n"
                 f"{p1}: up to {ipc} of items.\n{workers}: nothing; items reach them from the engine core each time."
             )
         return (
-            "Processor and IPC cache, in shared memory: what is in it is not preprocessed or sent twice.\n"
-            f"{p0}: writes one segment of {ipc}, taken from /dev/shm at the start, once for all processes of the host; "
-            f"beside it up to {processor} of prompt updates. "
-            f"Items over {_gib(self.max_object_bytes)} are sent inline, and nobody keeps them, "
-            f"and so are those that find no room or entry: it has {self._entries()}.\n"
+            "Processor and IPC cache, in shared memory: no item in it is preprocessed or sent twice.\n"
+            f"{p0}: writes one segment of {ipc}, allocated in /dev/shm at the start and shared by all processes, "
+            f"and keeps up to {processor} of prompt updates. The segment has {self._entries()}. "
+            f"Items over {_gib(self.max_object_bytes)}, and items without room or an entry, are sent inline and not "
+            "cached.\n"
             f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
         )
 
     def _entries(self) -> str:
         if self.shm_max_objects is not None:
             return f"entries for {self.shm_max_objects} items (shm_max_objects)"
-        return "one for each 16 KiB, at least 256 and at most 1048576 (shm_max_objects)"
+        return "one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)"
 
     def _processes(self) -> tuple[str, str, str]:
         p0 = "API server" if self.api_process_count == 1 else f"Each of {self.api_process_count} API servers"
@@ -184,7 +184,7 @@ class MultiModalCacheConfig:
         if self.ipc_cache_bytes == 0:
             return "ipc_cache_gb is 0"
         if self.api_process_count > 1:
-            return f"there are {self.api_process_count} API servers, and none knows what the others have sent"
+            return f"there are {self.api_process_count} API servers, and each does not know what the others have sent"
         return f"{self.data_parallel_size} engine cores share one API server, and an item may go to any of them"
 
 

@@ -152,8 +152,8 @@ def _warn_of_spelling(given: tuple[Any, ...], spare: tuple[str, ...]) -> None:
     for key in given:
         if isinstance(key, str) and (near := get_close_matches(key, spare, n=1, cutoff=0.9)):
             _log.warning(
-                "input %r has no configuration and is left out, and %r is configured but not among the inputs: "
-                "is one of them misspelt?",
+                "input %r is left out because it has no configuration, and configuration %r has no input; check their "
+                "spelling",
                 key,
                 near[0],
             )

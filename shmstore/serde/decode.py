@@ -215,7 +215,7 @@ class _Compiler:
             )
         offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
         dtype = kind.dtype
-        if nbytes == 0:  # nothing to view, hence nothing to pin
+        if nbytes == 0:  # no bytes to view or pin
             try:
                 torch.empty(shape, dtype=dtype)
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:

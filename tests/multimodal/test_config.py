@@ -197,11 +197,11 @@ def test_describe_says_which_process_keeps_how_much():
     shm = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.5, ipc_cache_gb=8).describe().splitlines()
     assert "one segment of 8 GiB" in shm[1]
     assert "up to 512 MiB of prompt updates" in shm[1]
-    assert "over 128 MiB are sent inline" in shm[1]
+    assert "over 128 MiB" in shm[1]
     assert "Engine core: nothing; it forwards references." == shm[2]
-    assert "it has one for each 16 KiB, at least 256 and at most 1048576 (shm_max_objects)" in shm[1]
+    assert "one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)" in shm[1]
     of_small = MultiModalCacheConfig(cache_type="shm", shm_max_objects=5000).describe().splitlines()
-    assert "it has entries for 5000 items (shm_max_objects)" in of_small[1]
+    assert "entries for 5000 items (shm_max_objects)" in of_small[1]
     many = MultiModalCacheConfig(api_process_count=3).describe()
     assert "there are 3 API servers" in many
     assert "Each of 3 API servers: up to 4 GiB of items and prompt updates." in many
