@@ -35,7 +35,7 @@ class ObjectRef:
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> "ObjectRef":
-        """Return the reference that `to_bytes` packed. Raises StaleRefError if it does not have 40 bytes."""
+        """Return the reference that `to_bytes` packed, or raise StaleRefError if it does not have 40 bytes."""
         return cls(bytes(packed) if isinstance(packed, (bytearray, memoryview)) else packed)
 
     def to_bytes(self) -> bytes:
@@ -99,7 +99,7 @@ def trusted_ref(packed: bytes) -> ObjectRef:
 
 @dataclass(frozen=True, slots=True)
 class StoreHandle:
-    """What a worker needs to attach to a store.
+    """The name, number and ranks of a store, which a worker needs to attach.
 
     The handle pickles, and `to_json` makes it fit an environment variable.
     """
@@ -117,7 +117,7 @@ class StoreHandle:
 
     @classmethod
     def from_json(cls, text: str) -> "StoreHandle":
-        """Return the handle that `to_json` wrote. Raises ValueError for any other text."""
+        """Return the handle that `to_json` wrote, or raise ValueError for any other text."""
         try:
             fields = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:

@@ -90,7 +90,7 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
 
     @classmethod
     def from_elems(cls, elems: Iterable[MultiModalFieldElem]) -> MultiModalKwargsItem:
-        """Return the item with these elements. Raises ValueError if two have the same key."""
+        """Return the item with these elements, or raise ValueError if two have the same key."""
         by_key: dict[str, MultiModalFieldElem] = {}
         for elem in elems:
             if not isinstance(elem, MultiModalFieldElem):
@@ -231,7 +231,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         return cls(rows)
 
     def require_data(self) -> MultiModalKwargsItems:
-        """Return this object. Raises ValueError, with its index, if an item is None."""
+        """Return this object, or raise ValueError with the index of the first item that is None."""
         for modality, row in self._items.items():
             for index, item in enumerate(row):
                 if item is None:

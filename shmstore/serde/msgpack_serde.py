@@ -66,7 +66,7 @@ class MsgpackSerde:
         return "MsgpackSerde()"
 
     def encode(self, value: Any) -> Encoded:
-        """Take `value` apart. Raises UnsupportedValueError (TypeError), with the path, for a value that it refuses."""
+        """Take `value` apart, or raise UnsupportedValueError (TypeError) with the path of the part that it refuses."""
         kind = type(value)
         if kind is _Tensor:
             # RuntimeError: a nested tensor has no shape, and a tensor inside a functorch transform has no address.
@@ -156,7 +156,7 @@ class MsgpackSerde:
         fill_leaf(dst, source)
 
     def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
-        """Return the value. Raises CorruptStoreError for bytes that do not fit together.
+        """Return the value, or raise CorruptStoreError for bytes that do not fit together.
 
         Tensors and arrays are views of `payload`, a buffer of bytes that exports itself as writable, and keep it alive.
         Arrays are flagged read-only; torch has no such flag. With `copy`, all leaves are private and writable.

@@ -56,7 +56,7 @@ class ObjectSerde(Protocol):
     """
 
     def encode(self, value: Any) -> Encoded:
-        """Take `value` apart without copying a leaf. Raises TypeError, with the path, for a value it cannot store."""
+        """Take `value` apart without copying a leaf, or raise TypeError with the path of the part it cannot store."""
         ...
 
     def fill(self, dst: Any, source: Any) -> None:
@@ -73,7 +73,7 @@ class ObjectSerde(Protocol):
         ...
 
     def layout(self, template: Any) -> Layout:
-        """Lay out a value with the shapes and dtypes of `template`. Raises TypeError if that is impossible."""
+        """Lay out a value with the shapes and dtypes of `template`, or raise TypeError if that is impossible."""
         ...
 
 

@@ -99,8 +99,8 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
             torch.zeros(5, 2),
             ("slice 0:3", "item 0", "2", "dimension 1"),
         ),
-        (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=2), torch.zeros(5, 2), ("dim", "2 dimensions", "2")),
-        (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), ("dim", "0 dimensions", "0")),
+        (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=3), torch.zeros(5, 2), ("dim", "2 dimensions", "3")),
+        (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), ("dim", "0 dimensions")),
         (
             MultiModalFieldConfig.flat("image", [slice(0, 9), (slice(0, 5), slice(1, 3))]),
             torch.zeros(9, 2),
