@@ -9,7 +9,7 @@ This module counts nothing. A scrape calls `stats()` of each watched object. The
 garbage-collected. Each process serves its own part: the API server its writer, a worker its reader.
 
 The counts of a store are in the segment, and go on after `recover`. The counts of a cache start at 0 with its process
-and at `clear_cache`; `rate()` takes that for the reset of a counter.
+and at `clear_cache`. `rate()` takes that for the reset of a counter.
 """
 
 import threading

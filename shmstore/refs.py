@@ -15,8 +15,8 @@ REF_SIZE: Final = 40
 class ObjectRef:
     """A reference to one hand-out of one stored object; its 40 bytes travel instead of the tensors.
 
-    The value is frozen and hashable, and compares by its bytes. A reader trusts none of its fields before it has
-    checked `tag`, which covers every bit and whose key is in the store.
+    The value is frozen and hashable, and compares by its bytes. A reader checks `tag` before it
+    trusts a field: `tag` covers every bit, and its key is in the store.
     """
 
     __slots__ = ("_packed",)

@@ -1,16 +1,16 @@
 """`hash_item`: equal hashes for equal content, different hashes for different content.
 
 Each part is hashed as  tag (1 byte) | length of the body (8 bytes) | body.  A container is hashed as its tag and the
-number of its parts, followed by the parts. Different trees therefore give different streams, for example ["ab"] and
-["a", "b"], 1 and True and 1.0 and "1", a list and a tuple, or the same bytes as float16 and as bfloat16.
+number of its parts, followed by the parts. Different trees therefore give different streams. Examples are ["ab"] and
+["a", "b"], 1 and True and 1.0 and "1", a list and a tuple, and the same bytes as float16 and as bfloat16.
 
 Dicts and keyword arguments are hashed in the order of their encoded keys, because equal dicts may have different
 orders. Memory layout is not content: a transposed view hashes like its contiguous copy. Bytes that belong to no value
-count as zeros, for example those between the fields of an aligned dtype or behind an 80-bit long double.
+count as zeros. Such bytes are between the fields of an aligned dtype or behind an 80-bit long double.
 
-Ambiguous values are refused, because they could share a hash with different content. An image of several frames is the
-main example: a caller may mean the current frame, as image processors do, or all frames. Reading all frames here would
-also move the caller's image to another frame, lose what was drawn on it, and decode frames that nobody needs.
+Ambiguous values are refused, because they could share a hash with different content. The main example is an image of
+several frames. A caller may mean the current frame, as image processors do, or all frames. Reading all frames would
+also change the caller's image: it would move to another frame and lose what was drawn on it.
 """
 
 from __future__ import annotations
@@ -62,10 +62,12 @@ def hash_item(value: object, /, **kwargs: object) -> str:
 
     The hash is BLAKE3 if its package is installed, else SHA-256. Processes that compare hashes must use the same one.
 
-    Raises TypeError, with the path to the value, for any other value, for masked arrays, and for tensors that are
-    sparse, nested, quantised or without data. Raises ValueError, with the path, for an image that cannot be read, and
-    NestingError for a container that contains itself. An image of several frames (GIF, animated WebP or PNG, TIFF of
-    several pages, MPO photograph) is a TypeError: hash `image.copy()`, which is the current frame, or a list of copies.
+    Raises TypeError, with the path, for any other value. That includes masked arrays, and tensors that are sparse,
+    nested, quantised or without data. Raises ValueError, with the path, for an image that cannot be read, and
+    NestingError for a container that contains itself.
+
+    An image of several frames (GIF, animated WebP or PNG, TIFF of several pages, MPO photograph) is a TypeError.
+    Hash `image.copy()`, which is the current frame, or a list of copies.
 
     These values have equal hashes by design:
 

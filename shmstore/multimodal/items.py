@@ -41,8 +41,8 @@ _log = logging.getLogger(__name__)
 def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
     """Return the item with a copy of each tensor and array that is a view of more memory than its own bytes.
 
-    Such a view keeps the whole memory alive, and is pickled with its whole storage; for example, one image keeps its
-    batch. Returns `item` itself if it has no such view.
+    Such a view keeps the whole memory alive, and is pickled with its whole storage. One image would keep its batch, for
+    example. Returns `item` itself if it has no such view.
     """
     changed = False
     elems: dict[str, MultiModalFieldElem] = {}
@@ -201,9 +201,9 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
     ) -> MultiModalKwargsItems:
         """Cut a processor's output into items and return them.
 
-        Inputs without a configuration, such as `input_ids`, are left out, and so are configurations without an input,
-        such as those of other modalities. The log has a warning if two such keys are nearly the same, because a
-        spelling mistake loses an input. Raises ValueError if keys of one modality give different numbers of items.
+        Inputs without a configuration, such as `input_ids`, are left out. So are configurations without an input, such
+        as those of other modalities. The log has a warning if two such keys are nearly the same, because a spelling
+        mistake loses an input. Raises ValueError if keys of one modality give different numbers of items.
         """
         for name, given in (("inputs", inputs), ("config_by_key", config_by_key)):
             if not isinstance(given, Mapping):

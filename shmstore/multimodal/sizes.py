@@ -106,9 +106,9 @@ def _check_leaf(leaf: object) -> None:
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     """Return `get_item_size` of an item that a cache is going to keep.
 
-    Raises UnsupportedValueError (TypeError), with the item and the key, for a leaf that the store would refuse, so that
-    an engine sees this error in any mode. Such leaves are tensors that are sparse, nested, quantised or without bytes,
-    and arrays of objects. Raises NestingError (ValueError) for data that contains itself.
+    Raises UnsupportedValueError (TypeError), with the item and the key, for a leaf that the store would refuse. An
+    engine therefore sees this error in any mode. Such leaves are tensors that are sparse, nested, quantised or without
+    bytes, and arrays of objects. Raises NestingError (ValueError) for data that contains itself.
     """
     size = 0
     for key, elem in item.items():
@@ -130,8 +130,8 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
     """Return the number of bytes that prompt updates keep alive in P0.
 
     A list of token ids counts as one object, because a placeholder repeats one token. Tensors, arrays and other trees
-    also count their leaves. Raises NestingError for an update that contains itself and UnsupportedValueError for a
-    sparse tensor, both with the item, and TypeError for a value that is not a prompt update.
+    also count their leaves. Raises NestingError for an update that contains itself, and UnsupportedValueError for a
+    sparse tensor; both name the item. Raises TypeError for a value that is not a prompt update.
     """
     size = 0
     try:

@@ -48,9 +48,9 @@ def _plan(meta: bytes, mode: Mode) -> Plan:
 class MsgpackSerde:
     """Stores the tree as msgpack and the bytes of its tensors and arrays beside it; shmstore.serde.wire has the format.
 
-    It stores dicts, lists and tuples of str, bytes, int, float, bool, None, tensors, arrays, numpy's scalars of fixed
-    size, `torch.Size` and registered types (`register_type`). Containers may be nested 100 deep. Dict keys are str,
-    bytes, int, float, bool, None or tuples of them. Types must match exactly: it refuses subclasses.
+    It stores str, bytes, int, float, bool, None, tensors, arrays, numpy's scalars of fixed size, `torch.Size` and
+    registered types (`register_type`), and dicts, lists and tuples of them. Containers may be nested 100 deep. Dict
+    keys are str, bytes, int, float, bool, None or tuples of them. Types must match exactly: it refuses subclasses.
 
     A stored value comes back with the same types, dtypes, shapes and bits. Parameters and tensors that require a
     gradient come back as plain tensors.

@@ -18,7 +18,7 @@ class PickleSerde:
     **Risk: unpickling runs code that the bytes name.** A process that can write to the segment can run any code in
     every reader. Use it only if all processes that share the store trust each other fully.
 
-    It is also slow. It pickles the whole value to one byte string and copies it into the store, and each `get` makes a
+    It is also slow. It pickles the whole value to one byte string and copies it into the store. Each `get` makes a
     private copy with the GIL held.
     """
 

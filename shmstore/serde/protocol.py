@@ -1,9 +1,9 @@
 """The interface between the store and a serializer: `ObjectSerde`, and the records that it exchanges.
 
-A stored object is two byte strings: `meta`, which is small, and a payload area that the store places at a multiple
-of `ALIGNMENT`. A serializer computes both sizes before the store allocates anything, so a refused value changes
-nothing. The serializer copies no leaf. It names spans of host memory, which one C call of the store copies with the
-GIL released. `fill` writes leaves that need more than a plain copy.
+A stored object is two byte strings: `meta`, which is small, and the payload area. The store places that area at a
+multiple of `ALIGNMENT`. A serializer computes both sizes before the store allocates anything, so a refused value
+changes nothing. The serializer copies no leaf. It names spans of host memory, which one C call of the store copies
+with the GIL released. `fill` writes leaves that need more than a plain copy.
 """
 
 import operator

@@ -40,12 +40,12 @@ def register_type(name: str, cls: type[T], to_tree: Callable[[T], Any], from_tre
     """Let this process store instances of exactly `cls` in a tree, and read them, under `name`.
 
     `to_tree` returns a value that can be stored; it may contain other registered types. `from_tree` makes an equal
-    object of that value. Both must be pure. Bytes may be damaged or forged, so `from_tree` must check the type and the
-    length of a tree before it unpacks it or loops over it, and raise if they are wrong. Names are part of the stored
-    bytes: choose names like ``package.Type``, and never change the meaning of one.
+    object of that value. Both must be pure. Bytes may be damaged or forged. Before `from_tree` unpacks a tree or loops
+    over it, it must check the tree's type and length, and raise if they are wrong. Names are part of the stored bytes:
+    choose names like ``package.Type``, and never change the meaning of one.
 
     Repeating a registration does nothing. Raises ValueError if the name or the class is taken, or if the class is part
-    of the format itself, and TypeError for an argument of the wrong type.
+    of the format itself. Raises TypeError for an argument of the wrong type.
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, not {shown(name)}")
