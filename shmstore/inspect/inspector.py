@@ -245,7 +245,7 @@ def foreign(name: str) -> LayoutMismatchError:
 
 
 def _why_not(name: str) -> Exception:
-    """Return the error for a file that is not a segment of this version."""
+    """Return the error for a file that this version cannot read as a segment."""
     try:
         seen = native.probe(name)
     except LayoutMismatchError:  # not a regular file
