@@ -1,8 +1,8 @@
 """Every error that shmstore raises on purpose: a type to catch, and a hint to act on.
 
 Each class is a `ShmStoreError` and also the built-in that a caller would catch anyway. ``str(error)`` is one
-line: what happened, then what to do about it. All of them pickle with their attributes, since errors of a
-worker are read by the process that started it.
+line that says what happened and what to do. Errors pickle with their attributes, because the parent process
+reads the errors of its workers.
 """
 
 import errno as _errno
@@ -54,20 +54,20 @@ _short = _Short()
 
 
 def cut(text: object, room: int = 300) -> str:
-    """Return a text, such as another error's or a path, as part of a message: not without end."""
+    """Return `text` for use in a message; if it is longer than `room`, without its middle."""
     said = str(text)
     return said if len(said) <= room else f"{said[: room // 2]}...{said[-(room // 2) :]}"
 
 
 def shown(value: object) -> str:
-    """Return a caller's value as a message shows it: its repr, a text quoted, and not without end."""
+    """Return the repr of a caller's value for use in a message, shortened if it is long."""
     if type(value) is str and len(value) <= 80:
         return repr(value)
     return cut(_short.repr(value))
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return names as a message lists them: the first of them, and how many more there are."""
+    """Return names for use in a message: the first eight, and the number of the others."""
     first: list[str] = []
     more = 0
     for name in names:
@@ -79,7 +79,10 @@ def listed(names: Iterable[object]) -> str:
 
 
 class ShmStoreError(Exception):
-    """The base of all errors of shmstore; `message` says what happened, `hint` what to do, each in one line."""
+    """The base class of all errors of shmstore.
+
+    `message` says what happened and `hint` says what to do, each in one line.
+    """
 
     default_message: ClassVar[str] = "the shared-memory store failed"
     default_hint: ClassVar[str] = "see the message"
@@ -94,12 +97,11 @@ class ShmStoreError(Exception):
         self.hint = self.default_hint if hint is None else hint
         super().__init__(self.message)
 
-    # Not the built-in's: KeyError would quote the message, OSError would put the number in front.
+    # KeyError would quote the message, and OSError would put the number in front.
     def __str__(self) -> str:
         return f"{self.message} (hint: {self.hint})"
 
-    # Not the built-in's: it would call the class with `args`, which are not the arguments of every class here,
-    # and MemoryError and OSError keep state of their own.
+    # The built-in method calls the class with `args`, which are not the arguments of every class here.
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.args, self.__dict__.copy(), getattr(self, "errno", None))
 
@@ -110,31 +112,31 @@ def _rebuild(
     error = cls()  # every argument has a default
     error.args = args
     error.__dict__.update(state)
-    if isinstance(error, OSError):  # these two lie outside __dict__
+    if isinstance(error, OSError):  # these two attributes lie outside __dict__
         error.errno, error.strerror = number, error.message
     return error
 
 
 def held_by(held_bytes_by_rank: Mapping[int, int] | None) -> str:
-    """Return who holds how much, as the end of a message."""
+    """Return the bytes that each rank holds, as the end of a message; empty if no rank is known."""
     held = sorted((held_bytes_by_rank or {}).items())
     return "; held by " + listed(f"rank {rank}: {size} bytes" for rank, size in held) if held else ""
 
 
 class StoreFullError(ShmStoreError, MemoryError):
-    """No gap is large enough, and nothing that may be reclaimed would make one.
+    """The store has no room, even if it evicts every object that it may evict.
 
-    `needed` is the size asked for in bytes, `held_bytes_by_rank` what each rank still holds or is promised,
-    `resource` what has run out: "bytes", "slots" (one an object) or "leases" (one a reference handed out and not yet
-    read by every rank). Each is None where it is not known.
+    `needed` is the requested size in bytes. `held_bytes_by_rank` says how many bytes each rank holds or has been
+    promised. `resource` says what has run out: "bytes", "slots" (one per object) or "leases". A lease is needed for
+    each reference that not every rank has read. Each attribute is None if it is not known.
     """
 
     default_message = "the store is full"
     default_hint = "release references, cancel the leases of aborted requests, or create the store with more capacity"
     _hints: ClassVar[dict[str, str]] = {
         "slots": "release references, cancel the leases of aborted requests, or create the store with more max_objects",
-        "leases": "have every rank get or release what it is sent, cancel what is not sent, or create the store with "
-        "more max_objects",
+        "leases": "get or release each reference in every rank, cancel those that are not sent, or create the store "
+        "with more max_objects",
     }
 
     needed: int | None
@@ -162,13 +164,13 @@ class StoreFullError(ShmStoreError, MemoryError):
 
 
 class StoreSpaceError(ShmStoreError, OSError):
-    """The file system of shared memory cannot hold a store of that size (`errno` is ENOSPC); none was made.
+    """The file system of shared memory cannot hold a store of this size; no store was created.
 
-    `needed` and `free` are in bytes.
+    `needed` and `free` are in bytes. `errno` is ENOSPC.
     """
 
     default_message = "the file system of shared memory is too small"
-    default_hint = "ask for less capacity, or enlarge /dev/shm (containers: --shm-size)"
+    default_hint = "use less capacity, or enlarge /dev/shm (containers: --shm-size)"
 
     needed: int | None
     free: int | None
@@ -193,10 +195,10 @@ class StoreSpaceError(ShmStoreError, OSError):
 
 
 class SharedMemoryError(ShmStoreError, OSError):
-    """The system does not let this process use shared memory; `errno` says which answer it gave."""
+    """The system does not let this process use shared memory; `errno` is the system's error number."""
 
     default_message = "shared memory cannot be used here"
-    default_hint = "look at /dev/shm, its mount options and permissions, and at this process's limits"
+    default_hint = "check /dev/shm, its mount options and permissions, and this process's limits"
 
     def __init__(self, message: str | None = None, *, number: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -205,10 +207,10 @@ class SharedMemoryError(ShmStoreError, OSError):
 
 
 class ForeignStoreError(ShmStoreError, PermissionError):
-    """The store is another user's, or other users may open it (`errno` is EACCES); it was left as it is."""
+    """The store belongs to another user, or other users may open it; it was not changed. `errno` is EACCES."""
 
-    default_message = "the store belongs to another user, or is open to others"
-    default_hint = "pass allow_uid=UID if you trust its owner with everything that this process reads from it"
+    default_message = "the store belongs to another user, or other users may open it"
+    default_hint = "pass allow_uid=UID if you trust the owner with everything that this process reads from the store"
 
     def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -217,40 +219,40 @@ class ForeignStoreError(ShmStoreError, PermissionError):
 
 
 class ObjectTooLargeError(ShmStoreError, ValueError):
-    """The object is larger than `max_object_size`, so that no amount of eviction would help."""
+    """The object is larger than `max_object_size`, so eviction cannot make room for it."""
 
-    default_message = "the object is larger than the store takes"
+    default_message = "the object is larger than the store allows"
     default_hint = "create the store with a larger max_object_size and capacity, or send this object inline"
 
 
 class ObjectExistsError(ShmStoreError, ValueError):
-    """An object of this key is stored already; keys are content hashes, so its bytes are the same."""
+    """An object with this key is already stored; keys are content hashes, so its bytes are the same."""
 
     default_message = "the object already exists in the storage"
     default_hint = "call get_cached(key) for another reference to it, or delete(key) first"
 
 
 class ObjectNotFoundError(ShmStoreError, KeyError):
-    """No object of this key is stored: it was never put, or it has been evicted or deleted."""
+    """No object with this key is stored; it was never put, or it has been evicted or deleted."""
 
     default_message = "no object of this key is in the storage"
-    default_hint = "put it (again); ask is_cached(key) first where a miss is expected"
+    default_hint = "put the object; call is_cached(key) first if you expect misses"
 
 
 class StaleRefError(ShmStoreError, ValueError):
-    """The reference names no live object of this store: its lease has ended, or its bits are wrong."""
+    """The reference does not name a live object of this store: the object is gone, or the bits are wrong."""
 
-    default_message = "the object has gone, or has been modified or is invalid"
+    default_message = "the object is gone, or the reference has been modified or is invalid"
     default_hint = (
-        "its lease was over (read, released, cancelled, or its rank retired) and it has been evicted or deleted, or "
-        "these are not the bytes that were handed out; put it again, or ask the writer for a new reference"
+        "put the object again, or ask the writer for a new reference; an object may go once its lease has ended "
+        "(read, released, cancelled, or its rank retired)"
     )
 
 
 class StoreNotFoundError(ShmStoreError, FileNotFoundError):
-    """There is no store of this name on this host (`errno` is ENOENT)."""
+    """This host has no store with this name (`errno` is ENOENT)."""
 
-    default_message = "there is no store of this name"
+    default_message = "there is no store with this name"
     default_hint = "create the store first, and share /dev/shm between the containers that use it"
 
     def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
@@ -260,11 +262,11 @@ class StoreNotFoundError(ShmStoreError, FileNotFoundError):
 
 
 class StoreExistsError(ShmStoreError, FileExistsError):
-    """A store of this name exists already (`errno` is EEXIST); it was left as it is."""
+    """A store with this name already exists (`errno` is EEXIST); it was not changed."""
 
-    default_message = "a store of this name exists already"
+    default_message = "a store with this name already exists"
     default_hint = (
-        "choose another name or none; if its writer is dead, take it over with recover(name), or remove it with "
+        "choose another name, or omit it; if its writer is dead, take it over with recover(name), or remove it with "
         "shmstore gc --yes --force NAME"
     )
 
@@ -275,38 +277,38 @@ class StoreExistsError(ShmStoreError, FileExistsError):
 
 
 class WriterActiveError(ShmStoreError, RuntimeError):
-    """Another process writes to this store, and a store has one writer."""
+    """Another process writes to this store; a store has one writer."""
 
     default_message = "the store has a live writer"
-    default_hint = "close that writer or wait until its process has ended, then recover"
+    default_hint = "close that writer, or wait until its process has ended, then call recover"
 
 
 class RankInUseError(ShmStoreError, RuntimeError):
     """A live reader holds this rank."""
 
     default_message = "the rank is taken by a live reader"
-    default_hint = "give each worker a rank of its own, or close the reader that holds this one"
+    default_hint = "give each worker its own rank, or close the reader that holds this one"
 
 
 class LayoutMismatchError(ShmStoreError, ValueError):
-    """The segment was laid out by another version of shmstore, or for another architecture."""
+    """The segment was created by another version of shmstore, or for another architecture."""
 
-    default_message = "the segment has another layout"
+    default_message = "the segment has a different layout"
     default_hint = "run the same version of shmstore in every process that shares the store"
 
 
 class CorruptStoreError(ShmStoreError, ValueError):
-    """The bytes found contradict each other; nothing was built from them."""
+    """The stored bytes contradict each other; no value was made from them."""
 
     default_message = "the stored bytes are not valid"
-    default_hint = "use one serializer and one version on both sides; `shmstore verify NAME` checks a segment"
+    default_hint = "use the same serializer and version on both sides; check the segment with `shmstore verify NAME`"
 
 
 class SparseStoreError(CorruptStoreError):
-    """Parts of the segment's file are holes, and to read them would allocate memory; it was not read."""
+    """Parts of the segment's file are holes, and reading them would allocate memory; the file was not read."""
 
-    default_message = "parts of the file are holes: it is a sparse copy, or was never a store"
-    default_hint = "recover(name) reserves a copy's space again; shmstore gc --yes --force NAME removes it"
+    default_message = "parts of the file are holes; it is a sparse copy, or was never a store"
+    default_hint = "reserve the space of a copy with recover(name), or remove it with shmstore gc --yes --force NAME"
 
 
 class UnknownTypeError(CorruptStoreError):
@@ -329,11 +331,11 @@ class StoreClosedError(ShmStoreError, ValueError):
     """The writer or reader was closed, or belongs to another process."""
 
     default_message = "the store is closed"
-    default_hint = "use it before close(); after a fork, attach anew in the child"
+    default_hint = "use it before close(); after a fork, attach again in the child"
 
 
 class CacheMissError(ShmStoreError, LookupError):
-    """Items that were announced as cached are not; `mm_hashes` names every one that is missing."""
+    """Items that were announced as cached are missing; `mm_hashes` lists all of them."""
 
     default_message = "items are missing from the cache"
     default_hint = "process these items again and send them with the request"
@@ -361,16 +363,14 @@ class UnsupportedValueError(ShmStoreError, TypeError):
 
 
 class SerdeError(ShmStoreError, ValueError):
-    """A serializer of the caller's own has broken its contract; nothing was stored."""
+    """A serializer that the caller supplied has broken its contract; nothing was stored."""
 
-    default_message = "the serializer returned what is no encoding of a value"
-    default_hint = (
-        "see shmstore.serde.ObjectSerde for what encode() and layout() return; MsgpackSerde() is one that fits"
-    )
+    default_message = "the serializer returned an invalid encoding"
+    default_hint = "return what shmstore.serde.ObjectSerde says for encode() and layout(), as MsgpackSerde() does"
 
 
 class NestingError(ShmStoreError, ValueError):
-    """A value is nested too deeply, which is also what one that contains itself looks like."""
+    """A value is nested too deeply; a value that contains itself is refused in the same way."""
 
     default_message = "the value is nested too deeply"
     default_hint = "look for a container that contains itself, or flatten the value"

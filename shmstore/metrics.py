@@ -1,14 +1,15 @@
-"""Prometheus metrics of stores and caches, read when somebody scrapes: the extra ``metrics`` (prometheus_client).
+"""Prometheus metrics of stores and caches, read at each scrape; needs the extra ``metrics`` (prometheus_client).
 
     collector = ShmStoreCollector()
     collector.watch(writer)                     # or a reader, or a multi-modal cache
     prometheus_client.REGISTRY.register(collector)
 
-Nothing is counted here. A scrape asks each watched object for its `stats()`, which the store keeps anyway, so that
-`put` and `get` cost the same with and without it. A store that was closed, and whatever has gone, is left out of the
-next scrape. Each process serves its own part: the API server its writer, a worker its reader. A store's counts live in
-the segment and go on after `recover`; a cache's start at 0 with its process and at `clear_cache`, which `rate()` takes
-for what it is, a counter's reset.
+This module counts nothing. A scrape calls `stats()` of each watched object. The store keeps these counts anyway, so
+`put` and `get` cost the same with and without a collector. The next scrape leaves out objects that were closed or
+garbage-collected. Each process serves its own part: the API server its writer, a worker its reader.
+
+The counts of a store are in the segment, and go on after `recover`. The counts of a cache start at 0 with its process
+and at `clear_cache`. `rate()` takes that for the reset of a counter.
 """
 
 import threading
@@ -48,14 +49,14 @@ Watchable: TypeAlias = (
     | MirroredProcessingCache
     | LRUCache[Any, Any]
 )
-"""What `ShmStoreCollector.watch` takes."""
+"""The types that `ShmStoreCollector.watch` takes."""
 
 _Sample: TypeAlias = tuple[tuple[str, ...], float]
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One metric as Prometheus sees it; a name that ends in ``_total`` is a counter's, any other a gauge's."""
+    """One metric of Prometheus: a counter if its name ends in ``_total``, else a gauge."""
 
     name: str
     help: str
@@ -76,53 +77,53 @@ def _families(labels: tuple[str, ...], **named: tuple[str, str]) -> dict[str, _F
     return {source: _Family(name, text, labels) for source, (name, text) in named.items()}
 
 
-# From the fields of StoreStats, ReaderStats and CacheInfo to metrics. next_id is left out: it is puts, counted again.
+# The metric of each field of StoreStats, ReaderStats and CacheInfo. next_id is left out, because it counts puts again.
 _STORE = _families(
     ("store",),
     capacity=("shmstore_capacity_bytes", "Size of the data region."),
     used_bytes=("shmstore_used_bytes", "Part of the data region under objects and unfinished puts."),
-    max_object_size=("shmstore_max_object_size_bytes", "Largest object that the store takes."),
+    max_object_size=("shmstore_max_object_size_bytes", "Largest object that the store accepts."),
     control_bytes=("shmstore_control_bytes", "Size of the segment besides the data region."),
-    heap_bytes=("shmstore_writer_heap_bytes", "Size of the writer's private books."),
+    heap_bytes=("shmstore_writer_heap_bytes", "Size of the writer's private memory."),
     max_objects=("shmstore_max_objects", "Slots for objects."),
-    objects=("shmstore_objects", "Objects stored, deleted ones that somebody still holds among them."),
+    objects=("shmstore_objects", "Objects stored, including deleted objects that are still held."),
     n_readers=("shmstore_expected_readers", "Ranks that each hand-out expects."),
-    open_leases=("shmstore_open_leases", "Hand-outs not known to be over."),
-    max_leases=("shmstore_lease_entries", "Hand-outs that may be open at a time."),
+    open_leases=("shmstore_open_leases", "Hand-outs that are not known to be over."),
+    max_leases=("shmstore_lease_entries", "Hand-outs that can be open at a time."),
     puts=("shmstore_puts_total", "Objects stored."),
-    put_bytes=("shmstore_put_bytes_total", "Bytes of tensors copied in."),
+    put_bytes=("shmstore_put_bytes_total", "Bytes of tensors copied into the store."),
     next_lease=("shmstore_leases_total", "References handed out, by put and by get_cached."),
     hits=("shmstore_hits_total", "Calls of get_cached that found their key."),
     misses=("shmstore_misses_total", "Calls of get_cached that did not find their key."),
     evictions=("shmstore_evictions_total", "Objects reclaimed to make room."),
     evicted_bytes=("shmstore_evicted_bytes_total", "Bytes of the data region reclaimed to make room."),
-    deletes=("shmstore_deletes_total", "Objects taken out by delete and clear."),
-    refusals=("shmstore_refusals_total", "Puts and hand-outs answered with StoreFullError."),
+    deletes=("shmstore_deletes_total", "Objects removed by delete and clear."),
+    refusals=("shmstore_refusals_total", "Puts and hand-outs refused with StoreFullError."),
     cancels=("shmstore_cancels_total", "Leases ended by cancel."),
 )
 _READER = _families(
     ("store", "rank"),
     gets=("shmstore_reader_gets_total", "References turned into values."),
     stale=("shmstore_reader_stale_refs_total", "References refused."),
-    releases=("shmstore_reader_releases_total", "Leases ended unread, by release."),
-    live_views=("shmstore_reader_live_views", "Values of this reader that somebody still looks at."),
+    releases=("shmstore_reader_releases_total", "Leases ended by release, without a read."),
+    live_views=("shmstore_reader_live_views", "Values of this reader that are still referenced."),
 )
 _CACHE = _families(
     ("cache", "kind"),
-    hits=("shmstore_cache_hits_total", "Items that the cache had."),
-    total=("shmstore_cache_lookups_total", "Items that the cache was asked for."),
-    items=("shmstore_cache_items", "Items that the cache holds, or takes its other side to hold."),
+    hits=("shmstore_cache_hits_total", "Items found in the cache."),
+    total=("shmstore_cache_lookups_total", "Items looked up in the cache."),
+    items=("shmstore_cache_items", "Items that the cache holds, or expects its other side to hold."),
     used=("shmstore_cache_used_bytes", "Size of the items that the cache holds in its own process."),
 )
 _INLINE = _Family(
     "shmstore_cache_inline_items_total",
-    "Items sent inline, since the store was full of items to be read or takes none of their size.",
+    "Items sent inline, because the store was full of unread items or does not accept their size.",
     ("cache", "kind", "reason"),
 )
 
 
 class _Scrape:
-    """The samples of one scrape, by family, so that each family is shown once."""
+    """The samples of one scrape, grouped by family, so that each family appears once."""
 
     def __init__(self) -> None:
         self._samples: dict[_Family, list[_Sample]] = {
@@ -160,7 +161,7 @@ def _read_cache(cache: Any, name: str, scrape: _Scrape) -> None:
     if isinstance(cache, ShmObjectStoreSenderCache):
         for reason, count in (("full", cache.inline_full), ("too_large", cache.inline_too_large)):
             scrape.add(_INLINE, (*labels, reason), count)
-    if isinstance(cache, MultiModalReceiverCache):  # it is told what arrives and never asked: nothing to count
+    if isinstance(cache, MultiModalReceiverCache):  # it is never asked for items, so it has no hits
         scrape.add(_CACHE["used"], labels, cache.nbytes)
     else:
         _add_counts(cache.make_stats(), labels, scrape)
@@ -179,29 +180,30 @@ class _Watched:
     target: "weakref.ref[Any]"
     name: str
     series: tuple[str, ...]
-    """What makes its series its own: no two watched objects may have the same."""
+    """Identity of its series; no two watched objects may share it."""
     read: Callable[[Any, str, _Scrape], None]
 
 
 class ShmStoreCollector(Collector):
-    """Shows the statistics of the objects it watches to a `prometheus_client` registry; thread-safe.
+    """Shows the statistics of the objects that it watches to a `prometheus_client` registry; thread-safe.
 
-    Objects are held weakly: watching keeps nothing open and nothing alive.
+    It holds objects weakly, and keeps none of them open or alive.
     """
 
     def __init__(self, *targets: Watchable) -> None:
         """Watch `targets` from the start, as `watch` does."""
-        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may come in between and watch or forget
+        self._lock = threading.RLock()  # a signal handler or a finalizer may call watch or forget meanwhile
         self._watched: dict[int, _Watched] = {}
         for target in targets:
             self.watch(target)
 
     def watch(self, target: Watchable, name: str | None = None) -> None:
-        """Show `target` from the next scrape on; one that is watched already gets the new name.
+        """Show `target` from the next scrape on; give it the new name if it is already watched.
 
         `name` is the label ``store`` of a writer or reader (default: the store's name) and the label ``cache`` of a
-        cache (default: ``default``). A sender cache of `shm` brings its writer along, a receiver cache its reader.
-        TypeError for anything else, ValueError where another object that is watched would have the same labels.
+        cache (default: ``default``). A sender cache of `shm` also shows its writer, and a receiver cache of `shm` shows
+        its reader alone. Raises TypeError for any other object, and ValueError if another watched object has the
+        same labels.
         """
         if isinstance(target, ShmObjectStoreReceiverCache):
             self.watch(target.reader, name)
@@ -217,12 +219,12 @@ class ShmStoreCollector(Collector):
                 for key, old in list(self._watched.items()):
                     if old.series == new.series and key != id(new.target()):
                         raise ValueError(
-                            f"another {old.series[0]} is watched under the name {new.name!r}; give this one another"
+                            f"another {old.series[0]} is already watched under the name {new.name!r}; pass another name"
                         )
             self._watched.update({id(new.target()): new for new in found})
 
     def forget(self, target: Watchable) -> None:
-        """Show `target` no more; one that is not watched: nothing."""
+        """Stop showing `target`; do nothing if it is not watched."""
         with self._lock:
             if isinstance(target, ShmObjectStoreReceiverCache):
                 self._watched.pop(id(target.reader), None)
@@ -236,11 +238,11 @@ class ShmStoreCollector(Collector):
                 del self._watched[key]
 
     def describe(self) -> Iterable[Metric]:
-        """Return every metric without samples, by which a registry finds names that are taken."""
+        """Return every metric without samples, so that a registry can find names that are taken."""
         return _Scrape().metrics()
 
     def collect(self) -> Iterable[Metric]:
-        """Return every metric as of now; what was closed is left out."""
+        """Return the current value of every metric, without objects that were closed."""
         with self._lock:
             self._forget_dead()
             watched = list(self._watched.values())
@@ -266,4 +268,4 @@ def _watched(target: Any, name: str | None) -> _Watched:
     if isinstance(target, (BaseMultiModalProcessorCache, MultiModalReceiverCache, MirroredProcessingCache, LRUCache)):
         shown = "default" if name is None else name
         return _Watched(weakref.ref(target), shown, ("cache", shown, type(target).__name__), _read_cache)
-    raise TypeError(f"expected a writer, a reader or a cache of shmstore, not {type(target).__name__}")
+    raise TypeError(f"target must be a writer, a reader or a cache of shmstore, not {type(target).__name__}")

@@ -1,4 +1,4 @@
-"""Values that travel between processes: `ObjectRef` names one hand-out of one object, `StoreHandle` a store."""
+"""Values that travel between processes: `ObjectRef` names one hand-out, `StoreHandle` names a store."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -9,42 +9,42 @@ from shmstore.errors import StaleRefError, listed, shown
 __all__ = ["ObjectRef", "StoreHandle"]
 
 REF_SIZE: Final = 40
-"""Bytes of a packed reference; csrc/store/ref.h draws them."""
+"""Bytes of a packed reference; csrc/store/ref.h has a picture of them."""
 
 
 class ObjectRef:
-    """One hand-out of one stored object, in 40 bytes: what travels instead of the tensors.
+    """A reference to one hand-out of one stored object; its 40 bytes travel instead of the tensors.
 
-    A frozen, hashable value that compares by its bytes. Nothing in it is trusted by a reader: each bit is covered by
-    `tag`, whose key is in the store.
+    The value is frozen and hashable, and compares by its bytes. A reader checks `tag` before it
+    trusts a field: `tag` covers every bit, and its key is in the store.
     """
 
     __slots__ = ("_packed",)
     _packed: bytes
 
     def __init__(self, packed: bytes) -> None:
-        """Wrap packed bytes; raises StaleRefError where they are not 40."""
+        """Wrap 40 packed bytes. Raises StaleRefError for any other length."""
         if not isinstance(packed, bytes):
-            raise TypeError(f"a packed reference is bytes, not {type(packed).__name__}")
+            raise TypeError(f"a packed reference must be bytes, not {type(packed).__name__}")
         if len(packed) != REF_SIZE:
             raise StaleRefError(
-                f"a packed reference has {REF_SIZE} bytes, not {len(packed)}; this one is invalid",
-                hint="send the whole of ref.to_bytes()",
+                f"a packed reference must have {REF_SIZE} bytes, not {len(packed)}",
+                hint="send all bytes of ref.to_bytes()",
             )
         set_packed(self, packed)
 
     @classmethod
     def from_bytes(cls, packed: bytes) -> "ObjectRef":
-        """Return the reference that `to_bytes` packed; StaleRefError where it is not 40 bytes long."""
+        """Return the reference that `to_bytes` packed, or raise StaleRefError if it does not have 40 bytes."""
         return cls(bytes(packed) if isinstance(packed, (bytearray, memoryview)) else packed)
 
     def to_bytes(self) -> bytes:
-        """Return the 40 bytes."""
+        """Return the reference as 40 bytes."""
         return self._packed
 
     @property
     def store_id(self) -> int:
-        """Number of the store that handed it out: which of several readers to ask."""
+        """Number of the store that handed it out; it tells which reader can read it."""
         return int.from_bytes(self._packed[0:4], "little")
 
     @property
@@ -54,17 +54,17 @@ class ObjectRef:
 
     @property
     def monotonic_id(self) -> int:
-        """Number of the object; never used twice in a store's life."""
+        """Number of the object; a store never uses a number twice."""
         return int.from_bytes(self._packed[16:24], "little")
 
     @property
     def lease(self) -> int:
-        """Number of this hand-out; never used twice either."""
+        """Number of this hand-out; a store never uses a number twice."""
         return int.from_bytes(self._packed[24:32], "little")
 
     @property
     def tag(self) -> int:
-        """Keyed hash over everything above."""
+        """Keyed hash over all other fields."""
         return int.from_bytes(self._packed[32:40], "little")
 
     def __eq__(self, other: object) -> bool:
@@ -91,7 +91,7 @@ new_ref = ObjectRef.__new__
 
 
 def trusted_ref(packed: bytes) -> ObjectRef:
-    """Wrap 40 bytes that the C core has just packed, unchecked."""
+    """Wrap 40 bytes that the C core has just packed, without a check."""
     ref: ObjectRef = new_ref(ObjectRef)
     set_packed(ref, packed)
     return ref
@@ -99,33 +99,36 @@ def trusted_ref(packed: bytes) -> ObjectRef:
 
 @dataclass(frozen=True, slots=True)
 class StoreHandle:
-    """What a worker needs to attach to a store; small, picklable, and JSON for an environment variable."""
+    """The name, number and ranks of a store, which a worker needs to attach.
+
+    The handle pickles, and `to_json` makes it fit an environment variable.
+    """
 
     name: str
     """The POSIX name, without a slash."""
     store_id: int
-    """The store's random number: a later store of the same name has another one."""
+    """The store's random number; a later store with the same name has a different one."""
     n_readers: int
     """Ranks 0 to n_readers - 1 may attach."""
 
     def to_json(self) -> str:
-        """Return it as one line of JSON."""
+        """Return the handle as one line of JSON."""
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> "StoreHandle":
-        """Return the handle that `to_json` wrote; ValueError where the text is another."""
+        """Return the handle that `to_json` wrote, or raise ValueError for any other text."""
         try:
             fields = json.loads(text)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"not a store handle: {shown(text)} is no JSON") from error
+            raise ValueError(f"not a store handle: {shown(text)} is not JSON") from error
         if not isinstance(fields, dict):
-            raise ValueError(f"not a store handle: {shown(text)} is no JSON object")
+            raise ValueError(f"not a store handle: {shown(text)} is not a JSON object")
         kinds = {"name": str, "store_id": int, "n_readers": int}
         if missing := [name for name in kinds if name not in fields]:
-            raise ValueError(f"not a store handle: {shown(text)}; it has no {listed(missing)}")
+            raise ValueError(f"not a store handle: {shown(text)} lacks {listed(missing)}")
         if more := [name for name in fields if name not in kinds]:
-            raise ValueError(f"not a store handle: {shown(text)}; {listed(more)} is none of a handle's fields")
+            raise ValueError(f"not a store handle: {shown(text)} has unknown fields: {listed(more)}")
         for name, kind in kinds.items():
             if type(fields[name]) is not kind:
                 raise ValueError(f"not a store handle: {shown(text)}; {name} must be of type {kind.__name__}")

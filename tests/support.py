@@ -3,15 +3,17 @@
 import itertools
 import os
 import pickle
+import re
 import secrets
 import signal
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+import pytest
 import torch
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter
@@ -131,6 +133,22 @@ def crowd(writer: ObjectStoreWriter, laps: int = 3) -> None:
     size = writer.stats().capacity
     for i in range(laps * (size // 1024)):
         writer.cancel(writer.put(f"crowd-{writer.stats().next_id}-{i}", random_tensor(i, 900)))
+
+
+# ---- errors
+
+
+@contextmanager
+def raises(
+    error: type[BaseException] | tuple[type[BaseException], ...], names: Iterable[str] = (), hint: Iterable[str] = ()
+) -> Iterator["pytest.ExceptionInfo[BaseException]"]:
+    """Expect an error whose message has each of `names`, whole, and whose hint has each of `hint`."""
+    with pytest.raises(error) as caught:
+        yield caught
+    message, _, advice = str(caught.value).partition(" (hint: ")
+    missing = [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
+    missing += [part for part in hint if part not in advice]
+    assert not missing, f"the error does not name {missing}: {caught.value}"
 
 
 # ---- children

@@ -116,7 +116,8 @@ def test_a_full_store_says_what_was_needed_and_who_holds_what():
     error = StoreFullError(needed=4096, held_bytes_by_rank={2: 30, 0: 10})
     assert error.needed == 4096
     assert error.held_bytes_by_rank == {0: 10, 2: 30}
-    assert error.message == "the store is full: 4096 bytes needed; held by rank 0: 10 bytes, rank 2: 30 bytes"
+    said = re.findall(r"\d+", error.message)
+    assert ["4096", "0", "10", "2", "30"] == said
 
 
 def test_what_a_full_store_knows_is_optional():

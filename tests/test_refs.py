@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StaleRefError
-from tests.support import Stores, bits, random_tensor, store_name
+from tests.support import Stores, bits, raises, random_tensor, store_name
 
 SIZE = 40
 
@@ -78,14 +78,14 @@ def test_forged_bytes_with_some_true_fields_are_stale(packed: bytes, keep: int, 
 
 
 @pytest.mark.parametrize("size", [0, 1, 4, 39, 41, 80, 10**6])
-def test_bytes_of_another_length_are_no_reference(size: int) -> None:
-    with pytest.raises(StaleRefError, match=f"40 bytes, not {size}"):
+def test_bytes_of_another_length_are_refused(size: int) -> None:
+    with raises(StaleRefError, names=("40 bytes", f"{size}")):
         ObjectRef.from_bytes(b"\1" * size)
 
 
 @pytest.mark.parametrize("thing", [None, 3, "x" * 40, [0] * 40, {"a": 1}, 1.5])
-def test_what_is_no_bytes_is_a_type_error(thing: Any) -> None:
-    with pytest.raises(TypeError, match="a packed reference is bytes"):
+def test_a_packed_reference_that_is_not_bytes_is_a_type_error(thing: Any) -> None:
+    with raises(TypeError, names=("packed reference", "bytes", type(thing).__name__)):
         ObjectRef.from_bytes(thing)
 
 
@@ -104,7 +104,7 @@ def test_other_buffers_of_forty_bytes_are_as_good_as_bytes(stores: Stores) -> No
 def test_get_release_and_validate_take_references_only(stores: Stores, thing: Any) -> None:
     reader = stores.attach(stores.create())
     for call in (reader.get, reader.release, reader.validate):
-        with pytest.raises(TypeError, match="expected an ObjectRef"):
+        with raises(TypeError, names=["ObjectRef"]):
             call(thing)
 
 
@@ -143,7 +143,7 @@ def test_a_pickled_reference_whose_bytes_were_cut_is_refused_by_unpickling(store
     whole = pickle.dumps(ObjectRef(packed), 3)
     cut = whole.replace(b"C\x28" + packed, b"C\x27" + packed[:-1])
     assert len(whole) == len(cut) + 1
-    with pytest.raises(StaleRefError, match="not 39"):
+    with raises(StaleRefError, names=("40 bytes", "39")):
         pickle.loads(cut)
 
 

@@ -1,7 +1,7 @@
-"""Stores seen from outside: what is in them, who holds it, and whether it is sound. Nothing is changed, nobody waits.
+"""Inspection of stores from outside: their objects, who holds them, and whether the tables are sound.
 
-`find_segments` lists the stores of this host, `StoreInspector` looks into one, alive or dead; both return frozen
-records. `verify` checks one. What the `shmstore` command prints comes from here.
+It changes nothing and makes no process wait. `find_segments` lists the stores of this host, and `StoreInspector` reads
+one store, alive or dead; both return frozen records. `verify` checks a store. The `shmstore` command prints all of it.
 """
 
 from shmstore.inspect.inspector import StoreInspector

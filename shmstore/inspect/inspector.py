@@ -1,4 +1,4 @@
-"""`StoreInspector`: a look into one segment."""
+"""`StoreInspector`: reads one segment from outside."""
 
 import time
 from collections.abc import Iterable
@@ -32,14 +32,14 @@ def seconds(ns: int) -> float:
     return ns / 1e9
 
 
-@lru_cache(maxsize=256)  # most objects and leases of a store have the same ranks
+@lru_cache(maxsize=256)  # most objects and leases of a store have equal sets of ranks
 def _bits(words: tuple[int, ...]) -> tuple[int, ...]:
     number = sum(int(word) << 64 * i for i, word in enumerate(words))
     return tuple(rank for rank in range(number.bit_length()) if number >> rank & 1)
 
 
 def facts_from(raw: dict[str, int]) -> StoreFacts:
-    """Return the record of what C has read."""
+    """Return the record of the facts that C has read."""
     plain: dict[str, Any] = {name: raw[name] for name in _PLAIN_FACTS}
     plain["writer_alive"] = bool(raw["writer_alive"])
     plain["moving"] = bool(raw["moving"])
@@ -79,23 +79,23 @@ def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
 
 
 class StoreInspector:
-    """Looks into one store, alive, stopped or dead, without a lock, a rank, or a change; made by `open`.
+    """Reads one store, alive, stopped or dead, without a lock or a rank, and changes nothing; made by `open`.
 
-    Every record is consistent in itself while the writer works; csrc/inspect/inspect.c says why. Not for the hot path.
+    Each record is consistent while the writer works; csrc/inspect/inspect.c says why. It is not for the hot path.
     """
 
     def __init__(self, native_inspector: native.Inspector, name: str) -> None:
-        """Wrap an opened segment; callers use `open`."""
+        """Wrap an opened segment; call `open` instead."""
         self._native = native_inspector
         self.name = name
 
     @classmethod
     def open(cls, name: str) -> "StoreInspector":
-        """Map the segment read-only.
+        """Map the segment read-only and return its inspector.
 
-        Raises StoreNotFoundError; LayoutMismatchError for a file that is not ours, of another version or not yet
-        published; CorruptStoreError for a damaged superblock; SparseStoreError for a file with holes;
-        PermissionError for one that may not be read.
+        Raises StoreNotFoundError if there is no such file, and PermissionError if this process may not read it. Raises
+        LayoutMismatchError for a file that is not a store, has another version or is not yet published. Raises
+        CorruptStoreError for a damaged superblock, and SparseStoreError for a file with holes.
         """
         if not name or "/" in name or "\0" in name:
             raise no_store(name)
@@ -111,7 +111,7 @@ class StoreInspector:
             if isinstance(error, CorruptStoreError):
                 raise CorruptStoreError(
                     f"the superblock of {shown(name)} contradicts itself",
-                    hint="it cannot be recovered; shmstore gc removes it",
+                    hint="remove it with shmstore gc; it cannot be recovered",
                 ) from None
             raise no_store(name) from None
 
@@ -124,11 +124,11 @@ class StoreInspector:
         self.close()
 
     def close(self) -> None:
-        """Unmap; idempotent."""
+        """Unmap the segment; idempotent."""
         self._native.close()
 
     def facts(self) -> StoreFacts:
-        """Return the superblock as of now."""
+        """Return the current superblock."""
         return facts_from(self._native.facts())
 
     def readers(self) -> tuple[ReaderInfo, ...]:
@@ -195,43 +195,46 @@ class StoreInspector:
         return key.decode(errors="backslashreplace")
 
     def snapshot(self) -> StoreSnapshot:
-        """Return everything at once."""
+        """Return the facts, readers, slots and leases together."""
         leases = self.leases()
         slots = self._slots(leases)
         return StoreSnapshot(self.name, time.time(), self.facts(), self.readers(), slots, leases)
 
     def find(self, *, key: str | None = None, object_id: int | None = None) -> SlotInfo:
-        """Return the slot of an object, by its key (one that can be handed out first) or its id.
+        """Return the slot of an object, by its key or its id.
 
-        Raises ObjectNotFoundError.
+        If several objects have the key, it returns one that is not deleted. Raises ObjectNotFoundError.
         """
         if (key is None) == (object_id is None):
-            raise TypeError("find takes either key or object_id")
+            raise TypeError("pass either key or object_id")
         found = [s for s in self.slots() if (s.key == key if object_id is None else s.object_id == object_id)]
         if not found:
             what = f"object {object_id}" if object_id is not None else f"object of key {shown(key)}"
             raise ObjectNotFoundError(
-                f"there is no {what} in {shown(self.name)}", hint="shmstore dump shows what there is"
+                f"there is no {what} in {shown(self.name)}", hint="list the objects with shmstore dump"
             )
         return min(found, key=lambda slot: slot.deleted)
 
     def metadata(self, slot: SlotInfo) -> bytes:
-        """Return a copy of an object's metadata; StaleRefError where it has gone."""
+        """Return a copy of an object's metadata. Raises StaleRefError if the object is gone."""
         return bytes(self._native.copy(slot.slot, slot.object_id, slot.key_len, slot.meta_len))
 
     def payload(self, slot: SlotInfo, start: int, size: int) -> bytearray:
-        """Return a copy of `size` bytes of an object's payload from `start` on; StaleRefError where it has gone."""
+        """Return a copy of `size` bytes of an object's payload from `start` on.
+
+        Raises StaleRefError if the object is gone.
+        """
         return self._native.copy(slot.slot, slot.object_id, slot.payload_at + start, size)
 
     def raw_findings(self) -> list[dict[str, int]]:
-        """Return what verify.c finds wrong with the tables, as it comes; `shmstore.inspect.verify` explains it."""
+        """Return the findings of verify.c in the tables; `shmstore.inspect.verify` explains them."""
         return self._native.verify()
 
     def wrong_checksum(self, slot: SlotInfo) -> dict[str, int] | None:
-        """Return what is wrong with an object's checksum, as it comes; None where it is right, absent, or has gone."""
+        """Return the raw finding if an object's checksum is wrong, else None; also None if the object is gone."""
         return self._native.check(slot.slot, slot.object_id)
 
 
 def no_store(name: str) -> StoreNotFoundError:
-    """Return the error for a name that nothing in /dev/shm has."""
-    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="shmstore ls shows what there is")
+    """Return the error for a name that no file in /dev/shm has."""
+    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="list the stores with shmstore ls")

@@ -1,4 +1,4 @@
-"""What an inspection returns: frozen records of plain values, with times in seconds since the epoch."""
+"""The records of an inspection: frozen plain values, with times in seconds since the epoch."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,77 +11,77 @@ ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """The superblock of a store: its size, its writer, its counts since it was created."""
+    """The superblock of a store: its size, its writer, and its counts since it was created."""
 
     store_id: int
-    """The store's random number, as in its references."""
+    """The store's random number, which its references contain."""
     created_at: float
-    """When it was created."""
+    """When the store was created."""
     file_size: int
     """Bytes of the segment's file."""
     control_bytes: int
-    """Bytes of it before the data region."""
+    """Bytes of the file before the data region."""
     capacity: int
     """Bytes of the data region."""
     max_object_size: int
-    """Bytes that one object may have."""
+    """Maximum bytes of one object."""
     max_objects: int
-    """Slots."""
+    """Number of slots."""
     max_leases: int
-    """Lease entries."""
+    """Number of lease entries."""
     n_readers: int
-    """Ranks that each hand-out expects."""
+    """Number of ranks that each hand-out expects."""
     options: tuple[str, ...]
-    """Those of prefault, huge_pages, fifo and checksums that are on."""
+    """The options that are on, of prefault, huge_pages, fifo and checksums."""
     writer_alive: bool
-    """Whether some process holds the writer's lock; a stopped one does."""
+    """Whether a process holds the writer's lock; a stopped process does."""
     writer_pid: int
-    """The writer's process, or that of the last one, in its own PID namespace."""
+    """The process of the current or last writer, as numbered in its PID namespace."""
     recoveries: int
-    """How often a new writer has taken it over."""
+    """Number of times that a new writer has taken the store over."""
     next_id: int
-    """The next object's id."""
+    """Id of the next object."""
     next_lease: int
-    """The next hand-out's number."""
+    """Number of the next hand-out."""
     hand: int
     """Offset in the data region where the next search for room begins."""
     used_bytes: int
-    """Bytes under objects and unfinished puts."""
+    """Bytes of the data region under objects and unfinished puts."""
     objects: int
-    """Objects, deleted ones that somebody holds among them."""
+    """Number of objects, including deleted objects that are still held."""
     open_leases: int
-    """Hand-outs not known to be over."""
+    """Hand-outs that are not known to be over."""
     puts: int
     """Objects stored."""
     put_bytes: int
-    """Bytes of tensors copied in."""
+    """Bytes of tensors copied into the store."""
     hits: int
-    """Hand-outs of what was there."""
+    """Calls of `get_cached` that found their key."""
     misses: int
-    """Calls of `get_cached` that found nothing."""
+    """Calls of `get_cached` that did not find their key."""
     evictions: int
-    """Objects reclaimed for another's sake."""
+    """Objects reclaimed to make room."""
     evicted_bytes: int
-    """Bytes of the data region that they had."""
+    """Bytes of the data region reclaimed to make room."""
     deletes: int
-    """Objects taken out by `delete` and `clear`."""
+    """Objects removed by `delete` and `clear`."""
     refusals: int
-    """Puts and hand-outs answered with StoreFullError: each is an item that the engine had to send another way."""
+    """Puts and hand-outs refused with StoreFullError; the engine had to send each such item another way."""
     cancels: int
     """Leases ended by `cancel`."""
     moving: bool
-    """The writer was faster than the reading: the counts may be of two moments."""
+    """Whether the writer was faster than the read, so that the counts may be from two moments."""
 
     @property
     def hit_ratio(self) -> float | None:
-        """Hits per item handed out, put or hit; None where there was none."""
+        """Share of hits in all hits and puts; None if there were none."""
         given = self.hits + self.puts
         return self.hits / given if given else None
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentInfo(SegmentFile):
-    """A file of /dev/shm that is ours, or what is left of one."""
+    """A file in /dev/shm that is a store or the remains of one."""
 
     facts: StoreFacts | None
     """The superblock; None unless `state` is "ok"."""
@@ -89,85 +89,85 @@ class SegmentInfo(SegmentFile):
 
 @dataclass(frozen=True, slots=True)
 class ReaderInfo:
-    """One rank: its process, and what it holds."""
+    """One rank: its process, and the memory that it holds."""
 
     rank: int
-    """Its number."""
+    """Number of the rank."""
     state: ReaderState
-    """"awaited": has never attached, so that leases wait for it; "retired": not alive, and was retired.
+    """"awaited": no process has attached, and leases wait for it; "retired": it is not alive and was retired.
 
     "closed": no lease waits for it, but its views, counted in `pins`, still hold their objects.
     """
     retired: bool
-    """Whether the writer has retired it, alive or not, since it last attached: no lease waits for it."""
+    """Whether the writer has retired the rank since it last attached, so that no lease waits for it."""
     pid: int | None
-    """Process of the last attachment, in its own PID namespace; None before the first."""
+    """Process of the last attachment, as numbered in its PID namespace; None before the first."""
     attachments: int
-    """How often a process has attached as this rank."""
+    """Number of times that a process has attached as this rank."""
     attached_at: float | None
-    """When the last one did."""
+    """When the last process attached; None before the first."""
     gets: int
     """References turned into values."""
     stale: int
     """References refused."""
     released: int
-    """Leases ended unread."""
+    """Leases ended without a read."""
     pins: int
-    """Values that somebody looks at; 0 where the rank is not alive."""
+    """Values that are still referenced; 0 if the rank is not alive."""
     pins_left: int
-    """Pins that a dead process left behind, which hold nothing; 0 where the rank is alive."""
+    """Pins that a dead process left, which hold nothing; 0 if the rank is alive."""
     pinned_objects: int
-    """Objects pinned."""
+    """Number of pinned objects."""
     pinned_bytes: int
-    """Bytes of the data region under them."""
+    """Bytes of the data region under pinned objects."""
     unacknowledged: int
-    """Leases that wait for this rank."""
+    """Number of leases that wait for this rank."""
     unacknowledged_bytes: int
-    """Bytes of the data region under their objects."""
+    """Bytes of the data region under the objects of these leases."""
     lag_seconds: float | None
-    """Age of the oldest of these leases; None where there is none."""
+    """Age of the oldest of these leases in seconds; None if there are none."""
     held_bytes: int
-    """Bytes kept from reuse by this rank, pinned or leased, each object once."""
+    """Bytes that this rank keeps from reuse by pins and leases; each object counts once."""
     moving: bool
-    """A process was attaching: the words may be of two processes."""
+    """Whether a process was attaching, so that the fields may be from two processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """One object, or space that is being written."""
+    """One object, or the space of an unfinished put."""
 
     slot: int
-    """Its place in the slot table."""
+    """Index in the slot table."""
     state: str
-    """"live"; "writing": not committed yet; "evicting": the writer is deciding, or died deciding; or a number."""
+    """"live", "writing" (not committed), "evicting" (the writer is deciding, or died deciding), or a number."""
     object_id: int
-    """The object's id; never used twice."""
+    """Id of the object; a store never uses an id twice."""
     key: str | None
-    """The object's key; None where it has gone, or cannot be read."""
+    """Key of the object; None if the object is gone or the key cannot be read."""
     offset: int
-    """Of the key, in the data region."""
+    """Offset of the key in the data region."""
     length: int
-    """Bytes from there to the end of the payload."""
+    """Bytes from `offset` to the end of the payload."""
     span: int
-    """Bytes of the data region that it takes."""
+    """Bytes of the data region that the object takes."""
     key_len: int
     """Bytes of the key."""
     meta_len: int
     """Bytes of the metadata, which follow the key."""
     stored_at: float | None
-    """When it was committed."""
+    """When the object was committed."""
     deleted: bool
-    """Taken out of the index: goes when nobody holds it."""
+    """Whether it was deleted; its space is free once it is no longer held."""
     crc: int | None
-    """CRC-32C of its bytes; None where the store has no checksums."""
+    """CRC-32C of the object's bytes; None if the store has no checksums."""
     pinned_by: tuple[int, ...]
-    """Ranks alive that look at it."""
+    """Live ranks that still reference the object."""
     leased_to: tuple[int, ...]
-    """Ranks that have been handed it and have not read it."""
+    """Ranks that have not yet read a reference to the object."""
     bounded: bool
-    """Whether its lengths stay inside the data region."""
+    """Whether the object's lengths stay inside the data region."""
     moving: bool
-    """Half-made, or faster than the reading: the other fields are a hint."""
+    """Whether it was changing during the read, so that the other fields are a hint."""
 
     @property
     def payload_at(self) -> int:
@@ -182,39 +182,39 @@ class SlotInfo:
 
 @dataclass(frozen=True, slots=True)
 class LeaseInfo:
-    """One hand-out that is not over."""
+    """One open hand-out."""
 
     entry: int
-    """Its place in the lease table."""
+    """Index in the lease table."""
     number: int
-    """Its number; never used twice."""
+    """Number of the hand-out; a store never uses a number twice."""
     slot: int
-    """The slot of its object."""
+    """Slot of the object."""
     object_id: int
-    """The object's id."""
+    """Id of the object."""
     opened_at: float
-    """When it was handed out."""
+    """When the object was handed out."""
     age_seconds: float
-    """How long ago that was."""
+    """Seconds since then."""
     waiting_for: tuple[int, ...]
-    """Ranks that have not read it; none: it is over, and the writer has not looked yet."""
+    """Ranks that have not read it. Without any, the lease is over, and the writer has not seen that yet."""
     moving: bool
-    """Faster than the reading."""
+    """Whether it was changing during the read."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreSnapshot:
-    """A store at about one moment: each record is true of one, the whole is of the milliseconds it took."""
+    """A store at about one moment: each record is consistent, and all are from the same few milliseconds."""
 
     name: str
     """The store's name."""
     taken_at: float
-    """When."""
+    """When the snapshot was taken."""
     facts: StoreFacts
     """The superblock."""
     readers: tuple[ReaderInfo, ...]
-    """One a rank."""
+    """One record per rank."""
     slots: tuple[SlotInfo, ...]
-    """The occupied ones, in address order."""
+    """The occupied slots, in address order."""
     leases: tuple[LeaseInfo, ...]
-    """The open ones, oldest first."""
+    """The open leases, oldest first."""

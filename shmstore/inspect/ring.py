@@ -1,4 +1,4 @@
-"""The ring as a line of cells, each with one mark, so that "who holds my memory" is answered by one look."""
+"""The ring as a line of cells with one mark each, which shows who holds the memory."""
 
 from dataclasses import dataclass
 
@@ -11,16 +11,16 @@ PINNED_BY_SEVERAL, LEASED_TO_SEVERAL = "P", "L"
 
 LEGEND = (
     ("0-9", "pinned by that rank"),
-    ("P", "by several, or by one above 9"),
+    ("P", "pinned by several ranks, or by one above 9"),
     ("a-j", "leased to rank 0-9, unread"),
-    ("L", "to several, or to one above 9"),
+    ("L", "leased to several ranks, or to one above 9"),
     ("w", "being written"),
-    ("o", "held by nobody"),
-    ("x", "deleted, goes at the next need"),
+    ("o", "not held"),
+    ("x", "deleted, freed when room is needed"),
     (".", "free"),
     ("v", "the hand, above its cell"),
 )
-"""What each mark means."""
+"""The meaning of each mark."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class RingMap:
     """The data region as equal cells."""
 
     cells: tuple[str, ...]
-    """A mark each: that of whatever in the cell is hardest to free."""
+    """One mark per cell: the mark of the object in it that is hardest to free."""
     cell_bytes: float
     """Bytes of a cell."""
     hand: int
@@ -36,7 +36,7 @@ class RingMap:
 
 
 def mark_of(slot: SlotInfo) -> str:
-    """Return the mark of an object: who holds it, or that nobody does."""
+    """Return the mark of an object, which says who holds it."""
     if not slot.bounded and not slot.moving:
         return UNSOUND
     if slot.pinned_by:

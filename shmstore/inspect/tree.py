@@ -1,4 +1,4 @@
-"""An object's metadata as a tree of shapes and dtypes, with no tensor touched; and one tensor of it as an array."""
+"""An object's metadata as a tree of shapes and dtypes, without its tensors; and one tensor of it as an array."""
 
 import math
 from collections.abc import Iterator
@@ -25,45 +25,47 @@ class TreeNode:
     """One node of a stored value."""
 
     path: str
-    """From the root, steps joined by slashes; "." is the root. What `shmstore dump --tensor` takes."""
+    """The steps from the root, joined by slashes, as `shmstore dump --tensor` takes them; "." is the root."""
     kind: str
     """"tensor", "array", "dict", "list", "tuple", "value", or the name of a registered type."""
     text: str
-    """A value, shortened; the dtype of a leaf; empty for a container."""
+    """The shortened value, or the dtype of a leaf; empty for a container."""
     shape: tuple[int, ...] | None
-    """Of a tensor or array."""
+    """The shape of a tensor or array; None for other nodes."""
     offset: int | None
-    """Of its bytes in the payload."""
+    """The offset of a leaf's bytes in the payload; None for other nodes."""
     nbytes: int
-    """Of a leaf; of a container, all in it."""
+    """The bytes of a leaf, or of all leaves in a container."""
     children: "tuple[TreeNode, ...]"
-    """In their order."""
+    """The nodes of a container, in order."""
     carrier: "np.dtype[Any] | None" = None
-    """Of a leaf: the numpy dtype of its bytes; an integer of the same size where numpy has none of that kind."""
+    """The numpy dtype of a leaf's bytes, or an integer of the same size if numpy lacks the dtype."""
 
     def walk(self) -> "Iterator[TreeNode]":
-        """Yield this node and all below it."""
+        """Yield this node and all nodes below it."""
         yield self
         for child in self.children:
             yield from child.walk()
 
 
 def _wrong(what: str) -> CorruptStoreError:
-    return CorruptStoreError(f"the metadata {what}", hint="the object may be of another serializer, or damaged")
+    return CorruptStoreError(
+        f"the metadata {what}", hint="use the serializer that wrote the object, or check the store with shmstore verify"
+    )
 
 
 def _ext_hook(code: int, data: bytes) -> Any:
     if code == PICKLE:
-        raise _wrong("is that of PickleSerde, which has no tree to show")
+        raise _wrong("was written by PickleSerde and has no tree")
     if code not in _MARKS or data:
         raise _wrong(f"holds an unknown ext code {code}")
     return _MARKS[code]
 
 
 def parse_tree(meta: bytes, payload_bytes: int) -> TreeNode:
-    """Return the tree that `MsgpackSerde` wrote; types need not be registered here.
+    """Return the tree that `MsgpackSerde` wrote; this process need not register its types.
 
-    Raises CorruptStoreError where the bytes are no such tree, or a leaf lies outside the payload.
+    Raises CorruptStoreError if the bytes are not such a tree, or if a leaf lies outside the payload.
     """
     try:
         node = parse(meta, _ext_hook)
@@ -121,7 +123,7 @@ def _key(key: Any) -> str:
 
 
 def _dtype(node: tuple[Any, ...]) -> "tuple[str, np.dtype[Any]]":
-    """Return the name of a leaf's dtype, and the numpy dtype that carries its bits."""
+    """Return the name of a leaf's dtype and the numpy dtype that carries its bits."""
     if node[0] == TENSOR:
         kind = TORCH_BY_NAME.get(node[1]) if type(node[1]) is str else None
         if kind is None:
@@ -130,7 +132,7 @@ def _dtype(node: tuple[Any, ...]) -> "tuple[str, np.dtype[Any]]":
     try:
         dtype = numpy_dtype_from_wire(node[1])
     except ValueError as error:
-        raise _wrong(f"holds no dtype of an array: {cut(error)}") from error
+        raise _wrong(f"holds an array with an invalid dtype: {cut(error)}") from error
     return str(dtype), dtype
 
 
@@ -150,8 +152,8 @@ def _leaf(node: tuple[Any, ...], path: str, payload_bytes: int) -> TreeNode:
 def load_tensor(inspector: StoreInspector, slot: SlotInfo, path: str) -> "np.ndarray[Any, np.dtype[Any]]":
     """Return a private copy of the tensor or array at `path`, as `TreeNode.path` names it.
 
-    A torch dtype that numpy lacks comes as an integer of its size with the same bits. Raises ObjectNotFoundError
-    where the path leads to none, or to several; StaleRefError where the object has gone meanwhile.
+    A torch dtype that numpy lacks becomes an integer of its size with the same bits. Raises ObjectNotFoundError if the
+    path has no tensor or several tensors, and StaleRefError if the object is gone.
     """
     meta = inspector.metadata(slot)
     leaves = [node for node in parse_tree(meta, slot.payload_bytes).walk() if node.shape is not None]
@@ -159,7 +161,7 @@ def load_tensor(inspector: StoreInspector, slot: SlotInfo, path: str) -> "np.nda
     if len(found) != 1:
         problem = "several tensors have the path" if found else "there is no tensor at"
         there = listed(node.path for node in leaves)
-        raise ObjectNotFoundError(f"{problem} {shown(path)}", hint=f"there are: {there}")
+        raise ObjectNotFoundError(f"{problem} {shown(path)}", hint=f"pass one of these paths: {there}")
     leaf = found[0]
     data = inspector.payload(slot, leaf.offset or 0, leaf.nbytes) if leaf.nbytes else bytearray()
     return np.ndarray(leaf.shape or (), leaf.carrier, data)

@@ -1,4 +1,4 @@
-"""Is a store sound? Every invariant that can be seen from outside and, where there are checksums, every byte."""
+"""Checks a store: every invariant that is visible from outside and, with checksums, every byte."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ __all__ = ["Finding", "VerifyReport", "verify"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it should be."""
+    """One violated invariant."""
 
     kind: str
-    """Its name: that of csrc/inspect/inspect.h, in lower case, or "metadata"."""
+    """The name of the kind: that in csrc/inspect/inspect.h, in lower case, or "metadata"."""
     text: str
-    """What, where, and what was expected, in one line."""
+    """What was found, where, and what was expected, in one line."""
     wrong: bool
-    """False: a writer that died or was stopped between two stores leaves this; `recover` puts it right."""
+    """Whether it is damage. It is not if a writer that died or was stopped left it; `recover` corrects that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +32,13 @@ class VerifyReport:
     name: str
     """The store's name."""
     findings: tuple[Finding, ...]
-    """In the order of the tables."""
+    """The findings, in the order of the tables."""
     objects: int
-    """Objects looked at."""
+    """Number of objects that were checked."""
     checked_objects: int
-    """Objects whose checksum was computed."""
+    """Number of objects whose checksum was computed."""
     checked_bytes: int
-    """Bytes that it was computed over."""
+    """Number of bytes under these checksums."""
 
     @property
     def ok(self) -> bool:
@@ -49,35 +49,35 @@ class VerifyReport:
 _LEFT_BY_A_DEATH = {"used", "objects", "open_leases", "lease_object"}
 
 _TEXTS: dict[str, Callable[[int, int, int], str]] = {
-    "hand": lambda w, v, e: f"the hand is at {v}, outside the data region of {e} bytes or not aligned",
-    "used": lambda w, v, e: f"used_bytes says {v}, the objects take {e}",
-    "objects": lambda w, v, e: f"objects says {v}, {e} slots are occupied",
-    "open_leases": lambda w, v, e: f"open_leases says {v}, {e} entries are in use",
-    "published": lambda w, v, e: f"leases below {v} are said to be handed out, the next one is {e}",
-    "retired": lambda w, v, e: f"rank {w} was retired at attachment {v - 1}, and has had {e - 1}",
-    "state": lambda w, v, e: f"slot {w} is in state {v}, which there is not",
-    "bounds": lambda w, v, e: f"slot {w}: {e} bytes at {v}, or the lengths in them, leave the data region",
-    "id": lambda w, v, e: f"slot {w} has object id {v}, the next one is {e}",
-    "flags": lambda w, v, e: f"slot {w} has flags {v:#x}, which nobody writes",
+    "hand": lambda w, v, e: f"the hand is at {v}; it must be aligned and inside the data region of {e} bytes",
+    "used": lambda w, v, e: f"used_bytes is {v}, but the objects take {e}",
+    "objects": lambda w, v, e: f"objects is {v}, but {e} slots are occupied",
+    "open_leases": lambda w, v, e: f"open_leases is {v}, but {e} entries are in use",
+    "published": lambda w, v, e: f"all leases below {v} are marked as handed out, but the next one is {e}",
+    "retired": lambda w, v, e: f"rank {w} was retired at attachment {v - 1}, but has had only {e - 1}",
+    "state": lambda w, v, e: f"slot {w} is in state {v}, which does not exist",
+    "bounds": lambda w, v, e: f"slot {w} has {e} bytes at {v}; they or the lengths in them lie outside the data region",
+    "id": lambda w, v, e: f"slot {w} has object id {v}, but the next id is {e}",
+    "flags": lambda w, v, e: f"slot {w} has flags {v:#x}, which do not exist",
     "overlap": lambda w, v, e: f"slots {v} and {w} share bytes",
     "same_id": lambda w, v, e: f"slots {v} and {w} both have object id {e}",
-    "same_key": lambda w, v, e: f"slots {v} and {w} have the same key, and both can be handed out",
-    "key": lambda w, v, e: f"slot {w} has a key of {v} bytes; 1 to {e} are allowed",
-    "crc": lambda w, v, e: f"slot {w}: the bytes have the checksum {v:08x}, they were stored with {e:08x}",
-    "lease_number": lambda w, v, e: f"lease entry {w} has number {v}, the next one is {e}",
-    "lease_slot": lambda w, v, e: f"lease entry {w} names slot {v} of {e}",
-    "lease_object": lambda w, v, e: f"lease entry {w} is for object {e} in slot {v}, which is not there",
+    "same_key": lambda w, v, e: f"slots {v} and {w} both can be handed out and have the same key",
+    "key": lambda w, v, e: f"slot {w} has a key of {v} bytes; it must have 1 to {e}",
+    "crc": lambda w, v, e: f"slot {w} has bytes with checksum {v:08x}, but they were stored with {e:08x}",
+    "lease_number": lambda w, v, e: f"lease entry {w} has number {v}, but the next number is {e}",
+    "lease_slot": lambda w, v, e: f"lease entry {w} names slot {v}, but there are {e} slots",
+    "lease_object": lambda w, v, e: f"lease entry {w} names object {e} in slot {v}, which does not hold it",
     "same_lease": lambda w, v, e: f"lease entries {v} and {w} both have number {e}",
-    "base": lambda w, v, e: f"rank {w} starts at lease {v}, the next one is {e}",
-    "ack": lambda w, v, e: f"rank {w} has acknowledged lease {v}, the next one is {e}",
-    "pin_free": lambda w, v, e: f"rank {w} pins slot {v} {e} times, where no object is",
-    "pin_count": lambda w, v, e: f"rank {w} pins slot {v} {e} times, more than there can be views",
-    "unattached": lambda w, v, e: f"rank {w} has never attached, and its table is not empty",
+    "base": lambda w, v, e: f"rank {w} starts at lease {v}, but the next one is {e}",
+    "ack": lambda w, v, e: f"rank {w} has acknowledged lease {v}, but the next one is {e}",
+    "pin_free": lambda w, v, e: f"rank {w} pins slot {v} {e} times, but the slot has no object",
+    "pin_count": lambda w, v, e: f"rank {w} pins slot {v} {e} times, which is more than the limit",
+    "unattached": lambda w, v, e: f"rank {w} has never attached, but its table is not empty",
 }
 
 
 def _stopped(pid: int | None) -> bool:
-    """Is this process stopped (SIGSTOP, a debugger)? Not known: no."""
+    """Return whether this process is stopped (SIGSTOP, a debugger); False if that is not known."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -115,10 +115,10 @@ def _from_object(inspector: StoreInspector, slot: SlotInfo) -> Finding | None:
 
 
 def verify(name: str) -> VerifyReport:
-    """Check a store, alive, stopped or dead, and say all that is wrong with it; changes nothing, stops nobody.
+    """Check a store, alive, stopped or dead, and report all findings; it changes nothing and stops no process.
 
-    Metadata that the default serializer cannot read is noted and not held wrong: another one may have written it.
-    Raises as `StoreInspector.open` does where the superblock cannot be read.
+    Metadata that the default serializer cannot read is a finding but not damage, because another serializer may have
+    written it. Raises the errors of `StoreInspector.open` if the superblock cannot be read.
     """
     with StoreInspector.open(name) as inspector:
         findings = _from_tables(inspector, inspector.facts())

@@ -1,4 +1,4 @@
-"""From the configuration to the cache that each process needs; None where it needs none."""
+"""From the configuration to the cache of each process; None if the process needs no cache."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = [
 ]
 
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"
-"""The environment variable in which a worker finds the store's handle, as JSON, where it is not given one."""
+"""The environment variable with the store's handle as JSON, for a worker without a `handle` argument."""
 
 
 def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModalProcessorCache | None:
-    """The cache of the API server: none, processor-only, or the sender of `lru` or `shm`.
+    """Return the cache of the API server: processor-only, the sender of `lru` or `shm`, or None.
 
-    The sender of `shm` creates the store; its `handle` is for the workers, and it is to be closed. StoreExistsError
-    where there is one of that `shm_name`, such as another replica's.
+    The sender of `shm` creates the store. Give its `handle` to the workers, and close it at the end. Raises
+    StoreExistsError if `shm_name` is taken, for example by another replica.
     """
     check_config(config)
     if not config.ipc_cache_enabled:
@@ -48,7 +48,7 @@ def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModal
             prefault=config.shm_prefault,
         )
     except StoreExistsError as error:
-        hint = "shm_name is one segment of a host, and each replica (data_parallel_external_lb) needs its own: "
+        hint = "give each replica (data_parallel_external_lb) its own shm_name, or omit it; or "
         raise StoreExistsError(error.message, hint=hint + error.hint) from None
     try:
         return ShmObjectStoreSenderCache(config, writer)
@@ -58,13 +58,16 @@ def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModal
 
 
 def processor_only_cache_from_config(config: MultiModalCacheConfig) -> MultiModalProcessorOnlyCache | None:
-    """A cache for an API server that does not send: profiling, or a processor of its own; None where it is off."""
+    """Return a cache for an API server that sends no items, such as a profiling run; None if it is off."""
     check_config(config)
     return MultiModalProcessorOnlyCache(config) if config.processor_cache_enabled else None
 
 
 def engine_receiver_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModalReceiverCache | None:
-    """The cache of the engine core: the receiver of `lru`; else None: with `shm` it forwards references."""
+    """Return the cache of the engine core: the receiver of `lru`, or None.
+
+    With `shm` the engine core forwards references and needs no cache.
+    """
     check_config(config)
     if config.ipc_cache_enabled and config.cache_type == "lru":
         return MultiModalReceiverCache(config)
@@ -74,25 +77,25 @@ def engine_receiver_cache_from_config(config: MultiModalCacheConfig) -> BaseMult
 def worker_receiver_cache_from_config(
     config: MultiModalCacheConfig, rank: int, handle: StoreHandle | None = None
 ) -> BaseMultiModalReceiverCache | None:
-    """The cache of the worker of this rank: the receiver of `shm`, which is to be closed; None otherwise.
+    """Return the cache of the worker with this rank: the receiver of `shm`, or None. Close it at the end.
 
-    The handle is the sender's, as an argument or as JSON in the environment variable `SHMSTORE_HANDLE`; ValueError
-    where there is neither, or `rank` is none of 0 .. world_size - 1. TypeError, in any mode, for a rank that is no
-    integer and a handle that is none.
+    `handle` is the sender's; without it, the environment variable `SHMSTORE_HANDLE` must hold its JSON. Raises
+    ValueError if both are missing, or if `rank` is not from 0 to world_size - 1. In any mode, raises TypeError if
+    `rank` is not an integer or `handle` is not a StoreHandle.
     """
     check_config(config)
     if isinstance(rank, bool) or not isinstance(rank, Integral):
         raise TypeError(f"rank must be an int, not {type(rank).__name__}")
     if handle is not None and not isinstance(handle, StoreHandle):
-        more = "; StoreHandle.from_json reads its to_json()" if isinstance(handle, str) else ""
+        more = " (hint: pass StoreHandle.from_json(handle))" if isinstance(handle, str) else ""
         raise TypeError(f"handle must be a StoreHandle, not {type(handle).__name__}{more}")
     if not config.ipc_cache_enabled or config.cache_type != "shm":
         return None
     if not 0 <= rank < config.world_size:
-        raise ValueError(f"rank {rank} is none of 0 .. {config.world_size - 1} (world_size)")
+        raise ValueError(f"rank must be from 0 to {config.world_size - 1} (world_size - 1), not {rank}")
     if handle is None:
         text = os.environ.get(HANDLE_VARIABLE)
         if not text:
-            raise ValueError(f"no store to attach to: pass the sender's handle, or its to_json() in {HANDLE_VARIABLE}")
+            raise ValueError(f"handle is missing; pass the sender's handle, or set {HANDLE_VARIABLE} to its to_json()")
         handle = StoreHandle.from_json(text)
     return ShmObjectStoreReceiverCache(ObjectStoreReader.attach(handle, rank=int(rank)))

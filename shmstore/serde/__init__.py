@@ -1,10 +1,10 @@
-"""Values to bytes and back: trees of containers and scalars by msgpack, tensors and arrays out of band.
+"""Values to bytes and back: msgpack stores containers and scalars, tensors and arrays lie out of band.
 
-`MsgpackSerde` is what a store uses by default; `register_type` teaches it further types, `ObjectSerde` is the
-protocol for serializers of one's own, `TensorSpec` describes a leaf that is still to be written.
+A store uses `MsgpackSerde` by default, and `register_type` adds types to it. `ObjectSerde` is the protocol for other
+serializers. `TensorSpec` describes a leaf that has no bytes yet.
 """
 
-from shmstore.serde import builtin_types  # noqa: F401 - registers them
+from shmstore.serde import builtin_types  # noqa: F401 - it registers types
 from shmstore.serde.msgpack_serde import MsgpackSerde
 from shmstore.serde.pickle_serde import PickleSerde
 from shmstore.serde.protocol import ALIGNMENT, Encoded, Layout, ObjectSerde, TensorSpec

@@ -1,4 +1,4 @@
-"""What to store instead of a value that is refused: asked once a walk has failed, never on its way."""
+"""Hints that say what to store instead of a refused value; computed only after a walk has failed."""
 
 import dataclasses
 import enum
@@ -22,52 +22,52 @@ def _for_tensor(tensor: torch.Tensor) -> str | None:
     if tensor.is_nested:
         return "store the list of its tensors, tensor.unbind(), or torch.nested.to_padded_tensor(tensor, ...)"
     if tensor.layout is not torch.strided:
-        return "store tensor.to_dense(), or its indices and values as tensors of their own"
+        return "store tensor.to_dense(), or its indices and values as separate tensors"
     if tensor.dtype not in TORCH_KINDS:
         return "store tensor.dequantize(), or tensor.int_repr() with its scale and zero point"
     if tensor.is_meta:
-        return "it has a shape only: give it bytes (torch.empty_like(..., device='cpu')), or use it in reserve()"
+        return "give it bytes (torch.empty_like(..., device='cpu')), or use it as a template of reserve()"
     if tensor.dim() > MAX_NDIM:
-        return "store it in another shape (tensor.flatten()) and its own beside it"
+        return "store tensor.flatten() and its shape"
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"store tensor.as_subclass(torch.Tensor), {_REGISTER}"
-    return "store a copy: tensor.clone(), made outside of any transform, while its storage is there"
+    return "store tensor.clone(), made outside of any transform and before its storage is freed"
 
 
 def _for_array(array: "np.ndarray[Any, Any]") -> str | None:
     if isinstance(array, np.ma.MaskedArray):
-        return "store array.data and array.mask as arrays of their own"
+        return "store array.data and array.mask as separate arrays"
     if type(array.dtype).__name__ == "StringDType":
-        return "store numpy.array(array.tolist()), whose strings are of fixed width"
+        return "store numpy.array(array.tolist()), whose strings have a fixed width"
     if array.dtype.hasobject:
-        return "store array.tolist(), or convert it to a dtype of fixed size: array.astype(...)"
+        return "store array.tolist(), or array.astype(...) with a dtype of fixed size"
     if type(array) is not np.ndarray:
         return f"store numpy.asarray(array), {_REGISTER}"
-    return "store its bits, array.view of an integer dtype of that size, or a torch tensor of such a dtype"
+    return "store its bits, as array.view(...) of an integer dtype of that size, or a torch tensor"
 
 
 def advice_for(value: Any) -> str | None:
-    """Return the hint for a value that cannot be stored; None where there is no better one than the error's own."""
+    """Return the hint for a value that cannot be stored; None if the error's default hint is the best."""
     if isinstance(value, torch.Tensor):
         return _for_tensor(value)
     if isinstance(value, np.ndarray):
         return _for_array(value)
     if isinstance(value, TensorSpec):
-        return "a TensorSpec stands for a leaf in the template of reserve(); put a tensor or an array"
+        return "store a tensor or an array; a TensorSpec is for templates of reserve()"
     if isinstance(value, type):
-        return "that is a class: store its name, or an instance of it"
+        return "store the name of the class, or an instance of it"
     if isinstance(value, enum.Enum):
         return f"store its .value or its .name, {_REGISTER}"
     if isinstance(value, Mapping):  # UserDict (as of BatchFeature), OrderedDict, defaultdict, Counter, ...
-        return f"store dict(value): types are taken exactly; {_REGISTER}"
+        return f"store dict(value), because types must match exactly; {_REGISTER}"
     if dataclasses.is_dataclass(value):
         return f"store dataclasses.asdict(value), {_REGISTER}"
     if isinstance(value, tuple):
         named = "value._asdict() or " if hasattr(value, "_asdict") else ""
-        return f"store {named}tuple(value): types are taken exactly; {_REGISTER}"
+        return f"store {named}tuple(value), because types must match exactly; {_REGISTER}"
     for base in (str, bytes, int, float, list):
         if isinstance(value, base):
-            return f"store {base.__name__}(value): types are taken exactly; {_REGISTER}"
+            return f"store {base.__name__}(value), because types must match exactly; {_REGISTER}"
     if isinstance(value, complex):
         return "store numpy.complex128(value)"
     if isinstance(value, (bytearray, memoryview)):
@@ -75,7 +75,7 @@ def advice_for(value: Any) -> str | None:
     if isinstance(value, (Set, deque, range, Iterator)):
         return f"store list(value), {_REGISTER}"
     if isinstance(value, np.generic):
-        return "store numpy.asarray(value)"  # .item() is no plain number for a longdouble or a datetime64
+        return "store numpy.asarray(value)"  # .item() of a longdouble or a datetime64 is not a plain number
     if isinstance(value, os.PathLike):
         return "store str(value)"
     if hasattr(type(value), "__array_interface__") or hasattr(type(value), "__array__"):  # PIL's images, ...
@@ -86,7 +86,7 @@ def advice_for(value: Any) -> str | None:
 def advice_for_key(key: Any) -> str:
     """Return the hint for a dict key that cannot be stored."""
     if isinstance(key, (np.generic, torch.Tensor, np.ndarray)):
-        return "use key.item() for the key, if it is a number"
+        return "use key.item() as the key, if it is a number"
     if isinstance(key, enum.Enum):
-        return "use its .value or its .name for the key"
-    return "dict keys are str, bytes, int, float, bool, None or tuples of them; store a list of pairs otherwise"
+        return "use its .value or its .name as the key"
+    return "use dict keys of type str, bytes, int, float, bool, None or tuples of them, or store a list of pairs"

@@ -1,7 +1,7 @@
-"""The types beyond trees and leaves that processors of Hugging Face and others hand out, registered like any other.
+"""Further types that processors of Hugging Face and others return, registered like any other type.
 
-A numpy scalar travels as its bytes, not as a leaf: those of a template of `reserve` are left out, and it is no shape.
-`torch.Size` travels as a tuple.
+A numpy scalar travels as its bytes and `torch.Size` travels as a tuple. A numpy scalar is not a leaf, because `reserve`
+leaves out the bytes of leaves.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ NUMPY_SCALARS: tuple[type[np.generic], ...] = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
     *(np.float16, np.float32, np.float64, np.complex64, np.complex128),
 )
-"""Those whose size is the same on every host."""
+"""The numpy scalars whose size is the same on every host."""
 
 
 def _from_bytes(dtype: "np.dtype[Any]") -> Callable[[Any], Any]:

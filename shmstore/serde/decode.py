@@ -1,8 +1,8 @@
 """From meta to a plan, and from a plan and a payload to a value.
 
-A plan is a pure function of the meta bytes, so plans are kept, by these bytes: the items of one model have few
-shapes, and a `get` then costs a lookup and one view per leaf. All checks that the bytes allow are made when the plan
-is; the one that is left for each use is that the payload is as long as the plan says.
+A plan is a pure function of the meta bytes, so `MsgpackSerde` caches plans. The items of one model have few shapes, so
+a `get` usually costs a lookup and one view per leaf. Making a plan checks everything in the meta bytes. Each use of a
+plan checks only that the payload is long enough.
 """
 
 import math
@@ -42,7 +42,7 @@ from shmstore.serde.wire import (
 __all__ = ["Mode", "Plan", "make_plan"]
 
 Mode = Literal["view", "copy", "write"]
-"""What leaves a plan makes: read-only views, private copies, or writable views."""
+"""The leaves that a plan makes: read-only views, private copies, or writable views."""
 
 Build = Callable[[Any], Any]
 
@@ -51,13 +51,13 @@ class Plan(NamedTuple):
     """How to make a value from a payload."""
 
     needed: int
-    """The least number of bytes that the payload must have."""
+    """Minimum size of the payload in bytes."""
     build: Build
-    """Takes the payload, returns the value."""
+    """A function from the payload to the value."""
 
 
 class _Mark:
-    """What an ext value of the format decodes to; see shmstore.serde.wire."""
+    """The decoded form of an ext value of the format; see shmstore.serde.wire."""
 
 
 _TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT = (_Mark() for _ in range(5))
@@ -75,7 +75,7 @@ def _ext_hook(code: int, data: bytes) -> _Mark:
 
 
 class _Constant:
-    """A subtree that is the same immutable object in every value made by the plan."""
+    """A subtree that is the same immutable object in every value that the plan makes."""
 
     __slots__ = ("value",)
 
@@ -84,7 +84,7 @@ class _Constant:
 
 
 def make_plan(meta: bytes, mode: Mode) -> Plan:
-    """Return the plan of `meta`; raises CorruptStoreError, whatever the bytes are, where it describes no value."""
+    """Return the plan of `meta`. Raises CorruptStoreError, and no other error, if the bytes describe no value."""
     try:
         node = parse(meta, _ext_hook)
     except CorruptStoreError:
@@ -104,7 +104,7 @@ def _as_build(part: "_Constant | Build") -> Build:
 
 
 class _Compiler:
-    """Checks a parsed meta and makes functions of it."""
+    """Checks a parsed meta and turns it into functions."""
 
     def __init__(self, mode: Mode) -> None:
         self.mode = mode
@@ -184,12 +184,12 @@ class _Compiler:
     def place(
         self, node: tuple[Any, ...], itemsize: int, max_ndim: int, dtype: "np.dtype[Any] | None" = None
     ) -> tuple[int, tuple[int, ...], int]:
-        """Return offset, shape and number of bytes of a leaf, all of them checked."""
+        """Check the offset, the shape and the number of bytes of a leaf, and return them."""
         offset, shape = node[2], node[3:]
         if len(shape) > max_ndim:
-            raise CorruptStoreError(f"the meta bytes hold a leaf of {len(shape)} dimensions")
+            raise CorruptStoreError(f"the meta bytes hold a leaf of {len(shape)} dimensions, more than {max_ndim}")
         if type(offset) is not int or offset < 0 or offset % ALIGNMENT:
-            raise CorruptStoreError("the meta bytes hold an offset that is no multiple of the alignment")
+            raise CorruptStoreError(f"the meta bytes hold an offset that is not a multiple of {ALIGNMENT}")
         for dim in shape:
             if type(dim) is not int or not 0 <= dim <= MAX_NBYTES:
                 raise CorruptStoreError("the meta bytes hold a dimension out of range")
@@ -199,8 +199,8 @@ class _Compiler:
         if nbytes:
             end = offset + nbytes
             if end > MAX_NBYTES:
-                raise CorruptStoreError("the meta bytes hold a leaf beyond every payload")
-            self.total += nbytes  # leaves that shared their bytes would let a copy take any amount of memory
+                raise CorruptStoreError("the meta bytes hold a leaf beyond the largest payload")
+            self.total += nbytes  # if leaves shared bytes, a copy could take any amount of memory
             self.needed = max(self.needed, end, self.total)
         return offset, shape, nbytes
 
@@ -211,11 +211,11 @@ class _Compiler:
         if kind is None:
             raise CorruptStoreError(
                 f"the meta bytes hold a tensor of unknown dtype {shown(node[1])}",
-                hint="the writer's torch may be newer; use one version of torch on both sides",
+                hint="use one version of torch on both sides; the writer's may be newer",
             )
         offset, shape, nbytes = self.place(node, kind.itemsize, MAX_NDIM)
         dtype = kind.dtype
-        if nbytes == 0:  # nothing to view, hence nothing to pin
+        if nbytes == 0:  # no bytes to view or pin
             try:
                 torch.empty(shape, dtype=dtype)
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:
@@ -235,7 +235,7 @@ class _Compiler:
         try:
             dtype = numpy_dtype_from_wire(node[1])
         except ValueError as error:
-            raise CorruptStoreError(f"the meta bytes hold no dtype of an array: {cut(error)}") from error
+            raise CorruptStoreError(f"the meta bytes hold an array with an invalid dtype: {cut(error)}") from error
         if dtype.subdtype is not None:
             raise CorruptStoreError("the meta bytes hold an array of subarrays")
         offset, shape, nbytes = self.place(node, dtype.itemsize, NUMPY_MAX_NDIM, dtype)
@@ -254,14 +254,14 @@ class _Compiler:
                 raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
             return build_empty
         if self.mode == "copy":
-            # By bytes, as numpy's own copy would leave the padding of structured dtypes out.
+            # As bytes, because numpy's copy leaves out the padding of structured dtypes.
             raw = (nbytes,)
             return lambda payload: ndarray(shape, dtype, ndarray(raw, np.uint8, payload, offset).copy())
         if self.mode == "write":
             return lambda payload: ndarray(shape, dtype, payload, offset)
 
-        # frombuffer, unlike ndarray, keeps the read-only buffer as the base: so numpy refuses to make the array
-        # writable, and nobody gets as far as the fault.
+        # frombuffer, unlike ndarray, keeps the read-only buffer as the base, so numpy refuses to make the array
+        # writable, and a write raises instead of crashing the process.
         count, frombuffer = math.prod(shape), np.frombuffer
         return lambda payload: frombuffer(memoryview(payload).toreadonly(), dtype, count, offset).reshape(shape)
 
@@ -276,9 +276,9 @@ def _key(node: Any, depth: int) -> Any:
     if type(node) in ATOMS:
         return node
     if depth > MAX_DEPTH or type(node) is not tuple or not node:
-        raise CorruptStoreError("the meta bytes hold a key that is no scalar and no tuple of scalars")
+        raise CorruptStoreError("the meta bytes hold a key that is neither a scalar nor a tuple of scalars")
     if node[0] is _TUPLE:
         return tuple([_key(item, depth + 1) for item in node[1:]])
     if node[0] is _INT:
         return _big_int(node)
-    raise CorruptStoreError("the meta bytes hold a key that is no scalar and no tuple of scalars")
+    raise CorruptStoreError("the meta bytes hold a key that is neither a scalar nor a tuple of scalars")

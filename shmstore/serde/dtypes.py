@@ -1,12 +1,12 @@
-"""Names of dtypes on the wire, and the views of raw bytes that they stand for.
+"""Names of dtypes on the wire, and views of raw bytes with these dtypes.
 
-torch dtypes travel by their own name (``bfloat16``), since numbers would differ between versions. numpy dtypes
-travel as ``dtype.str`` (``<f4``, ``|S5``, ``>M8[ns]``) or, structured ones, as a tree of field names, formats and
-offsets. Neither is ever evaluated: a name is looked up, a string must match `_NUMPY_STR`.
+torch dtypes travel by name (``bfloat16``), because their numbers differ between versions. numpy dtypes travel as
+``dtype.str`` (``<f4``, ``|S5``, ``>M8[ns]``). Structured dtypes travel as a tree of field names, formats and offsets.
+Neither form is evaluated: a torch name is looked up, and a numpy string must match `_NUMPY_STR`.
 
-A torch view is made by way of numpy, for it is the fastest way found (0.75 µs against 1.6 to 1.9 for
-`torch.frombuffer` and a reshape): an array over the payload, then `torch.from_numpy`. A dtype that numpy lacks is
-carried by an integer of its size and reinterpreted, which is also how its bits are copied untouched.
+A torch view is made with numpy: an array over the payload, then `torch.from_numpy`. That is the fastest way found,
+with 0.75 µs against 1.6 to 1.9 µs for `torch.frombuffer` and a reshape. A dtype that numpy lacks is carried by an
+integer of its size and reinterpreted, which also copies its bits unchanged.
 """
 
 import math
@@ -36,22 +36,22 @@ __all__ = [
 
 NUMPY_MAX_NDIM = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 MAX_NDIM = 1024
-"""Torch has no limit of its own; this one bounds what a forged shape can cost."""
+"""torch has no limit; this one bounds the cost of a forged shape."""
 _MAX_DTYPE_DEPTH = 16
 _MAX_HOLLOW = 65536
-"""So many elements of a leaf may have no bytes: a list of them takes memory all the same."""
+"""How many elements of a leaf may have no bytes; a list of such elements still takes memory."""
 
 
 class TorchKind(NamedTuple):
-    """How a torch dtype is named, and which numpy and torch dtypes carry its bits."""
+    """The name of a torch dtype, and the numpy and torch dtypes that carry its bits."""
 
     dtype: torch.dtype
     name: str
     itemsize: int
     carrier: "np.dtype[Any]"
-    """The numpy dtype of the same meaning or, where there is none, an integer of the same size."""
+    """The numpy dtype with the same meaning or, if numpy lacks it, an integer of the same size."""
     carrier_torch: torch.dtype
-    """The torch dtype of `carrier`; `dtype` itself where numpy has it."""
+    """The torch dtype of `carrier`; it is `dtype` itself if numpy has it."""
 
 
 _SHARED = (
@@ -60,7 +60,7 @@ _SHARED = (
 )
 _NATIVE = {getattr(torch, name): np.dtype(name) for name in _SHARED}
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Quantised dtypes mean nothing without their scale, which is not part of the dtype.
+# A quantised dtype is useless without its scale, which is not part of the dtype.
 _QUANTISED = {torch.qint8, torch.qint32, torch.quint8, torch.quint4x2, torch.quint2x4}
 
 
@@ -79,12 +79,12 @@ TORCH_BY_NAME = {kind.name: kind for kind in TORCH_KINDS.values()}
 
 
 def torch_viewer(kind: TorchKind, shape: tuple[int, ...], offset: int) -> Callable[[Any], torch.Tensor]:
-    """Return a function from a buffer to the contiguous tensor of `kind` and `shape` that lies in it at `offset`.
+    """Return a function from a buffer to the contiguous tensor of `kind` and `shape` at `offset` in it.
 
-    The tensor keeps the buffer object alive. It must have at least one byte.
+    The tensor keeps the buffer alive. It must have at least one byte.
     """
     ndarray, from_numpy, carrier, dtype = np.ndarray, torch.from_numpy, kind.carrier, kind.dtype
-    if len(shape) > 32:  # the limit of numpy 1, and no one's hot path
+    if len(shape) > 32:  # the limit of numpy 1; this is rare
         strides = tuple(accumulate(shape[:0:-1], operator.mul, initial=1))[::-1]
         count = (math.prod(shape),)
         return lambda buffer: from_numpy(ndarray(count, carrier, buffer, offset)).view(dtype).as_strided(shape, strides)
@@ -99,7 +99,7 @@ def torch_view(kind: TorchKind, shape: tuple[int, ...], buffer: Any) -> torch.Te
 
 
 def _elements(shape: tuple[int, ...], dtype: "np.dtype[Any] | None") -> int:
-    count = math.prod(takewhile(bool, shape))  # no loop gets to what stands behind a 0
+    count = math.prod(takewhile(bool, shape))  # no loop reaches the dimensions behind a 0
     if dtype is None or dtype.fields is None:
         return count
     parts = [1]
@@ -110,21 +110,21 @@ def _elements(shape: tuple[int, ...], dtype: "np.dtype[Any] | None") -> int:
 
 
 def is_hollow(shape: tuple[int, ...], nbytes: int, dtype: "np.dtype[Any] | None" = None) -> bool:
-    """Say whether a leaf has more elements than bytes stand behind, beyond a few; `dtype`: that of an array.
+    """Return whether a leaf has far more elements than bytes; pass the `dtype` of an array.
 
-    A tensor of shape (2^31, 0) has no bytes, and a list of its elements takes hundreds of gigabytes.
+    A tensor of shape (2^31, 0) has no bytes, but a list of its elements takes hundreds of gigabytes.
     """
     return _elements(shape, dtype) > nbytes + _MAX_HOLLOW
 
 
-# Strict, since numpy's own parser cannot be trusted with forged text: it divides by the 0 of "<M8[s/0]" (SIGFPE).
+# Strict, because numpy's parser is not safe for forged text: it divides by the 0 of "<M8[s/0]" (SIGFPE).
 _NUMPY_STR = re.compile(
     r"[<>|]([biufcSUV](0|[1-9][0-9]{0,9})|[Mm]8(\[([1-9][0-9]{0,8})?(Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?)"
 )
 
 
 def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
-    """Return `dtype` as strings, ints and lists, or None where it cannot be stored (objects, foreign dtypes)."""
+    """Return `dtype` as strings, ints and lists, or None if it cannot be stored (objects, foreign dtypes)."""
     wire = _to_wire(dtype, 0)
     if wire is None:
         return None
@@ -132,8 +132,8 @@ def numpy_dtype_to_wire(dtype: "np.dtype[Any]") -> Any:
         back = numpy_dtype_from_wire(wire)
     except ValueError:
         return None
-    # A dtype of another package may call itself <V2, and a record is a void to its name. (C's two integers of 64 bits,
-    # long and long long, have a type each and are one dtype to numpy.)
+    # Dtypes of other packages, and records, may have the name of a void (<V2), so types are compared too. Integers are
+    # exempt: long and long long are one dtype to numpy, but have two types.
     return wire if back == dtype and (back.type is dtype.type or dtype.kind in "iu") else None
 
 
@@ -155,7 +155,7 @@ def _to_wire(dtype: "np.dtype[Any]", depth: int) -> Any:
 
 
 def numpy_dtype_from_wire(wire: Any) -> "np.dtype[Any]":
-    """Return the dtype that `wire` describes (sequences may be lists or tuples); raises ValueError for any other."""
+    """Return the dtype that `wire` describes, in lists or tuples. Raises ValueError if it describes no dtype."""
     try:
         return np.dtype(_from_wire(wire, 0))
     except (TypeError, OverflowError, MemoryError, KeyError, IndexError) as error:
@@ -178,7 +178,7 @@ def _from_wire(wire: Any, depth: int) -> "np.dtype[Any]":
     names, formats, offsets, titles, itemsize, aligned = wire
     _require_ints([*offsets, itemsize])
     if not all(type(name) is str for name in names) or not all(t is None or type(t) is str for t in titles):
-        raise ValueError("field names and titles are strings")
+        raise ValueError("field names and titles must be strings")
     description = {
         "names": list(names),
         "formats": [_from_wire(item, depth + 1) for item in formats],
@@ -193,4 +193,4 @@ def _from_wire(wire: Any, depth: int) -> "np.dtype[Any]":
 
 def _require_ints(values: Any) -> None:
     if not all(type(value) is int and 0 <= value < 2**31 for value in values):
-        raise ValueError("sizes and offsets of a dtype are ints from 0 to 2^31 - 1")
+        raise ValueError("sizes and offsets of a dtype must be ints from 0 to 2^31 - 1")

@@ -1,7 +1,7 @@
-"""From a value to meta, spans and fills: one walk over the tree, which refuses before anything is allocated.
+"""From a value to meta, spans and fills: one walk over the tree, which refuses before the store allocates anything.
 
-The walk is in Python where there are leaves and in C (msgpack) for lists and dicts of nothing but scalars. Types
-are compared exactly: an OrderedDict, a namedtuple, or an IntEnum would come back as something else.
+msgpack's C code packs lists and dicts of scalars alone; Python walks all other containers. Types must match exactly,
+because an OrderedDict, a namedtuple or an IntEnum would come back as another type.
 """
 
 import ctypes
@@ -40,15 +40,15 @@ _from_buffer = ctypes.c_char.from_buffer
 
 
 def array_address(array: "np.ndarray[Any, Any]") -> int:
-    """Return where the bytes of a non-empty `array` start."""
+    """Return the address of the first byte of a non-empty `array`."""
     try:
         return _addressof(_from_buffer(array))  # type: ignore[arg-type]
-    except (TypeError, ValueError, BufferError):  # read-only, or a dtype that the buffer protocol cannot name
+    except (TypeError, ValueError, BufferError):  # read-only, or a dtype without a name in the buffer protocol
         return array.ctypes.data
 
 
 class _RefusedError(Exception):
-    """A value that cannot be stored, on its way up through the containers that each add their part of the path."""
+    """A value that cannot be stored; each container on the way up adds its part of the path."""
 
     def __init__(self, reason: str, hint: str | None) -> None:
         self.reason = reason
@@ -61,7 +61,7 @@ def _no_serializer(value: Any) -> str:
 
 
 def _big_int(value: Any) -> Any:
-    # msgpack asks for help with ints of more than 64 bits; the walk has let nothing else pass.
+    # msgpack calls this for ints of more than 64 bits; the walk has refused all other unknown types.
     return [INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
 
 
@@ -69,25 +69,25 @@ def _make_packer() -> msgpack.Packer:
     return msgpack.Packer(default=_big_int, strict_types=True, autoreset=False, unicode_errors="surrogatepass")
 
 
-# Packers own a large buffer, so they are kept; one is taken out while it is used, hence safe for threads and for a
-# `to_tree` that encodes something itself.
+# Packers own a large buffer, so they are reused. A packer in use is not in the list, so threads and a `to_tree` that
+# encodes something get another one.
 _PACKERS: list[msgpack.Packer] = []
 _KEPT_PACKER_BYTES = 1 << 18
 
-# numpy dtype -> its wire form; dtypes are few, but an application could make them without end.
+# numpy dtype -> its wire form; an application has few dtypes, but could make any number of them.
 _NUMPY_WIRE: dict[Any, Any] = {}
 _NUMPY_WIRE_LIMIT = 1024
 
 
 def _wire_of(dtype: "np.dtype[Any]") -> Any:
-    # Dtypes that compare equal may differ in their wire form (titles, alignment); those are structured.
+    # Structured dtypes that compare equal may differ in their wire form (titles, alignment).
     if dtype.names is not None:
         return numpy_dtype_to_wire(dtype)
     try:
         return _NUMPY_WIRE[dtype]
     except KeyError:
         wire = numpy_dtype_to_wire(dtype)
-        if wire is not None:  # a refusal is not for all that compare equal
+        if wire is not None:  # dtypes that compare equal need not all be refused
             if len(_NUMPY_WIRE) >= _NUMPY_WIRE_LIMIT:
                 _NUMPY_WIRE.clear()
             _NUMPY_WIRE[dtype] = wire
@@ -95,7 +95,7 @@ def _wire_of(dtype: "np.dtype[Any]") -> Any:
 
 
 class _Walk:
-    """One encoding under way; `template` accepts leaves without bytes and names none."""
+    """One encoding; with `template`, leaves need no bytes, and none are listed."""
 
     __slots__ = ("end", "fills", "keep", "pack", "packer", "spans", "template")
 
@@ -199,10 +199,10 @@ class _Walk:
             raise
 
     def place(self, mark: Any, dtype: Any, shape: Any, nbytes: int, fields: "np.dtype[Any] | None" = None) -> int:
-        """Write the leaf's node and return the offset of its bytes; `fields`: the dtype of a structured array."""
+        """Write the leaf's node and return the offset of its bytes; `fields` is the dtype of a structured array."""
         if (nbytes == 0 or fields is not None) and is_hollow(shape, nbytes, fields):
             raise _RefusedError(
-                f"no serializer for a leaf of shape {shown(tuple(shape))}: it has more elements than bytes",
+                f"no serializer for a leaf of shape {shown(tuple(shape))}, which has more elements than bytes",
                 "store its shape, as a tuple of ints",
             )
         if nbytes == 0:
@@ -240,7 +240,7 @@ class _Walk:
                 address = tensor.data_ptr()
             except RuntimeError:
                 raise _RefusedError(
-                    "no serializer for a tensor without storage of its own (inside a transform?)", advice_for(tensor)
+                    "no serializer for a tensor without its own storage (inside a transform?)", advice_for(tensor)
                 ) from None
             if not address and not tensor._is_zerotensor():
                 raise _RefusedError("no serializer for a tensor whose storage has been freed", advice_for(tensor))
@@ -285,16 +285,16 @@ class _Walk:
             if len(spec.shape) > NUMPY_MAX_NDIM:
                 raise _RefusedError(f"no serializer for an array of more than {NUMPY_MAX_NDIM} dimensions", None)
             nbytes, mark, fields = count * spec.dtype.itemsize, ARRAY, spec.dtype
-        # Neither package makes an empty leaf either whose other dimensions are too large together.
+        # torch and numpy cannot make an empty leaf either if the product of its other dimensions is too large.
         if math.prod(filter(None, spec.shape)) * max(1, spec.dtype.itemsize) > MAX_NBYTES:
             raise ObjectTooLargeError(f"a leaf of shape {shown(spec.shape)} needs more than {MAX_NBYTES} bytes")
         self.place(mark, wire, spec.shape, nbytes, fields)
 
 
 def encode_tree(value: Any, *, template: bool = False) -> Encoded:
-    """Take any tree apart; with `template` its leaves need no bytes, and spans and fills stay empty.
+    """Take a tree apart; with `template`, its leaves need no bytes, and spans and fills stay empty.
 
-    Raises UnsupportedValueError (TypeError) naming the path, NestingError (ValueError) for what is too deep.
+    Raises UnsupportedValueError (TypeError) with the path, and NestingError (ValueError) for a tree that is too deep.
     """
     packer = _PACKERS.pop() if _PACKERS else _make_packer()
     walk = _Walk(packer, template)
@@ -311,17 +311,17 @@ def encode_tree(value: Any, *, template: bool = False) -> Encoded:
 
 
 def fill_leaf(dst: Any, source: Any) -> None:
-    """Write `source`, a tensor or an array, to the writable buffer `dst` of its size, in C order, in one pass."""
+    """Write `source`, a tensor or an array, in C order and one pass to `dst`, a writable buffer of its size."""
     if isinstance(source, torch.Tensor):
         kind = TORCH_KINDS[source.dtype]
         view = torch_view(kind, tuple(source.shape), dst)
         if kind.carrier_torch is source.dtype or source.is_conj() or source.is_neg():
             view.copy_(source)
-        else:  # by its bits: some of these dtypes have no copy kernel
+        else:  # as integers, because some of these dtypes have no copy kernel
             view.view(kind.carrier_torch).copy_(source.view(kind.carrier_torch))
         return
     dtype = source.dtype
-    if dtype.names is not None:  # by its bytes: a copy by fields would leave what was in the padding before
+    if dtype.names is not None:  # as bytes, because a copy by fields would leave old bytes in the padding
         dtype = np.dtype((np.void, dtype.itemsize))
         source = source.view(dtype)
     np.copyto(np.ndarray(source.shape, dtype, dst), source)

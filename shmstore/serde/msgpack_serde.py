@@ -1,4 +1,4 @@
-"""`MsgpackSerde`, the default serializer: fast paths for what is stored most, and the general walk for the rest."""
+"""`MsgpackSerde`, the default serializer: fast paths for usual values, and the general walk for all others."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ __all__ = ["MsgpackSerde"]
 
 _CACHE_ENTRIES = 2048
 _CACHED_META_BYTES = 2048
-"""Larger ones are lists of data rather than shapes: unlikely to be seen again, and slow to hash."""
+"""Larger meta holds lists of data rather than shapes; it is unlikely to repeat, and slow to hash."""
 
-# All of these are pure functions of their keys, so that they serve every instance. They are emptied when full: with
-# the few shapes of a model that never happens, and it needs no bookkeeping on a hit.
+# These caches are pure functions of their keys, so all instances share them. A full cache is emptied: that needs no
+# work on a hit, and the few shapes of a model never fill one.
 _ONE_TENSOR: dict[Any, tuple[bytes, int]] = {}
 _ONE_ARRAY: dict[Any, tuple[bytes, int]] = {}
 _FLAT: dict[Any, tuple[bytes, int, tuple[tuple[int, int], ...]]] = {}
@@ -46,14 +46,18 @@ def _plan(meta: bytes, mode: Mode) -> Plan:
 
 
 class MsgpackSerde:
-    """The tree as msgpack, the bytes of its tensors and arrays beside it; see shmstore.serde.wire for the format.
+    """Stores the tree as msgpack and the bytes of its tensors and arrays beside it; shmstore.serde.wire has the format.
 
-    Stores dicts, lists and tuples of str, bytes, int, float, bool, None, tensors, arrays, numpy's scalars of fixed
-    size, `torch.Size` and the types given to `register_type`, nested up to 100 deep; dict keys are str, bytes, int,
-    float, bool, None or tuples of them. Types are taken exactly: no subclasses. What comes back has the same types,
-    dtypes, shapes and bits; tensors that require a gradient, and parameters, come back as plain tensors. Two things are
-    refused, since forged bytes could take any amount of memory or time by them: a leaf that has more elements than
-    bytes, beyond 65,536 (of shape (100000, 0), say), and a dict with more than 64 keys of the same `hash`.
+    It stores str, bytes, int, float, bool, None, tensors, arrays, numpy's scalars of fixed size, `torch.Size` and
+    registered types (`register_type`), and dicts, lists and tuples of them. Containers may be nested 100 deep. Dict
+    keys are str, bytes, int, float, bool, None or tuples of them. Types must match exactly: it refuses subclasses.
+
+    A stored value comes back with the same types, dtypes, shapes and bits. Parameters and tensors that require a
+    gradient come back as plain tensors.
+
+    It refuses two kinds of values by which forged bytes could take any amount of memory or time. The first is a leaf
+    with over 65,536 more elements than bytes, for example of shape (100000, 0). The second is a dict with more than 64
+    keys of the same `hash`.
     """
 
     __slots__ = ()
@@ -62,10 +66,10 @@ class MsgpackSerde:
         return "MsgpackSerde()"
 
     def encode(self, value: Any) -> Encoded:
-        """Take `value` apart; raises UnsupportedValueError (TypeError), which names the path, for what it refuses."""
+        """Take `value` apart, or raise UnsupportedValueError (TypeError) with the path of the part that it refuses."""
         kind = type(value)
         if kind is _Tensor:
-            # Nested tensors have no shape, those inside a functorch transform no address: both raise RuntimeError.
+            # RuntimeError: a nested tensor has no shape, and a tensor inside a functorch transform has no address.
             try:
                 if (
                     value.is_cpu
@@ -103,7 +107,7 @@ class MsgpackSerde:
         return encode_tree(value)
 
     def _encode_dict(self, tree: dict[Any, Any], value: Any) -> Encoded:
-        """Encode `value`, which is `tree`, or of a registered type and `tree` is its tree."""
+        """Encode `value`, which is `tree` itself or has a registered type with the tree `tree`."""
         key: list[Any] = [type(value)]
         add = key.append
         leaves: list[Any] = []
@@ -141,40 +145,40 @@ class MsgpackSerde:
             spans = [(offset, size, address) for (offset, size), address in zip(places, addresses, strict=True)]
             return _new(Encoded, (meta, nbytes, spans, (), leaves))
         encoded = encode_tree(value)
-        # Another thread may have changed the dict since the signature was taken.
+        # Another thread may have changed the dict after the signature was made.
         if len(encoded.meta) <= _CACHED_META_BYTES and [span[2] for span in encoded.spans] == addresses:
             places = tuple((offset, size) for offset, size, _ in encoded.spans)
             _remember(_FLAT, signature, (encoded.meta, encoded.nbytes, places))
         return encoded
 
     def fill(self, dst: Any, source: Any) -> None:
-        """Write a leaf of `Encoded.fills` into the writable buffer `dst` of its size, in one pass."""
+        """Write a leaf of `Encoded.fills` into `dst`, a writable buffer of its size, in one pass."""
         fill_leaf(dst, source)
 
     def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
-        """Return the value; raises CorruptStoreError for bytes that do not fit together.
+        """Return the value, or raise CorruptStoreError for bytes that do not fit together.
 
-        Tensors and arrays view `payload`, a buffer of bytes that exports itself as writable, and keep it alive;
-        arrays are flagged read-only, which torch cannot express. With `copy` they are private and writable.
+        Tensors and arrays are views of `payload`, a buffer of bytes that exports itself as writable, and keep it alive.
+        Arrays are flagged read-only; torch has no such flag. With `copy`, all leaves are private and writable.
         """
-        if type(meta) is not bytes:  # other buffers compare by identity, or change
+        if type(meta) is not bytes:  # other buffers compare by identity, or can change
             meta = bytes(meta)
         needed, build = (_PLANS["copy"] if copy else _VIEW_PLANS).get(meta) or _plan(meta, "copy" if copy else "view")
         if len(payload) < needed:
-            raise CorruptStoreError(f"the payload has {len(payload)} bytes where {needed} are described")
+            raise CorruptStoreError(f"the payload has {len(payload)} bytes, and the meta bytes describe {needed}")
         return build(payload)
 
     def layout(self, template: Any) -> Layout:
         """Lay out `template`, a tree whose leaves are `TensorSpec`, tensors (of any device, meta too) or arrays.
 
-        Only their shapes and dtypes count; all else in the tree is stored as it is.
+        Only the shapes and dtypes of leaves are used; all other values in the tree are stored.
         """
         encoded = encode_tree(template, template=True)
         needed, build = _PLANS["write"].get(encoded.meta) or _plan(encoded.meta, "write")
 
         def build_checked(payload: Any) -> Any:
             if len(payload) < needed:
-                raise ValueError(f"a buffer of {len(payload)} bytes is too small for {needed}")
+                raise ValueError(f"payload must have at least {needed} bytes, not {len(payload)}")
             return build(payload)
 
         return Layout(encoded.meta, encoded.nbytes, build_checked)

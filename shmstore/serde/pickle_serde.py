@@ -1,4 +1,4 @@
-"""`PickleSerde`: any Python object, at a price and at a risk."""
+"""`PickleSerde`: stores any Python object, slowly and at a risk."""
 
 import pickle
 from typing import Any
@@ -13,13 +13,13 @@ __all__ = ["PickleSerde"]
 
 
 class PickleSerde:
-    """Stores whatever pickles, for those who ask for it by name; it is never a default.
+    """Stores any value that pickles; it is never a default.
 
-    **Risk: unpickling runs code that the bytes name.** Whoever can write to the segment, or be the writer, executes
-    what they like in every reader. Use it only where all processes that share the store trust each other fully.
+    **Risk: unpickling runs code that the bytes name.** A process that can write to the segment can run any code in
+    every reader. Use it only if all processes that share the store trust each other fully.
 
-    It also gives up what the store is for: the whole value is pickled to one byte string, copied into the store, and
-    each `get` makes a private copy of everything, with the GIL held.
+    It is also slow. It pickles the whole value to one byte string and copies it into the store. Each `get` makes a
+    private copy with the GIL held.
     """
 
     __slots__ = ()
@@ -28,13 +28,16 @@ class PickleSerde:
         return "PickleSerde()"
 
     def encode(self, value: Any) -> Encoded:
-        """Pickle `value`; UnsupportedValueError (TypeError) where pickle refuses it, NestingError if it is too deep."""
+        """Pickle `value`.
+
+        Raises UnsupportedValueError (TypeError) if pickle refuses it, and NestingError if it is too deep.
+        """
         try:
             data = pickle.dumps(value, protocol=5)
         except RecursionError as error:
             raise NestingError() from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise UnsupportedValueError(f"value: pickle refuses it: {cut(error)}", path="value") from error
+            raise UnsupportedValueError(f"value: pickle refuses the value: {cut(error)}", path="value") from error
         meta = msgpack.packb(msgpack.ExtType(PICKLE, len(data).to_bytes(8, "little")))
         return Encoded(meta, len(data), (), ((0, len(data), data),), data)
 
@@ -43,7 +46,7 @@ class PickleSerde:
         memoryview(dst).cast("B")[:] = source
 
     def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
-        """Return a private copy of the value, whatever `copy` says; **runs code that the bytes name**."""
+        """Return a private copy of the value, with or without `copy`; **runs code that the bytes name**."""
         size = len(payload)
         try:
             ext = msgpack.unpackb(meta)
@@ -53,14 +56,14 @@ class PickleSerde:
             raise CorruptStoreError("the meta bytes were not written by PickleSerde")
         nbytes = int.from_bytes(ext.data, "little")
         if nbytes > size:
-            raise CorruptStoreError(f"the payload has {size} bytes where {nbytes} are described")
+            raise CorruptStoreError(f"the payload has {size} bytes, and the meta bytes describe {nbytes}")
         try:
             return pickle.loads(memoryview(payload)[:nbytes])
-        except Exception as error:  # anything at all can come out of a damaged pickle
+        except Exception as error:  # a damaged pickle can raise any error
             raise CorruptStoreError(f"unpickling failed: {type(error).__name__}: {cut(error)}") from error
 
     def layout(self, template: Any) -> Layout:
-        """Raises UnsupportedValueError: pickled bytes have no places for leaves."""
+        """Raise UnsupportedValueError, because pickled bytes have no places for leaves."""
         raise UnsupportedValueError(
             "value: PickleSerde cannot lay out a template", path="value", hint="use MsgpackSerde for reserve()"
         )

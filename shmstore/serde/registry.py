@@ -1,7 +1,7 @@
-"""Types that applications add to the trees that `MsgpackSerde` stores.
+"""Types that applications add to the trees of `MsgpackSerde`.
 
 A registered type travels as its name and the tree that `to_tree` returns; tensors in that tree stay out of band.
-Nothing is imported or called by name on the reading side: a process reads only the types it has registered itself.
+The reading side never imports or calls anything by name; a process reads only the types that it has registered.
 """
 
 from collections.abc import Callable
@@ -37,26 +37,27 @@ _BUILT_IN = {
 
 
 def register_type(name: str, cls: type[T], to_tree: Callable[[T], Any], from_tree: Callable[[Any], T]) -> None:
-    """Let instances of exactly `cls` be stored anywhere in a tree, under `name`, in this process.
+    """Let this process store instances of exactly `cls` in a tree, and read them, under `name`.
 
-    `to_tree` returns a value that can be stored (other registered types in it are fine), `from_tree` makes an equal
-    object of it; both must be pure. Bytes may be damaged or forged: let `from_tree` check the type and the length of a
-    tree before it unpacks it or loops over it, and raise for any other. Names are part of the stored bytes: choose them
-    like ``package.Type``, and never give one a new meaning. Registering the same again does nothing; raises ValueError
-    where the name or the class is taken, or the class is one that trees are made of, and TypeError for arguments of
-    other types.
+    `to_tree` returns a value that can be stored; it may contain other registered types. `from_tree` makes an equal
+    object of that value. Both must be pure. Bytes may be damaged or forged. Before `from_tree` unpacks a tree or loops
+    over it, it must check the tree's type and length, and raise if they are wrong. Names are part of the stored bytes:
+    choose names like ``package.Type``, and never change the meaning of one.
+
+    Repeating a registration does nothing. Raises ValueError if the name or the class is taken, or if the class is part
+    of the format itself. Raises TypeError for an argument of the wrong type.
     """
     if not isinstance(name, str) or not name:
         raise TypeError(f"name must be a non-empty str, not {shown(name)}")
     if not isinstance(cls, type):
         raise TypeError(f"cls must be a class, not {shown(cls)}")
     if not callable(to_tree) or not callable(from_tree):
-        raise TypeError("to_tree and from_tree must be callable")
+        raise TypeError(f"to_tree and from_tree must be callable, not {shown(to_tree)} and {shown(from_tree)}")
     if cls in _BUILT_IN:
-        raise ValueError(f"{cls.__name__} is part of the format itself")
+        raise ValueError(f"cls must not be {cls.__name__}, which is part of the format itself")
     new = Registration(str(name), cls, to_tree, from_tree)
     for old in (BY_NAME.get(name), BY_CLASS.get(cls)):
         if old is not None and old != new:
-            raise ValueError(f"{old.cls.__qualname__} is registered as {shown(old.name)} already")
+            raise ValueError(f"{old.cls.__qualname__} is already registered as {shown(old.name)}")
     BY_NAME[new.name] = new
     BY_CLASS[cls] = new

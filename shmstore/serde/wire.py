@@ -1,8 +1,8 @@
-"""The wire format of `MsgpackSerde`, the part that its two directions share.
+"""The wire format of `MsgpackSerde`: the part that encoding and decoding share.
 
-meta is one msgpack value. str, bytes, None, bool, float and ints of up to 64 bits are themselves, a list is an
-array, a dict is a map with its order. Everything else is an array whose first item is a *mark*, an ext value
-without data, which no plain value can produce::
+meta is one msgpack value. str, bytes, None, bool, float and ints of up to 64 bits are themselves. A list is an array,
+and a dict is a map in its order. All other values are arrays whose first item is a *mark*: an ext value without data,
+which no plain value produces::
 
     tuple        [TUPLE, item...]
     other int    [INT, bytes]                        two's complement, little-endian
@@ -10,7 +10,7 @@ without data, which no plain value can produce::
     array        [ARRAY, dtype, offset, dim...]      dtype: see shmstore.serde.dtypes
     registered   [OBJECT, name, tree]
 
-The tensor of shape (2, 3) and dtype float32, alone, is 15 bytes::
+A tensor of shape (2, 3) and dtype float32, stored alone, has 15 bytes of meta::
 
     95 c7 00 03 a7 66 6c 6f 61 74 33 32 00 02 03
     |  |        |                       |  |  dim, dim
@@ -18,9 +18,9 @@ The tensor of shape (2, 3) and dtype float32, alone, is 15 bytes::
     |  TENSOR: ext 8, no data, code 3
     array of 5 items
 
-Marks inside arrays, rather than ext values with nested msgpack in them, keep the depth of a forged message under
-the one limit of the one parser. Offsets count from the start of the payload area and are multiples of `ALIGNMENT`;
-a leaf lies there as its raw bytes in C order, and shares them with no other. A leaf of no bytes has offset 0.
+Marks are not ext values with nested msgpack, because one parser with one limit must bound the depth of a forged
+message. Offsets count from the start of the payload area and are multiples of `ALIGNMENT`. A leaf lies there as raw
+bytes in C order, which no other leaf shares. A leaf without bytes has offset 0.
 """
 
 from collections import Counter
@@ -50,23 +50,24 @@ TENSOR = msgpack.ExtType(3, b"")
 ARRAY = msgpack.ExtType(4, b"")
 OBJECT = msgpack.ExtType(5, b"")
 PICKLE = 6
-"""The ext code of the meta of `PickleSerde`, so that neither reads what the other wrote."""
+"""The ext code of the meta of `PickleSerde`, so that neither serializer reads the bytes of the other."""
 
 MAX_DEPTH = 100
-"""How deep containers may be nested; well below the limits of msgpack's parser and of Python's stack."""
+"""Limit of the nesting of containers; it is well below the limits of msgpack's parser and of Python's stack."""
 MAX_NBYTES = 2**62
-"""No payload is larger; keeps every sum of sizes within what C and numpy take."""
+"""Limit of a payload, which keeps sums of sizes within the range of C and numpy."""
 
 ATOMS: frozenset[Any] = frozenset((str, bytes, int, float, bool, type(None)))
-"""The scalar types; dict keys are of these, or tuples of them."""
+"""The scalar types; dict keys are scalars or tuples of them."""
 MAX_SAME_HASH = 64
-"""How many keys of one dict may have the same hash."""
+"""Limit of the keys of one dict that have the same hash."""
 
 
 def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
-    """Return meta as a tree of atoms, tuples for arrays and lists of pairs for maps: no key is hashed here.
+    """Return meta as a tree of atoms, tuples for arrays and lists of pairs for maps.
 
-    Raises ValueError, TypeError, OverflowError or msgpack.UnpackException for what is not msgpack.
+    It hashes no key. Raises ValueError, TypeError, OverflowError or msgpack.UnpackException for bytes that are not
+    msgpack.
     """
     return msgpack.unpackb(
         meta,
@@ -80,10 +81,10 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
 
 
 def crowded(keys: Collection[Any]) -> bool:
-    """Say whether so many keys have the same hash that a dict of them takes the square of their number to make.
+    """Return whether so many keys have the same hash that making a dict of them takes quadratic time.
 
-    The hashes of text and bytes depend on a secret of the process. Anybody can choose numbers, and tuples of numbers,
-    of the same hash.
+    An attacker can choose numbers, and tuples of numbers, with the same hash. The hashes of str and bytes depend on a
+    secret of the process.
     """
     if len(keys) <= MAX_SAME_HASH or {str, bytes}.issuperset(map(type, keys)):
         return False

@@ -172,8 +172,7 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
     folder.mkdir()
     try:
         ran = piped(command, str(folder), *NAMED[command])
-        hint = "(hint: shmstore ls shows the stores of this host)"
-        assert (1, f"shmstore {command}: {folder} is no store {hint}\n") == (ran.status, ran.err)
+        assert (1, True, True) == (ran.status, str(folder) in ran.err, "shmstore ls" in ran.err), ran
     finally:
         folder.rmdir()
     elsewhere = tmp_path / "file"
@@ -182,7 +181,7 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
         ran = piped(command, str(path), *NAMED[command])
         assert (2, True) == (ran.status, f"{path} is no store: stores are files of /dev/shm" in ran.err), ran
     ran = piped(command, str(tmp_path / "absent"), *NAMED[command])
-    assert (1, True) == (ran.status, "hint: shmstore ls shows what there is" in ran.err), ran
+    assert (1, True) == (ran.status, "shmstore ls" in ran.err), ran
 
 
 def test_top_of_all_judges_as_ls_does_and_of_one_as_dump_does() -> None:

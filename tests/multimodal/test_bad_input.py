@@ -1,5 +1,6 @@
-"""What each of the six caches says to what is no input, and that nothing has changed then."""
+"""Each of the six caches refuses wrong input with an error that names it, and nothing changes."""
 
+import re
 import warnings
 from types import SimpleNamespace
 
@@ -30,13 +31,14 @@ from shmstore.multimodal import (
 )
 from shmstore.multimodal.caches.checks import MAX_HASH
 from tests.multimodal.helpers import MIB, config, features, item, update
+from tests.support import raises
 
 GOOD = (item(2), [update("new")])
 SHM = config(MIB, MIB, cache_type="shm")
 
 
 class OfOneMethod(BaseMultiModalProcessorCache):
-    """A processor cache of somebody else's, which has only what it must have."""
+    """A processor cache of another package, with only the methods that it must have."""
 
     def __init__(self):
         self.stored = {}
@@ -77,7 +79,7 @@ def p0(request):
 
 @pytest.fixture(params=["lru", "shm", "mirrored"])
 def receive(request):
-    """`get_and_update` of a receiver; of the earlier form, of both its sides."""
+    """`get_and_update` of each kind of receiver."""
     if request.param == "lru":
         yield MultiModalReceiverCache(config(MIB)).get_and_update
     elif request.param == "mirrored":
@@ -93,47 +95,47 @@ def state(cache):
 
 
 BAD_INPUTS = {
-    "a tensor": (torch.zeros(3), "got Tensor"),
-    "an array": (np.zeros(2), "got ndarray"),
-    "an item without updates": (item(2), "got MultiModalKwargsItem"),
-    "a tuple of one": ((item(2),), "got a tuple of 1"),
-    "a tuple of three": ((item(2), [], None), "got a tuple of 3"),
-    "a tensor and updates": ((torch.zeros(3), []), r"got \(Tensor, list\)"),
-    "None and updates": ((None, []), r"got \(None, list\)"),
-    "an item and None": ((item(2), None), r"got \(MultiModalKwargsItem, None\)"),
-    "an item and text": ((item(2), "<image>"), r"got \(MultiModalKwargsItem, str\)"),
-    "an item and one update": ((item(2), update("new")), r"got \(MultiModalKwargsItem, ResolvedPromptUpdate\)"),
-    "an item and its hash": ((item(2), 7), r"got \(MultiModalKwargsItem, int\)"),
+    "a tensor": (torch.zeros(3), "Tensor"),
+    "an array": (np.zeros(2), "ndarray"),
+    "an item without updates": (item(2), "MultiModalKwargsItem"),
+    "a tuple of one": ((item(2),), "tuple of 1"),
+    "a tuple of three": ((item(2), [], None), "tuple of 3"),
+    "a tensor and updates": ((torch.zeros(3), []), "(Tensor, list)"),
+    "None and updates": ((None, []), "(None, list)"),
+    "an item and None": ((item(2), None), "(MultiModalKwargsItem, None)"),
+    "an item and text": ((item(2), "<image>"), "(MultiModalKwargsItem, str)"),
+    "an item and one update": ((item(2), update("new")), "(MultiModalKwargsItem, ResolvedPromptUpdate)"),
+    "an item and its hash": ((item(2), 7), "(MultiModalKwargsItem, int)"),
 }
 BAD_UPDATES = {"texts": (["abc"], 0, "str"), "a number": ([update("x"), 3], 1, "int"), "None": ((None,), 0, "None")}
 BAD_UPDATES["what only looks like one"] = ([SimpleNamespace(target="<image>", content="x")], 0, "SimpleNamespace")
 
 
 @pytest.mark.parametrize(("bad", "got"), BAD_INPUTS.values(), ids=BAD_INPUTS)
-def test_a_processor_cache_says_what_it_expects_and_has_changed_nothing(p0, bad, got):
+def test_a_processor_cache_names_wrong_input_and_has_changed_nothing(p0, bad, got):
     before = state(p0)
-    with pytest.raises(TypeError, match=f"^input of 'bad': expected None or a tuple .*, {got}$"):
+    with raises(TypeError, names=("'bad'", got)):
         p0.get_and_update([GOOD, None, bad], ["new", "old", "bad"])
-    with pytest.raises(TypeError, match=f"^input of 'bad': .*, {got}$"):
+    with raises(TypeError, names=("'bad'", got)):
         p0.get_and_update([bad], ["bad"])
     if not isinstance(p0, OfOneMethod):
-        with pytest.raises(TypeError, match=f"^input of 'bad': .*, {got}$"):
+        with raises(TypeError, names=("'bad'", got)):
             p0.get_and_update_item(bad, "bad")
-        with pytest.raises(TypeError, match=f"^input of 'old': .*, {got}$"):  # also where it is not needed
+        with raises(TypeError, names=("'old'", got)):  # also for an item that is cached
             p0.get_and_update_item(bad, "old")
     assert before == state(p0)
 
 
 @pytest.mark.parametrize(("updates", "index", "kind"), BAD_UPDATES.values(), ids=BAD_UPDATES)
-def test_what_is_no_prompt_update_is_refused_before_anything_is_changed(p0, updates, index, kind):
+def test_a_wrong_prompt_update_is_refused_before_anything_is_changed(p0, updates, index, kind):
     before = state(p0)
-    said = f"^input of 'bad': expected a ResolvedPromptUpdate as prompt update {index}, got {kind}$"
-    with pytest.raises(TypeError, match=said):
+    names = ("ResolvedPromptUpdate", str(index), kind)
+    with raises(TypeError, names=("'bad'", *names)):
         p0.get_and_update([GOOD, (item(2), updates)], ["new", "bad"])
     if not isinstance(p0, OfOneMethod):
-        with pytest.raises(TypeError, match=said):
+        with raises(TypeError, names=("'bad'", *names)):
             p0.get_and_update_item((item(2), updates), "bad")
-        with pytest.raises(TypeError, match=said.replace("bad", "old")):
+        with raises(TypeError, names=("'old'", *names)):
             p0.get_and_update_item((item(2), updates), "old")
     assert before == state(p0)
 
@@ -146,40 +148,40 @@ def test_updates_may_be_any_sequence(p0):
 
 
 @pytest.mark.parametrize("bad", [None, 7, b"new", ["new"]], ids=["None", "int", "bytes", "list"])
-def test_a_hash_that_is_no_text_is_a_type_error_and_nothing_has_changed(p0, bad):
+def test_a_hash_that_is_not_a_str_is_a_type_error_and_nothing_has_changed(p0, bad):
     before = state(p0)
-    said = rf"^expected a str as mm_hash(es\[1\])?, got {'None' if bad is None else type(bad).__name__}$"
+    kind = "None" if bad is None else type(bad).__name__
     for given in (GOOD, None):
-        with pytest.raises(TypeError, match=said):
+        with raises(TypeError, names=("mm_hashes[1]", "str", kind)):
             p0.get_and_update([GOOD, given], ["new", bad])
         if not isinstance(p0, OfOneMethod):
-            with pytest.raises(TypeError, match=said):
+            with raises(TypeError, names=("mm_hash", "str", kind)):
                 p0.get_and_update_item(given, bad)
     assert before == state(p0)
 
 
 def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0):
-    said = "^expected a sequence of hashes as mm_hashes, got one str$"
     calls = [p0.is_cached, lambda mm_hashes: p0.get_and_update([None] * 3, mm_hashes)]
     calls += [p0.invalidate] if hasattr(p0, "invalidate") else []
     for call in calls:
-        with pytest.raises(TypeError, match=said):
+        with raises(TypeError, names=("mm_hashes", "str")):
             call("old")
-    with pytest.raises(TypeError, match="got one str"):
+    with raises(TypeError, names=("mm_hashes", "str")):
         MirroredProcessingCache(config(MIB)).invalidate("old")
 
 
 @pytest.mark.parametrize("bad", [None, 7, b"old", ["old"]], ids=["None", "int", "bytes", "list"])
-def test_a_question_about_or_a_miss_of_what_is_no_hash_is_an_error_and_has_changed_nothing(p0, bad):
+def test_asking_for_a_wrong_hash_is_an_error_and_has_changed_nothing(p0, bad):
     before = state(p0)
+    kind = "None" if bad is None else type(bad).__name__
     calls = [p0.is_cached] + ([p0.invalidate] if hasattr(p0, "invalidate") else [])
     for call in calls:
-        with pytest.raises(TypeError, match=r"^expected a str as mm_hashes\[1\], got "):
+        with raises(TypeError, names=("mm_hashes[1]", kind)):
             call(["old", bad])
-        with pytest.raises(TypeError, match=r"^expected a str as mm_hashes\[1\], got "):
+        with raises(TypeError, names=("mm_hashes[1]", kind)):
             call(mm_hash for mm_hash in ("old", bad))
         if bad in (None, 7):
-            with pytest.raises(TypeError, match=r"^expected a sequence of hashes as mm_hashes, got "):
+            with raises(TypeError, names=("mm_hashes", kind)):
                 call(bad)
     assert before == state(p0)
 
@@ -187,7 +189,7 @@ def test_a_question_about_or_a_miss_of_what_is_no_hash_is_an_error_and_has_chang
 def test_different_lengths_change_nothing_either_way(p0):
     before = state(p0)
     for inputs, mm_hashes in (([GOOD], ["new", "old"]), ([GOOD, None], ["new"]), ([], ["new"])):
-        with pytest.raises(ValueError, match=f"^{len(inputs)} items but {len(mm_hashes)} hashes$"):
+        with raises(ValueError, names=(f"{len(inputs)} items", f"{len(mm_hashes)} hashes")):
             p0.get_and_update(inputs, mm_hashes)
     assert before == state(p0)
 
@@ -199,14 +201,18 @@ def test_an_empty_batch_is_nothing(p0):
     assert before == state(p0)
 
 
-NO_KEYS = ["", "x" * 100_000, "é" * (MAX_HASH // 2 + 1), "\udc80"]
+BAD_KEYS = {
+    "empty": ("", "0"),
+    "long": ("x" * 100_000, "100000"),
+    "long in UTF-8": ("é" * (MAX_HASH // 2 + 1), str(MAX_HASH + 2)),
+    "surrogate": ("\udc80", r"'\udc80'"),
+}
 
 
-@pytest.mark.parametrize("bad", NO_KEYS, ids=["empty", "long", "long in UTF-8", "surrogate"])
-def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0, receive, bad):
+@pytest.mark.parametrize(("bad", "named"), BAD_KEYS.values(), ids=BAD_KEYS)
+def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0, receive, bad, named):
     assert native.MAX_KEY == MAX_HASH
     before = state(p0)
-    said = rf"^expected a str (of 1 to {MAX_HASH} bytes in UTF-8|that UTF-8 can encode) as mm_hash(es\[1\])?, got "
     calls = [
         lambda: p0.get_and_update([GOOD, GOOD], ["new", bad]),
         lambda: p0.get_and_update([None], [bad]),
@@ -222,8 +228,9 @@ def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0
             lambda: p0.touch_sender_cache_item(bad),
         ]
     for call in calls:
-        with pytest.raises(ValueError, match=said):
+        with raises(ValueError, names=("UTF-8", named)) as caught:
             call()
+        assert re.search(r"\bmm_hash(es\[[01]\])?(?!\w)", str(caught.value))
     assert before == state(p0)
     longest = ["é" * (MAX_HASH // 2), "x" * MAX_HASH]
     p0.get_and_update([GOOD] * 2, longest)
@@ -231,13 +238,14 @@ def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0
 
 
 @pytest.mark.parametrize("bad", [None, 7, ["old"]], ids=["None", "int", "list"])
-def test_what_is_no_hash_cannot_be_asked_for_or_touched(p0, receive, bad):
+def test_a_wrong_hash_cannot_be_asked_for_or_touched(p0, receive, bad):
+    kind = "None" if bad is None else type(bad).__name__
     if not isinstance(p0, OfOneMethod):
         for call in (p0.is_cached_item, p0.touch_sender_cache_item):
-            with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+            with raises(TypeError, names=("mm_hash", "str", kind)):
                 call(bad)
     if isinstance(receive.__self__, BaseMultiModalReceiverCache):
-        with pytest.raises(TypeError, match=r"^expected a str as mm_hash, got "):
+        with raises(TypeError, names=("mm_hash", "str", kind)):
             receive.__self__.touch_receiver_cache_item(bad)
 
 
@@ -258,34 +266,34 @@ def nested(**more):
 
 
 BAD_VALUES = {
-    "sparse": (torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
-    "meta": (torch.zeros(2, device="meta"), "on the meta device"),
-    "deep": ([{"x": torch.eye(2).to_sparse()}], "layout torch.sparse_coo"),
-    "quantised": (quantised(), "dtype torch.quint8 .hint: store tensor.dequantize"),
-    "nested": (nested(), "nested tensor .hint: store the list of its tensors"),
-    "jagged": (nested(layout=torch.jagged), "([nN]ested ?[tT]ensor) .hint: store the list of its tensors"),
-    "objects": (np.array([3, "a"], object), "array of object dtype .hint: store array.tolist"),
-    "strings": (np.array(["a"], np.dtypes.StringDType()), "array of object dtype .hint: store numpy.array"),
+    "sparse": (torch.eye(2).to_sparse(), ["torch.sparse_coo"], []),
+    "meta": (torch.zeros(2, device="meta"), ["meta device"], []),
+    "deep": ([{"x": torch.eye(2).to_sparse()}], ["torch.sparse_coo"], []),
+    "quantised": (quantised(), ["torch.quint8"], ["tensor.dequantize"]),
+    "nested": (nested(), ["nested tensor"], ["tensor.unbind"]),
+    "jagged": (nested(layout=torch.jagged), [], ["tensor.unbind"]),
+    "objects": (np.array([3, "a"], object), ["object dtype"], ["array.tolist"]),
+    "strings": (np.array(["a"], np.dtypes.StringDType()), ["object dtype"], ["numpy.array"]),
 }
 
 
-@pytest.mark.parametrize(("bad", "why"), BAD_VALUES.values(), ids=BAD_VALUES)
-def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mode(p0, receive, bad, why):
+@pytest.mark.parametrize(("bad", "names", "hint"), BAD_VALUES.values(), ids=BAD_VALUES)
+def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mode(p0, receive, bad, names, hint):
     if isinstance(p0, OfOneMethod):
         return
     before = state(p0)
     item_of_it = image(fine=torch.zeros(3), px=bad)
-    said = rf"^item of 'bad': value<MultiModalKwargsItem>\['px'\].*: no serializer for .*{why}"
+    names = ("item of 'bad'", "value<MultiModalKwargsItem>['px']", "no serializer for", *names)
     for call in (
         lambda: p0.get_and_update_item((item_of_it, []), "bad"),
         lambda: p0.get_and_update([GOOD, (item_of_it, [])], ["new", "bad"]),
     ):
-        with pytest.raises(UnsupportedValueError, match=said) as caught:
+        with raises(UnsupportedValueError, names, hint) as caught:
             call()
         assert caught.value.path.startswith("value<MultiModalKwargsItem>['px']")
     assert before == state(p0)
-    if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # which keeps nothing
-        with pytest.raises(UnsupportedValueError, match=said):
+    if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # it keeps nothing
+        with raises(UnsupportedValueError, names, hint):
             receive([item(2), item_of_it], ["new", "bad"])
         with pytest.raises(CacheMissError):
             receive([None], ["new"])
@@ -298,11 +306,11 @@ def test_an_item_that_contains_itself_is_the_same_error_in_every_mode(p0, receiv
     data.append(data)
     endless = image(px=data)
     before = state(p0)
-    with pytest.raises(NestingError, match=r"^item of 'bad'.*contain"):
+    with raises(NestingError, names=["item of 'bad'"]):
         p0.get_and_update([GOOD, (endless, [])], ["new", "bad"])
     assert before == state(p0)
-    if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # to which it cannot come
-        with pytest.raises(NestingError, match=r"^item of 'bad'.*contain"):
+    if not isinstance(receive.__self__, ShmObjectStoreReceiverCache):  # such an item cannot come to it
+        with raises(NestingError, names=["item of 'bad'"]):
             receive([endless], ["bad"])
 
 
@@ -316,7 +324,7 @@ def test_prompt_updates_that_have_no_size_are_named_with_their_item_in_every_mod
     before = state(p0)
     updates = [ResolvedPromptUpdate("image", 0, "insert", "", content)]
     for inputs, hashes in (([(item(2), updates)], ["bad"]), ([GOOD, (item(2), updates)], ["new", "bad"])):
-        with pytest.raises((NestingError, UnsupportedValueError), match=r"^prompt updates of 'bad': "):
+        with raises((NestingError, UnsupportedValueError), names=["prompt updates of 'bad'"]):
             p0.get_and_update(inputs, hashes)
     assert before == state(p0)
 
@@ -326,70 +334,68 @@ def test_what_the_store_cannot_keep_is_named_with_its_item():
     for _ in range(3000):
         deep = [deep]
     with processor_cache_from_config(SHM) as sender:
-        for value, kind in (({1, 2}, TypeError), (deep, ValueError)):
+        for value, kind, names in (({1, 2}, TypeError, ("['px']", "set")), (deep, ValueError, ("nested",))):
             for call in (sender.get_and_update_item, lambda *one: sender.get_and_update([GOOD, one[0]], ["a", one[1]])):
-                with pytest.raises(
-                    kind,
-                    match=r"^item of 'bad': (value<MultiModalKwargsItem>\['px'\]: no .* set|the value is nested)",
-                ):
+                with raises(kind, names=("item of 'bad'", *names)):
                     call((image(px=value), []), "bad")
         assert ([], CacheInfo(0, 0)) == (sender.writer.keys(), sender.make_stats())
 
 
 BAD_ITEMS = {
     "a tensor": (torch.zeros(3), "Tensor"),
-    "what the sender takes": (GOOD, r"tuple \(hint: the first member .*\)"),
+    "what the sender takes": (GOOD, "tuple"),
     "bytes of a reference": (b"x" * 40, "bytes"),
     "a dict": ({"pixels": torch.zeros(3)}, "dict"),
 }
 
 
 @pytest.mark.parametrize(("bad", "kind"), BAD_ITEMS.values(), ids=BAD_ITEMS)
-def test_a_receiver_says_what_it_expects_and_has_changed_nothing(receive, bad, kind):
-    said = f"^item of 'bad': expected None or a MultiModalKwargsItem, got {kind}$"
+def test_a_receiver_names_wrong_input_and_has_changed_nothing(receive, bad, kind):
+    names = ("item of 'bad'", "MultiModalKwargsItem", kind)
+    hint = ["first"] if kind == "tuple" else []
     for batch in ([item(2), bad], [bad, item(2)]):
-        with pytest.raises(TypeError, match=said):
+        with raises(TypeError, names, hint):
             receive(batch, ["new" if piece is not bad else "bad" for piece in batch])
     with pytest.raises(CacheMissError):
         receive([None], ["new"])
     cache = receive.__self__
     if isinstance(cache, BaseMultiModalReceiverCache):
-        with pytest.raises(TypeError, match=said):
+        with raises(TypeError, names, hint):
             cache.get_and_update_item(bad, "bad")
         batch = features(["new", "bad"], [item(2), bad])
-        with pytest.raises(TypeError, match=said):
+        with raises(TypeError, names, hint):
             cache.get_and_update_features(batch)
         assert item(2) == batch[0].data
         assert batch[1].data is bad
 
 
-def test_a_receiver_takes_no_hash_that_is_no_text_and_no_other_number_of_them(receive):
+def test_a_receiver_refuses_wrong_hashes_and_another_number_of_them(receive):
     for bad in (None, 7):
         for given in (None, item(2)):
-            with pytest.raises(TypeError, match=r"expected a str as mm_hashes\[1\]"):
+            with raises(TypeError, names=("mm_hashes[1]", "str", "None" if bad is None else "int")):
                 receive([item(2), given], ["new", bad])
-    with pytest.raises(TypeError, match="got one str"):
+    with raises(TypeError, names=("mm_hashes", "str")):
         receive([item(2)], "n")
-    with pytest.raises(ValueError, match=r"^1 items but 2 hashes$"):
+    with raises(ValueError, names=("1 items", "2 hashes")):
         receive([item(2)], ["new", "old"])
     with pytest.raises(CacheMissError):
         receive([None], ["new"])
     assert [] == receive([], [])
 
 
-def test_a_worker_asked_for_nothing_under_no_hash_is_told_so():
+def test_a_worker_refuses_a_hash_that_is_none():
     with processor_cache_from_config(SHM) as sender:
         with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
-            with pytest.raises(TypeError, match="expected a str as mm_hash, got None"):
+            with raises(TypeError, names=("mm_hash", "str", "None")):
                 worker.get_and_update_item(None, None)
 
 
-def test_a_worker_reads_no_reference_of_a_batch_in_which_another_input_is_none():
+def test_a_worker_reads_no_reference_of_a_batch_with_a_wrong_input():
     with processor_cache_from_config(SHM) as sender:
         with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
             ref, _ = sender.get_and_update_item(GOOD, "new")
             assert isinstance(ref, ObjectRef)
-            with pytest.raises(TypeError, match="item of 'bad'"):
+            with raises(TypeError, names=("item of 'bad'", "Tensor")):
                 worker.get_and_update([ref, torch.zeros(3)], ["new", "bad"])
             assert 0 == worker.reader.stats().gets
 
@@ -397,18 +403,18 @@ def test_a_worker_reads_no_reference_of_a_batch_in_which_another_input_is_none()
 def test_the_sending_side_of_the_earlier_form_takes_items_and_texts_alone():
     cache = MirroredProcessingCache(config(MIB))
     for bad, kind in BAD_ITEMS.values():
-        with pytest.raises(TypeError, match=f"^item of 'bad': .*, got {kind}$"):
+        with raises(TypeError, names=("item of 'bad'", kind)):
             cache.get_and_update_p0([item(2), bad], ["new", "bad"])
-    with pytest.raises(TypeError, match=r"mm_hashes\[1\], got None"):
+    with raises(TypeError, names=("mm_hashes[1]", "None")):
         cache.get_and_update_p0([item(2), item(2)], ["new", None])
     assert (None, CacheInfo(0, 0)) == (cache.get_item("new"), cache.make_stats())
 
 
 NO_FEATURES = {
-    "a reference": (ObjectRef(bytes(40)), "got ObjectRef$"),
-    "references": ([ObjectRef(bytes(40))], "got one with ObjectRef in it"),
-    "hashes": (["a"], "got one with str in it"),
-    "None": (None, "got None$"),
+    "a reference": (ObjectRef(bytes(40)), "ObjectRef"),
+    "references": ([ObjectRef(bytes(40))], "ObjectRef"),
+    "hashes": (["a"], "str"),
+    "None": (None, "None"),
 }
 
 
@@ -416,16 +422,16 @@ NO_FEATURES = {
 def test_a_receiver_says_that_it_expects_features(receive, bad, got):
     cache = receive.__self__
     if isinstance(cache, BaseMultiModalReceiverCache):
-        with pytest.raises(TypeError, match=f"^expected a sequence of MultiModalFeatureSpec as features, {got}"):
+        with raises(TypeError, names=("features", "MultiModalFeatureSpec", got)):
             cache.get_and_update_features(bad)
         good = features(["a"], [item(2)])
-        with pytest.raises(TypeError, match="MultiModalFeatureSpec as features"):
+        with raises(TypeError, names=("features", "MultiModalFeatureSpec", "MultiModalKwargsItem")):
             cache.get_and_update_features([*good, item(2)])
         with pytest.raises(CacheMissError):
             receive([None], ["a"])
 
 
-def test_whoever_takes_a_configuration_says_what_it_was_given_instead():
+def test_a_wrong_configuration_is_named():
     takers = [
         processor_cache_from_config,
         processor_only_cache_from_config,
@@ -439,22 +445,22 @@ def test_whoever_takes_a_configuration_says_what_it_was_given_instead():
     ]
     for taker in takers:
         for bad in ({"cache_type": "lru"}, None):
-            with pytest.raises(TypeError, match=f"^config must be a MultiModalCacheConfig, not {type(bad).__name__}$"):
+            with raises(TypeError, names=("config", "MultiModalCacheConfig", type(bad).__name__)):
                 taker(bad)
 
 
 def test_swapped_or_wrong_roles_are_named():
     with processor_cache_from_config(SHM) as sender:
-        with pytest.raises(TypeError, match=r"^config must be a MultiModalCacheConfig, not ObjectStoreWriter$"):
+        with raises(TypeError, names=("config", "MultiModalCacheConfig", "ObjectStoreWriter")):
             ShmObjectStoreSenderCache(sender.writer, SHM)
-        with pytest.raises(TypeError, match=r"^writer must be an ObjectStoreWriter, not StoreHandle$"):
+        with raises(TypeError, names=("writer", "ObjectStoreWriter", "StoreHandle")):
             ShmObjectStoreSenderCache(SHM, sender.handle)
-        with pytest.raises(TypeError, match=r"^reader must be an ObjectStoreReader, not ObjectStoreWriter$"):
+        with raises(TypeError, names=("reader", "ObjectStoreReader", "ObjectStoreWriter")):
             ShmObjectStoreReceiverCache(sender.writer)
         for bad in (sender.handle.to_json(), sender.writer):
-            with pytest.raises(TypeError, match=f"^handle must be a StoreHandle, not {type(bad).__name__}"):
+            with raises(TypeError, names=("handle", "StoreHandle", type(bad).__name__)):
                 worker_receiver_cache_from_config(SHM, 0, bad)
     for settings in (SHM, config(MIB)):
         for rank in (None, "0"):
-            with pytest.raises(TypeError, match=f"^rank must be an int, not {type(rank).__name__}$"):
+            with raises(TypeError, names=("rank", "int", type(rank).__name__)):
                 worker_receiver_cache_from_config(settings, rank)

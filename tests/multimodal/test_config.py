@@ -11,6 +11,7 @@ import pytest
 
 from shmstore import ObjectStoreReader, StoreExistsError, StoreNotFoundError
 from shmstore.bindings import store as native
+from shmstore.errors import shown
 from shmstore.multimodal import (
     MultiModalCacheConfig,
     MultiModalProcessorOnlyCache,
@@ -25,6 +26,7 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import GIB, MIB, config, item
+from tests.support import raises
 
 SMALL = MIB / GIB
 
@@ -34,11 +36,11 @@ SMALL = MIB / GIB
     [
         ("processor_cache_gb", [-1, float("nan"), float("inf"), "4", None, True, 10**400, 10**5000, 1e308]),
         ("ipc_cache_gb", [-0.5, float("nan"), "4", 10**400, 2**32 + 1]),
-        ("processor_cache_gb", [1e-12, 4e-10, 5e-324, np.float64("nan"), np.bool_(True), 1j, Fraction(10**400)]),
-        ("ipc_cache_gb", [1e-12, np.float32(1e-12)]),
+        ("processor_cache_gb", [1e-12, 4e-10, 5e-324, np.float64("nan"), np.bool_(True), 1j]),
+        ("ipc_cache_gb", [1e-12]),
         ("cache_type", ["disk", None, ""]),
         ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
-        ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400, 7]),  # the last has no meaning with lru
+        ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400]),
         ("shm_prefault", [1, None, True]),
         ("world_size", [0, -1, 1.0, True]),
         ("supports_multimodal", ["no", 1, None]),
@@ -49,8 +51,21 @@ SMALL = MIB / GIB
 )
 def test_a_wrong_value_is_refused_and_the_field_named(field, values):
     for value in values:
-        with pytest.raises(ValueError, match=f"^{field}:"):
+        with raises(ValueError, names=(field, shown(value))):
             MultiModalCacheConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "named"),
+    [
+        ("processor_cache_gb", Fraction(10**400), "inf"),
+        ("ipc_cache_gb", np.float32(1e-12), "9.999999960041972e-13"),
+        ("shm_max_objects", 7, "'lru'"),
+    ],
+)
+def test_a_wrong_value_is_named_as_what_it_stands_for(field, value, named):
+    with raises(ValueError, names=(field, named)):
+        MultiModalCacheConfig(**{field: value})
 
 
 def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own():
@@ -80,21 +95,21 @@ def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own():
 def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own():
     settings = config(MIB, cache_type="shm", shm_name=f"replica-{os.getpid()}", data_parallel_external_lb=True)
     with processor_cache_from_config(settings):
-        with pytest.raises(StoreExistsError) as caught:
+        hint = ("shm_name", "each replica", StoreExistsError.default_hint)
+        with raises(StoreExistsError, names=[repr(settings.shm_name)], hint=hint):
             processor_cache_from_config(settings)
-    assert "shm_name" in caught.value.hint
-    assert "each replica" in caught.value.hint
-    assert caught.value.hint.endswith(StoreExistsError.default_hint)
 
 
 def test_what_the_store_would_refuse_the_configuration_refuses():
     longest = {"shm_name": "x" * native.MAX_NAME, "world_size": native.MAX_READERS, "cache_type": "shm"}
     longest["shm_max_objects"] = native.MAX_OBJECTS
     MultiModalCacheConfig(**longest)
-    with pytest.raises(ValueError, match=r"^shm_max_objects: expected None or an integer from 1 to 16777216, got "):
-        MultiModalCacheConfig(**{**longest, "shm_max_objects": native.MAX_OBJECTS + 1})
-    for field, value in (("shm_name", "x" * (native.MAX_NAME + 1)), ("world_size", native.MAX_READERS + 1)):
-        with pytest.raises(ValueError, match=f"^{field}:"):
+    for field, most, value in (
+        ("shm_max_objects", native.MAX_OBJECTS, native.MAX_OBJECTS + 1),
+        ("shm_name", native.MAX_NAME, "x" * (native.MAX_NAME + 1)),
+        ("world_size", native.MAX_READERS, native.MAX_READERS + 1),
+    ):
+        with raises(ValueError, names=(field, str(most), shown(value))):
             MultiModalCacheConfig(**{**longest, field: value})
     assert "300 workers" in MultiModalCacheConfig(world_size=300).describe(), "without a store there is no bound"
 
@@ -119,9 +134,9 @@ def test_the_largest_object_is_a_setting_of_shm_only():
     assert 128 == MultiModalCacheConfig().shm_max_object_size_mb
     assert 6 * MIB == MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=6).max_object_bytes
     assert 2 * MIB == config(2 * MIB, cache_type="shm").max_object_bytes
-    with pytest.raises(ValueError, match=r"^shm_max_object_size_mb:"):
+    with raises(ValueError, names=("shm_max_object_size_mb", "'lru'")):
         MultiModalCacheConfig(shm_max_object_size_mb=6)
-    with pytest.raises(ValueError, match=r"^shm_max_object_size_mb:"):
+    with raises(ValueError, names=("shm_max_object_size_mb", "0")):
         MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=0)
 
 
@@ -183,11 +198,11 @@ def test_describe_says_which_process_keeps_how_much():
     shm = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.5, ipc_cache_gb=8).describe().splitlines()
     assert "one segment of 8 GiB" in shm[1]
     assert "up to 512 MiB of prompt updates" in shm[1]
-    assert "over 128 MiB are sent inline" in shm[1]
+    assert "over 128 MiB" in shm[1]
     assert "Engine core: nothing; it forwards references." == shm[2]
-    assert "it has one for each 16 KiB, at least 256 and at most 1048576 (shm_max_objects)" in shm[1]
+    assert "one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)" in shm[1]
     of_small = MultiModalCacheConfig(cache_type="shm", shm_max_objects=5000).describe().splitlines()
-    assert "it has entries for 5000 items (shm_max_objects)" in of_small[1]
+    assert "entries for 5000 items (shm_max_objects)" in of_small[1]
     many = MultiModalCacheConfig(api_process_count=3).describe()
     assert "there are 3 API servers" in many
     assert "Each of 3 API servers: up to 4 GiB of items and prompt updates." in many
@@ -233,7 +248,7 @@ def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():
         assert (2 * MIB, 1 * MIB, 3) == (stats.capacity, stats.max_object_size, stats.n_readers)
         assert "shmstore-test-mm-name" == sender.handle.name
         for rank in (-1, 3):
-            with pytest.raises(ValueError, match=r"0 \.\. 2"):
+            with raises(ValueError, names=("rank", "world_size", "2", str(rank))):
                 worker_receiver_cache_from_config(settings, rank, sender.handle)
 
 
@@ -263,15 +278,15 @@ def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [None, "0", True, 0.0])
-def test_a_rank_that_is_no_integer_is_told_what_it_is(rank):
-    with pytest.raises(TypeError, match=f"^rank must be an int, not {type(rank).__name__}$"):
+def test_a_rank_that_is_not_an_integer_is_a_type_error(rank):
+    with raises(TypeError, names=("rank", type(rank).__name__)):
         worker_receiver_cache_from_config(config(4 * MIB, cache_type="shm"), rank)
 
 
 def test_a_worker_finds_the_handle_in_the_environment(monkeypatch):
     settings = config(4 * MIB, cache_type="shm")
     monkeypatch.delenv("SHMSTORE_HANDLE", raising=False)
-    with pytest.raises(ValueError, match="SHMSTORE_HANDLE"):
+    with raises(ValueError, names=("handle", "SHMSTORE_HANDLE")):
         worker_receiver_cache_from_config(settings, 0)
     with processor_cache_from_config(settings) as sender:
         monkeypatch.setenv("SHMSTORE_HANDLE", sender.handle.to_json())

@@ -27,6 +27,7 @@ from shmstore.multimodal import (
 )
 from shmstore.multimodal.values import hashing
 from tests.multimodal.helpers import item, three_tensors
+from tests.support import raises
 
 DIFFERENT = [
     None,
@@ -313,64 +314,62 @@ def released():
 
 
 @pytest.mark.parametrize(
-    ("value", "path"),
+    ("value", "names"),
     [
-        ({"a": [1, 2, object()]}, "value\\['a'\\]\\[2\\]: cannot hash object"),
-        ([{1, 2}], "value\\[0\\]: cannot hash set"),
-        (np.array([object()]), "value: cannot hash an array of objects"),
+        ({"a": [1, 2, object()]}, ("value['a'][2]", "object")),
+        ([{1, 2}], ("value[0]", "set")),
+        (np.array([object()]), ("value:", "array of objects")),
         (
             torch.zeros(2, device="meta"),
-            "value: cannot hash a tensor that is sparse, nested, quantised or without data",
+            ("value:", "tensor"),
         ),
-        (torch.eye(2).to_sparse(), "value: cannot hash a tensor that is sparse"),
-        ({frozenset(): 1}, "value: cannot hash a key of frozenset"),
-        ([nested_tensor()], "value\\[0\\]: cannot hash a tensor that is sparse, nested"),
-        ([np.ma.array([1, 2], mask=[0, 1])], "value\\[0\\]: cannot hash a masked array"),
-        ([np.ma.masked], "value\\[0\\]: cannot hash a masked array"),
-        ([np.zeros(2, OVERLAPPING)], "value\\[0\\]: cannot hash a dtype whose fields overlap"),
-        (np.zeros(2, [("a", OVERLAPPING, (2,))]), "value: cannot hash a dtype whose fields overlap"),
-        ([released()], "value\\[0\\]: cannot hash a memoryview that was released"),
-        ([memoryview(bytes(8)).cast("P")], "value\\[0\\]: cannot hash a memoryview that .* has no numpy dtype"),
-        (memoryview((ctypes.py_object * 1)(1)), "value: cannot hash an array of objects"),
-        ([np.dtype(object)], "value\\[0\\]: cannot hash a dtype of objects"),
-        ([np.dtype((OVERLAPPING, (2,)))], "value\\[0\\]: cannot hash a dtype whose fields overlap"),
-        (enum.Enum("Late", {"A": object()}).A, "value.value: cannot hash object"),
+        (torch.eye(2).to_sparse(), ("value:", "tensor")),
+        ({frozenset(): 1}, ("value:", "key of frozenset")),
+        ([nested_tensor()], ("value[0]", "tensor")),
+        ([np.ma.array([1, 2], mask=[0, 1])], ("value[0]", "masked array")),
+        ([np.ma.masked], ("value[0]", "masked array")),
+        ([np.zeros(2, OVERLAPPING)], ("value[0]", "dtype")),
+        (np.zeros(2, [("a", OVERLAPPING, (2,))]), ("value:", "dtype")),
+        ([released()], ("value[0]", "memoryview")),
+        ([memoryview(bytes(8)).cast("P")], ("value[0]", "memoryview")),
+        (memoryview((ctypes.py_object * 1)(1)), ("value:", "array of objects")),
+        ([np.dtype(object)], ("value[0]", "dtype of objects")),
+        ([np.dtype((OVERLAPPING, (2,)))], ("value[0]", "dtype")),
+        (enum.Enum("Late", {"A": object()}).A, ("value.value", "object")),
     ],
 )
-def test_what_cannot_be_hashed_is_named_by_its_path(value, path):
-    with pytest.raises(TypeError, match=path):
+def test_what_cannot_be_hashed_is_named_by_its_path(value, names):
+    with raises(TypeError, names):
         hash_item(value)
-    with pytest.raises(TypeError, match="kwargs\\['k'\\]"):
+    with raises(TypeError, names=("kwargs['k']", "object")):
         hash_item("x", k=object())
 
 
 @pytest.mark.parametrize(
     ("value", "hint"),
     [
-        ({1, 2}, "cannot hash set (hint: a set has no order: pass `sorted(...)` of it)"),
-        (frozenset(), "pass `sorted(...)` of it"),
-        (np.float32, "cannot hash type (hint: np.dtype(...) of it)"),
-        (Path, "cannot hash type (hint: pass its name)"),
-        (Options(), "cannot hash Options (hint: pass `dataclasses.asdict(...)` of it)"),
-        (UserDict(a=1), "cannot hash UserDict (hint: pass `dict(...)` of it)"),
-        (torch.device("cpu"), "cannot hash device (hint: pass `str(...)` of it"),
-        (len, "(hint: pass plain data that tells it from others"),
+        ({1, 2}, "sorted(value)"),
+        (frozenset(), "sorted(value)"),
+        (np.float32, "np.dtype(value)"),
+        (Path, "name"),
+        (Options(), "dataclasses.asdict(value)"),
+        (UserDict(a=1), "dict(value)"),
+        (torch.device("cpu"), "str(value)"),
+        (len, "plain data"),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_cannot_be_hashed_comes_with_a_hint(value, hint):
-    with pytest.raises(TypeError) as caught:
+    with raises(TypeError, names=("kwargs['k'][0]", type(value).__name__), hint=[hint]):
         hash_item("x", k=[value])
-    assert str(caught.value).startswith("kwargs['k'][0]: cannot hash ")
-    assert hint in str(caught.value)
 
 
 def test_a_container_that_contains_itself_is_refused_by_a_typed_error():
     knot = [1]
     knot.append({"k": knot})
-    with pytest.raises(NestingError, match="value: too many containers in one another, or one that contains itself"):
+    with raises(NestingError, names=["value"]):
         hash_item(knot)
-    with pytest.raises(NestingError, match="kwargs: too many"):
+    with raises(NestingError, names=["kwargs"]):
         hash_item("x", k=knot)
 
 
@@ -461,7 +460,7 @@ def test_an_image_has_the_same_hash_before_and_after_its_pixels_are_loaded(pillo
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
 def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(pillow, kind):
     image = pillow.open(saved(pillow, kind, 3))
-    with pytest.raises(TypeError, match=r"value\[0\]: cannot hash an image of 3 frames; `image.copy\(\)`"):
+    with raises(TypeError, names=("value[0]", "image", "3 frames"), hint=["image.copy()"]):
         hash_item([image])
     assert 0 == image.tell()
     frames = []
@@ -484,20 +483,18 @@ def test_an_image_that_is_cut_off_is_named_by_its_path_and_why(pillow, kind):
     data = saved(pillow, kind, 1).getvalue()
     image = pillow.open(io.BytesIO(data[:-100]))
     for _ in range(2):  # what was decoded at the first attempt is no image either
-        with pytest.raises(
-            ValueError, match=r"value\['a'\]\[1\]: cannot hash an image that cannot be read: .*truncated"
-        ):
+        with raises(ValueError, names=("value['a'][1]", "image", "truncated")):
             hash_item({"a": [1, image]})
 
 
 def test_an_image_that_was_closed_is_named_by_its_path_and_why(pillow):
     image = pillow.open(saved(pillow, "PNG", 1))
     image.close()
-    with pytest.raises(ValueError, match="value: cannot hash an image that cannot be read: Operation on closed image"):
+    with raises(ValueError, names=("value", "image", "closed")):
         hash_item(image)
     image = pillow.open(saved(pillow, "PNG", 1))
     image.fp.close()
-    with pytest.raises(ValueError, match=r"kwargs\['k'\]: cannot hash an image that cannot be read: I/O operation"):
+    with raises(ValueError, names=("kwargs['k']", "image", "closed")):
         hash_item("x", k=image)
 
 

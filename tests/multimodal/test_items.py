@@ -22,6 +22,7 @@ from shmstore.multimodal import (
 from shmstore.multimodal.values import items as items_module
 from shmstore.multimodal.values.nested import nested_equal
 from tests.multimodal.helpers import item, three_tensors
+from tests.support import raises
 
 
 def elems_of(field, *data):
@@ -63,7 +64,7 @@ def test_a_processors_output_is_cut_into_items_and_joined_to_the_same():
 
 def test_keys_that_give_different_numbers_of_items_are_refused():
     config = {"a": MultiModalFieldConfig.batched("image"), "b": MultiModalFieldConfig.batched("image")}
-    with pytest.raises(ValueError, match="different numbers of items"):
+    with raises(ValueError, names=("'image'", "'a': 2", "'b': 3")):
         MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
 
 
@@ -77,7 +78,7 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
                 {given: pixels, "grid": grid, 5: grid}, {configured: batched, "grid": batched}
             )
             assert ["grid"] == list(made["image"][0])
-        assert f"input '{given}' has no configuration and is left out, and '{configured}' is" in caplog.text
+        assert {repr(given), repr(configured)} <= set(caplog.messages[-1].split())
     assert 2 == len(caplog.records)
     caplog.clear()
     made = MultiModalKwargsItems.from_hf_inputs(
@@ -89,31 +90,35 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
 
 
 @pytest.mark.parametrize(
-    ("config", "data", "said"),
+    ("config", "data", "names"),
     [
-        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), torch.zeros(5, 2), "slice 3:7 of item 1 .* has 5"),
-        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), [1, 2, 3, 4, 5, 6], "slice 3:7 of item 1 .* has 6"),
-        (MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1), torch.zeros(5, 2), "slice 0:3 .* dimension 1"),
-        (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=2), torch.zeros(5, 2), "dim: 2 is none"),
-        (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), "dim: 0 is none"),
+        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), torch.zeros(5, 2), ("slice 3:7", "item 1", "5")),
+        (MultiModalFieldConfig.flat_from_sizes("image", [3, 4]), [1, 2, 3, 4, 5, 6], ("slice 3:7", "item 1", "6")),
+        (
+            MultiModalFieldConfig.flat_from_sizes("image", [3], dim=-1),
+            torch.zeros(5, 2),
+            ("slice 0:3", "item 0", "2", "dimension 1"),
+        ),
+        (MultiModalFieldConfig.flat_from_sizes("image", [2], dim=3), torch.zeros(5, 2), ("dim", "2 dimensions", "3")),
+        (MultiModalFieldConfig.flat_from_sizes("image", [0]), torch.tensor(5), ("dim", "0 dimensions")),
         (
             MultiModalFieldConfig.flat("image", [slice(0, 9), (slice(0, 5), slice(1, 3))]),
             torch.zeros(9, 2),
-            "slice 1:3 of item 1 .* has 2 along dimension 1",
+            ("slice 1:3", "item 1", "2", "dimension 1"),
         ),
         (
             MultiModalFieldConfig.flat("image", [(slice(0, 6), slice(0, 2))], dim=1),
             torch.zeros(5, 2),
-            "slice 0:6 of item 0 .* has 5 along dimension 0",
+            ("slice 0:6", "item 0", "5", "dimension 0"),
         ),
-        (MultiModalFieldConfig.flat("image", [(slice(0, 1),) * 3]), torch.zeros(5, 2), "item 0 than .* dimensions, 2"),
-        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), 5, "flat data: expected a tensor or a sequence, got int"),
-        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), "ab", "flat data: expected a tensor .*, got str"),
-        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), np.array(5), "dim: 0 is none of an array"),
+        (MultiModalFieldConfig.flat("image", [(slice(0, 1),) * 3]), torch.zeros(5, 2), ("item 0", "dimensions, 2")),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), 5, ("flat data", "int")),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), "ab", ("flat data", "str")),
+        (MultiModalFieldConfig.flat("image", [slice(0, 1)]), np.array(5), ("flat data", "0 dimensions")),
     ],
 )
-def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, said):
-    with pytest.raises(ValueError, match=f"^key 'patches': .*{said}"):
+def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, names):
+    with raises(ValueError, ("key 'patches'", *names)):
         MultiModalKwargsItems.from_hf_inputs({"patches": data}, {"patches": config})
 
 
@@ -124,19 +129,19 @@ def test_a_slice_to_the_end_or_counted_from_it_is_as_in_python():
 
 
 def test_a_negative_size_is_refused():
-    with pytest.raises(ValueError, match="sizes: -4 is negative"):
+    with raises(ValueError, names=("sizes", "-4")):
         MultiModalFieldConfig.flat_from_sizes("image", [3, -4])
 
 
-def test_bare_data_and_an_item_in_place_of_a_row_are_told_what_is_expected():
-    with pytest.raises(TypeError, match=r"'k': expected a MultiModalFieldElem, got Tensor .*from_hf_inputs"):
+def test_bare_data_and_an_item_in_place_of_a_row_are_named():
+    with raises(TypeError, names=("elems['k']", "MultiModalFieldElem", "Tensor"), hint=["from_hf_inputs"]):
         MultiModalKwargsItem({"k": torch.zeros(2)})
-    with pytest.raises(TypeError, match=r"MultiModalFieldElem.*got int"):
+    with raises(TypeError, names=("elems", "MultiModalFieldElem", "int")):
         MultiModalKwargsItem.from_elems([5])
-    for row, said in ((item(3), "got MultiModalKwargsItem of str"), ([item(3), 5], "got list of int")):
-        with pytest.raises(TypeError, match=f"row of modality 'image': expected a sequence .*{said}"):
+    for row, named in ((item(3), "MultiModalKwargsItem of str"), ([item(3), 5], "list of int")):
+        with raises(TypeError, names=("items['image']", named)):
             MultiModalKwargsItems({"image": row})
-    with pytest.raises(TypeError, match=r"expected items .*, got NoneType"):
+    with raises(TypeError, names=("items", "MultiModalKwargsItem", "NoneType")):
         MultiModalKwargsItems.from_seq([None])
 
 
@@ -182,10 +187,10 @@ def test_flat_takes_several_slices_for_an_item_and_lists_of_tensors():
     assert [[[0, 1], [4, 5]], [[9, 10, 11]]] == [e.data.tolist() for e in field.build_elems("image", "k", data)]
     flat = MultiModalFlatField([slice(0, 1), slice(1, 3)])
     assert [["x"], ["y", "z"]] == [e.data for e in flat.build_elems("image", "k", ["x", "y", "z"])]
-    with pytest.raises(ValueError, match="need one tensor"):
+    with raises(ValueError, names=("key 'k'", "tensor", "list")):
         field.build_elems("image", "k", ["x"])
     for wrong in (3, (3,), ()):
-        with pytest.raises(TypeError, match="expected a slice"):
+        with raises(TypeError, names=("slices", repr(wrong))):
             MultiModalFlatField([wrong])
 
 
@@ -195,7 +200,7 @@ def test_shared_repeats_the_data_and_is_reduced_to_the_first():
     elems = field.build_elems("image", "k", data)
     assert 2 == len(elems)
     assert field.reduce_data(elems) is data
-    with pytest.raises(ValueError, match="batch_size"):
+    with raises(ValueError, names=("batch_size", "0")):
         MultiModalSharedField(0)
 
 
@@ -206,9 +211,9 @@ def test_mixed_fields_are_not_reduced_together(other):
     flat = MultiModalFlatField([slice(0, 1)])
     field = flat if other != flat else MultiModalBatchedField()
     mixed = [*elems_of(field, torch.zeros(1, 1)), *elems_of(other, torch.zeros(1, 1))]
-    with pytest.raises(ValueError, match="mixed fields"):
+    with raises(ValueError, names=("'k'", type(field).__name__, type(other).__name__)):
         field.reduce_data(mixed)
-    with pytest.raises(ValueError, match="no elements"):
+    with raises(ValueError, names=["elems"]):
         field.reduce_data([])
 
 
@@ -253,15 +258,15 @@ def test_an_item_has_one_modality_and_is_not_empty():
     batched = MultiModalBatchedField()
     a = MultiModalFieldElem("image", "a", torch.zeros(1), batched)
     b = MultiModalFieldElem("audio", "b", torch.zeros(1), batched)
-    with pytest.raises(ValueError, match="'audio', 'image'"):
+    with raises(ValueError, names=("modality", "'audio', 'image'")):
         MultiModalKwargsItem.from_elems([a, b])
-    with pytest.raises(ValueError, match="none"):
+    with raises(ValueError, names=("modality", "none")):
         MultiModalKwargsItem.from_elems([])
-    with pytest.raises(ValueError, match="none"):
+    with raises(ValueError, names=("modality", "none")):
         MultiModalKwargsItem({})
-    with pytest.raises(ValueError, match="two elements"):
+    with raises(ValueError, names=("elems", "'a'")):
         MultiModalKwargsItem.from_elems([a, a])
-    with pytest.raises(ValueError, match="given as 'x'"):
+    with raises(ValueError, names=("elems['x']", "'a'")):
         MultiModalKwargsItem({"x": a})
     one = MultiModalKwargsItem({"a": a})
     assert ("image", {"a": a}, {"a": a.data}) == (one.modality, dict(one), one.get_data())
@@ -270,7 +275,7 @@ def test_an_item_has_one_modality_and_is_not_empty():
 def test_a_dummy_has_the_size_asked_for():
     assert (1, 7, 0) == tuple(MultiModalKwargsItem.dummy("image", n)["dummy"].data.nbytes for n in (1, 7, 0))
     assert 1 == MultiModalKwargsItem.dummy("image")["dummy"].data.nbytes
-    with pytest.raises(ValueError, match="negative"):
+    with raises(ValueError, names=("nbytes", "-1")):
         MultiModalKwargsItem.dummy("image", -1)
 
 
@@ -282,7 +287,7 @@ def test_items_are_grouped_by_modality_and_an_absent_one_is_told():
     assert items is items.require_data()
     holes = MultiModalKwargsItems({"image": [a, None]})
     for ask in (holes.require_data, holes.get_data):
-        with pytest.raises(ValueError, match="item 1 of modality 'image'"):
+        with raises(ValueError, names=("item 1", "'image'", "None")):
             ask()
 
 
@@ -391,11 +396,13 @@ def test_a_mask_says_which_placeholders_are_embeddings(mask, runs):
 
 def test_a_placeholder_is_checked_and_compared():
     mask = torch.tensor([True, False])
-    with pytest.raises(ValueError, match="is_embed has shape"):
+    with raises(ValueError, names=("is_embed", "(3,)", "(2,)")):
         PlaceholderRange(0, 3, mask)
-    with pytest.raises(ValueError, match="negative"):
+    with raises(ValueError, names=("offset", "-1")):
         PlaceholderRange(-1, 3)
-    with pytest.raises(ValueError, match="does not lie"):
+    with raises(ValueError, names=("length", "-3")):
+        PlaceholderRange(1, -3)
+    with raises(ValueError, names=("start_idx", "end_idx", "3", "1", "4")):
         PlaceholderRange(0, 3).get_embeds_indices_in_range(1, 4)
     assert PlaceholderRange(0, 2, mask) == PlaceholderRange(0, 2, mask.clone())
     assert PlaceholderRange(0, 2, mask) != PlaceholderRange(0, 2)
@@ -413,7 +420,7 @@ def test_a_prompt_update_takes_the_callers_index():
     stored = ResolvedPromptUpdate("image", 0, "insert", "a", "b")
     assert ResolvedPromptUpdate("image", 3, "insert", "a", "b") == stored.with_item_idx(3)
     assert 0 == stored.item_idx
-    with pytest.raises(ValueError, match="mode: 'append'"):
+    with raises(ValueError, names=("mode", "'append'")):
         ResolvedPromptUpdate("image", 0, "append", "a", "b")
 
 
@@ -421,37 +428,31 @@ ITEM = MultiModalKwargsItem.dummy("image")
 BARE = {
     "a field": (
         lambda: MultiModalKwargsItems.from_hf_inputs({"px": torch.zeros(2)}, {"px": MultiModalBatchedField()}),
-        r"^config_by_key\['px'\]: expected a MultiModalFieldConfig, got MultiModalBatchedField ",
+        ("config_by_key['px']", "MultiModalFieldConfig", "MultiModalBatchedField"),
     ),
     "a modality": (
         lambda: MultiModalKwargsItems.from_hf_inputs({"px": torch.zeros(2)}, {"px": "image"}),
-        r"^config_by_key\['px'\]: expected a MultiModalFieldConfig, got str ",
+        ("config_by_key['px']", "MultiModalFieldConfig", "str"),
     ),
-    "inputs": (lambda: MultiModalKwargsItems.from_hf_inputs([], {}), "^inputs: expected a mapping by key, got list$"),
-    "keys": (lambda: MultiModalKwargsItems.from_hf_inputs({}, ["px"]), "^config_by_key: expected a mapping by key, "),
-    "the name of a field": (lambda: MultiModalFieldConfig("image", "batched"), "^field: expected a field .*, got str$"),
+    "inputs": (lambda: MultiModalKwargsItems.from_hf_inputs([], {}), ("inputs", "list")),
+    "keys": (lambda: MultiModalKwargsItems.from_hf_inputs({}, ["px"]), ("config_by_key", "list")),
+    "the name of a field": (lambda: MultiModalFieldConfig("image", "batched"), ("field", "str")),
     "the class of a field": (
         lambda: MultiModalFieldElem("image", "px", None, MultiModalBatchedField),
-        "^field: expected a field such .*, got the class MultiModalBatchedField$",
+        ("field", "class MultiModalBatchedField"),
     ),
-    "no modality": (lambda: MultiModalFieldConfig(None, MultiModalBatchedField()), "^modality: expected a str, got "),
-    "a tensor": (lambda: MultiModalKwargsItem({"a": torch.zeros(2)}), "^element of key 'a': expected a MultiModalF"),
-    "elements": (lambda: MultiModalKwargsItem(list(ITEM.values())), "^elems: expected a mapping .*, got list .*from_"),
-    "an item's tensor": (lambda: MultiModalKwargsItem(torch.zeros(2)), "^elems: expected a mapping .*, got Tensor "),
-    "items": (
-        lambda: MultiModalKwargsItems([ITEM]),
-        "^items: expected a mapping .*, got list .*from_seq",
-    ),
-    "a list of bools": (
-        lambda: PlaceholderRange(0, 2, [True, False]),
-        "^is_embed: expected a bool .*, got list",
-    ),
+    "no modality": (lambda: MultiModalFieldConfig(None, MultiModalBatchedField()), ("modality", "NoneType")),
+    "a tensor": (lambda: MultiModalKwargsItem({"a": torch.zeros(2)}), ("elems['a']", "Tensor")),
+    "elements": (lambda: MultiModalKwargsItem(list(ITEM.values())), ("elems", "list")),
+    "an item's tensor": (lambda: MultiModalKwargsItem(torch.zeros(2)), ("elems", "Tensor")),
+    "items": (lambda: MultiModalKwargsItems([ITEM]), ("items", "list")),
+    "a list of bools": (lambda: PlaceholderRange(0, 2, [True, False]), ("is_embed", "list")),
 }
 
 
-@pytest.mark.parametrize(("call", "said"), BARE.values(), ids=BARE)
-def test_what_was_given_bare_is_a_type_error_that_names_it(call, said):
-    with pytest.raises(TypeError, match=said):
+@pytest.mark.parametrize(("call", "names"), BARE.values(), ids=BARE)
+def test_a_wrong_argument_is_a_type_error_that_names_it(call, names):
+    with raises(TypeError, names):
         call()
 
 
@@ -459,5 +460,5 @@ def test_what_was_given_bare_is_a_type_error_that_names_it(call, said):
     "data", [torch.tensor(3), np.array(3), 3, {"a": 3}, "ab"], ids=["tensor", "array", "number", "dict", "text"]
 )
 def test_batched_data_without_a_first_dimension_is_an_error_that_names_the_key(data):
-    with pytest.raises(ValueError, match=r"^key 'px': batched data: expected a "):
+    with raises(ValueError, names=("key 'px'", "batched data")):
         MultiModalKwargsItems.from_hf_inputs({"px": data}, {"px": MultiModalFieldConfig.batched("image")})

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from shmstore import MsgpackSerde, TensorSpec, UnsupportedValueError
+from tests.support import raises
 
 SERDE = MsgpackSerde()
 Point = namedtuple("Point", "x y")
@@ -108,17 +109,15 @@ if STRINGS is not None:
 def test_the_hint_says_what_to_store_instead_and_that_can_be_stored(name: str) -> None:
     make, words, instead = CASES[name]
     for wrap in (lambda value: value, lambda value: {"a": [value]}):
-        with pytest.raises(UnsupportedValueError) as caught:
+        with raises(UnsupportedValueError, hint=[words]):
             SERDE.encode(wrap(make()))
-        assert words in caught.value.hint
         SERDE.encode(wrap(instead(make())))
 
 
 def test_a_spec_that_is_put_and_an_object_of_whatever_kind_have_fitting_words() -> None:
-    for value, words in ((TensorSpec((1,), "f4"), "reserve()"), (Record, "a class"), (object(), "register its type")):
-        with pytest.raises(UnsupportedValueError) as caught:
+    for value, words in ((TensorSpec((1,), "f4"), "reserve()"), (Record, "class"), (object(), "register_type")):
+        with raises(UnsupportedValueError, hint=[words]):
             SERDE.encode([value])
-        assert words in caught.value.hint
 
 
 @pytest.mark.parametrize(
@@ -126,11 +125,10 @@ def test_a_spec_that_is_put_and_an_object_of_whatever_kind_have_fitting_words() 
     [
         (np.int64(1), "key.item()"),
         (Colour.RED, "its .value"),
-        (frozenset((1,)), "dict keys are"),
-        ((1, 1j), "keys are"),
+        (frozenset((1,)), "dict keys"),
+        ((1, 1j), "dict keys"),
     ],
 )
 def test_a_dict_key_that_is_refused_has_a_hint_of_its_own(key: Any, words: str) -> None:
-    with pytest.raises(UnsupportedValueError) as caught:
+    with raises(UnsupportedValueError, hint=[words]):
         SERDE.encode({key: torch.ones(1)})
-    assert words in caught.value.hint

@@ -22,6 +22,7 @@ from shmstore.serde.builtin_types import NUMPY_SCALARS
 from shmstore.serde.dtypes import TORCH_KINDS
 from shmstore.serde.wire import MAX_DEPTH
 from tests.serde.values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
+from tests.support import raises
 
 TORCH_DTYPES = sorted(TORCH_KINDS, key=str)
 NUMPY_DTYPES = [
@@ -424,12 +425,10 @@ REFUSED["storage has been freed"].untyped_storage().resize_(0)
     ],
 )
 def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path(name, wrap, path):
-    with pytest.raises(UnsupportedValueError, match="no serializer for") as caught:
+    with raises(UnsupportedValueError, names=(f"{path}: no serializer for", name.strip())) as caught:
         SERDE.encode(wrap(REFUSED[name]))
     assert isinstance(caught.value, TypeError)
     assert caught.value.path == path
-    assert caught.value.message.startswith(f"{path}: no serializer for ")
-    assert name.strip() in caught.value.message
 
 
 def test_the_message_is_the_one_of_the_contract():
@@ -438,8 +437,8 @@ def test_the_message_is_the_one_of_the_contract():
 
 
 @pytest.mark.parametrize("key", [Foo(), torch.zeros(1), Colour.RED, np.int64(1), (1, Foo()), frozenset(), Point(1, 2)])
-def test_a_dict_key_that_is_no_scalar_is_refused_where_its_dict_is(key):
-    with pytest.raises(UnsupportedValueError, match="dict key of type") as caught:
+def test_a_dict_key_that_is_not_a_scalar_is_refused_with_the_path_of_its_dict(key):
+    with raises(UnsupportedValueError, names=("dict key",)) as caught:
         SERDE.encode([{"a": {key: 1}}])
     assert caught.value.path == "value[0]['a']"
 
@@ -448,12 +447,12 @@ def test_a_nested_tensor_is_refused():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once in a process that they are a prototype
         nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    with pytest.raises(UnsupportedValueError, match="nested tensor"):
+    with raises(UnsupportedValueError, names=["nested tensor"], hint=["unbind()"]):
         SERDE.encode(nested)
 
 
 def test_a_tensor_inside_a_transform_is_refused():
-    with pytest.raises(UnsupportedValueError, match="storage of its own"):
+    with raises(UnsupportedValueError, names=("tensor", "storage"), hint=["clone()"]):
         torch.vmap(lambda t: SERDE.encode(t) and t)(torch.zeros(3, 2))
 
 
@@ -486,7 +485,7 @@ def test_the_deepest_allowed_value_comes_back():
 @pytest.mark.parametrize("make", [nested_lists, nested_dicts, lambda n: {tuple_key(n): 1}])
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900])
 def test_a_value_that_is_too_deep_is_refused_with_a_hint(make, depth):
-    with pytest.raises(NestingError, match="contains itself"):
+    with raises(NestingError, names=[str(MAX_DEPTH)], hint=["contains itself"]):
         SERDE.encode(make(depth))
 
 

@@ -18,6 +18,7 @@ from shmstore.errors import (
 )
 from shmstore.serde import ALIGNMENT, PickleSerde, TensorSpec, register_type, registry
 from tests.serde.values import SERDE, aligned, exact, round_trip, store
+from tests.support import raises
 
 TENSOR_PATHS = {
     "itself": lambda t: t,
@@ -223,7 +224,7 @@ def test_the_path_leads_through_registered_types():
 
 @pytest.mark.usefixtures("registered")
 def test_a_subclass_of_a_registered_type_is_refused():
-    with pytest.raises(UnsupportedValueError, match="no serializer for Derived"):
+    with raises(UnsupportedValueError, names=["no serializer for Derived"]):
         SERDE.encode(Derived("a", torch.zeros(1)))
 
 
@@ -242,7 +243,7 @@ def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered):
     forget_plans()
     del registry.BY_NAME["t.Field"]
     for _ in range(2):
-        with pytest.raises(UnknownTypeError, match=r"hint: import the module that registers 't\.Field'") as caught:
+        with raises(UnknownTypeError, names=["'t.Field'"], hint=["'t.Field'"]) as caught:
             SERDE.decode(encoded.meta, payload)
         assert caught.value.type_name == "t.Field"
         assert isinstance(caught.value, CorruptStoreError)
@@ -252,8 +253,8 @@ def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered):
 def test_a_from_tree_that_fails_or_lies_is_reported_as_corruption():
     register_type("t.Flawed", Flawed, lambda f: 1, lambda tree: tree["x"])
     register_type("t.Impostor", Impostor, lambda f: 1, lambda tree: Flawed())
-    for value, message in ((Flawed(), "from_tree of 't.Flawed' failed: TypeError"), (Impostor(), "returned a Flawed")):
-        with pytest.raises(CorruptStoreError, match=message):
+    for value, names in ((Flawed(), ("'t.Flawed'", "TypeError")), (Impostor(), ("'t.Impostor'", "Flawed"))):
+        with raises(CorruptStoreError, ("from_tree", *names)):
             round_trip(value)
 
 
@@ -271,15 +272,24 @@ def test_names_and_classes_are_registered_once():
 
     register_type("t.Flawed", Flawed, to_tree, Flawed)
     register_type("t.Flawed", Flawed, to_tree, Flawed)
-    for name, cls in (("t.Flawed", Impostor), ("t.Other", Flawed), ("t.Tensor", torch.Tensor), ("t.dict", dict)):
-        with pytest.raises(ValueError, match=r"already|part of the format"):
+    for name, cls, named in (
+        ("t.Flawed", Impostor, "'t.Flawed'"),
+        ("t.Other", Flawed, "'t.Flawed'"),
+        ("t.Tensor", torch.Tensor, "Tensor"),
+        ("t.dict", dict, "dict"),
+    ):
+        with raises(ValueError, names=[named]):
             register_type(name, cls, to_tree, Flawed)
     assert "t.Other" not in registry.BY_NAME
-    for arguments in ((1, Impostor, to_tree, Flawed), ("", Impostor, to_tree, Flawed), ("t.I", 1, to_tree, Flawed)):
-        with pytest.raises(TypeError):
+    for arguments, names in (
+        ((1, Impostor, to_tree, Flawed), ("name", "1")),
+        (("", Impostor, to_tree, Flawed), ("name", "''")),
+        (("t.I", 1, to_tree, Flawed), ("cls", "1")),
+        (("t.I", Impostor, None, Flawed), ("to_tree", "None")),
+        (("t.I", Impostor, to_tree, None), ("from_tree", "None")),
+    ):
+        with raises(TypeError, names):
             register_type(*arguments)
-    with pytest.raises(TypeError):
-        register_type("t.I", Impostor, None, Flawed)
 
 
 # ---- layouts
@@ -334,7 +344,7 @@ def test_the_views_of_a_layout_keep_its_buffer_and_do_not_show_the_templates_byt
 
 def test_a_layout_refuses_a_buffer_that_is_too_small():
     layout = SERDE.layout(TensorSpec((4,), torch.float32))
-    with pytest.raises(ValueError, match="too small"):
+    with raises(ValueError, names=("payload", "16 bytes", "15")):
         layout.build(aligned(15))
 
 
@@ -342,7 +352,7 @@ def test_specs_are_checked_when_they_are_made():
     assert TensorSpec([2, np.int64(3)], "f4") == TensorSpec((2, 3), np.float32)
     assert hash(TensorSpec((2,), torch.int8)) == hash(TensorSpec((2,), torch.int8))
     for shape, error in (((-1,), ValueError), ((1.5,), TypeError), (3, TypeError)):
-        with pytest.raises(error):
+        with raises(error, names=("shape", repr(shape))):
             TensorSpec(shape, torch.int8)
     with pytest.raises(TypeError):
         TensorSpec((1,), "no such dtype")
@@ -371,8 +381,8 @@ def test_a_spec_beyond_every_store_is_too_large(shape, dtype):
         SERDE.layout(TensorSpec(shape, dtype))
 
 
-def test_a_spec_is_no_value():
-    with pytest.raises(UnsupportedValueError, match="no serializer for TensorSpec"):
+def test_a_spec_is_not_a_value():
+    with raises(UnsupportedValueError, names=["no serializer for TensorSpec"], hint=["reserve()"]):
         SERDE.encode([TensorSpec((1,), torch.int8)])
 
 
@@ -396,14 +406,14 @@ def test_pickle_stores_any_object_as_private_copies():
 
 def test_pickle_says_what_it_cannot_store_and_what_is_damaged():
     serde = PickleSerde()
-    with pytest.raises(UnsupportedValueError, match="value: pickle refuses it"):
+    with raises(UnsupportedValueError, names=("value", "pickle")):
         serde.encode(lambda: None)
     deep = []
     for _ in range(100000):
         deep = [deep]
     with pytest.raises(NestingError):
         serde.encode(deep)
-    with pytest.raises(UnsupportedValueError, match="lay out"):
+    with raises(UnsupportedValueError, names=("PickleSerde", "template"), hint=["MsgpackSerde"]):
         serde.layout(torch.zeros(1))
     encoded = serde.encode([1, 2])
     for meta, payload in ((encoded.meta, b"short"), (encoded.meta, b"\xff" * 100), (b"", b""), (b"\x01", b"x")):

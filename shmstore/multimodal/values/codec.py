@@ -1,20 +1,20 @@
-"""How the multi-modal types lie in the store: as the trees that its own serializer takes, tensors in place.
+"""How the multi-modal types are stored: as trees of the store's own serializer, `shmstore.serde`.
 
-No second serializer: `register` tells the store's one (`shmstore.serde`) what tree each type is. An item is the flat
-dict of its data, and under the key "" one text with all the rest, a line for each key's field and then the modality:
+`register` adds them to that serializer. An item is a flat dict of its data. Under the key "" it has one text with a
+line for each key's field, and then the modality:
 
     {"": "b\\ns2\\nf0 0:5:;5:9:\\nimage", "pixel_values": tensor, "image_grid_thw": tensor, "patches": tensor}
 
     b                   batched
     s2                  shared by 2
     f0 0:5:;5:9:        flat along dimension 0; one slice for each item of the batch, start:stop:step, empty for None
-    f1 (0:2:,1:3:       several slices for an item, after a parenthesis
+    f1 (0:2:,1:3:       flat along dimension 1; several slices for an item, after a parenthesis
 
-A flat dict of tensors is what the serializer is fastest at, and a text that came before is not parsed again; so an item
-of three tensors costs about as much as the three tensors. (An item with an element of key "" is [text, dict].)
+The serializer is fastest with a flat dict of tensors, and a text that was parsed before is not parsed again. An item of
+three tensors therefore costs about as much as the three tensors. An item with an element of key "" is [text, dict].
 
-What comes back is built without the checks of the constructors, which it has passed on the way in; that the shapes of
-these trees are right is checked, since a store can be written by a process of another version.
+Decoding skips the checks of the constructors, which each value has passed on the way in. It checks the shape of the
+tree, because a process of another version may have written it.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def _field_to_text(field: Any) -> str:
             _slice_to_text(cut) if isinstance(cut, slice) else "(" + ",".join(map(_slice_to_text, cut))
             for cut in slices
         )
-    raise TypeError(f"no serializer for a field of {kind.__name__}")
+    raise TypeError(f"no serializer for a field of type {kind.__name__}")
 
 
 def _line_of(field: Any) -> str:
-    """Work out the field's text and the end of its line, and leave it there for the other items of its batch."""
+    """Return the line of a field, and keep it in the field for the other items of the batch."""
     line = _field_to_text(field) + "\n"
     object.__setattr__(field, "_line", line)
     return line
@@ -108,18 +108,17 @@ def _parse_head(text: str, n_keys: int) -> tuple[str, tuple[MultiModalField, ...
     return lines[n_keys], tuple(map(_field_from_text, lines[:n_keys]))
 
 
-# What a text becomes takes some ten times its bytes, and the slices of a large batch are a long text. So the longer it
-# is, the fewer are kept: the short ones take up to 10 MB, those of middle length 5, and the long ones 4 where one key
-# has the slices of a batch of 1000. A worker that meets items of more batches in turn parses again: 200 us for 256
-# slices, 800 for 1000, where a text that is kept takes 1.
+# A parsed text takes about ten times its bytes, and the slices of a large batch make a long text. The caches of longer
+# texts are therefore smaller: short texts take up to 10 MB, middle ones 5 MB, and long ones 4 MB for batches of 1000.
+# A miss costs 200 us for 256 slices and 800 us for 1000; a hit costs 1 us.
 _SHORT, _MIDDLE = 256, 2048
 _head_from_short_text = lru_cache(maxsize=4096)(_parse_head)
 _head_from_middle_text = lru_cache(maxsize=256)(_parse_head)
 _head_from_long_text = lru_cache(maxsize=32)(_parse_head)
 
 
-# `object.__setattr__` four times for each element would take most of the time that a worker has for an item; the
-# slots' own setters take a third of it.
+# Four calls of `object.__setattr__` for each element would dominate a worker's time for an item. The setters of the
+# slots take a third of it.
 _new: Callable[[type[T]], T] = object.__new__
 _set_modality = MultiModalFieldElem.__dict__["modality"].__set__
 _set_key = MultiModalFieldElem.__dict__["key"].__set__
@@ -176,9 +175,9 @@ def _elem_to_tree(elem: MultiModalFieldElem) -> list[Any]:
 
 
 def _list_of(length: int, tree: Any) -> list[Any]:
-    # A tensor would be unpacked, too: into as many tensors as its shape claims.
+    # Unpacking a forged tensor would make as many tensors as its shape claims.
     if type(tree) is not list or len(tree) != length:
-        raise ValueError(f"expected a list of {length}, got {type(tree).__name__}")
+        raise ValueError(f"the tree must be a list of {length}, not {type(tree).__name__}")
     return tree
 
 
@@ -203,7 +202,7 @@ def _items_from_tree(tree: Any) -> MultiModalKwargsItems:
 def _feature_to_tree(feature: MultiModalFeatureSpec) -> list[Any]:
     data = feature.data
     if not (data is None or isinstance(data, MultiModalKwargsItem)):
-        raise TypeError(f"no serializer for a feature whose data is a {type(data).__name__}")
+        raise TypeError(f"no serializer for a feature with data of type {type(data).__name__}")
     item = None if data is None else _item_to_tree(data)
     return [item, feature.modality, feature.identifier, *_range_to_tree(feature.mm_position)]
 
@@ -246,6 +245,6 @@ _TYPES: tuple[tuple[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]],
 
 
 def register(register_type: Callable[[str, type[Any], Callable[[Any], Any], Callable[[Any], Any]], None]) -> None:
-    """Tell the store's serializer every multi-modal type, by its `register_type`."""
+    """Register each multi-modal type with `register_type` of the store's serializer."""
     for name, cls, to_tree, from_tree in _TYPES:
         register_type(name, cls, to_tree, from_tree)

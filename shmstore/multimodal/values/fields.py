@@ -1,7 +1,7 @@
-"""Fields: how a processor's output for one key is cut into a piece for each item, and how the pieces are joined.
+"""Fields: how a processor's output for one key is cut into one piece per item, and how the pieces are joined.
 
-A piece and its field are a `MultiModalFieldElem`; which key has which field is said by a `MultiModalFieldConfig`. All
-are frozen: threads and caches share them.
+A `MultiModalFieldElem` is a piece with its field. A `MultiModalFieldConfig` assigns a field to a key. All of them are
+frozen, because threads and caches share them.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class MultiModalField(ABC):
 
     __slots__ = ("_line",)
 
-    _line: str  # of `wire`, which writes a field's text once for all items that share it; no part of the value
+    _line: str  # the text that `wire` writes once for all items of a batch; not a part of the value
 
     def build_elems(self, modality: str, key: str, data: NestedTensors) -> list[MultiModalFieldElem]:
-        """One element for each item, in order; views of `data` wherever it is a tensor.
+        """Return one element for each item, in order; pieces of a tensor are views of it.
 
-        ValueError that names the key, for data that cannot be cut so.
+        Raises ValueError, with the key, if `data` cannot be cut this way.
         """
         try:
             pieces = self._cut(data)
@@ -52,18 +52,20 @@ class MultiModalField(ABC):
         device: torch.device | str | None = None,
         pin_memory: bool = False,
     ) -> NestedTensors:
-        """The data of `elems` joined as this kind of field does it, on `device`, through page-locked memory if asked.
+        """Join the data of `elems` and return it on `device`, by way of page-locked memory if `pin_memory`.
 
-        ValueError where the elements' fields are not all of this kind, or there are none.
+        Raises ValueError if `elems` is empty, or if an element's field does not match this field.
         """
         if not elems:
-            raise ValueError("no elements to reduce")
+            raise ValueError("elems must not be empty")
         for elem in elems:
             if not self._joins_with(elem.field):
                 kinds = sorted({type(e.field).__name__ for e in elems} | {type(self).__name__})
-                raise ValueError(f"cannot reduce mixed fields of key {shown(elem.key)} together: {', '.join(kinds)}")
+                raise ValueError(
+                    f"the elements of key {shown(elem.key)} must have matching fields, not {', '.join(kinds)}"
+                )
         joined = self._join([elem.data for elem in elems], pin_memory)
-        # What was not joined would be copied from a view, which may go before the copy has been made.
+        # Data that was not joined is still a view, whose memory may go before an asynchronous copy is done.
         return to_device(page_locked(joined) if pin_memory else joined, device)
 
     def _joins_with(self, other: MultiModalField) -> bool:
@@ -85,7 +87,7 @@ def _all_tensors(pieces: list[NestedTensors]) -> bool:
 
 
 def _room(first: torch.Tensor, shape: Sequence[int], pin_memory: bool) -> torch.Tensor | None:
-    # Only host memory can be page-locked, and only where there is an accelerator to lock it for.
+    # Only host memory can be page-locked.
     if not pin_memory or first.device.type != "cpu":
         return None
     return torch.empty(tuple(shape), dtype=first.dtype, pin_memory=True)
@@ -93,30 +95,30 @@ def _room(first: torch.Tensor, shape: Sequence[int], pin_memory: bool) -> torch.
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MultiModalBatchedField(MultiModalField):
-    """One element per index of the first dimension; joined by stacking equal shapes, else a list."""
+    """Makes one element per index of the first dimension; joins equal shapes by stacking, others to a list."""
 
     def _cut(self, data: NestedTensors) -> Iterable[NestedTensors]:
         if isinstance(data, (torch.Tensor, np.ndarray)) and data.ndim == 0:
-            raise ValueError("batched data: expected a first dimension of the items, got a tensor or array of none")
-        if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):  # whose parts are no items
-            raise ValueError(f"batched data: expected a tensor or a sequence of items, got {type(data).__name__}")
+            raise ValueError("batched data must have a first dimension, not 0 dimensions")
+        if not isinstance(data, Iterable) or isinstance(data, (str, bytes, Mapping)):  # their parts are not items
+            raise ValueError(f"batched data must be a tensor or a sequence of items, not {type(data).__name__}")
         return list(data)
 
     def _join(self, pieces: list[NestedTensors], pin_memory: bool) -> NestedTensors:
         if not _all_tensors(pieces) or any(piece.shape != pieces[0].shape for piece in pieces):
             return pieces
         if len(pieces) == 1 and not pin_memory:
-            return pieces[0].unsqueeze(0)  # the common case, one image: a view and no copy
+            return pieces[0].unsqueeze(0)  # the common case, one image, needs no copy
         room = _room(pieces[0], (len(pieces), *pieces[0].shape), pin_memory)
         return torch.stack(pieces, out=room)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class MultiModalFlatField(MultiModalField):
-    """Each item owns a slice of one tensor; joined by concatenation along `dim`, else a flat list.
+    """Gives each item a slice of one tensor; joins by concatenation along `dim`, else to a flat list.
 
-    `slices` has one entry per item: a slice, taken along `dim`, or a tuple of slices, one for each dimension from the
-    first. Cutting data by a slice that ends behind it is a ValueError.
+    `slices` has one entry per item: a slice along `dim`, or a tuple of slices for the first dimensions. A slice that
+    ends behind the data is a ValueError.
     """
 
     slices: Sequence[slice | Sequence[slice]]
@@ -127,7 +129,7 @@ class MultiModalFlatField(MultiModalField):
         for cut in self.slices:
             parts = (cut,) if isinstance(cut, slice) else tuple(cut) if isinstance(cut, (list, tuple)) else ()
             if not parts or not all(isinstance(part, slice) for part in parts):
-                raise TypeError(f"slices: expected a slice or a tuple of slices for each item, got {shown(cut)}")
+                raise TypeError(f"slices must have a slice or a tuple of slices for each item, not {shown(cut)}")
             cuts.append(cut if isinstance(cut, slice) else parts)
         object.__setattr__(self, "slices", tuple(cuts))
 
@@ -137,7 +139,7 @@ class MultiModalFlatField(MultiModalField):
         return self.dim == other.dim and self.slices == other.slices
 
     def __hash__(self) -> int:
-        return hash((self.dim, len(self.slices)))  # slices are hashable from Python 3.12 on only
+        return hash((self.dim, len(self.slices)))  # before Python 3.12, slices are not hashable
 
     def _joins_with(self, other: MultiModalField) -> bool:
         return isinstance(other, MultiModalFlatField) and other.dim == self.dim
@@ -146,27 +148,29 @@ class MultiModalFlatField(MultiModalField):
         if not isinstance(data, torch.Tensor):
             cuts = [cut for cut in self.slices if isinstance(cut, slice)]
             if self.dim != 0 or len(cuts) != len(self.slices):
-                raise ValueError("slices of anything but the first dimension need one tensor")
+                raise ValueError(
+                    f"flat data must be one tensor, not {type(data).__name__}, to be sliced beyond the first dimension"
+                )
             if isinstance(data, (str, bytes)) or not isinstance(data, (Sequence, np.ndarray)):
-                raise ValueError(f"flat data: expected a tensor or a sequence, got {type(data).__name__}")
+                raise ValueError(f"flat data must be a tensor or a sequence, not {type(data).__name__}")
             if isinstance(data, np.ndarray) and data.ndim == 0:
-                raise ValueError("dim: 0 is none of an array of 0 dimensions")
+                raise ValueError("flat data must have a first dimension, not 0 dimensions")
             self._check_ends((len(data),), 0)
             return [data[cut] for cut in cuts]
         if not -data.ndim <= self.dim < data.ndim:
-            raise ValueError(f"dim: {self.dim} is none of a tensor of {data.ndim} dimensions")
+            raise ValueError(f"dim must be one of the {data.ndim} dimensions of the data, not {self.dim}")
         dim = self.dim % data.ndim
         self._check_ends(data.shape, dim)
         before = (slice(None),) * dim
         return [data[(*before, cut)] if isinstance(cut, slice) else data[tuple(cut)] for cut in self.slices]
 
     def _check_ends(self, shape: Sequence[int], dim: int) -> None:
-        # Slicing would give what there is of it, and the model an item of less data than its grid says.
+        # Slicing would cut the item short without an error, and the model would read less data than its grid says.
         for index, cut in enumerate(self.slices):
             parts = ((dim, cut),) if isinstance(cut, slice) else enumerate(cut)
             for along, part in parts:
                 if along == len(shape):
-                    raise ValueError(f"more slices of item {index} than the data has dimensions, {along}")
+                    raise ValueError(f"item {index} must not have more slices than the data has dimensions, {along}")
                 if part.stop is not None and part.stop > shape[along]:
                     raise ValueError(
                         f"slice {part.start}:{part.stop} of item {index} ends behind the data, "
@@ -194,13 +198,13 @@ class MultiModalFlatField(MultiModalField):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MultiModalSharedField(MultiModalField):
-    """The same data for each of `batch_size` items; joined to the first."""
+    """Gives the same data to each of `batch_size` items; joins them to the first."""
 
     batch_size: int
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"batch_size: {self.batch_size} is not at least 1")
+            raise ValueError(f"batch_size must be at least 1, not {self.batch_size}")
 
     def _joins_with(self, other: MultiModalField) -> bool:
         return isinstance(other, MultiModalSharedField)
@@ -215,12 +219,12 @@ class MultiModalSharedField(MultiModalField):
 def _check_field(field: object) -> None:
     if not isinstance(field, MultiModalField):
         got = f"the class {field.__name__}" if isinstance(field, type) else type(field).__name__
-        raise TypeError(f"field: expected a field such as MultiModalBatchedField(), got {got}")
+        raise TypeError(f"field must be a field such as MultiModalBatchedField(), not {got}")
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class MultiModalFieldElem:
-    """One key of one item: its data, and the field that joins it with the same key of other items."""
+    """One key of one item: its data, and the field that joins it with other items' data for this key."""
 
     modality: str
     key: str
@@ -245,38 +249,41 @@ class MultiModalFieldElem:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MultiModalFieldConfig:
-    """Of which modality a processor's output key is, and by which field it is cut."""
+    """The modality of a processor's output key, and the field that cuts it."""
 
     modality: str
     field: MultiModalField
 
     def __post_init__(self) -> None:
         if not isinstance(self.modality, str):
-            raise TypeError(f"modality: expected a str, got {type(self.modality).__name__}")
+            raise TypeError(f"modality must be a str, not {type(self.modality).__name__}")
         _check_field(self.field)
 
     @classmethod
     def batched(cls, modality: str) -> MultiModalFieldConfig:
-        """One item per index of the first dimension."""
+        """Return a configuration with one item per index of the first dimension."""
         return cls(modality, MultiModalBatchedField())
 
     @classmethod
     def flat(cls, modality: str, slices: Sequence[slice | Sequence[slice]], dim: int = 0) -> MultiModalFieldConfig:
-        """One item per slice along `dim`."""
+        """Return a configuration with one item per slice along `dim`."""
         return cls(modality, MultiModalFlatField(slices, dim))
 
     @classmethod
     def flat_from_sizes(cls, modality: str, sizes: Iterable[int], dim: int = 0) -> MultiModalFieldConfig:
-        """One item per size: consecutive slices along `dim` of these lengths; ValueError for a negative one."""
+        """Return a configuration with consecutive slices along `dim` of these sizes, one per item.
+
+        Raises ValueError for a negative size.
+        """
         slices, start = [], 0
         for size in sizes:
             if size < 0:
-                raise ValueError(f"sizes: {size} is negative")
+                raise ValueError(f"sizes must not be negative: {size}")
             slices.append(slice(start, start + int(size)))
             start += int(size)
         return cls.flat(modality, slices, dim)
 
     @classmethod
     def shared(cls, modality: str, batch_size: int) -> MultiModalFieldConfig:
-        """The same data for each of `batch_size` items."""
+        """Return a configuration with the same data for each of `batch_size` items."""
         return cls(modality, MultiModalSharedField(batch_size))

@@ -1,15 +1,16 @@
-"""`hash_item`: one name for equal content, different names for different content.
+"""`hash_item`: equal hashes for equal content, different hashes for different content.
 
-Every part goes into the hash as  tag (1 byte) | length of the body (8 bytes) | body,  and a container's body is the
-number of its parts, followed by the parts. So no two different trees give the same stream: neither ["ab"] and
-["a", "b"], nor 1 and True and 1.0 and "1", nor the same bytes as float16 and as bfloat16, nor a list and a tuple.
-Dictionaries and keyword arguments are taken in the order of their encoded keys, since equal dictionaries may have
-been filled in different orders. Memory layout is no content: a transposed view hashes like its contiguous copy, and
-bytes that belong to no value (between the fields of an aligned dtype, behind an 80-bit long double) count as zeros.
+Each part is hashed as  tag (1 byte) | length of the body (8 bytes) | body.  A container is hashed as its tag and the
+number of its parts, followed by the parts. Different trees therefore give different streams. Examples are ["ab"] and
+["a", "b"], 1 and True and 1.0 and "1", a list and a tuple, and the same bytes as float16 and as bfloat16.
 
-What does not say which it is, is refused rather than given a name that something else has, too: an image of several
-frames above all. Its user may mean the current frame, as image processors do, or all; and to go through the frames
-here would move the caller's image, lose what was drawn on it, and decode what nobody may have asked for.
+Dicts and keyword arguments are hashed in the order of their encoded keys, because equal dicts may have different
+orders. Memory layout is not content: a transposed view hashes like its contiguous copy. Bytes that belong to no value
+count as zeros. Such bytes are between the fields of an aligned dtype or behind an 80-bit long double.
+
+Ambiguous values are refused, because they could share a hash with different content. The main example is an image of
+several frames. A caller may mean the current frame, as image processors do, or all frames. Reading all frames would
+also change the caller's image: it would move to another frame and lose what was drawn on it.
 """
 
 from __future__ import annotations
@@ -53,29 +54,40 @@ _pack_float = struct.Struct("<d").pack
 
 
 def hash_item(value: object, /, **kwargs: object) -> str:
-    """The content hash of `value`, and of the keyword arguments that the processor is given, in hex (64 digits).
+    """Return the content hash of `value` and of the processor's keyword arguments, as 64 hex digits.
 
-    Takes None, bool, int, float, complex, str, bytes, memoryviews, tensors, arrays, Pillow images of one frame, items,
-    dtypes of torch and numpy, paths (what the path is called, not what is in the file), members of enumerations, and
-    lists, tuples and dicts of them; TypeError naming the path to anything else, to masked arrays, and to tensors that
-    are sparse, nested, quantised or without data. ValueError naming the path to an image that cannot be read (cut off,
-    closed); NestingError for a container that contains itself. Of an image of several frames (GIF, animated WebP or
-    PNG, TIFF of several pages, MPO photograph) hash `image.copy()`, which is the current frame, or a list of such
-    copies. BLAKE3 where its package is installed, else SHA-256: processes that compare hashes must agree on that.
+    It accepts None, bool, int, float, complex, str, bytes, memoryviews, tensors, arrays, Pillow images of one frame,
+    items, torch and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these. A path is
+    hashed by its text, not by its file.
 
-    Deliberately equal: bytes, bytearray and a one-dimensional memoryview of bytes; any other memoryview and the array
-    of its format and shape; a numpy scalar and the 0-d array of it, but `np.str_` and `np.bytes_` are str and bytes;
-    a member of an enumeration of str or int and its value; instances of subclasses of list, tuple (namedtuples), dict
-    and array and those of the class itself; a tensor on any device; images that differ by what processors ignore: the
-    file's format, its ICC profile and its other metadata. Items differ by modality, keys, data, and how the data is
-    joined (kind of field, `dim`), and not by the batch that they were cut from (`slices`, `batch_size`).
+    The hash is BLAKE3 if its package is installed, else SHA-256. Processes that compare hashes must use the same one.
+
+    Raises TypeError, with the path, for any other value. That includes masked arrays, and tensors that are sparse,
+    nested, quantised or without data. Raises ValueError, with the path, for an image that cannot be read, and
+    NestingError for a container that contains itself.
+
+    An image of several frames (GIF, animated WebP or PNG, TIFF of several pages, MPO photograph) is a TypeError.
+    Hash `image.copy()`, which is the current frame, or a list of copies.
+
+    These values have equal hashes by design:
+
+    * bytes, a bytearray and a one-dimensional memoryview of bytes
+    * any other memoryview and an array of its format and shape
+    * a numpy scalar and its 0-d array, except that `np.str_` and `np.bytes_` equal str and bytes
+    * a member of an enumeration of str or int, and its value
+    * an instance of list, tuple, dict or array, and one of a subclass (a namedtuple)
+    * a tensor on any device
+    * images that differ only in file format, ICC profile or other metadata, which processors ignore
+
+    The hash of an item covers its modality, keys, data, kinds of field and `dim`. It does not cover `slices` and
+    `batch_size`, which depend on the batch.
     """
     hasher = _hasher()
     for part, path in ((value, "value"), (kwargs, "kwargs")):
         try:
             _feed(hasher, part, path)
         except RecursionError:  # without its thousand frames
-            raise NestingError(f"{path}: too many containers in one another, or one that contains itself") from None
+            raise NestingError(f"{path} is nested too deeply, or contains itself") from None
     return hasher.hexdigest()
 
 
@@ -97,7 +109,7 @@ def _feed_tensor(hasher: _Hasher, tensor: torch.Tensor, path: str) -> None:
 
 
 def _foreign_names(dtype: np.dtype[Any]) -> list[str]:
-    """For each field to any depth, in order, the name of its dtype where another package made it, else ""."""
+    """Return, for each field at any depth, the name of its dtype if another package made it, else ""."""
     if dtype.subdtype is not None:
         return _foreign_names(dtype.subdtype[0])
     if dtype.fields is not None:
@@ -110,19 +122,19 @@ def _describe_dtype(dtype: np.dtype[Any], path: str) -> str:
         text = repr(dtype.descr) if dtype.names else dtype.str
     except ValueError:
         raise TypeError(f"{path}: cannot hash a dtype whose fields overlap or are out of order") from None
-    foreign = _foreign_names(dtype)  # dtype.str does not tell these apart: most of ml_dtypes' are "<V1"
+    foreign = _foreign_names(dtype)  # most dtypes of ml_dtypes have the same dtype.str, "<V1"
     return f"{text}{foreign}" if any(foreign) else text
 
 
 def _feed_dtype(hasher: _Hasher, dtype: np.dtype[Any], path: str) -> None:
     if dtype.hasobject:
         raise TypeError(f"{path}: cannot hash a dtype of objects")
-    base, shape = dtype.subdtype or (dtype, ())  # a dtype of an array in each element is "|V8", whatever is in it
+    base, shape = dtype.subdtype or (dtype, ())  # the str of a subarray dtype is "|V8" for any content
     _feed_bytes(hasher, b"n", f"{_describe_dtype(base, path)}{shape}".encode())
 
 
 def _value_bytes(dtype: np.dtype[Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """255 for each byte of an element that belongs to a value, 0 for what lies between and behind values."""
+    """Return a mask of an element's bytes: 255 for bytes of a value, 0 for padding."""
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
         return np.tile(_value_bytes(base), math.prod(shape))
@@ -141,7 +153,7 @@ def _feed_array(hasher: _Hasher, array: np.ndarray[Any, Any], path: str) -> None
     if array.dtype.hasobject:
         raise TypeError(f"{path}: cannot hash an array of objects")
     if isinstance(array, np.ma.MaskedArray):
-        raise TypeError(f"{path}: cannot hash a masked array; pass its data and its mask, or `filled()`")
+        raise TypeError(f"{path}: cannot hash a masked array (hint: pass its data and its mask, or array.filled())")
     text = _describe_dtype(array.dtype, path)
     data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     if array.dtype.fields is not None or array.dtype.char in "gG":
@@ -167,7 +179,7 @@ def _feed_memoryview(hasher: _Hasher, view: memoryview, path: str) -> None:
 def _count_frames(image: Any) -> int:
     try:
         return int(getattr(image, "n_frames", 1))
-    except ValueError:  # its file is closed: what was loaded is all that anyone can see of it
+    except ValueError:  # its file is closed, so only the loaded frame is left
         return 1
 
 
@@ -178,10 +190,10 @@ def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
             seen = _look_at(image)
     except MemoryError:
         raise
-    except Exception as error:  # a decoder's: OSError and ValueError, but SyntaxError and others, too
+    except Exception as error:  # decoders raise OSError, ValueError, SyntaxError and others
         raise ValueError(f"{path}: cannot hash an image that cannot be read: {cut(error)}") from error
     if seen is None:
-        raise TypeError(f"{path}: cannot hash an image of {frames} frames; `image.copy()` is the current one")
+        raise TypeError(f"{path}: cannot hash an image of {frames} frames (hint: pass image.copy() of one)")
     form, looks, pixels = seen
     _feed_bytes(hasher, b"P", form.encode())
     _feed_bytes(hasher, b"p", repr(looks).encode())
@@ -189,8 +201,8 @@ def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
 
 
 def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
-    # What a processor can see of an image: its pixels, what they mean (mode, palette, transparent colour), and the
-    # orientation that it may be asked to apply. All of it may change when the pixels are loaded.
+    # A processor sees the pixels, their meaning (mode, palette, transparent colour) and the orientation. Loading the
+    # pixels may change all of these.
     image.load()
     orientation = image.getexif().get(0x0112, 1)
     palette = image.getpalette(None)
@@ -231,7 +243,7 @@ class _Recorder:
 
 
 def _is_image(value: object) -> bool:
-    pillow = sys.modules.get("PIL.Image")  # a value of its type cannot exist before it is imported
+    pillow = sys.modules.get("PIL.Image")  # no image exists before Pillow is imported
     return pillow is not None and isinstance(value, pillow.Image)
 
 
@@ -241,27 +253,27 @@ def _feed_path(hasher: _Hasher, value: PurePath) -> None:
 
 
 def _feed_enum(hasher: _Hasher, member: enum.Enum, path: str) -> None:
-    # By the name of its class, too, which is another in a process that was spawned by the program's main module.
+    # In a spawned process, the main module has another name.
     cls = type(member)
     module = "__main__" if cls.__module__ == "__mp_main__" else cls.__module__
     hasher.update(b"E")
-    for part in (module, cls.__qualname__, member.name):  # a flag's combination may have no name
+    for part in (module, cls.__qualname__, member.name):  # a combination of flags may have no name
         _feed(hasher, part, path)
     _feed(hasher, member.value, f"{path}.value")
 
 
 def _hint(value: object) -> str:
     if isinstance(value, (set, frozenset)):
-        return "a set has no order: pass `sorted(...)` of it"
+        return "pass sorted(value), because a set has no order"
     if isinstance(value, type):
-        return "np.dtype(...) of it" if issubclass(value, np.generic) else "pass its name"
+        return "pass np.dtype(value)" if issubclass(value, np.generic) else "pass its name"
     if dataclasses.is_dataclass(value):
-        return "pass `dataclasses.asdict(...)` of it"
+        return "pass dataclasses.asdict(value)"
     if isinstance(value, Mapping):
-        return "pass `dict(...)` of it"
+        return "pass dict(value)"
     if isinstance(value, torch.device):
-        return "pass `str(...)` of it; better, leave it out, where it does not change the result"
-    return "pass plain data that tells it from others (text, numbers, tensors, lists, dicts), or leave it out"
+        return "pass str(value), or leave it out if it does not change the result"
+    return "pass plain data that identifies it (text, numbers, tensors, lists, dicts), or leave it out"
 
 
 def _feed(hasher: _Hasher, value: Any, path: str) -> None:

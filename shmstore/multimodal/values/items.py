@@ -1,10 +1,10 @@
 """The values of the multi-modal path: items, features, positions, prompt updates.
 
-A processor's output (one batched tensor per key) is cut into one `MultiModalKwargsItem` per image, clip or
-recording; items are what the caches keep; `MultiModalKwargsItems.get_data` puts a batch together again. How a key
-is cut and joined is the business of its field. Nothing here knows a cache or a store.
+A processor's output, one batched tensor per key, is cut into one `MultiModalKwargsItem` per image, clip or recording.
+Caches keep items, and `MultiModalKwargsItems.get_data` joins items to a batch. The field of a key says how to cut and
+join it. This module does not know caches or stores.
 
-All values but `MultiModalFeatureSpec` are frozen: threads and caches share them.
+All values except `MultiModalFeatureSpec` are frozen, because threads and caches share them.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _log = logging.getLogger(__name__)
 
 
 def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
-    """The item with a copy of each tensor and array that is a view into more memory than its own bytes.
+    """Return the item with a copy of each tensor and array that is a view of more memory than its own bytes.
 
-    Such a view keeps the whole alive (one image of a batch, the batch), and is pickled with the whole storage. The same
-    object where there is none.
+    Such a view keeps the whole memory alive, and is pickled with its whole storage. One image would keep its batch, for
+    example. Returns `item` itself if it has no such view.
     """
     changed = False
     elems: dict[str, MultiModalFieldElem] = {}
@@ -57,8 +57,8 @@ def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
 class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
     """One preprocessed item (one image, one clip): its elements by key, all of one modality; immutable.
 
-    ValueError where there is no element, where modalities differ, or where a key is not its element's; TypeError for
-    bare data.
+    The constructor raises ValueError if there is no element, if modalities differ, or if a key is not its element's
+    key. It raises TypeError for data without a field.
     """
 
     __slots__ = ("_elems", "_modality")
@@ -69,42 +69,42 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
     def __init__(self, elems: Mapping[str, MultiModalFieldElem]) -> None:
         if not isinstance(elems, Mapping):
             raise TypeError(
-                f"elems: expected a mapping of keys to MultiModalFieldElem, got {type(elems).__name__} "
-                "(hint: MultiModalKwargsItem.from_elems takes a sequence of them)"
+                f"elems must be a mapping of keys to MultiModalFieldElem, not {type(elems).__name__} "
+                "(hint: pass a sequence of elements to MultiModalKwargsItem.from_elems)"
             )
         for key, elem in elems.items():
             if not isinstance(elem, MultiModalFieldElem):
                 raise TypeError(
-                    f"element of key {shown(key)}: expected a MultiModalFieldElem, got {type(elem).__name__} "
-                    "(hint: MultiModalKwargsItems.from_hf_inputs makes them of bare data)"
+                    f"elems[{shown(key)}] must be a MultiModalFieldElem, not {type(elem).__name__} "
+                    "(hint: make elements from data with MultiModalKwargsItems.from_hf_inputs)"
                 )
         modalities = {elem.modality for elem in elems.values()}
         if len(modalities) != 1:
             found = listed(sorted(map(shown, modalities))) or "none"
-            raise ValueError(f"the elements of an item must have one modality, found {found}")
+            raise ValueError(f"elems must have one modality, not {found}")
         for key, elem in elems.items():
             if key != elem.key:
-                raise ValueError(f"element of key {shown(elem.key)} given as {shown(key)}")
+                raise ValueError(f"elems[{shown(key)}] must have its own key, not {shown(elem.key)}")
         self._elems = dict(elems)
         self._modality = next(iter(modalities))
 
     @classmethod
     def from_elems(cls, elems: Iterable[MultiModalFieldElem]) -> MultiModalKwargsItem:
-        """The item made of these elements; ValueError where two have the same key."""
+        """Return the item with these elements, or raise ValueError if two have the same key."""
         by_key: dict[str, MultiModalFieldElem] = {}
         for elem in elems:
             if not isinstance(elem, MultiModalFieldElem):
-                raise TypeError(f"expected elements (MultiModalFieldElem), got {type(elem).__name__}")
+                raise TypeError(f"elems must be MultiModalFieldElem, not {type(elem).__name__}")
             if elem.key in by_key:
-                raise ValueError(f"two elements of key {shown(elem.key)}")
+                raise ValueError(f"elems must have different keys, not {shown(elem.key)} twice")
             by_key[elem.key] = elem
         return cls(by_key)
 
     @classmethod
     def dummy(cls, modality: str, nbytes: int = 1) -> MultiModalKwargsItem:
-        """An item of `nbytes` zero bytes under the key "dummy": for profiling runs and tests."""
+        """Return an item of `nbytes` zero bytes under the key "dummy", for profiling runs and tests."""
         if nbytes < 0:
-            raise ValueError(f"nbytes: {nbytes} is negative")
+            raise ValueError(f"nbytes must not be negative: {nbytes}")
         data = torch.zeros(nbytes, dtype=torch.uint8)
         return cls.from_elems([MultiModalFieldElem(modality, "dummy", data, MultiModalSharedField(1))])
 
@@ -114,7 +114,7 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         return self._modality
 
     def get_data(self) -> dict[str, NestedTensors]:
-        """The bare data by key."""
+        """Return the data of each key, without fields."""
         return {key: elem.data for key, elem in self._elems.items()}
 
     def __getitem__(self, key: str) -> MultiModalFieldElem:
@@ -138,7 +138,7 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
 
 
 def _check_spelling(inputs: Mapping[str, Any], configured: Mapping[str, Any]) -> None:
-    """Look for what is given under one name and configured under nearly the same."""
+    """Warn if an input and a configuration have nearly the same key."""
     given = tuple(key for key in inputs if key not in configured)
     spare = tuple(key for key in configured if key not in inputs)
     if given and spare:
@@ -147,12 +147,13 @@ def _check_spelling(inputs: Mapping[str, Any], configured: Mapping[str, Any]) ->
 
 @lru_cache(maxsize=256)
 def _warn_of_spelling(given: tuple[Any, ...], spare: tuple[str, ...]) -> None:
-    # No error: models have keys that differ in a letter or two (image_size, image_sizes). Cached: once for each case.
+    # Not an error, because models have keys that differ in a letter or two (image_size, image_sizes).
+    # The cache makes it one warning for each case.
     for key in given:
         if isinstance(key, str) and (near := get_close_matches(key, spare, n=1, cutoff=0.9)):
             _log.warning(
-                "input %r has no configuration and is left out, and %r is configured but not among the inputs: "
-                "is one of them misspelt?",
+                "input %r is left out because it has no configuration, and configuration %r has no input; check their "
+                "spelling",
                 key,
                 near[0],
             )
@@ -161,8 +162,8 @@ def _warn_of_spelling(given: tuple[Any, ...], spare: tuple[str, ...]) -> None:
 class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]]):
     """The items of one request by modality, in the order in which they appear; immutable.
 
-    An item is None where only its hash travels, because the other side has it already. TypeError for rows of anything
-    else, such as one item where a sequence of them is expected.
+    An item is None if only its hash travels, because the other side already has it. The constructor raises TypeError
+    for rows of other values, for example one item in place of a sequence.
     """
 
     __slots__ = ("_items",)
@@ -172,25 +173,25 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
     def __init__(self, items: Mapping[str, Sequence[MultiModalKwargsItem | None]] | None = None) -> None:
         if items is not None and not isinstance(items, Mapping):
             raise TypeError(
-                f"items: expected a mapping of modalities to rows of items, got {type(items).__name__} "
-                "(hint: MultiModalKwargsItems.from_seq takes a sequence of items)"
+                f"items must be a mapping of modalities to rows of items, not {type(items).__name__} "
+                "(hint: pass a sequence of items to MultiModalKwargsItems.from_seq)"
             )
         self._items = {modality: list(row) for modality, row in (items or {}).items()}
         for modality, row in self._items.items():
             for item in row:
                 if item is not None and not isinstance(item, MultiModalKwargsItem):
                     raise TypeError(
-                        f"row of modality {shown(modality)}: expected a sequence of MultiModalKwargsItem or None, "
-                        f"got {type((items or {})[modality]).__name__} of {type(item).__name__}"
+                        f"items[{shown(modality)}] must be a sequence of MultiModalKwargsItem or None, "
+                        f"not {type((items or {})[modality]).__name__} of {type(item).__name__}"
                     )
 
     @classmethod
     def from_seq(cls, items: Iterable[MultiModalKwargsItem]) -> MultiModalKwargsItems:
-        """The items grouped by their modality, otherwise in the order given."""
+        """Return the items grouped by modality, each group in the given order."""
         rows: dict[str, list[MultiModalKwargsItem | None]] = {}
         for item in items:
             if not isinstance(item, MultiModalKwargsItem):
-                raise TypeError(f"expected items (MultiModalKwargsItem), got {type(item).__name__}")
+                raise TypeError(f"items must be MultiModalKwargsItem, not {type(item).__name__}")
             rows.setdefault(item.modality, []).append(item)
         return cls(rows)
 
@@ -198,20 +199,20 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
     def from_hf_inputs(
         cls, inputs: Mapping[str, NestedTensors], config_by_key: Mapping[str, MultiModalFieldConfig]
     ) -> MultiModalKwargsItems:
-        """A processor's output cut into items; keys without a configuration are left out, and the reverse too.
+        """Cut a processor's output into items and return them.
 
-        For processors give keys that are no item's (`input_ids`), and configurations name keys of other modalities.
-        Where one of the first is nearly one of the second, the log warns: it may be a slip of the pen, which loses that
-        input. ValueError where the keys of one modality give different numbers of items.
+        Inputs without a configuration, such as `input_ids`, are left out. So are configurations without an input, such
+        as those of other modalities. The log has a warning if two such keys are nearly the same, because a spelling
+        mistake loses an input. Raises ValueError if keys of one modality give different numbers of items.
         """
         for name, given in (("inputs", inputs), ("config_by_key", config_by_key)):
             if not isinstance(given, Mapping):
-                raise TypeError(f"{name}: expected a mapping by key, got {type(given).__name__}")
+                raise TypeError(f"{name} must be a mapping by key, not {type(given).__name__}")
         for key, config in config_by_key.items():
             if not isinstance(config, MultiModalFieldConfig):
                 raise TypeError(
-                    f"config_by_key[{shown(key)}]: expected a MultiModalFieldConfig, got {type(config).__name__} "
-                    "(hint: MultiModalFieldConfig.batched(modality) and the like make them)"
+                    f"config_by_key[{shown(key)}] must be a MultiModalFieldConfig, "
+                    f"not {type(config).__name__} (hint: make one with MultiModalFieldConfig.batched(modality))"
                 )
         _check_spelling(inputs, config_by_key)
         elems_by_modality: dict[str, dict[str, list[MultiModalFieldElem]]] = {}
@@ -224,25 +225,25 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
             counts = {key: len(elems) for key, elems in by_key.items()}
             if len(set(counts.values())) > 1:
                 raise ValueError(
-                    f"the keys of modality {shown(modality)} give different numbers of items: {shown(counts)}"
+                    f"the keys of modality {shown(modality)} must give the same number of items, not {shown(counts)}"
                 )
             rows[modality] = [MultiModalKwargsItem.from_elems(elems) for elems in zip(*by_key.values(), strict=True)]
         return cls(rows)
 
     def require_data(self) -> MultiModalKwargsItems:
-        """Itself; ValueError naming the first item that is None."""
+        """Return this object, or raise ValueError with the index of the first item that is None."""
         for modality, row in self._items.items():
             for index, item in enumerate(row):
                 if item is None:
                     raise ValueError(
-                        f"item {index} of modality {shown(modality)} is None: a cache has to fill it in first"
+                        f"item {index} of modality {shown(modality)} must not be None; fill it from a cache first"
                     )
         return self
 
     def get_data(self, device: torch.device | str | None = None, pin_memory: bool = False) -> dict[str, NestedTensors]:
-        """The model's keyword arguments: for each key the data of all items, joined by its field.
+        """Return the model's keyword arguments: for each key the data of all items, joined by its field.
 
-        ValueError where an item is None, or a key's elements have fields of different kinds.
+        Raises ValueError if an item is None, or if the elements of a key have fields that do not match.
         """
         elems_by_key: dict[str, list[MultiModalFieldElem]] = {}
         for item in chain.from_iterable(self.require_data().values()):
@@ -254,7 +255,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         }
 
     def __getitem__(self, modality: str) -> Sequence[MultiModalKwargsItem | None]:
-        return list(self._items[modality])  # a caller's own: what it does to it changes no shared value
+        return list(self._items[modality])  # a copy, because the caller may change it
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
@@ -275,9 +276,9 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class PlaceholderRange:
-    """The tokens of the prompt that stand for one item: `length` of them from `offset` on.
+    """The `length` tokens of the prompt from `offset` on, which stand for one item.
 
-    `is_embed` is a bool tensor of `length`, true where an embedding replaces the token; None: everywhere.
+    `is_embed` is a bool tensor of `length` elements, true where an embedding replaces the token. None means everywhere.
     """
 
     offset: int
@@ -288,25 +289,27 @@ class PlaceholderRange:
         if self.offset < 0 or self.length < 0:
             raise ValueError(f"offset {self.offset} and length {self.length} must not be negative")
         if self.is_embed is not None and not isinstance(self.is_embed, torch.Tensor):
-            raise TypeError(f"is_embed: expected a bool tensor or None, got {type(self.is_embed).__name__}")
+            raise TypeError(f"is_embed must be a bool tensor or None, not {type(self.is_embed).__name__}")
         if self.is_embed is not None and tuple(self.is_embed.shape) != (self.length,):
-            raise ValueError(f"is_embed has shape {tuple(self.is_embed.shape)}, expected ({self.length},)")
+            raise ValueError(f"is_embed must have shape ({self.length},), not {tuple(self.is_embed.shape)}")
 
     def get_num_embeds(self) -> int:
-        """How many embeddings the item has."""
+        """Return the number of the item's embeddings."""
         return self.length if self.is_embed is None else int(self.is_embed.sum())
 
     def get_embeds_indices_in_range(self, start_idx: int, end_idx: int) -> tuple[int, int]:
-        """Which of the item's embeddings [first, last) fall on its placeholders [start_idx, end_idx)."""
+        """Return the range [first, last) of the item's embeddings on its placeholders [start_idx, end_idx)."""
         if not 0 <= start_idx <= end_idx <= self.length:
-            raise ValueError(f"[{start_idx}, {end_idx}) does not lie in the {self.length} placeholders")
+            raise ValueError(
+                f"start_idx and end_idx must be in order from 0 to {self.length}, not {start_idx} and {end_idx}"
+            )
         if self.is_embed is None:
             return start_idx, end_idx
         first = int(self.is_embed[:start_idx].sum())
         return first, first + int(self.is_embed[start_idx:end_idx].sum())
 
     def extract_embeds_range(self) -> list[tuple[int, int]]:
-        """The runs of embeddings as positions in the prompt, (first, last) with both inclusive, `offset` added."""
+        """Return each run of embeddings as (first, last) position in the prompt, both inclusive."""
         if self.is_embed is None:
             return [(self.offset, self.offset + self.length - 1)] if self.length else []
         padded = torch.zeros(self.length + 2, dtype=torch.int8)
@@ -329,10 +332,10 @@ class PlaceholderRange:
 
 @dataclasses.dataclass(slots=True, eq=False)
 class MultiModalFeatureSpec:
-    """One item of a request on its way: what identifies it, where it stands, and its data in whatever form.
+    """One item of a request on its way: its identifier, its position, and its data.
 
-    `data` is None where the receiver has it cached, an item, or a reference into the store; a receiver cache
-    replaces it by the item (`get_and_update_features`), so this one type is mutable.
+    `data` is an item, a reference into the store, or None if the receiver has the item. A receiver cache replaces it by
+    the item (`get_and_update_features`), so this type is mutable.
     """
 
     data: MultiModalKwargsItem | ObjectRef | None
@@ -356,8 +359,8 @@ class MultiModalFeatureSpec:
 class ResolvedPromptUpdate:
     """What to do with the prompt for one item: insert `content` at `target`, or replace `target` by it.
 
-    It depends on the text, not on tensors, so it stays in the API server. `target` and `content` are text or
-    token ids. A cache hands it out as it was stored: the caller sets its own index with `with_item_idx`.
+    It depends on the text and not on tensors, so it stays in the API server. `target` and `content` are text or token
+    ids. A cache returns an update as it was stored, and the caller sets its own index with `with_item_idx`.
     """
 
     modality: str
@@ -368,8 +371,8 @@ class ResolvedPromptUpdate:
 
     def __post_init__(self) -> None:
         if self.mode not in ("insert", "replace"):
-            raise ValueError(f"mode: {shown(self.mode)} is neither 'insert' nor 'replace'")
+            raise ValueError(f"mode must be 'insert' or 'replace', not {shown(self.mode)}")
 
     def with_item_idx(self, item_idx: int) -> ResolvedPromptUpdate:
-        """The same update for the item at `item_idx` of another request."""
+        """Return this update for the item at `item_idx` of another request."""
         return dataclasses.replace(self, item_idx=item_idx)

@@ -1,6 +1,6 @@
-"""Trees of tensors: what lies under one key of an item, compared, moved, and cut loose from larger memory.
+"""Trees of tensors, the data of one key of an item: how to compare, move and copy them.
 
-Equality compares dtype, shape and bits of every leaf, so that -0.0 differs from 0.0 and a NaN equals itself.
+Equality compares dtype, shape and bits of every leaf, so -0.0 differs from 0.0, and a NaN equals itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 __all__ = ["NestedTensors", "alone", "nested_equal", "page_locked", "to_device"]
 
 NestedTensors: TypeAlias = Any
-"""A tensor, or lists and tuples of them to any depth; numbers and arrays are let through. (Recursive: so `Any`.)"""
+"""A tensor, or nested lists and tuples of tensors; numbers and arrays are allowed. (Recursive, so `Any`.)"""
 
 
 def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -23,7 +23,7 @@ def _same_tensor(a: torch.Tensor, b: torch.Tensor) -> bool:
     if a is b or a.numel() == 0:
         return True
     if a.is_floating_point() or a.is_complex():
-        # torch.equal says that NaN differs from NaN; bits do not. A contiguous copy of a view has its values.
+        # torch.equal says that NaN differs from NaN; bits do not.
         return torch.equal(_bits(a), _bits(b))
     return torch.equal(a, b.to(a.device))
 
@@ -40,7 +40,7 @@ def _same_array(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> bool:
 
 
 def nested_equal(a: object, b: object) -> bool:
-    """True where both are the same tree: kinds of container, keys, dtypes, shapes and bits."""
+    """Return whether both are the same tree: kinds of container, keys, dtypes, shapes and bits."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and _same_tensor(a, b)
     if isinstance(a, np.ndarray):
@@ -57,7 +57,7 @@ def nested_equal(a: object, b: object) -> bool:
 
 
 def alone(data: NestedTensors) -> NestedTensors:
-    """The data, with a copy of each tensor and array that is a view into more memory than its own bytes."""
+    """Return the data with a copy of each tensor and array that is a view of more memory than its own bytes."""
     if isinstance(data, torch.Tensor):
         if data.layout is torch.strided and data.untyped_storage().nbytes() > data.nbytes:
             return data.detach().clone(memory_format=torch.contiguous_format)
@@ -76,7 +76,7 @@ def alone(data: NestedTensors) -> NestedTensors:
 
 
 def _whole_of(array: np.ndarray[Any, Any]) -> int:
-    """Bytes that the array keeps alive."""
+    """Return the number of bytes that the array keeps alive."""
     whole: Any = array
     while isinstance(whole, np.ndarray) and whole.base is not None:
         whole = whole.base
@@ -86,19 +86,19 @@ def _whole_of(array: np.ndarray[Any, Any]) -> int:
         return whole.untyped_storage().nbytes()
     try:
         return memoryview(whole).nbytes
-    except TypeError:  # an owner that does not tell
+    except TypeError:  # the size of this owner is unknown
         return array.nbytes
 
 
 def to_device(data: NestedTensors, device: torch.device | str | None) -> NestedTensors:
-    """The data with its tensors on `device`; None: where they are."""
+    """Return the data with its tensors moved to `device`; None leaves them in place."""
     if device is None:
         return data
     return _changed(data, lambda tensor: tensor.to(device, non_blocking=True))
 
 
 def page_locked(data: NestedTensors) -> NestedTensors:
-    """The data with its tensors of host memory in page-locked memory; those that are there already as they are."""
+    """Return the data with its host tensors in page-locked memory; it copies only those that are not."""
     return _changed(
         data, lambda tensor: tensor if tensor.device.type != "cpu" or tensor.is_pinned() else tensor.pin_memory()
     )

@@ -1,8 +1,8 @@
-"""`MultiModalCache`: how large the caches take a value to be.
+"""`MultiModalCache`: the size of a value for the caches.
 
-Both sides of a lockstep pair must come to the same number for the same item, so that they evict the same keys: it
-depends on the content alone, not on how the tensors lie in memory, what owns them, or how the interpreter has come
-to a text: `sys.getsizeof` of one and the same text or bytearray may be another one after pickling.
+Both sides of a lockstep pair must compute the same size of an item, so that they evict the same keys. A size therefore
+depends on the content alone, and not on the layout or the owner of memory. `sys.getsizeof` of a str or a bytearray is
+no such size, because it may change by pickling.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shmstore.serde.advice import advice_for
 __all__ = ["GIB", "MultiModalCache", "item_size", "updates_size"]
 
 GIB = 1 << 30
-_UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # it has slots: the same for each
+_UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # the same for all, because it has slots
 
 _MAX_DEPTH = 200
-_TEXT_SIZE, _BYTES_SIZE = 49, 33  # what `sys.getsizeof` has for empty ones; any number will do, if on both sides
+_TEXT_SIZE, _BYTES_SIZE = 49, 33  # as `sys.getsizeof` of empty ones; any number that both sides share will do
 
 T = TypeVar("T")
 
@@ -44,15 +44,17 @@ def _leaves(value: object) -> Iterator[Any]:
         else:
             yield part
             continue
-        if depth == _MAX_DEPTH:  # or the walk would never end, and hold a cache's lock
-            raise NestingError(f"containers in one another more than {_MAX_DEPTH} deep, or one that contains itself")
+        if depth == _MAX_DEPTH:  # an endless walk would hold the lock of a cache
+            raise NestingError(f"a container is nested over {_MAX_DEPTH} deep, or contains itself")
         pending.extend((piece, depth + 1) for piece in inner)
 
 
 def _leaf_size(leaf: Any) -> int:
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
-            raise UnsupportedValueError(f"no serializer for a tensor of layout {leaf.layout}", hint="make it dense")
+            raise UnsupportedValueError(
+                f"no serializer for a tensor of layout {leaf.layout}", hint="store tensor.to_dense()"
+            )
         return leaf.nbytes
     if isinstance(leaf, np.ndarray):
         return leaf.nbytes
@@ -64,26 +66,26 @@ def _leaf_size(leaf: Any) -> int:
 
 
 class MultiModalCache:
-    """Sizes of cached values, and caches bounded by them."""
+    """Sizes of cached values, and caches that these sizes bound."""
 
     @classmethod
     def get_item_size(cls, value: object) -> int:
-        """Bytes of the leaves of dicts, lists, tuples and items; 0 where there are none.
+        """Return the number of bytes of all leaves in dicts, lists, tuples and items; 0 without leaves.
 
-        A tensor or array counts its elements, whatever its memory holds besides; text its length in UTF-8 and bytes
-        theirs, with a constant for each; any other leaf (a number, None) `sys.getsizeof`. UnsupportedValueError
-        (TypeError) for a sparse tensor, NestingError (ValueError) for what contains itself.
+        A tensor or array counts the bytes of its elements alone. A str counts its length in UTF-8 and bytes count
+        theirs, plus a constant. Any other leaf (a number, None) counts `sys.getsizeof`. Raises UnsupportedValueError
+        (TypeError) for a sparse tensor, and NestingError (ValueError) for a value that contains itself.
         """
         return sum(map(_leaf_size, _leaves(value)))
 
     @classmethod
     def get_item_complexity(cls, value: object) -> int:
-        """How many leaves the value has."""
+        """Return the number of leaves of the value."""
         return sum(1 for _ in _leaves(value))
 
     @classmethod
     def get_lru_cache(cls, capacity_gb: float, value_type: type[T]) -> LRUCache[str, T]:
-        """An empty cache of values of `value_type` by hash, bounded to `capacity_gb` GiB of `get_item_size`."""
+        """Return an empty cache of values of `value_type` by hash, bounded to `capacity_gb` GiB of `get_item_size`."""
         return LRUCache(GIB * capacity_gb, cls.get_item_size)
 
 
@@ -102,11 +104,11 @@ def _check_leaf(leaf: object) -> None:
 
 
 def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
-    """`get_item_size` of an item that is to be cached.
+    """Return `get_item_size` of an item that a cache is going to keep.
 
-    UnsupportedValueError (TypeError) that names the item and the key, for a tensor or an array that the store refuses:
-    one without bytes, or quantised, nested, sparse, or of objects, so that an engine finds out in any mode.
-    NestingError (ValueError) for data that contains itself.
+    Raises UnsupportedValueError (TypeError), with the item and the key, for a leaf that the store would refuse. An
+    engine therefore sees this error in any mode. Such leaves are tensors that are sparse, nested, quantised or without
+    bytes, and arrays of objects. Raises NestingError (ValueError) for data that contains itself.
     """
     size = 0
     for key, elem in item.items():
@@ -117,7 +119,7 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
         except NestingError as error:
             raise NestingError(f"item of {shown(mm_hash)}, key {shown(key)}: {error.message}") from None
         except UnsupportedValueError as error:
-            path = f"value<{type(item).__name__}>[{shown(key)}]"  # as the store has it
+            path = f"value<{type(item).__name__}>[{shown(key)}]"  # as in the store's errors
             raise UnsupportedValueError(
                 f"item of {shown(mm_hash)}: {path}: {error.message}", path=path, hint=error.hint
             ) from None
@@ -125,21 +127,21 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
 
 
 def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
-    """Bytes that prompt updates keep alive in P0, counted as the memory they take there.
+    """Return the number of bytes that prompt updates keep alive in P0.
 
-    A list of token ids is taken as one piece: a placeholder repeats one token, which is one object. A tensor or array,
-    and any tree of other things, counts its leaves, too. NestingError for one that contains itself and
-    UnsupportedValueError for a sparse tensor, both naming the item; TypeError for what is no prompt update.
+    A list of token ids counts as one object, because a placeholder repeats one token. Tensors, arrays and other trees
+    also count their leaves. Raises NestingError for an update that contains itself, and UnsupportedValueError for a
+    sparse tensor; both name the item. Raises TypeError for a value that is not a prompt update.
     """
     size = 0
     try:
         for update in updates:
             if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
-                raise TypeError(f"expected a ResolvedPromptUpdate, got {type(update).__name__}")
+                raise TypeError(f"prompt updates must be ResolvedPromptUpdate, not {type(update).__name__}")
             target, content = update.target, update.content
             size += _UPDATE_SIZE
             size += getsizeof(target) if type(target) is str else _piece_size(target)
-            # The two usual cases without a call: this is a part of what each miss costs.
+            # Each miss pays for this, so the two usual cases need no call.
             if type(content) is str or (type(content) is list and content and type(content[0]) is int):
                 size += getsizeof(content)
             else:
