@@ -95,6 +95,11 @@ int shms_writer_enter(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
+int shms_writer_leave(struct shms_writer *w, int rc) {
+    pthread_mutex_unlock(&w->mutex);
+    return rc;
+}
+
 int shms_writer_enter_to_place(struct shms_writer *w) {
     if (!w)
         return SHMS_ECLOSED;

@@ -1,6 +1,7 @@
 /*
- * writer.h - the writer's private state, shared by writer.c (its life), objects.c (what callers do with objects) and
- * reclaim.c (what may go, and how it goes).  Everything here can be made anew from the segment.
+ * writer.h - the writer's private state, shared by writer.c (its life), tickets.c (how objects come in), handouts.c
+ * (references and their leases), keys.c (what is known by its key) and reclaim.c (what may go, and how it goes).
+ * Everything here can be built from the segment again.
  */
 #ifndef SHMS_WRITER_H
 #define SHMS_WRITER_H
@@ -90,17 +91,30 @@ void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
 /* As zones.h wants it; the context is the writer. */
 shms_look shms_reclaim_look;
 
-/* ---- objects.c ---- */
+/* ---- handouts.c; the mutex is held ---- */
 
+/* Opens a lease on a taken entry and packs the reference to it. */
+void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t *out);
+
+/* ---- keys.c; the mutex is held but for the first two ---- */
+
+int shms_key_ok(const char *key, uint32_t key_len);
+int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
+/* The slot of an object that may be handed out, or SHMS_NONE. */
+uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len);
 /* Takes the slot's key out of the index and, where evictions are tracked, notes it; there is room for the note. */
 void shms_forget_key(struct shms_writer *w, uint32_t slot);
 /* Sets room aside for the notes of n keys of so many bytes together, for _forget_key; false: there is no memory. */
 bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
+/* Deletes by id: the key may be another object's by now. */
+int shms_delete_id(struct shms_writer *w, uint32_t slot, uint64_t id);
 
 /* ---- writer.c ---- */
 
 /* Takes the mutex, or says why the handle is of no use. */
 int shms_writer_enter(struct shms_writer *w);
+/* Gives the mutex back, and returns `rc`. */
+int shms_writer_leave(struct shms_writer *w, int rc);
 /* Takes `placing` before it. */
 int shms_writer_enter_to_place(struct shms_writer *w);
 /* For whoever ends a ticket: a closed writer stays the writer until its last ticket has ended. */
