@@ -5,7 +5,6 @@ import operator
 import os
 import secrets
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from typing import Any, Literal, Self
 
 from shmstore import explain, leftovers
 from shmstore.bindings import store as native
+from shmstore.bindings.batch import Batch
+from shmstore.bindings.handles import hidden
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -33,7 +34,7 @@ from shmstore.errors import (
 from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
 from shmstore.serde import MsgpackSerde, ObjectSerde
 
-__all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"]
+__all__ = ["Batch", "ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"]
 
 _log = logging.getLogger(__name__)
 _DEFAULT_SERDE = MsgpackSerde()
@@ -206,33 +207,6 @@ def _packed(ref: ObjectRef) -> bytes:
         raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
 
 
-class _Block:
-    """A running `protect` block: its keys, and guards of what is stored under them. Its end is theirs.
-
-    What was deleted inside the block stays guarded, too: whoever wrote the block may have handed it out.
-    """
-
-    __slots__ = ("__weakref__", "_guards", "_keys")
-
-    def __init__(self, keys: Iterable[bytes]) -> None:
-        self._keys = frozenset(keys)
-        self._guards: list[native.Guard] = []
-
-    def guard(self, writer: native.Writer, key: bytes) -> None:
-        """Guard what is under `key` now, if it is one of the block's."""
-        if key in self._keys:
-            guard = writer.guard()
-            self._guards.append(guard)  # before it is set: an interrupt would leave it to its traceback
-            guard.set(key)
-
-    def end(self) -> None:
-        """Let everything go, and guard nothing any more, whoever still refers to this."""
-        self._keys = frozenset()
-        while self._guards:
-            self._guards[-1].end()
-            self._guards.pop()
-
-
 class _Closable:
     """Context manager, and a warning where a store's end was forgotten."""
 
@@ -276,10 +250,6 @@ class ObjectStoreWriter(_Closable):
         self._writer = writer
         self._serde = serde
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        # Of running blocks; each belongs to its block's frame, so that nothing but the block's end can be forgotten.
-        # By their own ids, so that each change is one operation of a dict, which is atomic: a lock could be another
-        # thread's at the moment of a fork, and the child would wait for ever.
-        self._blocks: dict[int, weakref.ref[_Block]] = {}
         self._open = True
         self._pid = os.getpid()
 
@@ -405,48 +375,49 @@ class ObjectStoreWriter(_Closable):
         the path, for a value that the serializer refuses; SerdeError where a serializer of the caller's own is wrong. A
         put that fails leaves the store as it was.
         """
+        batch = self._writer.batch()
+        try:
+            ref = self._put(batch, key, value)
+            batch.record.keep = 1  # the commit; see bindings.batch
+            self._writer.spare = batch
+            return ref
+        except BaseException:
+            batch.undo()
+            self._writer.spare = batch
+            raise
+
+    def _put(self, batch: Batch, key: str, value: Any) -> ObjectRef:
+        """`put`, as a part of a batch."""
         packed_key = _key(key)
         encoded = self._serde.encode(value)
         try:
-            if encoded.fills or self._blocks:
-                return self._put_in_steps(packed_key, encoded)
-            # With the blocks, since one may begin in another thread.
-            return self._writer.put(
-                packed_key,
-                encoded.meta,
-                encoded.nbytes,
-                encoded.spans,
-                trusted_ref,
-                self._blocks,
-                self._protect_late,
-            )
+            if encoded.fills:
+                return self._fill(batch, packed_key, encoded)
+            return trusted_ref(batch.put(packed_key, encoded.meta, encoded.nbytes, encoded.spans))
         except _ORDINARY as error:
-            raise self._explain(error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
+            raise self._explain(batch, error, key, encoded.nbytes, len(packed_key) + len(encoded.meta)) from None
         except _BROKEN as error:
             if (wrong := explain.wrong_encoding(encoded)) is not None:
                 raise wrong from error
             raise
 
-    def _put_in_steps(self, key: bytes, encoded: Any) -> ObjectRef:
-        if encoded.fills and (wrong := explain.wrong_encoding(encoded)) is not None:
+    def _fill(self, batch: Batch, key: bytes, encoded: Any) -> ObjectRef:
+        if (wrong := explain.wrong_encoding(encoded)) is not None:
             raise wrong  # a fill would be given less than its size, and C has no look at it
-        ticket = self._writer.ticket()
-        try:
-            ticket.begin(key, encoded.meta, encoded.nbytes)
-            ticket.copy(encoded.spans)
-            if encoded.fills:
-                with memoryview(ticket.buffer()) as payload:
-                    for offset, size, source in encoded.fills:
-                        self._serde.fill(payload[offset : offset + size], source)
-            self._protect_late(key)
-            ref = trusted_ref(ticket.commit())
-            return ref
-        except BaseException:
-            ticket.undo()
-            raise
+        batch.begin(key, encoded.meta, encoded.nbytes)
+        batch.copy(encoded.spans)
+        with memoryview(batch.buffer()) as payload:
+            for offset, size, source in encoded.fills:
+                self._serde.fill(payload[offset : offset + size], source)
+        return trusted_ref(batch.commit())
 
     def _explain(
-        self, error: StoreFullError | ObjectTooLargeError | ObjectExistsError, key: str, nbytes: int, extra: int
+        self,
+        batch: Batch,
+        error: StoreFullError | ObjectTooLargeError | ObjectExistsError,
+        key: str,
+        nbytes: int,
+        extra: int,
     ) -> Exception:
         """Return the same error with what the caller wants to know."""
         if isinstance(error, ObjectExistsError):
@@ -454,7 +425,7 @@ class ObjectStoreWriter(_Closable):
         if isinstance(error, ObjectTooLargeError):
             limit = self._writer.max_object_size
             return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
-        return explain.full(self._writer, error.resource, nbytes, extra)
+        return explain.full(batch.refusal(), error.resource, nbytes, extra)
 
     @contextmanager
     def reserve(self, key: str, template: Any) -> Iterator[Any]:
@@ -468,18 +439,18 @@ class ObjectStoreWriter(_Closable):
         layout = self._serde.layout(template)
         if (wrong := explain.wrong_layout(layout)) is not None:
             raise wrong
-        ticket = self._writer.ticket()
+        batch = self._writer.batch()
         try:
             try:
-                ticket.begin(packed_key, layout.meta, layout.nbytes, hand_out=False)
+                batch.begin(packed_key, layout.meta, layout.nbytes, hand_out=False)
             except _ORDINARY as error:
-                raise self._explain(error, key, layout.nbytes, len(packed_key) + len(layout.meta)) from None
-            self._protect_late(packed_key)
-            payload = ticket.buffer()
-            yield layout.build(payload if _hides_payload(self._serde) else native.hidden(payload))
-            ticket.commit(hand_out=False)
+                raise self._explain(batch, error, key, layout.nbytes, len(packed_key) + len(layout.meta)) from None
+            payload = batch.buffer()
+            yield layout.build(payload if _hides_payload(self._serde) else hidden(payload))
+            batch.commit()
+            batch.record.keep = 1
         except BaseException:
-            ticket.undo()
+            batch.undo()
             raise
 
     def get_cached(self, key: str) -> ObjectRef:
@@ -487,12 +458,25 @@ class ObjectStoreWriter(_Closable):
 
         Raises ObjectNotFoundError; StoreFullError where every lease entry is taken by an open lease.
         """
+        batch = self._writer.batch()
         try:
-            return self._writer.hit(_key(key), trusted_ref)
+            ref = self._hand_out(batch, key)
+            batch.record.keep = 1
+            self._writer.spare = batch
+            return ref
+        except BaseException:
+            batch.undo()
+            self._writer.spare = batch
+            raise
+
+    def _hand_out(self, batch: Batch, key: str) -> ObjectRef:
+        """`get_cached`, as a part of a batch."""
+        try:
+            return trusted_ref(batch.hit(_key(key)))
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"{error.default_message}: {explain.shown(key)}") from None
         except StoreFullError as error:
-            raise explain.full(self._writer, error.resource) from None
+            raise explain.full(batch.refusal(), error.resource) from None
 
     def is_cached(self, key: str) -> bool:
         """Say whether `get_cached` would find `key`; changes no order and no count."""
@@ -507,25 +491,13 @@ class ObjectStoreWriter(_Closable):
         """Let none of `keys` be reclaimed inside the block, whether stored before it or during it."""
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{explain.shown(keys)}])")
-        packed = dict.fromkeys(_key(key) for key in keys)
-        block = _Block(packed)
-        mine = weakref.ref(block)
+        packed = [_key(key) for key in keys]
+        batch = self._writer.batch()
         try:
-            self._blocks[id(mine)] = mine
-            for key in packed:
-                block.guard(self._writer, key)
+            batch.protect(packed)
             yield
         finally:
-            block.end()
-            for ref in list(self._blocks.values()):
-                if ref is mine or ref() is None:
-                    self._blocks.pop(id(ref), None)
-
-    def _protect_late(self, key: bytes) -> None:
-        """Protect what is being put, if its key is inside a block."""
-        for ref in list(self._blocks.values()):
-            if (block := ref()) is not None:
-                block.guard(self._writer, key)
+            batch.undo()
 
     # ---- letting go
 
@@ -599,7 +571,12 @@ class ObjectStoreWriter(_Closable):
 
     def take_evicted(self) -> list[str]:
         """Return the keys that were evicted or deleted since the last call, in that order; for caches beside it."""
-        return self._writer.take_evicted()
+        while True:
+            before = self._writer.position
+            keys, position = self._writer.evicted()
+            if before == self._writer.position:  # else another thread or a signal's handler has taken them
+                self._writer.position = position
+                return keys
 
     def check_valid(self) -> None:
         """Check every invariant between the segment and the writer's books; CorruptStoreError at the first broken."""
@@ -711,7 +688,7 @@ class ObjectStoreReader(_Closable):
         except StaleRefError as error:
             raise explain.stale(error, ref, self._reader.store_id) from None
         if not self._hides:
-            payload = native.hidden(payload)
+            payload = hidden(payload)
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:

@@ -16,7 +16,7 @@ void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t
     shms_reclaim_leases(w);
 }
 
-int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out, shms_refusal *why) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
@@ -29,12 +29,19 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
         return shms_writer_leave(w, SHMS_ECORRUPT);
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
-    if (entry == SHMS_NONE)
-        return shms_writer_leave(w, w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE);
+    if (entry == SHMS_NONE) {
+        rc = w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
+        shms_writer_refused(w, rc, why);
+        return shms_writer_leave(w, rc);
+    }
     shms_ring_use(&w->ring, slot);
     shms_count(w, SHMS_C_HITS, 1);
     shms_hand_out(w, slot, entry, out);
     return shms_writer_leave(w, SHMS_OK);
+}
+
+int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+    return shms_hit(w, key, key_len, out, NULL);
 }
 
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
@@ -52,6 +59,12 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
 
+void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
+    shms_leases_close(&w->leases, entry);
+    shms_zones_stale_slot(&w->zones, slot);
+    shms_count(w, SHMS_C_CANCELS, 1);
+}
+
 int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
     int rc = shms_writer_enter(w);
     if (rc)
@@ -67,9 +80,7 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
         return shms_writer_leave(w, SHMS_ESTALE);
     if (shms_get(&e->number) != ref.lease)
         return shms_writer_leave(w, 0);
-    shms_leases_close(&w->leases, ref.entry);
-    shms_zones_stale_slot(&w->zones, ref.slot);
-    shms_count(w, SHMS_C_CANCELS, 1);
+    shms_end_lease(w, ref.slot, ref.entry);
     return shms_writer_leave(w, 1);
 }
 

@@ -51,45 +51,57 @@ void shms_forget_key(struct shms_writer *w, uint32_t slot) {
     list->size += 4 + len;
 }
 
-int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, shms_guard *out) {
-    out->owner = NULL;
+/* Guarded slots are marked, so that a search asks no table: those whose key is kept, and those that were deleted while it
+ * was kept: their callers may have handed them out. */
+static void set_protected(struct shms_writer *w, uint32_t slot, bool on) {
+    w->protected[slot] = on;
+    shms_zones_stale_slot(&w->zones, slot);
+}
+
+bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!shms_keyset_add(&w->kept, key, key_len))
+        return false;
+    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    if (slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) != SHMS_FREE)
+        set_protected(w, slot, true);
+    return true;
+}
+
+bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!shms_keyset_remove(&w->kept, key, key_len))
+        return true;
+    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    if (slot != SHMS_NONE)
+        set_protected(w, slot, false);
+    for (uint32_t s = w->lingering ? w->ring.first : SHMS_NONE, next; s != SHMS_NONE; s = next) {
+        next = w->ring.next[s];
+        const shms_slot *deleted = shms_writer_slot(w, s);
+        if (!w->protected[s] || !shms_slot_deleted(deleted) ||
+            shms_keyset_has(&w->kept, (const char *)w->seg.data + shms_get(&deleted->offset),
+                            shms_slot_key_len(deleted)))
+            continue;
+        set_protected(w, s, false);
+        w->lingering--;
+        shms_reclaim_slot(w, s);
+    }
+    return true;
+}
+
+int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    return rc ? rc : shms_writer_leave(w, shms_protect_key(w, key, key_len) ? SHMS_OK : SHMS_ENOMEM);
+}
+
+int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
-    uint32_t slot = shms_index_find(&w->index, key, key_len);
-    if (slot == SHMS_NONE || shms_get(&shms_writer_slot(w, slot)->state) == SHMS_FREE)
-        return shms_writer_leave(w, SHMS_ENOTFOUND);
-    w->protected[slot]++;
-    shms_zones_stale_slot(&w->zones, slot);
-    *out = (shms_guard){.owner = w, .id = shms_get(&shms_writer_slot(w, slot)->id), .slot = slot};
+    shms_reclaim_begin(w);
+    shms_unprotect_key(w, key, key_len);
     return shms_writer_leave(w, SHMS_OK);
 }
 
-int shms_guard_end(shms_guard *g) {
-    shms_writer *w = __atomic_load_n(&g->owner, __ATOMIC_RELAXED); /* to find the mutex; under it one thread ends it */
-    int rc = w ? shms_writer_enter(w) : SHMS_OK;
-    if (rc || !w)
-        return rc;
-    if (!g->owner)
-        return shms_writer_leave(w, SHMS_OK);
-    __atomic_store_n(&g->owner, NULL, __ATOMIC_RELAXED);
-    const shms_slot *s = shms_writer_slot(w, g->slot);
-    if (shms_get(&s->id) != g->id)
-        return shms_writer_leave(w, SHMS_OK);
-    shms_zones_stale_slot(&w->zones, g->slot);
-    if (--w->protected[g->slot] == 0 && shms_get(&s->state) == SHMS_LIVE && shms_slot_deleted(s)) {
-        shms_reclaim_begin(w);
-        shms_reclaim_slot(w, g->slot);
-    }
-    return shms_writer_leave(w, SHMS_OK);
-}
-
-void shms_guard_drop(const shms_writer *keep, shms_guard *g) {
-    (void)keep;
-    shms_guard_end(g);
-}
-
-static int delete_slot(struct shms_writer *w, uint32_t slot) {
+int shms_delete_slot(struct shms_writer *w, uint32_t slot) {
     shms_slot *s = shms_writer_slot(w, slot);
     if (!shms_room_for_keys(w, 1, shms_slot_key_len(s)))
         return SHMS_ENOMEM;
@@ -97,6 +109,7 @@ static int delete_slot(struct shms_writer *w, uint32_t slot) {
     SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
     atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;
+    w->lingering += w->protected[slot];
     shms_count(w, SHMS_C_DELETES, 1);
     shms_reclaim_slot(w, slot);
     return SHMS_OK;
@@ -108,21 +121,9 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
         return rc;
     uint32_t slot = shms_find_live(w, key, key_len);
     shms_reclaim_begin(w);
-    if (slot != SHMS_NONE && (rc = delete_slot(w, slot)))
+    if (slot != SHMS_NONE && (rc = shms_delete_slot(w, slot)))
         return shms_writer_leave(w, rc);
     return shms_writer_leave(w, slot != SHMS_NONE);
-}
-
-int shms_delete_id(struct shms_writer *w, uint32_t slot, uint64_t id) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    const shms_slot *s = shms_writer_slot(w, slot);
-    if (shms_get(&s->state) == SHMS_LIVE && shms_get(&s->id) == id && !(shms_get(&s->flags) & SHMS_SLOT_DELETED)) {
-        shms_reclaim_begin(w);
-        rc = delete_slot(w, slot);
-    }
-    return shms_writer_leave(w, rc);
 }
 
 int shms_writer_clear(shms_writer *w) {
@@ -137,7 +138,7 @@ int shms_writer_clear(shms_writer *w) {
         if (shms_slot_deleted(shms_writer_slot(w, s)))
             shms_reclaim_slot(w, s);
         else
-            rc = delete_slot(w, s);
+            rc = shms_delete_slot(w, s);
     }
     return shms_writer_leave(w, rc);
 }
@@ -188,25 +189,34 @@ int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
+static void forget_evicted(shms_keylist *list, uint64_t bytes) {
+    list->size -= bytes;
+    list->start += bytes;
+    memmove(list->bytes, list->bytes + bytes, list->size);
+}
+
 int shms_writer_track_evictions(shms_writer *w, int on) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
     w->tracking = on != 0;
-    if (!on)
-        w->evicted.size = w->evicted.promised = 0;
+    if (!on && w->evicted.bytes) {
+        forget_evicted(&w->evicted, w->evicted.size);
+        w->evicted.promised = 0;
+    }
     return shms_writer_leave(w, SHMS_OK);
 }
 
-int shms_writer_take_evicted(shms_writer *w, uint8_t *out, uint64_t *size) {
+int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size, uint64_t *end) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
-    uint64_t need = w->evicted.size;
-    if (need && need <= *size) {
-        memcpy(out, w->evicted.bytes, need);
-        w->evicted.size = 0;
-    }
-    *size = need;
+    shms_keylist *list = &w->evicted;
+    if (from > list->start && from - list->start <= list->size)
+        forget_evicted(list, from - list->start);
+    if (list->size && list->size <= *size)
+        memcpy(out, list->bytes, list->size);
+    *size = list->size;
+    *end = list->start + list->size;
     return shms_writer_leave(w, SHMS_OK);
 }

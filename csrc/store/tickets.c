@@ -76,7 +76,7 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
         shms_set(room.area == SHMS_LARGE ? &w->seg.sb->hand : &w->seg.sb->small_hand, w->ring.areas[room.area].hand);
     }
     shms_add(&w->seg.sb->used_bytes, span);
-    w->protected[slot] = 0; /* guards of an object that was aborted here may still be about */
+    w->protected[slot] = shms_keyset_has(&w->kept, key, key_len);
     char *at = (char *)w->seg.data + room.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
     memcpy(at, key, key_len);
@@ -88,12 +88,13 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     return SHMS_OK;
 }
 
-static int begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                 uint64_t payload_size, bool leased, shms_ticket *out) {
+int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+               uint64_t payload_size, bool leased, shms_ticket *out, shms_refusal *why) {
     int rc = shms_key_ok(key, key_len);
     if (rc || (rc = shms_writer_enter_to_place(w)))
         return rc;
     rc = place(w, key, key_len, meta_len, payload_size, leased, out);
+    shms_writer_refused(w, rc, why);
     shms_writer_leave(w, rc);
     pthread_mutex_unlock(&w->placing);
     if (rc || meta_len == 0)
@@ -105,12 +106,12 @@ static int begin(struct shms_writer *w, const char *key, uint32_t key_len, const
 
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out) {
-    return begin(w, key, key_len, meta, meta_len, payload_size, true, out);
+    return shms_begin(w, key, key_len, meta, meta_len, payload_size, true, out, NULL);
 }
 
 int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                         uint64_t payload_size, shms_ticket *out) {
-    return begin(w, key, key_len, meta, meta_len, payload_size, false, out);
+    return shms_begin(w, key, key_len, meta, meta_len, payload_size, false, out, NULL);
 }
 
 /* Enters, if need be a closed writer, and checks that the ticket is one that is out. */
@@ -125,20 +126,21 @@ static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     return SHMS_OK;
 }
 
-static void ticket_ended(struct shms_writer *w, const shms_ticket *t) {
-    w->leased -= t->entry != SHMS_NONE;
+static void ticket_ended(struct shms_writer *w, uint32_t entry) {
+    w->leased -= entry != SHMS_NONE;
     shms_writer_ticket_ended(w);
 }
 
-static void end_unborn(struct shms_writer *w, const shms_ticket *t) {
-    shms_index_remove(&w->index, t->slot); /* it was never in the store: no eviction to note */
+void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    shms_index_remove(&w->index, slot); /* it was never in the store: no eviction to note */
     SHMS_STEP("P5");
-    atomic_store_explicit(&shms_writer_slot(w, t->slot)->state, SHMS_FREE, memory_order_seq_cst);
-    shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&shms_writer_slot(w, t->slot)->length)));
-    shms_ring_remove(&w->ring, t->slot);
-    w->free_slots[w->n_free_slots++] = t->slot;
-    untake(w, t->entry);
-    ticket_ended(w, t);
+    atomic_store_explicit(&s->state, SHMS_FREE, memory_order_seq_cst);
+    shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&s->length)));
+    shms_ring_remove(&w->ring, slot);
+    w->free_slots[w->n_free_slots++] = slot;
+    untake(w, entry);
+    ticket_ended(w, entry);
 }
 
 int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
@@ -159,7 +161,7 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
             return rc;
     }
     if (w->closed) {
-        end_unborn(w, t);
+        shms_end_unborn(w, t->slot, t->entry);
         return shms_writer_leave(w, SHMS_ECLOSED);
     }
     if (flags)
@@ -170,7 +172,7 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_add(&w->seg.sb->objects, 1);
     shms_count(w, SHMS_C_PUTS, 1);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
-    ticket_ended(w, t);
+    ticket_ended(w, t->entry);
     shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may never go, this one may */
     if (out)
         shms_hand_out(w, t->slot, t->entry, out);
@@ -183,7 +185,7 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    end_unborn(w, t);
+    shms_end_unborn(w, t->slot, t->entry);
     return shms_writer_leave(w, SHMS_OK);
 }
 
@@ -210,32 +212,17 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pie
     return SHMS_OK;
 }
 
-int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
+int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out, shms_refusal *why) {
     shms_ticket t;
     int rc = pieces_fit(pieces, n_pieces, payload_size);
-    if (rc || (rc = shms_writer_begin(w, key, key_len, meta, meta_len, payload_size, &t)))
+    if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, payload_size, true, &t, why)))
         return rc;
     copy_pieces(&t, pieces, n_pieces);
     return shms_writer_commit(w, &t, out);
 }
 
-int shms_writer_take_back(shms_writer *w, const uint8_t *packed) {
-    int rc = shms_writer_cancel(w, packed);
-    if (rc < 0)
-        return rc;
-    shms_ref ref;
-    if ((rc = shms_ref_read(&ref, packed, w->seg.sb, &w->seg.layout)))
-        return rc;
-    return shms_delete_id(w, ref.slot, ref.id);
-}
-
-int shms_ticket_undo(shms_writer *w, const shms_ticket *t, const uint8_t *packed) {
-    if (!t->id)
-        return SHMS_OK;
-    int rc = shms_writer_abort(w, t);
-    if (rc != SHMS_EINVAL)
-        return rc;
-    (void)shms_writer_cancel(w, packed);
-    return shms_delete_id(w, t->slot, t->id);
+int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
+    return shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, out, NULL);
 }

@@ -9,6 +9,7 @@
 #include <pthread.h>
 
 #include "index.h"
+#include "keyset.h"
 #include "leases.h"
 #include "readers.h"
 #include "ref.h"
@@ -31,8 +32,9 @@ typedef struct shms_room_for {
     bool lap;   /* having been round once */
 } shms_room_for;
 
-typedef struct shms_keylist { /* uint32_t length, bytes; repeated */
+typedef struct shms_keylist { /* a log: uint32_t length, bytes; repeated */
     uint8_t *bytes;
+    uint64_t start; /* position in the log of the first byte that is still here */
     uint64_t size, room;
     uint64_t promised; /* bytes of `room` that a call in progress will need */
 } shms_keylist;
@@ -51,7 +53,9 @@ struct shms_writer {
     uint64_t *heard_zones; /* [rank][zone]: their counts of releases */
     shms_index index;
     shms_leases leases;
-    uint32_t *protected; /* per slot: how often */
+    shms_keyset kept;     /* protected keys */
+    uint8_t *protected;   /* per slot: is it protected? */
+    uint32_t lingering;   /* protected slots whose objects are deleted */
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
     uint32_t unfinished; /* tickets out, each with a slot in WRITING */
@@ -59,8 +63,7 @@ struct shms_writer {
     uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone?  See reclaim.c */
     uint32_t sweep_at, unswept; /* lease entries: the next to look at; those not looked at since the last news */
     uint32_t leaving;           /* slots that are FREE and still in the index, only in a put that breathes */
-    uint64_t held[SHMS_MAX_READERS]; /* bytes by rank at the last refusal */
-    shms_room room;                  /* what that left */
+    shms_refusal refusal;       /* the last one */
     uint64_t longest;                /* stretch that the last search in vain has found; see ring.news */
     bool tracking;
     shms_keylist evicted;
@@ -91,10 +94,24 @@ void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
 /* As zones.h wants it; the context is the writer. */
 shms_look shms_reclaim_look;
 
-/* ---- handouts.c; the mutex is held ---- */
+/* ---- tickets.c ---- */
 
-/* Opens a lease on a taken entry and packs the reference to it. */
+/* As shms_writer_begin or _reserve, and _put.  Where that has run out of something, `why`, if there is one, is filled before
+ * anybody else has the mutex. */
+int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+               uint64_t payload_size, bool leased, shms_ticket *out, shms_refusal *why);
+int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out, shms_refusal *why);
+/* Ends the ticket of a slot in WRITING, and of the lease entry that it has taken; the mutex is held. */
+void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
+
+/* ---- handouts.c ---- */
+
+int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out, shms_refusal *why);
+/* Opens a lease on a taken entry and packs the reference to it; the mutex is held, as in the next one. */
 void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t *out);
+/* Ends an open lease on the object in `slot`. */
+void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* ---- keys.c; the mutex is held but for the first two ---- */
 
@@ -106,8 +123,12 @@ uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len
 void shms_forget_key(struct shms_writer *w, uint32_t slot);
 /* Sets room aside for the notes of n keys of so many bytes together, for _forget_key; false: there is no memory. */
 bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
-/* Deletes by id: the key may be another object's by now. */
-int shms_delete_id(struct shms_writer *w, uint32_t slot, uint64_t id);
+/* Deletes a LIVE object that is not deleted; SHMS_ENOMEM changes nothing. */
+int shms_delete_slot(struct shms_writer *w, uint32_t slot);
+/* Protects what is stored under the key, or will be; false: there is no memory. */
+bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
+/* Ends one protection of the key; true. */
+bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len);
 
 /* ---- writer.c ---- */
 
@@ -115,6 +136,8 @@ int shms_delete_id(struct shms_writer *w, uint32_t slot, uint64_t id);
 int shms_writer_enter(struct shms_writer *w);
 /* Gives the mutex back, and returns `rc`. */
 int shms_writer_leave(struct shms_writer *w, int rc);
+/* Copies the last refusal to `why`, if `rc` is one. */
+void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why);
 /* Takes `placing` before it. */
 int shms_writer_enter_to_place(struct shms_writer *w);
 /* For whoever ends a ticket: a closed writer stays the writer until its last ticket has ended. */

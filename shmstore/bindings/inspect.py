@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.store import fail, held, owned
+from shmstore.bindings.handles import fail, held, owned
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 ALIGN: int = lib.SHMS_ALIGN

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, overload
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.store import held
+from shmstore.bindings.handles import held
 
 HASH_BYTES: Final = 32
 FULL: Final[int] = lib.SHMS_KV_EFULL

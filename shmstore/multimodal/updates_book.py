@@ -1,67 +1,67 @@
-"""What P0 of `shm` keeps beside the items of the store: their prompt updates, in a book that can be put back."""
+"""What P0 of `shm` keeps beside the items of the store: their prompt updates, bounded by their sizes."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from shmstore.multimodal.items import ResolvedPromptUpdate
-from shmstore.multimodal.lockstep import ValueBook
 
-__all__ = ["Entry", "Kept", "UpdatesBook"]
+__all__ = ["Kept", "UpdatesBook"]
 
 Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
-Entry: TypeAlias = tuple[Kept, int]
-"""And their size."""
 
 
-class UpdatesBook(ValueBook[Kept]):
-    """A book that can be made again as it was."""
+class UpdatesBook:
+    """Prompt updates by hash; the least recently used go first. Its owner lets one thread at a time change it.
 
-    __slots__ = ()
+    Between an entry's change and that of `nbytes` nothing is called: an interrupt comes before both or after both.
+    """
 
-    def add(self, key: str, value: Kept, size: int, gone: Iterable[str] = ()) -> bool:
-        """`drop` each of `gone`, then `put` where nothing goes for it; False, and not put, where something would."""
-        entries = self._entries
-        for other in gone:  # without a call for each: it is a part of what each miss costs
-            entry = entries.get(other)
-            if entry is not None:
-                self.nbytes -= entry[1]
-                del entries[other]
-        nbytes = self.nbytes + size
-        if nbytes > self._capacity or key in entries:
-            return False
-        entries[key] = value, size
-        self.nbytes = nbytes
-        return True
+    __slots__ = ("_capacity", "_entries", "nbytes")
 
-    def leaving(self, key: str, size: int) -> list[tuple[str, Entry]]:
-        """What `put` of a value of this size is going to take out, the first first."""
-        entries = self._entries
-        gone = []
-        over = self.nbytes + size - self._capacity
-        if key in entries:
-            gone.append((key, entries[key]))
-            over -= entries[key][1]
-        if size <= self._capacity:
-            for other, entry in entries.items():
-                if over <= 0:
-                    break
-                if other != key:
-                    gone.append((other, entry))
-                    over -= entry[1]
-        return gone
+    def __init__(self, capacity: float) -> None:
+        self._capacity = capacity
+        self._entries: OrderedDict[str, tuple[Kept, int]] = OrderedDict()
+        self.nbytes = 0
 
-    def rebuild(self, put: Iterable[str], gone: Iterable[tuple[str, Entry]], known: Callable[[str], bool]) -> None:
-        """Without `put` and with `gone`, which left first; of both only what is `known`. Any `put` may be half done."""
-        entries: OrderedDict[str, Entry] = OrderedDict()
-        for key, entry in gone:
-            if key not in entries and known(key):
-                entries[key] = entry
-        new = frozenset(put)
-        for key, entry in self._entries.items():
-            if key not in entries and key not in new and known(key):
-                entries[key] = entry
-        nbytes = sum(size for _, size in entries.values())
-        self._entries, self.nbytes = entries, nbytes
+    def __contains__(self, mm_hash: str) -> bool:
+        return mm_hash in self._entries
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, mm_hash: str) -> Kept | None:
+        """Return the updates; None where there are none. For any thread, as is `touch`."""
+        entry = self._entries.get(mm_hash)
+        return None if entry is None else entry[0]
+
+    def touch(self, mm_hashes: Iterable[str]) -> None:
+        """Mark the updates of each as just used; absent: nothing."""
+        for mm_hash in mm_hashes:
+            with contextlib.suppress(KeyError):
+                self._entries.move_to_end(mm_hash)
+
+    def add(self, mm_hash: str, kept: Kept, size: int) -> None:
+        """Keep the updates, for which others may go; if they are larger than the whole book, drop them alone."""
+        self.drop(mm_hash)
+        if size > self._capacity:
+            return
+        while self.nbytes + size > self._capacity:
+            self.drop(next(iter(self._entries), mm_hash))  # empty: another thread has just closed
+        self._entries[mm_hash] = kept, size
+        self.nbytes += size
+
+    def drop(self, mm_hash: str) -> None:
+        """Forget the updates; absent: nothing."""
+        if mm_hash in self._entries:
+            self.nbytes -= self._entries[mm_hash][1]
+            del self._entries[mm_hash]
+
+    def clear(self) -> None:
+        """Forget all updates."""
+        entries: OrderedDict[str, tuple[Kept, int]] = OrderedDict()
+        self._entries = entries
+        self.nbytes = 0

@@ -513,14 +513,15 @@ def test_the_hits_of_a_batch_count_as_used_before_its_new_items_push_updates_out
         assert [True, False, True] == engine.sender.is_cached(list("abc"))
 
 
-def test_an_item_deleted_behind_the_senders_back_is_missing_and_leaves_no_updates():
+def test_an_item_deleted_behind_the_senders_back_is_missing_and_its_updates_go_with_the_next_put():
     with Engine(MIB) as engine:
         engine.send(a=10, b=10)
         engine.sender.writer.delete("a")
         assert [False, True] == engine.sender.is_cached(["a", "b"])
         with pytest.raises(CacheMissError):
             engine.sender.get_and_update_item(None, "a")
-        assert {"b"} == set(engine.sender._book._entries)
+        engine.send(c=10)
+        assert {"b", "c"} == set(engine.sender._book._entries)
         assert ["ref", "ref"] == kinds(engine.send(a=10, b=10))
         assert [True, True] == engine.sender.is_cached(["a", "b"])  # the note that "a" had gone was of the first one
 
@@ -600,17 +601,17 @@ def test_a_closed_sender_says_so_and_not_that_items_are_missing():
 def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch):
     with Engine(MIB) as engine:
         writer = engine.sender.writer
-        put = writer.put
+        put = writer._put
 
-        def put_once(key, value):
-            monkeypatch.setattr(writer, "put", close_and_fail)
-            return put(key, value)
+        def put_once(batch, key, value):
+            monkeypatch.setattr(writer, "_put", close_and_fail)
+            return put(batch, key, value)
 
-        def close_and_fail(key, value):
+        def close_and_fail(batch, key, value):
             writer.close()
             raise ZeroDivisionError
 
-        monkeypatch.setattr(writer, "put", put_once)
+        monkeypatch.setattr(writer, "_put", put_once)
         with pytest.raises(ZeroDivisionError):
             engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
         assert CacheInfo(0, 0) == engine.sender.make_stats()

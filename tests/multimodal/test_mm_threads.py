@@ -259,24 +259,3 @@ def test_close_waits_for_no_other_threads_copy(storing):
     assert not sender._book._entries
     with pytest.raises(StoreClosedError):
         sender.get_and_update_item(None, "0")
-
-
-def test_a_failure_that_a_finalizer_undoes_in_the_middle_is_undone_once(monkeypatch):
-    writer = ObjectStoreWriter.create(capacity=16 << 10, n_readers=1)
-    with ShmObjectStoreSenderCache(config(MIB, 16 << 10, cache_type="shm"), writer) as sender:
-        cancel = ObjectStoreWriter.cancel
-
-        def cancel_and_release(self, ref):
-            monkeypatch.undo()
-            sender.release([])
-            return cancel(self, ref)
-
-        monkeypatch.setattr(ObjectStoreWriter, "cancel", cancel_and_release)
-        bad = MultiModalKwargsItem.from_elems(
-            [MultiModalFieldElem("image", "pixels", object(), MultiModalBatchedField())]
-        )
-        with pytest.raises(TypeError, match="bad"):
-            sender.get_and_update([(item(2), []), (bad, [])], ["good", "bad"])
-        assert not sender._broken
-        assert not sender._book._entries
-        assert not sender.writer.keys()
