@@ -207,7 +207,7 @@ int shms_writer_track_evictions(shms_writer *w, int on) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
-int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size, uint64_t *end) {
+int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
@@ -216,7 +216,7 @@ int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *s
         forget_evicted(list, from - list->start);
     if (list->size && list->size <= *size)
         memcpy(out, list->bytes, list->size);
-    *size = list->size;
-    *end = list->start + list->size;
+    size[0] = list->size;
+    size[1] = list->start + list->size;
     return shms_writer_leave(w, SHMS_OK);
 }

@@ -226,9 +226,9 @@ int shms_writer_stats(shms_writer *w, shms_stats *out);
 int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0: there was none */
 /* With `on`, the keys that leave the store are logged; without, what was logged is forgotten. */
 int shms_writer_track_evictions(shms_writer *w, int on);
-/* The log from a position on (keys as in _keys), and the position of its end, to read from the next time.  What is before
- * `from` is forgotten; to read again from there gives the same, and what has come since. */
-int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size, uint64_t *end);
+/* The log from a position on (keys as in _keys), and in size[1] the position of its end, to read from the next time.  What
+ * is before `from` is forgotten; to read again from there gives the same, and what has come since. */
+int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the first that is broken */
 
 /* ---- a reader ---- */

@@ -106,7 +106,7 @@ class Writer:
     def __init__(self, box: Any) -> None:
         self._w = owned(box)
         self._hold = held(self._w)
-        self._room: tuple[Any, Any, Any, Any] | None = None
+        self._room: tuple[Any, Any, Any] | None = None
         self.position = 0
         """In the log of evicted keys: those before it have been used."""
         self.spare: Batch | None = None
@@ -228,19 +228,20 @@ class Writer:
         """
         room, self._room = self._room, None  # nobody else's while it is in use
         if room is None:
-            room = _new(_SIZE), _new(_SIZE), _new(_BYTES, _FEW_KEYS), _FEW_KEYS
-        size, end, out, capacity = room
-        while True:
-            size[0] = capacity
-            code = _evicted(self._w, self.position, out, size, end)
-            if code:
-                fail(code)
-            needed, position = size[0], end[0]
-            if needed <= capacity:
-                break
-            out, capacity = _new(_BYTES, needed), needed
+            out = _new(_BYTES, _FEW_KEYS)
+            room = _new("uint64_t[2]"), out, _buffer(out)
+        sizes, out, packed = room
+        sizes[0] = _FEW_KEYS
+        code = _evicted(self._w, self.position, out, sizes)
+        while code == 0 and sizes[0] > len(packed):
+            out = _new(_BYTES, sizes[0])
+            packed = _buffer(out)
+            code = _evicted(self._w, self.position, out, sizes)
+        if code:
+            fail(code)
+        needed, position = sizes[0], sizes[1]
         try:
-            keys = _split(_buffer(out, needed), needed) if needed else []
+            keys = _split(packed, needed) if needed else []
         except errors.CorruptStoreError:
             self.position = position
             raise

@@ -27,13 +27,12 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from shmstore.errors import (
     CacheMissError,
     NestingError,
     ObjectExistsError,
-    ObjectNotFoundError,
     ObjectTooLargeError,
     ShmStoreError,
     StaleRefError,
@@ -62,7 +61,7 @@ from shmstore.multimodal.interfaces import (
 from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
-from shmstore.multimodal.updates_book import Kept, UpdatesBook
+from shmstore.multimodal.updates_book import Entry, UpdatesBook
 from shmstore.refs import ObjectRef
 from shmstore.store import Batch, ObjectStoreReader, ObjectStoreWriter
 
@@ -72,11 +71,8 @@ if TYPE_CHECKING:
 __all__ = ["ShmObjectStoreReceiverCache", "ShmObjectStoreSenderCache"]
 
 _log = logging.getLogger(__name__)
-_NO_HIT = (ObjectNotFoundError, StoreFullError)  # the latter not of objects, but of open leases
 _NO_VALUE = (UnsupportedValueError, NestingError)
 _NO_ROOM = (StoreFullError, ObjectTooLargeError)
-_New: TypeAlias = dict[str, tuple[Kept, int]]
-"""The updates that a call records, and their sizes."""
 
 
 class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
@@ -101,7 +97,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         self._reporting = threading.RLock()
         self._writer = writer
         self._native = writer._writer
-        self._book = UpdatesBook(config.processor_cache_bytes)
+        self._book_bytes = config.processor_cache_bytes
+        self._book = UpdatesBook(self._book_bytes)
         self._counts = HitCounter()
         self._inline_full = 0
         self._inline_too_large = 0
@@ -153,7 +150,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         """
         if type(mm_hash) is not str:
             check_hash(mm_hash)
-        check_input(mm_item, mm_hash)
+        if mm_item is not None and not (  # the common case without a call; a miss sees its updates when it sizes them
+            type(mm_item) is tuple
+            and len(mm_item) == 2
+            and type(mm_item[0]) is MultiModalKwargsItem
+            and type(mm_item[1]) is list
+            and mm_hash not in self._book
+        ):
+            check_input(mm_item, mm_hash)
         return self._exchange((mm_item,), (mm_hash,))[0]
 
     def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
@@ -169,8 +173,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         native, counts = self._native, self._counts
         total = hits = len(mm_hashes)
         full = large = 0
-        new: _New = {}
-        stores = False
+        new: dict[str, Entry] | None = None
         batch = native.batch()
         try:
             outputs = self._all_hits(batch, mm_hashes)
@@ -178,7 +181,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 if None in mm_items:
                     check_known(mm_items, mm_hashes, self.is_cached_item)  # before it waits
                 with self._storing:
-                    stores = True
+                    new = {}
                     outputs, hits, full, large = self._store(batch, mm_items, mm_hashes, new)
             # The commit: without a call, so that nothing comes in between.
             counts.hits += hits
@@ -190,30 +193,38 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             return outputs
         except BaseException:
             batch.undo()
-            if stores:
+            if new is not None:
                 self._forget(new)
             raise
 
     def _all_hits(self, batch: Batch, mm_hashes: Sequence[str]) -> list[ProcessorOutput] | None:
         """The outputs of what is cached altogether; else None, and nothing done."""
-        book, hand_out = self._book, self._writer._hand_out
-        kept = [book.get(mm_hash) for mm_hash in mm_hashes]
-        if None in kept:
-            return None
+        book = self._book
+        for mm_hash in mm_hashes:
+            if mm_hash not in book:
+                return None
+        outputs: list[ProcessorOutput] = []
+        for mm_hash in mm_hashes:
+            output = self._hit(batch, mm_hash)
+            if output is None:
+                batch.undo()
+                return None
+            outputs.append(output)
+        return outputs
+
+    def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput | None:
+        """The output of what is in the book; None if it has just been evicted, or entries for leases have run out."""
+        book = self._book
         try:
-            outputs: list[ProcessorOutput] = [
-                (hand_out(batch, mm_hash), list(updates))
-                for mm_hash, updates in zip(mm_hashes, kept, strict=True)
-                if updates is not None
-            ]
-            book.touch(mm_hashes)
-            return outputs
-        except _NO_HIT:  # just now evicted, or entries for leases have run out
-            batch.undo()
+            updates = list(book[mm_hash][0])
+            ref = self._writer._hand_out(batch, mm_hash)
+            book.move_to_end(mm_hash)
+            return ref, updates
+        except (KeyError, StoreFullError):  # ObjectNotFoundError is a KeyError
             return None
 
     def _store(
-        self, batch: Batch, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str], new: _New
+        self, batch: Batch, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str], new: dict[str, Entry]
     ) -> tuple[list[ProcessorOutput], int, int, int]:
         """The outputs of a batch that is not all hits; how many hits, and items that found the store full or too small.
 
@@ -222,42 +233,52 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         """
         if self._closed:
             raise self._closed_error()
-        sent: list[Any] = [self._hit(batch, mm_hash, self._book.get(mm_hash)) for mm_hash in mm_hashes]
-        given = _given(mm_items, mm_hashes, sent)
-        self._book.touch(mm_hashes)
-        hits = len(sent) - sent.count(None)
-        refused: list[type[ShmStoreError]] = []
+        sent: list[Any] = []
+        given: dict[str, tuple[MultiModalKwargsItem, PromptUpdates]] = {}
+        missing: dict[str, None] = {}
+        to_put: list[int] = []
         for at, mm_hash in enumerate(mm_hashes):
-            if sent[at] is None and mm_hash in new:
-                sent[at] = self._hit(batch, mm_hash, new[mm_hash][0])
-                hits += sent[at] is not None
+            mm_item, output = mm_items[at], self._hit(batch, mm_hash) if mm_hash in self._book else None
+            if mm_item is not None:
+                given.setdefault(mm_hash, mm_item)
+            sent.append(output)
+            if output is None:
+                to_put.append(at)
+                if mm_hash not in given:
+                    missing[mm_hash] = None
+        if missing:
+            raise CacheMissError(missing)
+        hits = len(sent) - len(to_put)
+        refused: list[type[ShmStoreError]] = []
+        for at in to_put:
+            mm_hash = mm_hashes[at]
+            if mm_hash in new:  # a repetition
+                with contextlib.suppress(StoreFullError):
+                    sent[at] = self._writer._hand_out(batch, mm_hash), list(new[mm_hash][0])
+                    hits += 1
             if sent[at] is None:
                 sent[at] = self._put(batch, given[mm_hash], mm_hash, new, refused)
         self._sweep()
-        for mm_hash, (kept, size) in new.items():
-            self._book.add(mm_hash, kept, size)
+        for mm_hash, entry in new.items():
+            self._book.add(mm_hash, entry)
         return sent, hits, refused.count(StoreFullError), refused.count(ObjectTooLargeError)
-
-    def _hit(self, batch: Batch, mm_hash: str, kept: Kept | None) -> ProcessorOutput | None:
-        if kept is None:
-            return None
-        try:
-            return self._writer._hand_out(batch, mm_hash), list(kept)
-        except _NO_HIT:
-            return None
 
     def _put(
         self,
         batch: Batch,
         mm_item: tuple[MultiModalKwargsItem, PromptUpdates],
         mm_hash: str,
-        new: _New,
+        new: dict[str, Entry],
         refused: list[type[ShmStoreError]],
     ) -> ProcessorOutput:
         """The output of an item that is stored, or was, and only its updates had gone; or that goes inline."""
         item, updates = mm_item
         kept = tuple(updates)  # the caller may change what it has given
-        size = updates_size(kept, mm_hash)
+        try:
+            size = updates_size(kept, mm_hash)
+        except TypeError:  # of what is no update, which is said of the whole input
+            check_input(mm_item, mm_hash)
+            raise
         try:
             try:
                 ref = self._writer._put(batch, mm_hash, item)
@@ -292,7 +313,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             self._book.drop(mm_hash)
         self._native.position = position
 
-    def _forget(self, new: _New) -> None:
+    def _forget(self, new: Iterable[str]) -> None:
         """Drop the updates of a call that has failed, and of what the store has evicted for it."""
         with self._storing, contextlib.suppress(StoreClosedError):
             for mm_hash in new:
@@ -321,12 +342,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         """Mark the item as just used; absent: nothing."""
         check_hash(mm_hash)
         self._writer.touch(mm_hash)
-        self._book.touch([mm_hash])
+        with contextlib.suppress(KeyError):
+            self._book.move_to_end(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; what is being read stays until it has been."""
         with self._storing:
-            self._book.clear()
+            self._book = UpdatesBook(self._book_bytes)
             self._writer.clear()
             self._sweep()
             self._counts.clear()
@@ -343,7 +365,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         A call that is just storing, in another thread, ends with StoreClosedError.
         """
         self._closed = True  # also for who asks with an empty book, and would take "no" for an answer
-        self._book.clear()
+        self._book = UpdatesBook(self._book_bytes)
         self._writer.close()
 
     def _closed_error(self) -> StoreClosedError:
@@ -400,23 +422,6 @@ def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Excep
     if isinstance(error, NestingError):
         return NestingError(said, hint=error.hint)
     return UnsupportedValueError(said, path=error.path, hint=error.hint)
-
-
-def _given(
-    mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str], sent: Sequence[ProcessorOutput | None]
-) -> dict[str, tuple[MultiModalKwargsItem, PromptUpdates]]:
-    """The items that came; CacheMissError with all hashes that were not handed out, and whose items did not come."""
-    given: dict[str, tuple[MultiModalKwargsItem, PromptUpdates]] = {}
-    missing: dict[str, None] = {}
-    for mm_item, mm_hash, output in zip(mm_items, mm_hashes, sent, strict=True):
-        if mm_item is not None:
-            given.setdefault(mm_hash, mm_item)
-        elif output is None and mm_hash not in given:
-            check_hash(mm_hash)
-            missing[mm_hash] = None
-    if missing:
-        raise CacheMissError(missing)
-    return given
 
 
 def _warn(count: int, why: str, setting: str) -> None:

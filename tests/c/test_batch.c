@@ -60,9 +60,9 @@ static void everything_is_undone_and_again_is_nothing(void) {
     after = stats();
     CHECK(!memcmp(&before, &after, sizeof before));
     uint8_t out[100];
-    uint64_t size = sizeof out, position;
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, &size, &position));
-    CHECK_EQ(9 * 5, size); /* who keeps something beside the objects is told */
+    uint64_t sizes[2] = {sizeof out};
+    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, sizes));
+    CHECK_EQ(9 * 5, sizes[0]); /* who keeps something beside the objects is told */
     end();
 }
 

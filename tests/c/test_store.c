@@ -227,7 +227,7 @@ static void a_closed_handle_says_so_from_every_call(void) {
         shms_ticket t = {0};
         shms_stats stats;
         shms_refusal why;
-        uint64_t size = 0, end;
+        uint64_t size = 0, sizes[2] = {0};
         CHECK_EQ(SHMS_ECLOSED, put_marked(h, "x", 1, 1, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(h, &t, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_abort(h, &t));
@@ -247,7 +247,7 @@ static void a_closed_handle_says_so_from_every_call(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_unprotect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_refusal(h, &why));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_track_evictions(h, 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_evicted(h, 0, NULL, &size, &end));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_evicted(h, 0, NULL, sizes));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));
         shms_reader_stats s;
         CHECK(shms_reader_acquire(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
@@ -434,6 +434,14 @@ static void a_view_has_the_lengths_that_were_checked_whatever_becomes_of_the_slo
     end(w);
 }
 
+static int evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size, uint64_t *end) {
+    uint64_t sizes[2] = {*size};
+    int rc = shms_writer_evicted(w, from, out, sizes);
+    *size = sizes[0];
+    *end = sizes[1];
+    return rc;
+}
+
 static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
     const char *name = store_name("keys");
     shms_writer *w = make(name, 1024, 1, 64);
@@ -453,31 +461,31 @@ static void keys_come_in_order_of_age_and_evicted_ones_are_told(void) {
     CHECK_EQ(7, shms_writer_count(w));
     uint64_t position;
     size = 14;
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, &size, &position));
+    CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position));
     CHECK_EQ(15, size); /* too little room */
     for (int again = 0; again < 2; again++) {
         size = sizeof out;
-        CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, &size, &position));
+        CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position));
         CHECK(size == 15 && out[4] == 'a' && out[9] == 'b' && out[14] == 'd' && position == 15);
     }
     size = sizeof out;
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 10, out, &size, &position)); /* as one who has used a and b */
+    CHECK_EQ(SHMS_OK, evicted(w, 10, out, &size, &position)); /* as one who has used a and b */
     CHECK(size == 5 && out[4] == 'd' && position == 15);
     size = sizeof out;
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, &size, &position)); /* what was used is forgotten */
+    CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position)); /* what was used is forgotten */
     CHECK(size == 5 && out[4] == 'd' && position == 15);
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, position, out, &size, &position));
+    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
     CHECK_EQ(0, size);
     shms_ticket t; /* an aborted one was never there */
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 10, &t));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
     size = sizeof out;
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, position, out, &size, &position));
+    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
     CHECK_EQ(0, size); /* nor has anything gone for it: the room of d was enough */
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 0));
     size = sizeof out;
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, position, out, &size, &position));
+    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
     CHECK_EQ(0, size);
     CHECK_EQ(0, stats_of(w).objects);
     end(w);

@@ -246,7 +246,7 @@ def test_ring_of_three_a_hit_is_protected_and_the_new_item_takes_the_room_of_ano
         assert [item(2 * MIB), item(5 * MIB)] == engine.read(outputs, "GA")
         cached = engine.sender.is_cached(list("ABCG"))
         assert cached in ([True, True, False, True], [True, False, True, True])
-        assert {h for h, hit in zip("ABCG", cached, strict=True) if hit} == set(engine.sender._book._entries)
+        assert {h for h, hit in zip("ABCG", cached, strict=True) if hit} == set(engine.sender._book)
 
 
 def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing_else_changes(caplog):
@@ -259,7 +259,7 @@ def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing
         assert (1, 0) == (engine.sender.inline_full, engine.sender.inline_too_large)
         assert "ipc_cache_gb" in caplog.text
         assert [True, True, True, False] == engine.sender.is_cached(list("ABCG"))
-        assert set("ABC") == set(engine.sender._book._entries)
+        assert set("ABC") == set(engine.sender._book)
         assert [item(5 * MIB)] * 3 == engine.read(outputs, "ABC")
         assert [item(2 * MIB), item(5 * MIB)] == engine.read(more, "GA")
         assert CacheInfo(1, 5) == engine.sender.make_stats()
@@ -354,7 +354,7 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
             )
         assert before == engine.sender.make_stats()
         assert [True, False, False, False] == engine.sender.is_cached(["old", "new", "bad", "later"])
-        assert {"old"} == set(engine.sender._book._entries) == set(engine.sender.writer.keys())
+        assert {"old"} == set(engine.sender._book) == set(engine.sender.writer.keys())
         assert engine.fits_whole()
 
 
@@ -477,7 +477,7 @@ def test_prompt_updates_go_exactly_when_their_item_goes():
         for n in range(40):
             engine.read(engine.send(**{f"h{n % 11}": (60 + n % 7 * 10) * KIB}), [f"h{n % 11}"])
             stored = set(engine.sender.writer.keys())
-            assert stored == set(engine.sender._book._entries)
+            assert stored == set(engine.sender._book)
         assert engine.sender.writer.stats().evictions > 10
 
 
@@ -521,7 +521,7 @@ def test_an_item_deleted_behind_the_senders_back_is_missing_and_its_updates_go_w
         with pytest.raises(CacheMissError):
             engine.sender.get_and_update_item(None, "a")
         engine.send(c=10)
-        assert {"b", "c"} == set(engine.sender._book._entries)
+        assert {"b", "c"} == set(engine.sender._book)
         assert ["ref", "ref"] == kinds(engine.send(a=10, b=10))
         assert [True, True] == engine.sender.is_cached(["a", "b"])  # the note that "a" had gone was of the first one
 

@@ -39,7 +39,7 @@ def _state(sender: ShmObjectStoreSenderCache) -> dict[str, Any]:
     return {
         "leases": sender.writer.stats().open_leases,
         "keys": sender.writer.keys(),
-        "updates": dict(sender._book._entries),
+        "updates": dict(sender._book),
         "nbytes": sender._book.nbytes,
         "counts": sender.make_stats(),
         "inline": (sender.inline_full, sender.inline_too_large),
