@@ -25,17 +25,17 @@ from shmstore.multimodal import (
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
     lru,
-    shm_pair,
 )
-from shmstore.multimodal import updates_book as book_module
-from shmstore.multimodal.updates_book import UpdatesBook
+from shmstore.multimodal.caches import shm_receiver, shm_sender
+from shmstore.multimodal.caches import updates_book as book_module
+from shmstore.multimodal.caches.updates_book import UpdatesBook
 from tests.interrupts import Second, interrupted_at
 from tests.multimodal.mm_helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
 
 BINDINGS = [module.__file__ for module in (native, batch, handles)]
 STORE = [*BINDINGS, store.__file__, refs.__file__]
-SENDER = [*STORE, shm_pair.__file__, book_module.__file__]
+SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, book_module.__file__]
 VALUE = np.zeros(9, np.uint8)
 
 
@@ -375,7 +375,7 @@ def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_thou
     while again:
         with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
             number = len(kept) + 1
-            again = interrupted_at(number, lambda writer=writer: make(writer), shm_pair.__file__, exact=True)
+            again = interrupted_at(number, lambda writer=writer: make(writer), shm_sender.__file__, exact=True)
             if again:
                 ShmObjectStoreSenderCache(settings, writer)
     assert len(kept) > 5

@@ -4,6 +4,8 @@ The API server has a processor cache, the engine core or the workers a receiver 
 which, and the factories build them.
 """
 
+from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
+from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.factories import (
     engine_receiver_cache_from_config,
@@ -32,7 +34,6 @@ from shmstore.multimodal.lru import CacheInfo, LRUCache
 from shmstore.multimodal.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
 from shmstore.multimodal.mirrored import MirroredProcessingCache
 from shmstore.multimodal.processor_only import MultiModalProcessorOnlyCache
-from shmstore.multimodal.shm_pair import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.multimodal.sizes import MultiModalCache
 from shmstore.multimodal.wire import register as _register
 from shmstore.serde import register_type as _register_type

@@ -6,11 +6,12 @@ import os
 from numbers import Integral
 
 from shmstore.errors import StoreExistsError
+from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
+from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.interfaces import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache, check_config
 from shmstore.multimodal.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
 from shmstore.multimodal.processor_only import MultiModalProcessorOnlyCache
-from shmstore.multimodal.shm_pair import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 

@@ -1,0 +1,1 @@
+"""The caches, one module each: what P0, P1 and the workers keep."""
