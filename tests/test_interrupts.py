@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from shmstore import CacheMissError, ObjectStoreReader, ObjectStoreWriter, refs, store
+from shmstore import CacheMissError, ObjectStoreReader, ObjectStoreWriter, refs
 from shmstore.bindings import batch, handles
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
@@ -29,12 +29,14 @@ from shmstore.multimodal import (
 from shmstore.multimodal.caches import shm_receiver, shm_sender
 from shmstore.multimodal.caches import updates_book as book_module
 from shmstore.multimodal.caches.updates_book import UpdatesBook
+from shmstore.store import reader as reader_module
+from shmstore.store import writer as writer_module
 from tests.interrupts import Second, interrupted_at
 from tests.multimodal.mm_helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
 
 BINDINGS = [module.__file__ for module in (native, batch, handles)]
-STORE = [*BINDINGS, store.__file__, refs.__file__]
+STORE = [*BINDINGS, writer_module.__file__, reader_module.__file__, refs.__file__]
 SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, book_module.__file__]
 VALUE = np.zeros(9, np.uint8)
 
@@ -382,7 +384,7 @@ def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_thou
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("files", [BINDINGS, [store.__file__]], ids=["bindings", "store"])
+@pytest.mark.parametrize("files", [BINDINGS, [writer_module.__file__]], ids=["bindings", "store"])
 def test_a_creation_that_is_interrupted_leaves_no_store(files: list[str]) -> None:
     number, writers = 0, list[ObjectStoreWriter]()
     while not writers:

@@ -17,8 +17,8 @@ from shmstore.errors import (
     StoreNotFoundError,
     shown,
 )
-from shmstore.explain import other_version, unfinished
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, SlotInfo, StoreFacts, StoreSnapshot
+from shmstore.store.refusals import other_version, unfinished
 
 __all__ = ["StoreInspector", "facts_from"]
 

@@ -8,7 +8,7 @@ from shmstore.bindings import inspect as native
 from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, SparseStoreError, StoreNotFoundError
 from shmstore.inspect.inspector import StoreInspector, foreign, no_store, seconds
 from shmstore.inspect.records import SegmentInfo, SegmentState
-from shmstore.leftovers import PREFIX
+from shmstore.store.leftovers import PREFIX
 
 __all__ = ["Holders", "find_segments", "holders", "look_at", "remove_segment"]
 

@@ -59,10 +59,11 @@ from shmstore.multimodal.interfaces import (
 from shmstore.multimodal.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.lru import CacheInfo, HitCounter
 from shmstore.multimodal.sizes import updates_size
-from shmstore.store import Batch, ObjectStoreWriter
+from shmstore.store import ObjectStoreWriter
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
+    from shmstore.store.writer import Batch
 
 __all__ = ["ShmObjectStoreSenderCache"]
 
