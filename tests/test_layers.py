@@ -187,7 +187,7 @@ def test_pickle_is_imported_by_its_own_serializer_alone() -> None:
 # Headers in order: each may include those of the rows above it only.
 ROWS = [
     {"store/step.h", "store/shmstore.h", "store/crc.h", "kv/errors.h"},
-    {"store/layout.h", "store/batch.h", "store/keyset.h", "inspect/inspect.h", "kv/hashlist.h"},
+    {"store/layout.h", "store/batch.h", "inspect/inspect.h", "kv/hashlist.h"},
     {"store/segment.h", "store/slots.h", "kv/blockhash.h", "kv/blockpool.h"},
     {"store/ring.h", "store/leases.h", "store/index.h", "store/readers.h", "store/ref.h", "kv/blockpool_impl.h"},
     {"store/zones.h", "inspect/inspector.h", "kv/kvcache.h"},
@@ -208,7 +208,6 @@ SOURCES = {
     "store/ref.c": set(),
     "store/reader.c": {"store/readers.h", "store/ref.h", "store/segment.h"},
     "store/writer.c": set(),
-    "store/keyset.c": {"store/index.h"},
     "store/batch.c": {"store/writer.h"},
     "store/tickets.c": {"store/crc.h", "store/writer.h"},
     "store/handouts.c": {"store/writer.h"},

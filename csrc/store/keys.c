@@ -58,9 +58,50 @@ static void set_protected(struct shms_writer *w, uint32_t slot, bool on) {
     shms_zones_stale_slot(&w->zones, slot);
 }
 
-bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
-    if (!shms_keyset_add(&w->kept, key, key_len))
+static shms_kept *find_kept(const struct shms_writer *w, uint64_t hash) {
+    uint32_t i = (uint32_t)(hash >> 1) & (w->kept_cells - 1);
+    while (w->kept[i].hash && w->kept[i].hash != hash)
+        i = (i + 1) & (w->kept_cells - 1);
+    return &w->kept[i];
+}
+
+static uint64_t kept_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
+    return shms_hash_key(w->index.seed, key, key_len) | 1;
+}
+
+bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len) {
+    return w->n_kept && find_kept(w, kept_hash(w, key, key_len))->times;
+}
+
+/* Builds the table anew, without what is protected no more, so that at most half of it is in use. */
+static bool room_for_kept(struct shms_writer *w) {
+    shms_kept *before = w->kept;
+    uint32_t cells = w->kept_cells, wanted = 16;
+    if (2 * (w->kept_used + 1) <= cells)
+        return true;
+    while (wanted < 4 * (w->n_kept + 1))
+        wanted *= 2;
+    shms_kept *table = calloc(wanted, sizeof *table);
+    if (!table)
         return false;
+    w->kept = table;
+    w->kept_cells = wanted;
+    w->kept_used = w->n_kept;
+    for (uint32_t i = 0; i < cells; i++)
+        if (before[i].times)
+            *find_kept(w, before[i].hash) = before[i];
+    free(before);
+    return true;
+}
+
+bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!room_for_kept(w))
+        return false;
+    uint64_t hash = kept_hash(w, key, key_len);
+    shms_kept *cell = find_kept(w, hash);
+    w->kept_used += cell->hash == 0;
+    w->n_kept += cell->times++ == 0;
+    cell->hash = hash;
     uint32_t slot = shms_index_find(&w->index, key, key_len);
     if (slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) != SHMS_FREE)
         set_protected(w, slot, true);
@@ -68,8 +109,9 @@ bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) 
 }
 
 bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
-    if (!shms_keyset_remove(&w->kept, key, key_len))
+    if (!shms_key_kept(w, key, key_len) || --find_kept(w, kept_hash(w, key, key_len))->times)
         return true;
+    w->n_kept--;
     uint32_t slot = shms_index_find(&w->index, key, key_len);
     if (slot != SHMS_NONE)
         set_protected(w, slot, false);
@@ -77,8 +119,7 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
         next = w->ring.next[s];
         const shms_slot *deleted = shms_writer_slot(w, s);
         if (!w->protected[s] || !shms_slot_deleted(deleted) ||
-            shms_keyset_has(&w->kept, (const char *)w->seg.data + shms_get(&deleted->offset),
-                            shms_slot_key_len(deleted)))
+            shms_key_kept(w, (const char *)w->seg.data + shms_get(&deleted->offset), shms_slot_key_len(deleted)))
             continue;
         set_protected(w, s, false);
         w->lingering--;

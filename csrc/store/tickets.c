@@ -76,7 +76,7 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
         shms_set(room.area == SHMS_LARGE ? &w->seg.sb->hand : &w->seg.sb->small_hand, w->ring.areas[room.area].hand);
     }
     shms_add(&w->seg.sb->used_bytes, span);
-    w->protected[slot] = shms_keyset_has(&w->kept, key, key_len);
+    w->protected[slot] = shms_key_kept(w, key, key_len);
     char *at = (char *)w->seg.data + room.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
     memcpy(at, key, key_len);

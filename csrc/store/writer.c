@@ -299,7 +299,7 @@ void shms_writer_free(shms_writer *w) {
     end(w, false, false); /* nobody has said whether it is to stay */
     shms_segment_close(&w->seg);
     free(w->evicted.bytes);
-    shms_keyset_free(&w->kept);
+    free(w->kept);
     free(w->memory);
     free(w);
 }

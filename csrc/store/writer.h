@@ -9,7 +9,6 @@
 #include <pthread.h>
 
 #include "index.h"
-#include "keyset.h"
 #include "leases.h"
 #include "readers.h"
 #include "ref.h"
@@ -39,6 +38,12 @@ typedef struct shms_keylist { /* a log: uint32_t length, bytes; repeated */
     uint64_t promised; /* bytes of `room` that a call in progress will need */
 } shms_keylist;
 
+/* A cell: the hash of a protected key, and how often it is.  Another key of the same hash is protected, too. */
+typedef struct shms_kept {
+    uint64_t hash; /* 0: never used since the table was built */
+    uint64_t times;
+} shms_kept;
+
 struct shms_writer {
     shms_segment seg;
     pthread_mutex_t placing; /* for whoever looks for a place; taken before the other */
@@ -53,7 +58,8 @@ struct shms_writer {
     uint64_t *heard_zones; /* [rank][zone]: their counts of releases */
     shms_index index;
     shms_leases leases;
-    shms_keyset kept;     /* protected keys */
+    shms_kept *kept; /* protected keys: a hash table of 2^n cells */
+    uint32_t kept_cells, kept_used, n_kept;
     uint8_t *protected;   /* per slot: is it protected? */
     uint32_t lingering;   /* protected slots whose objects are deleted */
     uint32_t *free_slots; /* stack */
@@ -125,6 +131,8 @@ void shms_forget_key(struct shms_writer *w, uint32_t slot);
 bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
 /* Deletes a LIVE object that is not deleted; SHMS_ENOMEM changes nothing. */
 int shms_delete_slot(struct shms_writer *w, uint32_t slot);
+/* Is it protected? */
+bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len);
 /* Protects what is stored under the key, or will be; false: there is no memory. */
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* Ends one protection of the key; true. */

@@ -127,7 +127,7 @@ static void keys_are_protected_until_the_undoing(void) {
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 8100, 1, NULL));
     shms_batch_undo(w, &b);
     CHECK_EQ(0, stats().objects);
-    CHECK_EQ(0, w->kept.count);
+    CHECK_EQ(0, w->n_kept);
     CHECK_EQ(SHMS_OK, put_marked(w, "large", 8100, 1, NULL));
     end();
 }
