@@ -362,6 +362,35 @@ def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next_and_once(si
     assert number > 5
 
 
+def test_evicted_keys_that_another_one_takes_in_between_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[str]()
+    with made(StoreOfOne) as subject:
+        evicted = native.Writer.evicted
+
+        def overtaken(writer: native.Writer) -> Any:
+            monkeypatch.undo()
+            found = evicted(writer)
+            taken.extend(subject.writer.take_evicted())
+            return found
+
+        subject.writer.delete("old")
+        subject.writer.cancel_all()
+        monkeypatch.setattr(native.Writer, "evicted", overtaken)
+        taken.extend(subject.writer.take_evicted())
+    assert ["old"] == taken
+
+
+def test_a_batch_that_nobody_undoes_is_undone_when_it_goes() -> None:
+    with made(StoreOfOne) as subject:
+        before = subject.state()
+        forgotten = subject.writer._writer.batch()
+        forgotten.hit(b"old")
+        forgotten.put(b"new", b"", 0, ())
+        assert before != subject.state()
+        del forgotten
+        assert before == subject.state()
+
+
 def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_though_its_traceback_is_kept() -> None:
     settings = config(MIB, cache_type="shm")
     kept: list[BaseException] = []
