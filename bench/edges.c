@@ -263,13 +263,12 @@ static void beside_refused(void) {
 
 static void beside_many_victims(void) {
     uint8_t ref[SHMS_REF_SIZE];
-    shms_guard guards[16];
     begin(32768 * 128 + 16 * 1088, 1, 40000, 0);
     for (uint64_t i = 0; i < 16; i++) {
         char key[8];
         int len = snprintf(key, sizeof key, "h%llu", (unsigned long long)i);
         CHECK(put("h", i, 1024, ref) == 0 && shms_reader_release(readers[0], ref) == 1);
-        CHECK(shms_writer_protect(w, key, (uint32_t)len, &guards[i]) == 0);
+        CHECK(shms_writer_protect(w, key, (uint32_t)len) == 0);
     }
     what = MANY_VICTIMS;
     beside("beside-victims", 3);

@@ -1,295 +1,467 @@
-"""An interrupt (Ctrl-C, a timeout's signal) may come after any call in the store's Python, and leaves nothing."""
+"""An interrupt (Ctrl-C, a timeout's signal) may come at any place in the package's Python, and leaves nothing behind.
+
+Each case is a call of a subject. It is done again and again, interrupted one place later each time, until it is not
+interrupted any more. A case that is *undone* leaves its subject as it was; any other one leaves it sound. Then the call
+works. Who has another subject adds it to `CASES`.
+"""
 
 import gc
-import threading
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests.multimodal.mm_helpers import MIB, config, item, update
 
-from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, refs, store
+from shmstore import CacheMissError, ObjectStoreReader, ObjectStoreWriter, refs
+from shmstore.bindings import batch, handles
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
+from shmstore.multimodal import (
+    LRUCache,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+    lru,
+)
+from shmstore.multimodal.caches import shm_receiver, shm_sender
+from shmstore.multimodal.caches import updates_book as book_module
+from shmstore.multimodal.caches.updates_book import UpdatesBook
+from shmstore.store import reader as reader_module
+from shmstore.store import writer as writer_module
 from tests.interrupts import Second, interrupted_at
 from tests.support import is_mapped, segments, store_name
 
-BINDINGS = native.__file__
-STORE = store.__file__
-REFS = refs.__file__
+BINDINGS = [module.__file__ for module in (native, batch, handles)]
+STORE = [*BINDINGS, writer_module.__file__, reader_module.__file__, refs.__file__]
+SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, book_module.__file__]
+VALUE = np.zeros(9, np.uint8)
 
 
-@pytest.mark.parametrize("size", [3, 300])
-def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next(size: int) -> None:
-    number, taken = 0, list[str]()
-    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
-        writer.track_evictions()
-        while True:
-            number += 1
-            expected = [f"{number}-{i}".ljust(size, ".") for i in range(3)]
-            for key in expected:
-                writer.put(key, 1)
-                writer.delete(key)
-            taken.clear()
-            interrupted = interrupted_at(number, lambda: taken.extend(writer._writer.take_evicted()), BINDINGS)
-            assert [] == taken or not interrupted
-            taken.extend(writer.take_evicted())
-            assert expected == taken, f"interrupt {number}"
-            assert [] == writer.take_evicted()
-            writer.cancel_all()
-            if not interrupted:
-                break
-    assert number > 5
+class StoreOfOne:
+    """A store with the object "old", and a reader."""
+
+    files = STORE
+
+    def __init__(self) -> None:
+        self.writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+        self.writer.track_evictions()
+        self.reader = ObjectStoreReader.attach(self.writer.handle)
+        self.ref = self.writer.put("old", VALUE)
+
+    def close(self) -> None:
+        self.reader.close()
+        self.writer.close()
+
+    def state(self) -> Any:
+        stats = self.writer.stats()
+        return stats.objects, stats.used_bytes, stats.open_leases, self.writer.keys()
+
+    def check(self) -> None:
+        self.writer.check_valid()
+
+    def reserve(self) -> None:
+        with self.writer.reserve("new", VALUE) as views:
+            views[:] = 1
+
+    def protect(self) -> None:
+        with self.writer.protect(["old", "absent"]):
+            self.writer.is_cached("old")
 
 
-def test_evicted_keys_come_once_though_who_interrupts_their_taking_takes_some_too() -> None:
-    number, taken = 0, list[str]()
-    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
-        writer.track_evictions()
+class StoreThatIsRead(StoreOfOne):
+    """The same, and how many views there are."""
 
-        def leave(key: str) -> None:
-            writer.put(key, 1)
-            writer.delete(key)
-
-        def handler() -> None:
-            leave("meanwhile")
-            taken.extend(writer.take_evicted())
-
-        while True:
-            number += 1
-            leave("first")
-            taken.clear()
-            take = lambda: taken.extend(writer._writer.take_evicted())  # noqa: E731
-            if not interrupted_at(number, take, BINDINGS, only=("take_evicted",), handler=handler):
-                break
-            taken.extend(writer.take_evicted())
-            assert ["first", "meanwhile"] == sorted(taken), f"interrupt {number}"
-            writer.cancel_all()
-    assert number > 3
+    def state(self) -> Any:
+        gc.collect()  # of the interrupted frames, which a trace has kept
+        return *super().state(), self.reader.stats().live_views
 
 
-def test_evicted_keys_whose_taking_was_interrupted_are_forgotten_with_the_others() -> None:
-    with ObjectStoreWriter.create(store_name(), capacity=64 * 1024, n_readers=1) as writer:
-        for number in range(1, 8):
-            writer.track_evictions()
-            writer.put("gone", 1)
-            writer.delete("gone")
-            assert interrupted_at(number, writer._writer.take_evicted, BINDINGS)
-            writer.track_evictions(False)
-            assert [] == writer.take_evicted(), f"interrupt {number}"
-            writer.cancel_all()
+class StoreWithABlock(StoreOfOne):
+    """One in which nothing is protected any more after an interrupt."""
+
+    def check(self) -> None:
+        gc.collect()  # of the interrupted frames
+        self.writer.cancel_all()
+        self.writer.cancel(self.writer.put("whole", np.zeros(6272, np.uint8)))
+        assert ["whole"] == self.writer.keys()
+        self.writer.delete("whole")
+        self.writer.cancel(self.writer.put("old", VALUE))
+        super().check()
 
 
-def _reserve(writer: ObjectStoreWriter) -> None:
-    with writer.reserve("new", np.zeros(9, np.uint8)) as views:
-        views[:] = 1
+class Sender:
+    """An `shm` sender that has "a" and "b"; "c" is stored, but its updates have gone."""
+
+    files = SENDER
+    book = MIB
+
+    def __init__(self) -> None:
+        writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
+        settings = config(self.book, MIB, cache_type="shm", shm_max_object_size_mb=1)
+        self.cache = ShmObjectStoreSenderCache(settings, writer)
+        self.writer = writer
+        for mm_hash in "cab":
+            self.cache.release([self.cache.get_and_update_item(given(mm_hash), mm_hash)[0]])
+        self.cache._book.drop("c")
+
+    def close(self) -> None:
+        self.cache.close()
+
+    def state(self) -> Any:
+        cache = self.cache
+        return (
+            *(self.writer.stats().open_leases, self.writer.keys(), dict(cache._book), cache._book.nbytes),
+            *(cache.make_stats(), cache.inline_full, cache.inline_too_large, cache.is_cached(list("abcd"))),
+        )
+
+    def check(self) -> None:
+        self.writer.check_valid()
+        check_book(self.cache._book)
+        assert set(self.cache._book) <= set(self.writer.keys()), "updates without an item"
+        assert 0 <= self.cache.make_stats(delta=True).total
+
+    def batch(self, *pairs: tuple[str, Any]) -> Any:
+        return self.cache.get_and_update([one for _, one in pairs], [mm_hash for mm_hash, _ in pairs])
 
 
-ACTIONS: dict[str, Callable[[ObjectStoreWriter], Any]] = {
-    "put": lambda writer: writer.put("new", np.zeros(9, np.uint8)),
-    "put of a strided array": lambda writer: writer.put("new", np.zeros(9, np.uint8)[::2]),
-    "reserve": _reserve,
-    "get_cached": lambda writer: writer.get_cached("old"),
+class SenderOfFew(Sender):
+    """One that has no room for the updates of "d" beside the others."""
+
+    book = 2500
+
+    def state(self) -> Any:
+        leases, keys, updates, _, counts, full, large, _ = super().state()
+        return leases, keys, counts, full, large, set(updates) <= {"a", "b"}
+
+
+class Receiver:
+    """A worker of `shm`, and what was sent to it."""
+
+    files = SENDER
+
+    def __init__(self) -> None:
+        self.sender = Sender()
+        self.sent = [self.sender.cache.get_and_update_item(None, mm_hash)[0] for mm_hash in "ab"]
+        self.reader = ObjectStoreReader.attach(self.sender.writer.handle)
+        self.cache = ShmObjectStoreReceiverCache(self.reader)
+
+    def close(self) -> None:
+        self.cache.close()
+        self.sender.close()
+
+    def state(self) -> Any:
+        gc.collect()  # of the interrupted frames
+        return self.reader.stats().live_views
+
+    def check(self) -> None:
+        self.sender.check()
+
+
+class Book:
+    """A book of updates with room for three."""
+
+    files = SENDER
+
+    def __init__(self) -> None:
+        self.book = UpdatesBook(6)
+        for mm_hash in "abc":
+            self.book.add(mm_hash, ((), 2))
+
+    def close(self) -> None:
+        pass
+
+    def check(self) -> None:
+        check_book(self.book)
+
+
+class Lru:
+    """A cache of three entries, one of them pinned."""
+
+    files = [lru.__file__]  # noqa: RUF012 - as in the others
+
+    def __init__(self) -> None:
+        self.cache: LRUCache[str, int] = LRUCache(6, lambda value: value)
+        self.cache.update(a=2, b=2, c=2)
+        self.cache.pin("c")
+
+    def close(self) -> None:
+        pass
+
+    def check(self) -> None:
+        cache = self.cache
+        for key in ("a", "b", "c", "new"):
+            assert (cache.peek(key) is not None) == (key in cache) == (key in cache.order)
+        cache.unpin("c")
+        for n in range(9):
+            cache[f"n{n}"] = 3
+        assert ("n7", "n8") == cache.order
+        assert 6 == cache.currsize == sum(cache.values())
+        cache.clear()
+        self.__init__()  # type: ignore[misc]
+
+
+def given(mm_hash: str, nbytes: int = 30) -> Any:
+    return item(nbytes), [update(mm_hash * 1000)]
+
+
+def check_book(book: UpdatesBook) -> None:
+    assert book.nbytes == sum(size for _, size in book.values()) <= book._capacity
+
+
+class Case(NamedTuple):
+    subject: Callable[[], Any]
+    call: Callable[[Any], Any]
+    undone: bool = False
+
+
+MIXED: Any = (("a", None), ("d", given("d")), ("c", given("c")), ("b", None), ("e", given("e", 2 * MIB)), ("d", None))
+BAD: Any = MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())]), []
+CASES: dict[str, Case] = {
+    "put": Case(StoreOfOne, lambda s: s.writer.put("new", VALUE), True),
+    "put of a strided array": Case(StoreOfOne, lambda s: s.writer.put("new", VALUE[::2]), True),
+    "get_cached": Case(StoreOfOne, lambda s: s.writer.get_cached("old"), True),
+    "reserve": Case(StoreOfOne, StoreOfOne.reserve, True),
+    "protect": Case(StoreWithABlock, StoreOfOne.protect),
+    "is_cached": Case(StoreOfOne, lambda s: s.writer.is_cached("old"), True),
+    "touch": Case(StoreOfOne, lambda s: s.writer.touch("old"), True),
+    "keys": Case(StoreOfOne, lambda s: s.writer.keys(), True),
+    "stats": Case(StoreOfOne, lambda s: s.writer.stats(), True),
+    "cancel": Case(StoreOfOne, lambda s: s.writer.cancel(s.ref)),
+    "delete": Case(StoreOfOne, lambda s: s.writer.delete("old")),
+    "clear": Case(StoreOfOne, lambda s: s.writer.clear()),
+    "get": Case(StoreThatIsRead, lambda s: s.reader.get(s.ref), True),
+    "get of a copy": Case(StoreThatIsRead, lambda s: s.reader.get(s.ref, copy=True), True),
+    "release": Case(StoreOfOne, lambda s: s.reader.release(s.ref)),
+    "validate": Case(StoreOfOne, lambda s: s.reader.validate(s.ref), True),
+    "sender hit": Case(Sender, lambda s: s.cache.get_and_update_item(None, "a"), True),
+    "sender hits": Case(Sender, lambda s: s.cache.get_and_update([None, None], ["a", "b"]), True),
+    "sender miss": Case(Sender, lambda s: s.cache.get_and_update_item(given("d"), "d"), True),
+    "sender miss of updates only": Case(Sender, lambda s: s.cache.get_and_update_item(given("c"), "c"), True),
+    "sender too large": Case(Sender, lambda s: s.cache.get_and_update_item(given("d", 2 * MIB), "d"), True),
+    "sender batch": Case(Sender, lambda s: s.batch(*MIXED), True),
+    "sender batch that pushes updates out": Case(SenderOfFew, lambda s: s.batch(*MIXED[1:3]), True),
+    "sender is_cached": Case(Sender, lambda s: s.cache.is_cached(["a", "d"]), True),
+    "sender make_stats": Case(Sender, lambda s: s.cache.make_stats(delta=True)),
+    "sender touch": Case(Sender, lambda s: s.cache.touch_sender_cache_item("a"), True),
+    "sender invalidate": Case(Sender, lambda s: s.cache.invalidate(["a", "b"])),
+    "sender clear_cache": Case(Sender, lambda s: s.cache.clear_cache()),
+    "sender release": Case(Sender, lambda s: s.cache.release([s.writer.get_cached("a")])),
+    "receiver": Case(Receiver, lambda s: s.cache.get_and_update(s.sent, ["a", "b"]), True),
+    "receiver release": Case(Receiver, lambda s: s.cache.release(s.sent)),
+    "book add": Case(Book, lambda s: s.book.add("new", ((), 5))),
+    "book add again": Case(Book, lambda s: s.book.add("a", ((), 3))),
+    "book drop": Case(Book, lambda s: s.book.drop("b")),
+    "lru store": Case(Lru, lambda s: s.cache.__setitem__("new", 3)),
+    "lru store what grows": Case(Lru, lambda s: s.cache.__setitem__("a", 3)),
+    "lru pop": Case(Lru, lambda s: s.cache.pop("a")),
+    "lru pop of a pinned entry": Case(Lru, lambda s: s.cache.pop("c", None)),
+    "lru popitem": Case(Lru, lambda s: s.cache.popitem()),
+    "lru clear": Case(Lru, lambda s: s.cache.clear()),
 }
 
 
-def what_stands(writer: ObjectStoreWriter) -> tuple[int, int, int, list[str]]:
-    stats = writer.stats()
-    return stats.objects, stats.used_bytes, stats.open_leases, writer.keys()
+@contextmanager
+def made(subject: Callable[[], Any]) -> Iterator[Any]:
+    one = subject()
+    try:
+        yield one
+    finally:
+        one.close()
 
 
-@pytest.mark.parametrize("name", ACTIONS)
-def test_a_put_that_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
-    number = 0
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        writer.put("old", np.zeros(9, np.uint8))
-        while True:
-            number += 1
-            before = what_stands(writer)
-            if not interrupted_at(number, lambda: ACTIONS[name](writer), BINDINGS, REFS):
-                break
-            assert before == what_stands(writer), f"interrupt {number}"
-            writer.check_valid()
-    assert number > 3
+@pytest.mark.parametrize("name", CASES)
+def test_a_call_that_is_interrupted_leaves_nothing(name: str) -> None:
+    case = CASES[name]
+    number, again = 0, True
+    while again:
+        number += 1
+        with made(case.subject) as subject:
+            before = subject.state() if case.undone else None
+            again = interrupted_at(number, lambda subject=subject: case.call(subject), *subject.files, exact=True)
+            if again and case.undone:
+                assert before == subject.state(), f"interrupt {number}"
+            if again or not case.undone:
+                subject.check()
+                case.call(subject)  # no lock is left, and no protection
+    assert number > 1 or name == "book drop", "nothing was interrupted"
 
 
 @pytest.mark.timeout(method="thread")  # the other way has the same timer
-@pytest.mark.parametrize("name", ACTIONS)
-def test_a_put_whose_interrupt_is_interrupted_leaves_the_store_as_it_was(name: str) -> None:
-    number, interrupted = 0, True
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        writer.put("old", np.zeros(9, np.uint8))
-        before = what_stands(writer)
-        while interrupted:
+@pytest.mark.parametrize("name", ["put", "put of a strided array", "reserve", "get_cached", "sender hit"])
+def test_a_call_whose_interrupt_is_interrupted_leaves_nothing(name: str) -> None:
+    case = CASES[name]
+    number, again = 0, True
+    with made(case.subject) as subject:
+        before = subject.state()
+        while again:
             number += 1
             for delay in range(1, 101):  # it comes when it comes
-                with Second(delay // 2 + 1, BINDINGS, STORE, REFS) as second:
-                    interrupted = interrupted_at(
-                        number, lambda: ACTIONS[name](writer), BINDINGS, STORE, REFS, exact=True, handler=second.start
+                with Second(delay // 2 + 1, *subject.files) as second:
+                    again = interrupted_at(
+                        number, lambda: case.call(subject), *subject.files, exact=True, handler=second.start
                     )
-                if not interrupted:
+                if not again:
                     break
-                assert before == what_stands(writer), f"interrupt {number}, and {delay} us later"
-                writer.check_valid()
+                assert before == subject.state(), f"interrupt {number}, and {delay} us later"
+                subject.check()
     assert number > 3
 
 
-def test_a_put_whose_late_protection_is_interrupted_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    number = 0
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        writer.put("old", np.zeros(9, np.uint8))
-
-        def begins_meanwhile(packed: bytes) -> ObjectRef:
-            block.__enter__()  # as another thread may, after the put has looked for blocks
-            return refs.trusted_ref(packed)
-
-        monkeypatch.setattr(store, "trusted_ref", begins_meanwhile)
-        while True:
-            number += 1
-            before = writer.stats()
-            block = writer.protect(["new"])
-            late = ("_protect_late", "guard", "set")
-            interrupted = interrupted_at(number, lambda: ACTIONS["put"](writer), BINDINGS, STORE, only=late)
-            block.__exit__(None, None, None)
-            after = writer.stats()
-            if not interrupted:
-                break
-            assert (before.objects, before.used_bytes, before.open_leases, ["old"]) == (
-                after.objects,
-                after.used_bytes,
-                after.open_leases,
-                writer.keys(),
-            ), f"interrupt {number}"
-            writer.check_valid()
-    assert number > 5
-
-
-def test_a_creation_that_is_interrupted_leaves_no_store() -> None:
-    name, number = store_name(), 1
-    made: list[ObjectStoreWriter] = []
-    while interrupted_at(
-        number, lambda: made.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1)), BINDINGS
-    ):
-        assert name not in segments(), f"interrupt {number}"
+def test_a_batch_that_fails_and_whose_undoing_is_interrupted_leaves_nothing_that_can_be_seen() -> None:
+    number, again = 0, True
+    while again:
         number += 1
-    made[0].close()
+        with made(Sender) as subject:
+            before = subject.state()
+            try:
+                again = interrupted_at(
+                    number, lambda subject=subject: subject.batch(*MIXED, ("bad", BAD)), *SENDER, exact=True
+                )
+            except TypeError:
+                again = False
+            after = subject.state()
+            assert (before[:2], before[4:7]) == (after[:2], after[4:7]), f"interrupt {number}"
+            subject.batch(("x", given("x")))
+            subject.check()
+    assert number > 50
+
+
+def _leave(writer: ObjectStoreWriter, keys: list[str]) -> None:
+    for key in keys:
+        writer.put(key, 1)
+        writer.delete(key)
+
+
+@pytest.mark.parametrize("size", [3, 300])
+@pytest.mark.parametrize("meanwhile", [[], ["meanwhile"]], ids=["alone", "the handler takes some, too"])
+def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next_and_once(size: int, meanwhile: list[str]) -> None:
+    number, again, taken = 0, True, list[str]()
+    with made(StoreOfOne) as subject:
+        writer = subject.writer
+        writer.clear()
+        writer.take_evicted()
+
+        def handler() -> None:
+            _leave(writer, meanwhile)
+            taken.extend(writer.take_evicted() if meanwhile else [])
+
+        while again:
+            number += 1
+            keys = [f"{number}-{i}".ljust(size, ".") for i in range(3)]
+            _leave(writer, keys)
+            taken.clear()
+            take = lambda: taken.extend(writer.take_evicted())  # noqa: E731
+            again = interrupted_at(number, take, *STORE, exact=True, handler=handler)
+            taken.extend(writer.take_evicted())
+            assert keys + meanwhile * again == taken, f"interrupt {number}"
+            writer.cancel_all()
     assert number > 5
+
+
+def test_evicted_keys_that_another_one_takes_in_between_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = list[str]()
+    with made(StoreOfOne) as subject:
+        evicted = native.Writer.evicted
+
+        def overtaken(writer: native.Writer) -> Any:
+            monkeypatch.undo()
+            found = evicted(writer)
+            taken.extend(subject.writer.take_evicted())
+            return found
+
+        subject.writer.delete("old")
+        subject.writer.cancel_all()
+        monkeypatch.setattr(native.Writer, "evicted", overtaken)
+        taken.extend(subject.writer.take_evicted())
+    assert ["old"] == taken
+
+
+def test_a_batch_that_nobody_undoes_is_undone_when_it_goes() -> None:
+    with made(StoreOfOne) as subject:
+        before = subject.state()
+        forgotten = subject.writer._writer.batch()
+        forgotten.hit(b"old")
+        forgotten.put(b"new", b"", 0, ())
+        assert before != subject.state()
+        del forgotten
+        assert before == subject.state()
+
+
+def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_though_its_traceback_is_kept() -> None:
+    settings = config(MIB, cache_type="shm")
+    kept: list[BaseException] = []
+
+    def make(writer: ObjectStoreWriter) -> None:
+        try:
+            ShmObjectStoreSenderCache(settings, writer)
+        except BaseException as error:
+            kept.append(error)
+            raise
+
+    again = True
+    while again:
+        with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
+            number = len(kept) + 1
+            again = interrupted_at(number, lambda writer=writer: make(writer), shm_sender.__file__, exact=True)
+            if again:
+                ShmObjectStoreSenderCache(settings, writer)
+    assert len(kept) > 5
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_creation_that_is_interrupted_when_the_store_is_there_leaves_none() -> None:
-    number = 0
-    made: list[ObjectStoreWriter] = []
-    while True:
+@pytest.mark.parametrize("files", [BINDINGS, [writer_module.__file__]], ids=["bindings", "store"])
+def test_a_creation_that_is_interrupted_leaves_no_store(files: list[str]) -> None:
+    number, writers = 0, list[ObjectStoreWriter]()
+    while not writers:
         number += 1
         name = store_name()
-        create = lambda name=name: made.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1))  # noqa: E731
-        if not interrupted_at(number, create, STORE, exact=True, only=("create", "__init__")):
-            break
-        assert name not in segments(), f"interrupt {number}"
-    made[0].close()
+        create = lambda name=name: writers.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1))  # noqa: E731
+        if interrupted_at(number, create, *files, exact=True, only=("create", "__init__")):
+            assert name not in segments(), f"interrupt {number}"
+    writers[0].close()
     assert number > 5
 
 
-def test_a_takeover_that_is_interrupted_leaves_no_lock() -> None:
-    name, number = store_name(), 1
-    ObjectStoreWriter.create(name, capacity=6400, n_readers=1).close(unlink=False)
-    while interrupted_at(number, lambda: native.Writer.recover(name, native.ANY_STORE), BINDINGS):
-        ObjectStoreWriter.recover(name).close(unlink=False)
-        number += 1
-    ObjectStoreWriter.recover(name).close()
-    assert number > 5
-
-
-def test_an_attachment_that_is_interrupted_leaves_no_lock() -> None:
-    number = 1
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        while interrupted_at(number, lambda: native.Reader.attach(writer.name, 0, native.ANY_STORE), BINDINGS):
-            ObjectStoreReader.attach(writer.handle).close()
-            number += 1
-    assert number > 5
-
-
-def test_an_inspection_whose_opening_is_interrupted_leaves_nothing_mapped() -> None:
-    number = 1
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        writer.close(unlink=False)
-        while interrupted_at(number, lambda: native_inspect.Inspector(writer.name), native_inspect.__file__, BINDINGS):
-            gc.collect()  # of the interrupted frames
-            assert not is_mapped(writer.name), f"interrupt {number}"
-            number += 1
-        ObjectStoreWriter.recover(writer.name).close()
-    assert number > 5
-
-
-def test_a_get_that_is_interrupted_keeps_no_pin() -> None:
-    number = 1
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        ref = writer.put("old", np.zeros(9, np.uint8))
-        with ObjectStoreReader.attach(writer.handle) as reader:
-            while interrupted_at(number, lambda: reader.get(ref), BINDINGS, STORE):
-                assert 0 == reader.stats().live_views, f"interrupt {number}"
+def test_a_handle_whose_opening_is_interrupted_leaves_no_lock_and_nothing_mapped() -> None:
+    with made(StoreOfOne) as subject:
+        name = subject.writer.name
+        subject.close = lambda: None
+        subject.reader.close()
+        subject.writer.close(unlink=False)
+        gc.collect()
+        openings: dict[str, Callable[[], Any]] = {
+            "takeover": lambda: native.Writer.recover(name, native.ANY_STORE),
+            "attachment": lambda: native.Reader.attach(name, 0, native.ANY_STORE),
+            "inspection": lambda: native_inspect.Inspector(name),
+        }
+        for kind, opening in openings.items():
+            number = 1
+            while interrupted_at(number, opening, *BINDINGS, native_inspect.__file__, exact=True):
+                gc.collect()  # of the interrupted frames
+                assert not is_mapped(name), f"{kind}, interrupt {number}"
+                ObjectStoreWriter.recover(name).close(unlink=False)
                 number += 1
-            assert 0 == reader.stats().live_views
-    assert number > 5
+            gc.collect()
+            assert number > 5
+        ObjectStoreWriter.recover(name).close()
 
 
 def test_a_close_that_is_interrupted_gives_the_memory_back_all_the_same() -> None:
-    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
-    reader = ObjectStoreReader.attach(writer.handle)
-    for opened in (reader, writer):
-        assert interrupted_at(1, opened.close, BINDINGS, exact=True, only=("close",))
+    subject = StoreOfOne()
+    for opened in (subject.reader, subject.writer):
+        assert interrupted_at(1, opened.close, *BINDINGS, exact=True, only=("close",))
         opened.close()
     gc.collect()  # of the interrupted frames
-    assert not is_mapped(writer.name)
+    assert not is_mapped(subject.writer.name)
 
 
-def test_a_protect_block_that_is_interrupted_protects_no_longer() -> None:
-    def protect() -> None:
-        with writer.protect(["old", "absent", "new"]):
-            writer.put("new", np.zeros(900, np.uint8))
-
-    number = 0
-    while True:
-        number += 1
-        with ObjectStoreWriter.create(store_name(), capacity=2048, n_readers=1) as writer:
-            writer.put("old", np.zeros(900, np.uint8))
-            writer.cancel_all()
-            interrupted = interrupted_at(number, protect, BINDINGS, STORE)
-            writer.cancel_all()
-            for key in "abc":
-                writer.cancel(writer.put(key, np.zeros(900, np.uint8)))  # StoreFullError: still protected
-            assert "old" not in writer, f"interrupt {number}"
-            assert {} == writer._blocks or interrupted
-            with writer.protect(["b"]):
-                pass
-            assert {} == writer._blocks, "the dead are forgotten at the next occasion"
-            writer.check_valid()
-        if not interrupted:
-            break
-    assert number > 20
-
-
-def _protect_after_a_forgotten_block(writer: ObjectStoreWriter) -> None:
-    block = writer.protect(["forgotten"])
-    block.__enter__()
-    garbage: list[Any] = [block]
-    garbage.append(garbage)
-    del block, garbage
-    with writer.protect(["kept"]):
-        pass
-
-
-def test_a_forgotten_protect_block_may_end_while_another_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Collecting(store._Block):
-        def __init__(self, keys: Iterable[bytes]) -> None:
-            gc.collect()  # as any allocation may
-            super().__init__(keys)
-
-    monkeypatch.setattr(store, "_Block", Collecting)
-    with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
-        thread = threading.Thread(target=_protect_after_a_forgotten_block, args=(writer,), daemon=True)
-        thread.start()
-        thread.join(20)
-        assert not thread.is_alive(), "the collector waits for a lock that its own thread holds"
-        assert {} == writer._blocks
+def test_a_sender_that_failed_goes_on_and_says_what_it_misses() -> None:
+    with made(Sender) as subject:
+        assert interrupted_at(60, lambda: subject.batch(*MIXED), *SENDER, exact=True)
+        with pytest.raises(CacheMissError) as missed:
+            subject.batch(("a", None), ("d", None), ("c", None))
+        assert ("d", "c") == missed.value.mm_hashes

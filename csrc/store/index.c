@@ -24,8 +24,8 @@ static uint64_t mix(uint64_t h) { /* finalizer of MurmurHash3 (public domain, A.
     return h ^ (h >> 33);
 }
 
-static uint32_t hash_key(const shms_index *x, const char *key, uint32_t len) {
-    uint64_t h = x->seed ^ len;
+uint64_t shms_hash_key(uint64_t seed, const char *key, uint32_t len) {
+    uint64_t h = seed ^ len;
     for (; len >= 8; key += 8, len -= 8) {
         uint64_t w;
         memcpy(&w, key, 8);
@@ -33,7 +33,7 @@ static uint32_t hash_key(const shms_index *x, const char *key, uint32_t len) {
     }
     uint64_t w = 0;
     memcpy(&w, key, len);
-    return (uint32_t)(mix(h ^ w) >> 16);
+    return mix(h ^ w);
 }
 
 static const char *key_of(const shms_index *x, uint32_t slot) {
@@ -41,7 +41,7 @@ static const char *key_of(const shms_index *x, uint32_t slot) {
 }
 
 uint32_t shms_index_find(const shms_index *x, const char *key, uint32_t key_len) {
-    uint32_t hash = hash_key(x, key, key_len);
+    uint32_t hash = (uint32_t)(shms_hash_key(x->seed, key, key_len) >> 16);
     for (uint32_t i = hash & x->mask; x->cells[i].slot != SHMS_NONE; i = (i + 1) & x->mask) {
         uint32_t slot = x->cells[i].slot;
         if (x->cells[i].hash == hash && shms_slot_key_len(&x->slots[slot]) == key_len &&
@@ -52,7 +52,7 @@ uint32_t shms_index_find(const shms_index *x, const char *key, uint32_t key_len)
 }
 
 void shms_index_add(shms_index *x, uint32_t slot) {
-    uint32_t hash = hash_key(x, key_of(x, slot), shms_slot_key_len(&x->slots[slot]));
+    uint32_t hash = (uint32_t)(shms_hash_key(x->seed, key_of(x, slot), shms_slot_key_len(&x->slots[slot])) >> 16);
     uint32_t i = hash & x->mask;
     while (x->cells[i].slot != SHMS_NONE)
         i = (i + 1) & x->mask;
@@ -61,7 +61,7 @@ void shms_index_add(shms_index *x, uint32_t slot) {
 }
 
 bool shms_index_remove(shms_index *x, uint32_t slot) {
-    uint32_t hash = hash_key(x, key_of(x, slot), shms_slot_key_len(&x->slots[slot]));
+    uint32_t hash = (uint32_t)(shms_hash_key(x->seed, key_of(x, slot), shms_slot_key_len(&x->slots[slot])) >> 16);
     uint32_t i = hash & x->mask;
     while (x->cells[i].slot != slot) {
         if (x->cells[i].slot == SHMS_NONE)

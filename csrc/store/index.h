@@ -25,6 +25,7 @@ typedef struct shms_index {
     const uint8_t *data;
 } shms_index;
 
+uint64_t shms_hash_key(uint64_t seed, const char *key, uint32_t len);
 uint64_t shms_index_memory(uint32_t n_slots);
 void shms_index_init(shms_index *x, void *memory, uint32_t n_slots, uint64_t seed, const shms_slot *slots,
                      const uint8_t *data);

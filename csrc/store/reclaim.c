@@ -355,8 +355,20 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
 
 /* After a failed search: records who holds how much, and what room that leaves. */
 static int refuse(struct shms_writer *w, int code, uint64_t longest) {
-    memcpy(w->held, w->zones.total, w->seg.layout.n_readers * sizeof *w->held);
-    w->room = (shms_room){.reclaimable = w->zones.total_free, .longest = longest, .kept = w->zones.total_kept};
+    const shms_layout *l = &w->seg.layout;
+    shms_refusal *why = &w->refusal;
+    why->capacity = l->capacity;
+    why->used_bytes = shms_get(&w->seg.sb->used_bytes);
+    why->max_objects = l->max_objects;
+    why->max_leases = l->max_leases;
+    why->reclaimable = w->zones.total_free;
+    why->longest = longest;
+    why->kept = w->zones.total_kept;
+    for (uint32_t r = 0; r < l->n_readers; r++) {
+        why->held[r] = w->zones.total[r];
+        why->awaited[r] = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0 &&
+                          shms_get(&w->seg.sb->retired[r]) == 0;
+    }
     shms_count(w, SHMS_C_REFUSALS, 1);
     return code;
 }

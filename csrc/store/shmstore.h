@@ -130,13 +130,6 @@ typedef struct shms_piece {
     uint64_t address;
 } shms_piece;
 
-/* An object that the writer keeps from being reclaimed, until shms_guard_end. */
-typedef struct shms_guard {
-    shms_writer *owner; /* NULL: none */
-    uint64_t id;        /* the slot may become another object's: what was being written may be aborted */
-    uint32_t slot;
-} shms_guard;
-
 /* An object held by a reader.  The bytes stay as they are until shms_view_release. */
 typedef struct shms_view {
     const char *key;
@@ -159,12 +152,15 @@ typedef struct shms_stats {
     uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
 } shms_stats;
 
-/* What the last refusal found, in bytes of the data region. */
-typedef struct shms_room {
+/* What a refusal (SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE) has found, in bytes of the data region. */
+typedef struct shms_refusal {
+    uint64_t capacity, used_bytes, max_objects, max_leases; /* as in shms_stats */
     uint64_t reclaimable; /* under objects that nobody holds */
     uint64_t longest; /* longest stretch of these and of gaps: an object of up to so many bytes would have had room */
-    uint64_t kept; /* under objects that no rank holds but the writer does: guarded, or unfinished */
-} shms_room;
+    uint64_t kept; /* under objects that no rank holds but the writer does: protected, or unfinished */
+    uint64_t held[SHMS_MAX_READERS];   /* by rank: pinned, or promised and not yet read */
+    uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 where it has never attached and is not retired */
+} shms_refusal;
 
 typedef struct shms_reader_stats {
     uint64_t gets, stale, releases, live_views;
@@ -209,18 +205,14 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece
  * like one that was read. */
 int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
 int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
-/* What came of a put will reach nobody: its lease ends, and its object goes as by _delete.  All in one call, for whom a
- * signal may interrupt between any two; all bytes 0: nothing was handed out, SHMS_ESTALE. */
-int shms_writer_take_back(shms_writer *w, const uint8_t *ref);
-/* The same for a ticket in any state: not begun (all 0), unfinished, or committed, with `ref` if it was handed out. */
-int shms_ticket_undo(shms_writer *w, const shms_ticket *ticket, const uint8_t *ref);
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; changes nothing */
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
-/* Keeps the object, also an unfinished one, from being reclaimed until shms_guard_end; guards nest. */
-int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len, shms_guard *out);
-int shms_guard_end(shms_guard *g); /* does nothing to a guard that has ended */
+/* Keeps objects of this key, stored or yet to be, from being reclaimed until _unprotect; pairs nest.  What is deleted
+ * meanwhile stays, too. */
+int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len);
+int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len);
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open and is ended; 0 */
 /* Ends every open lease, and says how many: for a successor whose predecessor's requests died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);
@@ -231,14 +223,12 @@ int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
 /* Keys in order of age, each as a uint32_t length and its bytes; *size is the room, then what is needed. */
 int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
-/* Bytes that each rank holds (pinned, or promised and not yet read) as of the last refusal. */
-int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank);
-int shms_writer_room(shms_writer *w, shms_room *out); /* likewise: what nobody held */
-/* For each rank: 1 where it has never attached and is not retired, so that leases wait for it; else 0. */
-int shms_writer_awaited(shms_writer *w, uint8_t *out_by_rank);
-/* With `on`, keys that leave the store are noted; _take_evicted gives and forgets them (as _keys does). */
+int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0: there was none */
+/* With `on`, the keys that leave the store are logged; without, what was logged is forgotten. */
 int shms_writer_track_evictions(shms_writer *w, int on);
-int shms_writer_take_evicted(shms_writer *w, uint8_t *out, uint64_t *size);
+/* The log from a position on (keys as in _keys), and in size[1] the position of its end, to read from the next time.  What
+ * is before `from` is forgotten; to read again from there gives the same, and what has come since. */
+int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the first that is broken */
 
 /* ---- a reader ---- */
@@ -259,7 +249,6 @@ void shms_reader_free(
     shms_reader *r); /* closes if need be; the mapping stays until the last view has gone; NULL is allowed */
 void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
 void shms_view_drop(shms_view **v); /* likewise */
-void shms_guard_drop(const shms_writer *keep, shms_guard *g); /* likewise; `keep`, ignored, outlives the guard */
 /* cdef: end */
 
 #endif

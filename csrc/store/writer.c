@@ -95,6 +95,11 @@ int shms_writer_enter(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
+int shms_writer_leave(struct shms_writer *w, int rc) {
+    pthread_mutex_unlock(&w->mutex);
+    return rc;
+}
+
 int shms_writer_enter_to_place(struct shms_writer *w) {
     if (!w)
         return SHMS_ECLOSED;
@@ -166,7 +171,8 @@ static int build(struct shms_writer *w) {
              heard_size = ranks * (sizeof(shms_heard) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
-    uint64_t size = zones_size + heard_size + ring_size + index_size + lease_size + 2 * sizeof(uint32_t) * (uint64_t)n;
+    uint64_t size =
+        zones_size + heard_size + ring_size + index_size + lease_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
     uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
@@ -186,8 +192,8 @@ static int build(struct shms_writer *w) {
     shms_ring_init(&w->ring, at += heard_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, at += ring_size, n, sb->secret, w->seg.slots, w->seg.data);
     shms_leases_init(&w->leases, at += index_size, l, sb, w->seg.leases, w->seg.slots);
-    w->protected = (uint32_t *)(at += lease_size);
-    w->free_slots = w->protected + n;
+    w->free_slots = (uint32_t *)(at += lease_size);
+    w->protected = (uint8_t *)(w->free_slots + n);
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
@@ -293,6 +299,7 @@ void shms_writer_free(shms_writer *w) {
     end(w, false, false); /* nobody has said whether it is to stay */
     shms_segment_close(&w->seg);
     free(w->evicted.bytes);
+    free(w->kept);
     free(w->memory);
     free(w);
 }
@@ -342,33 +349,17 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
     return SHMS_OK;
 }
 
-int shms_writer_awaited(shms_writer *w, uint8_t *out) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        out[r] = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0 &&
-                 shms_get(&w->seg.sb->retired[r]) == 0;
-    pthread_mutex_unlock(&w->mutex);
-    return SHMS_OK;
+void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why) {
+    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE))
+        *why = w->refusal;
 }
 
-int shms_writer_holders(shms_writer *w, uint64_t *bytes_by_rank) {
+int shms_writer_refusal(shms_writer *w, shms_refusal *out) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
-    memcpy(bytes_by_rank, w->held, w->seg.layout.n_readers * sizeof *w->held);
-    pthread_mutex_unlock(&w->mutex);
-    return SHMS_OK;
-}
-
-int shms_writer_room(shms_writer *w, shms_room *out) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    *out = w->room;
-    pthread_mutex_unlock(&w->mutex);
-    return SHMS_OK;
+    *out = w->refusal;
+    return shms_writer_leave(w, SHMS_OK);
 }
 
 /* What the writer writes, and nothing of a rank's: that is the rank's own to spoil, and the inspector's to judge. */

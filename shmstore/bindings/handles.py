@@ -1,16 +1,115 @@
-"""What is common to all handles of C."""
+"""What every handle of C needs in Python: an owner, a reference that the collector does not see, and its errors."""
 
-from typing import Any
+import operator
+import os
+from functools import partial
+from typing import Any, Literal, NoReturn
 
 import numpy as np
+
+from shmstore import errors
+from shmstore.bindings._shmstore import ffi, lib
+
+# A destructor that does nothing, in C: it exists for what a partial of it keeps alive until then.
+_keep = operator.is_
+
+_ERRORS: dict[int, type[Exception]] = {
+    lib.SHMS_ETOOLARGE: errors.ObjectTooLargeError,
+    lib.SHMS_EEXISTS: errors.ObjectExistsError,
+    lib.SHMS_ENOTFOUND: errors.ObjectNotFoundError,
+    lib.SHMS_ESTALE: errors.StaleRefError,
+    lib.SHMS_ENOSTORE: errors.StoreNotFoundError,
+    lib.SHMS_ESTOREEXISTS: errors.StoreExistsError,
+    lib.SHMS_EWRITERACTIVE: errors.WriterActiveError,
+    lib.SHMS_ERANKINUSE: errors.RankInUseError,
+    lib.SHMS_ELAYOUT: errors.LayoutMismatchError,
+    lib.SHMS_ECORRUPT: errors.CorruptStoreError,
+    lib.SHMS_ECLOSED: errors.StoreClosedError,
+    lib.SHMS_EFOREIGN: errors.ForeignStoreError,
+    lib.SHMS_ESPARSE: errors.SparseStoreError,
+    lib.SHMS_ENOMEM: MemoryError,
+}
+
+_FULL: dict[int, Literal["bytes", "slots", "leases"]] = {
+    lib.SHMS_EFULL: "bytes",
+    lib.SHMS_ENOSLOT: "slots",
+    lib.SHMS_ENOLEASE: "leases",
+}
+
+
+def fail(code: int) -> NoReturn:
+    """Raise what a negative code of C means; for SHMS_ESYS the OSError of errno."""
+    raise _with_code(_error(code), code)  # a variable here would be a cycle through the traceback
+
+
+def _with_code(error: Exception, code: int) -> Exception:
+    if isinstance(error, errors.ShmStoreError):
+        error._code = code
+    return error
+
+
+def _error(code: int) -> Exception:
+    if code == lib.SHMS_ESYS:
+        return OSError(ffi.errno, os.strerror(ffi.errno))
+    text = ffi.string(lib.shms_strerror(code)).decode()
+    if code == lib.SHMS_EFORKED:
+        return errors.StoreClosedError(
+            "this object was inherited through fork and belongs to the parent process",
+            hint="attach in the child, after the fork",
+        )
+    if code == lib.SHMS_EOTHERSTORE:
+        return errors.StoreNotFoundError(
+            "its name is now another store's", hint="this handle's store is gone; attach with the new writer's handle"
+        )
+    if code == lib.SHMS_ERANKS:
+        return errors.LayoutMismatchError(
+            "it does not have as many ranks as its handle says", hint="use the handle that its writer made"
+        )
+    if code == lib.SHMS_ECREATING:
+        return errors.StoreNotFoundError(
+            "its creation is not over", hint="attach when the writer has sent its handle, or try again"
+        )
+    if code in _FULL:
+        return errors.StoreFullError(resource=_FULL[code])
+    if code == lib.SHMS_EINVAL:
+        return ValueError(text)
+    error = _ERRORS.get(code)
+    if error is None or code == lib.SHMS_ENOMEM:
+        return (error or errors.ShmStoreError)(text)
+    return error()
+
+
+def require(code: int) -> int:
+    """Return the code; raise what a negative one means."""
+    if code < 0:
+        fail(code)
+    return code
+
+
+def keeps_alive(pointer: Any, owner: Any) -> Any:
+    """Return the same pointer, as one that keeps `owner` alive."""
+    return ffi.gc(pointer, partial(_keep, owner))
+
+
+def owned(box: Any) -> Any:
+    """Return the handle in `box`, which keeps the box alive, whose end is the handle's."""
+    return keeps_alive(box[0], box)
 
 
 def held(handle: Any) -> Any:
     """Return a reference to the handle that the cycle collector does not see.
 
-    It would end a handle that is garbage before generators and `__del__` methods of the same garbage that still use
-    it. An array is not looked into.
+    It would end the handle of a store that is garbage in whatever order, before generators and `__del__` methods of the
+    same garbage that still use it. An array is not looked into.
     """
     cell = np.empty((), object)
     cell[()] = handle
     return cell
+
+
+def hidden(payload: Any) -> memoryview:
+    """Return the same bytes as a buffer whose owner the cycle collector does not see, as it sees no array's.
+
+    Else it would end the pin of a view that is garbage before `__del__` methods of the same garbage that still read it.
+    """
+    return np.ndarray((len(payload),), np.uint8, payload).data

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.store import fail, held, owned
+from shmstore.bindings.handles import held, owned, require
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 ALIGN: int = lib.SHMS_ALIGN
@@ -30,12 +30,6 @@ KINDS: dict[int, str] = {
 
 _BATCH = 4096
 _MAX_FINDINGS = 1000
-
-
-def _require(code: int) -> int:
-    if code < 0:
-        fail(code)
-    return code
 
 
 @cache
@@ -64,13 +58,13 @@ def _dicts(kind: str, records: Any, n: int) -> list[dict[str, Any]]:
 def probe(name: str) -> dict[str, int]:
     """Return the fields of shms_probe for a file of /dev/shm; it need not be a segment."""
     record = ffi.new("shms_probe *")
-    _require(lib.shms_probe_file(record, os.fsencode(name)))
+    require(lib.shms_probe_file(record, os.fsencode(name)))
     return _dict("shms_probe", record)
 
 
 def remove(name: str, device: int, inode: int, force: bool) -> None:
     """Remove the name of a segment whose writer is dead."""
-    _require(lib.shms_segment_remove(os.fsencode(name), device, inode, force))
+    require(lib.shms_segment_remove(os.fsencode(name), device, inode, force))
 
 
 def crc32c(data: bytes, portable: bool = False) -> int:
@@ -86,7 +80,7 @@ class Inspector:
 
     def __init__(self, name: str) -> None:
         box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
-        _require(lib.shms_inspector_open(box, os.fsencode(name)))
+        require(lib.shms_inspector_open(box, os.fsencode(name)))
         self._i = owned(box)
         self._hold = held(self._i)
 
@@ -97,13 +91,13 @@ class Inspector:
     def facts(self) -> dict[str, int]:
         """Return the fields of shms_facts."""
         record = ffi.new("shms_facts *")
-        _require(lib.shms_inspector_facts(self._i, record))
+        require(lib.shms_inspector_facts(self._i, record))
         return _dict("shms_facts", record)
 
     def ranks(self, n_readers: int) -> list[dict[str, Any]]:
         """Return the fields of shms_rank_record for each rank."""
         records = ffi.new("shms_rank_record[]", n_readers)
-        _require(lib.shms_inspector_ranks(self._i, records))
+        require(lib.shms_inspector_ranks(self._i, records))
         return _dicts("shms_rank_record", records, n_readers)
 
     def slots(self) -> Iterator[dict[str, Any]]:
@@ -117,19 +111,19 @@ class Inspector:
     def _table(self, kind: str, read: Any) -> Iterator[dict[str, Any]]:
         records = ffi.new(f"{kind}[]", _BATCH)
         at = ffi.new("uint64_t *")
-        while n := _require(read(self._i, at, records, _BATCH)):
+        while n := require(read(self._i, at, records, _BATCH)):
             yield from _dicts(kind, records, n)
 
     def copy(self, slot: int, object_id: int, start: int, size: int) -> bytearray:
         """Return a copy of bytes of an object, counted from its key on."""
         out = bytearray(size)
-        _require(lib.shms_inspector_copy(self._i, slot, object_id, start, size, ffi.from_buffer(out)))
+        require(lib.shms_inspector_copy(self._i, slot, object_id, start, size, ffi.from_buffer(out)))
         return out
 
     def verify(self) -> list[dict[str, int]]:
         """Return the fields of shms_finding for each broken invariant, up to 1000."""
         records = ffi.new("shms_finding[]", _MAX_FINDINGS)
-        n = _require(lib.shms_inspector_verify(self._i, records, _MAX_FINDINGS))
+        n = require(lib.shms_inspector_verify(self._i, records, _MAX_FINDINGS))
         return _dicts("shms_finding", records, n)
 
     def check(self, slot: int, object_id: int) -> dict[str, int] | None:
@@ -138,4 +132,4 @@ class Inspector:
         code = lib.shms_inspector_check(self._i, slot, object_id, finding)
         if code in (lib.SHMS_ESTALE, lib.SHMS_ENOTFOUND):
             return None
-        return None if _require(code) else _dict("shms_finding", finding)
+        return None if require(code) else _dict("shms_finding", finding)

@@ -17,9 +17,9 @@ from shmstore.errors import (
     StoreNotFoundError,
     shown,
 )
-from shmstore.explain import cannot_open
 from shmstore.files import classify
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, ReaderState, SlotInfo, StoreFacts, StoreSnapshot
+from shmstore.store.refusals import cannot_open
 
 __all__ = ["StoreInspector", "facts_from"]
 

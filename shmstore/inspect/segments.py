@@ -5,10 +5,10 @@ from dataclasses import dataclass, fields
 
 from shmstore.bindings import inspect as native
 from shmstore.errors import ShmStoreError, StoreNotFoundError
-from shmstore.explain import cannot_open
 from shmstore.files import DIRECTORY, PREFIX, classify
 from shmstore.inspect.inspector import StoreInspector, no_store
 from shmstore.inspect.records import SegmentInfo
+from shmstore.store.refusals import cannot_open
 
 __all__ = ["Holders", "find_segments", "holders", "look_at", "remove_segment"]
 

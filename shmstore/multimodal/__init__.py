@@ -9,6 +9,8 @@ from shmstore.multimodal.caches.lru import CacheInfo, LRUCache
 from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
 from shmstore.multimodal.caches.mirrored import MirroredProcessingCache
 from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
+from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
+from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.factories import (
     engine_receiver_cache_from_config,
@@ -16,7 +18,6 @@ from shmstore.multimodal.factories import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from shmstore.multimodal.shm_pair import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.multimodal.values.codec import register as _register
 from shmstore.multimodal.values.fields import (
     MultiModalBatchedField,

@@ -10,8 +10,9 @@ from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMu
 from shmstore.multimodal.caches.checks import check_config
 from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
 from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
+from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
+from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.shm_pair import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 

@@ -27,10 +27,9 @@ static void begin(int n, uint32_t max_objects) {
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     for (uint32_t i = 0; i < crowd; i++) {
         char key[16];
-        shms_guard guard;
         snprintf(key, sizeof key, "crowd%u", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, i, NULL));
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guard)); /* until the test ends */
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key))); /* until the store ends */
     }
     for (uint32_t r = 0; r < 2; r++)
         CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
@@ -90,38 +89,37 @@ static void a_second_refusal_surveys_only_zones_with_releases(void) {
     CHECK(refused() <= LITTLE);
     CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 128, 1, refs[0]));
     CHECK(refused() <= LITTLE);
-    uint64_t held[2];
-    CHECK_EQ(SHMS_OK, shms_writer_holders(w, held));
-    CHECK_EQ((MANY - 1) * 128, held[0]);
-    CHECK_EQ(MANY * 128, held[1]);
+    shms_refusal why;
+    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &why));
+    CHECK_EQ((MANY - 1) * 128, why.held[0]);
+    CHECK_EQ(MANY * 128, why.held[1]);
     end();
 }
 
 static void a_refusal_reports_reclaimable_bytes_and_their_longest_stretch(void) {
-    shms_room room;
-    shms_guard guard = {0};
+    shms_refusal room;
     begin(10, 20);
-    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
     CHECK(!room.reclaimable && !room.longest && !room.kept); /* nothing was refused yet */
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
     CHECK(!room.reclaimable && !room.longest && !room.kept); /* everything is held */
     for (int i = 0; i < 10; i++) /* free: 0 1 | 3 | 6 7 8 9; the writer keeps 7 */
         for (int r = 0; r < 2; r++)
             if (i != 2 && i != 4 && i != 5)
                 CHECK_EQ(1, shms_reader_release(readers[r], refs[i]));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
-    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
     CHECK_EQ(7 * 128, room.reclaimable);
     CHECK_EQ(4 * 128, room.longest);
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k7", 2, &guard));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k7", 2));
     CHECK_EQ(1, shms_writer_delete(w, "k0", 2)); /* a gap counts like an object that may go */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
-    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
+    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
     CHECK_EQ(5 * 128, room.reclaimable);
     CHECK_EQ(2 * 128, room.longest);
     CHECK_EQ(128, room.kept);
-    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k7", 2));
     end();
 }
 
@@ -136,8 +134,7 @@ static void pass_by(const char *label) {
 }
 
 static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void) {
-    shms_room room;
-    uint64_t held[2];
+    shms_refusal room;
     begin(1, 2);
     refused();
     for (int r = 0; r < 2; r++)
@@ -145,11 +142,10 @@ static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void
     shms_step_hook = pass_by;
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
     shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_room(w, &room));
-    CHECK_EQ(SHMS_OK, shms_writer_holders(w, held));
+    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
     CHECK_EQ(128, room.reclaimable);
     CHECK_EQ(128, room.longest);
-    CHECK(!held[0] && !held[1]);
+    CHECK(!room.held[0] && !room.held[1]);
     accepted();
     end();
 }
@@ -289,27 +285,25 @@ static void a_commit_without_a_hand_out_ends_the_refusal(void) {
 
 static void an_unprotect_ends_the_refusal(void) {
     begin(8, 16);
-    shms_guard once, again;
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &once));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &again));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2));
     both_release(2);
     refused();
-    CHECK_EQ(SHMS_OK, shms_guard_end(&once));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k2", 2));
     refused();
-    CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by the guard, deleted or not */
+    CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by its protection, deleted or not */
     refused();
-    CHECK_EQ(SHMS_OK, shms_guard_end(&again));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k2", 2));
     accepted();
     end();
 }
 
-static void the_end_of_a_guard_ends_the_refusal(void) {
+static void the_end_of_a_protection_ends_the_refusal(void) {
     begin(8, 16);
-    shms_guard guard;
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2, &guard));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2));
     both_release(2);
     refused();
-    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k2", 2));
     accepted();
     end();
 }
@@ -479,11 +473,10 @@ static void a_refusal_names_the_resource(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "held", 64, 1, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "first", 5));
     CHECK_EQ(SHMS_OK, put_marked(w, "last", 64, 1, NULL));
-    shms_guard guard;
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "held", 4, &guard));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "held", 4));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 640, 1, NULL));
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "held", 4));
     end();
 }
 
@@ -564,7 +557,7 @@ int main(void) {
         an_abort_ends_the_refusal();
         a_commit_without_a_hand_out_ends_the_refusal();
         an_unprotect_ends_the_refusal();
-        the_end_of_a_guard_ends_the_refusal();
+        the_end_of_a_protection_ends_the_refusal();
         a_close_ends_the_refusal_even_if_a_view_keeps_the_rank();
         the_unpin_of_a_pin_on_another_object_ends_the_refusal();
         a_retirement_ends_the_refusal();

@@ -151,7 +151,6 @@ static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
 static void a_slot_is_found_however_long_it_takes(void) {
     enum { N = 320000, KEPT = 80 };
     shms_options o = {.capacity = N * UINT64_C(192), .n_readers = 8, .max_objects = N};
-    static shms_guard guards[KEPT];
     shms_ticket t;
     char key[32];
     name = store_name("slots");
@@ -163,7 +162,7 @@ static void a_slot_is_found_however_long_it_takes(void) {
         CHECK_EQ(SHMS_OK, shms_writer_reserve(w, key, (uint32_t)strlen(key), NULL, 0, 64, &t));
         CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
         if (i < KEPT)
-            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guards[i]));
+            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key)));
     }
     CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
@@ -403,7 +402,6 @@ static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
     uint8_t pinned[SHMS_REF_SIZE];
     const uint64_t size = 32768 - 64;
     char key[32];
-    shms_guard guard;
     begin(N * UINT64_C(32768), 4096, 0);
     for (uint64_t i = 0; i < N; i++) {
         CHECK_EQ(SHMS_OK, put_sized("k", i, size));
@@ -411,7 +409,7 @@ static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
             memcpy(pinned, ref, sizeof pinned);
         snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
         if (i != PINNED && i != GAP)
-            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guard));
+            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key)));
     }
     shms_reader_close(r);
     CHECK_EQ(1, shms_writer_delete(w, "k110", 4));
@@ -421,7 +419,7 @@ static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
     CHECK_EQ(1, shms_writer_touch(w, "k100", 4));
     pid_t child = a_process(false);
     CHECK_EQ(SHMS_OK, put_sized("fills the gap", 0, size)); /* finds its lock held */
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "fills the gap0", 14, &guard));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "fills the gap0", 14));
     dies(child);
     CHECK_EQ(SHMS_OK, put_sized("new", 0, size));
     CHECK_EQ(0, shms_writer_has(w, "k100", 4));
@@ -441,7 +439,6 @@ static void leases_without_a_live_rank_do_not_exhaust_the_entries(void) {
 /* Tickets hold every entry. Their leases are complete as soon as they are opened, without a count by a rank. */
 static void leases_that_are_complete_at_their_commit_are_found(void) {
     static shms_ticket tickets[4000];
-    static shms_guard guards[4001];
     char key[32];
     uint32_t n = 0;
     shms_options o = {        /* with so many ranks there are more slots than entries */
@@ -453,7 +450,7 @@ static void leases_that_are_complete_at_their_commit_are_found(void) {
     for (uint32_t rank = 1; rank < 64; rank++)
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, rank));
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k0", 2, &guards[4000]));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k0", 2));
     dies(a_process(true));
     r = NULL;
     CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref)); /* a poll has seen it */
@@ -461,7 +458,7 @@ static void leases_that_are_complete_at_their_commit_are_found(void) {
         snprintf(key, sizeof key, "t%u", n);
         if (shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
             break;
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key), &guards[n]));
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key)));
     }
     CHECK(n >= 1000 && w->leases.n_free == 0);
     CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));

@@ -148,10 +148,9 @@ static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
     CHECK_EQ(SHMS_EINVAL, shms_writer_hit(w, "k", 0, ref));
     CHECK_EQ(SHMS_EINVAL, shms_writer_has(w, NULL, 3));
     CHECK_EQ(SHMS_EINVAL, shms_writer_retire(w, 1));
-    shms_guard none = {.owner = w};
-    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_protect(w, "absent", 6, &none));
-    CHECK(none.owner == NULL);
-    CHECK_EQ(SHMS_OK, shms_guard_end(&none));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "absent", 6));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "absent", 6));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "absent", 6));
     CHECK_EQ(0, shms_writer_has(w, "absent", 6));
     CHECK_EQ(0, shms_writer_touch(w, "absent", 6));
     CHECK_EQ(0, shms_writer_delete(w, "absent", 6));
@@ -174,28 +173,25 @@ static void an_unfinished_object_is_invisible_until_its_commit(void) {
     shms_writer *w = make(name, 4096, 1, 4), *w2;
     uint8_t ref[SHMS_REF_SIZE];
     shms_ticket t, twin;
-    shms_guard guard;
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k", 1, NULL, 0, 100, &t));
     CHECK_EQ(0, shms_writer_has(w, "k", 1));
     CHECK_EQ(0, shms_writer_count(w));
     CHECK_EQ(0, shms_writer_delete(w, "k", 1));
     CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(w, "k", 1, ref));
     CHECK_EQ(SHMS_EEXISTS, shms_writer_begin(w, "k", 1, NULL, 0, 100, &twin));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k", 1, &guard));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k", 1));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "l", 1, NULL, 0, 100, &twin)); /* the same slot */
     CHECK_EQ(t.slot, twin.slot);
     CHECK_EQ(0, w->protected[twin.slot]);
-    shms_guard other;
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "l", 1, &other));
-    CHECK_EQ(SHMS_OK, shms_guard_end(&guard));
-    CHECK_EQ(1, w->protected[twin.slot]); /* a guard of another object */
-    CHECK_EQ(SHMS_OK, shms_guard_end(&other));
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "l", 1));
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k", 1));
+    CHECK_EQ(1, w->protected[twin.slot]); /* another key's */
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "l", 1));
     CHECK_EQ(0, w->protected[twin.slot]);
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &twin));
-    CHECK_EQ(SHMS_OK, shms_guard_end(&guard)); /* which does nothing the second time */
     CHECK_EQ(SHMS_EINVAL, shms_writer_abort(w, &t)); /* twice */
     CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref));
     CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &t, NULL, 0));
@@ -230,8 +226,8 @@ static void every_call_on_a_closed_handle_returns_eclosed(void) {
         shms_writer *h = handles[i];
         shms_ticket t = {0};
         shms_stats stats;
-        shms_room room;
-        uint64_t size = 0, by_rank[1];
+        shms_refusal why;
+        uint64_t size = 0, sizes[2] = {0};
         CHECK_EQ(SHMS_ECLOSED, put_marked(h, "x", 1, 1, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(h, &t, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_abort(h, &t));
@@ -239,7 +235,7 @@ static void every_call_on_a_closed_handle_returns_eclosed(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_hit(h, "k", 1, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_has(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_touch(h, "k", 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_protect(h, "k", 1, &(shms_guard){.owner = h}));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_protect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_reserve(h, "x", 1, NULL, 0, 1, &t));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel(h, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_retire(h, 0));
@@ -248,10 +244,10 @@ static void every_call_on_a_closed_handle_returns_eclosed(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_count(h));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_keys(h, NULL, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_holders(h, by_rank));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_room(h, &room));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_unprotect(h, "k", 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_refusal(h, &why));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_track_evictions(h, 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_take_evicted(h, NULL, &size));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_evicted(h, 0, NULL, sizes));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));
         shms_reader_stats s;
         CHECK(shms_reader_acquire(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
@@ -439,6 +435,14 @@ static void a_view_has_the_checked_lengths_even_if_the_slot_changes(void) {
     end(w);
 }
 
+static int evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size, uint64_t *end) {
+    uint64_t sizes[2] = {*size};
+    int rc = shms_writer_evicted(w, from, out, sizes);
+    *size = sizes[0];
+    *end = sizes[1];
+    return rc;
+}
+
 static void keys_come_in_order_of_age_and_evicted_ones_are_recorded(void) {
     const char *name = store_name("keys");
     shms_writer *w = make(name, 1024, 1, 64);
@@ -456,23 +460,33 @@ static void keys_come_in_order_of_age_and_evicted_ones_are_recorded(void) {
     for (const char *expected = "cefghij"; *expected; expected++, p += 5)
         CHECK(!memcmp(p, "\1\0\0", 4) && p[4] == (uint8_t)*expected);
     CHECK_EQ(7, shms_writer_count(w));
+    uint64_t position;
     size = 14;
-    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
-    CHECK_EQ(15, size); /* not returned: too little room */
-    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
-    CHECK(size == 15 && out[4] == 'a' && out[9] == 'b' && out[14] == 'd');
-    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position));
+    CHECK_EQ(15, size); /* too little room */
+    for (int again = 0; again < 2; again++) {
+        size = sizeof out;
+        CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position));
+        CHECK(size == 15 && out[4] == 'a' && out[9] == 'b' && out[14] == 'd' && position == 15);
+    }
+    size = sizeof out;
+    CHECK_EQ(SHMS_OK, evicted(w, 10, out, &size, &position)); /* as one who has used a and b */
+    CHECK(size == 5 && out[4] == 'd' && position == 15);
+    size = sizeof out;
+    CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position)); /* what was used is forgotten */
+    CHECK(size == 5 && out[4] == 'd' && position == 15);
+    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
     CHECK_EQ(0, size);
     shms_ticket t; /* an aborted put was never in the store */
     CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 10, &t));
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
     size = sizeof out;
-    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
     CHECK_EQ(0, size); /* nothing was evicted for it: the room of d was enough */
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
     CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 0));
     size = sizeof out;
-    CHECK_EQ(SHMS_OK, shms_writer_take_evicted(w, out, &size));
+    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
     CHECK_EQ(0, size);
     CHECK_EQ(0, stats_of(w).objects);
     end(w);

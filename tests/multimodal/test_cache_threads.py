@@ -157,7 +157,7 @@ def test_shm_pair():
 
         assert sum(in_threads(work)) == sender.make_stats().total
         assert 0 < sender.make_stats().hits < sender.make_stats().total
-        assert set(sender._book._entries) == set(sender.writer.keys())
+        assert set(sender._book) == set(sender.writer.keys())
         assert sender.writer.stats().evictions > 0
         nearly_all = torch.zeros(sender.writer.stats().max_object_size - 128, dtype=torch.uint8)
         sender.release([sender.writer.put("whole", nearly_all)])  # nothing is held any more
@@ -225,7 +225,7 @@ def test_what_another_thread_is_storing_is_stored_once_and_a_hit_for_who_waited(
     assert isinstance(first, ObjectRef)
     assert (first.monotonic_id, False) == (second.monotonic_id, first.lease == second.lease)
     assert (1, 4) == (sender.make_stats().hits, sender.make_stats().total)
-    assert set(sender._book._entries) == set(sender.writer.keys()) == {"1", "slow"}
+    assert set(sender._book) == set(sender.writer.keys()) == {"1", "slow"}
 
 
 def test_what_goes_while_a_batch_waits_is_missing_and_nothing_else_is(storing, monkeypatch):
@@ -245,7 +245,7 @@ def test_what_goes_while_a_batch_waits_is_missing_and_nothing_else_is(storing, m
     with pytest.raises(CacheMissError) as raised:
         sender.get_and_update([(item(15 << 10), []), None, None, None], ["new", "0", "1", "slow"])
     assert ("0",) == raised.value.mm_hashes
-    assert before - {"0"} == set(sender.writer.keys()) == set(sender._book._entries)
+    assert before - {"0"} == set(sender.writer.keys()) == set(sender._book)
 
 
 def test_close_waits_for_no_other_threads_copy(storing):
@@ -256,27 +256,6 @@ def test_close_waits_for_no_other_threads_copy(storing):
     serde.go_on.set()
     with pytest.raises(StoreClosedError):
         stored.result(timeout=30)
-    assert not sender._book._entries
+    assert not sender._book
     with pytest.raises(StoreClosedError):
         sender.get_and_update_item(None, "0")
-
-
-def test_a_failure_that_a_finalizer_undoes_in_the_middle_is_undone_once(monkeypatch):
-    writer = ObjectStoreWriter.create(capacity=16 << 10, n_readers=1)
-    with ShmObjectStoreSenderCache(config(MIB, 16 << 10, cache_type="shm"), writer) as sender:
-        cancel = ObjectStoreWriter.cancel
-
-        def cancel_and_release(self, ref):
-            monkeypatch.undo()
-            sender.release([])
-            return cancel(self, ref)
-
-        monkeypatch.setattr(ObjectStoreWriter, "cancel", cancel_and_release)
-        bad = MultiModalKwargsItem.from_elems(
-            [MultiModalFieldElem("image", "pixels", object(), MultiModalBatchedField())]
-        )
-        with pytest.raises(TypeError, match="bad"):
-            sender.get_and_update([(item(2), []), (bad, [])], ["good", "bad"])
-        assert not sender._broken
-        assert not sender._book._entries
-        assert not sender.writer.keys()

@@ -246,7 +246,7 @@ def test_ring_of_three_a_hit_is_protected_and_the_new_item_takes_the_room_of_ano
         assert [item(2 * MIB), item(5 * MIB)] == engine.read(outputs, "GA")
         cached = engine.sender.is_cached(list("ABCG"))
         assert cached in ([True, True, False, True], [True, False, True, True])
-        assert {h for h, hit in zip("ABCG", cached, strict=True) if hit} == set(engine.sender._book._entries)
+        assert {h for h, hit in zip("ABCG", cached, strict=True) if hit} == set(engine.sender._book)
 
 
 def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing_else_changes(caplog):
@@ -259,7 +259,7 @@ def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing
         assert (1, 0) == (engine.sender.inline_full, engine.sender.inline_too_large)
         assert "ipc_cache_gb" in caplog.text
         assert [True, True, True, False] == engine.sender.is_cached(list("ABCG"))
-        assert set("ABC") == set(engine.sender._book._entries)
+        assert set("ABC") == set(engine.sender._book)
         assert [item(5 * MIB)] * 3 == engine.read(outputs, "ABC")
         assert [item(2 * MIB), item(5 * MIB)] == engine.read(more, "GA")
         assert CacheInfo(1, 5) == engine.sender.make_stats()
@@ -354,7 +354,7 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
             )
         assert before == engine.sender.make_stats()
         assert [True, False, False, False] == engine.sender.is_cached(["old", "new", "bad", "later"])
-        assert {"old"} == set(engine.sender._book._entries) == set(engine.sender.writer.keys())
+        assert {"old"} == set(engine.sender._book) == set(engine.sender.writer.keys())
         assert engine.fits_whole()
 
 
@@ -477,7 +477,7 @@ def test_prompt_updates_go_exactly_when_their_item_goes():
         for n in range(40):
             engine.read(engine.send(**{f"h{n % 11}": (60 + n % 7 * 10) * KIB}), [f"h{n % 11}"])
             stored = set(engine.sender.writer.keys())
-            assert stored == set(engine.sender._book._entries)
+            assert stored == set(engine.sender._book)
         assert engine.sender.writer.stats().evictions > 10
 
 
@@ -513,14 +513,15 @@ def test_the_hits_of_a_batch_count_as_used_before_its_new_items_push_updates_out
         assert [True, False, True] == engine.sender.is_cached(list("abc"))
 
 
-def test_an_item_deleted_behind_the_senders_back_is_missing_and_leaves_no_updates():
+def test_an_item_deleted_behind_the_senders_back_is_missing_and_its_updates_go_with_the_next_put():
     with Engine(MIB) as engine:
         engine.send(a=10, b=10)
         engine.sender.writer.delete("a")
         assert [False, True] == engine.sender.is_cached(["a", "b"])
         with pytest.raises(CacheMissError):
             engine.sender.get_and_update_item(None, "a")
-        assert {"b"} == set(engine.sender._book._entries)
+        engine.send(c=10)
+        assert {"b", "c"} == set(engine.sender._book)
         assert ["ref", "ref"] == kinds(engine.send(a=10, b=10))
         assert [True, True] == engine.sender.is_cached(["a", "b"])  # the note that "a" had gone was of the first one
 
@@ -600,17 +601,17 @@ def test_a_closed_sender_says_so_and_not_that_items_are_missing():
 def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch):
     with Engine(MIB) as engine:
         writer = engine.sender.writer
-        put = writer.put
+        put = writer._put
 
-        def put_once(key, value):
-            monkeypatch.setattr(writer, "put", close_and_fail)
-            return put(key, value)
+        def put_once(batch, key, value):
+            monkeypatch.setattr(writer, "_put", close_and_fail)
+            return put(batch, key, value)
 
-        def close_and_fail(key, value):
+        def close_and_fail(batch, key, value):
             writer.close()
             raise ZeroDivisionError
 
-        monkeypatch.setattr(writer, "put", put_once)
+        monkeypatch.setattr(writer, "_put", put_once)
         with pytest.raises(ZeroDivisionError):
             engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
         assert CacheInfo(0, 0) == engine.sender.make_stats()

@@ -97,27 +97,10 @@ def test_a_block_that_is_over_protects_nothing_however_long_its_exception_is_kep
     writer.put("a", 1)
     with pytest.raises(ZeroDivisionError) as kept, writer.protect(["a", "b"]):
         writer.put("b", torch.arange(100).reshape(10, 10).T)
-    assert {} == writer._blocks
     writer.put("b", 1)
     crowd(writer)
     assert not {"a", "b"} & set(writer.keys())
     assert kept.tb is not None
-
-
-def test_a_put_that_is_late_for_a_block_that_is_over_is_not_protected_by_it(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    writer.retire(0)
-    writer.put("a", 1)
-    block = shmstore.store._Block([b"a"])
-    block.guard(writer._writer, b"a")
-    crowd(writer)
-    assert "a" in writer
-    kept = list(block._guards)  # as an interrupt's traceback may
-    block.end()
-    block.guard(writer._writer, b"a")  # by a thread that had the block at hand
-    crowd(writer)
-    assert "a" not in writer
-    assert 1 == len(kept)
 
 
 def test_what_is_deleted_inside_the_block_is_free_at_its_end(stores: Stores) -> None:

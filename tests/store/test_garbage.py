@@ -71,7 +71,7 @@ class Allocates:
         self.kept.extend(np.full(size, 0x41, np.uint8) for size in range(16, 200) for _ in range(50))
 
 
-def blocks_older_than_their_guards() -> list[Any]:
+def blocks_older_than_their_batches() -> list[Any]:
     kept: list[Any] = []
     for _ in range(10):
         writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
@@ -95,12 +95,12 @@ class Looks:
         self.seen.append(is_mapped(self.name))
 
 
-def guards_of_a_closed_writer() -> list[Any]:
+def a_batch_of_a_closed_writer() -> list[Any]:
     seen: list[Any] = []
     writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
     writer.put("k", 1)
-    node = Node(guard=writer._writer.guard())
-    node.guard.set(b"k")
+    node = Node(batch=writer._writer.batch())
+    node.batch.protect([b"k"])
     node.looks = Looks(node, writer.name, seen)
     writer.close()
     del node
@@ -216,8 +216,8 @@ CASES: dict[str, tuple[Callable[[], list[Any]], list[Any]]] = {
     "reserve": (lambda: blocks("reserve"), []),
     "protect, closed": (lambda: blocks("protect", closed=True), []),
     "reserve, closed": (lambda: blocks("reserve", closed=True), []),
-    "protect, older than its guards": (blocks_older_than_their_guards, []),
-    "guards of a closed writer": (guards_of_a_closed_writer, [True, False]),
+    "protect, older than its batch": (blocks_older_than_their_batches, []),
+    "a batch of a closed writer": (a_batch_of_a_closed_writer, [True, False]),
     "scheduler's state": (scheduler_state, sorted([*range(1, 21), *range(20), *[0] * 20])),
     "inspectors": (inspectors, [6400, False]),
     "views": (views, []),

@@ -384,5 +384,4 @@ def test_a_child_forked_while_a_thread_is_anywhere_in_protect_waits_for_nobody(s
         inherited.__exit__(None, None, None)
     assert not thread.is_alive()
     first, count = code.co_firstlineno, len(set(lines))
-    assert count >= 10, f"protect, from line {first} on, was seen at {count} lines"
-    assert {} == writer._blocks
+    assert count >= 6, f"protect, from line {first} on, was seen at {count} lines"

@@ -1,1 +1,1 @@
-"""The caches of preprocessed items, and the parts that they share."""
+"""The caches, one module each: what P0, P1 and the workers keep."""

@@ -53,36 +53,36 @@ class CacheInfo:
 class HitCounter:
     """Count lookups; the owner holds the lock. All counts are one tuple, so that they change together."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("now",)
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Start again from 0."""
-        self._counts = 0, 0, 0, 0  # hits and lookups, now and at the last report
+        self.now = 0, 0, 0, 0  # hits and lookups, so far and at the last report
 
     @property
     def total(self) -> int:
         """All lookups."""
-        return self._counts[1]
+        return self.now[1]
 
     def add(self, hits: int, total: int) -> None:
         """Count so many hits and lookups at once; negative numbers take them back."""
-        now_hits, now_total, reported_hits, reported_total = self._counts
-        self._counts = now_hits + hits, now_total + total, reported_hits, reported_total
+        now_hits, now_total, reported_hits, reported_total = self.now
+        self.now = now_hits + hits, now_total + total, reported_hits, reported_total
 
     def adding(self, hits: int, total: int) -> Callable[[], None]:
         """Return `add` as a step for `Journal.commit`."""
-        now_hits, now_total, reported_hits, reported_total = self._counts
-        return partial(setattr, self, "_counts", (now_hits + hits, now_total + total, reported_hits, reported_total))
+        now_hits, now_total, reported_hits, reported_total = self.now
+        return partial(setattr, self, "now", (now_hits + hits, now_total + total, reported_hits, reported_total))
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return all counts; with `delta`, those since the last call with `delta`."""
-        hits, total, reported_hits, reported_total = self._counts
+        hits, total, reported_hits, reported_total = self.now
         if not delta:
             return CacheInfo(hits, total)
-        self._counts = hits, total, hits, total
+        self.now = hits, total, hits, total
         return CacheInfo(hits - reported_hits, total - reported_total)
 
 

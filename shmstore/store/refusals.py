@@ -173,7 +173,7 @@ def _aligned(nbytes: int) -> int:
 
 
 def full(
-    writer: native.Writer,
+    refusal: dict[str, Any],
     resource: Literal["bytes", "slots", "leases"] | None,
     nbytes: int | None = None,
     extra: int = 0,
@@ -182,27 +182,26 @@ def full(
 
     `extra` are the bytes of key and metadata, which lie in front of the other `nbytes`.
     """
-    held = writer.holders()
-    stats, room = writer.stats(), writer.room()
+    held = refusal["held"]
     hint = None
     if resource == "leases":
-        what = f"all {stats['max_leases']} lease entries are taken by unread references (and unfinished puts)"
+        what = f"all {refusal['max_leases']} lease entries are taken by unread references (and unfinished puts)"
     elif resource == "slots":
-        what = f"all {stats['max_objects']} slots are taken by objects that are held"
+        what = f"all {refusal['max_objects']} slots are taken by objects that are held"
     else:
-        free = stats["capacity"] - stats["used_bytes"]
+        free = refusal["capacity"] - refusal["used_bytes"]
         span = _aligned(extra) + _aligned(nbytes or 0)
         what = (
-            f"{nbytes} bytes ({span} with key and metadata) needed in one piece, {free} of {stats['capacity']} free, "
-            f"{room['reclaimable']} reclaimable, {room['longest']} of both in the longest piece"
+            f"{nbytes} bytes ({span} with key and metadata) needed in one piece, {free} of {refusal['capacity']} free, "
+            f"{refusal['reclaimable']} reclaimable, {refusal['longest']} of both in the longest piece"
         )
-        if free + room["reclaimable"] >= span:
+        if free + refusal["reclaimable"] >= span:
             hint = f"what is held splits the space: {StoreFullError.default_hint}"
-    if room["kept"]:
-        what += f"; {room['kept']} bytes in protect blocks or unfinished puts"
+    if refusal["kept"]:
+        what += f"; {refusal['kept']} bytes in protect blocks or unfinished puts"
     message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
     full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource, hint=hint)
-    absent = [rank for rank in writer.awaited() if rank in held]
+    absent = [rank for rank in refusal["awaited"] if rank in held]
     if absent:
         one = len(absent) == 1
         who = f"rank {absent[0]} has" if one else f"ranks {listed(absent)} have"

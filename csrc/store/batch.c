@@ -1,0 +1,137 @@
+/* batch.c - see batch.h. */
+#include "batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "writer.h"
+
+/* Room for one more item, before anything is done that it is to note. */
+static int ready(shms_batch *b) {
+    if (b->keep) {
+        b->keep = 0;
+        b->n_items = 0;
+    }
+    if (b->n_items < b->room)
+        return SHMS_OK;
+    uint32_t room = b->room ? 2 * b->room : 4;
+    shms_batch_item *items = realloc(b->items, room * sizeof *items);
+    if (!items)
+        return SHMS_ENOMEM;
+    b->items = items;
+    b->room = room;
+    return SHMS_OK;
+}
+
+static void note_hand_out(shms_batch *b, int fresh) {
+    shms_ref ref;
+    shms_ref_unpack(&ref, b->ref);
+    b->items[b->n_items++] = (shms_batch_item){ref.id, ref.lease, ref.slot, ref.entry, fresh};
+}
+
+int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
+                   uint32_t meta_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces) {
+    int rc = ready(b);
+    if (rc == SHMS_OK)
+        rc = shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, b->ref, &b->refusal);
+    if (rc == SHMS_OK)
+        note_hand_out(b, 1);
+    return rc;
+}
+
+int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
+                     uint32_t meta_len, uint64_t payload_size, int leased) {
+    int rc = ready(b);
+    if (rc == SHMS_OK)
+        rc = shms_begin(w, key, key_len, meta, meta_len, payload_size, leased, &b->ticket, &b->refusal);
+    if (rc == SHMS_OK)
+        b->items[b->n_items++] = (shms_batch_item){b->ticket.id, 0, b->ticket.slot, b->ticket.entry, 1};
+    return rc;
+}
+
+int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n_pieces) {
+    return shms_writer_copy(w, &b->ticket, pieces, n_pieces);
+}
+
+int shms_batch_commit(shms_writer *w, shms_batch *b) {
+    uint8_t *out = b->ticket.entry == SHMS_NONE ? NULL : b->ref;
+    int rc = shms_writer_commit(w, &b->ticket, out);
+    if (rc == SHMS_OK && out) {
+        b->n_items--; /* that of _begin, which nothing has come after */
+        note_hand_out(b, 1);
+    }
+    return rc;
+}
+
+int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len) {
+    int rc = ready(b);
+    if (rc == SHMS_OK)
+        rc = shms_hit(w, key, key_len, b->ref, &b->refusal);
+    if (rc == SHMS_OK)
+        note_hand_out(b, 0);
+    return rc;
+}
+
+/* Visits packed keys; stops where `visit` says false, and returns how many bytes it has visited. */
+static uint64_t each_key(struct shms_writer *w, const uint8_t *keys, uint64_t size,
+                         bool (*visit)(struct shms_writer *, const char *, uint32_t)) {
+    uint64_t at = 0;
+    for (uint32_t len; at < size; at += 4 + len) {
+        memcpy(&len, keys + at, 4);
+        if (!visit(w, (const char *)keys + at + 4, len))
+            break;
+    }
+    return at;
+}
+
+int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint64_t size) {
+    int rc = ready(b);
+    if (rc || (rc = shms_writer_enter(w)))
+        return rc;
+    b->keys = malloc(size + 1);
+    if (!b->keys)
+        return shms_writer_leave(w, SHMS_ENOMEM);
+    memcpy(b->keys, keys, size);
+    b->keys_size = each_key(w, keys, size, shms_protect_key); /* a part of them is undone like all */
+    return shms_writer_leave(w, b->keys_size == size ? SHMS_OK : SHMS_ENOMEM);
+}
+
+static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
+    shms_slot *s = shms_writer_slot(w, item->slot);
+    uint64_t state = shms_get(&s->state);
+    if (state == SHMS_FREE || shms_get(&s->id) != item->id) /* it has gone, and its leases before it */
+        return;
+    if (state == SHMS_WRITING) {
+        shms_end_unborn(w, item->slot, item->entry);
+        return;
+    }
+    if (w->closed)
+        return;
+    if (item->lease && shms_get(&w->leases.table[item->entry].number) == item->lease)
+        shms_end_lease(w, item->slot, item->entry);
+    if (item->fresh && !shms_slot_deleted(s))
+        (void)shms_delete_slot(w, item->slot); /* without memory for its note it stays, as a cached object */
+}
+
+void shms_batch_undo(shms_writer *w, shms_batch *b) {
+    if (b->keep)
+        return;
+    if (shms_writer_enter_to_end(w) == SHMS_OK) {
+        shms_reclaim_begin(w);
+        for (uint32_t i = b->n_items; i-- > 0;) /* the object after its leases */
+            undo_item(w, &b->items[i]);
+        each_key(w, b->keys, w->closed ? 0 : b->keys_size, shms_unprotect_key);
+        shms_writer_leave(w, SHMS_OK);
+    }
+    free(b->keys);
+    b->keys = NULL;
+    b->keys_size = 0;
+    b->keep = 1;
+}
+
+void shms_batch_drop(shms_writer *w, shms_batch *b) {
+    shms_batch_undo(w, b);
+    free(b->items);
+    b->items = NULL;
+    b->room = 0;
+}

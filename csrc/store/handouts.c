@@ -1,0 +1,118 @@
+/*
+ * handouts.c - references: an object is handed out, which opens a lease; the writer may end leases, and ask for no more.
+ */
+#include "step.h"
+#include "writer.h"
+
+void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t *out) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
+                    .slot = slot,
+                    .entry = entry,
+                    .address = shms_get(&s->offset),
+                    .id = shms_get(&s->id)};
+    ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, shms_now_ns());
+    shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
+    shms_reclaim_leases(w);
+}
+
+int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out, shms_refusal *why) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = shms_find_live(w, key, key_len);
+    if (slot == SHMS_NONE) {
+        shms_count(w, SHMS_C_MISSES, 1);
+        return shms_writer_leave(w, SHMS_ENOTFOUND);
+    }
+    if (!shms_writer_has_numbers(w))
+        return shms_writer_leave(w, SHMS_ECORRUPT);
+    shms_reclaim_begin(w);
+    uint32_t entry = shms_reclaim_lease(w);
+    if (entry == SHMS_NONE) {
+        rc = w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
+        shms_writer_refused(w, rc, why);
+        return shms_writer_leave(w, rc);
+    }
+    shms_ring_use(&w->ring, slot);
+    shms_count(w, SHMS_C_HITS, 1);
+    shms_hand_out(w, slot, entry, out);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
+int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+    return shms_hit(w, key, key_len, out, NULL);
+}
+
+int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    return rc ? rc : shms_writer_leave(w, shms_find_live(w, key, key_len) != SHMS_NONE);
+}
+
+int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = shms_find_live(w, key, key_len);
+    if (slot != SHMS_NONE)
+        shms_ring_use(&w->ring, slot);
+    return shms_writer_leave(w, slot != SHMS_NONE);
+}
+
+void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
+    shms_leases_close(&w->leases, entry);
+    shms_zones_stale_slot(&w->zones, slot);
+    shms_count(w, SHMS_C_CANCELS, 1);
+}
+
+int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    shms_ref ref;
+    if ((rc = shms_ref_read(&ref, packed, w->seg.sb, &w->seg.layout)))
+        return shms_writer_leave(w, rc);
+    const shms_lease *e = &w->leases.table[ref.entry];
+    const shms_slot *s = shms_writer_slot(w, ref.slot);
+    if (shms_get(&s->state) == SHMS_FREE || shms_get(&s->id) != ref.id)
+        return shms_writer_leave(w, 0); /* the object has gone, and its leases before it */
+    if (!shms_ref_sealed(packed, w->seg.sb->secret, shms_get(&s->secret)))
+        return shms_writer_leave(w, SHMS_ESTALE);
+    if (shms_get(&e->number) != ref.lease)
+        return shms_writer_leave(w, 0);
+    shms_end_lease(w, ref.slot, ref.entry);
+    return shms_writer_leave(w, 1);
+}
+
+int64_t shms_writer_cancel_all(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    int64_t ended = 0;
+    for (uint32_t e = 0; e < w->leases.n_entries; e++)
+        if (shms_get(&w->leases.table[e].number)) {
+            shms_leases_close(&w->leases, e);
+            ended++;
+        }
+    shms_count(w, SHMS_C_CANCELS, (uint64_t)ended);
+    shms_zones_stale_all(&w->zones);
+    pthread_mutex_unlock(&w->mutex);
+    return ended;
+}
+
+int shms_writer_retire(shms_writer *w, uint32_t rank) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    if (rank >= w->seg.layout.n_readers)
+        return shms_writer_leave(w, SHMS_EINVAL);
+    shms_word *epoch = &shms_segment_reader(&w->seg, rank)->epoch;
+    uint64_t seen;
+    do { /* a rank that attaches meanwhile sees the retirement (A4), or is seen: it is retired as attached, then */
+        seen = atomic_load_explicit(epoch, memory_order_seq_cst);
+        SHMS_STEP("T1"); /* pairs with A4 */
+        atomic_store_explicit(&w->seg.sb->retired[rank], seen + 1, memory_order_seq_cst);
+        SHMS_STEP("T2"); /* pairs with A3 */
+    } while (atomic_load_explicit(epoch, memory_order_seq_cst) != seen);
+    return shms_writer_leave(w, SHMS_OK);
+}

@@ -1,0 +1,263 @@
+/*
+ * keys.c - what is known by its key: finding, protecting, deleting and listing it, and noting which keys have left.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "step.h"
+#include "writer.h"
+
+int shms_key_ok(const char *key, uint32_t key_len) {
+    return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
+}
+
+uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len) {
+    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
+}
+
+int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_key_ok(key, key_len);
+    return rc ? rc : shms_writer_enter(w);
+}
+
+bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes) {
+    shms_keylist *list = &w->evicted;
+    uint64_t promised = list->promised + 4 * n + bytes, need = list->size + promised;
+    if (!w->tracking)
+        return true;
+    if (need > list->room) {
+        uint8_t *grown = realloc(list->bytes, 2 * need + 4096);
+        if (!grown)
+            return false;
+        list->bytes = grown;
+        list->room = 2 * need + 4096;
+    }
+    list->promised = promised;
+    return true;
+}
+
+void shms_forget_key(struct shms_writer *w, uint32_t slot) {
+    const shms_slot *s = shms_writer_slot(w, slot);
+    if (!shms_index_remove(&w->index, slot) || !w->tracking)
+        return;
+    shms_keylist *list = &w->evicted;
+    uint32_t len = shms_slot_key_len(s);
+    if (list->promised < 4 + (uint64_t)len) /* tracking has begun in the middle of an eviction */
+        return;
+    list->promised -= 4 + len;
+    memcpy(list->bytes + list->size, &len, 4);
+    memcpy(list->bytes + list->size + 4, w->seg.data + shms_get(&s->offset), len);
+    list->size += 4 + len;
+}
+
+/* Guarded slots are marked, so that a search asks no table: those whose key is kept, and those that were deleted while it
+ * was kept: their callers may have handed them out. */
+static void set_protected(struct shms_writer *w, uint32_t slot, bool on) {
+    w->protected[slot] = on;
+    shms_zones_stale_slot(&w->zones, slot);
+}
+
+static shms_kept *find_kept(const struct shms_writer *w, uint64_t hash) {
+    uint32_t i = (uint32_t)(hash >> 1) & (w->kept_cells - 1);
+    while (w->kept[i].hash && w->kept[i].hash != hash)
+        i = (i + 1) & (w->kept_cells - 1);
+    return &w->kept[i];
+}
+
+static uint64_t kept_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
+    return shms_hash_key(w->index.seed, key, key_len) | 1;
+}
+
+bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len) {
+    return w->n_kept && find_kept(w, kept_hash(w, key, key_len))->times;
+}
+
+/* Builds the table anew, without what is protected no more, so that at most half of it is in use. */
+static bool room_for_kept(struct shms_writer *w) {
+    shms_kept *before = w->kept;
+    uint32_t cells = w->kept_cells, wanted = 16;
+    if (2 * (w->kept_used + 1) <= cells)
+        return true;
+    while (wanted < 4 * (w->n_kept + 1))
+        wanted *= 2;
+    shms_kept *table = calloc(wanted, sizeof *table);
+    if (!table)
+        return false;
+    w->kept = table;
+    w->kept_cells = wanted;
+    w->kept_used = w->n_kept;
+    for (uint32_t i = 0; i < cells; i++)
+        if (before[i].times)
+            *find_kept(w, before[i].hash) = before[i];
+    free(before);
+    return true;
+}
+
+bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!room_for_kept(w))
+        return false;
+    uint64_t hash = kept_hash(w, key, key_len);
+    shms_kept *cell = find_kept(w, hash);
+    w->kept_used += cell->hash == 0;
+    w->n_kept += cell->times++ == 0;
+    cell->hash = hash;
+    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    if (slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) != SHMS_FREE)
+        set_protected(w, slot, true);
+    return true;
+}
+
+bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!shms_key_kept(w, key, key_len) || --find_kept(w, kept_hash(w, key, key_len))->times)
+        return true;
+    w->n_kept--;
+    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    if (slot != SHMS_NONE)
+        set_protected(w, slot, false);
+    for (uint32_t s = w->lingering ? w->ring.first : SHMS_NONE, next; s != SHMS_NONE; s = next) {
+        next = w->ring.next[s];
+        const shms_slot *deleted = shms_writer_slot(w, s);
+        if (!w->protected[s] || !shms_slot_deleted(deleted) ||
+            shms_key_kept(w, (const char *)w->seg.data + shms_get(&deleted->offset), shms_slot_key_len(deleted)))
+            continue;
+        set_protected(w, s, false);
+        w->lingering--;
+        shms_reclaim_slot(w, s);
+    }
+    return true;
+}
+
+int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    return rc ? rc : shms_writer_leave(w, shms_protect_key(w, key, key_len) ? SHMS_OK : SHMS_ENOMEM);
+}
+
+int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    shms_reclaim_begin(w);
+    shms_unprotect_key(w, key, key_len);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
+int shms_delete_slot(struct shms_writer *w, uint32_t slot) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    if (!shms_room_for_keys(w, 1, shms_slot_key_len(s)))
+        return SHMS_ENOMEM;
+    shms_forget_key(w, slot);
+    SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
+    atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
+    w->ring.used[slot] = 0;
+    w->lingering += w->protected[slot];
+    shms_count(w, SHMS_C_DELETES, 1);
+    shms_reclaim_slot(w, slot);
+    return SHMS_OK;
+}
+
+int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = shms_find_live(w, key, key_len);
+    shms_reclaim_begin(w);
+    if (slot != SHMS_NONE && (rc = shms_delete_slot(w, slot)))
+        return shms_writer_leave(w, rc);
+    return shms_writer_leave(w, slot != SHMS_NONE);
+}
+
+int shms_writer_clear(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    shms_reclaim_begin(w);
+    for (uint32_t s = w->ring.first, next; s != SHMS_NONE && rc == SHMS_OK; s = next) {
+        next = w->ring.next[s];
+        if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE)
+            continue;
+        if (shms_slot_deleted(shms_writer_slot(w, s)))
+            shms_reclaim_slot(w, s);
+        else
+            rc = shms_delete_slot(w, s);
+    }
+    return shms_writer_leave(w, rc);
+}
+
+int64_t shms_writer_count(shms_writer *w) {
+    int rc = shms_writer_enter(w);
+    return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->leaving));
+}
+
+typedef struct aged {
+    uint64_t id;
+    uint32_t slot;
+} aged;
+
+static int by_id(const void *a, const void *b) {
+    uint64_t x = ((const aged *)a)->id, y = ((const aged *)b)->id;
+    return x < y ? -1 : x > y;
+}
+
+int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    aged *found = malloc(((size_t)w->ring.count + 1) * sizeof *found);
+    if (!found)
+        return shms_writer_leave(w, SHMS_ENOMEM);
+    uint32_t n = 0;
+    uint64_t need = 0;
+    for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i]) {
+        const shms_slot *s = shms_writer_slot(w, i);
+        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s)) {
+            found[n++] = (aged){shms_get(&s->id), i};
+            need += 4 + shms_slot_key_len(s);
+        }
+    }
+    if (need <= *size) {
+        qsort(found, n, sizeof *found, by_id);
+        for (uint32_t i = 0; i < n; i++) {
+            const shms_slot *s = shms_writer_slot(w, found[i].slot);
+            uint32_t len = shms_slot_key_len(s);
+            memcpy(out, &len, 4);
+            memcpy(out + 4, w->seg.data + shms_get(&s->offset), len);
+            out += 4 + len;
+        }
+    }
+    *size = need;
+    free(found);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
+static void forget_evicted(shms_keylist *list, uint64_t bytes) {
+    list->size -= bytes;
+    list->start += bytes;
+    memmove(list->bytes, list->bytes + bytes, list->size);
+}
+
+int shms_writer_track_evictions(shms_writer *w, int on) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    w->tracking = on != 0;
+    if (!on && w->evicted.bytes) {
+        forget_evicted(&w->evicted, w->evicted.size);
+        w->evicted.promised = 0;
+    }
+    return shms_writer_leave(w, SHMS_OK);
+}
+
+int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    shms_keylist *list = &w->evicted;
+    if (from > list->start && from - list->start <= list->size)
+        forget_evicted(list, from - list->start);
+    if (list->size && list->size <= *size)
+        memcpy(out, list->bytes, list->size);
+    size[0] = list->size;
+    size[1] = list->start + list->size;
+    return shms_writer_leave(w, SHMS_OK);
+}

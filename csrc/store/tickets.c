@@ -1,0 +1,228 @@
+/*
+ * tickets.c - how an object comes into the store: a ticket is begun, filled, and committed or aborted.
+ *
+ * A put is P1 to P4, then L1 and L2.  Its bytes are copied outside the mutex: a slot in WRITING is nobody else's.
+ * Whatever can fail, fails before the first store to the segment: the lease entry, where there is to be a lease, is
+ * taken (in private memory) before the space, so that a commit always succeeds.
+ *
+ * A writer that dies between P1 and P4 leaves a slot in WRITING, which its successor frees; one that dies between P4
+ * and L2 leaves an object without a lease, which is a cached object like any other.
+ */
+#include <string.h>
+#include <sys/random.h>
+
+#include "crc.h"
+#include "step.h"
+#include "writer.h"
+
+static int next_secret(struct shms_writer *w, uint64_t *out) {
+    if (w->n_random == 0) {
+        if (getrandom(w->random, sizeof w->random, 0) != sizeof w->random)
+            return SHMS_ESYS;
+        w->n_random = sizeof w->random / sizeof *w->random;
+    }
+    *out = w->random[--w->n_random];
+    return SHMS_OK;
+}
+
+static void untake(struct shms_writer *w, uint32_t entry) {
+    if (entry != SHMS_NONE)
+        shms_leases_untake(&w->leases, entry);
+}
+
+/* Where the object goes, and all that a commit will need; the mutex and `placing` are held. */
+static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint64_t payload_size,
+                 bool leased, shms_ticket *out) {
+    uint64_t payload_at = shms_payload_at(key_len, meta_len);
+    if (meta_len > SHMS_MAX_META || payload_size > w->seg.layout.capacity)
+        return SHMS_ETOOLARGE;
+    uint64_t length = payload_size ? payload_at + payload_size : (uint64_t)key_len + meta_len;
+    uint64_t span = shms_span(length), secret;
+    if (length > w->seg.layout.max_object_size || span > w->seg.layout.capacity)
+        return SHMS_ETOOLARGE;
+    if (shms_index_find(&w->index, key, key_len) != SHMS_NONE)
+        return SHMS_EEXISTS;
+    if (!shms_writer_has_numbers(w))
+        return SHMS_ECORRUPT;
+    int rc = next_secret(w, &secret);
+    if (rc)
+        return rc;
+    shms_reclaim_begin(w);
+    uint32_t entry = SHMS_NONE;
+    if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
+        return SHMS_ENOLEASE;
+    shms_room_for room;
+    if ((rc = shms_reclaim_space(w, span, &room))) {
+        untake(w, entry);
+        return rc;
+    }
+    uint32_t slot = w->free_slots[--w->n_free_slots];
+    shms_slot *s = shms_writer_slot(w, slot);
+    uint64_t id = shms_get(&w->seg.sb->next_id);
+    SHMS_STEP("P1"); /* the id is taken before anything bears it: a crash loses a number, nothing else */
+    atomic_store_explicit(&w->seg.sb->next_id, id + 1, memory_order_release);
+    SHMS_STEP("P2"); /* first WRITING, then what it is: a successor drops the slot unread */
+    atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
+    atomic_thread_fence(memory_order_release);
+    shms_set(&s->id, id);
+    atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with a release unread */
+    shms_set(&s->offset, room.at);
+    shms_set(&s->length, length);
+    shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
+    shms_set(&s->flags, 0);
+    shms_ring_insert(&w->ring, slot, room.behind);
+    if (room.moves) {
+        shms_ring_move_hand(&w->ring, room.area, slot, room.lap);
+        shms_set(room.area == SHMS_LARGE ? &w->seg.sb->hand : &w->seg.sb->small_hand, w->ring.areas[room.area].hand);
+    }
+    shms_add(&w->seg.sb->used_bytes, span);
+    w->protected[slot] = shms_key_kept(w, key, key_len);
+    char *at = (char *)w->seg.data + room.at;
+    SHMS_STEP("P3"); /* the bytes, here and until the commit */
+    memcpy(at, key, key_len);
+    shms_index_add(&w->index, slot);
+    w->unfinished++;
+    w->leased += entry != SHMS_NONE;
+    *out =
+        (shms_ticket){.payload = at + payload_at, .payload_size = payload_size, .id = id, .slot = slot, .entry = entry};
+    return SHMS_OK;
+}
+
+int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+               uint64_t payload_size, bool leased, shms_ticket *out, shms_refusal *why) {
+    int rc = shms_key_ok(key, key_len);
+    if (rc || (rc = shms_writer_enter_to_place(w)))
+        return rc;
+    rc = place(w, key, key_len, meta_len, payload_size, leased, out);
+    shms_writer_refused(w, rc, why);
+    shms_writer_leave(w, rc);
+    pthread_mutex_unlock(&w->placing);
+    if (rc || meta_len == 0)
+        return rc;
+    SHMS_STEP("P3c"); /* like the payload, outside the mutex: it may be of any size */
+    memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
+    return SHMS_OK;
+}
+
+int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                      uint64_t payload_size, shms_ticket *out) {
+    return shms_begin(w, key, key_len, meta, meta_len, payload_size, true, out, NULL);
+}
+
+int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                        uint64_t payload_size, shms_ticket *out) {
+    return shms_begin(w, key, key_len, meta, meta_len, payload_size, false, out, NULL);
+}
+
+/* Enters, if need be a closed writer, and checks that the ticket is one that is out. */
+static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
+    int rc = shms_writer_enter_to_end(w);
+    if (rc)
+        return rc;
+    if (t->slot >= w->seg.layout.max_objects || (t->entry != SHMS_NONE && t->entry >= w->seg.layout.max_leases) ||
+        shms_get(&shms_writer_slot(w, t->slot)->state) != SHMS_WRITING ||
+        shms_get(&shms_writer_slot(w, t->slot)->id) != t->id)
+        return shms_writer_leave(w, w->closed ? SHMS_ECLOSED : SHMS_EINVAL);
+    return SHMS_OK;
+}
+
+static void ticket_ended(struct shms_writer *w, uint32_t entry) {
+    w->leased -= entry != SHMS_NONE;
+    shms_writer_ticket_ended(w);
+}
+
+void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    shms_index_remove(&w->index, slot); /* it was never in the store: no eviction to note */
+    SHMS_STEP("P5");
+    atomic_store_explicit(&s->state, SHMS_FREE, memory_order_seq_cst);
+    shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&s->length)));
+    shms_ring_remove(&w->ring, slot);
+    w->free_slots[w->n_free_slots++] = slot;
+    untake(w, entry);
+    ticket_ended(w, entry);
+}
+
+int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
+    int rc = enter_with_ticket(w, t);
+    if (rc)
+        return rc;
+    if (out && t->entry == SHMS_NONE)
+        return shms_writer_leave(w, SHMS_EINVAL);
+    shms_slot *s = shms_writer_slot(w, t->slot);
+    uint64_t flags = 0;
+    if (w->seg.layout.flags & SHMS_CHECKSUMS && !w->closed) {
+        /* Outside the mutex, like the copy: nobody but the ticket's holder touches a slot in WRITING. */
+        shms_writer_leave(w, SHMS_OK);
+        uint64_t crc = shms_object_crc(w->seg.data, shms_get(&s->offset), shms_slot_key_len(s), shms_slot_meta_len(s),
+                                       shms_get(&s->length));
+        flags = crc << SHMS_SLOT_CRC_SHIFT | SHMS_SLOT_CHECKED;
+        if ((rc = enter_with_ticket(w, t)))
+            return rc;
+    }
+    if (w->closed) {
+        shms_end_unborn(w, t->slot, t->entry);
+        return shms_writer_leave(w, SHMS_ECLOSED);
+    }
+    if (flags)
+        shms_set(&s->flags, flags);
+    shms_set(&s->put_ns, shms_now_ns());
+    SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
+    atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
+    shms_add(&w->seg.sb->objects, 1);
+    shms_count(w, SHMS_C_PUTS, 1);
+    shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
+    ticket_ended(w, t->entry);
+    shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may never go, this one may */
+    if (out)
+        shms_hand_out(w, t->slot, t->entry, out);
+    else
+        untake(w, t->entry);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
+int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
+    int rc = enter_with_ticket(w, t);
+    if (rc)
+        return rc;
+    shms_end_unborn(w, t->slot, t->entry);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
+static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_size) {
+    for (uint32_t i = 0; i < n; i++)
+        if (pieces[i].offset > payload_size || pieces[i].size > payload_size - pieces[i].offset ||
+            (pieces[i].size && !pieces[i].address))
+            return SHMS_EINVAL;
+    return SHMS_OK;
+}
+
+/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's, also after a close. */
+static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
+    SHMS_STEP("P3c");
+    for (uint32_t i = 0; i < n; i++)
+        shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
+}
+
+int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
+    int rc = enter_with_ticket(w, t);
+    if (rc || (rc = shms_writer_leave(w, w->closed ? SHMS_ECLOSED : pieces_fit(pieces, n_pieces, t->payload_size))))
+        return rc;
+    copy_pieces(t, pieces, n_pieces);
+    return SHMS_OK;
+}
+
+int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out, shms_refusal *why) {
+    shms_ticket t;
+    int rc = pieces_fit(pieces, n_pieces, payload_size);
+    if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, payload_size, true, &t, why)))
+        return rc;
+    copy_pieces(&t, pieces, n_pieces);
+    return shms_writer_commit(w, &t, out);
+}
+
+int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
+                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
+    return shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, out, NULL);
+}

@@ -1,0 +1,46 @@
+"""What P0 of `shm` keeps beside the items of the store: their prompt updates, bounded by their sizes."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeAlias
+
+from shmstore.multimodal.values.items import ResolvedPromptUpdate
+
+__all__ = ["Entry", "Kept", "UpdatesBook"]
+
+Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
+Entry: TypeAlias = tuple[Kept, int]
+"""And their size."""
+
+
+class UpdatesBook(OrderedDict[str, Entry]):
+    """Prompt updates by hash, the least recently used first; changed by `add` and `drop`, in one thread at a time.
+
+    Between an entry's change and that of `nbytes` nothing is called: an interrupt comes before both or after both.
+    """
+
+    __slots__ = ("_capacity", "nbytes")
+
+    def __init__(self, capacity: float) -> None:
+        super().__init__()
+        self._capacity = capacity
+        self.nbytes = 0
+
+    def add(self, mm_hash: str, entry: Entry) -> None:
+        """Keep the updates, for which others may go; if they are larger than the whole book, drop them alone."""
+        size = entry[1]
+        if mm_hash in self:
+            self.drop(mm_hash)
+        if size > self._capacity:
+            return
+        while self.nbytes + size > self._capacity:
+            self.drop(next(iter(self)))
+        self[mm_hash] = entry
+        self.nbytes += size
+
+    def drop(self, mm_hash: str) -> None:
+        """Forget the updates; absent: nothing."""
+        if mm_hash in self:
+            self.nbytes -= self[mm_hash][1]
+            del self[mm_hash]

@@ -1,0 +1,7 @@
+"""The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` takes in place. Two roles, two types."""
+
+from shmstore.store.reader import ObjectStoreReader
+from shmstore.store.stats import ReaderStats, StoreStats
+from shmstore.store.writer import ObjectStoreWriter
+
+__all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"]

@@ -1,0 +1,151 @@
+"""What callers give: checked, and as the bindings take it; and what the two roles share."""
+
+import operator
+import os
+import warnings
+from types import TracebackType
+from typing import Any, Self
+
+from shmstore.bindings import store as native
+from shmstore.errors import StoreClosedError, shown
+from shmstore.refs import ObjectRef, StoreHandle
+from shmstore.serde import MsgpackSerde, ObjectSerde
+
+__all__ = [
+    "DEFAULT_SERDE",
+    "Closable",
+    "checked_name",
+    "checked_serde",
+    "expected_store",
+    "hides_payload",
+    "int_of",
+    "packed_key",
+    "packed_ref",
+]
+
+DEFAULT_SERDE = MsgpackSerde()
+_MAX_UID = 2**32 - 2
+
+
+def int_of(name: str, value: Any, low: int, high: int) -> int:
+    """Return `value` as an int of the range; TypeError or ValueError, naming the argument, where it is none."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be an int, not {type(value).__name__}") from None
+    if not low <= number <= high:
+        raise ValueError(f"{name} must be from {low} to {high}, not {shown(number)}")
+    return number
+
+
+def checked_name(name: Any) -> str:
+    """Return the name; TypeError or ValueError if no store can have it."""
+    if not isinstance(name, str):
+        more = "; pass its handle" if hasattr(name, "handle") else ""
+        raise TypeError(f"name must be a str, not {type(name).__name__}{more}")
+    if name.startswith("/dev/shm/"):
+        raise ValueError(f"not a store's name: {shown(name)}; pass it without /dev/shm/")
+    try:
+        size = len(os.fsencode(name))
+    except UnicodeEncodeError as error:
+        raise ValueError(f"not a store's name: {shown(name)}; {error.reason} (position {error.start})") from None
+    if "/" in name or "\0" in name or name in ("", ".", "..") or size > native.MAX_NAME:
+        raise ValueError(
+            f"not a store's name: {shown(name)}; up to {native.MAX_NAME} bytes, without a slash, not . or .."
+        )
+    return name
+
+
+def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
+    """Return the name, the store's number and the number of ranks, none of which was checked on its way here."""
+    try:
+        return (
+            checked_name(handle.name),
+            int_of("store_id", handle.store_id, 0, 0xFFFFFFFF),
+            int_of("n_readers", handle.n_readers, 1, native.MAX_READERS),
+        )
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"this StoreHandle is none that a writer made: {error}") from None
+
+
+def expected_store(store: str | StoreHandle, allow_uid: int | None) -> tuple[str, int, int, int]:
+    """Return the name, and what the store of that name must be to be the one that is meant."""
+    uid = native.OWN_UID if allow_uid is None else int_of("allow_uid", allow_uid, 0, _MAX_UID)
+    if isinstance(store, StoreHandle):
+        return *_checked_handle(store), uid
+    return checked_name(store), native.ANY_STORE, 0, uid
+
+
+def checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
+    """Return the serializer, or the default one for None; TypeError for what is not a serializer."""
+    if serde is None:
+        return DEFAULT_SERDE
+    if isinstance(serde, type):
+        raise TypeError(f"serde must be an instance: pass {serde.__name__}()")
+    missing = [name for name in ("encode", "fill", "decode", "layout") if not callable(getattr(serde, name, None))]
+    if missing:
+        raise TypeError(
+            f"serde must be an ObjectSerde, such as MsgpackSerde(); {type(serde).__name__} has no {', '.join(missing)}"
+        )
+    return serde
+
+
+def hides_payload(serde: ObjectSerde) -> bool:
+    """Say whether its views are arrays and tensors, which show the collector no payload; others may be anything."""
+    return type(serde) is MsgpackSerde
+
+
+def packed_key(key: str) -> bytes:
+    """Return the key in UTF-8; TypeError or ValueError if no store can have it."""
+    try:
+        packed = key.encode()
+    except AttributeError:
+        raise TypeError(f"a key must be a str, not {type(key).__name__}") from None
+    except UnicodeEncodeError as error:
+        raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
+    if not 0 < len(packed) <= native.MAX_KEY:
+        raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
+    return packed
+
+
+def packed_ref(ref: ObjectRef) -> bytes:
+    """Return the reference's 40 bytes; TypeError for what is not a reference."""
+    try:
+        return ref._packed
+    except AttributeError:
+        more = ""
+        if isinstance(ref, (bytes, bytearray, memoryview)):
+            more = "; ObjectRef.from_bytes makes one of 40 bytes"
+        elif isinstance(ref, str):
+            more = "; the writer's put and get_cached make one of a key"
+        raise TypeError(f"expected an ObjectRef, not {type(ref).__name__}{more}") from None
+
+
+class Closable:
+    """Context manager, and a warning where a store's end was forgotten."""
+
+    _open = False
+    _pid = 0
+
+    def close(self) -> None:
+        """Let the store go."""
+        raise NotImplementedError  # pragma: no cover - both subclasses have their own
+
+    def __enter__(self) -> Self:
+        if not self._open:
+            raise StoreClosedError(f"{self!r} cannot be entered again")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if self._open and self._pid == os.getpid():
+            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"an {type(self).__name__} cannot be pickled; send the writer's `handle` and attach there")

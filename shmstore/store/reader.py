@@ -1,0 +1,152 @@
+"""`ObjectStoreReader` turns references into read-only views."""
+
+import os
+from typing import Any
+
+from shmstore.bindings import store as native
+from shmstore.bindings.handles import hidden
+from shmstore.errors import (
+    ForeignStoreError,
+    LayoutMismatchError,
+    RankInUseError,
+    ShmStoreError,
+    StaleRefError,
+    StoreNotFoundError,
+    shown,
+)
+from shmstore.refs import ObjectRef, StoreHandle
+from shmstore.serde import ObjectSerde
+from shmstore.store import refusals
+from shmstore.store.arguments import (
+    DEFAULT_SERDE,
+    Closable,
+    checked_serde,
+    expected_store,
+    hides_payload,
+    int_of,
+    packed_ref,
+)
+from shmstore.store.stats import ReaderStats
+
+__all__ = ["ObjectStoreReader"]
+
+
+class ObjectStoreReader(Closable):
+    """One rank of a store: turns references into read-only views of the shared pages; made by `attach`.
+
+    Thread-safe. Attach after a fork or in a spawned process, never before.
+    """
+
+    def __init__(
+        self,
+        reader: native.Reader | None = None,
+        name: str = "",
+        rank: int = 0,
+        serde: ObjectSerde = DEFAULT_SERDE,
+        **options: Any,
+    ) -> None:
+        """Wrap an opened segment; callers use `attach`."""
+        if not isinstance(reader, native.Reader) or options:
+            raise TypeError("an ObjectStoreReader is made by ObjectStoreReader.attach(handle, rank)")
+        self._reader = reader
+        self._serde = serde
+        self._hides = hides_payload(serde)
+        self._name = name
+        self._rank = rank
+        self._open = True
+        self._pid = os.getpid()
+
+    @classmethod
+    def attach(
+        cls,
+        handle_or_name: StoreHandle | str,
+        rank: int = 0,
+        *,
+        serde: ObjectSerde | None = None,
+        allow_uid: int | None = None,
+    ) -> "ObjectStoreReader":
+        """Attach to a store as `rank`, from 0 to n_readers - 1; `serde` must be the writer's.
+
+        A rank that attaches again starts anew: older leases are not for it. The store must be this user's and closed
+        to others; with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError,
+        RankInUseError while a process (or views of a closed reader) has the rank, ValueError for a rank out of range,
+        ForeignStoreError, LayoutMismatchError and CorruptStoreError for what is no intact store or not that of the
+        handle, SharedMemoryError where shared memory cannot be used.
+        """
+        chosen_serde = checked_serde(serde)
+        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid)
+        rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
+        try:
+            reader = native.Reader.attach(name, rank, store_id, ranks, uid)
+        except StoreNotFoundError as error:
+            raise refusals.not_found(error, name, isinstance(handle_or_name, StoreHandle)) from None
+        except RankInUseError:
+            raise refusals.in_use(name, rank) from None
+        except LayoutMismatchError as error:
+            raise refusals.another_layout(error, name) from None
+        except ForeignStoreError:
+            raise refusals.foreign(name, uid) from None
+        except OSError as error:
+            raise refusals.unusable(error, name) from None
+        except ValueError as error:
+            if isinstance(error, ShmStoreError):
+                raise
+            raise ValueError(f"store {shown(name)} has no rank {rank}: it was created for fewer readers") from None
+        return cls(reader, name, rank, chosen_serde)
+
+    def __repr__(self) -> str:
+        return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
+
+    @property
+    def name(self) -> str:
+        """The store's POSIX name, without a slash."""
+        return self._name
+
+    @property
+    def rank(self) -> int:
+        """The rank attached as."""
+        return self._rank
+
+    @property
+    def store_id(self) -> int:
+        """The store's number, as in `ObjectRef.store_id`."""
+        return self._reader.store_id
+
+    def get(self, ref: ObjectRef, copy: bool = False) -> Any:
+        """Return the object and acknowledge its lease: read-only views that keep it alive until the last has gone.
+
+        The same reference may be read again, as long as the object is there. Writing to a tensor view is a
+        segmentation fault: torch has no read-only tensors, the pages are. With `copy` the value is private and
+        writable, and nothing is kept. Raises StaleRefError where the object has gone, or was never there.
+        """
+        try:
+            meta, payload = self._reader.acquire(packed_ref(ref))
+        except StaleRefError as error:
+            raise refusals.stale(error, ref, self._reader.store_id) from None
+        if not self._hides:
+            payload = hidden(payload)
+        return self._serde.decode(meta, payload, copy=copy)
+
+    def release(self, ref: ObjectRef) -> bool:
+        """Acknowledge without reading; False where the lease is over, or its object has gone.
+
+        StaleRefError for a reference whose object is here and never had it.
+        """
+        try:
+            return self._reader.release(packed_ref(ref))
+        except StaleRefError as error:
+            raise refusals.stale(error, ref, self._reader.store_id) from None
+
+    def validate(self, ref: ObjectRef) -> bool:
+        """Say whether `get` would find the object; changes nothing."""
+        return self._reader.validate(packed_ref(ref))
+
+    def stats(self) -> ReaderStats:
+        """Return the rank's figures as of now."""
+        return ReaderStats(**self._reader.stats())
+
+    def close(self) -> None:
+        """Make no more calls; views stay valid, and the rank is taken until the last of them has gone. Idempotent."""
+        if self._open:
+            self._reader.close()
+            self._open = False

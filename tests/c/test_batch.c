@@ -1,0 +1,158 @@
+/* test_batch.c - what a batch has done is undone as a whole, once, and only where it is still there. */
+#include "store/batch.h"
+#include "support.h"
+
+static shms_writer *w;
+static shms_batch b;
+static const char *name;
+
+static void begin(void) {
+    shms_options o = {.capacity = 8192, .n_readers = 1, .max_objects = 16};
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("batch"), &o));
+    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    CHECK_EQ(SHMS_OK, put_marked(w, "old", 64, 1, NULL));
+}
+
+static void end(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_batch_drop(w, &b);
+    b = (shms_batch){0};
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+static shms_stats stats(void) {
+    shms_stats s;
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &s));
+    return s;
+}
+
+static int put(const char *key) { return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "m", 1, 0, NULL, 0); }
+
+static void only_the_old_object_is_left(void) {
+    shms_stats s = stats();
+    CHECK(s.objects == 1 && s.open_leases == 0 && s.used_bytes == 128);
+    CHECK_EQ(1, shms_writer_count(w));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+}
+
+static void everything_is_undone_and_again_is_nothing(void) {
+    begin();
+    for (char c = 'a'; c < 'a' + 9; c++)
+        CHECK_EQ(SHMS_OK, put((char[]){c, 0}));
+    for (int i = 0; i < 9; i++)
+        CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, i % 2 ? "a" : "old", i % 2 ? 1 : 3));
+    CHECK_EQ(18, stats().open_leases);
+    shms_batch_item items[18];
+    memcpy(items, b.items, sizeof items);
+    shms_batch_undo(w, &b);
+    only_the_old_object_is_left();
+    shms_batch_undo(w, &b);
+    only_the_old_object_is_left();
+    CHECK_EQ(SHMS_OK, put_marked(w, "other", 0, 1, NULL)); /* in the slot and the entry of one that is undone */
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "other", 5, ref));
+    shms_stats before = stats(), after;
+    b.keep = 0; /* as if the first undoing had not been noted */
+    memcpy(b.items, items, sizeof items);
+    b.n_items = 18;
+    shms_batch_undo(w, &b);
+    after = stats();
+    CHECK(!memcmp(&before, &after, sizeof before));
+    uint8_t out[100];
+    uint64_t sizes[2] = {sizeof out};
+    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, sizes));
+    CHECK_EQ(9 * 5, sizes[0]); /* who keeps something beside the objects is told */
+    end();
+}
+
+static void what_is_kept_stays_and_the_batch_begins_again(void) {
+    begin();
+    CHECK_EQ(SHMS_OK, put("a"));
+    b.keep = 1;
+    shms_batch_undo(w, &b);
+    CHECK(stats().objects == 2 && stats().open_leases == 1);
+    CHECK_EQ(SHMS_OK, put("b"));
+    CHECK_EQ(0, b.keep);
+    shms_batch_drop(w, &b);
+    CHECK(stats().objects == 2 && stats().open_leases == 1 && shms_writer_has(w, "a", 1) == 1);
+    end();
+}
+
+static void a_ticket_is_undone_in_each_of_its_states(void) {
+    for (int leased = 0; leased < 2; leased++)
+        for (int committed = 0; committed < 2; committed++) {
+            begin();
+            CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, 64, leased));
+            if (committed)
+                CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b));
+            CHECK_EQ((uint64_t)(leased && committed), stats().open_leases);
+            shms_batch_undo(w, &b);
+            only_the_old_object_is_left();
+            end();
+        }
+}
+
+static void a_ticket_of_a_closed_writer_is_ended_and_no_more(void) {
+    begin();
+    CHECK_EQ(SHMS_OK, put("a"));
+    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, 64, 1));
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    shms_batch_undo(w, &b);
+    CHECK_EQ(0, w->unfinished);
+    shms_writer *successor;
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&successor, name));
+    CHECK_EQ(2, shms_writer_count(successor));
+    shms_writer_free(w);
+    w = successor;
+    end();
+}
+
+static void a_refusal_is_in_the_batch_that_met_it(void) {
+    begin();
+    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, 64, 1));
+    CHECK_EQ(SHMS_EFULL, shms_batch_begin(w, &b, "large", 5, "m", 1, 8000, 1));
+    CHECK(b.refusal.capacity == 8192 && b.refusal.used_bytes == 256 && b.refusal.kept == 128);
+    CHECK(b.refusal.awaited[0] == 1 && b.refusal.reclaimable == 128);
+    shms_batch_undo(w, &b);
+    only_the_old_object_is_left();
+    end();
+}
+
+static void keys_are_protected_until_the_undoing(void) {
+    begin();
+    CHECK_EQ(SHMS_OK, shms_batch_protect(w, &b, (const uint8_t *)"\3\0\0\0old\3\0\0\0new\3\0\0\0old", 21));
+    CHECK_EQ(1, shms_writer_delete(w, "old", 3));
+    CHECK_EQ(1, stats().objects); /* still */
+    CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 8100, 1, NULL));
+    shms_batch_undo(w, &b);
+    CHECK_EQ(0, stats().objects);
+    CHECK_EQ(0, w->n_kept);
+    CHECK_EQ(SHMS_OK, put_marked(w, "large", 8100, 1, NULL));
+    end();
+}
+
+static void a_child_undoes_nothing(void) {
+    begin();
+    CHECK_EQ(SHMS_OK, put("a"));
+    pid_t child = fork();
+    if (child == 0) {
+        shms_batch_drop(w, &b);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    CHECK(stats().objects == 2 && stats().open_leases == 1);
+    end();
+}
+
+int main(void) {
+    everything_is_undone_and_again_is_nothing();
+    what_is_kept_stays_and_the_batch_begins_again();
+    a_ticket_is_undone_in_each_of_its_states();
+    a_ticket_of_a_closed_writer_is_ended_and_no_more();
+    a_refusal_is_in_the_batch_that_met_it();
+    keys_are_protected_until_the_undoing();
+    a_child_undoes_nothing();
+    return 0;
+}

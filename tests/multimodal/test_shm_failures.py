@@ -1,0 +1,132 @@
+"""A call of the `shm` sender that fails leaves everything as it was; tests/test_interrupts.py interrupts each."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from mm_helpers import MIB, config, features, item, update
+
+from shmstore import CacheMissError, ObjectRef
+from shmstore.multimodal import (
+    CacheInfo,
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalKwargsItem,
+    ShmObjectStoreSenderCache,
+    processor_cache_from_config,
+)
+
+
+def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:
+    """A and b are cached; c is stored, but its updates have gone; there is no room for d's beside theirs."""
+    sender = processor_cache_from_config(config(book, MIB, cache_type="shm", shm_max_object_size_mb=1))
+    assert isinstance(sender, ShmObjectStoreSenderCache)
+    for mm_hash in "cab":
+        sender.release([sender.get_and_update_item(_given(mm_hash), mm_hash)[0]])
+    return sender
+
+
+def _given(mm_hash: str, nbytes: int = 30) -> tuple[MultiModalKwargsItem, list[Any]]:
+    return item(nbytes), [update(mm_hash * 1000)]
+
+
+def _unknown() -> MultiModalKwargsItem:
+    """An item with nothing in it that the serializer knows."""
+    return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())])
+
+
+def _state(sender: ShmObjectStoreSenderCache) -> dict[str, Any]:
+    return {
+        "leases": sender.writer.stats().open_leases,
+        "keys": sender.writer.keys(),
+        "updates": dict(sender._book),
+        "nbytes": sender._book.nbytes,
+        "counts": sender.make_stats(),
+        "inline": (sender.inline_full, sender.inline_too_large),
+        "cached": sender.is_cached(list("abcd")),
+    }
+
+
+def _leases(sender: ShmObjectStoreSenderCache, left: int = 0) -> list[ObjectRef]:
+    """Hold all entries for leases but so many."""
+    return [sender.writer.get_cached("a") for _ in range(sender.writer.stats().max_leases - left)]
+
+
+def test_a_batch_that_fails_keeps_the_updates_of_an_item_whose_lease_was_refused() -> None:
+    with _sender() as sender:
+        held = _leases(sender)
+        before = _state(sender)
+        with pytest.raises(TypeError, match="no serializer"):
+            sender.get_and_update([_given("a"), (_unknown(), [])], ["a", "bad"])
+        assert before == _state(sender)
+        assert sender.is_cached_item("a")
+        assert len(held) == sender.release(held)
+
+
+def test_a_batch_that_fails_pushes_no_updates_out() -> None:
+    with _sender() as sender:
+        before = _state(sender)
+        with pytest.raises(TypeError, match="no serializer"):
+            sender.get_and_update([_given("d"), (_unknown(), [])], ["d", "bad"])
+        assert before == _state(sender)
+        assert [True, True, False, False] == sender.is_cached(list("abcd"))
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_where_leases_run_out_all_that_is_missing_is_named_and_nothing_dropped(left: int) -> None:
+    with _sender(book=MIB) as sender:
+        held = _leases(sender, left)
+        before = _state(sender)
+        inputs: Sequence[Any] = [None, None, _given("d"), None, None, None]
+        hashes = ["a", "b", "d", "c", "d", "b"]
+        with pytest.raises(CacheMissError) as caught:
+            sender.get_and_update(inputs, hashes)
+        assert ("a", "b", "c")[left:] == caught.value.mm_hashes
+        assert before == _state(sender)
+        assert [True, True, True] == sender.is_cached(list("abc"))
+        sent = sender.get_and_update([_given(mm_hash) for mm_hash in hashes], hashes)
+        assert 6 - left == sum(isinstance(what, MultiModalKwargsItem) for what, _ in sent)
+        assert [update(mm_hash * 1000) for mm_hash in hashes] == [updates[0] for _, updates in sent]
+        sender.release(held)
+
+
+def test_an_item_that_was_given_goes_inline_where_its_second_lease_is_refused() -> None:
+    with _sender() as sender:
+        _leases(sender, 1)
+        sent = sender.get_and_update([_given("a"), None], ["a", "a"])
+        assert [ObjectRef, MultiModalKwargsItem] == [type(what) for what, _ in sent]
+        assert CacheInfo(1, 5) == sender.make_stats()
+
+
+# --- what the caller keeps -----------------------------------------------------------------------------------------
+
+
+def test_stored_updates_are_nobodys_list() -> None:
+    with _sender() as sender:
+        mine = [update("d")]
+        sender.get_and_update([(item(3), mine), (item(3), mine)], ["d", "e"])
+        mine.append(update("later"))
+        for _ in range(2):
+            outputs = [
+                sender.get_and_update_item(None, "d"),
+                *sender.get_and_update([None, None, None], ["d", "e", "d"]),
+            ]
+            for _, updates in outputs:
+                assert [update("d")] == updates
+                assert isinstance(updates, list)
+                updates[0] = updates[0].with_item_idx(5)
+                updates.append(update("later"))
+        mine = [update("f")]
+        sender.get_and_update_item((item(3), mine), "f")[1].append(update("later"))  # type: ignore[attr-defined]
+        assert [update("f")] == sender.get_and_update_item(None, "f")[1]
+
+
+def test_release_of_what_is_no_reference_item_or_none_is_an_error_and_gives_nothing_back() -> None:
+    with _sender() as sender:
+        output = sender.get_and_update_item(None, "a")
+        ref = output[0]
+        for wrong in ([output], features(["a"], [ref]), [ref, output], [ref, b""], item(3)):
+            with pytest.raises(TypeError, match="ObjectRef, MultiModalKwargsItem or None"):
+                sender.release(wrong)  # type: ignore[arg-type]
+            assert 1 == sender.writer.stats().open_leases
+        assert 1 == sender.release(iter([None, item(3), ref]))
