@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import pytest
@@ -23,6 +23,8 @@ SHM = Path("/dev/shm")
 PREFIX = f"t{os.getpid()}-{secrets.token_hex(3)}"
 """Starts the name of every store that a test creates."""
 
+T = TypeVar("T")
+E = TypeVar("E", bound=BaseException)
 _numbers = itertools.count()
 
 
@@ -73,7 +75,7 @@ class Stores:
     def recover(self, store: Any) -> ObjectStoreWriter:
         return self.keep(ObjectStoreWriter.recover(store))
 
-    def keep(self, opened: Any) -> Any:
+    def keep(self, opened: T) -> T:
         self._opened.append(opened)
         return opened
 
@@ -140,8 +142,8 @@ def crowd(writer: ObjectStoreWriter, laps: int = 3) -> None:
 
 @contextmanager
 def raises(
-    error: type[BaseException] | tuple[type[BaseException], ...], names: Iterable[str] = (), hint: Iterable[str] = ()
-) -> Iterator["pytest.ExceptionInfo[BaseException]"]:
+    error: type[E] | tuple[type[E], ...], names: Iterable[str] = (), hint: Iterable[str] = ()
+) -> Iterator["pytest.ExceptionInfo[E]"]:
     """Expect an error whose message has each of `names`, whole, and whose hint has each of `hint`."""
     with pytest.raises(error) as caught:
         yield caught

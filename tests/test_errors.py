@@ -4,6 +4,7 @@ import errno
 import pickle
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,22 +45,22 @@ BUILT_IN = {
     "NestingError": ValueError,
     "SerdeError": ValueError,
 }
-CLASSES = [getattr(errors, name) for name in BUILT_IN]
+CLASSES: list[type[Any]] = [getattr(errors, name) for name in BUILT_IN]
 
 
-def test_every_public_error_is_in_the_table_of_this_test():
+def test_every_public_error_is_in_the_table_of_this_test() -> None:
     assert sorted([*BUILT_IN, "ShmStoreError"]) == sorted(errors.__all__)
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_each_error_is_a_store_error_and_the_built_in_one_would_catch(cls):
+def test_each_error_is_a_store_error_and_the_built_in_one_would_catch(cls: type[Any]) -> None:
     error = cls()
     assert isinstance(error, ShmStoreError)
     assert isinstance(error, BUILT_IN[cls.__name__])
 
 
 @pytest.mark.parametrize("cls", CLASSES)
-def test_each_error_has_its_own_one_line_hint_and_shows_it(cls):
+def test_each_error_has_its_own_one_line_hint_and_shows_it(cls: type[Any]) -> None:
     error = cls()
     assert error.hint
     assert error.hint != ShmStoreError.default_hint
@@ -68,13 +69,13 @@ def test_each_error_has_its_own_one_line_hint_and_shows_it(cls):
 
 
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls is not CacheMissError])
-def test_a_message_is_printed_as_given_without_quotes_or_numbers(cls):
+def test_a_message_is_printed_as_given_without_quotes_or_numbers(cls: type[Any]) -> None:
     error = cls("no 'x' here", hint="look there")
     assert str(error) == "no 'x' here (hint: look there)"
     assert (error.message, error.hint) == ("no 'x' here", "look there")
 
 
-def test_the_messages_that_the_contract_names_are_the_defaults():
+def test_the_messages_that_the_contract_names_are_the_defaults() -> None:
     assert "already exists in the storage" in str(errors.ObjectExistsError())
     assert "has been modified or is invalid" in str(errors.StaleRefError())
 
@@ -95,7 +96,7 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("error", EXAMPLES, ids=lambda e: f"{type(e).__name__}-{e.message[:20]}")
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-def test_an_error_pickles_with_every_attribute(error, protocol):
+def test_an_error_pickles_with_every_attribute(error: Any, protocol: int) -> None:
     back = pickle.loads(pickle.dumps(error, protocol))
     assert type(back) is type(error)
     assert back.args == error.args
@@ -105,14 +106,14 @@ def test_an_error_pickles_with_every_attribute(error, protocol):
     assert getattr(back, "strerror", None) == getattr(error, "strerror", None)
 
 
-def test_attributes_added_later_and_changed_args_survive_pickling():
+def test_attributes_added_later_and_changed_args_survive_pickling() -> None:
     error = StoreExistsError("there")
     error.store = "abc"  # type: ignore[attr-defined]
     back = pickle.loads(pickle.dumps(error))
     assert back.store == "abc"
 
 
-def test_a_full_store_says_what_was_needed_and_who_holds_what():
+def test_a_full_store_says_what_was_needed_and_who_holds_what() -> None:
     error = StoreFullError(needed=4096, held_bytes_by_rank={2: 30, 0: 10})
     assert error.needed == 4096
     assert error.held_bytes_by_rank == {0: 10, 2: 30}
@@ -120,22 +121,22 @@ def test_a_full_store_says_what_was_needed_and_who_holds_what():
     assert ["4096", "0", "10", "2", "30"] == said
 
 
-def test_what_a_full_store_knows_is_optional():
+def test_what_a_full_store_knows_is_optional() -> None:
     error = StoreFullError()
     assert (error.needed, error.held_bytes_by_rank) == (None, None)
 
 
-def test_a_cache_miss_carries_every_missing_hash_in_order():
+def test_a_cache_miss_carries_every_missing_hash_in_order() -> None:
     error = CacheMissError(iter(["b", "a"]))
     assert error.mm_hashes == ("b", "a")
     assert "b, a" in str(error)
 
 
-def test_one_hash_given_as_a_string_is_one_hash():
+def test_one_hash_given_as_a_string_is_one_hash() -> None:
     assert CacheMissError("abc").mm_hashes == ("abc",)
 
 
-def test_file_errors_carry_the_number_that_callers_compare():
+def test_file_errors_carry_the_number_that_callers_compare() -> None:
     assert StoreNotFoundError("gone").errno == errno.ENOENT
     assert StoreExistsError("there").errno == errno.EEXIST
     assert StoreSpaceError(needed=2, free=1).errno == errno.ENOSPC
@@ -143,7 +144,7 @@ def test_file_errors_carry_the_number_that_callers_compare():
     assert ForeignStoreError().errno == errno.EACCES
 
 
-def test_an_unknown_type_is_named_in_the_message_and_in_the_hint():
+def test_an_unknown_type_is_named_in_the_message_and_in_the_hint() -> None:
     error = UnknownTypeError(type_name="mod.Foo")
     assert "'mod.Foo'" in error.message
     assert "'mod.Foo'" in error.hint

@@ -8,24 +8,22 @@ works. Who has another subject adds it to `CASES`.
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from tests.multimodal.mm_helpers import MIB, config, item, update
 
 from shmstore import CacheMissError, ObjectStoreReader, ObjectStoreWriter, refs
 from shmstore.bindings import batch, handles
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
-    LRUCache,
     MultiModalBatchedField,
     MultiModalFieldElem,
     MultiModalKwargsItem,
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
-    lru,
 )
 from shmstore.multimodal.caches import shm_receiver, shm_sender
 from shmstore.multimodal.caches import updates_book as book_module
@@ -33,6 +31,7 @@ from shmstore.multimodal.caches.updates_book import UpdatesBook
 from shmstore.store import reader as reader_module
 from shmstore.store import writer as writer_module
 from tests.interrupts import Second, interrupted_at
+from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
 
 BINDINGS = [module.__file__ for module in (native, batch, handles)]
@@ -178,32 +177,6 @@ class Book:
         check_book(self.book)
 
 
-class Lru:
-    """A cache of three entries, one of them pinned."""
-
-    files = [lru.__file__]  # noqa: RUF012 - as in the others
-
-    def __init__(self) -> None:
-        self.cache: LRUCache[str, int] = LRUCache(6, lambda value: value)
-        self.cache.update(a=2, b=2, c=2)
-        self.cache.pin("c")
-
-    def close(self) -> None:
-        pass
-
-    def check(self) -> None:
-        cache = self.cache
-        for key in ("a", "b", "c", "new"):
-            assert (cache.peek(key) is not None) == (key in cache) == (key in cache.order)
-        cache.unpin("c")
-        for n in range(9):
-            cache[f"n{n}"] = 3
-        assert ("n7", "n8") == cache.order
-        assert 6 == cache.currsize == sum(cache.values())
-        cache.clear()
-        self.__init__()  # type: ignore[misc]
-
-
 def given(mm_hash: str, nbytes: int = 30) -> Any:
     return item(nbytes), [update(mm_hash * 1000)]
 
@@ -255,12 +228,6 @@ CASES: dict[str, Case] = {
     "book add": Case(Book, lambda s: s.book.add("new", ((), 5))),
     "book add again": Case(Book, lambda s: s.book.add("a", ((), 3))),
     "book drop": Case(Book, lambda s: s.book.drop("b")),
-    "lru store": Case(Lru, lambda s: s.cache.__setitem__("new", 3)),
-    "lru store what grows": Case(Lru, lambda s: s.cache.__setitem__("a", 3)),
-    "lru pop": Case(Lru, lambda s: s.cache.pop("a")),
-    "lru pop of a pinned entry": Case(Lru, lambda s: s.cache.pop("c", None)),
-    "lru popitem": Case(Lru, lambda s: s.cache.popitem()),
-    "lru clear": Case(Lru, lambda s: s.cache.clear()),
 }
 
 
@@ -281,7 +248,7 @@ def test_a_call_that_is_interrupted_leaves_nothing(name: str) -> None:
         number += 1
         with made(case.subject) as subject:
             before = subject.state() if case.undone else None
-            again = interrupted_at(number, lambda subject=subject: case.call(subject), *subject.files, exact=True)
+            again = interrupted_at(number, partial(case.call, subject), *subject.files, exact=True)
             if again and case.undone:
                 assert before == subject.state(), f"interrupt {number}"
             if again or not case.undone:
@@ -318,9 +285,7 @@ def test_a_batch_that_fails_and_whose_undoing_is_interrupted_leaves_nothing_that
         with made(Sender) as subject:
             before = subject.state()
             try:
-                again = interrupted_at(
-                    number, lambda subject=subject: subject.batch(*MIXED, ("bad", BAD)), *SENDER, exact=True
-                )
+                again = interrupted_at(number, partial(subject.batch, *MIXED, ("bad", BAD)), *SENDER, exact=True)
             except TypeError:
                 again = False
             after = subject.state()
@@ -406,7 +371,7 @@ def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_thou
     while again:
         with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
             number = len(kept) + 1
-            again = interrupted_at(number, lambda writer=writer: make(writer), shm_sender.__file__, exact=True)
+            again = interrupted_at(number, partial(make, writer), shm_sender.__file__, exact=True)
             if again:
                 ShmObjectStoreSenderCache(settings, writer)
     assert len(kept) > 5

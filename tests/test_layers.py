@@ -187,7 +187,7 @@ def test_only_the_bindings_touch_cffi(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources(), ids=module_of)
 def test_nothing_uses_what_registers_segments_or_dies_with_its_holder(path: Path) -> None:
-    banned = (
+    banned: tuple[str, ...] = (
         "multiprocessing.shared_memory",
         "multiprocessing.resource_tracker",
         "multiprocessing.Lock",

@@ -3,6 +3,9 @@
 import json
 import re
 import traceback
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -28,42 +31,50 @@ from shmstore.multimodal import (
 )
 from shmstore.serde import MsgpackSerde, PickleSerde, TensorSpec, register_type
 from shmstore.serde.wire import ARRAY, OBJECT, TENSOR
+from tests.support import Stores
 
-TEXT = "x" * 5_000_000
+TEXT: Any = "x" * 5_000_000
+NUMBER: Any = 5
 LONG_KEY = "k" * 65_536
 SERDE = MsgpackSerde()
 BIG_INT = 10**100_000
-NESTED = current = {}
+NESTED: dict[str, Any] = {}
+current = NESTED
 for _ in range(90):
-    current["k" * 1000] = current = {}
+    current["k" * 1000] = {}
+    current = current["k" * 1000]
 current["end"] = object()
 
 
-def elem(key="k", modality="image", data=None):
+def elem(key: str = "k", modality: str = "image", data: Any = None) -> MultiModalFieldElem:
     return MultiModalFieldElem(modality, key, torch.zeros(1) if data is None else data, MultiModalBatchedField())
 
 
-def item(**of):
+def item(**of: Any) -> MultiModalKwargsItem:
     return MultiModalKwargsItem.from_elems([elem(**of)])
 
 
-def sender(writer):
+def sender(writer: ObjectStoreWriter) -> ShmObjectStoreSenderCache:
     return ShmObjectStoreSenderCache(MultiModalCacheConfig(processor_cache_gb=1, cache_type="shm"), writer)
 
 
+def lru() -> Any:
+    return processor_cache_from_config(MultiModalCacheConfig(processor_cache_gb=1))
+
+
 @pytest.fixture
-def writer(stores):
+def writer(stores: Stores) -> ObjectStoreWriter:
     made = stores.create(max_object_size=200_000)
     made.put(LONG_KEY, torch.zeros(1))
     return made
 
 
-def enter(context):
+def enter(context: AbstractContextManager[object]) -> None:
     with context:
         pass
 
 
-STORE = {
+STORE: dict[str, Callable[[ObjectStoreWriter], object]] = {
     "put": lambda w: w.put(TEXT, 1),
     "put, what is there": lambda w: w.put(LONG_KEY, 1),
     "put, a value": lambda w: w.put("a", {TEXT: object()}),
@@ -75,7 +86,7 @@ STORE = {
     "touch": lambda w: w.touch(TEXT),
     "protect": lambda w: enter(w.protect(TEXT)),
     "protect, of a list": lambda w: enter(w.protect([TEXT])),
-    "reserve": lambda w: enter(w.reserve(TEXT, TensorSpec((1,), "u1"))),
+    "reserve": lambda w: enter(w.reserve(TEXT, TensorSpec((1,), np.dtype("u1")))),
     "reserve, a template": lambda w: enter(w.reserve("a", {TEXT: object()})),
     "delete": lambda w: w.delete(TEXT),
     "create": lambda w: ObjectStoreWriter.create(TEXT, capacity=64, n_readers=1),
@@ -94,10 +105,10 @@ STORE = {
     "sender, surrogates": lambda w: sender(w).is_cached([TEXT + "\ud800"]),
     "sender, misses": lambda w: sender(w).get_and_update([None] * 50, [f"{n}{LONG_KEY[5:]}" for n in range(50)]),
     "sender, a value": lambda w: sender(w).get_and_update([(item(data={TEXT: object()}), [])], [LONG_KEY]),
-    "sender, no item": lambda w: sender(w).get_and_update([5], [LONG_KEY]),
-    "sender, no updates": lambda w: sender(w).get_and_update([(item(), [5])], [LONG_KEY]),
+    "sender, no item": lambda w: sender(w).get_and_update([NUMBER], [LONG_KEY]),
+    "sender, no updates": lambda w: sender(w).get_and_update([(item(), [NUMBER])], [LONG_KEY]),
 }
-OTHERS = {
+OTHERS: dict[str, Callable[[], object]] = {
     "handle, no JSON": lambda: StoreHandle.from_json(TEXT),
     "handle, no object": lambda: StoreHandle.from_json(json.dumps(TEXT)),
     "handle, without fields": lambda: StoreHandle.from_json(json.dumps({"name": TEXT})),
@@ -113,9 +124,9 @@ OTHERS = {
     "encode, a dtype": lambda: SERDE.encode(np.zeros(1, [(LONG_KEY, object)])),
     "encode, a shape": lambda: SERDE.encode(torch.zeros([1] * 900 + [70000, 0])),
     "layout, a dtype": lambda: TensorSpec((1,), TEXT),
-    "layout, a shape": lambda: TensorSpec(TEXT, "u1"),
+    "layout, a shape": lambda: TensorSpec(TEXT, np.dtype("u1")),
     "pickle": lambda: PickleSerde().encode(type(TEXT[:4000], (), {})()),
-    "register": lambda: register_type(TEXT, 5, list, list),
+    "register": lambda: register_type(TEXT, NUMBER, list, list),
     "register, no class": lambda: register_type("a", TEXT, list, list),
     "decode, a dtype": lambda: SERDE.decode(msgpack.packb([TENSOR, TEXT, 0, 1]), b""),
     "decode, an array's dtype": lambda: SERDE.decode(msgpack.packb([ARRAY, TEXT, 0, 1]), b""),
@@ -134,13 +145,13 @@ OTHERS = {
     "tree, a path": lambda: parse_tree(msgpack.packb({TEXT: [TENSOR, "uint8", 0, 2]}), 1),
     "config": lambda: MultiModalCacheConfig(processor_cache_gb=1, cache_type=TEXT),
     "config, prefault": lambda: MultiModalCacheConfig(processor_cache_gb=1, shm_prefault=TEXT),
-    "item, a key": lambda: MultiModalKwargsItem({TEXT: 5}),
+    "item, a key": lambda: MultiModalKwargsItem({TEXT: NUMBER}),
     "item, another key": lambda: MultiModalKwargsItem({TEXT: elem("l" + TEXT)}),
     "item, two of a key": lambda: MultiModalKwargsItem.from_elems([elem(TEXT), elem(TEXT)]),
     "item, modalities": lambda: MultiModalKwargsItem({str(n): elem(str(n), f"{n}{LONG_KEY}") for n in range(50)}),
-    "items, a modality": lambda: MultiModalKwargsItems({TEXT: [5]}),
+    "items, a modality": lambda: MultiModalKwargsItems({TEXT: [NUMBER]}),
     "items, no data": lambda: MultiModalKwargsItems({TEXT: [None]}).require_data(),
-    "items, a configuration": lambda: MultiModalKwargsItems.from_hf_inputs({}, {TEXT: 5}),
+    "items, a configuration": lambda: MultiModalKwargsItems.from_hf_inputs({}, {TEXT: NUMBER}),
     "items, of different numbers": lambda: MultiModalKwargsItems.from_hf_inputs(
         {TEXT + str(n): torch.zeros(n) for n in (1, 2)},
         {TEXT + str(n): MultiModalFieldConfig.batched(TEXT) for n in (1, 2)},
@@ -151,12 +162,8 @@ OTHERS = {
     "range": lambda: PlaceholderRange(TEXT, 1),
     "hash": lambda: hash_item({TEXT: object()}),
     "hash, a path": lambda: hash_item(NESTED),
-    "lru, misses": lambda: processor_cache_from_config(MultiModalCacheConfig(processor_cache_gb=1)).get_and_update(
-        [None] * 50, [LONG_KEY] * 50
-    ),
-    "lru, no item": lambda: processor_cache_from_config(MultiModalCacheConfig(processor_cache_gb=1)).get_and_update(
-        [5], [LONG_KEY]
-    ),
+    "lru, misses": lambda: lru().get_and_update([None] * 50, [LONG_KEY] * 50),
+    "lru, no item": lambda: lru().get_and_update([NUMBER], [LONG_KEY]),
     "misses": lambda: (_ for _ in ()).throw(CacheMissError([LONG_KEY] * 1000)),
     "ranks": lambda: (_ for _ in ()).throw(StoreFullError(needed=1, held_bytes_by_rank=dict.fromkeys(range(256), 1))),
     "block pool": lambda: scheduler.BlockPool(4, enable_caching=True, free_order=TEXT),
@@ -164,7 +171,7 @@ OTHERS = {
 }
 
 
-def check(function, *arguments):
+def check(function: Callable[..., Any], *arguments: Any) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - its type is other tests' business
         function(*arguments)
     assert len(str(caught.value)) < 1000, traceback.format_exception_only(caught.value)[-1][:300]
@@ -174,30 +181,30 @@ def check(function, *arguments):
 
 
 @pytest.mark.parametrize("name", STORE)
-def test_a_store_shows_a_part_of_a_long_text(name, writer):
+def test_a_store_shows_a_part_of_a_long_text(name: str, writer: ObjectStoreWriter) -> None:
     check(STORE[name], writer)
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_a_value_shows_a_part_of_a_long_text(name):
+def test_a_value_shows_a_part_of_a_long_text(name: str) -> None:
     check(OTHERS[name])
 
 
-def test_what_is_short_is_shown_whole():
+def test_what_is_short_is_shown_whole() -> None:
     assert "'a'" == shown("a")
     assert "['a', 1]" == shown(["a", 1])
     assert "a" * 300 == cut("a" * 300)
     assert "a, b" == listed(["a", "b"])
 
 
-def test_what_is_long_is_shown_by_its_ends():
+def test_what_is_long_is_shown_by_its_ends() -> None:
     assert re.fullmatch(r"'ax+\.\.\.x+b'", shown("a" + TEXT + "b"))
     assert re.fullmatch(r"ax+\.\.\.x+b", cut("a" + TEXT + "b"))
     assert "<an int of 332193 bits>" == shown(BIG_INT)
     assert listed(map(str, range(10))).endswith("7 and 2 more")
 
 
-def test_the_attributes_of_an_error_are_whole():
+def test_the_attributes_of_an_error_are_whole() -> None:
     assert [LONG_KEY] * 9 == list(CacheMissError([LONG_KEY] * 9).mm_hashes)
     assert TEXT == UnknownTypeError(type_name=TEXT).type_name
     with pytest.raises(UnsupportedValueError) as caught:

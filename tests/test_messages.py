@@ -229,16 +229,16 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: 
     refused(TypeError, ("['abc']",), lambda: writer.protect("abc").__enter__())
     for call in (writer.get_cached, writer.is_cached, writer.touch, writer.delete, lambda key: writer.put(key, 1)):
         refused(ValueError, ("key", "surrogates", "position 1"), lambda: call("a\ud800"))  # noqa: B023
-    for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
-        refused(ValueError, (r"'a\ud800'", "surrogates"), lambda: call("a\ud800"))  # noqa: B023
-        path = f"/dev/shm/{writer.name}"
-        refused(ValueError, (f"'{path}'",), lambda: call(path))  # noqa: B023
+    path = f"/dev/shm/{writer.name}"
+    for opening in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
+        refused(ValueError, (r"'a\ud800'", "surrogates"), lambda: opening("a\ud800"))  # noqa: B023
+        refused(ValueError, (f"'{path}'",), lambda: opening(path))  # noqa: B023
         for handle, names in (
             (StoreHandle(writer.name, writer.handle.store_id, -9), ("n_readers", "-9")),
             (StoreHandle(writer.name, -1, 2), ("store_id", "-1")),
             (StoreHandle("a/b", 1, 2), ("name", "'a/b'")),
         ):
-            refused(ValueError, ("StoreHandle", *names), lambda: call(handle))  # noqa: B023
+            refused(ValueError, ("StoreHandle", *names), lambda: opening(handle))  # noqa: B023
 
 
 @pytest.mark.parametrize(
@@ -270,19 +270,16 @@ def test_a_wrong_shape_is_named(shape: Any) -> None:
 
 
 def test_a_class_that_is_called_directly_names_the_method_that_makes_one() -> None:
+    writer, reader = cast(Any, ObjectStoreWriter), cast(Any, ObjectStoreReader)
     for call in (
-        ObjectStoreWriter,
-        lambda: ObjectStoreWriter("images"),  # type: ignore[arg-type]
-        lambda: ObjectStoreWriter(1 << 20, "x", None),  # type: ignore[arg-type]
-        lambda: ObjectStoreWriter(capacity=1 << 20, n_readers=1),
+        writer,
+        lambda: writer("images"),
+        lambda: writer(1 << 20, "x", None),
+        lambda: writer(capacity=1 << 20, n_readers=1),
     ):
         with raises(TypeError, names=("ObjectStoreWriter.create", "recover")):
             call()
-    for call in (
-        ObjectStoreReader,
-        lambda: ObjectStoreReader("images", rank=0),  # type: ignore[arg-type]
-        lambda: ObjectStoreReader(1, "x", 0, None),  # type: ignore[arg-type]
-    ):
+    for call in (reader, lambda: reader("images", rank=0), lambda: reader(1, "x", 0, None)):
         with raises(TypeError, names=["ObjectStoreReader.attach"]):
             call()
 

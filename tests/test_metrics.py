@@ -9,6 +9,8 @@ import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType
+from typing import Any, cast
 
 import pytest
 import torch
@@ -26,7 +28,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
 )
 from tests.multimodal.helpers import item
-from tests.support import raises, random_tensor
+from tests.support import Stores, raises, random_tensor
 
 pytest.importorskip("prometheus_client", reason="the extra `metrics` is not installed; `make test` installs it")
 
@@ -38,9 +40,10 @@ from shmstore.metrics import ShmStoreCollector
 
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARD = ROOT / "docs" / "guides" / "grafana-dashboard.json"
+Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def scrape(collector):
+def scrape(collector: ShmStoreCollector) -> Samples:
     """Return {(sample's name, labels as pairs): value}, from the text that Prometheus would get."""
     registry = CollectorRegistry()
     registry.register(collector)
@@ -51,11 +54,11 @@ def scrape(collector):
     }
 
 
-def of_store(samples, name, **labels):
+def of_store(samples: Samples, name: str, **labels: str) -> float:
     return samples[name, tuple(sorted(labels.items()))]
 
 
-def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores):
+def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores: Stores) -> None:
     writer = stores.create(capacity=1 << 16, n_readers=2)
     writer.retire(1)
     refs = [writer.put(str(i), random_tensor(i, 4096)) for i in range(5)]
@@ -80,7 +83,7 @@ def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores):
     assert len(shown) == len(samples)
 
 
-def test_every_field_of_a_readers_statistics_is_shown_with_its_value(stores):
+def test_every_field_of_a_readers_statistics_is_shown_with_its_value(stores: Stores) -> None:
     writer = stores.create(n_readers=2)
     readers = [stores.attach(writer, rank) for rank in range(2)]
     ref = writer.put("a", torch.ones(4))
@@ -101,7 +104,7 @@ def test_every_field_of_a_readers_statistics_is_shown_with_its_value(stores):
     del view
 
 
-def test_a_sender_cache_shows_its_counts_its_inline_items_and_its_store(stores):
+def test_a_sender_cache_shows_its_counts_its_inline_items_and_its_store(stores: Stores) -> None:
     config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01)
     writer = stores.create(capacity=1 << 16, max_object_size=1 << 15)
     sender = ShmObjectStoreSenderCache(config, writer)
@@ -124,7 +127,7 @@ def test_a_sender_cache_shows_its_counts_its_inline_items_and_its_store(stores):
 
 
 @pytest.mark.parametrize("kind", [MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache])
-def test_a_processor_cache_shows_counts_and_items(kind):
+def test_a_processor_cache_shows_counts_and_items(kind: type[Any]) -> None:
     cache = kind(MultiModalCacheConfig(processor_cache_gb=0.01, ipc_cache_gb=0.01))
     cache.get_and_update_item((item(1000, 1), []), "a")
     cache.get_and_update_item(None, "a")
@@ -135,11 +138,11 @@ def test_a_processor_cache_shows_counts_and_items(kind):
     assert [1, 3, 2] == [of_store(samples, name, **labels) for name in names]
 
 
-def test_a_mirrored_cache_and_a_plain_lru_cache_show_their_counts():
+def test_a_mirrored_cache_and_a_plain_lru_cache_show_their_counts() -> None:
     mirrored = MirroredProcessingCache(MultiModalCacheConfig(ipc_cache_gb=0.01))
     for _ in range(3):
         mirrored.get_and_update_p0([item(1000, 1)], ["a"])
-    plain = LRUCache(10)
+    plain: LRUCache[str, int] = LRUCache(10)
     plain["x"] = 1
     plain.get("x")
     plain.get("y")
@@ -150,7 +153,7 @@ def test_a_mirrored_cache_and_a_plain_lru_cache_show_their_counts():
     assert 1 == of_store(samples, "shmstore_cache_items", cache="default", kind="LRUCache")
 
 
-def test_a_receiver_cache_shows_what_it_holds_or_its_reader(stores):
+def test_a_receiver_cache_shows_what_it_holds_or_its_reader(stores: Stores) -> None:
     holding = MultiModalReceiverCache(MultiModalCacheConfig(ipc_cache_gb=0.01))
     holding.get_and_update_item(item(1000, 1), "a")
     writer = stores.create()
@@ -165,7 +168,7 @@ def test_a_receiver_cache_shows_what_it_holds_or_its_reader(stores):
     assert not any("reader_gets" in name for name, _ in scrape(collector))
 
 
-def test_names_follow_prometheus_conventions_and_each_has_help(stores):
+def test_names_follow_prometheus_conventions_and_each_has_help(stores: Stores) -> None:
     text = generate_latest(registry_of(ShmStoreCollector(stores.create()))).decode()
     families = list(text_string_to_metric_families(text))
     assert all(family.documentation.endswith(".") for family in families)
@@ -179,25 +182,26 @@ def test_names_follow_prometheus_conventions_and_each_has_help(stores):
     assert counters == {name for name in all_names() if name.endswith("_total")}
 
 
-def registry_of(collector):
+def registry_of(collector: ShmStoreCollector) -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(collector)
     return registry
 
 
-def all_names():
+def all_names() -> set[str]:
     """Return the name of every sample that the collector can show."""
     groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
     return {family.name for group in groups for family in group.values()}
 
 
-def all_labels():
+def all_labels() -> dict[str, set[str]]:
     groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
     return {family.name: set(family.labels) for group in groups for family in group.values()}
 
 
-def test_what_was_closed_or_has_gone_is_left_out_of_the_next_scrape(stores):
-    closed, gone, kept = stores.create(), LRUCache(1), stores.create()
+def test_what_was_closed_or_has_gone_is_left_out_of_the_next_scrape(stores: Stores) -> None:
+    closed, kept = stores.create(), stores.create()
+    gone: LRUCache[str, int] = LRUCache(1)
     collector = ShmStoreCollector(closed, gone, kept)
     assert {closed.name, kept.name} == {dict(labels).get("store") for _, labels in scrape(collector)} - {None}
     closed.close()
@@ -206,12 +210,12 @@ def test_what_was_closed_or_has_gone_is_left_out_of_the_next_scrape(stores):
     assert {kept.name} == {dict(labels).get("store") for _, labels in scrape(collector)}
 
 
-def test_a_signal_handler_may_watch_and_forget_at_any_line_of_a_scrape(stores):
+def test_a_signal_handler_may_watch_and_forget_at_any_line_of_a_scrape(stores: Stores) -> None:
     kept, coming = stores.create(), stores.create()
     collector = ShmStoreCollector(kept)
-    shown = []
+    shown: list[str] = []
 
-    def interfere(frame, event, _):
+    def interfere(frame: FrameType, event: str, _: object) -> Any:
         if frame.f_code.co_filename != metrics.__file__:
             return None
         if event == "line":
@@ -219,7 +223,7 @@ def test_a_signal_handler_may_watch_and_forget_at_any_line_of_a_scrape(stores):
             collector.forget(coming)
         return interfere
 
-    def work():
+    def work() -> None:
         sys.settrace(interfere)
         collector.watch(kept)
         metric = next(metric for metric in collector.collect() if metric.name == "shmstore_capacity_bytes")
@@ -231,7 +235,7 @@ def test_a_signal_handler_may_watch_and_forget_at_any_line_of_a_scrape(stores):
     assert [kept.name] == shown, "the handler waits for a lock that its own thread holds"
 
 
-def test_a_store_keeps_its_counts_when_another_writer_takes_it_over(stores):
+def test_a_store_keeps_its_counts_when_another_writer_takes_it_over(stores: Stores) -> None:
     first = stores.create()
     first.put("a", torch.ones(4))
     collector = ShmStoreCollector(first)
@@ -243,9 +247,10 @@ def test_a_store_keeps_its_counts_when_another_writer_takes_it_over(stores):
     assert 2 == of_store(scrape(collector), "shmstore_puts_total", store=name)
 
 
-def test_two_objects_cannot_have_the_same_labels(stores):
+def test_two_objects_cannot_have_the_same_labels(stores: Stores) -> None:
     collector = ShmStoreCollector()
-    one, other = LRUCache(1), LRUCache(1)
+    one: LRUCache[str, int] = LRUCache(1)
+    other: LRUCache[str, int] = LRUCache(1)
     collector.watch(one)
     with raises(ValueError, names=["'default'"]):
         collector.watch(other)
@@ -257,30 +262,30 @@ def test_two_objects_cannot_have_the_same_labels(stores):
     assert 1 == sum(name == "shmstore_cache_items" for name, _ in scrape(collector))
 
 
-def test_only_what_has_statistics_can_be_watched():
+def test_only_what_has_statistics_can_be_watched() -> None:
     with raises(TypeError, names=("target", "dict")):
-        ShmStoreCollector({})
+        ShmStoreCollector(cast(Any, {}))
     with raises(TypeError, names=("name", "str", "int")):
-        ShmStoreCollector().watch(LRUCache(1), 3)
+        ShmStoreCollector().watch(LRUCache(1), cast(Any, 3))
 
 
-def test_registering_asks_nobody_for_statistics(stores):
+def test_registering_asks_nobody_for_statistics(stores: Stores) -> None:
     writer = stores.create()
     collector = ShmStoreCollector(writer)
-    asked = []
-    writer.stats = lambda: asked.append(1)
+    asked: list[int] = []
+    cast(Any, writer).stats = lambda: asked.append(1)
     registry_of(collector)
     assert [] == asked
 
 
-def dashboard_expressions():
+def dashboard_expressions() -> list[str]:
     dashboard = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     found += [variable["query"]["query"] for variable in dashboard["templating"]["list"] if "refId" in str(variable)]
     return found
 
 
-def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for():
+def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for() -> None:
     expressions = dashboard_expressions()
     assert len(expressions) > 15
     labels = all_labels()
@@ -294,7 +299,7 @@ def test_every_metric_in_the_dashboard_exists_with_the_labels_asked_for():
                 assert re.search(rf"(rate|increase)\({name}\b", expression), f"{name} is a counter: show its rate"
 
 
-def test_every_label_in_a_legend_of_the_dashboard_exists():
+def test_every_label_in_a_legend_of_the_dashboard_exists() -> None:
     labels = all_labels()
     for panel in json.loads(DASHBOARD.read_text())["panels"]:
         for target in panel["targets"]:
@@ -303,7 +308,7 @@ def test_every_label_in_a_legend_of_the_dashboard_exists():
                 assert wanted <= labels[name], f"{panel['title']}: {name}"
 
 
-def test_panels_of_the_dashboard_do_not_overlap():
+def test_panels_of_the_dashboard_do_not_overlap() -> None:
     cells = [
         (x, y)
         for panel in json.loads(DASHBOARD.read_text())["panels"]
@@ -314,14 +319,14 @@ def test_panels_of_the_dashboard_do_not_overlap():
     assert max(x for x, _ in cells) < 24
 
 
-def test_without_prometheus_client_the_import_says_what_to_install():
+def test_without_prometheus_client_the_import_says_what_to_install() -> None:
     code = "import sys; sys.modules['prometheus_client'] = None; import shmstore, shmstore.metrics"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert 1 == done.returncode
     assert "pip install '.[metrics]'" in done.stderr.splitlines()[-1]
 
 
-def test_the_log_is_quiet_until_the_application_asks():
+def test_the_log_is_quiet_until_the_application_asks() -> None:
     code = (
         "import logging, shmstore; log = logging.getLogger('shmstore.multimodal.x'); log.warning('before');"
         "logging.basicConfig(format='%(name)s %(message)s'); log.warning('after')"
@@ -330,7 +335,7 @@ def test_the_log_is_quiet_until_the_application_asks():
     assert "shmstore.multimodal.x after\n" == done.stderr
 
 
-def test_every_logger_of_the_package_is_below_shmstore():
+def test_every_logger_of_the_package_is_below_shmstore() -> None:
     import shmstore.multimodal
     import shmstore.scheduler  # noqa: F401 - for their loggers
 
@@ -340,7 +345,7 @@ def test_every_logger_of_the_package_is_below_shmstore():
     assert any(isinstance(handler, logging.NullHandler) for handler in logging.getLogger("shmstore").handlers)
 
 
-def test_the_page_lists_every_metric_with_its_type():
+def test_the_page_lists_every_metric_with_its_type() -> None:
     page = (ROOT / "docs" / "guides" / "metrics.md").read_text(encoding="utf-8")
     listed = dict(re.findall(r"^\| `(shmstore_\w+)` \| (\w+) \|", page, re.M))
     assert {name: "counter" if name.endswith("_total") else "gauge" for name in all_names()} == listed

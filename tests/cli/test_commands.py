@@ -378,12 +378,13 @@ def test_dump_writes_a_picture(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_name_is_never_folded_however_narrow_the_screen(width: int) -> None:
-    console = Console(width=width, file=io.StringIO(), force_terminal=True, color_system=None)
+    shown = io.StringIO()
+    console = Console(width=width, file=shown, force_terminal=True, color_system=None)
     columns = ("name", "owner", "used", "age")
     rows = [(("shmstore-28713-1a827f32", "alive 28713", "233.0 MiB (45 %)", "2 h 3 min"), "")]
     table = make_fitting_table(console, "", columns, rows, left=("name",), spare=("age", "used", "owner"))
     console.print(table)
-    drawn = console.file.getvalue()
+    drawn = shown.getvalue()
     assert "shmstore-28713-1a827f32" in drawn
     assert {40: (True, False), 80: (True, True), 200: (True, True)}[width] == ("owner" in drawn, "used" in drawn)
     assert all(len(line.rstrip()) <= width for line in drawn.splitlines())

@@ -123,7 +123,7 @@ def test_every_mode_delivers_every_byte_under_pressure_and_says_in_json_what_it_
     assert observer.stages == [(mode, stage) for mode in report["modes"] for stage in ("processing", "sending")]
     none, lru, shm = (ModeFigures(**figures) for figures in report["modes"].values())
     for figures in (none, lru, shm):
-        assert (figures.requests, figures.checked, figures.mismatches, figures.mismatched_names) == (36, 72, 0, [])
+        assert [figures.requests, figures.checked, figures.mismatches, figures.mismatched_names] == [36, 72, 0, []]
         assert 0 < figures.hits == 36 - figures.processed, "a hit, and only a hit, skips the processor"
         assert figures.hit_ratio == figures.hits / 36
         assert 0 < figures.latency_median_us <= figures.latency_p99_us
@@ -253,9 +253,9 @@ def test_a_system_that_refuses_more_files_ends_the_run_in_one_line(
 
 
 def report_lines(report: DemoReport, **changes: object) -> list[str]:
-    shown = Console(file=io.StringIO(), width=500)
-    print_report(replace(report, **changes), shown)  # type: ignore[arg-type]
-    return shown.file.getvalue().splitlines()
+    shown = io.StringIO()
+    print_report(replace(report, **changes), Console(file=shown, width=500))  # type: ignore[arg-type]
+    return shown.getvalue().splitlines()
 
 
 def test_the_report_says_what_its_rates_leave_out_why_hits_differ_and_which_option_is_too_small(

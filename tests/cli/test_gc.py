@@ -145,13 +145,18 @@ def test_removal_asks_again_under_the_lock() -> None:
         assert not (SHM / name).exists()
 
 
+def wait(_: str, ready: int) -> None:
+    os.write(ready, b"r")
+    signal.pause()
+
+
 NOBODY = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user, which root alone may")
 
 
 @as_root
 def test_only_processes_that_could_hold_something_count_as_not_looked_at() -> None:
-    with running(store_name(), lambda _, ready: (os.write(ready, b"r"), signal.pause())) as alive:
+    with running(store_name(), wait) as alive:
         zombie = os.fork()
         if zombie == 0:
             os._exit(0)
@@ -203,7 +208,7 @@ def test_processes_that_were_not_looked_at_are_told_of_only_where_the_verdict_ha
 def test_holders_are_the_processes_that_map_or_open_a_file() -> None:
     with case("live") as name:
         info = look_at(name)
-        with running(store_name(), lambda _, ready: (os.write(ready, b"r"), signal.pause())) as other:
+        with running(store_name(), wait) as other:
             found = holders(info.device, info.inode).pids
             assert len(found) >= 1
             assert other.pid not in found

@@ -156,7 +156,7 @@ def _serve(name: str, ready: int) -> None:
 
 
 @contextmanager
-def running(name: str, function: Callable[[str, int], None] = _serve) -> Iterator[Child]:
+def running(name: str, function: Callable[[str, int], object] = _serve) -> Iterator[Child]:
     """Run a child, which says when it is ready; killed at the end, and the segment that it made removed."""
     existed = (SHM / name).exists()
     reading, writing = os.pipe()

@@ -224,7 +224,7 @@ def test_find_segments_knows_a_store_by_its_bytes(stores: Stores) -> None:
 
 
 class Point:
-    def __init__(self, xy: list[int]) -> None:
+    def __init__(self, xy: list[torch.Tensor]) -> None:
         self.xy = xy
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -145,9 +146,14 @@ def test_the_ranks_are_looked_at_once_however_many_pins_are_wrong(
     store: tuple[Path, object, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = store[0]
-    looks = []
+    looks: list[StoreInspector] = []
     readers = StoreInspector.readers
-    monkeypatch.setattr(StoreInspector, "readers", lambda self: looks.append(self) or readers(self))
+
+    def looking(self: StoreInspector) -> Any:
+        looks.append(self)
+        return readers(self)
+
+    monkeypatch.setattr(StoreInspector, "readers", looking)
     free = [i for i in range(16) if peek(path, slot_at(path, i)) == 0]
     for slot in {i & ~1 for i in free if i ^ 1 in free}:
         poke(path, pin_at(path, 0, slot), 1 << 32 | 1)
@@ -293,6 +299,8 @@ def test_the_exit_status_is_that_of_the_findings_also_where_nobody_reads_them(ob
                 file.write(b"\x07" * 64 * objects)
             command = [sys.executable, "-m", "shmstore", "verify", name]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+                assert process.stdout
+                assert process.stderr
                 process.stdout.close()
                 errors = process.stderr.read()
             assert (1, b"") == (process.returncode, errors)

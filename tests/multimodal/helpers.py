@@ -4,7 +4,9 @@ from typing import Any
 
 import torch
 
+from shmstore import StoreHandle
 from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
     MultiModalBatchedField,
     MultiModalCacheConfig,
     MultiModalFeatureSpec,
@@ -14,6 +16,10 @@ from shmstore.multimodal import (
     MultiModalSharedField,
     PlaceholderRange,
     ResolvedPromptUpdate,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+    processor_cache_from_config,
+    worker_receiver_cache_from_config,
 )
 
 GIB = 1 << 30
@@ -54,3 +60,26 @@ def features(mm_hashes: list[str], data: list[Any]) -> list[MultiModalFeatureSpe
         MultiModalFeatureSpec(piece, "image", mm_hash, PlaceholderRange(0, 4))
         for mm_hash, piece in zip(mm_hashes, data, strict=True)
     ]
+
+
+def processor_cache(settings: MultiModalCacheConfig) -> BaseMultiModalProcessorCache:
+    """P0's cache in a configuration that has one."""
+    cache = processor_cache_from_config(settings)
+    assert cache is not None
+    return cache
+
+
+def shm_sender(settings: MultiModalCacheConfig) -> ShmObjectStoreSenderCache:
+    """P0's cache in a configuration with a store."""
+    cache = processor_cache_from_config(settings)
+    assert isinstance(cache, ShmObjectStoreSenderCache)
+    return cache
+
+
+def shm_worker(
+    settings: MultiModalCacheConfig, rank: int, handle: StoreHandle | None = None
+) -> ShmObjectStoreReceiverCache:
+    """A worker's cache in a configuration with a store."""
+    cache = worker_receiver_cache_from_config(settings, rank, handle)
+    assert isinstance(cache, ShmObjectStoreReceiverCache)
+    return cache

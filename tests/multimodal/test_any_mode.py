@@ -4,7 +4,9 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,11 +17,11 @@ from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,
     CacheInfo,
+    MultiModalCacheConfig,
     engine_receiver_cache_from_config,
-    processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from tests.multimodal.helpers import MIB, config, features, item, update
+from tests.multimodal.helpers import MIB, config, features, item, processor_cache, shm_sender, shm_worker, update
 
 MODES = {
     "only": config(MIB, 0),
@@ -31,56 +33,58 @@ MODES = {
 class WithoutStore(BaseMultiModalReceiverCache):
     """What an engine takes where no cache receives; also a receiver of somebody else's, with what it must have."""
 
-    def get_and_update_item(self, mm_item, mm_hash):
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
         if mm_item is None:
             raise CacheMissError([mm_hash])
         return mm_item
 
-    def touch_receiver_cache_item(self, mm_hash, mm_item=None):
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:
         pass
 
-    def clear_cache(self):
+    def clear_cache(self) -> None:
         pass
 
 
 class SomebodyElses(BaseMultiModalProcessorCache):
     """A processor cache from before there was `handle`: it has an attribute of that name, and its own `close`."""
 
-    def __init__(self):
-        self.handle = "mine"
+    def __init__(self) -> None:
+        cast(Any, self).handle = "mine"
         self.closed = False
 
-    def is_cached_item(self, mm_hash):
+    def is_cached_item(self, mm_hash: str) -> bool:
         return False
 
-    def get_and_update_item(self, mm_item, mm_hash):
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
         return mm_item
 
-    def touch_sender_cache_item(self, mm_hash):
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
         pass
 
-    def clear_cache(self):
+    def clear_cache(self) -> None:
         pass
 
-    def make_stats(self, delta=False):
+    def make_stats(self, delta: bool = False) -> CacheInfo:
         return CacheInfo(0, 0)
 
-    def close(self):
+    def close(self) -> None:
         self.closed = True
 
 
-def receiver(settings, handle):
+def receiver(settings: MultiModalCacheConfig, handle: StoreHandle | None) -> Any:
     engine = engine_receiver_cache_from_config(settings)
     return engine or worker_receiver_cache_from_config(settings, 0, handle) or WithoutStore()
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_request_that_is_served_one_that_is_aborted_and_one_that_is_rejected_are_the_same_lines_in_every_mode(mode):
+def test_a_request_that_is_served_one_that_is_aborted_and_one_that_is_rejected_are_the_same_lines_in_every_mode(
+    mode: str,
+) -> None:
     settings = MODES[mode]
-    with processor_cache_from_config(settings) as sender, receiver(settings, sender.handle) as receives:
+    with processor_cache(settings) as sender, receiver(settings, sender.handle) as receives:
         assert (StoreHandle if mode == "shm" else type(None)) is type(sender.handle)
 
-        def sent(mm_hashes):
+        def sent(mm_hashes: list[str]) -> list[Any]:
             inputs = [None if known else (item(8), [update("x")]) for known in sender.is_cached(mm_hashes)]
             return [what for what, _ in sender.get_and_update(inputs, mm_hashes)]
 
@@ -111,14 +115,14 @@ def test_a_request_that_is_served_one_that_is_aborted_and_one_that_is_rejected_a
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_store_and_the_inline_items_can_be_asked_for_in_every_mode(mode):
-    with processor_cache_from_config(MODES[mode]) as sender:
+def test_the_store_and_the_inline_items_can_be_asked_for_in_every_mode(mode: str) -> None:
+    with processor_cache(MODES[mode]) as sender:
         sender.get_and_update([(item(8), []), (item(2 * MIB), [])], ["a", "b"])
         assert (0, mode == "shm") == (sender.inline_full, sender.inline_too_large)
         assert (8 if mode == "shm" else None) == (sender.writer and sender.writer.stats().put_bytes)
 
 
-def test_the_demo_uses_no_cache_by_its_class():
+def test_the_demo_uses_no_cache_by_its_class() -> None:
     names = {name for name in dir(multimodal) if name.endswith("Cache") and not name.startswith("Base")}
     sources = [path.read_text() for path in (Path(shmstore.__file__).parent / "cli" / "demo").glob("*.py")]
     words = {word for source in sources for word in re.findall(r"\w+", source)}
@@ -126,7 +130,7 @@ def test_the_demo_uses_no_cache_by_its_class():
     assert set() == names & words
 
 
-def raises(kind, call):
+def raises(kind: type[Exception], call: Callable[[], object]) -> bool:
     try:
         call()
     except kind:
@@ -135,15 +139,17 @@ def raises(kind, call):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_never_sent_is_refused_alike_in_every_mode(mode):
+def test_what_was_never_sent_is_refused_alike_in_every_mode(mode: str) -> None:
     settings = MODES[mode]
-    with processor_cache_from_config(settings) as sender, receiver(settings, sender.handle) as receives:
+    with processor_cache(settings) as sender, receiver(settings, sender.handle) as receives:
         output = sender.get_and_update_item((item(8), []), "a")
         for cache in (sender, receives):
-            for wrong in (output, [None, output], [b""], [torch.zeros(3)], features(["a"], [output[0]])):
+            several: list[Any] = [output, [None, output], [b""], [torch.zeros(3)], features(["a"], [output[0]])]
+            for wrong in several:
                 with pytest.raises(TypeError, match=r"^release takes what was sent: .*; got \w+ as refs\[[01]\]$"):
                     cache.release(wrong)
-            for wrong in (output[0], item(8), ObjectRef(bytes(40)), 7, None, "a"):
+            single: list[Any] = [output[0], item(8), ObjectRef(bytes(40)), 7, None, "a"]
+            for wrong in single:
                 if wrong is not output[0] or mode != "lru":
                     with pytest.raises(TypeError, match=r"^release takes .*, several in a list; got "):
                         cache.release(wrong)
@@ -152,17 +158,18 @@ def test_what_was_never_sent_is_refused_alike_in_every_mode(mode):
         assert (1 if mode == "shm" else 0) == sender.release([None, output[0], item(8)])
 
 
-def test_a_worker_that_gives_back_its_part_leaves_the_others_theirs():
+def test_a_worker_that_gives_back_its_part_leaves_the_others_theirs() -> None:
     settings = config(MIB, cache_type="shm", world_size=2)
-    with processor_cache_from_config(settings) as sender:
+    with shm_sender(settings) as sender:
         with (
-            worker_receiver_cache_from_config(settings, 0, sender.handle) as first,
-            worker_receiver_cache_from_config(settings, 1, sender.handle) as second,
+            shm_worker(settings, 0, sender.handle) as first,
+            shm_worker(settings, 1, sender.handle) as second,
         ):
             refs = [what for what, _ in sender.get_and_update([(item(8), []), (item(9), [])], ["a", "b"])]
             assert 2 == first.release(refs)
             assert [item(8), item(9)] == second.get_and_update(refs, ["a", "b"])
             fresh = [sender.get_and_update_item(None, "a")[0]]
+            assert isinstance(fresh[0], ObjectRef)
             forged = ObjectRef(fresh[0].to_bytes()[:-1] + b"\0")
             with pytest.raises(StaleRefError):
                 first.release([forged, *fresh])
@@ -170,15 +177,15 @@ def test_a_worker_that_gives_back_its_part_leaves_the_others_theirs():
             assert 1 == sender.release(fresh)
 
 
-def test_a_cache_of_somebody_elses_keeps_its_own():
+def test_a_cache_of_somebody_elses_keeps_its_own() -> None:
     with SomebodyElses() as cache:
-        assert "mine" == cache.handle
+        assert "mine" == cast(Any, cache).handle
         assert 0 == cache.release([None, item(3)])
         cache.invalidate(["a"])
     assert cache.closed
 
 
-def test_the_type_checker_lets_such_an_engine_pass(tmp_path):
+def test_the_type_checker_lets_such_an_engine_pass(tmp_path: Path) -> None:
     engine = tmp_path / "engine.py"
     engine.write_text(
         textwrap.dedent("""

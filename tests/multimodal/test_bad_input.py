@@ -2,7 +2,9 @@
 
 import re
 import warnings
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +32,7 @@ from shmstore.multimodal import (
     worker_receiver_cache_from_config,
 )
 from shmstore.multimodal.caches.checks import MAX_HASH
-from tests.multimodal.helpers import MIB, config, features, item, update
+from tests.multimodal.helpers import MIB, config, features, item, shm_sender, shm_worker, update
 from tests.support import raises
 
 GOOD = (item(2), [update("new")])
@@ -40,30 +42,30 @@ SHM = config(MIB, MIB, cache_type="shm")
 class OfOneMethod(BaseMultiModalProcessorCache):
     """A processor cache of another package, with only the methods that it must have."""
 
-    def __init__(self):
-        self.stored = {}
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
 
-    def is_cached_item(self, mm_hash):
+    def is_cached_item(self, mm_hash: str) -> bool:
         return mm_hash in self.stored
 
-    def get_and_update_item(self, mm_item, mm_hash):
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
         return self.stored.setdefault(mm_hash, mm_item)
 
-    def touch_sender_cache_item(self, mm_hash):
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
         pass
 
-    def clear_cache(self):
+    def clear_cache(self) -> None:
         self.stored.clear()
 
-    def make_stats(self, delta=False):
+    def make_stats(self, delta: bool = False) -> CacheInfo:
         return CacheInfo(0, 0)
 
 
 @pytest.fixture(params=["only", "lru", "shm", "of one method"])
-def p0(request):
+def p0(request: pytest.FixtureRequest) -> Iterator[Any]:
     """A processor cache that holds "old"."""
     if request.param == "shm":
-        with processor_cache_from_config(SHM) as cache:
+        with shm_sender(SHM) as cache:
             cache.release([cache.get_and_update_item((item(2), []), "old")[0]])
             yield cache
         return
@@ -72,25 +74,25 @@ def p0(request):
         "lru": lambda: MultiModalProcessorSenderCache(config(MIB)),
         "of one method": OfOneMethod,
     }
-    cache = makers[request.param]()
-    cache.get_and_update([(item(2), [])], ["old"])
-    yield cache
+    made = makers[request.param]()
+    made.get_and_update([(item(2), [])], ["old"])
+    yield made
 
 
 @pytest.fixture(params=["lru", "shm", "mirrored"])
-def receive(request):
+def receive(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """`get_and_update` of each kind of receiver."""
     if request.param == "lru":
         yield MultiModalReceiverCache(config(MIB)).get_and_update
     elif request.param == "mirrored":
         yield MirroredProcessingCache(config(MIB)).get_and_update_p1
     else:
-        with processor_cache_from_config(SHM) as sender:
-            with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
+        with shm_sender(SHM) as sender:
+            with shm_worker(SHM, 0, sender.handle) as worker:
                 yield worker.get_and_update
 
 
-def state(cache):
+def state(cache: Any) -> tuple[Any, ...]:
     return cache.is_cached(["old", "new"]), cache.make_stats(), getattr(cache, "order", None)
 
 
@@ -112,7 +114,7 @@ BAD_UPDATES["what only looks like one"] = ([SimpleNamespace(target="<image>", co
 
 
 @pytest.mark.parametrize(("bad", "got"), BAD_INPUTS.values(), ids=BAD_INPUTS)
-def test_a_processor_cache_names_wrong_input_and_has_changed_nothing(p0, bad, got):
+def test_a_processor_cache_names_wrong_input_and_has_changed_nothing(p0: Any, bad: Any, got: str) -> None:
     before = state(p0)
     with raises(TypeError, names=("'bad'", got)):
         p0.get_and_update([GOOD, None, bad], ["new", "old", "bad"])
@@ -127,7 +129,9 @@ def test_a_processor_cache_names_wrong_input_and_has_changed_nothing(p0, bad, go
 
 
 @pytest.mark.parametrize(("updates", "index", "kind"), BAD_UPDATES.values(), ids=BAD_UPDATES)
-def test_a_wrong_prompt_update_is_refused_before_anything_is_changed(p0, updates, index, kind):
+def test_a_wrong_prompt_update_is_refused_before_anything_is_changed(
+    p0: Any, updates: Any, index: int, kind: str
+) -> None:
     before = state(p0)
     names = ("ResolvedPromptUpdate", str(index), kind)
     with raises(TypeError, names=("'bad'", *names)):
@@ -140,15 +144,16 @@ def test_a_wrong_prompt_update_is_refused_before_anything_is_changed(p0, updates
     assert before == state(p0)
 
 
-def test_updates_may_be_any_sequence(p0):
-    for updates in ((update("new"),), [], ()):
+def test_updates_may_be_any_sequence(p0: Any) -> None:
+    several: list[Any] = [(update("new"),), [], ()]
+    for updates in several:
         p0.clear_cache()
         _, got = p0.get_and_update([(item(2), updates)], ["new"])[0]
         assert got is updates
 
 
 @pytest.mark.parametrize("bad", [None, 7, b"new", ["new"]], ids=["None", "int", "bytes", "list"])
-def test_a_hash_that_is_not_a_str_is_a_type_error_and_nothing_has_changed(p0, bad):
+def test_a_hash_that_is_not_a_str_is_a_type_error_and_nothing_has_changed(p0: Any, bad: Any) -> None:
     before = state(p0)
     kind = "None" if bad is None else type(bad).__name__
     for given in (GOOD, None):
@@ -160,7 +165,7 @@ def test_a_hash_that_is_not_a_str_is_a_type_error_and_nothing_has_changed(p0, ba
     assert before == state(p0)
 
 
-def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0):
+def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0: Any) -> None:
     calls = [p0.is_cached, lambda mm_hashes: p0.get_and_update([None] * 3, mm_hashes)]
     calls += [p0.invalidate] if hasattr(p0, "invalidate") else []
     for call in calls:
@@ -171,7 +176,7 @@ def test_one_hash_where_several_are_expected_is_not_taken_for_its_letters(p0):
 
 
 @pytest.mark.parametrize("bad", [None, 7, b"old", ["old"]], ids=["None", "int", "bytes", "list"])
-def test_asking_for_a_wrong_hash_is_an_error_and_has_changed_nothing(p0, bad):
+def test_asking_for_a_wrong_hash_is_an_error_and_has_changed_nothing(p0: Any, bad: Any) -> None:
     before = state(p0)
     kind = "None" if bad is None else type(bad).__name__
     calls = [p0.is_cached] + ([p0.invalidate] if hasattr(p0, "invalidate") else [])
@@ -186,7 +191,7 @@ def test_asking_for_a_wrong_hash_is_an_error_and_has_changed_nothing(p0, bad):
     assert before == state(p0)
 
 
-def test_different_lengths_change_nothing_either_way(p0):
+def test_different_lengths_change_nothing_either_way(p0: Any) -> None:
     before = state(p0)
     for inputs, mm_hashes in (([GOOD], ["new", "old"]), ([GOOD, None], ["new"]), ([], ["new"])):
         with raises(ValueError, names=(f"{len(inputs)} items", f"{len(mm_hashes)} hashes")):
@@ -194,7 +199,7 @@ def test_different_lengths_change_nothing_either_way(p0):
     assert before == state(p0)
 
 
-def test_an_empty_batch_is_nothing(p0):
+def test_an_empty_batch_is_nothing(p0: Any) -> None:
     before = state(p0)
     assert [] == p0.get_and_update([], [])
     assert [] == p0.is_cached([])
@@ -210,10 +215,12 @@ BAD_KEYS = {
 
 
 @pytest.mark.parametrize(("bad", "named"), BAD_KEYS.values(), ids=BAD_KEYS)
-def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0, receive, bad, named):
+def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(
+    p0: Any, receive: Any, bad: Any, named: str
+) -> None:
     assert native.MAX_KEY == MAX_HASH
     before = state(p0)
-    calls = [
+    calls: list[Callable[[], object]] = [
         lambda: p0.get_and_update([GOOD, GOOD], ["new", bad]),
         lambda: p0.get_and_update([None], [bad]),
         lambda: p0.is_cached(["old", bad]),
@@ -238,7 +245,7 @@ def test_a_hash_that_the_store_could_not_keep_is_the_same_error_in_every_mode(p0
 
 
 @pytest.mark.parametrize("bad", [None, 7, ["old"]], ids=["None", "int", "list"])
-def test_a_wrong_hash_cannot_be_asked_for_or_touched(p0, receive, bad):
+def test_a_wrong_hash_cannot_be_asked_for_or_touched(p0: Any, receive: Any, bad: Any) -> None:
     kind = "None" if bad is None else type(bad).__name__
     if not isinstance(p0, OfOneMethod):
         for call in (p0.is_cached_item, p0.touch_sender_cache_item):
@@ -249,18 +256,18 @@ def test_a_wrong_hash_cannot_be_asked_for_or_touched(p0, receive, bad):
             receive.__self__.touch_receiver_cache_item(bad)
 
 
-def image(**data):
+def image(**data: Any) -> MultiModalKwargsItem:
     return MultiModalKwargsItem.from_elems(
         [MultiModalFieldElem("image", key, value, MultiModalSharedField(1)) for key, value in data.items()]
     )
 
 
-def quantised():
+def quantised() -> torch.Tensor:
     with warnings.catch_warnings(action="ignore"):
         return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8)
 
 
-def nested(**more):
+def nested(**more: Any) -> torch.Tensor:
     with warnings.catch_warnings(action="ignore"):
         return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], **more)
 
@@ -278,16 +285,19 @@ BAD_VALUES = {
 
 
 @pytest.mark.parametrize(("bad", "names", "hint"), BAD_VALUES.values(), ids=BAD_VALUES)
-def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mode(p0, receive, bad, names, hint):
+def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mode(
+    p0: Any, receive: Any, bad: Any, names: Any, hint: list[str]
+) -> None:
     if isinstance(p0, OfOneMethod):
         return
     before = state(p0)
     item_of_it = image(fine=torch.zeros(3), px=bad)
     names = ("item of 'bad'", "value<MultiModalKwargsItem>['px']", "no serializer for", *names)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: p0.get_and_update_item((item_of_it, []), "bad"),
         lambda: p0.get_and_update([GOOD, (item_of_it, [])], ["new", "bad"]),
-    ):
+    ]
+    for call in calls:
         with raises(UnsupportedValueError, names, hint) as caught:
             call()
         assert caught.value.path.startswith("value<MultiModalKwargsItem>['px']")
@@ -299,10 +309,10 @@ def test_a_tensor_or_array_that_the_store_refuses_is_the_same_error_in_every_mod
             receive([None], ["new"])
 
 
-def test_an_item_that_contains_itself_is_the_same_error_in_every_mode(p0, receive):
+def test_an_item_that_contains_itself_is_the_same_error_in_every_mode(p0: Any, receive: Any) -> None:
     if isinstance(p0, OfOneMethod):
         return
-    data = [torch.zeros(3)]
+    data: list[Any] = [torch.zeros(3)]
     data.append(data)
     endless = image(px=data)
     before = state(p0)
@@ -315,7 +325,7 @@ def test_an_item_that_contains_itself_is_the_same_error_in_every_mode(p0, receiv
 
 
 @pytest.mark.parametrize("bad", [torch.eye(2).to_sparse(), None], ids=["sparse", "contains itself"])
-def test_prompt_updates_that_have_no_size_are_named_with_their_item_in_every_mode(p0, bad):
+def test_prompt_updates_that_have_no_size_are_named_with_their_item_in_every_mode(p0: Any, bad: Any) -> None:
     if isinstance(p0, OfOneMethod):
         return
     content = ["<image>", bad]
@@ -329,11 +339,11 @@ def test_prompt_updates_that_have_no_size_are_named_with_their_item_in_every_mod
     assert before == state(p0)
 
 
-def test_what_the_store_cannot_keep_is_named_with_its_item():
-    deep = torch.zeros(1)
+def test_what_the_store_cannot_keep_is_named_with_its_item() -> None:
+    deep: Any = torch.zeros(1)
     for _ in range(3000):
         deep = [deep]
-    with processor_cache_from_config(SHM) as sender:
+    with shm_sender(SHM) as sender:
         for value, kind, names in (({1, 2}, TypeError, ("['px']", "set")), (deep, ValueError, ("nested",))):
             for call in (sender.get_and_update_item, lambda *one: sender.get_and_update([GOOD, one[0]], ["a", one[1]])):
                 with raises(kind, names=("item of 'bad'", *names)):
@@ -350,7 +360,7 @@ BAD_ITEMS = {
 
 
 @pytest.mark.parametrize(("bad", "kind"), BAD_ITEMS.values(), ids=BAD_ITEMS)
-def test_a_receiver_names_wrong_input_and_has_changed_nothing(receive, bad, kind):
+def test_a_receiver_names_wrong_input_and_has_changed_nothing(receive: Any, bad: Any, kind: str) -> None:
     names = ("item of 'bad'", "MultiModalKwargsItem", kind)
     hint = ["first"] if kind == "tuple" else []
     for batch in ([item(2), bad], [bad, item(2)]):
@@ -369,7 +379,7 @@ def test_a_receiver_names_wrong_input_and_has_changed_nothing(receive, bad, kind
         assert batch[1].data is bad
 
 
-def test_a_receiver_refuses_wrong_hashes_and_another_number_of_them(receive):
+def test_a_receiver_refuses_wrong_hashes_and_another_number_of_them(receive: Any) -> None:
     for bad in (None, 7):
         for given in (None, item(2)):
             with raises(TypeError, names=("mm_hashes[1]", "str", "None" if bad is None else "int")):
@@ -383,25 +393,25 @@ def test_a_receiver_refuses_wrong_hashes_and_another_number_of_them(receive):
     assert [] == receive([], [])
 
 
-def test_a_worker_refuses_a_hash_that_is_none():
-    with processor_cache_from_config(SHM) as sender:
-        with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
+def test_a_worker_refuses_a_hash_that_is_none() -> None:
+    with shm_sender(SHM) as sender:
+        with shm_worker(SHM, 0, sender.handle) as worker:
             with raises(TypeError, names=("mm_hash", "str", "None")):
-                worker.get_and_update_item(None, None)
+                worker.get_and_update_item(None, cast(Any, None))
 
 
-def test_a_worker_reads_no_reference_of_a_batch_with_a_wrong_input():
-    with processor_cache_from_config(SHM) as sender:
-        with worker_receiver_cache_from_config(SHM, 0, sender.handle) as worker:
+def test_a_worker_reads_no_reference_of_a_batch_with_a_wrong_input() -> None:
+    with shm_sender(SHM) as sender:
+        with shm_worker(SHM, 0, sender.handle) as worker:
             ref, _ = sender.get_and_update_item(GOOD, "new")
             assert isinstance(ref, ObjectRef)
             with raises(TypeError, names=("item of 'bad'", "Tensor")):
-                worker.get_and_update([ref, torch.zeros(3)], ["new", "bad"])
+                worker.get_and_update([ref, cast(Any, torch.zeros(3))], ["new", "bad"])
             assert 0 == worker.reader.stats().gets
 
 
-def test_the_sending_side_of_the_earlier_form_takes_items_and_texts_alone():
-    cache = MirroredProcessingCache(config(MIB))
+def test_the_sending_side_of_the_earlier_form_takes_items_and_texts_alone() -> None:
+    cache: Any = MirroredProcessingCache(config(MIB))
     for bad, kind in BAD_ITEMS.values():
         with raises(TypeError, names=("item of 'bad'", kind)):
             cache.get_and_update_p0([item(2), bad], ["new", "bad"])
@@ -419,20 +429,21 @@ NO_FEATURES = {
 
 
 @pytest.mark.parametrize(("bad", "got"), NO_FEATURES.values(), ids=NO_FEATURES)
-def test_a_receiver_says_that_it_expects_features(receive, bad, got):
+def test_a_receiver_says_that_it_expects_features(receive: Any, bad: Any, got: str) -> None:
     cache = receive.__self__
     if isinstance(cache, BaseMultiModalReceiverCache):
+        wrong: Any = item(2)
         with raises(TypeError, names=("features", "MultiModalFeatureSpec", got)):
             cache.get_and_update_features(bad)
         good = features(["a"], [item(2)])
         with raises(TypeError, names=("features", "MultiModalFeatureSpec", "MultiModalKwargsItem")):
-            cache.get_and_update_features([*good, item(2)])
+            cache.get_and_update_features([*good, wrong])
         with pytest.raises(CacheMissError):
             receive([None], ["a"])
 
 
-def test_a_wrong_configuration_is_named():
-    takers = [
+def test_a_wrong_configuration_is_named() -> None:
+    takers: list[Callable[[Any], object]] = [
         processor_cache_from_config,
         processor_only_cache_from_config,
         engine_receiver_cache_from_config,
@@ -441,7 +452,7 @@ def test_a_wrong_configuration_is_named():
         MultiModalProcessorSenderCache,
         MultiModalReceiverCache,
         MirroredProcessingCache,
-        lambda settings: ShmObjectStoreSenderCache(settings, None),
+        lambda settings: ShmObjectStoreSenderCache(settings, cast(Any, None)),
     ]
     for taker in takers:
         for bad in ({"cache_type": "lru"}, None):
@@ -449,18 +460,21 @@ def test_a_wrong_configuration_is_named():
                 taker(bad)
 
 
-def test_swapped_or_wrong_roles_are_named():
-    with processor_cache_from_config(SHM) as sender:
+def test_swapped_or_wrong_roles_are_named() -> None:
+    make_sender: Any = ShmObjectStoreSenderCache
+    make_receiver: Any = ShmObjectStoreReceiverCache
+    make_worker: Any = worker_receiver_cache_from_config
+    with shm_sender(SHM) as sender:
         with raises(TypeError, names=("config", "MultiModalCacheConfig", "ObjectStoreWriter")):
-            ShmObjectStoreSenderCache(sender.writer, SHM)
+            make_sender(sender.writer, SHM)
         with raises(TypeError, names=("writer", "ObjectStoreWriter", "StoreHandle")):
-            ShmObjectStoreSenderCache(SHM, sender.handle)
+            make_sender(SHM, sender.handle)
         with raises(TypeError, names=("reader", "ObjectStoreReader", "ObjectStoreWriter")):
-            ShmObjectStoreReceiverCache(sender.writer)
+            make_receiver(sender.writer)
         for bad in (sender.handle.to_json(), sender.writer):
             with raises(TypeError, names=("handle", "StoreHandle", type(bad).__name__)):
-                worker_receiver_cache_from_config(SHM, 0, bad)
+                make_worker(SHM, 0, bad)
     for settings in (SHM, config(MIB)):
         for rank in (None, "0"):
             with raises(TypeError, names=("rank", "int", type(rank).__name__)):
-                worker_receiver_cache_from_config(settings, rank)
+                make_worker(settings, rank)

@@ -5,10 +5,10 @@ import os
 import random
 import signal
 from multiprocessing.connection import wait
+from typing import Any
 
-from shmstore.multimodal import processor_cache_from_config
 from tests.multimodal import worker
-from tests.multimodal.helpers import MIB, config, update
+from tests.multimodal.helpers import MIB, config, shm_sender, update
 
 WORKERS = 4
 KILLED = 2
@@ -16,13 +16,14 @@ REQUESTS = 400
 WINDOW = 6
 
 
-def test_four_workers_overlapping_requests_and_one_killed_in_the_middle():
+def test_four_workers_overlapping_requests_and_one_killed_in_the_middle() -> None:
     rng = random.Random(1)
     settings = config(MIB, 3 * MIB, cache_type="shm", shm_max_object_size_mb=1, world_size=WORKERS)
     spawn = multiprocessing.get_context("spawn")
     universe = [f"{n}:{rng.choice([100, 10_000, 100_000, 400_000])}" for n in range(40)] + [f"99:{2 * MIB}"]
-    processes, pipes = [], []
-    with processor_cache_from_config(settings) as sender:
+    processes: list[Any] = []
+    pipes: list[Any] = []
+    with shm_sender(settings) as sender:
         try:
             for rank in range(WORKERS):
                 mine, theirs = spawn.Pipe()
@@ -35,10 +36,10 @@ def test_four_workers_overlapping_requests_and_one_killed_in_the_middle():
                 assert pipe.recv() == "attached"
 
             alive = set(range(WORKERS))
-            waiting = {}  # request -> ranks that have not answered, and what was sent
+            waiting: dict[int, set[int]] = {}  # request -> ranks that have not answered, and what was sent
             answers = released = 0
 
-            def answer_of(rank):
+            def answer_of(rank: int) -> None:
                 nonlocal answers
                 request, right = pipes[rank].recv()
                 assert right, f"request {request} at rank {rank}"

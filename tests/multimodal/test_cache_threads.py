@@ -3,13 +3,16 @@
 import random
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreWriter, StoreClosedError
 from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
     MultiModalBatchedField,
     MultiModalFieldElem,
     MultiModalKwargsItem,
@@ -17,28 +20,26 @@ from shmstore.multimodal import (
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
     ShmObjectStoreSenderCache,
-    processor_cache_from_config,
-    worker_receiver_cache_from_config,
 )
 from shmstore.serde import MsgpackSerde
-from tests.multimodal.helpers import MIB, config, features, item, update
+from tests.multimodal.helpers import MIB, config, features, item, shm_sender, shm_worker, update
 
 THREADS = 4
 BATCHES = 250
 
 
 @pytest.fixture(autouse=True)
-def switching_often():
+def switching_often() -> Iterator[None]:
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
     sys.setswitchinterval(before)
 
 
-def in_threads(work):
+def in_threads(work: Callable[[random.Random], Any]) -> list[Any]:
     barrier = threading.Barrier(THREADS)
 
-    def run(seed):
+    def run(seed: int) -> Any:
         barrier.wait()
         return work(random.Random(seed))
 
@@ -46,24 +47,24 @@ def in_threads(work):
         return [future.result() for future in [pool.submit(run, seed) for seed in range(THREADS)]]
 
 
-def sizes(mm_hash):
+def sizes(mm_hash: str) -> int:
     return 1 + int(mm_hash) * 37 % 190
 
 
-def truth(mm_hash):
+def truth(mm_hash: str) -> MultiModalKwargsItem:
     return item(sizes(mm_hash), int(mm_hash))
 
 
-def everything(mm_hashes):
+def everything(mm_hashes: list[str]) -> list[Any]:
     return [(truth(h), [update(h)]) for h in mm_hashes]
 
 
-def what_seems_needed(sender, mm_hashes):
+def what_seems_needed(sender: BaseMultiModalProcessorCache, mm_hashes: list[str]) -> list[Any]:
     cached = sender.is_cached(mm_hashes)
     return [None if hit else given for hit, given in zip(cached, everything(mm_hashes), strict=True)]
 
 
-def send(sender, mm_hashes, counted):
+def send(sender: BaseMultiModalProcessorCache, mm_hashes: list[str], counted: list[int]) -> list[Any]:
     """One request's outputs; between asking and sending another thread may have pushed something out."""
     try:
         outputs = sender.get_and_update(what_seems_needed(sender, mm_hashes), mm_hashes)
@@ -74,15 +75,15 @@ def send(sender, mm_hashes, counted):
     return [sent for sent, _ in outputs]
 
 
-def hashes(rng):
+def hashes(rng: random.Random) -> list[str]:
     return [str(rng.randrange(30)) for _ in range(rng.randint(1, 4))]
 
 
-def test_processor_only():
+def test_processor_only() -> None:
     cache = MultiModalProcessorOnlyCache(config(4000))
 
-    def work(rng):
-        counted = []
+    def work(rng: random.Random) -> int:
+        counted: list[int] = []
         for _ in range(BATCHES):
             mm_hashes = hashes(rng)
             assert [truth(h) for h in mm_hashes] == send(cache, mm_hashes, counted)
@@ -92,12 +93,12 @@ def test_processor_only():
     assert 0 < cache.make_stats().hits < cache.make_stats().total
 
 
-def test_lru_pair():
+def test_lru_pair() -> None:
     settings = config(MIB, 1000)
     sender, receiver = MultiModalProcessorSenderCache(settings), MultiModalReceiverCache(settings)
 
-    def work(rng):
-        counted = []
+    def work(rng: random.Random) -> int:
+        counted: list[int] = []
         for _ in range(BATCHES):
             mm_hashes = hashes(rng)
             while True:
@@ -116,11 +117,11 @@ def test_lru_pair():
     assert sum(sizes(h) for h in receiver.order) == receiver.nbytes
 
 
-def test_the_senders_books_agree_after_many_threads_sent_and_took_back_the_same_few_items():
+def test_the_senders_books_agree_after_many_threads_sent_and_took_back_the_same_few_items() -> None:
     sender = MultiModalProcessorSenderCache(config(2000, 60))
 
-    def work(rng):
-        counted = []
+    def work(rng: random.Random) -> int:
+        counted: list[int] = []
         for _ in range(4 * BATCHES):
             mm_hashes = [str(rng.randrange(5)) for _ in range(3)]
             send(sender, mm_hashes, counted)
@@ -135,13 +136,13 @@ def test_the_senders_books_agree_after_many_threads_sent_and_took_back_the_same_
         assert sum(size for _, size in held.entries.values()) == held.nbytes
 
 
-def test_shm_pair():
+def test_shm_pair() -> None:
     settings = config(MIB, 4 << 10, cache_type="shm", world_size=2)
-    with processor_cache_from_config(settings) as sender:
-        workers = [worker_receiver_cache_from_config(settings, rank, sender.handle) for rank in range(2)]
+    with shm_sender(settings) as sender:
+        workers = [shm_worker(settings, rank, sender.handle) for rank in range(2)]
 
-        def work(rng):
-            counted = []
+        def work(rng: random.Random) -> int:
+            counted: list[int] = []
             for _ in range(BATCHES):
                 mm_hashes = hashes(rng)
                 sent = send(sender, mm_hashes, counted)
@@ -169,22 +170,25 @@ def test_shm_pair():
 class SlowSerde(MsgpackSerde):
     """Copies what is not contiguous when it is told to."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
 
-    def fill(self, dst, source):
+    def fill(self, dst: Any, source: Any) -> None:
         self.begun.set()
         assert self.go_on.wait(60)
         super().fill(dst, source)
 
 
-def slow_item():
+def slow_item() -> MultiModalKwargsItem:
     data = torch.arange(64, dtype=torch.uint8)[::2]
     return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "pixels", data, MultiModalBatchedField())])
 
 
+Storing = tuple[ShmObjectStoreSenderCache, ThreadPoolExecutor, Future[Any], SlowSerde]
+
+
 @pytest.fixture
-def storing():
+def storing() -> Iterator[Storing]:
     """A sender that has "0" and "1", and a thread that is in the middle of copying "slow"."""
     serde = SlowSerde()
     writer = ObjectStoreWriter.create(capacity=16 << 10, n_readers=1, serde=serde)
@@ -201,10 +205,10 @@ def storing():
             serde.go_on.set()
 
 
-def test_a_hit_waits_for_no_other_threads_copy(storing):
+def test_a_hit_waits_for_no_other_threads_copy(storing: Storing) -> None:
     sender, pool, stored, _ = storing
 
-    def hits():
+    def hits() -> list[int]:
         sent = [sender.get_and_update_item(None, "0"), *sender.get_and_update([None, None], ["1", "0"])]
         with pytest.raises(CacheMissError):
             sender.get_and_update_item(None, "slow")
@@ -215,7 +219,7 @@ def test_a_hit_waits_for_no_other_threads_copy(storing):
     assert not stored.done()
 
 
-def test_what_another_thread_is_storing_is_stored_once_and_a_hit_for_who_waited(storing):
+def test_what_another_thread_is_storing_is_stored_once_and_a_hit_for_who_waited(storing: Storing) -> None:
     sender, pool, stored, serde = storing
     twice = pool.submit(sender.get_and_update_item, (slow_item(), [update("slow")]), "slow")
     gone = pool.submit(sender.invalidate, ["0"])
@@ -223,19 +227,22 @@ def test_what_another_thread_is_storing_is_stored_once_and_a_hit_for_who_waited(
     first, second = stored.result(timeout=30)[0], twice.result(timeout=30)[0]
     gone.result(timeout=30)
     assert isinstance(first, ObjectRef)
+    assert isinstance(second, ObjectRef)
     assert (first.monotonic_id, False) == (second.monotonic_id, first.lease == second.lease)
     assert (1, 4) == (sender.make_stats().hits, sender.make_stats().total)
     assert set(sender._book) == set(sender.writer.keys()) == {"1", "slow"}
 
 
-def test_what_goes_while_a_batch_waits_is_missing_and_nothing_else_is(storing, monkeypatch):
+def test_what_goes_while_a_batch_waits_is_missing_and_nothing_else_is(
+    storing: Storing, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sender, pool, stored, serde = storing
     serde.go_on.set()
     stored.result(timeout=30)
     sender.release([stored.result()[0]])
     all_hits = sender._all_hits
 
-    def overtaken(*args):
+    def overtaken(*args: Any) -> Any:
         hits = all_hits(*args)
         pool.submit(sender.invalidate, ["0"]).result(timeout=30)
         return hits
@@ -248,7 +255,7 @@ def test_what_goes_while_a_batch_waits_is_missing_and_nothing_else_is(storing, m
     assert before - {"0"} == set(sender.writer.keys()) == set(sender._book)
 
 
-def test_close_waits_for_no_other_threads_copy(storing):
+def test_close_waits_for_no_other_threads_copy(storing: Storing) -> None:
     """It would wait for ever in a signal handler that came in the middle of a hit: who stores waits for that one."""
     sender, pool, stored, serde = storing
     pool.submit(sender.close).result(timeout=10)

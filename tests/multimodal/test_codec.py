@@ -2,6 +2,8 @@
 
 import pickle
 import tracemalloc
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from shmstore import CorruptStoreError, ObjectRef, ObjectStoreReader, ObjectStor
 from shmstore.multimodal import (
     MultiModalBatchedField,
     MultiModalFeatureSpec,
+    MultiModalField,
     MultiModalFieldElem,
     MultiModalFlatField,
     MultiModalKwargsItem,
@@ -17,11 +20,13 @@ from shmstore.multimodal import (
     MultiModalSharedField,
     PlaceholderRange,
 )
-from shmstore.multimodal.values import codec, items
+from shmstore.multimodal.values import codec
+from shmstore.multimodal.values.nested import nested_equal
 from tests.multimodal.helpers import item, three_tensors, update
 from tests.support import raises
 
-FIELDS = [
+Pair = tuple[ObjectStoreWriter, ObjectStoreReader]
+FIELDS: list[MultiModalField] = [
     MultiModalBatchedField(),
     MultiModalSharedField(1),
     MultiModalSharedField(2**40),
@@ -37,7 +42,7 @@ FIELDS = [
 ]
 
 
-def elem(field, data):
+def elem(field: MultiModalField, data: object) -> MultiModalFieldElem:
     return MultiModalFieldElem("audio", "key", data, field)
 
 
@@ -64,7 +69,7 @@ VALUES = [
 
 
 @pytest.fixture(scope="module")
-def store():
+def store() -> Iterator[Pair]:
     with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
         with ObjectStoreReader.attach(writer.handle) as reader:
             yield writer, reader
@@ -72,25 +77,25 @@ def store():
 
 @pytest.mark.parametrize("copy", [False, True])
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_what_comes_back_equals_what_went_in(store, value, copy):
+def test_what_comes_back_equals_what_went_in(store: Pair, value: Any, copy: bool) -> None:
     writer, reader = store
     ref = writer.put("key", value)
     try:
         got = reader.get(ref, copy=copy)
         assert type(value) is type(got)
-        assert items.nested_equal(value, got)
+        assert nested_equal(value, got)
     finally:
         del got
         writer.delete("key")
 
 
-def test_a_feature_with_a_reference_in_it_is_not_stored(store):
+def test_a_feature_with_a_reference_in_it_is_not_stored(store: Pair) -> None:
     feature = MultiModalFeatureSpec(ObjectRef(bytes(40)), "image", "hash", PlaceholderRange(0, 1))
     with raises(TypeError, names=["ObjectRef"]):
         store[0].put("key", feature)
 
 
-def test_a_field_of_ones_own_is_refused_before_anything_is_stored(store):
+def test_a_field_of_ones_own_is_refused_before_anything_is_stored(store: Pair) -> None:
     class Own(MultiModalBatchedField):
         pass
 
@@ -117,7 +122,9 @@ WRONG = [
 
 
 @pytest.mark.parametrize("tree", WRONG, ids=repr)
-def test_a_tree_of_another_version_is_an_error_and_not_an_item(store, tree, monkeypatch):
+def test_a_tree_of_another_version_is_an_error_and_not_an_item(
+    store: Pair, tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer, reader = store
     from shmstore.serde import registry
 
@@ -131,16 +138,21 @@ def test_a_tree_of_another_version_is_an_error_and_not_an_item(store, tree, monk
         writer.delete("key")
 
 
-def test_importing_twice_registers_once():
+def test_importing_twice_registers_once() -> None:
     from shmstore.serde import register_type
 
     codec.register(register_type)
 
 
-def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monkeypatch):
-    made = []
+def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[MultiModalField] = []
     to_text = codec._field_to_text
-    monkeypatch.setattr(codec, "_field_to_text", lambda field: made.append(field) or to_text(field))
+
+    def noted(field: MultiModalField) -> Any:
+        made.append(field)
+        return to_text(field)
+
+    monkeypatch.setattr(codec, "_field_to_text", noted)
     field = MultiModalFlatField([slice(i, i + 1) for i in range(50)])
     items = [MultiModalKwargsItem.from_elems([elem]) for elem in field.build_elems("image", "k", torch.arange(50))]
     trees = [codec._item_to_tree(item) for item in items]
@@ -148,8 +160,8 @@ def test_the_text_of_a_field_is_worked_out_once_for_all_items_of_its_batch(monke
     assert 1 == len({tree[""] for tree in trees})
 
 
-def test_a_worker_that_reads_items_of_large_batches_keeps_few_of_their_slices():
-    def back(batch):
+def test_a_worker_that_reads_items_of_large_batches_keeps_few_of_their_slices() -> None:
+    def back(batch: int) -> None:
         field = MultiModalFlatField([slice(n * 7 + batch, n * 7 + batch + 7) for n in range(1000)])
         trees = [codec._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])) for _ in range(2)]
         first, second = (codec._item_from_tree(tree)["key"].field for tree in trees)
@@ -167,8 +179,8 @@ def test_a_worker_that_reads_items_of_large_batches_keeps_few_of_their_slices():
     assert held < 10_000_000  # all 200 take 28 MB
 
 
-def test_a_worker_parses_the_fields_of_items_from_many_batches_of_usual_size_once():
-    def fields():
+def test_a_worker_parses_the_fields_of_items_from_many_batches_of_usual_size_once() -> None:
+    def fields() -> Iterator[MultiModalKwargsItem]:
         for batch in range(200):
             field = MultiModalFlatField([slice(n * 1024 + batch, n * 1024 + batch + 1024) for n in range(64)])
             yield codec._item_from_tree(codec._item_to_tree(MultiModalKwargsItem.from_elems([elem(field, None)])))
@@ -177,7 +189,7 @@ def test_a_worker_parses_the_fields_of_items_from_many_batches_of_usual_size_onc
     assert all(a is b for a, b in zip(first, again, strict=True))
 
 
-def test_the_text_that_a_field_keeps_is_no_part_of_its_value():
+def test_the_text_that_a_field_keeps_is_no_part_of_its_value() -> None:
     written, other = MultiModalFlatField([slice(0, 2)]), MultiModalFlatField([slice(0, 2)])
     codec._item_to_tree(MultiModalKwargsItem.from_elems(written.build_elems("image", "k", torch.arange(2))))
     assert (written, hash(written), repr(written), pickle.dumps(written)) == (

@@ -5,6 +5,7 @@ import os
 import re
 from fractions import Fraction
 from pathlib import Path
+from typing import Any, Never
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from shmstore.multimodal import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from tests.multimodal.helpers import GIB, MIB, config, item
+from tests.multimodal.helpers import GIB, MIB, config, item, processor_cache, shm_sender, shm_worker
 from tests.support import raises
 
 SMALL = MIB / GIB
@@ -49,7 +50,7 @@ SMALL = MIB / GIB
         ("data_parallel_size", [0]),
     ],
 )
-def test_a_wrong_value_is_refused_and_the_field_named(field, values):
+def test_a_wrong_value_is_refused_and_the_field_named(field: str, values: list[Any]) -> None:
     for value in values:
         with raises(ValueError, names=(field, shown(value))):
             MultiModalCacheConfig(**{field: value})
@@ -63,19 +64,19 @@ def test_a_wrong_value_is_refused_and_the_field_named(field, values):
         ("shm_max_objects", 7, "'lru'"),
     ],
 )
-def test_a_wrong_value_is_named_as_what_it_stands_for(field, value, named):
+def test_a_wrong_value_is_named_as_what_it_stands_for(field: str, value: Any, named: str) -> None:
     with raises(ValueError, names=(field, named)):
         MultiModalCacheConfig(**{field: value})
 
 
-def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own():
-    settings = MultiModalCacheConfig(
-        processor_cache_gb=np.float32(0.1),
-        ipc_cache_gb=Fraction(1, 3),
-        cache_type="shm",
-        world_size=np.int64(2),
-        shm_max_objects=np.int32(7),
-    )
+def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own() -> None:
+    numbers: dict[str, Any] = {
+        "processor_cache_gb": np.float32(0.1),
+        "ipc_cache_gb": Fraction(1, 3),
+        "world_size": np.int64(2),
+        "shm_max_objects": np.int32(7),
+    }
+    settings = MultiModalCacheConfig(cache_type="shm", **numbers)
     assert (round(float(np.float32(0.1)) * GIB), round(GIB / 3)) == (
         settings.processor_cache_bytes,
         settings.ipc_cache_bytes,
@@ -92,17 +93,17 @@ def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own():
     assert 1 == MultiModalCacheConfig(processor_cache_gb=1 / GIB).processor_cache_bytes
 
 
-def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own():
+def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own() -> None:
     settings = config(MIB, cache_type="shm", shm_name=f"replica-{os.getpid()}", data_parallel_external_lb=True)
-    with processor_cache_from_config(settings):
+    with shm_sender(settings):
         hint = ("shm_name", "each replica", StoreExistsError.default_hint)
         with raises(StoreExistsError, names=[repr(settings.shm_name)], hint=hint):
             processor_cache_from_config(settings)
 
 
-def test_what_the_store_would_refuse_the_configuration_refuses():
-    longest = {"shm_name": "x" * native.MAX_NAME, "world_size": native.MAX_READERS, "cache_type": "shm"}
-    longest["shm_max_objects"] = native.MAX_OBJECTS
+def test_what_the_store_would_refuse_the_configuration_refuses() -> None:
+    longest: dict[str, Any] = {"shm_name": "x" * native.MAX_NAME, "world_size": native.MAX_READERS}
+    longest |= {"cache_type": "shm", "shm_max_objects": native.MAX_OBJECTS}
     MultiModalCacheConfig(**longest)
     for field, most, value in (
         ("shm_max_objects", native.MAX_OBJECTS, native.MAX_OBJECTS + 1),
@@ -115,22 +116,22 @@ def test_what_the_store_would_refuse_the_configuration_refuses():
 
 
 @pytest.mark.parametrize("cache_type", ["lru", "shm"])
-def test_the_largest_sizes_are_sizes(cache_type):
+def test_the_largest_sizes_are_sizes(cache_type: Any) -> None:
     most = MultiModalCacheConfig(processor_cache_gb=2**32, ipc_cache_gb=2.0**32, cache_type=cache_type)
     assert (2**62, 2**62) == (most.processor_cache_bytes, most.ipc_cache_bytes)
     assert "4.295e+09 GiB" in most.describe()
 
 
-def test_a_named_configuration_can_be_had_in_every_mode():
+def test_a_named_configuration_can_be_had_in_every_mode() -> None:
     named = config(MIB, cache_type="shm", shm_name="replica-3")
     for other in (dataclasses.replace(named, cache_type="lru"), dataclasses.replace(named, ipc_cache_gb=0)):
         assert "replica-3" == other.shm_name
-        assert processor_cache_from_config(other).handle is None
+        assert processor_cache(other).handle is None
     lru = dataclasses.replace(named, cache_type="lru")
     assert named == dataclasses.replace(lru, cache_type="shm")
 
 
-def test_the_largest_object_is_a_setting_of_shm_only():
+def test_the_largest_object_is_a_setting_of_shm_only() -> None:
     assert 128 == MultiModalCacheConfig().shm_max_object_size_mb
     assert 6 * MIB == MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=6).max_object_bytes
     assert 2 * MIB == config(2 * MIB, cache_type="shm").max_object_bytes
@@ -140,8 +141,8 @@ def test_the_largest_object_is_a_setting_of_shm_only():
         MultiModalCacheConfig(cache_type="shm", shm_max_object_size_mb=0)
 
 
-def test_it_is_frozen_and_in_gib():
-    default = MultiModalCacheConfig()
+def test_it_is_frozen_and_in_gib() -> None:
+    default: Any = MultiModalCacheConfig()
     with pytest.raises(dataclasses.FrozenInstanceError):
         default.world_size = 2
     assert (4 * GIB, 4 * GIB) == (default.processor_cache_bytes, default.ipc_cache_bytes)
@@ -167,7 +168,9 @@ TABLE = [
 
 @pytest.mark.parametrize("cache_type", ["lru", "shm"])
 @pytest.mark.parametrize(("fields", "lru", "shm"), TABLE)
-def test_each_process_gets_the_cache_of_the_table(fields, lru, shm, cache_type):
+def test_each_process_gets_the_cache_of_the_table(
+    fields: dict[str, Any], lru: type, shm: type, cache_type: Any
+) -> None:
     settings = MultiModalCacheConfig(**{"processor_cache_gb": SMALL, "cache_type": cache_type, **fields})
     expected = lru if cache_type == "lru" else shm
     cache = processor_cache_from_config(settings)
@@ -190,7 +193,7 @@ def test_each_process_gets_the_cache_of_the_table(fields, lru, shm, cache_type):
     assert text.startswith(starts.get(expected, "Processor and IPC cache"))
 
 
-def test_describe_says_which_process_keeps_how_much():
+def test_describe_says_which_process_keeps_how_much() -> None:
     lru = MultiModalCacheConfig(processor_cache_gb=2, ipc_cache_gb=8, world_size=4).describe().splitlines()
     assert "API server: keys, sizes and up to 2 GiB of prompt updates; no tensors." == lru[1]
     assert "Engine core: up to 8 GiB of items." == lru[2]
@@ -213,8 +216,8 @@ def test_describe_says_which_process_keeps_how_much():
     assert "7 bytes" in config(7).describe()
 
 
-def test_describe_names_processes_that_have_nothing_as_a_sentence_would():
-    two = {"data_parallel_size": 2, "world_size": 2}
+def test_describe_names_processes_that_have_nothing_as_a_sentence_would() -> None:
+    two: dict[str, Any] = {"data_parallel_size": 2, "world_size": 2}
     off = MultiModalCacheConfig(processor_cache_gb=0, api_process_count=2, **two).describe().splitlines()[-1]
     assert "Each of 2 API servers, each of 2 engine cores and each of 2 workers: nothing." == off
     assert (
@@ -227,10 +230,10 @@ def test_describe_names_processes_that_have_nothing_as_a_sentence_would():
     )
 
 
-def test_a_segment_of_small_items_can_be_used_up():
+def test_a_segment_of_small_items_can_be_used_up() -> None:
     used = {}
     for most in (None, 2048):
-        with processor_cache_from_config(config(MIB, cache_type="shm", shm_max_objects=most)) as sender:
+        with shm_sender(config(MIB, cache_type="shm", shm_max_objects=most)) as sender:
             assert (most or 256) == sender.writer.stats().max_objects
             for n in range(2048):
                 sender.release([sender.get_and_update_item((item(768), []), f"{n}")[0]])
@@ -239,11 +242,11 @@ def test_a_segment_of_small_items_can_be_used_up():
     assert used[2048] > 0.9
 
 
-def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():
+def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration() -> None:
     settings = config(
         4 * MIB, 2 * MIB, cache_type="shm", shm_max_object_size_mb=1, shm_name="shmstore-test-mm-name", world_size=3
     )
-    with processor_cache_from_config(settings) as sender:
+    with shm_sender(settings) as sender:
         stats = sender.writer.stats()
         assert (2 * MIB, 1 * MIB, 3) == (stats.capacity, stats.max_object_size, stats.n_readers)
         assert "shmstore-test-mm-name" == sender.handle.name
@@ -253,9 +256,9 @@ def test_the_store_has_the_size_the_name_and_the_ranks_of_the_configuration():
 
 
 @pytest.mark.parametrize("prefault", [False, True])
-def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault):
+def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault: bool) -> None:
     settings = config(4 * MIB, cache_type="shm", shm_prefault=prefault)
-    with processor_cache_from_config(settings) as sender:
+    with shm_sender(settings) as sender:
         maps = Path("/proc/self/smaps").read_text()
         mapped = sum(
             int(part.split("Rss:")[1].split()[0]) * 1024
@@ -265,8 +268,8 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault):
         assert prefault == (mapped >= 4 * MIB)
 
 
-def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch):
-    def fail(settings, writer):
+def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(settings: object, writer: object) -> Never:
         raise ZeroDivisionError
 
     monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", fail)
@@ -278,19 +281,19 @@ def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch):
 
 
 @pytest.mark.parametrize("rank", [None, "0", True, 0.0])
-def test_a_rank_that_is_not_an_integer_is_a_type_error(rank):
+def test_a_rank_that_is_not_an_integer_is_a_type_error(rank: Any) -> None:
     with raises(TypeError, names=("rank", type(rank).__name__)):
         worker_receiver_cache_from_config(config(4 * MIB, cache_type="shm"), rank)
 
 
-def test_a_worker_finds_the_handle_in_the_environment(monkeypatch):
+def test_a_worker_finds_the_handle_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config(4 * MIB, cache_type="shm")
     monkeypatch.delenv("SHMSTORE_HANDLE", raising=False)
     with raises(ValueError, names=("handle", "SHMSTORE_HANDLE")):
         worker_receiver_cache_from_config(settings, 0)
-    with processor_cache_from_config(settings) as sender:
+    with shm_sender(settings) as sender:
         monkeypatch.setenv("SHMSTORE_HANDLE", sender.handle.to_json())
-        with worker_receiver_cache_from_config(settings, 0) as worker:
+        with shm_worker(settings, 0) as worker:
             ref, _ = sender.get_and_update_item((item(3), []), "a")
             assert item(3) == worker.get_and_update_item(ref, "a")
             assert isinstance(worker.reader, ObjectStoreReader)

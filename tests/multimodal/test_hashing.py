@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections import OrderedDict, UserDict, namedtuple
 from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any, Never, cast
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import torch
 from shmstore import NestingError
 from shmstore.multimodal import (
     MultiModalBatchedField,
+    MultiModalField,
     MultiModalFieldElem,
     MultiModalFlatField,
     MultiModalKwargsItem,
@@ -29,7 +31,7 @@ from shmstore.multimodal.values import hashing
 from tests.multimodal.helpers import item, three_tensors
 from tests.support import raises
 
-DIFFERENT = [
+DIFFERENT: list[Any] = [
     None,
     True,
     False,
@@ -76,8 +78,8 @@ DIFFERENT = [
     item(3),
     item(3, fill=2),
     three_tensors(8),
-    memoryview(np.zeros((2, 3), np.uint8)),
-    memoryview(np.zeros((3, 2), np.uint8)),
+    np.zeros((2, 3), np.uint8).data,
+    np.zeros((3, 2), np.uint8).data,
     memoryview(array.array("i", [1])),
     memoryview(array.array("f", [0.0])),
     memoryview(array.array("b", [1, 0, 0, 0])),
@@ -117,11 +119,12 @@ class Options:
     size: int = 224
 
 
+make_enum: Any = enum.Enum  # mypy takes a call of Enum for a declaration
 VERSIONED = [
     torch.float16,
     np.dtype("<f2"),
     PurePosixPath("a/b"),
-    enum.Enum("Fit", {"COVER": "cover"}, module="m").COVER,
+    make_enum("Fit", {"COVER": "cover"}, module="m").COVER,
 ]
 SETTINGS = [
     torch.float16,
@@ -149,13 +152,13 @@ SETTINGS = [
 ]
 
 
-def test_no_two_different_values_have_one_hash():
+def test_no_two_different_values_have_one_hash() -> None:
     names = [hash_item(value) for value in DIFFERENT]
     assert len(DIFFERENT) == len(set(names))
     assert {64} == {len(name) for name in names}
 
 
-def test_settings_of_a_processor_differ_from_each_other_and_from_every_text_of_them():
+def test_settings_of_a_processor_differ_from_each_other_and_from_every_text_of_them() -> None:
     texts = [str(value) for value in SETTINGS] + ["<f2", "float16", "cover", "COVER", "a/b"]
     names = {hash_item("x", k=value) for value in [*SETTINGS, *texts, *DIFFERENT]}
     assert len(SETTINGS) + len(set(texts)) + len(DIFFERENT) == len(names)
@@ -163,17 +166,17 @@ def test_settings_of_a_processor_differ_from_each_other_and_from_every_text_of_t
     assert len(SETTINGS) + len(set(texts)) + len(DIFFERENT) == len(names)
 
 
-def test_equal_settings_have_one_hash_wherever_they_come_from():
+def test_equal_settings_have_one_hash_wherever_they_come_from() -> None:
     assert hash_item(np.dtype("float32")) == hash_item(np.dtype(np.float32))
     assert hash_item(Path("a") / "b") == hash_item(Path("a//b/"))
-    spawned = enum.Enum("Crop", ["A"], module="__mp_main__")
-    assert hash_item(enum.Enum("Crop", ["A"], module="__main__").A) == hash_item(spawned.A)
-    assert hash_item(enum.Enum("Crop", ["A"], module="m").A) != hash_item(spawned.A)
-    assert hash_item(enum.Enum("Crop", {"A": 2}, module="__main__").A) != hash_item(spawned.A)
+    spawned = make_enum("Crop", ["A"], module="__mp_main__")
+    assert hash_item(make_enum("Crop", ["A"], module="__main__").A) == hash_item(spawned.A)
+    assert hash_item(make_enum("Crop", ["A"], module="m").A) != hash_item(spawned.A)
+    assert hash_item(make_enum("Crop", {"A": 2}, module="__main__").A) != hash_item(spawned.A)
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="arrays in this machine's byte order hash otherwise on others")
-def test_a_hash_is_what_it_was_in_every_version(monkeypatch):
+def test_a_hash_is_what_it_was_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store outlives its writer, and its keys are these."""
     monkeypatch.setattr(hashing, "_hasher", hashlib.sha256)
     every = hashlib.sha256("".join(map(hash_item, DIFFERENT)).encode()).hexdigest()
@@ -184,11 +187,11 @@ def test_a_hash_is_what_it_was_in_every_version(monkeypatch):
 
 
 @pytest.mark.parametrize("value", DIFFERENT, ids=lambda value: repr(value)[:30].partition(" at 0x")[0])
-def test_the_hash_is_the_same_each_time(value):
+def test_the_hash_is_the_same_each_time(value: Any) -> None:
     assert hash_item(value) == hash_item(value)
 
 
-def test_the_hash_is_of_the_content_and_not_of_how_it_lies_in_memory():
+def test_the_hash_is_of_the_content_and_not_of_how_it_lies_in_memory() -> None:
     tensor = torch.arange(6).reshape(2, 3)
     assert hash_item(tensor.T.contiguous()) == hash_item(tensor.T)
     assert hash_item(tensor[:, 1:].clone()) == hash_item(tensor[:, 1:])
@@ -202,7 +205,7 @@ def test_the_hash_is_of_the_content_and_not_of_how_it_lies_in_memory():
     assert hash_item(b"ab") == hash_item(memoryview(b"ab"))
 
 
-def test_keyword_arguments_count_and_their_order_does_not():
+def test_keyword_arguments_count_and_their_order_does_not() -> None:
     assert hash_item("x", size=1, crop=True) == hash_item("x", crop=True, size=1)
     different = [
         hash_item("x"),
@@ -222,7 +225,7 @@ def test_keyword_arguments_count_and_their_order_does_not():
     [
         (b"ab", bytearray(b"ab")),
         (b"ac", memoryview(b"abcd")[::2]),
-        (np.zeros((2, 3), np.float32), memoryview(np.zeros((2, 3), np.float32))),
+        (np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32).data),
         (np.array([1], np.int32), memoryview(array.array("i", [1]))),
         ((1, 2), Size(1, 2)),
         ({"a": 1}, OrderedDict(a=1)),
@@ -235,16 +238,16 @@ def test_keyword_arguments_count_and_their_order_does_not():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_the_docstring_calls_equal_has_one_hash(one, other):
+def test_what_the_docstring_calls_equal_has_one_hash(one: Any, other: Any) -> None:
     assert hash_item(one) == hash_item(other)
 
 
-def elem(field, data=None):
+def elem(field: MultiModalField, data: torch.Tensor | None = None) -> MultiModalKwargsItem:
     data = torch.zeros(4) if data is None else data
     return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "pixels", data, field)])
 
 
-def test_items_differ_by_how_they_are_joined_and_not_by_the_batch_they_were_cut_from():
+def test_items_differ_by_how_they_are_joined_and_not_by_the_batch_they_were_cut_from() -> None:
     flat = MultiModalFlatField([slice(0, 4)])
     different = [
         elem(MultiModalBatchedField()),
@@ -278,7 +281,7 @@ x87 = pytest.mark.skipif(
     ],
     ids=str,
 )
-def test_every_byte_of_a_value_counts_and_no_byte_beside_it(dtype, padding):
+def test_every_byte_of_a_value_counts_and_no_byte_beside_it(dtype: np.dtype[Any], padding: Any) -> None:
     clean = np.zeros(2, dtype)
     names = {hash_item(clean)}
     for index in range(dtype.itemsize):
@@ -291,7 +294,7 @@ def test_every_byte_of_a_value_counts_and_no_byte_beside_it(dtype, padding):
     assert 1 + dtype.itemsize - len(padding) == len(names)
 
 
-def test_dtypes_of_other_packages_differ_by_their_names():
+def test_dtypes_of_other_packages_differ_by_their_names() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="no extra of shmstore installs ml_dtypes")
     one_byte = [ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e4m3b11fnuz, ml_dtypes.int4, ml_dtypes.float8_e5m2, "V1"]
     arrays = [np.zeros(3, np.uint8).view(dtype) for dtype in one_byte]
@@ -301,13 +304,13 @@ def test_dtypes_of_other_packages_differ_by_their_names():
     assert len(arrays) == len(set(names))
 
 
-def nested_tensor():
+def nested_tensor() -> torch.Tensor:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a prototype, says torch
         return torch.nested.nested_tensor([torch.zeros(2)], layout=torch.strided)
 
 
-def released():
+def released() -> memoryview:
     view = memoryview(b"ab")
     view.release()
     return view
@@ -326,19 +329,19 @@ def released():
         (torch.eye(2).to_sparse(), ("value:", "tensor")),
         ({frozenset(): 1}, ("value:", "key of frozenset")),
         ([nested_tensor()], ("value[0]", "tensor")),
-        ([np.ma.array([1, 2], mask=[0, 1])], ("value[0]", "masked array")),
+        ([np.ma.array([1, 2], mask=[False, True])], ("value[0]", "masked array")),
         ([np.ma.masked], ("value[0]", "masked array")),
         ([np.zeros(2, OVERLAPPING)], ("value[0]", "dtype")),
         (np.zeros(2, [("a", OVERLAPPING, (2,))]), ("value:", "dtype")),
         ([released()], ("value[0]", "memoryview")),
         ([memoryview(bytes(8)).cast("P")], ("value[0]", "memoryview")),
-        (memoryview((ctypes.py_object * 1)(1)), ("value:", "array of objects")),
+        (memoryview((ctypes.py_object * 1)(cast(Any, 1))), ("value:", "array of objects")),
         ([np.dtype(object)], ("value[0]", "dtype of objects")),
         ([np.dtype((OVERLAPPING, (2,)))], ("value[0]", "dtype")),
-        (enum.Enum("Late", {"A": object()}).A, ("value.value", "object")),
+        (make_enum("Late", {"A": object()}).A, ("value.value", "object")),
     ],
 )
-def test_what_cannot_be_hashed_is_named_by_its_path(value, names):
+def test_what_cannot_be_hashed_is_named_by_its_path(value: Any, names: tuple[str, ...]) -> None:
     with raises(TypeError, names):
         hash_item(value)
     with raises(TypeError, names=("kwargs['k']", "object")):
@@ -359,13 +362,13 @@ def test_what_cannot_be_hashed_is_named_by_its_path(value, names):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_hashed_comes_with_a_hint(value, hint):
+def test_what_cannot_be_hashed_comes_with_a_hint(value: Any, hint: str) -> None:
     with raises(TypeError, names=("kwargs['k'][0]", type(value).__name__), hint=[hint]):
         hash_item("x", k=[value])
 
 
-def test_a_container_that_contains_itself_is_refused_by_a_typed_error():
-    knot = [1]
+def test_a_container_that_contains_itself_is_refused_by_a_typed_error() -> None:
+    knot: list[Any] = [1]
     knot.append({"k": knot})
     with raises(NestingError, names=["value"]):
         hash_item(knot)
@@ -373,14 +376,14 @@ def test_a_container_that_contains_itself_is_refused_by_a_typed_error():
         hash_item("x", k=knot)
 
 
-def test_another_process_comes_to_the_same_hash():
+def test_another_process_comes_to_the_same_hash() -> None:
     value = "[torch.arange(9), {'b': 1, 'a': 's'}]"
     code = f"import torch; from shmstore.multimodal import hash_item; print(hash_item({value}, k=1))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert hash_item([torch.arange(9), {"a": "s", "b": 1}], k=1) == out.stdout.strip()
 
 
-def test_blake3_is_taken_where_it_is_installed_and_sha256_elsewhere(monkeypatch):
+def test_blake3_is_taken_where_it_is_installed_and_sha256_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     class Package:
         blake3 = hashlib.blake2s
 
@@ -391,11 +394,11 @@ def test_blake3_is_taken_where_it_is_installed_and_sha256_elsewhere(monkeypatch)
 
 
 @pytest.fixture(name="pillow")
-def _pillow():
+def _pillow() -> Any:
     return pytest.importorskip("PIL.Image", reason="Pillow comes with the demo extra")
 
 
-def test_images_are_hashed_by_what_a_processor_can_see(pillow):
+def test_images_are_hashed_by_what_a_processor_can_see(pillow: Any) -> None:
     image = pillow.new("RGB", (4, 3), (1, 2, 3))
     turned = image.copy()
     turned.getexif()[0x0112] = 6
@@ -418,7 +421,7 @@ def test_images_are_hashed_by_what_a_processor_can_see(pillow):
     assert names[0] == hash_item(image.copy())
 
 
-def test_the_alpha_of_a_palette_counts(pillow):
+def test_the_alpha_of_a_palette_counts(pillow: Any) -> None:
     images = []
     for colours, mode in (([1, 2, 3], "RGB"), ([1, 2, 3, 255], "RGBA"), ([1, 2, 3, 0], "RGBA")):
         image = pillow.new("P", (2, 2))
@@ -430,7 +433,7 @@ def test_the_alpha_of_a_palette_counts(pillow):
     assert len(images) == len({hash_item(image) for image in images})
 
 
-def saved(pillow, kind, frames, **options):
+def saved(pillow: Any, kind: str, frames: int, **options: Any) -> io.BytesIO:
     """A picture of this format, with pixels that tell its orientation, as it comes from a file."""
     stream = io.BytesIO()
     images = [pillow.new("RGB", (64, 48), (250, 2, 3 + 200 * n)) for n in range(frames)]
@@ -443,7 +446,7 @@ def saved(pillow, kind, frames, **options):
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "GIF", "WEBP", "ICO", "ICNS", "BMP"])
-def test_an_image_has_the_same_hash_before_and_after_its_pixels_are_loaded(pillow, kind):
+def test_an_image_has_the_same_hash_before_and_after_its_pixels_are_loaded(pillow: Any, kind: str) -> None:
     options = {}
     if kind in ("TIFF", "JPEG", "PNG", "WEBP"):
         exif = pillow.Exif()
@@ -458,7 +461,7 @@ def test_an_image_has_the_same_hash_before_and_after_its_pixels_are_loaded(pillo
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "TIFF", "WEBP", "MPO"])
-def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(pillow, kind):
+def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(pillow: Any, kind: str) -> None:
     image = pillow.open(saved(pillow, kind, 3))
     with raises(TypeError, names=("value[0]", "image", "3 frames"), hint=["image.copy()"]):
         hash_item([image])
@@ -470,7 +473,7 @@ def test_an_image_of_several_frames_is_refused_and_copies_of_its_frames_are_not(
     assert 3 == len({hash_item(frame) for frame in frames})
 
 
-def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pillow, tmp_path):
+def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pillow: Any, tmp_path: Path) -> None:
     path = tmp_path / "picture.gif"
     path.write_bytes(saved(pillow, "GIF", 1).getvalue())
     with pillow.open(path) as image:
@@ -479,7 +482,7 @@ def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pil
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF"])
-def test_an_image_that_is_cut_off_is_named_by_its_path_and_why(pillow, kind):
+def test_an_image_that_is_cut_off_is_named_by_its_path_and_why(pillow: Any, kind: str) -> None:
     data = saved(pillow, kind, 1).getvalue()
     image = pillow.open(io.BytesIO(data[:-100]))
     for _ in range(2):  # what was decoded at the first attempt is no image either
@@ -487,7 +490,7 @@ def test_an_image_that_is_cut_off_is_named_by_its_path_and_why(pillow, kind):
             hash_item({"a": [1, image]})
 
 
-def test_an_image_that_was_closed_is_named_by_its_path_and_why(pillow):
+def test_an_image_that_was_closed_is_named_by_its_path_and_why(pillow: Any) -> None:
     image = pillow.open(saved(pillow, "PNG", 1))
     image.close()
     with raises(ValueError, names=("value", "image", "closed")):
@@ -498,8 +501,8 @@ def test_an_image_that_was_closed_is_named_by_its_path_and_why(pillow):
         hash_item("x", k=image)
 
 
-def test_memory_that_has_run_out_is_not_blamed_on_an_image(pillow, monkeypatch):
-    def run_out(self):
+def test_memory_that_has_run_out_is_not_blamed_on_an_image(pillow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_out(self: object) -> Never:
         raise MemoryError
 
     image = pillow.new("L", (2, 2))

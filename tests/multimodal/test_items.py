@@ -2,6 +2,8 @@
 
 import dataclasses
 from collections import namedtuple
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ import torch
 from shmstore.multimodal import (
     MultiModalBatchedField,
     MultiModalFeatureSpec,
+    MultiModalField,
     MultiModalFieldConfig,
     MultiModalFieldElem,
     MultiModalFlatField,
@@ -24,19 +27,22 @@ from shmstore.multimodal.values.nested import nested_equal
 from tests.multimodal.helpers import item, three_tensors
 from tests.support import raises
 
+ITEM_OF: Any = MultiModalKwargsItem  # with arguments of wrong types
+ITEMS_OF: Any = MultiModalKwargsItems
 
-def elems_of(field, *data):
+
+def elems_of(field: MultiModalField, *data: Any) -> list[MultiModalFieldElem]:
     return [MultiModalFieldElem("image", "k", part, field) for part in data]
 
 
-def bits(tensor):
+def bits(tensor: torch.Tensor) -> Any:
     return tensor.contiguous().view(torch.uint8).tolist()
 
 
 # --- cutting and joining -------------------------------------------------------------------------------------------
 
 
-def test_a_processors_output_is_cut_into_items_and_joined_to_the_same():
+def test_a_processors_output_is_cut_into_items_and_joined_to_the_same() -> None:
     inputs = {
         "pixels": torch.randn(3, 4, 5),
         "patches": torch.randn(9, 2),
@@ -51,7 +57,7 @@ def test_a_processors_output_is_cut_into_items_and_joined_to_the_same():
         "frames": MultiModalFieldConfig.flat_from_sizes("video", [1, 5], dim=1),
         "absent": MultiModalFieldConfig.batched("image"),
     }
-    items = MultiModalKwargsItems.from_hf_inputs(inputs, config)
+    items: Any = MultiModalKwargsItems.from_hf_inputs(inputs, config)
     assert {"image": 3, "video": 2} == {modality: len(row) for modality, row in items.items()}
     assert ["pixels", "patches", "grid"] == list(items["image"][1])
     assert torch.equal(inputs["patches"][2:5], items["image"][1]["patches"].data)
@@ -62,21 +68,22 @@ def test_a_processors_output_is_cut_into_items_and_joined_to_the_same():
         assert bits(inputs[key]) == bits(tensor), key
 
 
-def test_keys_that_give_different_numbers_of_items_are_refused():
+def test_keys_that_give_different_numbers_of_items_are_refused() -> None:
     config = {"a": MultiModalFieldConfig.batched("image"), "b": MultiModalFieldConfig.batched("image")}
     with raises(ValueError, names=("'image'", "'a': 2", "'b': 3")):
         MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
 
 
-def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_absent_is_left_out(caplog):
+def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_absent_is_left_out(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     items_module._warn_of_spelling.cache_clear()
     batched = MultiModalFieldConfig.batched("image")
     pixels, grid = torch.zeros(2, 3), torch.ones(2)
     for given, configured in (("pixel_values", "pixel_value"), ("pixel_vlaues", "pixel_values")):
         for _ in range(3):
-            made = MultiModalKwargsItems.from_hf_inputs(
-                {given: pixels, "grid": grid, 5: grid}, {configured: batched, "grid": batched}
-            )
+            inputs: Any = {given: pixels, "grid": grid, 5: grid}
+            made: Any = MultiModalKwargsItems.from_hf_inputs(inputs, {configured: batched, "grid": batched})
             assert ["grid"] == list(made["image"][0])
         assert {repr(given), repr(configured)} <= set(caplog.messages[-1].split())
     assert 2 == len(caplog.records)
@@ -117,35 +124,37 @@ def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_abs
         (MultiModalFieldConfig.flat("image", [slice(0, 1)]), np.array(5), ("flat data", "0 dimensions")),
     ],
 )
-def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(config, data, names):
+def test_data_that_is_shorter_than_its_slices_is_refused_and_not_cut_short(
+    config: Any, data: Any, names: tuple[str, ...]
+) -> None:
     with raises(ValueError, ("key 'patches'", *names)):
         MultiModalKwargsItems.from_hf_inputs({"patches": data}, {"patches": config})
 
 
-def test_a_slice_to_the_end_or_counted_from_it_is_as_in_python():
+def test_a_slice_to_the_end_or_counted_from_it_is_as_in_python() -> None:
     config = MultiModalFieldConfig.flat("image", [slice(None), slice(-2, None), slice(0, -1), slice(0, 3)])
-    items = MultiModalKwargsItems.from_hf_inputs({"k": torch.arange(3)}, {"k": config})["image"]
+    items: Any = MultiModalKwargsItems.from_hf_inputs({"k": torch.arange(3)}, {"k": config})["image"]
     assert [[0, 1, 2], [1, 2], [0, 1], [0, 1, 2]] == [item["k"].data.tolist() for item in items]
 
 
-def test_a_negative_size_is_refused():
+def test_a_negative_size_is_refused() -> None:
     with raises(ValueError, names=("sizes", "-4")):
         MultiModalFieldConfig.flat_from_sizes("image", [3, -4])
 
 
-def test_bare_data_and_an_item_in_place_of_a_row_are_named():
+def test_bare_data_and_an_item_in_place_of_a_row_are_named() -> None:
     with raises(TypeError, names=("elems['k']", "MultiModalFieldElem", "Tensor"), hint=["from_hf_inputs"]):
-        MultiModalKwargsItem({"k": torch.zeros(2)})
+        ITEM_OF({"k": torch.zeros(2)})
     with raises(TypeError, names=("elems", "MultiModalFieldElem", "int")):
-        MultiModalKwargsItem.from_elems([5])
+        ITEM_OF.from_elems([5])
     for row, named in ((item(3), "MultiModalKwargsItem of str"), ([item(3), 5], "list of int")):
         with raises(TypeError, names=("items['image']", named)):
-            MultiModalKwargsItems({"image": row})
+            ITEMS_OF({"image": row})
     with raises(TypeError, names=("items", "MultiModalKwargsItem", "NoneType")):
-        MultiModalKwargsItems.from_seq([None])
+        ITEMS_OF.from_seq([None])
 
 
-def test_batched_stacks_equal_shapes_and_lists_others():
+def test_batched_stacks_equal_shapes_and_lists_others() -> None:
     field = MultiModalBatchedField()
     a, b = torch.tensor([1, 2]), torch.tensor([3, 4])
     assert [[1, 2], [3, 4]] == field.reduce_data(elems_of(field, a, b)).tolist()
@@ -158,7 +167,7 @@ def test_batched_stacks_equal_shapes_and_lists_others():
     assert [None, None] == field.reduce_data(elems_of(field, None, None))
 
 
-def test_flat_concatenates_where_the_other_dimensions_agree_and_lists_others():
+def test_flat_concatenates_where_the_other_dimensions_agree_and_lists_others() -> None:
     field = MultiModalFlatField([slice(0, 1), slice(1, 3)])
     a, b = torch.zeros(1, 2), torch.ones(2, 2)
     assert [[0, 0], [1, 1], [1, 1]] == field.reduce_data(elems_of(field, a, b)).tolist()
@@ -172,7 +181,7 @@ def test_flat_concatenates_where_the_other_dimensions_agree_and_lists_others():
     assert isinstance(apart, list)
 
 
-def test_equal_fields_have_equal_hashes():
+def test_equal_fields_have_equal_hashes() -> None:
     pairs = [
         (MultiModalFlatField([slice(0, 2)]), MultiModalFlatField((slice(np.int64(0), np.int64(2)),))),
         (MultiModalSharedField(2), MultiModalSharedField(2)),
@@ -181,7 +190,7 @@ def test_equal_fields_have_equal_hashes():
     assert all(a == b and hash(a) == hash(b) for a, b in pairs)
 
 
-def test_flat_takes_several_slices_for_an_item_and_lists_of_tensors():
+def test_flat_takes_several_slices_for_an_item_and_lists_of_tensors() -> None:
     data = torch.arange(12).reshape(3, 4)
     field = MultiModalFlatField([(slice(0, 2), slice(0, 2)), (slice(2, 3), slice(1, 4))])
     assert [[[0, 1], [4, 5]], [[9, 10, 11]]] == [e.data.tolist() for e in field.build_elems("image", "k", data)]
@@ -189,12 +198,13 @@ def test_flat_takes_several_slices_for_an_item_and_lists_of_tensors():
     assert [["x"], ["y", "z"]] == [e.data for e in flat.build_elems("image", "k", ["x", "y", "z"])]
     with raises(ValueError, names=("key 'k'", "tensor", "list")):
         field.build_elems("image", "k", ["x"])
-    for wrong in (3, (3,), ()):
+    wrongs: list[Any] = [3, (3,), ()]
+    for wrong in wrongs:
         with raises(TypeError, names=("slices", repr(wrong))):
             MultiModalFlatField([wrong])
 
 
-def test_shared_repeats_the_data_and_is_reduced_to_the_first():
+def test_shared_repeats_the_data_and_is_reduced_to_the_first() -> None:
     field = MultiModalSharedField(2)
     data = torch.arange(3)
     elems = field.build_elems("image", "k", data)
@@ -207,7 +217,7 @@ def test_shared_repeats_the_data_and_is_reduced_to_the_first():
 @pytest.mark.parametrize(
     "other", [MultiModalSharedField(1), MultiModalFlatField([slice(0, 1)]), MultiModalFlatField([slice(0, 1)], dim=1)]
 )
-def test_mixed_fields_are_not_reduced_together(other):
+def test_mixed_fields_are_not_reduced_together(other: MultiModalField) -> None:
     flat = MultiModalFlatField([slice(0, 1)])
     field = flat if other != flat else MultiModalBatchedField()
     mixed = [*elems_of(field, torch.zeros(1, 1)), *elems_of(other, torch.zeros(1, 1))]
@@ -217,12 +227,12 @@ def test_mixed_fields_are_not_reduced_together(other):
         field.reduce_data([])
 
 
-def test_get_data_moves_to_the_device():
+def test_get_data_moves_to_the_device() -> None:
     items = MultiModalKwargsItems.from_seq([item(3), item(3)])
     assert "meta" == items.get_data(device="meta")["pixels"].device.type
 
 
-def test_get_data_moves_each_tensor_of_a_tree_to_the_device_and_keeps_its_kind():
+def test_get_data_moves_each_tensor_of_a_tree_to_the_device_and_keeps_its_kind() -> None:
     Pair = namedtuple("Pair", "first second")
     data = Pair({"a": torch.zeros(2), "n": 5}, [(torch.zeros(3),)])
     moved = MultiModalSharedField(1).reduce_data(elems_of(MultiModalSharedField(1), data), device="meta")
@@ -240,7 +250,7 @@ OF_ONE_KEY = {
 
 
 @pytest.mark.parametrize(("field", "data"), OF_ONE_KEY.values(), ids=OF_ONE_KEY)
-def test_get_data_pins_memory_where_there_is_an_accelerator(field, data):
+def test_get_data_pins_memory_where_there_is_an_accelerator(field: MultiModalField, data: Any) -> None:
     elems = elems_of(field, *data)
     if not torch.cuda.is_available():
         with pytest.raises(RuntimeError):  # torch's own answer, not silence
@@ -254,7 +264,7 @@ def test_get_data_pins_memory_where_there_is_an_accelerator(field, data):
 # --- items ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_item_has_one_modality_and_is_not_empty():
+def test_an_item_has_one_modality_and_is_not_empty() -> None:
     batched = MultiModalBatchedField()
     a = MultiModalFieldElem("image", "a", torch.zeros(1), batched)
     b = MultiModalFieldElem("audio", "b", torch.zeros(1), batched)
@@ -272,14 +282,14 @@ def test_an_item_has_one_modality_and_is_not_empty():
     assert ("image", {"a": a}, {"a": a.data}) == (one.modality, dict(one), one.get_data())
 
 
-def test_a_dummy_has_the_size_asked_for():
+def test_a_dummy_has_the_size_asked_for() -> None:
     assert (1, 7, 0) == tuple(MultiModalKwargsItem.dummy("image", n)["dummy"].data.nbytes for n in (1, 7, 0))
     assert 1 == MultiModalKwargsItem.dummy("image")["dummy"].data.nbytes
     with raises(ValueError, names=("nbytes", "-1")):
         MultiModalKwargsItem.dummy("image", -1)
 
 
-def test_items_are_grouped_by_modality_and_an_absent_one_is_told():
+def test_items_are_grouped_by_modality_and_an_absent_one_is_told() -> None:
     audio = MultiModalKwargsItem.dummy("audio")
     a, b = item(1), item(2)
     items = MultiModalKwargsItems.from_seq([a, audio, b])
@@ -318,14 +328,14 @@ def test_items_are_grouped_by_modality_and_an_absent_one_is_told():
         (None, None, True),
     ],
 )
-def test_equality_compares_kind_dtype_shape_and_bits(a, b, same):
+def test_equality_compares_kind_dtype_shape_and_bits(a: Any, b: Any, same: bool) -> None:
     assert same == nested_equal(a, b)
     field = MultiModalBatchedField()
     one, other = (MultiModalKwargsItem.from_elems(elems_of(field, part)) for part in (a, b))
     assert same == (one == other)
 
 
-def test_equality_of_items_sees_modality_key_and_field():
+def test_equality_of_items_sees_modality_key_and_field() -> None:
     data = torch.zeros(1)
     base = MultiModalFieldElem("image", "k", data, MultiModalBatchedField())
     changes = ({"modality": "audio"}, {"key": "q"}, {"field": MultiModalSharedField(1)})
@@ -337,20 +347,21 @@ def test_equality_of_items_sees_modality_key_and_field():
     assert MultiModalFlatField([slice(0, 1)]) != MultiModalFlatField([slice(0, 1)], 1)
 
 
-def test_values_are_frozen():
-    elem = three_tensors(64)["pixel_values"]
+def test_values_are_frozen() -> None:
+    item: Any = three_tensors(64)
+    elem = item["pixel_values"]
     with pytest.raises(dataclasses.FrozenInstanceError):
         elem.data = None
     with pytest.raises(TypeError):
-        three_tensors(64)["pixel_values"] = elem
+        item["pixel_values"] = elem
 
 
 # --- positions and prompt updates ----------------------------------------------------------------------------------
 
 
-def test_what_is_done_to_a_row_changes_no_items():
+def test_what_is_done_to_a_row_changes_no_items() -> None:
     mine = item(3)
-    items = MultiModalKwargsItems.from_seq([mine])
+    items: Any = MultiModalKwargsItems.from_seq([mine])
     items["image"].append(None)
     items["image"][0] = None
     for row in items.values():
@@ -358,14 +369,14 @@ def test_what_is_done_to_a_row_changes_no_items():
     assert [mine] == items["image"]
 
 
-def test_what_is_on_a_device_is_joined_there_also_where_host_memory_would_be_pinned():
+def test_what_is_on_a_device_is_joined_there_also_where_host_memory_would_be_pinned() -> None:
     far = torch.zeros(2, device="meta")
     batched, flat = MultiModalBatchedField(), MultiModalFlatField([slice(0, 2)] * 2)
     assert "meta" == batched.reduce_data(elems_of(batched, far, far), pin_memory=True).device.type
     assert "meta" == flat.reduce_data(elems_of(flat, far, far), pin_memory=True).device.type
 
 
-def test_a_placeholder_without_mask_is_all_embeddings():
+def test_a_placeholder_without_mask_is_all_embeddings() -> None:
     place = PlaceholderRange(2, 5)
     assert (5, (1, 4), [(2, 6)]) == (
         place.get_num_embeds(),
@@ -384,7 +395,7 @@ def test_a_placeholder_without_mask_is_all_embeddings():
         ([0, 0, 0, 0, 0], []),
     ],
 )
-def test_a_mask_says_which_placeholders_are_embeddings(mask, runs):
+def test_a_mask_says_which_placeholders_are_embeddings(mask: list[int], runs: list[tuple[int, int]]) -> None:
     place = PlaceholderRange(2, 5, torch.tensor(mask, dtype=torch.bool))
     assert runs == place.extract_embeds_range()
     assert sum(mask) == place.get_num_embeds()
@@ -394,7 +405,7 @@ def test_a_mask_says_which_placeholders_are_embeddings(mask, runs):
             assert expected == place.get_embeds_indices_in_range(start, end)
 
 
-def test_a_placeholder_is_checked_and_compared():
+def test_a_placeholder_is_checked_and_compared() -> None:
     mask = torch.tensor([True, False])
     with raises(ValueError, names=("is_embed", "(3,)", "(2,)")):
         PlaceholderRange(0, 3, mask)
@@ -409,49 +420,49 @@ def test_a_placeholder_is_checked_and_compared():
     assert 1 == len({PlaceholderRange(0, 2, mask), PlaceholderRange(0, 2, mask.clone())})
 
 
-def test_a_feature_is_mutable_and_compares_by_value():
+def test_a_feature_is_mutable_and_compares_by_value() -> None:
     one, other = (MultiModalFeatureSpec(item(2), "image", "h", PlaceholderRange(0, 1)) for _ in range(2))
     assert one == other
     other.data = None
     assert one != other
 
 
-def test_a_prompt_update_takes_the_callers_index():
+def test_a_prompt_update_takes_the_callers_index() -> None:
     stored = ResolvedPromptUpdate("image", 0, "insert", "a", "b")
     assert ResolvedPromptUpdate("image", 3, "insert", "a", "b") == stored.with_item_idx(3)
     assert 0 == stored.item_idx
     with raises(ValueError, names=("mode", "'append'")):
-        ResolvedPromptUpdate("image", 0, "append", "a", "b")
+        ResolvedPromptUpdate("image", 0, cast(Any, "append"), "a", "b")
 
 
 ITEM = MultiModalKwargsItem.dummy("image")
 BARE = {
     "a field": (
-        lambda: MultiModalKwargsItems.from_hf_inputs({"px": torch.zeros(2)}, {"px": MultiModalBatchedField()}),
+        lambda: ITEMS_OF.from_hf_inputs({"px": torch.zeros(2)}, {"px": MultiModalBatchedField()}),
         ("config_by_key['px']", "MultiModalFieldConfig", "MultiModalBatchedField"),
     ),
     "a modality": (
-        lambda: MultiModalKwargsItems.from_hf_inputs({"px": torch.zeros(2)}, {"px": "image"}),
+        lambda: ITEMS_OF.from_hf_inputs({"px": torch.zeros(2)}, {"px": "image"}),
         ("config_by_key['px']", "MultiModalFieldConfig", "str"),
     ),
-    "inputs": (lambda: MultiModalKwargsItems.from_hf_inputs([], {}), ("inputs", "list")),
-    "keys": (lambda: MultiModalKwargsItems.from_hf_inputs({}, ["px"]), ("config_by_key", "list")),
-    "the name of a field": (lambda: MultiModalFieldConfig("image", "batched"), ("field", "str")),
+    "inputs": (lambda: ITEMS_OF.from_hf_inputs([], {}), ("inputs", "list")),
+    "keys": (lambda: ITEMS_OF.from_hf_inputs({}, ["px"]), ("config_by_key", "list")),
+    "the name of a field": (lambda: MultiModalFieldConfig("image", cast(Any, "batched")), ("field", "str")),
     "the class of a field": (
-        lambda: MultiModalFieldElem("image", "px", None, MultiModalBatchedField),
+        lambda: MultiModalFieldElem("image", "px", None, cast(Any, MultiModalBatchedField)),
         ("field", "class MultiModalBatchedField"),
     ),
-    "no modality": (lambda: MultiModalFieldConfig(None, MultiModalBatchedField()), ("modality", "NoneType")),
-    "a tensor": (lambda: MultiModalKwargsItem({"a": torch.zeros(2)}), ("elems['a']", "Tensor")),
-    "elements": (lambda: MultiModalKwargsItem(list(ITEM.values())), ("elems", "list")),
-    "an item's tensor": (lambda: MultiModalKwargsItem(torch.zeros(2)), ("elems", "Tensor")),
-    "items": (lambda: MultiModalKwargsItems([ITEM]), ("items", "list")),
-    "a list of bools": (lambda: PlaceholderRange(0, 2, [True, False]), ("is_embed", "list")),
+    "no modality": (lambda: MultiModalFieldConfig(cast(Any, None), MultiModalBatchedField()), ("modality", "NoneType")),
+    "a tensor": (lambda: ITEM_OF({"a": torch.zeros(2)}), ("elems['a']", "Tensor")),
+    "elements": (lambda: ITEM_OF(list(ITEM.values())), ("elems", "list")),
+    "an item's tensor": (lambda: ITEM_OF(torch.zeros(2)), ("elems", "Tensor")),
+    "items": (lambda: ITEMS_OF([ITEM]), ("items", "list")),
+    "a list of bools": (lambda: PlaceholderRange(0, 2, cast(Any, [True, False])), ("is_embed", "list")),
 }
 
 
 @pytest.mark.parametrize(("call", "names"), BARE.values(), ids=BARE)
-def test_a_wrong_argument_is_a_type_error_that_names_it(call, names):
+def test_a_wrong_argument_is_a_type_error_that_names_it(call: Callable[[], object], names: tuple[str, ...]) -> None:
     with raises(TypeError, names):
         call()
 
@@ -459,6 +470,6 @@ def test_a_wrong_argument_is_a_type_error_that_names_it(call, names):
 @pytest.mark.parametrize(
     "data", [torch.tensor(3), np.array(3), 3, {"a": 3}, "ab"], ids=["tensor", "array", "number", "dict", "text"]
 )
-def test_batched_data_without_a_first_dimension_is_an_error_that_names_the_key(data):
+def test_batched_data_without_a_first_dimension_is_an_error_that_names_the_key(data: Any) -> None:
     with raises(ValueError, names=("key 'px'", "batched data")):
         MultiModalKwargsItems.from_hf_inputs({"px": data}, {"px": MultiModalFieldConfig.batched("image")})

@@ -3,6 +3,8 @@
 import pickle
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,15 +29,17 @@ from shmstore.multimodal.values.sizes import item_size, updates_size
 from tests.multimodal.helpers import item, update
 
 
-def filled(capacity=6, **sizes):
-    gone = []
-    cache = LRUCache(capacity, lambda value: value, on_remove=lambda key, value: gone.append((key, value)))
+def filled(capacity: float = 6, **sizes: int) -> tuple[LRUCache[str, int], list[tuple[str, int]]]:
+    gone: list[tuple[str, int]] = []
+    cache: LRUCache[str, int] = LRUCache(
+        capacity, lambda value: value, on_remove=lambda key, value: gone.append((key, value))
+    )
     for key, size in sizes.items():
         cache[key] = size
     return cache, gone
 
 
-def test_get_counts_lookups_and_in_counts_nothing():
+def test_get_counts_lookups_and_in_counts_nothing() -> None:
     cache, _ = filled(a=1)
     assert "a" in cache
     assert "b" not in cache
@@ -52,7 +56,7 @@ def test_get_counts_lookups_and_in_counts_nothing():
     assert (0.5, 0.0) == (cache.stat().hit_ratio, CacheInfo(0, 0).hit_ratio)
 
 
-def test_use_moves_to_the_end_and_asking_does_not():
+def test_use_moves_to_the_end_and_asking_does_not() -> None:
     cache, _ = filled(a=1, b=1, c=1)
     assert ("a", "b", "c") == cache.order
     cache.get("a")
@@ -69,7 +73,7 @@ def test_use_moves_to_the_end_and_asking_does_not():
     assert (4, 6, 4 / 6) == (cache.currsize, cache.capacity, cache.usage)
 
 
-def test_the_least_recently_used_goes_first_and_the_hook_is_told():
+def test_the_least_recently_used_goes_first_and_the_hook_is_told() -> None:
     cache, gone = filled(a=2, b=2, c=2)
     cache.touch("a")
     cache["d"] = 3
@@ -83,14 +87,14 @@ def test_the_least_recently_used_goes_first_and_the_hook_is_told():
     assert 0 == cache.currsize
 
 
-def test_a_value_that_grows_pushes_out_others_and_not_itself():
+def test_a_value_that_grows_pushes_out_others_and_not_itself() -> None:
     cache, gone = filled(a=2, b=2, c=2)
     cache["a"] = 4
     assert [("b", 2)] == gone
     assert ("c", "a") == cache.order
 
 
-def test_too_large_for_the_whole_cache_evicts_nothing():
+def test_too_large_for_the_whole_cache_evicts_nothing() -> None:
     cache, gone = filled(a=2, b=2)
     for key in ("new", "a"):
         with pytest.raises(ValueError, match="value too large"):
@@ -101,7 +105,7 @@ def test_too_large_for_the_whole_cache_evicts_nothing():
         cache["new"] = 7
 
 
-def test_pinned_entries_are_never_evicted():
+def test_pinned_entries_are_never_evicted() -> None:
     cache, gone = filled(a=2, b=2, c=2)
     cache.pin("a")
     cache["d"] = 3
@@ -127,7 +131,7 @@ def test_pinned_entries_are_never_evicted():
     assert ("d", 1) == cache.popitem(), "its pin went with it"
 
 
-def test_all_pinned_changes_nothing_even_where_some_could_go():
+def test_all_pinned_changes_nothing_even_where_some_could_go() -> None:
     cache, gone = filled(a=4, b=1, c=1)
     cache.pin("a")
     with pytest.raises(RuntimeError, match="no room for 3"):
@@ -135,7 +139,7 @@ def test_all_pinned_changes_nothing_even_where_some_could_go():
     assert ([], ("a", "b", "c")) == (gone, cache.order)
 
 
-def test_pop_and_popitem_of_what_is_absent():
+def test_pop_and_popitem_of_what_is_absent() -> None:
     cache, _ = filled()
     assert 5 == cache.pop("x", 5)
     assert cache.pop("x", None) is None
@@ -151,7 +155,7 @@ def test_pop_and_popitem_of_what_is_absent():
     assert 1 == cache.setdefault("x", 2)
 
 
-def test_clear_forgets_counts_and_pins_and_tells_the_hook():
+def test_clear_forgets_counts_and_pins_and_tells_the_hook() -> None:
     cache, gone = filled(a=2, b=2)
     cache.pin("a")
     cache.get("a")
@@ -162,18 +166,18 @@ def test_clear_forgets_counts_and_pins_and_tells_the_hook():
     assert ("c",) == cache.order
 
 
-def test_by_default_each_value_counts_one():
-    cache = LRUCache(2)
+def test_by_default_each_value_counts_one() -> None:
+    cache: LRUCache[str, int] = LRUCache(2)
     cache.update(a=10, b=20, c=30)
     assert ("b", "c") == cache.order
     assert 0.0 == LRUCache(0).usage
 
 
-def test_a_finalizer_that_stores_within_another_store_leaves_the_sum_right(monkeypatch):
+def test_a_finalizer_that_stores_within_another_store_leaves_the_sum_right(monkeypatch: pytest.MonkeyPatch) -> None:
     cache, _ = filled(a=2, b=2, c=2)
     victim = Change.victim
 
-    def interrupted(change):
+    def interrupted(change: Any) -> Any:
         monkeypatch.undo()
         cache["x"] = 1
         return victim(change)
@@ -190,19 +194,21 @@ class AgainstAList(RuleBasedStateMachine):
     keys = st.sampled_from("abcdef")
     sizes = st.integers(0, 7)
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
-        self.gone = []
-        self.cache = LRUCache(6, lambda value: value[0], on_remove=lambda key, value: self.gone.append(key))
-        self.model = []
-        self.model_gone = []
+        self.gone: list[str] = []
+        self.cache: LRUCache[str, tuple[int, int]] = LRUCache(
+            6, lambda value: value[0], on_remove=lambda key, value: self.gone.append(key)
+        )
+        self.model: list[list[Any]] = []
+        self.model_gone: list[str] = []
         self.stamp = 0
 
-    def find(self, key):
+    def find(self, key: str) -> Any:
         return next((entry for entry in self.model if entry[0] == key), None)
 
     @rule(key=keys, size=sizes)
-    def put(self, key, size):
+    def put(self, key: str, size: int) -> None:
         self.stamp += 1
         old = self.find(key)
         others = [entry for entry in self.model if entry is not old]
@@ -222,7 +228,7 @@ class AgainstAList(RuleBasedStateMachine):
             self.model = [*others, [key, (size, self.stamp), bool(old and old[2])]]
 
     @rule(key=keys)
-    def get(self, key):
+    def get(self, key: str) -> None:
         entry = self.find(key)
         assert (entry and entry[1]) == self.cache.get(key)
         if entry:
@@ -230,7 +236,7 @@ class AgainstAList(RuleBasedStateMachine):
             self.model.append(entry)
 
     @rule(key=keys)
-    def touch(self, key):
+    def touch(self, key: str) -> None:
         self.cache.touch(key)
         entry = self.find(key)
         if entry:
@@ -238,7 +244,7 @@ class AgainstAList(RuleBasedStateMachine):
             self.model.append(entry)
 
     @rule(key=keys, pinned=st.booleans())
-    def pin(self, key, pinned):
+    def pin(self, key: str, pinned: bool) -> None:
         entry = self.find(key)
         if not pinned:
             self.cache.unpin(key)
@@ -251,7 +257,7 @@ class AgainstAList(RuleBasedStateMachine):
             entry[2] = pinned
 
     @rule(key=keys)
-    def pop(self, key):
+    def pop(self, key: str) -> None:
         entry = self.find(key)
         assert (entry and entry[1]) == self.cache.pop(key, None)
         if entry:
@@ -259,7 +265,7 @@ class AgainstAList(RuleBasedStateMachine):
             self.model_gone.append(key)
 
     @rule()
-    def popitem(self):
+    def popitem(self) -> None:
         victim = next((entry for entry in self.model if not entry[2]), None)
         if victim is None:
             with pytest.raises(RuntimeError if self.model else KeyError):
@@ -270,7 +276,7 @@ class AgainstAList(RuleBasedStateMachine):
             self.model_gone.append(victim[0])
 
     @invariant()
-    def same(self):
+    def same(self) -> None:
         assert [(key, value) for key, value, _ in self.model] == list(self.cache.items())
         assert sum(value[0] for _, value, _ in self.model) == self.cache.currsize
         assert self.model_gone == self.gone
@@ -280,13 +286,13 @@ TestAgainstAList = AgainstAList.TestCase
 TestAgainstAList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 
 
-def test_threads_leave_order_sizes_and_hook_consistent():
-    live = set()
-    cache = LRUCache(50, lambda value: value, on_remove=lambda key, _: live.discard(key))
+def test_threads_leave_order_sizes_and_hook_consistent() -> None:
+    live: set[int] = set()
+    cache: LRUCache[int, int] = LRUCache(50, lambda value: value, on_remove=lambda key, _: live.discard(key))
     lock_order = threading.Barrier(4)
     errors = []
 
-    def work(seed):
+    def work(seed: int) -> None:
         lock_order.wait()
         state = seed
         try:
@@ -341,44 +347,44 @@ def test_threads_leave_order_sizes_and_hook_consistent():
         (item(5)["pixels"], 5, 1),
     ],
 )
-def test_the_size_is_the_sum_over_the_leaves(value, size, leaves):
+def test_the_size_is_the_sum_over_the_leaves(value: Any, size: int, leaves: int) -> None:
     assert (size, leaves) == (MultiModalCache.get_item_size(value), MultiModalCache.get_item_complexity(value))
 
 
-def grown():
+def grown() -> bytearray:
     data = bytearray()
     for n in range(1001):
         data.append(n % 256)
     return data
 
 
-def joined():
+def joined() -> str:
     text = "".join(["é" * 1000, "ж"])
     text.encode()
     return text
 
 
 @pytest.mark.parametrize("make", [grown, joined, lambda: "a" * 99, lambda: 2**70, lambda: b"raw", lambda: None])
-def test_both_sides_of_a_pickle_come_to_the_same_size(make):
+def test_both_sides_of_a_pickle_come_to_the_same_size(make: Callable[[], object]) -> None:
     data = [make(), torch.zeros(9)[3:]]
     there = pickle.loads(pickle.dumps(data, 5))
     assert MultiModalCache.get_item_size(data) == MultiModalCache.get_item_size(there)
 
 
-def test_a_cache_of_gib_is_bounded_by_item_sizes():
+def test_a_cache_of_gib_is_bounded_by_item_sizes() -> None:
     cache = MultiModalCache.get_lru_cache(6 / 2**30, type(item(1)))
     assert 6 == cache.capacity
     cache["a"], cache["b"] = item(4), item(3)
     assert (("b",), 3) == (cache.order, cache.currsize)
 
 
-def test_prompt_updates_count_their_own_text():
+def test_prompt_updates_count_their_own_text() -> None:
     short, long = update("a"), update("a" * 1000)
     assert 999 == updates_size([long], "h") - updates_size([short], "h")
     assert 0 == updates_size([], "h")
 
 
-def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_they_hold():
+def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_they_hold() -> None:
     ids = list(range(1000))
     held = {
         "list": (ids, 8 * 1000),
@@ -394,8 +400,8 @@ def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_t
             assert nbytes <= size - least + 56 <= nbytes + 500, name
 
 
-def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size():
-    cache = LRUCache(100, lambda value: value, max_entries=2)
+def test_a_cache_of_so_many_entries_takes_no_more_whatever_their_size() -> None:
+    cache: LRUCache[str, int] = LRUCache(100, lambda value: value, max_entries=2)
     cache.update(a=0, b=0)
     cache["a"] = 5  # which is there: nothing goes
     cache["c"] = 0

@@ -2,6 +2,8 @@
 
 import random
 import threading
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from shmstore.multimodal import (
     BaseMultiModalReceiverCache,
     CacheInfo,
     MirroredProcessingCache,
+    MultiModalFeatureSpec,
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
@@ -20,14 +23,17 @@ from shmstore.multimodal.caches.lru import Change, Journal
 from tests.multimodal.helpers import config, features, item, update
 
 BOOK = 1 << 20
+Pair = tuple[MultiModalProcessorSenderCache, MultiModalReceiverCache]
 
 
-def pair(capacity=6):
+def pair(capacity: int = 6) -> Pair:
     settings = config(BOOK, capacity)
     return MultiModalProcessorSenderCache(settings), MultiModalReceiverCache(settings)
 
 
-def request(sender, receiver, sizes, given=None):
+def request(
+    sender: MultiModalProcessorSenderCache, receiver: MultiModalReceiverCache, sizes: dict[str, int], given: Any = None
+) -> Sequence[MultiModalFeatureSpec]:
     """One request through both sides, as an engine does it; returns the features."""
     mm_hashes = list(sizes)
     cached = sender.is_cached(mm_hashes)
@@ -40,7 +46,7 @@ def request(sender, receiver, sizes, given=None):
 # --- rows of the tables --------------------------------------------------------------------------------------------
 
 
-def test_processor_only_hit_gives_the_stored_item_and_updates_and_miss_the_input():
+def test_processor_only_hit_gives_the_stored_item_and_updates_and_miss_the_input() -> None:
     cache = MultiModalProcessorOnlyCache(config(BOOK))
     stored, updates = item(3), [update("a")]
     first = cache.get_and_update_item((stored, updates), "a")
@@ -53,7 +59,7 @@ def test_processor_only_hit_gives_the_stored_item_and_updates_and_miss_the_input
     assert CacheInfo(2, 3) == cache.make_stats()
 
 
-def test_sender_hit_sends_nothing_and_miss_sends_the_input():
+def test_sender_hit_sends_nothing_and_miss_sends_the_input() -> None:
     sender, _ = pair()
     stored, updates = item(3), [update("a")]
     first = sender.get_and_update_item((stored, updates), "a")
@@ -63,7 +69,7 @@ def test_sender_hit_sends_nothing_and_miss_sends_the_input():
     assert CacheInfo(2, 3) == sender.make_stats()
 
 
-def test_the_sender_keeps_no_item_alive():
+def test_the_sender_keeps_no_item_alive() -> None:
     import gc
     import weakref
 
@@ -77,7 +83,7 @@ def test_the_sender_keeps_no_item_alive():
     assert alive() is None
 
 
-def test_receiver_hit_gives_the_stored_item_and_a_payload_replaces_it():
+def test_receiver_hit_gives_the_stored_item_and_a_payload_replaces_it() -> None:
     _, receiver = pair()
     first, second = item(3), item(3, fill=2)
     assert receiver.get_and_update_item(first, "a") is first
@@ -87,7 +93,7 @@ def test_receiver_hit_gives_the_stored_item_and_a_payload_replaces_it():
     assert 3 == receiver.nbytes
 
 
-def test_receiver_touch_is_a_use_and_stores_nothing():
+def test_receiver_touch_is_a_use_and_stores_nothing() -> None:
     receiver = MultiModalReceiverCache(config(BOOK))
     receiver.get_and_update([item(1), item(2)], ["a", "b"])
     receiver.touch_receiver_cache_item("a", item(7))
@@ -95,7 +101,7 @@ def test_receiver_touch_is_a_use_and_stores_nothing():
     assert (("b", "a"), 3) == (receiver.order, receiver.nbytes)
 
 
-def test_mirrored_sides_store_both():
+def test_mirrored_sides_store_both() -> None:
     p0, p1 = (MirroredProcessingCache(config(6)) for _ in range(2))
     a = item(3)
     assert [a] == p0.get_and_update_p0([a], ["a"])
@@ -113,7 +119,7 @@ def test_mirrored_sides_store_both():
     assert CacheInfo(0, 1) == p0.make_stats()
 
 
-def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch):
+def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     receiver, mirrored = MultiModalReceiverCache(config(BOOK)), MirroredProcessingCache(config(BOOK))
     batches = {
         receiver.clear_cache: receiver.get_and_update,
@@ -122,9 +128,9 @@ def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch):
     }
     for other, batch in batches.items():
         batch([item(1), item(2)], ["a", "b"])
-        threads = []
+        threads: list[threading.Thread] = []
 
-        def change(held, other=other, threads=threads):
+        def change(held: Any, other: Any = other, threads: Any = threads) -> Any:
             threads.append(threading.Thread(target=other))
             threads[0].start()
             threads[0].join(0.2)
@@ -138,7 +144,7 @@ def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch):
         monkeypatch.undo()
 
 
-def test_a_reset_of_both_halves_is_one_commit(monkeypatch):
+def test_a_reset_of_both_halves_is_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     mirrored = MirroredProcessingCache(config(BOOK))
     commits = []
     monkeypatch.setattr(Journal, "commit", lambda self, *steps: commits.append((self.lock._is_owned(), len(steps))))
@@ -154,7 +160,7 @@ P1 = {"receiver": lambda: MultiModalReceiverCache(config(BOOK))}
 
 
 @pytest.mark.parametrize("make", P0.values(), ids=P0)
-def test_asking_changes_neither_order_nor_counts(make):
+def test_asking_changes_neither_order_nor_counts(make: Callable[[], Any]) -> None:
     cache = make()
     cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
     before = (cache.order, cache.make_stats())
@@ -166,7 +172,7 @@ def test_asking_changes_neither_order_nor_counts(make):
 
 
 @pytest.mark.parametrize("make", P0.values(), ids=P0)
-def test_touch_is_a_use_and_of_what_is_absent_nothing(make):
+def test_touch_is_a_use_and_of_what_is_absent_nothing(make: Callable[[], Any]) -> None:
     cache = make()
     cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
     cache.touch_sender_cache_item("a")
@@ -175,7 +181,7 @@ def test_touch_is_a_use_and_of_what_is_absent_nothing(make):
 
 
 @pytest.mark.parametrize("make", P0.values(), ids=P0)
-def test_statistics_since_the_last_time_and_clear(make):
+def test_statistics_since_the_last_time_and_clear(make: Callable[[], Any]) -> None:
     cache = make()
     cache.get_and_update([(item(1), [])] * 2, ["a", "a"])
     assert CacheInfo(1, 2) == cache.make_stats(delta=True)
@@ -188,14 +194,14 @@ def test_statistics_since_the_last_time_and_clear(make):
 
 
 @pytest.mark.parametrize("make", [*P0.values(), *P1.values()], ids=[*P0, *P1])
-def test_different_lengths_are_a_value_error(make):
+def test_different_lengths_are_a_value_error(make: Callable[[], Any]) -> None:
     for items, mm_hashes in (([], ["a"]), ([None], []), ([None, None], ["a"])):
         with pytest.raises(ValueError, match="items but"):
             make().get_and_update(items, mm_hashes)
 
 
 @pytest.mark.parametrize("make", P0.values(), ids=P0)
-def test_none_and_nothing_cached_names_all_missing_and_changes_nothing(make):
+def test_none_and_nothing_cached_names_all_missing_and_changes_nothing(make: Callable[[], Any]) -> None:
     cache = make()
     cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
     before = (cache.order, cache.make_stats())
@@ -205,7 +211,7 @@ def test_none_and_nothing_cached_names_all_missing_and_changes_nothing(make):
     assert before == (cache.order, cache.make_stats())
 
 
-def test_receiver_miss_names_all_missing_and_changes_nothing():
+def test_receiver_miss_names_all_missing_and_changes_nothing() -> None:
     _, receiver = pair()
     receiver.get_and_update([item(1), item(2)], ["a", "b"])
     batch = features(["x", "a", "new", "y"], [None, None, item(1), None])
@@ -219,13 +225,13 @@ def test_receiver_miss_names_all_missing_and_changes_nothing():
 class Broken:
     """An item whose size cannot be found."""
 
-    def __sizeof__(self):
+    def __sizeof__(self) -> int:
         raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize("make", P0.values(), ids=P0)
 @pytest.mark.parametrize("bad", [(Broken(), []), 5, (item(1),), (item(1), [Broken()])])
-def test_a_batch_in_which_one_item_fails_is_not_recorded(make, bad):
+def test_a_batch_in_which_one_item_fails_is_not_recorded(make: Callable[[], Any], bad: Any) -> None:
     cache = make()
     cache.get_and_update([(item(1), []), (item(2), [])], ["a", "b"])
     before = (cache.order, cache.make_stats())
@@ -235,7 +241,7 @@ def test_a_batch_in_which_one_item_fails_is_not_recorded(make, bad):
     assert [False, False] == cache.is_cached(["new", "bad"])
 
 
-def test_a_reference_is_no_item_for_the_engine_core():
+def test_a_reference_is_no_item_for_the_engine_core() -> None:
     _, receiver = pair()
     with pytest.raises(TypeError, match="forwards it"):
         receiver.get_and_update([item(1), ObjectRef(bytes(40))], ["a", "b"])
@@ -245,7 +251,7 @@ def test_a_reference_is_no_item_for_the_engine_core():
 # --- the cases of the specification --------------------------------------------------------------------------------
 
 
-def test_six_bytes_what_is_asked_for_again_is_kept_and_the_other_goes():
+def test_six_bytes_what_is_asked_for_again_is_kept_and_the_other_goes() -> None:
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2, "B": 2, "C": 2})
     out = request(sender, receiver, {"D": 1, "E": 1, "A": 2, "C": 2})
@@ -256,7 +262,7 @@ def test_six_bytes_what_is_asked_for_again_is_kept_and_the_other_goes():
     assert CacheInfo(2, 7) == sender.make_stats()
 
 
-def test_six_bytes_item_by_item_with_the_hits_touched_first():
+def test_six_bytes_item_by_item_with_the_hits_touched_first() -> None:
     settings = config(BOOK, 6)
     sender = MultiModalProcessorSenderCache(settings)
     for mm_hash in "ABC":
@@ -268,7 +274,7 @@ def test_six_bytes_item_by_item_with_the_hits_touched_first():
     assert ("D", "E", "A", "C") == sender.order
 
 
-def test_six_bytes_processor_only():
+def test_six_bytes_processor_only() -> None:
     cache = MultiModalProcessorOnlyCache(config(6))
     cache.get_and_update([(item(2), [])] * 3, list("ABC"))
     cache.get_and_update([(item(1), []), (item(1), []), None, None], list("DEAC"))
@@ -277,7 +283,7 @@ def test_six_bytes_processor_only():
 
 @pytest.mark.parametrize("asks", [1, 2, 3])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_hundred_random_batches_reach_p1_as_without_a_cache(asks, seed):
+def test_a_hundred_random_batches_reach_p1_as_without_a_cache(asks: int, seed: int) -> None:
     rng = random.Random(seed)
     sender, receiver = pair(8)
     sizes = {f"h{n}": rng.randint(1, 4) for n in range(9)}
@@ -299,7 +305,7 @@ def test_a_hundred_random_batches_reach_p1_as_without_a_cache(asks, seed):
 
 
 @pytest.mark.parametrize("second", [None, (item(2), [update("A")])])
-def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit(second):
+def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit(second: Any) -> None:
     sender, receiver = pair(6)
     outputs = sender.get_and_update([(item(2), [update("A")]), second], ["A", "A"])
     assert [item(2), None] == [sent for sent, _ in outputs]
@@ -310,7 +316,7 @@ def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit(second):
     assert 2 == receiver.nbytes
 
 
-def test_the_same_item_twice_and_too_large_for_the_cache_is_sent_twice():
+def test_the_same_item_twice_and_too_large_for_the_cache_is_sent_twice() -> None:
     sender, receiver = pair(6)
     outputs = sender.get_and_update([(item(7), []), None, (item(1), [])], ["A", "A", "B"])
     assert [item(7), item(7), item(1)] == [sent for sent, _ in outputs]
@@ -319,7 +325,7 @@ def test_the_same_item_twice_and_too_large_for_the_cache_is_sent_twice():
     assert (("B",), ("B",)) == (sender.order, receiver.order)
 
 
-def test_a_hit_that_the_batch_itself_pushes_out_is_still_answered():
+def test_a_hit_that_the_batch_itself_pushes_out_is_still_answered() -> None:
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 3})
     out = request(sender, receiver, {"B": 5, "A": 3})
@@ -331,7 +337,7 @@ def test_a_hit_that_the_batch_itself_pushes_out_is_still_answered():
     assert (("B",), CacheInfo(1, 3)) == (only.order, only.make_stats())
 
 
-def test_processor_only_answers_the_same_item_twice_even_where_it_is_too_large():
+def test_processor_only_answers_the_same_item_twice_even_where_it_is_too_large() -> None:
     cache = MultiModalProcessorOnlyCache(config(6))
     outputs = cache.get_and_update([(item(7), []), None, (item(2), []), None], ["A", "A", "B", "B"])
     assert [item(7), item(7), item(2), item(2)] == [got for got, _ in outputs]
@@ -341,7 +347,7 @@ def test_processor_only_answers_the_same_item_twice_even_where_it_is_too_large()
 # --- prompt updates ------------------------------------------------------------------------------------------------
 
 
-def test_prompt_updates_count_against_the_size_of_the_processor_cache():
+def test_prompt_updates_count_against_the_size_of_the_processor_cache() -> None:
     updates = [update("x" * 1000)]
     only = MultiModalProcessorOnlyCache(config(2500))
     for mm_hash in "abc":
@@ -354,7 +360,7 @@ def test_prompt_updates_count_against_the_size_of_the_processor_cache():
 
 
 @pytest.mark.parametrize("make", P0.values(), ids=P0)
-def test_what_a_caller_does_to_the_updates_it_has_changes_no_later_hit(make):
+def test_what_a_caller_does_to_the_updates_it_has_changes_no_later_hit(make: Callable[[], Any]) -> None:
     cache, updates = make(), [update("a")]
     [(_, missed)] = cache.get_and_update([(item(4), updates)], ["a"])
     missed.append(update("of the miss"))
@@ -366,7 +372,7 @@ def test_what_a_caller_does_to_the_updates_it_has_changes_no_later_hit(make):
     assert [update("a")] == again == cache.get_and_update_item(None, "a")[1]
 
 
-def test_prompt_updates_go_with_their_item():
+def test_prompt_updates_go_with_their_item() -> None:
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2, "B": 2})
     request(sender, receiver, {"C": 5})
@@ -376,7 +382,7 @@ def test_prompt_updates_go_with_their_item():
     assert (0, 0) == (len(sender._sent._kept.entries), sender._sent._kept.nbytes)
 
 
-def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_step():
+def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_step() -> None:
     rng = random.Random(7)
     settings = config(1500, 40)
     sender, receiver = MultiModalProcessorSenderCache(settings), MultiModalReceiverCache(settings)
@@ -400,7 +406,9 @@ def test_an_item_whose_updates_are_gone_is_sent_again_and_both_sides_stay_in_ste
 # --- healing -------------------------------------------------------------------------------------------------------
 
 
-def retry(sender, receiver, sizes, limit):
+def retry(
+    sender: MultiModalProcessorSenderCache, receiver: MultiModalReceiverCache, sizes: dict[str, int], limit: int
+) -> tuple[int, list[Any]]:
     for attempt in range(limit):
         try:
             return attempt, [feature.data for feature in request(sender, receiver, sizes)]
@@ -409,21 +417,21 @@ def retry(sender, receiver, sizes, limit):
     raise AssertionError(f"not healed by {limit} attempts")
 
 
-def test_a_request_that_never_arrived_heals_by_invalidate():
+def test_a_request_that_never_arrived_heals_by_invalidate() -> None:
     sender, receiver = pair(20)
     sender.get_and_update([(item(2), [update("A")])], ["A"])  # dropped on the way
     attempt, out = retry(sender, receiver, {"A": 2}, 2)
     assert (1, [item(2)]) == (attempt, out)
 
 
-def test_what_came_with_a_rejected_request_is_sent_again_too():
+def test_what_came_with_a_rejected_request_is_sent_again_too() -> None:
     sender, receiver = pair(20)
     sender.get_and_update([(item(2), [])], ["A"])  # dropped on the way
     attempt, out = retry(sender, receiver, {"A": 2, "B": 3, "C": 4}, 2)
     assert (1, [item(2), item(3), item(4)]) == (attempt, out)
 
 
-def test_what_came_with_a_rejected_request_item_by_item_heals_in_a_few_attempts():
+def test_what_came_with_a_rejected_request_item_by_item_heals_in_a_few_attempts() -> None:
     sender, receiver = pair(20)
     sender.get_and_update_item((item(2), []), "A")  # dropped on the way
     for attempt in range(4):
@@ -440,7 +448,7 @@ def test_what_came_with_a_rejected_request_item_by_item_heals_in_a_few_attempts(
             break
 
 
-def test_a_batch_that_pushes_out_what_it_counts_on_heals_too():
+def test_a_batch_that_pushes_out_what_it_counts_on_heals_too() -> None:
     sender, receiver = pair(6)
     sender.get_and_update([(item(3), [])], ["A"])  # dropped on the way
     attempt, out = retry(sender, receiver, {"B": 5, "A": 3}, 3)
@@ -448,7 +456,7 @@ def test_a_batch_that_pushes_out_what_it_counts_on_heals_too():
     assert 1 == attempt
 
 
-def test_p1_that_starts_anew_is_served_again():
+def test_p1_that_starts_anew_is_served_again() -> None:
     sender, receiver = pair(20)
     sizes = {"A": 2, "B": 3, "C": 4}
     for _ in range(3):
@@ -458,7 +466,7 @@ def test_p1_that_starts_anew_is_served_again():
     assert (1, [item(2), item(3), item(4)]) == (attempt, out)
 
 
-def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on():
+def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on() -> None:
     sender, receiver = pair(20)
     request(sender, receiver, {"old": 2})
     sender.get_and_update([(item(2), [])], ["lost"])
@@ -468,7 +476,7 @@ def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on(
     assert [True, False, False] == sender.is_cached(["old", "lost", "new"])
 
 
-def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_missing_item():
+def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_missing_item() -> None:
     sender, _ = pair(20)
     for mm_hashes in (["lost"], ["lost", "first"], ["lost", "second"]):
         sender.get_and_update([None if sender.is_cached_item(h) else (item(2), []) for h in mm_hashes], mm_hashes)
@@ -476,7 +484,7 @@ def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_m
     assert [False, False, False] == sender.is_cached(["lost", "first", "second"])
 
 
-def test_what_is_remembered_of_keys_that_have_gone_is_bounded():
+def test_what_is_remembered_of_keys_that_have_gone_is_bounded() -> None:
     sender, _ = pair(6)
     for n in range(shadow._REMEMBERED + 10):
         sender.get_and_update([(item(6), []), None], [f"h{n}"] * 2)
@@ -484,7 +492,7 @@ def test_what_is_remembered_of_keys_that_have_gone_is_bounded():
     assert shadow._REMEMBERED == len(sender._sent._departed.entries)
 
 
-def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():
+def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order() -> None:
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2, "B": 2, "C": 2})
     sender.invalidate(["B"])  # an error told twice
@@ -495,7 +503,7 @@ def test_an_invalidated_item_that_p1_still_has_keeps_its_place_in_the_order():
     assert receiver.order == sender.order
 
 
-def test_sides_that_did_not_see_the_same_order_never_give_a_wrong_item():
+def test_sides_that_did_not_see_the_same_order_never_give_a_wrong_item() -> None:
     sender, receiver = pair(6)
     first = sender.get_and_update([(item(3), [])], ["A"])
     second = sender.get_and_update([(item(3), [])], ["B"])
@@ -508,7 +516,7 @@ def test_sides_that_did_not_see_the_same_order_never_give_a_wrong_item():
     assert attempt > 0
 
 
-def test_an_item_larger_than_the_cache_passes_and_changes_nothing():
+def test_an_item_larger_than_the_cache_passes_and_changes_nothing() -> None:
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2, "B": 2})
     for _ in range(2):
@@ -516,7 +524,7 @@ def test_an_item_larger_than_the_cache_passes_and_changes_nothing():
     assert (("A", "B"), ("A", "B")) == (sender.order, receiver.order)
 
 
-def test_items_of_no_size_are_bounded_in_number_and_both_sides_agree_which():
+def test_items_of_no_size_are_bounded_in_number_and_both_sides_agree_which() -> None:
     sender, receiver = pair(6)
     only = MultiModalProcessorOnlyCache(config(6))
     request(sender, receiver, {"A": 3})
@@ -530,7 +538,7 @@ def test_items_of_no_size_are_bounded_in_number_and_both_sides_agree_which():
     assert sender.is_cached_item(expected[0])
 
 
-def test_an_item_that_comes_again_and_is_too_large_now_is_forgotten_on_both_sides():
+def test_an_item_that_comes_again_and_is_too_large_now_is_forgotten_on_both_sides() -> None:
     sender, receiver = pair(6)
     request(sender, receiver, {"A": 2})
     sender.invalidate(["A"])
@@ -538,7 +546,7 @@ def test_an_item_that_comes_again_and_is_too_large_now_is_forgotten_on_both_side
     assert ((), ()) == (sender.order, receiver.order)
 
 
-def test_mirrored_sides_heal_too():
+def test_mirrored_sides_heal_too() -> None:
     p0, p1 = (MirroredProcessingCache(config(20)) for _ in range(2))
     p0.get_and_update_p0([item(2)], ["A"])
     sent = p0.get_and_update_p0([item(2), item(3)], ["A", "B"])
@@ -554,46 +562,47 @@ def test_mirrored_sides_heal_too():
 
 
 class OwnProcessorCache(BaseMultiModalProcessorCache):
-    def __init__(self):
-        self.stored = {}
-        self.log = []
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+        self.log: list[tuple[str, str]] = []
 
-    def is_cached_item(self, mm_hash):
+    def is_cached_item(self, mm_hash: str) -> bool:
         return mm_hash in self.stored
 
-    def get_and_update_item(self, mm_item, mm_hash):
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
         self.log.append(("get", mm_hash))
         return self.stored.setdefault(mm_hash, mm_item)
 
-    def touch_sender_cache_item(self, mm_hash):
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
         self.log.append(("touch", mm_hash))
 
-    def clear_cache(self):
+    def clear_cache(self) -> None:
         self.stored.clear()
 
-    def make_stats(self, delta=False):
+    def make_stats(self, delta: bool = False) -> CacheInfo:
         return CacheInfo()
 
 
 class OwnReceiverCache(BaseMultiModalReceiverCache):
-    def __init__(self):
-        self.stored = {}
-        self.log = []
+    def __init__(self) -> None:
+        self.stored: dict[str, Any] = {}
+        self.log: list[tuple[str, str]] = []
 
-    def get_and_update_item(self, mm_item, mm_hash):
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
         self.log.append(("get", mm_hash))
         return self.stored.setdefault(mm_hash, mm_item)
 
-    def touch_receiver_cache_item(self, mm_hash, mm_item=None):
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:
         self.log.append(("touch", mm_hash))
 
-    def clear_cache(self):
+    def clear_cache(self) -> None:
         self.stored.clear()
 
 
-def test_a_processor_cache_needs_only_the_methods_for_one_item():
+def test_a_processor_cache_needs_only_the_methods_for_one_item() -> None:
     cache = OwnProcessorCache()
-    a, b = (item(1), []), (item(2), [])
+    a: Any = (item(1), [])
+    b: Any = (item(2), [])
     assert [a, a, b] == cache.get_and_update([a, None, b], ["a", "a", "b"])
     order = [("touch", "a"), ("touch", "a"), ("touch", "b"), ("get", "a"), ("get", "a"), ("get", "b")]
     assert order == cache.log
@@ -604,7 +613,7 @@ def test_a_processor_cache_needs_only_the_methods_for_one_item():
         cache.get_and_update([], ["a"])
 
 
-def test_a_receiver_cache_touches_all_features_before_it_replaces_the_first():
+def test_a_receiver_cache_touches_all_features_before_it_replaces_the_first() -> None:
     cache = OwnReceiverCache()
     batch = features(["a", "b", "a"], [item(1), item(2), None])
     assert batch is cache.get_and_update_features(batch)

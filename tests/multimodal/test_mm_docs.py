@@ -7,15 +7,17 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, WriterActiveError
 from shmstore.bindings.store import space
-from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, processor_cache_from_config
-from tests.multimodal.helpers import item
+from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate
+from tests.multimodal.helpers import item, processor_cache
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "engine.md"
@@ -23,7 +25,7 @@ DETAILS = ROOT / "docs" / "reference" / "multimodal-caches.md"
 MIB = 1 << 20
 
 
-def run(script):
+def run(script: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(script)],
         capture_output=True,
@@ -33,7 +35,7 @@ def run(script):
     )
 
 
-def test_the_example_runs_and_prints_what_it_should(tmp_path):
+def test_the_example_runs_and_prints_what_it_should(tmp_path: Path) -> None:
     code = GUIDE.read_text().split("```python\n")[1].split("```")[0]
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) < 60
@@ -95,32 +97,35 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("how", "seen"), [("send", ["400", "400", "400"]), ("send_bytes", ["400", "4", "4"])])
-def test_what_one_worker_writes_others_see_where_it_was_sent_by_send_and_not_by_send_bytes(tmp_path, how, seen):
+def test_what_one_worker_writes_others_see_where_it_was_sent_by_send_and_not_by_send_bytes(
+    tmp_path: Path, how: str, seen: list[str]
+) -> None:
     script = tmp_path / "trap.py"
     script.write_text(TRAP.replace("HOW", how))
     done = run(script)
     assert ("", seen) == (done.stderr, done.stdout.split())
 
 
-def die_with(config):
-    sender = processor_cache_from_config(config)
+def die_with(config: MultiModalCacheConfig) -> None:
+    sender = processor_cache(config)
     updates = [ResolvedPromptUpdate("image", 0, "insert", "a", "b")]
     sender.get_and_update([(item(1 << 10), updates)], ["a"])
     os._exit(0)
 
 
 @pytest.fixture(name="name")
-def _name():
+def _name() -> Iterator[str]:
     """A name for a store; the test may fail while nobody has its writer."""
     name = f"shmstore-docs-{os.getpid()}"
     yield name
     Path(f"/dev/shm/{name}").unlink(missing_ok=True)
 
 
-def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name):
-    fragment = re.search(r'```python title="Fragment: [^\n]*\n(.*?)```', DETAILS.read_text(), re.S)[1]
-    names = {}
-    exec(fragment, names)
+def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name: str) -> None:
+    fragment = re.search(r'```python title="Fragment: [^\n]*\n(.*?)```', DETAILS.read_text(), re.S)
+    assert fragment
+    names: dict[str, Any] = {}
+    exec(fragment[1], names)
     create_or_recover = names["create_or_recover"]
     config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=name)
     process = multiprocessing.get_context("fork").Process(target=die_with, args=(config,))
@@ -140,7 +145,7 @@ def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name):
         assert [] == sender.writer.keys()
 
 
-def test_the_table_of_sizes_is_what_stores_take():
+def test_the_table_of_sizes_is_what_stores_take() -> None:
     row = re.compile(r"^\| (\d+) MiB \| (\d+) \| ([\d.]+) MiB \| (\d+) MiB \| ([\d.]+) % \|$", re.M)
     rows = row.findall(DETAILS.read_text())
     assert len(rows) == 6
@@ -153,11 +158,11 @@ def test_the_table_of_sizes_is_what_stores_take():
             assert (int(length) * MIB, taken) == (status.st_size, f"{status.st_blocks * 512 / MIB:.1f}")
 
 
-def test_a_write_into_an_item_that_was_read_by_reference_ends_the_process():
+def test_a_write_into_an_item_that_was_read_by_reference_ends_the_process() -> None:
     with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
         ref = writer.put("a", torch.zeros(4))
 
-        def write():
+        def write() -> None:
             faulthandler.disable()  # it dies on purpose
             with ObjectStoreReader.attach(writer.handle, rank=0) as reader:
                 reader.get(ref).mul_(2)
@@ -168,7 +173,7 @@ def test_a_write_into_an_item_that_was_read_by_reference_ends_the_process():
     assert -signal.SIGSEGV == process.exitcode
 
 
-def test_small_items_use_up_the_entries_before_the_bytes():
+def test_small_items_use_up_the_entries_before_the_bytes() -> None:
     with ObjectStoreWriter.create(capacity=8 * MIB, n_readers=1) as writer:
         for number in range(600):
             writer.cancel(writer.put(str(number), torch.zeros(400)))

@@ -72,7 +72,7 @@ def state(cache):
         elif isinstance(part, (shadow.SentKeys, lru_pair.MultiModalReceiverCache)):
             found[name] = state(part)
         elif isinstance(part, (HitCounter, set)):
-            found[name] = part._counts if isinstance(part, HitCounter) else set(part)
+            found[name] = part.now if isinstance(part, HitCounter) else set(part)
     return found
 
 

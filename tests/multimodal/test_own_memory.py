@@ -2,10 +2,14 @@
 
 import pickle
 from collections import namedtuple
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from shmstore.multimodal import (
     MirroredProcessingCache,
@@ -17,34 +21,33 @@ from shmstore.multimodal import (
     MultiModalProcessorOnlyCache,
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
-    processor_cache_from_config,
 )
 from shmstore.multimodal.caches import lru_pair, processor_only
 from shmstore.multimodal.values.items import own_memory
-from tests.multimodal.helpers import GIB, config, item
+from tests.multimodal.helpers import GIB, config, item, shm_sender
 
 BYTES = 1000
 Pair = namedtuple("Pair", "first second")
 
 
-def of_a_batch():
+def of_a_batch() -> Any:
     inputs = {"pixels": torch.arange(32 * BYTES // 2, dtype=torch.int16).reshape(32, -1)}
     return MultiModalKwargsItems.from_hf_inputs(inputs, {"pixels": MultiModalFieldConfig.batched("image")})["image"]
 
 
-def kept(found):
-    return found["pixels"].data.untyped_storage().nbytes()
+def kept(found: Any) -> int:
+    return int(found["pixels"].data.untyped_storage().nbytes())
 
 
-def holding(data):
+def holding(data: object) -> MultiModalKwargsItem:
     return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", data, MultiModalBatchedField())])
 
 
-def sender(cache, given):
+def sender(cache: Any, given: list[Any]) -> list[Any]:
     return [sent for sent, _ in cache.get_and_update([(one, []) for one in given], hashes(given))]
 
 
-def hashes(given):
+def hashes(given: list[Any]) -> list[str]:
     return [str(n) for n in range(len(given))]
 
 
@@ -64,7 +67,7 @@ MODES = {
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_item_of_a_batch_comes_out_with_its_own_bytes_alone(mode):
+def test_an_item_of_a_batch_comes_out_with_its_own_bytes_alone(mode: str) -> None:
     make, exchange = MODES[mode]
     given = of_a_batch()[:3]
     out = exchange(make(config(GIB)), given)
@@ -74,15 +77,15 @@ def test_an_item_of_a_batch_comes_out_with_its_own_bytes_alone(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_item_with_memory_of_its_own_is_passed_on_as_it_is(mode):
+def test_an_item_with_memory_of_its_own_is_passed_on_as_it_is(mode: str) -> None:
     make, exchange = MODES[mode]
     given = [item(9), holding([torch.zeros(3), (np.zeros(4), "text")])]
     assert all(a is b for a, b in zip(given, exchange(make(config(GIB)), given), strict=True))
 
 
-def test_an_item_of_a_batch_that_goes_inline_is_pickled_without_the_batch():
+def test_an_item_of_a_batch_that_goes_inline_is_pickled_without_the_batch() -> None:
     items = of_a_batch()
-    with processor_cache_from_config(config(4096, BYTES // 2, cache_type="shm")) as cache:
+    with shm_sender(config(4096, BYTES // 2, cache_type="shm")) as cache:
         for given in ([items[0]], items[1:3]):
             sent = sender(cache, given)
             assert given == sent
@@ -91,7 +94,7 @@ def test_an_item_of_a_batch_that_goes_inline_is_pickled_without_the_batch():
         assert mine is sender(cache, [mine])[0]
 
 
-def test_the_memory_kept_alive_is_the_memory_counted():
+def test_the_memory_kept_alive_is_the_memory_counted() -> None:
     only, receiver = MultiModalProcessorOnlyCache(config(4 * BYTES)), MultiModalReceiverCache(config(4 * BYTES))
     mirrored = MirroredProcessingCache(config(4 * BYTES))
     for n in range(6):
@@ -104,7 +107,7 @@ def test_the_memory_kept_alive_is_the_memory_counted():
     assert [BYTES] * 4 == [kept(mirrored.get_item(str(n))) for n in range(2, 6)]
 
 
-def test_what_is_neither_kept_nor_sent_is_not_copied():
+def test_what_is_neither_kept_nor_sent_is_not_copied() -> None:
     first, again = of_a_batch()[:2]
     only, receiver = MultiModalProcessorOnlyCache(config(BYTES - 1)), MultiModalReceiverCache(config(BYTES - 1))
     assert only.get_and_update_item((first, []), "a")[0] is first
@@ -120,15 +123,23 @@ def test_what_is_neither_kept_nor_sent_is_not_copied():
         (MultiModalProcessorSenderCache, lru_pair),
     ],
 )
-def test_what_is_given_for_a_hit_is_not_copied(make, module, monkeypatch):
-    cache, copied = make(config(GIB)), []
-    monkeypatch.setattr(module, "own_memory", lambda one: copied.append(one) or own_memory(one))
+def test_what_is_given_for_a_hit_is_not_copied(
+    make: Callable[..., Any], module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = make(config(GIB))
+    copied: list[MultiModalKwargsItem] = []
+
+    def copying(one: MultiModalKwargsItem) -> MultiModalKwargsItem:
+        copied.append(one)
+        return own_memory(one)
+
+    monkeypatch.setattr(module, "own_memory", copying)
     for _ in range(3):
         cache.get_and_update([(of_a_batch()[0], [])], ["a"])
     assert 1 == len(copied)
 
 
-def view_of_bytes():
+def view_of_bytes() -> NDArray[Any]:
     return np.frombuffer(bytearray(100), np.uint8)[:10]
 
 
@@ -148,7 +159,7 @@ def view_of_bytes():
         lambda: torch.arange(9)[2:].numpy(),
     ],
 )
-def test_a_copy_equals_the_view_and_shares_nothing_with_it(make):
+def test_a_copy_equals_the_view_and_shares_nothing_with_it(make: Callable[..., Any]) -> None:
     given = holding(make())
     alone = own_memory(given)
     assert given == alone
@@ -168,6 +179,6 @@ def test_a_copy_equals_the_view_and_shares_nothing_with_it(make):
         lambda: [torch.zeros(3), 5, None, "text"],
     ],
 )
-def test_what_keeps_no_more_alive_than_itself_is_left_alone(make):
+def test_what_keeps_no_more_alive_than_itself_is_left_alone(make: Callable[..., Any]) -> None:
     given = holding(make())
     assert own_memory(given) is given

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from mm_helpers import MIB, config, features, item, update
 
 from shmstore import CacheMissError, ObjectRef
 from shmstore.multimodal import (
@@ -15,6 +14,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
     processor_cache_from_config,
 )
+from tests.multimodal.helpers import MIB, config, features, item, update
 
 
 def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:

@@ -2,15 +2,16 @@
 
 import random
 import time
+from typing import Any
 
 import torch
 
-from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
-from shmstore.multimodal import worker_receiver_cache_from_config as worker_cache
-from tests.multimodal.helpers import features
+from shmstore import StoreHandle
+from shmstore.multimodal import MultiModalBatchedField, MultiModalCacheConfig, MultiModalFieldElem, MultiModalKwargsItem
+from tests.multimodal.helpers import features, shm_worker
 
 
-def truth(mm_hash):
+def truth(mm_hash: str) -> MultiModalKwargsItem:
     """The one content that this hash stands for; its last part is its size."""
     seed, size = (int(part) for part in mm_hash.split(":"))
     data = torch.arange(size, dtype=torch.int32).mul_(2 * seed + 1).add_(seed).to(torch.uint8)
@@ -21,11 +22,11 @@ def truth(mm_hash):
     return MultiModalKwargsItem.from_elems(elems)
 
 
-def main(conn, settings, rank, handle):
+def main(conn: Any, settings: MultiModalCacheConfig, rank: int, handle: StoreHandle) -> None:
     """Answer (request, every item right) for each request until None comes."""
     torch.set_num_threads(1)  # of several processes on few cores
     rng = random.Random(rank)
-    with worker_cache(settings, rank, handle) as cache:
+    with shm_worker(settings, rank, handle) as cache:
         conn.send("attached")
         while (message := conn.recv()) is not None:
             request, mm_hashes, sent = message

@@ -109,6 +109,7 @@ class Replayer:
 
     def op_stats(self, a: dict[str, Any]) -> Any:
         s = self.kv.make_prefix_cache_stats()
+        assert s is not None
         return [s.reset, s.requests, s.queries, s.hits, s.preempted_requests, s.preempted_queries, s.preempted_hits]
 
     def op_events(self, a: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 """An interrupt (Ctrl-C, a timeout's signal) behind any call in the managers' Python leaves no change half done."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -90,6 +91,6 @@ def test_an_interrupted_call_leaves_everything_whole(name: str) -> None:
     (prepare, action), interrupted, number = CASES[name], True, 0
     while interrupted:
         left, number = prepare(), number + 1
-        interrupted = interrupted_at(number, lambda left=left: action(left), *FILES)
+        interrupted = interrupted_at(number, partial(action, left), *FILES)
         check_whole(left, action)
     assert number > 2

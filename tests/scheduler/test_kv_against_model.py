@@ -157,7 +157,8 @@ class Scheduler:
         self.count = 0
 
     def pick(self, requests: list[Request]) -> Request:
-        return requests[self.rng.randint(0, len(requests) - 1)]
+        at: int = self.rng.randint(0, len(requests) - 1)
+        return requests[at]
 
     def arrive(self) -> None:
         draw = self.rng.randint

@@ -126,7 +126,7 @@ def test_the_first_of_equal_contents_is_found_until_it_goes() -> None:
     assert ([two], 1, [1, 2, 3]) == (pool.get_cached_block(key, [0]), pool.num_cached_keys, pool.cached_block_ids())
     assert (key, 0) == two.block_hash
     pool.evict_blocks([2])
-    assert (None, [one]) == (two.block_hash, pool.get_cached_block(key, [0]))
+    assert [None, [one]] == [two.block_hash, pool.get_cached_block(key, [0])]
     pool.evict_blocks([3, 1])
     assert (None, 0) == (pool.get_cached_block(key, [0]), pool.num_cached_keys)
 
@@ -194,7 +194,8 @@ def test_what_the_pool_refuses_changes_nothing(wrong: Any, message: str) -> None
 
 
 def test_a_pool_that_cannot_be_is_refused() -> None:
-    for options in ({"num_blocks": 0}, {"free_order": "lifo"}, {"hash_block_size": 0}):
+    wrong: list[dict[str, Any]] = [{"num_blocks": 0}, {"free_order": "lifo"}, {"hash_block_size": 0}]
+    for options in wrong:
         with pytest.raises(ValueError, match=r"num_blocks|free_order|hash_block_size"):
             BlockPool(**{"num_blocks": 4, "enable_caching": True, **options})
     pool = BlockPool(4, False)
@@ -207,7 +208,7 @@ def test_a_pool_that_cannot_be_is_refused() -> None:
 
 
 def stored(r: Request, a: int, b: int, group: int = 0, size: int = 4, factor: int = 1) -> BlockStored:
-    own = [r.block_hashes[(i + 1) * factor - 1] for i in range(a, b)]
+    own: list[bytes | int] = [r.block_hashes[(i + 1) * factor - 1] for i in range(a, b)]
     parent = r.block_hashes[a * factor - 1] if a else None
     return BlockStored(own, parent, r.all_token_ids[a * size : b * size], size, r.lora_id, "GPU", group)
 
@@ -298,7 +299,7 @@ def test_integers_in_events_are_the_low_64_bits_of_the_hash(prompt: int) -> None
     kv.allocate_slots(a, 5)
     a.num_computed_tokens = 5
     kv.allocate_slots(a, prompt - 5)
-    want = [int.from_bytes(h[24:], "big") for h in a.block_hashes]
+    want: list[bytes | int] = [int.from_bytes(h[24:], "big") for h in a.block_hashes]
     first, second = kv.take_events()
     assert isinstance(first, BlockStored)
     assert isinstance(second, BlockStored)
@@ -308,7 +309,7 @@ def test_integers_in_events_are_the_low_64_bits_of_the_hash(prompt: int) -> None
 
 
 def test_events_have_a_msgpack_form_and_come_back_from_it() -> None:
-    events = [
+    events: list[Any] = [
         BlockStored([b"a" * 32, 7], None, [1, 2], 2, None, "GPU", 0),
         BlockRemoved([7], "GPU", 1),
         AllBlocksCleared(),
@@ -320,7 +321,7 @@ def test_events_have_a_msgpack_form_and_come_back_from_it() -> None:
         with pytest.raises(ValueError, match="not a KV-cache event"):
             KVCacheEvent.from_msgpack(bad)
     with pytest.raises(AttributeError):
-        events[1].medium = "CPU"  # type: ignore[misc, union-attr]
+        events[1].medium = "CPU"
 
 
 # ---- the manager ----

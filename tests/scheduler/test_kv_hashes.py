@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import types
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -115,14 +115,14 @@ def test_a_hasher_goes_on_where_the_list_ends_and_changes_nothing_by_itself() ->
     assert (10, 0) == (len(whole), len(request.block_hashes))
     request.block_hashes.extend(whole[:3])
     assert whole[3:] == hasher(request)
-    request.block_hashes = list(whole[:7])
+    request.block_hashes = cast(Any, list(whole[:7]))
     assert whole[7:] == hasher(request)
 
 
 def test_numpy_tokens_are_tokens() -> None:
     tokens = list(range(100, 120))
     for dtype in (np.int32, np.int64, np.uint16):
-        made = Request("r", np.array(tokens, dtype), block_hasher=BlockHasher(4))
+        made = Request("r", cast(Any, np.array(tokens, dtype)), block_hasher=BlockHasher(4))
         assert Request("r", tokens, block_hasher=BlockHasher(4)).block_hashes == made.block_hashes
         assert tokens == made.all_token_ids[:]
 

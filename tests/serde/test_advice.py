@@ -58,7 +58,7 @@ def _quantised() -> torch.Tensor:
         return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
 
 
-STRINGS = getattr(np.dtypes, "StringDType", None)
+STRINGS: Any = getattr(np.dtypes, "StringDType", None)
 
 # A refused value, words of its hint, and what they amount to.
 CASES: dict[str, tuple[Callable[[], Any], str, Callable[[Any], Any]]] = {
@@ -94,7 +94,11 @@ CASES: dict[str, tuple[Callable[[], Any], str, Callable[[Any], Any]]] = {
         lambda value: torch.empty_like(value, device="cpu"),
     ),
     "object array": (lambda: np.array([1, "a"], object), "array.tolist()", lambda value: value.tolist()),
-    "masked array": (lambda: np.ma.array([1, 2], mask=[0, 1]), "array.data", lambda value: [value.data, value.mask]),
+    "masked array": (
+        lambda: np.ma.array([1, 2], mask=[False, True]),
+        "array.data",
+        lambda value: [value.data, value.mask],
+    ),
     "matrix": (lambda: np.ones((2, 2)).view(np.recarray), "numpy.asarray(array)", np.asarray),
 }
 if STRINGS is not None:
@@ -115,7 +119,11 @@ def test_the_hint_says_what_to_store_instead_and_that_can_be_stored(name: str) -
 
 
 def test_a_spec_that_is_put_and_an_object_of_whatever_kind_have_fitting_words() -> None:
-    for value, words in ((TensorSpec((1,), "f4"), "reserve()"), (Record, "class"), (object(), "register_type")):
+    for value, words in (
+        (TensorSpec((1,), np.dtype("f4")), "reserve()"),
+        (Record, "class"),
+        (object(), "register_type"),
+    ):
         with raises(UnsupportedValueError, hint=[words]):
             SERDE.encode([value])
 

@@ -30,7 +30,7 @@ class Broken(MsgpackSerde):
         self.filled: list[int] = []
 
     def encode(self, value: Any) -> Encoded:
-        return super().encode(value) if self.made is WELL else self.made  # type: ignore[no-any-return]
+        return super().encode(value) if self.made is WELL else self.made
 
     def layout(self, template: Any) -> Layout:
         return self.made  # type: ignore[no-any-return]
@@ -54,7 +54,7 @@ def broken(stores: Stores) -> Iterator[tuple[ObjectStoreWriter, Broken]]:
 
 
 NONE: tuple[Any, ...] = ()
-PAIR = Encoded(b"m", 64, NONE, NONE, None)
+PAIR: Any = Encoded(b"m", 64, NONE, NONE, None)
 WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
     "nothing": (None, ("NoneType", "Encoded")),
     "a pair": ((b"m", 64), ("tuple", "Encoded")),

@@ -2,7 +2,9 @@
 
 import itertools
 import resource
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import msgpack
 import numpy as np
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 import shmstore.multimodal  # noqa: F401 - registers its types
 from shmstore.errors import CorruptStoreError, UnsupportedValueError
 from shmstore.inspect import parse_tree
-from shmstore.serde import PickleSerde, TensorSpec, registry
+from shmstore.serde import Encoded, PickleSerde, TensorSpec, registry
 from shmstore.serde.decode import make_plan
 from shmstore.serde.wire import ARRAY, INT, MAX_DEPTH, MAX_SAME_HASH, OBJECT, TENSOR, TUPLE
 from tests.serde.values import SERDE, aligned, exact, random_array, store
@@ -120,12 +122,12 @@ HOSTILE = {
 
 @pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_meta_bytes_that_describe_no_value_are_refused(name, copy):
+def test_meta_bytes_that_describe_no_value_are_refused(name: str, copy: bool) -> None:
     with pytest.raises(CorruptStoreError):
         SERDE.decode(HOSTILE[name], aligned(128), copy=copy)
 
 
-def _limited(function, *arguments):
+def _limited(function: Callable[..., Any], *arguments: Any) -> str:
     pages = map(int, Path("/proc/self/statm").read_text().split())
     mapped, resident = (next(pages) * resource.getpagesize() for _ in range(2))
     resource.setrlimit(resource.RLIMIT_AS, (mapped + (1 << 30),) * 2)
@@ -138,15 +140,15 @@ def _limited(function, *arguments):
     return said
 
 
-def limited(function, *arguments):
+def limited(function: Callable[..., Any], *arguments: Any) -> str:
     """Run it in a child of 5 seconds and 256 MiB; returns what it returned, as text, or the type of its error.
 
     It cannot take more than 1 GiB, whatever it does.
     """
-    return in_child(_limited, function, *arguments)
+    return str(in_child(_limited, function, *arguments))
 
 
-def decode(meta, payload=b""):
+def decode(meta: bytes, payload: Any = b"") -> Any:
     return SERDE.decode(meta, payload)
 
 
@@ -161,7 +163,7 @@ LARGE_LEAVES = {
 
 @pytest.mark.parametrize("leaf", LARGE_LEAVES)
 @pytest.mark.parametrize("name", sorted(registry.BY_NAME))
-def test_a_leaf_in_the_place_of_a_registered_types_tree_takes_no_memory(name, leaf):
+def test_a_leaf_in_the_place_of_a_registered_types_tree_takes_no_memory(name: str, leaf: str) -> None:
     node, size = LARGE_LEAVES[leaf]
     payload = aligned(size)
     for tree in (node, {"image": node}, [None, "image", "hash", node], {"": "b\nimage", "k": 1, "l": node}):
@@ -170,7 +172,7 @@ def test_a_leaf_in_the_place_of_a_registered_types_tree_takes_no_memory(name, le
 
 
 class Own:
-    def __init__(self, *parts):
+    def __init__(self, *parts: Any) -> None:
         self.parts = parts
 
 
@@ -185,7 +187,9 @@ class Own:
     ],
     ids=repr,
 )
-def test_a_type_of_ones_own_that_unpacks_its_tree_unseen_gets_no_leaf_without_bytes(monkeypatch, from_tree, node):
+def test_a_type_of_ones_own_that_unpacks_its_tree_unseen_gets_no_leaf_without_bytes(
+    monkeypatch: pytest.MonkeyPatch, from_tree: Callable[[Any], Any], node: Any
+) -> None:
     monkeypatch.setitem(registry.BY_NAME, "own", registry.Registration("own", Own, list, from_tree))
     assert "CorruptStoreError" == limited(decode, msgpack.packb([OBJECT, "own", node]))
 
@@ -202,7 +206,7 @@ EMPTY = [
 
 
 @pytest.mark.parametrize("value", EMPTY, ids=lambda value: f"{value.dtype} {tuple(value.shape)}")
-def test_an_empty_leaf_comes_back(value):
+def test_an_empty_leaf_comes_back(value: Any) -> None:
     encoded = SERDE.encode([value])
     (got,) = SERDE.decode(encoded.meta, store(encoded))
     assert (type(value), value.dtype, value.shape) == (type(got), got.dtype, got.shape)
@@ -218,7 +222,7 @@ def test_an_empty_leaf_comes_back(value):
     ],
     ids=lambda value: f"{value.dtype} {tuple(value.shape)}",
 )
-def test_what_would_not_be_read_is_not_stored(value):
+def test_what_would_not_be_read_is_not_stored(value: Any) -> None:
     with pytest.raises(UnsupportedValueError) as caught:
         SERDE.encode({"a": [value]})
     assert "value['a'][0]" == caught.value.path
@@ -229,24 +233,23 @@ def test_what_would_not_be_read_is_not_stored(value):
 MERSENNE = 2**61 - 1  # of CPython's hash of numbers
 
 
-def same_hash_keys(kind, count):
+def same_hash_keys(kind: str, count: int) -> list[Any]:
     if kind == "int":
         return [k * MERSENNE for k in range(1, count + 1)]
     return list(itertools.islice(itertools.product((-1, -2), repeat=17), count))
 
 
-def packed_key(key):
-    if isinstance(key, tuple):
-        return msgpack.packb([TUPLE, *key])
-    return msgpack.packb([INT, key.to_bytes(16, "little", signed=True)])
+def packed_key(key: Any) -> bytes:
+    node = [TUPLE, *key] if isinstance(key, tuple) else [INT, key.to_bytes(16, "little", signed=True)]
+    return bytes(msgpack.packb(node))
 
 
-def packed_dict(keys, item=b"\0"):
+def packed_dict(keys: list[Any], item: bytes = b"\0") -> bytes:
     return b"\xdf" + len(keys).to_bytes(4, "big") + b"".join(packed_key(key) + item for key in keys)
 
 
 @pytest.mark.parametrize("kind", ["int", "tuple"])
-def test_keys_of_one_hash_do_not_take_the_square_of_their_number(kind):
+def test_keys_of_one_hash_do_not_take_the_square_of_their_number(kind: str) -> None:
     keys = same_hash_keys(kind, 120_000)
     assert 1 == len(set(map(hash, keys)))
     meta = packed_dict(keys)
@@ -255,7 +258,7 @@ def test_keys_of_one_hash_do_not_take_the_square_of_their_number(kind):
 
 
 @pytest.mark.parametrize("kind", ["int", "tuple"])
-def test_some_keys_of_one_hash_come_back_and_more_are_not_stored(kind):
+def test_some_keys_of_one_hash_come_back_and_more_are_not_stored(kind: str) -> None:
     for item in (1, torch.zeros(1)):
         value = dict.fromkeys(same_hash_keys(kind, MAX_SAME_HASH), item)
         encoded = SERDE.encode(value)
@@ -265,12 +268,12 @@ def test_some_keys_of_one_hash_come_back_and_more_are_not_stored(kind):
         assert "value['a']" == caught.value.path
 
 
-def test_a_large_dict_of_numbers_comes_back():
+def test_a_large_dict_of_numbers_comes_back() -> None:
     value = {k * 2**40: k for k in range(-50_000, 50_000)} | {k + 0.5: k for k in range(50_000)}
     assert value == SERDE.decode(SERDE.encode(value).meta, b"")
 
 
-def test_a_leaf_of_many_dimensions_is_not_a_square_of_work():
+def test_a_leaf_of_many_dimensions_is_not_a_square_of_work() -> None:
     meta = msgpack.packb([[TENSOR, "uint8", k * 64, *[1] * 1000] for k in range(4000)])
     payload = aligned(4000 * 64)
     assert limited(lambda: len(SERDE.decode(meta, payload))) == "4000"
@@ -284,7 +287,7 @@ VALUES = [
 ENCODED = [SERDE.encode(value) for value in VALUES]
 
 
-def decode_or_refuse(meta, payload, copy):
+def decode_or_refuse(meta: bytes, payload: Any, copy: bool) -> None:
     try:
         value = SERDE.decode(meta, payload, copy=copy)
     except CorruptStoreError:
@@ -293,7 +296,7 @@ def decode_or_refuse(meta, payload, copy):
 
 
 @pytest.mark.parametrize("encoded", ENCODED, ids=range(len(ENCODED)))
-def test_every_truncation_is_refused_and_every_changed_byte_gives_a_value_or_a_refusal(encoded):
+def test_every_truncation_is_refused_and_every_changed_byte_gives_a_value_or_a_refusal(encoded: Encoded) -> None:
     payload = store(encoded)
     for length in range(len(encoded.meta)):
         with pytest.raises(CorruptStoreError):
@@ -305,7 +308,7 @@ def test_every_truncation_is_refused_and_every_changed_byte_gives_a_value_or_a_r
 
 
 @pytest.mark.parametrize("encoded", ENCODED, ids=range(len(ENCODED)))
-def test_a_payload_that_is_too_short_is_refused(encoded):
+def test_a_payload_that_is_too_short_is_refused(encoded: Encoded) -> None:
     for length in {0, 1, 64, encoded.nbytes - 1}:
         with raises(CorruptStoreError, names=("payload", f"{length} bytes", f"{encoded.nbytes}")):
             SERDE.decode(encoded.meta, aligned(length))
@@ -314,7 +317,7 @@ def test_a_payload_that_is_too_short_is_refused(encoded):
 
 @settings(max_examples=1500, deadline=None)
 @given(st.binary(max_size=64), st.booleans())
-def test_any_bytes_at_all_give_a_value_or_a_refusal(meta, copy):
+def test_any_bytes_at_all_give_a_value_or_a_refusal(meta: bytes, copy: bool) -> None:
     decode_or_refuse(meta, aligned(256), copy)
 
 
@@ -346,7 +349,7 @@ nodes = st.recursive(
 
 @settings(max_examples=1500, deadline=None)
 @given(nodes, st.booleans())
-def test_any_msgpack_with_the_marks_of_the_format_gives_a_value_or_a_refusal(node, copy):
+def test_any_msgpack_with_the_marks_of_the_format_gives_a_value_or_a_refusal(node: Any, copy: bool) -> None:
     decode_or_refuse(msgpack.packb(node), aligned(256), copy)
 
 
@@ -357,7 +360,9 @@ def test_any_msgpack_with_the_marks_of_the_format_gives_a_value_or_a_refusal(nod
     st.lists(st.integers(0, 20), max_size=4),
     st.integers(0, 320),
 )
-def test_a_leaf_is_built_just_when_it_lies_inside_the_payload(leaf, offset, shape, size):
+def test_a_leaf_is_built_just_when_it_lies_inside_the_payload(
+    leaf: tuple[int, str], offset: int, shape: list[int], size: int
+) -> None:
     mark, dtype = leaf
     itemsize = {"float32": 4, "bfloat16": 2, "uint8": 1, "<f4": 4, "|S3": 3}[dtype]
     nbytes = int(np.prod(shape, dtype=np.int64)) * itemsize
@@ -369,12 +374,12 @@ def test_a_leaf_is_built_just_when_it_lies_inside_the_payload(leaf, offset, shap
             SERDE.decode(meta, aligned(size))
 
 
-def test_a_plan_asks_for_exactly_the_bytes_that_its_leaves_need():
+def test_a_plan_asks_for_exactly_the_bytes_that_its_leaves_need() -> None:
     for encoded in ENCODED:
         assert make_plan(encoded.meta, "view").needed == encoded.nbytes
 
 
-def test_neither_serializer_reads_what_the_other_wrote():
+def test_neither_serializer_reads_what_the_other_wrote() -> None:
     pickled, packed = PickleSerde().encode([1]), SERDE.encode([1])
     with raises(CorruptStoreError, names=["PickleSerde"]):
         SERDE.decode(pickled.meta, store(pickled, PickleSerde()))
@@ -382,9 +387,9 @@ def test_neither_serializer_reads_what_the_other_wrote():
         PickleSerde().decode(packed.meta, b"")
 
 
-def test_meta_may_be_another_buffer_and_is_then_compared_by_its_bytes():
-    meta = bytearray(SERDE.encode([1, 2]).meta)
+def test_meta_may_be_another_buffer_and_is_then_compared_by_its_bytes() -> None:
+    meta: Any = bytearray(SERDE.encode([1, 2]).meta)
     assert SERDE.decode(meta, b"") == [1, 2]
     meta[:] = SERDE.encode([3, 4]).meta
     assert SERDE.decode(meta, b"") == [3, 4]
-    assert SERDE.decode(memoryview(meta), b"") == [3, 4]
+    assert SERDE.decode(cast(Any, memoryview(meta)), b"") == [3, 4]

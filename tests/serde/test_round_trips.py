@@ -8,6 +8,8 @@ import struct
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgpack
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from shmstore.errors import NestingError, UnsupportedValueError
 from shmstore.serde import ALIGNMENT, Encoded, MsgpackSerde, ObjectSerde, PickleSerde, encode, msgpack_serde
@@ -46,7 +49,9 @@ SHAPES = [(), (0,), (1,), (7,), (2, 3), (0, 3), (3, 0, 2), (1, 5, 1), (2, 1, 3, 
 @pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-def test_a_tensor_of_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape, copy):
+def test_a_tensor_of_every_dtype_and_shape_comes_back_bit_for_bit(
+    dtype: torch.dtype, shape: tuple[int, ...], copy: bool
+) -> None:
     tensor = random_tensor(dtype, shape)
     back = round_trip(tensor, copy=copy)
     assert exact(back) == exact(tensor)
@@ -57,14 +62,16 @@ def test_a_tensor_of_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape, 
 @pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [*map(np.dtype, NUMPY_DTYPES), *STRUCTURED], ids=str)
-def test_an_array_of_every_dtype_and_shape_comes_back_bit_for_bit(dtype, shape, copy):
+def test_an_array_of_every_dtype_and_shape_comes_back_bit_for_bit(
+    dtype: Any, shape: tuple[int, ...], copy: bool
+) -> None:
     array = random_array(dtype, shape)
     back = round_trip(array, copy=copy)
     assert exact(back) == exact(array)
     assert back.flags.writeable is copy
 
 
-def test_no_dtype_of_this_torch_is_left_out_but_the_quantised():
+def test_no_dtype_of_this_torch_is_left_out_but_the_quantised() -> None:
     every = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     assert {str(dtype) for dtype in every - set(TORCH_KINDS)} == {
         *("torch.qint8", "torch.qint32", "torch.quint8", "torch.quint4x2", "torch.quint2x4")
@@ -72,14 +79,16 @@ def test_no_dtype_of_this_torch_is_left_out_but_the_quantised():
 
 
 @pytest.mark.parametrize("dtype", ["S0", "U0", "V0"])
-def test_dtypes_without_bytes_keep_dtype_and_shape(dtype):
+def test_dtypes_without_bytes_keep_dtype_and_shape(dtype: Any) -> None:
     array = np.zeros(3, [("a", dtype)])["a"]
     assert exact(round_trip(array)) == exact(array)
 
 
 # long and long long; a record without fields and a void.
 @pytest.mark.parametrize(("first", "then"), [("q", "l"), ("Q", "L"), ((np.record, 4), "V4"), (">q", ">l")], ids=str)
-def test_a_dtype_is_taken_or_refused_whatever_equal_one_came_before(monkeypatch, first, then):
+def test_a_dtype_is_taken_or_refused_whatever_equal_one_came_before(
+    monkeypatch: pytest.MonkeyPatch, first: Any, then: Any
+) -> None:
     assert np.dtype(first) == np.dtype(then)
     monkeypatch.setattr(encode, "_NUMPY_WIRE", {})
     monkeypatch.setattr(msgpack_serde, "_ONE_ARRAY", {})
@@ -93,7 +102,7 @@ def test_a_dtype_is_taken_or_refused_whatever_equal_one_came_before(monkeypatch,
     assert exact(round_trip(array)) == exact(array)
 
 
-def strided_tensors():
+def strided_tensors() -> Iterator[tuple[str, torch.Tensor]]:
     base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
     complex_ = torch.complex(torch.randn(3, 4), torch.randn(3, 4))
     yield "transposed", base.t()
@@ -124,7 +133,7 @@ STRIDED_TENSORS = dict(strided_tensors())
 
 @pytest.mark.parametrize("name", STRIDED_TENSORS)
 @pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
-def test_a_strided_or_lazy_tensor_is_stored_as_what_it_shows(name, copy):
+def test_a_strided_or_lazy_tensor_is_stored_as_what_it_shows(name: str, copy: bool) -> None:
     tensor = STRIDED_TENSORS[name]
     back = round_trip(tensor, copy=copy)
     if name == "zero tensor":
@@ -138,14 +147,16 @@ def test_a_strided_or_lazy_tensor_is_stored_as_what_it_shows(name, copy):
     "lazy", [torch.zeros(2, 3, dtype=torch.complex64).add(1 + 2j).conj(), torch._neg_view(torch.ones(2))]
 )
 @pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"a": t}, lambda t: [t], lambda t: {"a": [t]}])
-def test_the_lazy_bits_of_a_contiguous_tensor_are_seen_whatever_was_stored_before(lazy, wrap):
+def test_the_lazy_bits_of_a_contiguous_tensor_are_seen_whatever_was_stored_before(
+    lazy: torch.Tensor, wrap: Callable[[Any], Any]
+) -> None:
     plain = torch.zeros(lazy.shape, dtype=lazy.dtype)
     for value in (plain, plain, lazy, lazy):
         assert lazy.is_contiguous()
         assert exact(round_trip(wrap(value))) == exact(wrap(value))
 
 
-def strided_arrays():
+def strided_arrays() -> Iterator[tuple[str, NDArray[Any]]]:
     base = np.arange(24, dtype=np.int32).reshape(4, 6)
     yield "fortran", np.asfortranarray(base)
     yield "reversed", base[::-1, ::-2]
@@ -164,14 +175,14 @@ STRIDED_ARRAYS = dict(strided_arrays())
 
 @pytest.mark.parametrize("name", STRIDED_ARRAYS)
 @pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
-def test_a_strided_array_is_stored_in_c_order(name, copy):
+def test_a_strided_array_is_stored_in_c_order(name: str, copy: bool) -> None:
     array = STRIDED_ARRAYS[name]
     back = round_trip(array, copy=copy)
     assert exact(back) == exact(array)
     assert back.flags.c_contiguous
 
 
-def test_the_padding_of_structured_arrays_is_written_too_rather_than_left_as_found():
+def test_the_padding_of_structured_arrays_is_written_too_rather_than_left_as_found() -> None:
     dtype = np.dtype([("a", "i1"), ("b", "<i8")], align=True)
     raw = np.arange(4 * dtype.itemsize, dtype=np.uint8)
     array = raw.view(dtype)[::-1]
@@ -179,7 +190,7 @@ def test_the_padding_of_structured_arrays_is_written_too_rather_than_left_as_fou
     assert bytes(payload) == raw.reshape(4, -1)[::-1].tobytes()
 
 
-def test_contiguous_leaves_become_spans_and_only_the_others_fills():
+def test_contiguous_leaves_become_spans_and_only_the_others_fills() -> None:
     contiguous, transposed = torch.zeros(4, 4), torch.zeros(4, 5).t()
     encoded = SERDE.encode([contiguous, transposed, np.zeros((2, 2)), np.zeros((2, 3)).T])
     assert encoded.spans[0][2] == contiguous.data_ptr()
@@ -187,7 +198,7 @@ def test_contiguous_leaves_become_spans_and_only_the_others_fills():
     assert encoded.fills[0][2] is transposed
 
 
-def test_a_read_only_array_is_stored_without_a_copy():
+def test_a_read_only_array_is_stored_without_a_copy() -> None:
     array = np.arange(9.0)
     array.setflags(write=False)
     assert SERDE.encode(array).spans[0][2] == array.ctypes.data
@@ -195,7 +206,7 @@ def test_a_read_only_array_is_stored_without_a_copy():
 
 
 @pytest.mark.parametrize("make", [torch.nn.Parameter, lambda t: t.requires_grad_()], ids=["Parameter", "requires_grad"])
-def test_what_requires_a_gradient_comes_back_as_a_plain_tensor(make):
+def test_what_requires_a_gradient_comes_back_as_a_plain_tensor(make: Callable[[Any], Any]) -> None:
     tensor = make(torch.randn(3, 4))
     for value in (tensor, tensor.t()):
         back = round_trip({"w": value, "n": 1})["w"]
@@ -216,7 +227,7 @@ SCALARS = [
 
 
 @pytest.mark.parametrize("scalar", SCALARS, ids=lambda s: repr(s)[:20])
-def test_a_scalar_comes_back_exactly_alone_in_containers_and_as_a_key(scalar):
+def test_a_scalar_comes_back_exactly_alone_in_containers_and_as_a_key(scalar: Any) -> None:
     for value in (scalar, [scalar], (scalar,), {scalar: scalar}, {(scalar, (scalar,)): [torch.ones(1), scalar]}):
         assert exact(round_trip(value)) == exact(value)
 
@@ -232,23 +243,23 @@ CONTAINERS = [
 
 @pytest.mark.parametrize("value", CONTAINERS, ids=lambda v: repr(v)[:30])
 @pytest.mark.parametrize("copy", [False, True], ids=["view", "copy"])
-def test_containers_keep_their_type_and_order(value, copy):
+def test_containers_keep_their_type_and_order(value: Any, copy: bool) -> None:
     assert exact(round_trip(value, copy=copy)) == exact(value)
 
 
 @pytest.mark.parametrize("scalar", NUMPY_SCALARS, ids=lambda s: s.__name__)
-def test_numpy_scalars_come_back_exactly(scalar):
+def test_numpy_scalars_come_back_exactly(scalar: Any) -> None:
     values = [scalar(0), scalar(1), *random_array(scalar, (5,))]
     for value in (*values, values, {"grid": (values[1], torch.ones(2))}):
         for copy in (False, True):
             assert exact(value) == exact(round_trip(value, copy=copy))
 
 
-def test_a_torch_size_comes_back_as_one():
+def test_a_torch_size_comes_back_as_one() -> None:
     assert exact([torch.Size([1, 2]), torch.Size([])]) == exact(round_trip([torch.Size([1, 2]), torch.Size([])]))
 
 
-def test_containers_that_come_back_are_the_callers_own():
+def test_containers_that_come_back_are_the_callers_own() -> None:
     encoded = SERDE.encode({"a": [1, 2], "b": {"c": 1}, "d": ([3],)})
     first = SERDE.decode(encoded.meta, b"")
     first["a"].append(3)
@@ -295,7 +306,7 @@ trees = st.recursive(
 
 @settings(max_examples=300, deadline=None)
 @given(trees, st.booleans())
-def test_any_tree_comes_back_equal_and_every_leaf_is_aligned_and_apart(value, copy):
+def test_any_tree_comes_back_equal_and_every_leaf_is_aligned_and_apart(value: Any, copy: bool) -> None:
     encoded = SERDE.encode(value)
     regions = sorted((offset, nbytes) for offset, nbytes, _ in [*encoded.spans, *encoded.fills])
     assert all(offset % ALIGNMENT == 0 for offset, _ in regions)
@@ -308,36 +319,41 @@ def test_any_tree_comes_back_equal_and_every_leaf_is_aligned_and_apart(value, co
     assert (again.meta, again.nbytes) == (encoded.meta, encoded.nbytes)
 
 
-def test_views_of_leaves_lie_at_aligned_addresses():
+def test_views_of_leaves_lie_at_aligned_addresses() -> None:
     value = [torch.zeros(3, dtype=torch.uint8), np.zeros(5, np.int16), {"a": torch.zeros(1)}, torch.zeros(2, 3).t()]
     a, b, c, d = round_trip(value)
     assert [p % ALIGNMENT for p in (a.data_ptr(), b.ctypes.data, c["a"].data_ptr(), d.data_ptr())] == [0] * 4
 
 
 @pytest.mark.parametrize("first", [torch.zeros(2, 3), np.zeros((2, 3)), {"a": torch.zeros(2), "b": torch.zeros(3)}])
-def test_the_fast_paths_write_the_same_bytes_the_first_and_every_later_time(first):
+def test_the_fast_paths_write_the_same_bytes_the_first_and_every_later_time(first: Any) -> None:
     for _ in range(3):
         assert exact(round_trip(first)) == exact(first)
     assert SERDE.encode(first).meta == SERDE.encode(first).meta
 
 
-def test_equal_shapes_of_different_dtype_or_kind_are_not_mixed_up_by_the_caches():
+def test_equal_shapes_of_different_dtype_or_kind_are_not_mixed_up_by_the_caches() -> None:
     for _ in range(2):
         for value in (torch.zeros(4), torch.zeros(4, dtype=torch.int32), np.zeros(4, np.float32), np.zeros(4, ">f4")):
             assert exact(round_trip(value)) == exact(value)
             assert exact(round_trip({"a": value})) == exact({"a": value})
 
 
-def test_keys_that_compare_equal_are_not_mixed_up_by_the_caches():
+def test_keys_that_compare_equal_are_not_mixed_up_by_the_caches() -> None:
     for _ in range(2):
         for key in (1, True, 1.0, "1", b"1"):
             assert exact(round_trip({key: torch.ones(2)})) == exact({key: torch.ones(2)})
 
 
-def test_the_caches_are_bounded():
+def test_the_caches_are_bounded() -> None:
     from shmstore.serde import msgpack_serde
 
-    caches = [msgpack_serde._ONE_TENSOR, msgpack_serde._ONE_ARRAY, msgpack_serde._FLAT, *msgpack_serde._PLANS.values()]
+    caches: list[Any] = [
+        msgpack_serde._ONE_TENSOR,
+        msgpack_serde._ONE_ARRAY,
+        msgpack_serde._FLAT,
+        *msgpack_serde._PLANS.values(),
+    ]
     for n in range(1, msgpack_serde._CACHE_ENTRIES + 100):
         for value in (torch.empty(n), np.empty(n), {"a": torch.empty(n)}):
             encoded = SERDE.encode(value)
@@ -348,7 +364,7 @@ def test_the_caches_are_bounded():
     assert large.meta not in msgpack_serde._VIEW_PLANS
 
 
-def test_the_worked_example_in_the_description_of_the_format_is_true():
+def test_the_worked_example_in_the_description_of_the_format_is_true() -> None:
     from shmstore.serde import wire
 
     line = next(line for line in wire.__doc__.splitlines() if "c7 00 03" in line)
@@ -424,26 +440,28 @@ REFUSED["storage has been freed"].untyped_storage().resize_(0)
         (lambda v: {(1, "x"): {b"k": v}}, "value[(1, 'x')][b'k']"),
     ],
 )
-def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path(name, wrap, path):
+def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path(
+    name: str, wrap: Callable[[Any], Any], path: str
+) -> None:
     with raises(UnsupportedValueError, names=(f"{path}: no serializer for", name.strip())) as caught:
         SERDE.encode(wrap(REFUSED[name]))
     assert isinstance(caught.value, TypeError)
     assert caught.value.path == path
 
 
-def test_the_message_is_the_one_of_the_contract():
+def test_the_message_is_the_one_of_the_contract() -> None:
     with pytest.raises(TypeError, match=r"^value\['a'\]\[2\]: no serializer for Foo \(hint: .+\)$"):
         SERDE.encode({"a": [0, 1, Foo()]})
 
 
 @pytest.mark.parametrize("key", [Foo(), torch.zeros(1), Colour.RED, np.int64(1), (1, Foo()), frozenset(), Point(1, 2)])
-def test_a_dict_key_that_is_not_a_scalar_is_refused_with_the_path_of_its_dict(key):
+def test_a_dict_key_that_is_not_a_scalar_is_refused_with_the_path_of_its_dict(key: Any) -> None:
     with raises(UnsupportedValueError, names=("dict key",)) as caught:
         SERDE.encode([{"a": {key: 1}}])
     assert caught.value.path == "value[0]['a']"
 
 
-def test_a_nested_tensor_is_refused():
+def test_a_nested_tensor_is_refused() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once in a process that they are a prototype
         nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
@@ -451,53 +469,54 @@ def test_a_nested_tensor_is_refused():
         SERDE.encode(nested)
 
 
-def test_a_tensor_inside_a_transform_is_refused():
+def test_a_tensor_inside_a_transform_is_refused() -> None:
     with raises(UnsupportedValueError, names=("tensor", "storage"), hint=["clone()"]):
         torch.vmap(lambda t: SERDE.encode(t) and t)(torch.zeros(3, 2))
 
 
-def test_a_refused_value_does_not_disturb_the_next():
+def test_a_refused_value_does_not_disturb_the_next() -> None:
     for _ in range(3):
         with pytest.raises(UnsupportedValueError):
             SERDE.encode(["half written", (1, Foo())])
         assert exact(round_trip([1, (2,)])) == exact([1, (2,)])
 
 
-def nested_lists(depth):
-    value = 1
+def nested_lists(depth: int) -> Any:
+    value: Any = 1
     for _ in range(depth):
         value = [value]
     return value
 
 
-def nested_dicts(depth):
-    value = torch.ones(1)
+def nested_dicts(depth: int) -> Any:
+    value: Any = torch.ones(1)
     for _ in range(depth):
         value = {"a": (value,)}
     return value
 
 
-def test_the_deepest_allowed_value_comes_back():
+def test_the_deepest_allowed_value_comes_back() -> None:
     for value in (nested_lists(MAX_DEPTH), nested_dicts(MAX_DEPTH // 2)):
         assert exact(round_trip(value)) == exact(value)
 
 
 @pytest.mark.parametrize("make", [nested_lists, nested_dicts, lambda n: {tuple_key(n): 1}])
 @pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900])
-def test_a_value_that_is_too_deep_is_refused_with_a_hint(make, depth):
+def test_a_value_that_is_too_deep_is_refused_with_a_hint(make: Callable[[Any], Any], depth: int) -> None:
     with raises(NestingError, names=[str(MAX_DEPTH)], hint=["contains itself"]):
         SERDE.encode(make(depth))
 
 
-def tuple_key(depth):
-    key = ()
+def tuple_key(depth: int) -> Any:
+    key: tuple[Any, ...] = ()
     for _ in range(depth):
         key = (key,)
     return key
 
 
-def test_a_value_that_contains_itself_is_refused():
-    lst, dct = [], {}
+def test_a_value_that_contains_itself_is_refused() -> None:
+    lst: list[Any] = []
+    dct: dict[str, Any] = {}
     lst.append(lst)
     dct["a"] = (1, dct)
     for value in (lst, dct):
@@ -505,7 +524,7 @@ def test_a_value_that_contains_itself_is_refused():
             SERDE.encode(value)
 
 
-def test_what_is_kept_alive_is_what_the_spans_point_into():
+def test_what_is_kept_alive_is_what_the_spans_point_into() -> None:
     value = {"a": torch.ones(1000), "b": np.ones(1000), "c": (torch.ones(3),)}
     encoded = SERDE.encode(value)
     expected = exact(value)
@@ -515,16 +534,16 @@ def test_what_is_kept_alive_is_what_the_spans_point_into():
     assert len(junk) == 50
 
 
-def test_encoding_copies_no_leaf():
+def test_encoding_copies_no_leaf() -> None:
     big = torch.zeros(64 << 20, dtype=torch.uint8)
     for value in (big, {"a": big}, [big, 1]):
         assert SERDE.encode(value).spans[0][2] == big.data_ptr()
 
 
-def test_many_threads_share_one_serde():
+def test_many_threads_share_one_serde() -> None:
     errors = []
 
-    def work(seed):
+    def work(seed: int) -> None:
         try:
             for i in range(200):
                 value = {
@@ -549,19 +568,20 @@ def test_many_threads_share_one_serde():
     assert errors == []
 
 
-def test_the_serializers_meet_the_protocol_and_pickle():
+def test_the_serializers_meet_the_protocol_and_pickle() -> None:
     for serde in (MsgpackSerde(), PickleSerde()):
         assert isinstance(serde, ObjectSerde)
         assert type(pickle.loads(pickle.dumps(serde))) is type(serde)
 
 
-def test_every_path_returns_the_record_of_the_protocol():
+def test_every_path_returns_the_record_of_the_protocol() -> None:
     for value in (torch.zeros(2), np.zeros(2), {"a": torch.zeros(2)}, [1]):
         assert [type(SERDE.encode(value)) for _ in range(2)] == [Encoded, Encoded]
 
 
-def test_a_fill_writes_all_of_its_region_and_nothing_beside_it():
-    for source in [*STRIDED_TENSORS.values(), *STRIDED_ARRAYS.values()]:
+def test_a_fill_writes_all_of_its_region_and_nothing_beside_it() -> None:
+    sources: list[Any] = [*STRIDED_TENSORS.values(), *STRIDED_ARRAYS.values()]
+    for source in sources:
         nbytes = source.nbytes
         region = aligned(nbytes + 2 * ALIGNMENT)
         dst = memoryview(region).cast("B")[ALIGNMENT : ALIGNMENT + nbytes]

@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
 
 import cffi
 import numpy as np
@@ -20,7 +22,9 @@ from shmstore.serde import ALIGNMENT, PickleSerde, TensorSpec, register_type, re
 from tests.serde.values import SERDE, aligned, exact, round_trip, store
 from tests.support import raises
 
-TENSOR_PATHS = {
+SPEC: Any = TensorSpec  # takes more than its annotations say
+
+TENSOR_PATHS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda t: t,
     "slice": lambda t: t[1:, ::2],
     "element": lambda t: t[0, 0],
@@ -31,7 +35,7 @@ TENSOR_PATHS = {
     "slice of numpy": lambda t: t.numpy()[1:],
     "Parameter": lambda t: torch.nn.Parameter(t),
     "detach": lambda t: t.detach(),
-    "dlpack": lambda t: torch.from_dlpack(t),
+    "dlpack": lambda t: torch.utils.dlpack.from_dlpack(t),
     "dlpack to numpy": lambda t: np.from_dlpack(t),
     "storage": lambda t: t.untyped_storage(),
     "tensor over its storage": lambda t: torch.empty(0).set_(t.untyped_storage()),
@@ -39,7 +43,7 @@ TENSOR_PATHS = {
     "unbind": lambda t: t.unbind()[1],
     "as_strided": lambda t: t.as_strided((2,), (1,)),
 }
-ARRAY_PATHS = {
+ARRAY_PATHS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda a: a,
     "slice": lambda a: a[1:, ::2],
     "view": lambda a: a.view(np.int32),
@@ -52,7 +56,7 @@ ARRAY_PATHS = {
 }
 
 
-def decoded_and_watched(value, path, copy=False):
+def decoded_and_watched(value: Any, path: Callable[[Any], Any], copy: bool = False) -> tuple[Any, weakref.ref[Any]]:
     encoded = SERDE.encode(value)
     payload = store(encoded)
     gone = weakref.ref(payload)
@@ -61,7 +65,7 @@ def decoded_and_watched(value, path, copy=False):
     return back, gone
 
 
-def check_pinning(value, path):
+def check_pinning(value: Any, path: Callable[[Any], Any]) -> None:
     back, gone = decoded_and_watched(value, path)
     gc.collect()
     assert gone() is not None
@@ -72,7 +76,9 @@ def check_pinning(value, path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", TENSOR_PATHS)
-def test_whatever_shares_a_tensors_storage_keeps_the_payload_and_the_last_one_lets_it_go(name, dtype):
+def test_whatever_shares_a_tensors_storage_keeps_the_payload_and_the_last_one_lets_it_go(
+    name: str, dtype: torch.dtype
+) -> None:
     value = torch.arange(16, dtype=dtype).reshape(4, 4)
     if dtype is torch.bfloat16 and ("numpy" in name or name in ("memoryview", "view of another dtype")):
         path = TENSOR_PATHS[name]
@@ -84,14 +90,14 @@ def test_whatever_shares_a_tensors_storage_keeps_the_payload_and_the_last_one_le
 
 
 @pytest.mark.parametrize("name", ARRAY_PATHS)
-def test_whatever_shares_an_arrays_memory_keeps_the_payload_and_the_last_one_lets_it_go(name):
+def test_whatever_shares_an_arrays_memory_keeps_the_payload_and_the_last_one_lets_it_go(name: str) -> None:
     check_pinning(np.arange(16, dtype=np.float32).reshape(4, 4), ARRAY_PATHS[name])
 
 
 @pytest.mark.parametrize(
     "value", [torch.ones(4), torch.ones(4, dtype=torch.bfloat16), np.ones(4)], ids=["t", "bf16", "a"]
 )
-def test_the_buffer_objects_of_cffi_are_pinned_too(value):
+def test_the_buffer_objects_of_cffi_are_pinned_too(value: Any) -> None:
     ffi = cffi.FFI()
     encoded = SERDE.encode(value)
     memory = store(encoded)
@@ -107,7 +113,7 @@ def test_the_buffer_objects_of_cffi_are_pinned_too(value):
     assert gone() is None
 
 
-def test_one_leaf_of_a_tree_keeps_the_payload():
+def test_one_leaf_of_a_tree_keeps_the_payload() -> None:
     value = {"a": torch.ones(3), "b": [np.ones(4), {"c": torch.ones(2, 2)}]}
     check_pinning(value, lambda tree: tree["b"][0])
     check_pinning(value, lambda tree: tree["b"][1]["c"])
@@ -116,7 +122,7 @@ def test_one_leaf_of_a_tree_keeps_the_payload():
 @pytest.mark.parametrize(
     "value", [torch.ones(3), np.ones(3), torch.ones(3, dtype=torch.bfloat16), [torch.ones(2), np.ones(1)]]
 )
-def test_private_copies_keep_nothing_and_are_writable(value):
+def test_private_copies_keep_nothing_and_are_writable(value: Any) -> None:
     back, gone = decoded_and_watched(value, lambda v: v, copy=True)
     assert gone() is None
     for leaf in back if isinstance(back, list) else [back]:
@@ -126,13 +132,13 @@ def test_private_copies_keep_nothing_and_are_writable(value):
 
 
 @pytest.mark.parametrize("value", [torch.zeros(0, 3), np.zeros((3, 0)), [1, "a"]])
-def test_values_without_bytes_keep_nothing(value):
+def test_values_without_bytes_keep_nothing(value: Any) -> None:
     _, gone = decoded_and_watched([value, torch.zeros(4)], lambda v: v[0])
     gc.collect()
     assert gone() is None
 
 
-def test_views_show_the_payload_itself():
+def test_views_show_the_payload_itself() -> None:
     encoded = SERDE.encode([torch.zeros(4, dtype=torch.uint8), np.zeros(4, np.uint8)])
     payload = store(encoded)
     tensor, array = SERDE.decode(encoded.meta, payload)
@@ -140,7 +146,7 @@ def test_views_show_the_payload_itself():
     assert (int(tensor[0]), int(array[0])) == (7, 9)
 
 
-def test_arrays_cannot_be_made_writable():
+def test_arrays_cannot_be_made_writable() -> None:
     for value in (np.zeros(3), np.zeros(2, "<f4,<i8"), np.zeros((2, 3)).T):
         back = round_trip(value)
         for array in (back, back[:1], back.reshape(-1)):
@@ -148,7 +154,7 @@ def test_arrays_cannot_be_made_writable():
                 array.flags.writeable = True
 
 
-def test_arrays_cannot_be_written_to():
+def test_arrays_cannot_be_written_to() -> None:
     for value in (np.zeros(3), np.zeros(3, "M8[s]"), np.zeros(0), np.zeros(2, "<f4,<i8")):
         back = round_trip(value)
         assert back.flags.writeable is False
@@ -166,7 +172,7 @@ class Field:
 
 
 class Node:
-    def __init__(self, *children):
+    def __init__(self, *children: object) -> None:
         self.children = children
 
 
@@ -183,18 +189,19 @@ class Derived(Field):
 
 
 @pytest.fixture
-def registered(monkeypatch):
+def registered(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(registry, "BY_CLASS", registry.BY_CLASS)
-    before = dict(registry.BY_CLASS), dict(registry.BY_NAME)
+    tables: Any = (registry.BY_CLASS, registry.BY_NAME)
+    before = [dict(table) for table in tables]
     register_type("t.Field", Field, lambda f: (f.key, f.data), lambda tree: Field(*tree))
     register_type("t.Node", Node, lambda n: list(n.children), lambda tree: Node(*tree))
     yield
-    for table, old in zip((registry.BY_CLASS, registry.BY_NAME), before, strict=True):
+    for table, old in zip(tables, before, strict=True):
         table.clear()
         table.update(old)
 
 
-def forget_plans():
+def forget_plans() -> None:
     from shmstore.serde import msgpack_serde
 
     for plans in msgpack_serde._PLANS.values():
@@ -202,7 +209,7 @@ def forget_plans():
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_registered_type_comes_back_with_its_tensors_out_of_band():
+def test_a_registered_type_comes_back_with_its_tensors_out_of_band() -> None:
     field = Field("pixel_values", torch.randn(100, 100))
     encoded = SERDE.encode({"a": [Node(field, 1), (field,)]})
     assert [span[2] for span in encoded.spans] == [field.data.data_ptr()] * 2
@@ -216,20 +223,20 @@ def test_a_registered_type_comes_back_with_its_tensors_out_of_band():
 
 
 @pytest.mark.usefixtures("registered")
-def test_the_path_leads_through_registered_types():
+def test_the_path_leads_through_registered_types() -> None:
     with pytest.raises(UnsupportedValueError) as caught:
-        SERDE.encode({"a": [Node(1, Field("x", {1}))]})
+        SERDE.encode({"a": [Node(1, Field("x", cast(Any, {1})))]})
     assert caught.value.path == "value['a'][0]<Node>[1]<Field>[1]"
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_subclass_of_a_registered_type_is_refused():
+def test_a_subclass_of_a_registered_type_is_refused() -> None:
     with raises(UnsupportedValueError, names=["no serializer for Derived"]):
         SERDE.encode(Derived("a", torch.zeros(1)))
 
 
 @pytest.mark.usefixtures("registered")
-def test_tensors_that_only_to_tree_made_live_until_the_copy():
+def test_tensors_that_only_to_tree_made_live_until_the_copy() -> None:
     register_type("t.Flawed", Flawed, lambda f: {"made": torch.full((50_000,), 7.0).t()}, lambda tree: Flawed())
     encoded = SERDE.encode(Flawed())
     junk = [torch.zeros(50_000) for _ in range(20)]
@@ -237,7 +244,7 @@ def test_tensors_that_only_to_tree_made_live_until_the_copy():
     assert len(junk) == 20
 
 
-def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered):
+def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered: None) -> None:
     encoded = SERDE.encode([Field("k", torch.zeros(2))])
     payload = store(encoded)
     forget_plans()
@@ -250,28 +257,29 @@ def test_an_unregistered_name_is_a_typed_error_that_names_the_type(registered):
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_from_tree_that_fails_or_lies_is_reported_as_corruption():
+def test_a_from_tree_that_fails_or_lies_is_reported_as_corruption() -> None:
     register_type("t.Flawed", Flawed, lambda f: 1, lambda tree: tree["x"])
-    register_type("t.Impostor", Impostor, lambda f: 1, lambda tree: Flawed())
+    register_type("t.Impostor", Impostor, lambda f: 1, lambda tree: cast(Any, Flawed()))
     for value, names in ((Flawed(), ("'t.Flawed'", "TypeError")), (Impostor(), ("'t.Impostor'", "Flawed"))):
         with raises(CorruptStoreError, ("from_tree", *names)):
             round_trip(value)
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_to_tree_may_encode_something_itself():
+def test_a_to_tree_may_encode_something_itself() -> None:
     inner = SERDE.encode([(1, 2)]).meta
     register_type("t.Flawed", Flawed, lambda f: [SERDE.encode([(1, 2)]).meta], lambda tree: Flawed())
     assert inner in SERDE.encode(["before", Flawed(), "after"]).meta
 
 
 @pytest.mark.usefixtures("registered")
-def test_names_and_classes_are_registered_once():
-    def to_tree(f):
+def test_names_and_classes_are_registered_once() -> None:
+    def to_tree(f: object) -> int:
         return 1
 
-    register_type("t.Flawed", Flawed, to_tree, Flawed)
-    register_type("t.Flawed", Flawed, to_tree, Flawed)
+    from_tree: Any = Flawed
+    register_type("t.Flawed", Flawed, to_tree, from_tree)
+    register_type("t.Flawed", Flawed, to_tree, from_tree)
     for name, cls, named in (
         ("t.Flawed", Impostor, "'t.Flawed'"),
         ("t.Other", Flawed, "'t.Flawed'"),
@@ -279,15 +287,16 @@ def test_names_and_classes_are_registered_once():
         ("t.dict", dict, "dict"),
     ):
         with raises(ValueError, names=[named]):
-            register_type(name, cls, to_tree, Flawed)
+            register_type(name, cast(Any, cls), to_tree, from_tree)
     assert "t.Other" not in registry.BY_NAME
-    for arguments, names in (
+    wrong: list[tuple[tuple[Any, ...], tuple[str, str]]] = [
         ((1, Impostor, to_tree, Flawed), ("name", "1")),
         (("", Impostor, to_tree, Flawed), ("name", "''")),
         (("t.I", 1, to_tree, Flawed), ("cls", "1")),
         (("t.I", Impostor, None, Flawed), ("to_tree", "None")),
         (("t.I", Impostor, to_tree, None), ("from_tree", "None")),
-    ):
+    ]
+    for arguments, names in wrong:
         with raises(TypeError, names):
             register_type(*arguments)
 
@@ -295,10 +304,10 @@ def test_names_and_classes_are_registered_once():
 # ---- layouts
 
 
-def test_a_layout_gives_writable_views_whose_bytes_decode_reads():
+def test_a_layout_gives_writable_views_whose_bytes_decode_reads() -> None:
     template = {
         "p": TensorSpec((2, 3), torch.bfloat16),
-        "q": [TensorSpec([4], np.float32), TensorSpec((), ">i8"), torch.empty(2, 2, device="meta")],
+        "q": [SPEC([4], np.float32), SPEC((), ">i8"), torch.empty(2, 2, device="meta")],
         "r": (torch.zeros(3, 2).t(), np.zeros((2, 3)).T, "kept", 10**30),
         "e": TensorSpec((0, 3), torch.int8),
     }
@@ -323,13 +332,13 @@ def test_a_layout_gives_writable_views_whose_bytes_decode_reads():
     assert tuple(back["e"].shape) == (0, 3)
 
 
-def test_a_layout_is_that_of_a_value_of_the_same_shapes():
+def test_a_layout_is_that_of_a_value_of_the_same_shapes() -> None:
     value = {"a": torch.randn(5, 7), "b": [np.zeros(9, np.int16), (torch.zeros(3, dtype=torch.bool),)]}
     encoded, layout = SERDE.encode(value), SERDE.layout(value)
     assert (layout.meta, layout.nbytes) == (encoded.meta, encoded.nbytes)
 
 
-def test_the_views_of_a_layout_keep_its_buffer_and_do_not_show_the_templates_bytes():
+def test_the_views_of_a_layout_keep_its_buffer_and_do_not_show_the_templates_bytes() -> None:
     layout = SERDE.layout([torch.ones(4), np.ones(4)])
     payload = aligned(layout.nbytes, filler=0)
     gone = weakref.ref(payload)
@@ -342,33 +351,33 @@ def test_the_views_of_a_layout_keep_its_buffer_and_do_not_show_the_templates_byt
     assert gone() is None
 
 
-def test_a_layout_refuses_a_buffer_that_is_too_small():
+def test_a_layout_refuses_a_buffer_that_is_too_small() -> None:
     layout = SERDE.layout(TensorSpec((4,), torch.float32))
     with raises(ValueError, names=("payload", "16 bytes", "15")):
         layout.build(aligned(15))
 
 
-def test_specs_are_checked_when_they_are_made():
-    assert TensorSpec([2, np.int64(3)], "f4") == TensorSpec((2, 3), np.float32)
+def test_specs_are_checked_when_they_are_made() -> None:
+    assert SPEC([2, np.int64(3)], "f4") == SPEC((2, 3), np.float32)
     assert hash(TensorSpec((2,), torch.int8)) == hash(TensorSpec((2,), torch.int8))
     for shape, error in (((-1,), ValueError), ((1.5,), TypeError), (3, TypeError)):
         with raises(error, names=("shape", repr(shape))):
-            TensorSpec(shape, torch.int8)
+            SPEC(shape, torch.int8)
     with pytest.raises(TypeError):
-        TensorSpec((1,), "no such dtype")
+        SPEC((1,), "no such dtype")
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        TensorSpec((1,), object),
-        TensorSpec((1,), torch.qint8),
-        TensorSpec((1,), ("f4", (2,))),
-        TensorSpec([1] * 2000, torch.int8),
-        TensorSpec([1] * 65, np.int8),
+        SPEC((1,), object),
+        SPEC((1,), torch.qint8),
+        SPEC((1,), ("f4", (2,))),
+        SPEC([1] * 2000, torch.int8),
+        SPEC([1] * 65, np.int8),
     ],
 )
-def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec):
+def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec: Any) -> None:
     with pytest.raises(UnsupportedValueError) as caught:
         SERDE.layout({"a": [spec]})
     assert caught.value.path == "value['a'][0]"
@@ -376,12 +385,12 @@ def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec):
 
 @pytest.mark.parametrize("dtype", [torch.float64, np.float64])
 @pytest.mark.parametrize("shape", [(2**62, 2), (2**70,), (0, 2**70), (2**62, 4, 0), (2**61,)])
-def test_a_spec_beyond_every_store_is_too_large(shape, dtype):
+def test_a_spec_beyond_every_store_is_too_large(shape: Any, dtype: torch.dtype) -> None:
     with pytest.raises(ObjectTooLargeError):
         SERDE.layout(TensorSpec(shape, dtype))
 
 
-def test_a_spec_is_not_a_value():
+def test_a_spec_is_not_a_value() -> None:
     with raises(UnsupportedValueError, names=["no serializer for TensorSpec"], hint=["reserve()"]):
         SERDE.encode([TensorSpec((1,), torch.int8)])
 
@@ -389,9 +398,9 @@ def test_a_spec_is_not_a_value():
 # ---- pickle
 
 
-def test_pickle_stores_any_object_as_private_copies():
+def test_pickle_stores_any_object_as_private_copies() -> None:
     serde = PickleSerde()
-    value = {"set": {1, 2}, "t": torch.arange(4), "a": np.arange(3), "f": Field("k", torch.ones(1))}
+    value: dict[str, Any] = {"set": {1, 2}, "t": torch.arange(4), "a": np.arange(3), "f": Field("k", torch.ones(1))}
     encoded = serde.encode(value)
     payload = store(encoded, serde)
     gone = weakref.ref(payload)
@@ -404,11 +413,11 @@ def test_pickle_stores_any_object_as_private_copies():
     back["a"][0] = 5
 
 
-def test_pickle_says_what_it_cannot_store_and_what_is_damaged():
+def test_pickle_says_what_it_cannot_store_and_what_is_damaged() -> None:
     serde = PickleSerde()
     with raises(UnsupportedValueError, names=("value", "pickle")):
         serde.encode(lambda: None)
-    deep = []
+    deep: list[Any] = []
     for _ in range(100000):
         deep = [deep]
     with pytest.raises(NestingError):

@@ -168,7 +168,7 @@ def test_every_refusal_has_its_error_and_changes_nothing(stores: Stores) -> None
 
 
 def test_a_full_store_refuses_and_leaves_keys_order_and_figures_as_they_were(stores: Stores) -> None:
-    def evicted_in_turn(refused: int) -> list[str]:
+    def evicted_in_turn(refused: int) -> list[list[str]]:
         writer = stores.create(8192, n_readers=1)
         reader = stores.attach(writer)
         held = writer.put("held", random_tensor(0, 3000))

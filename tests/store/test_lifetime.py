@@ -5,7 +5,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -51,8 +51,11 @@ class Through:
         self.path, self.expected = path, expected
 
 
+DLPACK: Any = torch.utils.dlpack  # has no type for `to_dlpack`
+
+
 def same_storage(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty(0).set_(tensor.untyped_storage(), 0, (1024,), (1,))  # type: ignore[call-overload]
+    return torch.empty(0).set_(tensor.untyped_storage(), 0, (1024,), (1,))
 
 
 class Module(torch.nn.Module):
@@ -68,7 +71,8 @@ class Attribute:
 
 
 def through_a_list_of_parts(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.split(8)[3]
+    part: torch.Tensor = cast(Any, tensor).split(8)[3]
+    return part
 
 
 def array_interface(tensor: torch.Tensor) -> Any:
@@ -101,11 +105,11 @@ PATHS: dict[str, Through] = {
     "numpy and back": Through(lambda t: torch.from_numpy(t.numpy()), NUMBERS),
     "asarray": Through(lambda t: np.asarray(t), NUMBERS),
     "array interface": Through(array_interface, NUMBERS),
-    "buffer": Through(lambda t: np.frombuffer(memoryview(t.numpy()).cast("B"), dtype=np.float32), FLAT),
-    "memoryview": Through(lambda t: memoryview(t.numpy()), NUMBERS),
+    "buffer": Through(lambda t: np.frombuffer(t.numpy().data.cast("B"), dtype=np.float32), FLAT),
+    "memoryview": Through(lambda t: t.numpy().data, NUMBERS),
     "dlpack to numpy": Through(lambda t: np.from_dlpack(t), NUMBERS),
-    "dlpack to torch": Through(lambda t: torch.from_dlpack(t), NUMBERS),
-    "dlpack capsule": Through(lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t[4:])), NUMBERS[4:]),
+    "dlpack to torch": Through(lambda t: DLPACK.from_dlpack(t), NUMBERS),
+    "dlpack capsule": Through(lambda t: DLPACK.from_dlpack(DLPACK.to_dlpack(t[4:])), NUMBERS[4:]),
     "storage": Through(same_storage, FLAT),
     "storage alone": Through(lambda t: t.untyped_storage(), FLAT),
     "closure": Through(lambda t: lambda: t[2], NUMBERS[2]),
@@ -119,7 +123,7 @@ def content(thing: Any) -> bytes:
     if callable(thing) and not isinstance(thing, torch.Tensor):
         thing = thing()
     if isinstance(thing, torch.UntypedStorage):
-        return bytes(thing.tolist())
+        return bytes(cast(Any, thing).tolist())
     return thing.tobytes() if isinstance(thing, memoryview) else bits(thing)
 
 
@@ -171,7 +175,7 @@ def test_an_array_refuses_dlpack_or_keeps_the_object_by_it(stores: Stores) -> No
     array = reader.get(writer.put("k", NUMBERS.numpy()))
     kept = None
     with contextlib.suppress(BufferError, ValueError, RuntimeError):
-        kept = torch.from_dlpack(array)
+        kept = DLPACK.from_dlpack(array)
     del array
     assert is_held(writer) == (kept is not None)
     if kept is not None:
@@ -388,7 +392,9 @@ def test_the_rank_stays_taken_until_the_last_view_has_gone(stores: Stores) -> No
 def test_reserved_views_that_are_kept_do_not_crash_after_close() -> None:
     def keep_and_write(after: str) -> int:
         writer = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
-        with writer.reserve("k", {"t": TensorSpec((100,), torch.uint8), "a": TensorSpec((50,), np.int16)}) as views:
+        with writer.reserve(
+            "k", {"t": TensorSpec((100,), torch.uint8), "a": TensorSpec((50,), np.dtype(np.int16))}
+        ) as views:
             kept_t, kept_a = views["t"][5:], views["a"]
         if after == "close":
             writer.close()

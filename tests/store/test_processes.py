@@ -40,7 +40,7 @@ VALUE = random_tensor(1, 5000)
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_children_of_both_kinds_attach_and_read_in_place(stores: Stores, method: str) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     writer = stores.create(1 << 20, n_readers=2)
     started = []
     for rank in range(2):

@@ -28,6 +28,7 @@ from shmstore import (
     StoreNotFoundError,
     StoreSpaceError,
 )
+from shmstore.bindings import handles
 from shmstore.bindings import store as native
 from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS
 from tests.support import SHM, Stores, bits, frozen, in_child, random_tensor, segments, store_name
@@ -331,7 +332,7 @@ def test_errors_of_c_are_told_apart_by_their_code_and_not_by_their_text(
     foreign: Path, monkeypatch: pytest.MonkeyPatch, stores: Stores
 ) -> None:
     """The texts of one case are given to the other."""
-    fail = native.fail
+    fail = handles.fail
     texts = {native.NO_STORE: "its creation is not over", native.OTHER_RANKS: LayoutMismatchError.default_message}
 
     def reworded(code: int) -> None:
@@ -342,7 +343,8 @@ def test_errors_of_c_are_told_apart_by_their_code_and_not_by_their_text(
             error.hint = "reworded"
             raise
 
-    monkeypatch.setattr(native, "fail", reworded)
+    for module in (handles, native):
+        monkeypatch.setattr(module, "fail", reworded)
     foreign.write_bytes(b"hello")
     handle = stores.create().handle
     with pytest.raises(StoreNotFoundError, match="containers"):

@@ -213,7 +213,7 @@ def test_a_store_whose_name_was_chosen_stays_at_exit(leftovers: list[str]) -> No
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_store_that_a_child_of_multiprocessing_leaves_open_goes_with_it(leftovers: list[str], method: str) -> None:
-    context = multiprocessing.get_context(method)
+    context: Any = multiprocessing.get_context(method)
     names, tell = context.Pipe(duplex=False)
     child = context.Process(target=create_and_tell, args=(tell,))
     child.start()
@@ -376,7 +376,7 @@ def test_a_store_that_others_may_open_is_not_adopted_unasked(planted: Path, mode
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may give a file to another user")
 def test_another_user_s_store_is_adopted_only_if_that_user_is_named(planted: Path) -> None:
     os.chown(planted, NOBODY, NOBODY)
-    wanted: list[dict[str, int]] = [{}, {"allow_uid": 0}, {"allow_uid": NOBODY - 1}]
+    wanted: list[dict[str, Any]] = [{}, {"allow_uid": 0}, {"allow_uid": NOBODY - 1}]
     for options in wanted:
         for call in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
             with pytest.raises(errors.ForeignStoreError, match=str(NOBODY)):

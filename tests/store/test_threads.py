@@ -145,7 +145,7 @@ def test_puts_hits_gets_drops_and_deletes_from_many_threads_at_once(stores: Stor
 
     def puts() -> None:
         try:
-            run_all(*(lambda base=base: put(base) for base in range(1, 4)))  # type: ignore[misc]
+            run_all(*(lambda base=base: put(base) for base in range(1, 4)))
         finally:
             stop.set()
 
@@ -177,7 +177,7 @@ def test_of_many_puts_of_one_key_one_succeeds(stores: Stores) -> None:
             except ObjectExistsError:
                 return
 
-        run_all(*(lambda n=n: put(n) for n in range(6)))  # type: ignore[misc]
+        run_all(*(lambda n=n: put(n) for n in range(6)))
         assert 1 == len(done)
         check(reader.get(done[0][0]), done[0][1])
 
@@ -197,7 +197,7 @@ def test_protect_blocks_of_many_threads_keep_their_keys_and_end(stores: Stores) 
                     writer.put(f"{number}-{i}-{j}", value_of(generator.randrange(1000)))
                 assert mine in writer
 
-    run_all(*(lambda n=n: work(n) for n in range(4)))  # type: ignore[misc]
+    run_all(*(lambda n=n: work(n) for n in range(4)))
     writer.check_valid()
     writer.clear()
     assert 0 == writer.stats().objects, "something is still protected"
@@ -223,7 +223,7 @@ def test_reservations_of_many_threads_lie_apart(stores: Stores) -> None:
                 else:
                     assert bytes([number]) * 4000 == bits(reader.get(writer.get_cached(key)))
 
-    run_all(*(lambda n=n: work(n) for n in range(1, 6)))  # type: ignore[misc]
+    run_all(*(lambda n=n: work(n) for n in range(1, 6)))
     assert 150 == writer.stats().puts
     writer.check_valid()
 
@@ -268,7 +268,7 @@ def test_one_thread_at_a_time_has_a_rank(stores: Stores) -> None:
     stores.attach(writer)
 
 
-SOURCES = {
+SOURCES: dict[str, Callable[[], object]] = {
     "one piece": lambda: torch.ones(96 << 20, dtype=torch.uint8),
     "array": lambda: np.ones(96 << 20, dtype=np.uint8),
     "dict": lambda: {name: torch.ones(32 << 20, dtype=torch.uint8) for name in "abc"},
