@@ -30,13 +30,13 @@ class HashList:
         self._hold = held(self._c)
 
     def __len__(self) -> int:
-        n: int = lib.shms_hashlist_len(self._c)
+        n: int = self._c.n
         return n
 
     @property
     def width(self) -> int:
         """Bytes of each hash; 0 while there is none."""
-        n: int = lib.shms_hashlist_width(self._c)
+        n: int = self._c.width
         return n
 
     def raw(self, start: int, stop: int) -> bytes:
@@ -45,7 +45,7 @@ class HashList:
             raise IndexError(f"hashes {start} to {stop} of {len(self)}")
         if start == stop:
             return b""
-        got: bytes = ffi.buffer(lib.shms_hashlist_data(self._c) + HASH_BYTES * start, HASH_BYTES * (stop - start))[:]
+        got: bytes = ffi.buffer(self._c.data + HASH_BYTES * start, HASH_BYTES * (stop - start))[:]
         return got
 
     def append(self, block_hash: bytes) -> None:
@@ -55,8 +55,8 @@ class HashList:
 
     def extend(self, hashes: Iterable[bytes]) -> None:
         """Append all of `hashes` or, with a ValueError for a length that does not fit, none."""
-        if isinstance(hashes, HashList):
-            check(lib.shms_hashlist_join(self._c, hashes._c))
+        if isinstance(hashes, HashList) and hashes.width == HASH_BYTES:  # no padding between them
+            check(lib.shms_hashlist_append(self._c, hashes.raw(0, len(hashes)), len(hashes), HASH_BYTES))
             return
         items = [exact_bytes(item) for item in hashes]
         if not items:
