@@ -41,9 +41,11 @@ int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, 
         return 0;
     if (width < 1 || width > SHMS_HASH_BYTES || (list->width && list->width != width))
         return SHMS_KV_EWIDTH;
-    int rc = shms_hashlist_reserve(list, n);
-    if (rc)
+    int rc, own = hashes == list->data;
+    if ((rc = shms_hashlist_reserve(list, n)))
         return rc;
+    if (own) /* its hashes have moved */
+        hashes = list->data;
     uint8_t *to = list->data + list->n * SHMS_HASH_BYTES;
     if (width == SHMS_HASH_BYTES) {
         memcpy(to, hashes, (size_t)n * SHMS_HASH_BYTES);

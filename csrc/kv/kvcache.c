@@ -95,8 +95,7 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->other = calloc(n, sizeof *kv->other);
     kv->counts = calloc(n, sizeof *kv->counts);
     kv->stored = calloc(2 * n, sizeof *kv->stored);
-    kv->found = calloc(n, sizeof *kv->found);
-    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->found) {
+    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored) {
         shms_kvcache_free(kv);
         return NULL;
     }
@@ -123,7 +122,6 @@ void shms_kvcache_free(shms_kvcache *kv) {
     free(kv->other);
     free(kv->counts);
     free(kv->stored);
-    free(kv->found);
     free(kv->tables);
     free(kv->live);
     free(kv->idle);
@@ -178,28 +176,12 @@ static int missing(shms_kv_request *r, int code, int64_t wanted, int64_t there) 
 
 /* ---- the longest cached prefix ---- */
 
-/* Blocks of all `n` groups at position i: 1 and kv->found, or 0 if one misses. */
-static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t i) {
-    int32_t factor = kv->groups[which[0]].factor;
-    const uint8_t *hash = hashes->data + ((i + 1) * factor - 1) * SHMS_HASH_BYTES;
-    shms_blockpool_find_all(kv->pool, kv->found, hash, hashes->width, which, n);
-    for (int32_t j = 0; j < n; j++)
-        if (!kv->found[j])
-            return 0;
-    return 1;
-}
-
-static void put_found(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t i) {
-    for (int32_t j = 0; j < n; j++)
-        kv->groups[which[j]].scratch.at[i] = kv->found[j];
-}
-
 static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t from, int64_t to) {
     for (int32_t j = 0; j < n && from < to; j++)
         memset(kv->groups[which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
 }
 
-/* From the left, from block `at` until the first miss. */
+/* From the left, from block `at` until the first miss of one of the groups. */
 static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t at,
                          int64_t end) {
     int64_t stop = end;
@@ -207,6 +189,15 @@ static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const in
         stop = at + shms_blockpool_find_run(kv->pool, kv->groups[which[j]].scratch.at + at, hashes, at, stop - at,
                                             kv->groups[which[j]].factor, which[j]);
     return stop;
+}
+
+/* Do all groups have the block at position i? Leaves theirs in scratch. */
+static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t i) {
+    const uint8_t *hash = hashes->data + ((i + 1) * kv->groups[which[0]].factor - 1) * SHMS_HASH_BYTES;
+    int32_t id = 1;
+    for (int32_t j = 0; j < n && id; j++)
+        id = kv->groups[which[j]].scratch.at[i] = shms_blockpool_find(kv->pool, hash, hashes->width, which[j]);
+    return id;
 }
 
 static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n,
@@ -222,7 +213,6 @@ static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const 
         }
         if (run == 0)
             len = i + 1;
-        put_found(kv, which, n, i);
         if (++run < need)
             continue;
         put_null(kv, which, n, 0, i);
@@ -236,7 +226,6 @@ static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const i
     for (int64_t i = end - 1; i >= 0; i--) {
         if ((i + 1) * kv->groups[which[0]].size % kv->alignment || !hit(kv, hashes, which, n, i))
             continue;
-        put_found(kv, which, n, i);
         put_null(kv, which, n, 0, i);
         return i + 1;
     }
@@ -402,7 +391,7 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
             memcpy(&id, (const char *)given + 4 * i, 4);
             if (id < 0 || id >= shms_blockpool_len(kv->pool) || (before && !id))
                 return SHMS_KV_ERANGE; /* fact 1 */
-            revived += id && shms_blockpool_is_free(kv->pool, id);
+            revived += id && shms_blockpool_ref(kv->pool, id) == 0;
         }
     }
     for (int32_t g = 0; g < kv->n_groups; g++) {

@@ -36,6 +36,5 @@ struct shms_kvcache {
     shms_kv_ids out; /* the last answer */
     int32_t *counts;
     int64_t *stored;
-    int32_t *found;
 };
 #endif

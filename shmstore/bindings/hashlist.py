@@ -56,7 +56,7 @@ class HashList:
     def extend(self, hashes: Iterable[bytes]) -> None:
         """Append all of `hashes` or, with a ValueError for a length that does not fit, none."""
         if isinstance(hashes, HashList) and hashes.width == HASH_BYTES:  # no padding between them
-            check(lib.shms_hashlist_append(self._c, hashes.raw(0, len(hashes)), len(hashes), HASH_BYTES))
+            check(lib.shms_hashlist_append(self._c, hashes._c.data, hashes._c.n, HASH_BYTES))
             return
         items = [exact_bytes(item) for item in hashes]
         if not items:

@@ -198,11 +198,9 @@ class BlockPool:
             if not 1 <= whole("a block id", block_id) < self.num_blocks:
                 raise self._no_block(block_id)
         packed = pack_ids(given)
-        unkeyed = set(self.core.unkeyed(packed)) if self.metrics is not None else set()
+        gone = dict.fromkeys(self.core.keyed(packed)) if self.metrics is not None else ()
         self.core.evict(packed)
-        if self.metrics is not None:
-            gone = [block_id for block_id in dict.fromkeys(unpack_ids(packed)) if block_id not in unkeyed]
-            self.tell_metrics(b"", gone, b"")
+        self.tell_metrics(b"", gone, b"")
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; False, with a warning, while any block is in use."""
@@ -309,11 +307,11 @@ class BlockPool:
 
     def ref_counts(self) -> dict[int, int]:
         """Return the reference counts above 0, by block id."""
-        return self.core.ref_counts()
+        return {i: count for i in range(1, self.num_blocks) if (count := self.core.ref(i))}
 
     def cached_block_ids(self) -> list[int]:
         """Return the blocks that have a key, ascending."""
-        return self.core.keyed_ids()
+        return self.core.keyed(pack_ids(range(self.num_blocks)))
 
     @property
     def num_cached_keys(self) -> int:

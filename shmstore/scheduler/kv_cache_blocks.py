@@ -182,7 +182,10 @@ class KVCacheBlocks:
         """Return the ids of blocks that have no key now, without null blocks; ValueError with several groups."""
         if len(self._counts) != 1:
             raise ValueError(f"only one group can be asked for its unhashed blocks, not {len(self._counts)}")
-        return self._pool.core.unkeyed(self._ids) if self._pool is not None else []
+        if self._pool is None:
+            return []
+        keyed = set(self._pool.core.keyed(self._ids))
+        return [block_id for block_id in unpack_ids(self._ids) if block_id and block_id not in keyed]
 
     def new_empty(self) -> KVCacheBlocks:
         """Return no blocks, for as many groups."""
