@@ -62,12 +62,14 @@ class Tables:
         return record is not None and record.table != 0
 
     def find(self, hashes: HashList, max_tokens: int) -> int:
-        """Return the tokens of the longest cached prefix, or a negative code."""
+        """Return the tokens of the longest cached prefix."""
         self._answer = self._found
         try:
             n: int = _find(self._c, self._found, hashes._c, max_tokens)
         except OverflowError:  # not an int64
-            return ARGUMENT
+            n = ARGUMENT
+        if n < 0:
+            raise refusal(n)
         return n
 
     def allocate(

@@ -86,7 +86,7 @@ class BlockHasher:
     def __init__(
         self, block_size: int, algorithm: str = "sha256_cbor", seed: str = "0", *, library: str = "auto"
     ) -> None:
-        check_range("block_size", block_size, 1, INT32_LIMIT)
+        check_range(1, INT32_LIMIT, block_size=block_size)
         if library not in ("auto", "hashlib"):
             raise ValueError(f'library must be "auto" or "hashlib", not {shown(library)}')
         if algorithm == "sha256_cbor":

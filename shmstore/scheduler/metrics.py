@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from shmstore.scheduler.checks import check_range
+
 __all__ = ["BlockLifetime", "CachingMetrics", "KVCacheMetricsCollector", "PrefixCacheStats"]
 
 
@@ -51,8 +53,7 @@ class CachingMetrics:
     """Hit rate over the most recent requests, at least one record and else at most `max_recent_requests` of them."""
 
     def __init__(self, max_recent_requests: int = 1000) -> None:
-        if max_recent_requests < 1:
-            raise ValueError(f"max_recent_requests must be at least 1, not {max_recent_requests}")
+        check_range(1, max_recent_requests=max_recent_requests)
         self.max_recent_requests = max_recent_requests
         self._records: deque[tuple[int, int, int]] = deque()
         self._requests = self._queries = self._hits = 0
