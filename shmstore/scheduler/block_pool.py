@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,18 +25,15 @@ logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("=32sii")
 
 
-@dataclass(slots=True)
-class _Stored:
-    """What a BlockStored is made of when the events are taken."""
-
-    hashes: bytes
-    parent: bytes
-    width: int
-    factor: int
-    tokens: list[int]
-    block_size: int
-    lora_id: int | None
-    group: int
+def _shown(raw: bytes, width: int, ints: bool, factor: int = 1) -> list[EventHash]:
+    """Every factor-th of the padded hashes in `raw`, as events show it."""
+    if not ints:
+        return list[EventHash](split_hashes(raw, width, factor))
+    if width % 8 or len(raw) <= 4 * HASH_BYTES:
+        return [int.from_bytes(block_hash[-8:], "big") for block_hash in split_hashes(raw, width, factor)]
+    words = np.frombuffer(raw, ">u8").reshape(-1, factor, HASH_BYTES // 8)
+    low: list[EventHash] = words[:, -1, width // 8 - 1].tolist()
+    return low
 
 
 class BlockPool:
@@ -79,8 +75,8 @@ class BlockPool:
         self.core = Pool(num_blocks, FREE_ORDERS[free_order])
         """The C pool behind this one; for the managers."""
         self.core.log(events)
-        # Removed keys are in the log of C. Other events wait here, each with the length that the log had before it.
-        self._pending: list[tuple[int, _Stored | KVCacheEvent]] = []
+        # Removed keys are in the log of C. What makes the other events waits here, with the log's length before each.
+        self._pending: list[tuple[int, Callable[[], KVCacheEvent]]] = []
 
     # ---- blocks ----
 
@@ -122,26 +118,21 @@ class BlockPool:
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
         """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
         ids = b"".join(ids_of(blocks, self) for blocks in groups)
-        try:
-            self.core.touch(ids)
-        except ValueError as error:
-            raise self._naming(ids, error) from None
+        self._change(self.core.touch, ids)
         self.notify_metrics(ids, b"", b"")
 
     def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
         """Take a reference from each block, then let those without one join the queue, in this order."""
-        ids = ids_of(ordered, self)
-        try:
-            self.core.put(ids)
-        except ValueError as error:
-            raise self._naming(ids, error) from None
+        self._change(self.core.put, ids_of(ordered, self))
 
-    def _naming(self, packed: bytes, error: ValueError) -> ValueError:
-        """Return an error that names the first of these ids outside the pool, else `error`."""
-        for block_id in unpack_ids(packed):
-            if not 0 <= block_id < self.num_blocks:
-                return self._no_block(block_id)
-        return error
+    def _change(self, change: Callable[[bytes], None], ids: bytes) -> None:
+        try:
+            change(ids)
+        except ValueError:
+            for block_id in unpack_ids(ids):
+                if not 0 <= block_id < self.num_blocks:
+                    raise self._no_block(block_id) from None
+            raise
 
     def _no_block(self, block_id: int) -> ValueError:
         why = "names the null block" if block_id == 0 else "is outside the pool"
@@ -210,7 +201,7 @@ class BlockPool:
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
             return False
         if self.events_enabled:
-            self._pending.append((self.core.log_len, AllBlocksCleared()))
+            self._pending.append((self.core.log_len, AllBlocksCleared))
         return True
 
     def notify_reset(self) -> None:
@@ -255,42 +246,31 @@ class BlockPool:
         factor: int, group_id: int,
     ) -> None:  # fmt: skip
         """Record that blocks first … end-1 of a request (`source_of`) got their keys."""
-        parent = hashes.raw(first * factor - 1, first * factor) if first else b""
+        width, ints, raw = hashes.width, self.int_event_hashes, hashes.raw(first * factor, end * factor)
+        before = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source[0][first * block_size : end * block_size]
-        stored = _Stored(
-            hashes.raw(first * factor, end * factor), parent, hashes.width, factor,
-            tokens if isinstance(tokens, list) else list(tokens), block_size, source[1], group_id,
-        )  # fmt: skip
-        self._pending.append((self.core.log_len, stored))
+        tokens = tokens if isinstance(tokens, list) else list(tokens)
+
+        def event() -> BlockStored:  # later: making an object of each hash takes time
+            parent = _shown(before, width, ints)[0] if before else None
+            return BlockStored(
+                _shown(raw, width, ints, factor), parent, tokens, block_size, source[1], MEDIUM_GPU, group_id
+            )
+
+        self._pending.append((self.core.log_len, event))
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return the events since the last call, oldest first."""
         pending, self._pending = self._pending, []
         log, start = self.core.take_log(), 0
         events: list[KVCacheEvent] = []
-        for end, item in (*pending, (len(log), None)):
+        for end, event in (*pending, (len(log), None)):
             for block_hash, width, group in _RECORD.iter_unpack(log[start:end]) if start < end else ():
-                events.append(BlockRemoved(self._shown(block_hash, width), MEDIUM_GPU, group))
+                events.append(BlockRemoved(_shown(block_hash, width, self.int_event_hashes), MEDIUM_GPU, group))
             start = end
-            if isinstance(item, _Stored):
-                hashes = self._shown(item.hashes, item.width, item.factor)
-                parent = self._shown(item.parent, item.width)[0] if item.parent else None
-                events.append(
-                    BlockStored(hashes, parent, item.tokens, item.block_size, item.lora_id, MEDIUM_GPU, item.group)
-                )
-            elif item is not None:
-                events.append(item)
+            if event is not None:
+                events.append(event())
         return events
-
-    def _shown(self, raw: bytes, width: int, factor: int = 1) -> list[EventHash]:
-        """Every factor-th of the padded hashes in `raw`, as events show it."""
-        if not self.int_event_hashes:
-            return list[EventHash](split_hashes(raw, width, factor))
-        if width % 8 or len(raw) <= 4 * HASH_BYTES:
-            return [int.from_bytes(block_hash[-8:], "big") for block_hash in split_hashes(raw, width, factor)]
-        words = np.frombuffer(raw, ">u8").reshape(-1, factor, HASH_BYTES // 8)
-        low: list[EventHash] = words[:, -1, width // 8 - 1].tolist()
-        return low
 
     # ---- for tests and tools ----
 

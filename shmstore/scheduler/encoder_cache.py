@@ -66,7 +66,35 @@ def _commit(changes: Iterable[tuple[Any, ...]]) -> None:
     deque(starmap(call, changes), 0)
 
 
-class EncoderCacheManager:
+class _Manager:
+    """What the managers share: an item that a request has taken is in `_held` by its id until it is freed."""
+
+    _held: dict[str, dict[int, Any]]
+
+    def __init__(self, cache_size: int) -> None:
+        check_range(0, cache_size=cache_size)
+        self.cache_size = cache_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        raise NotImplementedError
+
+    def get_cached_input_ids(self, request: Any) -> set[int]:
+        """Return the items that this request has taken and not freed, as a set of the caller's own."""
+        return set(self._held.get(request.request_id, ()))
+
+    def free_encoder_input(self, request: Any, i: int) -> None:
+        """Give up item i of this request; do nothing if the request does not hold it."""
+        raise NotImplementedError
+
+    def free(self, request: Any) -> None:
+        """Give up all items of this request, in ascending order."""
+        for i in sorted(self.get_cached_input_ids(request)):
+            self.free_encoder_input(request, i)
+
+
+class EncoderCacheManager(_Manager):
     """Encoder outputs shared by content hash; an entry that nobody uses stays until its space is needed.
 
     `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings
@@ -83,17 +111,11 @@ class EncoderCacheManager:
     freeable: dict[str, int]
     """Entries that nobody uses and their sizes, the first to go first."""
     _sizes: dict[str, int]
-    _taken: dict[str, dict[int, str]]
     _freed: dict[str, None]
-
-    def __init__(self, cache_size: int) -> None:
-        check_range(0, cache_size=cache_size)
-        self.cache_size = cache_size
-        self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        tables: dict[str, Any] = {name: {} for name in ("cached", "freeable", "_sizes", "_taken", "_freed")}
+        tables: dict[str, Any] = {name: {} for name in ("cached", "freeable", "_sizes", "_held", "_freed")}
         vars(self).update(tables, num_free_slots=self.cache_size, num_freeable_slots=self.cache_size)
 
     def _look(self, request: Any, i: int) -> tuple[str, int]:
@@ -106,12 +128,12 @@ class EncoderCacheManager:
         return mm_hash, size
 
     def _take(self, request_id: str, i: int, mm_hash: str, size: int) -> None:
-        taken = self._taken.get(request_id, {})
+        taken = self._held.get(request_id, {})
         if taken.get(i, mm_hash) != mm_hash:
             raise ValueError(
                 f"request {shown(request_id)} holds item {i} as {shown(taken[i])}: free it before {shown(mm_hash)}"
             )
-        changes: list[tuple[Any, ...]] = [(_set, taken, i, mm_hash), (_set, self._taken, request_id, taken)]
+        changes: list[tuple[Any, ...]] = [(_set, taken, i, mm_hash), (_set, self._held, request_id, taken)]
         users = self.cached.get(mm_hash)
         if users is None:
             room = self.num_free_slots
@@ -159,24 +181,20 @@ class EncoderCacheManager:
             raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_freeable_slots, self.cache_size, "embeddings")
         self._take(request.request_id, i, mm_hash, size)
 
-    def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the items that this request has taken and not freed."""
-        return set(self._taken.get(request.request_id, ()))
-
     def free_encoder_input(self, request: Any, i: int) -> None:
         """Give up item i of this request; do nothing if the request does not hold it.
 
         With the last item of the last user the entry becomes the newest of those that may go.
         """
         request_id = request.request_id
-        taken = self._taken.get(request_id, {})
+        taken = self._held.get(request_id, {})
         if i not in taken:
             return
         mm_hash = taken[i]
         users = self.cached[mm_hash]
         changes: list[tuple[Any, ...]] = [(dict.pop, taken, i)]
         if len(taken) == 1:
-            changes.append((dict.pop, self._taken, request_id))
+            changes.append((dict.pop, self._held, request_id))
         if list(taken.values()).count(mm_hash) == 1:
             changes.append((set.remove, users, request_id))
             if len(users) == 1:
@@ -184,11 +202,6 @@ class EncoderCacheManager:
                 changes.append((_set, self.freeable, mm_hash, size))
                 changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots + size))
         _commit(changes)
-
-    def free(self, request: Any) -> None:
-        """Give up all items of this request, in ascending order."""
-        for i in sorted(self.get_cached_input_ids(request)):
-            self.free_encoder_input(request, i)
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Return what was evicted since the last call and is not cached again, in order of eviction."""
@@ -205,7 +218,7 @@ class EncoderCacheManager:
         _require(self.freeable.keys() == {h for h, users in self.cached.items() if not users}, "entries without users")
         _require(not self._freed.keys() & self.cached.keys(), "an entry is cached and freed")
         holders: dict[str, set[str]] = {mm_hash: set() for mm_hash in self.cached}
-        for request_id, taken in self._taken.items():
+        for request_id, taken in self._held.items():
             for mm_hash in taken.values():
                 holders[mm_hash].add(request_id)
         _require(holders == self.cached, "users that hold no item")
@@ -216,20 +229,14 @@ def _require(holds: bool, what: str) -> None:
         raise RuntimeError(f"broken invariant: {what}")
 
 
-class _HeldByRequest:
+class _HeldByRequest(_Manager):
     """What each request holds by itself; freeing what is not held does nothing, taking twice counts once."""
 
     num_free_slots: int
     """What nothing takes, in the unit of `cache_size`."""
-    _held: dict[str, dict[int, int]]
     _freed: list[tuple[str, int]]
     _new: dict[str, None]
     _old: dict[str, None]
-
-    def __init__(self, cache_size: int) -> None:
-        check_range(0, cache_size=cache_size)
-        self.cache_size = cache_size
-        self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
@@ -251,18 +258,9 @@ class _HeldByRequest:
         entry = (dict.pop, held, i) if len(held) > 1 else (dict.pop, self._held, request.request_id)
         _commit([entry, (setattr, self, "num_free_slots", self.num_free_slots + held[i]), *changes])
 
-    def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the items that the request holds, as a set of the caller's own."""
-        return set(self._held.get(request.request_id, ()))
-
     def free_encoder_input(self, request: Any, i: int) -> None:
         """Give back the space of item i; do nothing if the request does not hold it."""
         self._give_back(request, i)
-
-    def free(self, request: Any) -> None:
-        """Give back all items of the request, in ascending order."""
-        for i in sorted(self.get_cached_input_ids(request)):
-            self.free_encoder_input(request, i)
 
 
 class RequestEncoderCacheManager(_HeldByRequest):

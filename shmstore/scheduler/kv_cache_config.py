@@ -233,11 +233,8 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
     for name, spec in layers.items():
         check_range(1, **{f"layer {shown(name)}: page_size_bytes": spec.page_size_bytes})
     shared = _one_spec(list(layers.values()))
-    if shared is not None:
-        groups = [KVCacheGroupSpec(tuple(layers), shared)]
-        return _config(memory_bytes, shared.page_size_bytes, len(layers), groups)
-    by_spec: dict[KVCacheSpec, list[str]] = {}
-    for name, spec in _equal_pages(layers).items():
+    by_spec: dict[KVCacheSpec, list[str]] = {} if shared is None else {shared: list(layers)}
+    for name, spec in _equal_pages(layers).items() if shared is None else ():
         by_spec.setdefault(spec, []).append(name)
     smallest, largest = min(map(len, by_spec.values())), max(map(len, by_spec.values()))
     g = largest if largest < 1.25 * smallest else smallest
@@ -246,10 +243,6 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
         k = -(-len(names) // g)
         groups += [KVCacheGroupSpec(tuple(names[i::k]), spec) for i in range(k)]
     page = next(iter(by_spec)).page_size_bytes
-    return _config(memory_bytes, page, g, groups)
-
-
-def _config(memory_bytes: int, page: int, g: int, groups: list[KVCacheGroupSpec]) -> KVCacheConfig:
     num_blocks = memory_bytes // page // g
     if num_blocks < 2:
         logger.warning(
