@@ -304,7 +304,7 @@ static int may_cache(const shms_kvcache *kv, shms_kv_request *r, const shms_kv_g
         return 0;
     if (end * g->factor > hashes->n)
         return missing(r, SHMS_KV_ENOHASH, end * g->factor, hashes->n);
-    for (int64_t i = cached; t && i < min64(end, t->len); i++)
+    for (int64_t i = cached; i < min64(end, t->len); i++)
         if (t->ids.at[i] && shms_blockpool_is_keyed(kv->pool, t->ids.at[i]))
             return SHMS_KV_EKEYED;
     return 0;
@@ -357,7 +357,9 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
         return SHMS_KV_EARGUMENT;
     int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
     int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
-    shms_kv_table *tables = is_new ? NULL : tables_of(kv, r->table);
+    if (is_new && (rc = number_reserve(kv)))
+        return rc;
+    shms_kv_table *tables = tables_of(kv, is_new ? kv->idle : r->table);
     for (int32_t g = 0; counts && g < kv->n_groups; g++) {
         if (counts[g] < 0)
             return SHMS_KV_EARGUMENT;
@@ -376,20 +378,15 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
     }
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_group *gr = kv->groups + g;
-        int64_t have = is_new ? (counts ? counts[g] : 0) : tables[g].len;
+        int64_t have = is_new && counts ? counts[g] : tables[g].len;
         int64_t len = max64(have, blocks_for(gr, tokens, n_encoder));
         int64_t cached = is_new ? have : tables[g].cached;
-        if ((rc = may_cache(kv, r, gr, is_new ? NULL : tables + g, cached, min64(to_cache / gr->size, len), hashes)))
+        if ((rc = may_cache(kv, r, gr, tables + g, cached, min64(to_cache / gr->size, len), hashes)))
             return rc;
         kv->groups[g].needed = len - have;
         total += kv->groups[g].needed;
     }
     if (total <= shms_blockpool_len(kv->pool)) { /* else it ends in FULL, and would ask for absurd amounts of memory */
-        if (is_new) {
-            if ((rc = number_reserve(kv)))
-                return rc;
-            tables = tables_of(kv, kv->idle);
-        }
         for (int32_t g = 0; g < kv->n_groups; g++)
             if ((rc = ids_reserve(&tables[g].ids,
                                   (is_new && counts ? counts[g] : tables[g].len) + kv->groups[g].needed)))
@@ -398,7 +395,7 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
             return rc;
     }
 
-    for (int32_t g = 0; !is_new && g < kv->n_groups; g++)
+    for (int32_t g = 0; g < kv->n_groups; g++)
         skip_passed(kv, tables + g, kv->groups + g, seen);
     if (total + revived > shms_blockpool_n_free(kv->pool))
         return missing(r, SHMS_KV_EFULL, total + revived, shms_blockpool_n_free(kv->pool));
