@@ -1,7 +1,7 @@
 """The block pool in C; see ``kv/blockpool.h``.
 
 Block ids travel as `bytes` of native int32, so that a prompt of thousands of blocks crosses the border as one copy and
-becomes Python integers only where somebody looks.
+becomes Python integers only when they are read.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class HashList:
 
     @property
     def width(self) -> int:
-        """Bytes of each hash; 0 while there is none."""
+        """Bytes of each hash; 0 in a new list."""
         n: int = self._c.width
         return n
 
@@ -54,7 +54,7 @@ class HashList:
         check(lib.shms_hashlist_append(self._c, raw, 1, len(raw)))
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Append all of `hashes` or, with a ValueError for a length that does not fit, none."""
+        """Append all of `hashes`; ValueError, and nothing appended, if a length does not fit."""
         if isinstance(hashes, HashList) and hashes.width == HASH_BYTES:  # no padding between them
             check(lib.shms_hashlist_append(self._c, hashes._c.data, hashes._c.n, HASH_BYTES))
             return

@@ -30,7 +30,7 @@ class Tables:
     :meth:`stored`.
 
     A change is one call into C, which writes state and answer into the request's record. The record is in `_requests`
-    before, so an interrupt finds all done or nothing. It may leave a record without tables, which counts as none.
+    before, so an interrupt finds all done or nothing. A record without tables, which it may leave, does not count.
     """
 
     __slots__ = ("_answer", "_c", "_found", "_hold", "_pool", "_requests", "n_groups", "settled")
@@ -107,7 +107,7 @@ class Tables:
         self.settled[request_id] = record.settled
 
     def release(self, request_id: str) -> None:
-        """Free the request's tables; nothing if it has none."""
+        """Free the request's tables, if it has any."""
         record = self._requests.get(request_id)
         if record is None:
             return

@@ -39,8 +39,8 @@ def whole(name: str, value: Any) -> int:
 def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
     """Return token ids of any integer types as Python's `int`, the only one that msgpack and JSON know.
 
-    A bool or another subclass of `int` may stay what it is. TypeError for what is no integer and ValueError for one
-    beyond 64 bits; both name its position.
+    A bool or another subclass of `int` may stay what it is. TypeError for a token that is not an integer and
+    ValueError for one beyond 64 bits; both name its position.
     """
     tolist = getattr(tokens, "tolist", None)  # an array or tensor: at once, not element by element
     try:
