@@ -12,11 +12,12 @@
  *
  * The message of a block goes into one buffer of `bound` bytes: bound counts the longest head for every number, so
  * the writer needs no checks. What it adds and multiplies has been looked at before the first byte (`refuses`): token
- * positions and the ends of items fit an int64, and items stand in order, as the walk over them needs. Results are appended one by one into room reserved beforehand; the list's length is
- * advanced at the end, so a refusal appends nothing. */
+ * positions and the ends of items fit an int64, and items stand in order, as the walk over them needs. Hashes are
+ * written into room reserved beforehand, and the list's length is advanced at the end: a refusal appends nothing. */
 #include "blockhash.h"
 
 #include <dlfcn.h>
+#include <endian.h>
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,23 +74,17 @@ int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n) {
     return 0;
 }
 
-static uint8_t *put_head(uint8_t *p, uint8_t major, uint64_t v) {
+/* Writes 9 bytes whatever the head's length, as `bound` has room for them: what follows overwrites the rest. */
+static inline uint8_t *put_head(uint8_t *p, uint8_t major, uint64_t v) {
     if (v < 24) {
-        *p++ = (uint8_t)(major | v);
-    } else if (v <= 0xff) {
-        *p++ = major | 24;
-        *p++ = (uint8_t)v;
-    } else if (v <= 0xffff) {
-        *p++ = major | 25;
-        *p++ = (uint8_t)(v >> 8);
-        *p++ = (uint8_t)v;
-    } else {
-        int bytes = v <= 0xffffffff ? 4 : 8;
-        *p++ = major | (bytes == 4 ? 26 : 27);
-        for (int shift = 8 * (bytes - 1); shift >= 0; shift -= 8)
-            *p++ = (uint8_t)(v >> shift);
+        *p = (uint8_t)(major | v);
+        return p + 1;
     }
-    return p;
+    int log = v <= 0xff ? 0 : v <= 0xffff ? 1 : v <= 0xffffffff ? 2 : 3;
+    *p = (uint8_t)(major | (24 + log));
+    v = htobe64(v << (64 - (8 << log)));
+    memcpy(p + 1, &v, sizeof v);
+    return p + 1 + (1 << log);
 }
 
 static inline uint8_t *put_int(uint8_t *p, int64_t v) {

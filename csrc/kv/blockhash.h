@@ -5,7 +5,7 @@
  *     83                      array of three
  *     58 20 <32 bytes>        the parent: hash of block i-1, or the seed hash
  *     90 <16 token ids>       the tokens (an array header and one integer each)
- *     f6 | 8n <n extra keys>  null, or what else tells this block from another with the same tokens
+ *     f6 | 8n <n extra keys>  null, or what distinguishes this block from others with the same tokens
  *
  * Extra keys of block [s, e), one flat array: the LoRA name; for each item that overlaps the block its identifier and
  * its offset minus s; the cache salt (block 0 only); a digest of the block's prompt embeddings.

@@ -105,7 +105,6 @@ static inline void queue_remove(shms_blockpool *pool, int32_t id) {
     pool->n_free--;
 }
 
-int shms_blockpool_is_free(const shms_blockpool *pool, int32_t id) { return pool->blocks[id].ref == 0; }
 int shms_blockpool_is_keyed(const shms_blockpool *pool, int32_t id) { return pool->blocks[id].width != 0; }
 
 /* ---- the map ---- */
@@ -214,6 +213,15 @@ static void drop_key(shms_blockpool *pool, int32_t id) {
 /* Long runs are bound by memory: while one key is worked on, the slots of the keys to come are on their way. */
 enum { AHEAD = 8 };
 
+/* Works out the tag of key i of a run and fetches its slot; nothing behind the end. */
+static inline void tag_ahead(const shms_blockpool *pool, uint32_t *tags, const uint8_t *base, int64_t step, int64_t i,
+                             int64_t n, int32_t group) {
+    if (i >= n)
+        return;
+    tags[i % AHEAD] = tag_of(base + i * step, group);
+    __builtin_prefetch(pool->slots + home_of(pool, tags[i % AHEAD]), 1);
+}
+
 int shms_blockpool_get(shms_blockpool *pool, int32_t *out, int64_t n) {
     if (n < 0)
         return SHMS_KV_EARGUMENT;
@@ -286,17 +294,7 @@ int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int rev
 /* ---- keys ---- */
 
 int32_t shms_blockpool_find(const shms_blockpool *pool, const uint8_t *hash, int32_t width, int32_t group) {
-    uint8_t padded[SHMS_HASH_BYTES] = {0};
-    if (width < 1 || width > SHMS_HASH_BYTES)
-        return 0;
-    memcpy(padded, hash, (size_t)width);
-    return pool->slots[slot_of(pool, tag_of(padded, group), padded, width, group)].id;
-}
-
-void shms_blockpool_find_all(const shms_blockpool *pool, int32_t *out, const uint8_t *hash, int32_t width,
-                             const int32_t *groups, int32_t n_groups) {
-    for (int32_t i = 0; i < n_groups; i++)
-        out[i] = pool->slots[slot_of(pool, tag_of(hash, groups[i]), hash, width, groups[i])].id;
+    return pool->slots[slot_of(pool, tag_of(hash, group), hash, width, group)].id;
 }
 
 int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const shms_hashlist *hashes, int64_t first,
@@ -304,17 +302,12 @@ int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const 
     uint32_t tags[AHEAD];
     const uint8_t *base = hashes->data + ((first + 1) * factor - 1) * SHMS_HASH_BYTES;
     int64_t step = factor * SHMS_HASH_BYTES, i;
-    for (i = 0; i < AHEAD && i < n; i++) {
-        tags[i] = tag_of(base + i * step, group);
-        __builtin_prefetch(pool->slots + home_of(pool, tags[i]));
-    }
+    for (i = 0; i < AHEAD; i++)
+        tag_ahead(pool, tags, base, step, i, n, group);
     for (i = 0; i < n; i++) {
         const uint8_t *hash = base + i * step;
         uint32_t tag = tags[i % AHEAD];
-        if (i + AHEAD < n) {
-            tags[i % AHEAD] = tag_of(hash + AHEAD * step, group);
-            __builtin_prefetch(pool->slots + home_of(pool, tags[i % AHEAD]));
-        }
+        tag_ahead(pool, tags, base, step, i + AHEAD, n, group);
         if (i + AHEAD / 2 < n) /* its slot has arrived: now the block that it names */
             __builtin_prefetch(pool->blocks + pool->slots[home_of(pool, tags[(i + AHEAD / 2) % AHEAD])].id);
         out[i] = pool->slots[slot_of(pool, tag, hash, hashes->width, group)].id;
@@ -342,17 +335,12 @@ int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const s
     uint32_t tags[AHEAD];
     const uint8_t *base = hashes->data + ((first + 1) * factor - 1) * SHMS_HASH_BYTES;
     int64_t step = factor * SHMS_HASH_BYTES;
-    for (int64_t i = 0; i < AHEAD && i < n; i++) {
-        tags[i] = tag_of(base + i * step, group);
-        __builtin_prefetch(pool->slots + home_of(pool, tags[i]), 1);
-    }
+    for (int64_t i = 0; i < AHEAD; i++)
+        tag_ahead(pool, tags, base, step, i, n, group);
     for (int64_t i = 0; i < n; i++) {
         const uint8_t *hash = base + i * step;
         uint32_t tag = tags[i % AHEAD];
-        if (i + AHEAD < n) {
-            tags[i % AHEAD] = tag_of(hash + AHEAD * step, group);
-            __builtin_prefetch(pool->slots + home_of(pool, tags[i % AHEAD]), 1);
-        }
+        tag_ahead(pool, tags, base, step, i + AHEAD, n, group);
         int32_t id = id_at(ids, i);
         /* An id given twice has its first key by now; the second would have to be dropped, so it gets none. */
         if (id && !pool->blocks[id].width)
@@ -405,31 +393,13 @@ int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out) {
     return n;
 }
 
-int32_t shms_blockpool_ref_counts(const shms_blockpool *pool, int32_t *ids, int32_t *counts) {
-    int32_t n = 0;
-    for (int32_t id = 1; id < pool->n_blocks; id++)
-        if (pool->blocks[id].ref) {
-            ids[n] = id;
-            counts[n++] = pool->blocks[id].ref;
-        }
-    return n;
-}
-
-int32_t shms_blockpool_keyed_ids(const shms_blockpool *pool, int32_t *out) {
-    int32_t n = 0;
-    for (int32_t id = 1; id < pool->n_blocks; id++)
-        if (pool->blocks[id].width)
-            out[n++] = id;
-    return n;
-}
-
-int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const void *ids, int64_t n) {
+int64_t shms_blockpool_keyed(const shms_blockpool *pool, int32_t *out, const void *ids, int64_t n) {
     int64_t found = 0;
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         if (outside(pool, id))
             return SHMS_KV_ERANGE;
-        if (id && !pool->blocks[id].width)
+        if (pool->blocks[id].width)
             out[found++] = id;
     }
     return found;

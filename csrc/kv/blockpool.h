@@ -42,7 +42,7 @@ int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int rev
 /* counts - 1 first, then those at 0 join the queue in the given (or the reverse) order; nulls skipped. RANGE, UNUSED. */
 
 int32_t shms_blockpool_find(const shms_blockpool *pool, const uint8_t *hash, int32_t width, int32_t group);
-/* the block that got this key first and still has it; 0: none. hash: `width` bytes. */
+/* the block that got this key first and still has it; 0: none. hash: 32 bytes, zeros behind `width`. */
 int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const shms_hashlist *hashes, int64_t first,
                        int64_t factor, int32_t group);
 /* ids[i] gets hash number (first + i + 1) * factor - 1 of `hashes`; nulls get none. RANGE, KEYED, NOHASH. */
@@ -54,10 +54,8 @@ int32_t shms_blockpool_ref(const shms_blockpool *pool, int32_t id); /* its count
 int shms_blockpool_key_of(const shms_blockpool *pool, int32_t id, uint8_t *hash, int32_t *group);
 /* width of the key it has (0: none), the hash's 32 bytes and the group; RANGE */
 int32_t shms_blockpool_free_ids(const shms_blockpool *pool, int32_t *out); /* head to tail; gives how many */
-int32_t shms_blockpool_ref_counts(const shms_blockpool *pool, int32_t *ids, int32_t *counts); /* those above 0 */
-int32_t shms_blockpool_keyed_ids(const shms_blockpool *pool, int32_t *out); /* ascending */
-int64_t shms_blockpool_unkeyed(const shms_blockpool *pool, int32_t *out, const void *ids, int64_t n);
-/* those of ids that have no key and are not null, in order; RANGE */
+int64_t shms_blockpool_keyed(const shms_blockpool *pool, int32_t *out, const void *ids, int64_t n);
+/* those of ids that have a key, in order; RANGE */
 
 void shms_blockpool_log(shms_blockpool *pool, int on); /* log removed keys from now on, or stop */
 int64_t shms_blockpool_log_len(const shms_blockpool *pool); /* records since the last take */
@@ -70,12 +68,7 @@ int shms_blockpool_valid(const shms_blockpool *pool); /* 0, or the code of the f
 #define SHMS_LOG_BYTES 40
 int shms_blockpool_log_reserve(shms_blockpool *pool,
                                int64_t more); /* room for `more` records, so that get cannot fail; MEMORY */
-int shms_blockpool_is_free(const shms_blockpool *pool,
-                           int32_t id); /* 1: id (a valid one, not null) is in the free queue */
 int shms_blockpool_is_keyed(const shms_blockpool *pool, int32_t id); /* 1: id (a valid one) has a key */
-void shms_blockpool_find_all(const shms_blockpool *pool, int32_t *out, const uint8_t *hash, int32_t width,
-                             const int32_t *groups,
-                             int32_t n_groups); /* one look-up per group; out[i] 0 where it misses */
 int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const shms_hashlist *hashes, int64_t first,
                                 int64_t n, int64_t factor, int32_t group);
 /* blocks for positions first .. first+n-1 until the first miss; gives how many */

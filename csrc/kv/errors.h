@@ -7,7 +7,7 @@
 /* cdef: begin */
 enum {
     SHMS_KV_EFULL = -101,     /* fewer blocks are free than were asked for */
-    SHMS_KV_ERANGE = -102,    /* a block id outside the pool, or the null block where it has no business */
+    SHMS_KV_ERANGE = -102,    /* a block id outside the pool, or the null block */
     SHMS_KV_EUNUSED = -103,   /* a block is given back that no request holds */
     SHMS_KV_EKEYED = -104,    /* a block that is to get a key has one already */
     SHMS_KV_EWIDTH = -105,    /* a hash that is not 1 to 32 bytes, or hashes of unlike width in one list */

@@ -18,10 +18,6 @@ void shms_hashlist_free(shms_hashlist *list) {
     free(list);
 }
 
-int64_t shms_hashlist_len(const shms_hashlist *list) { return list->n; }
-int32_t shms_hashlist_width(const shms_hashlist *list) { return list->width; }
-const uint8_t *shms_hashlist_data(const shms_hashlist *list) { return list->data; }
-
 int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
     if (more > INT64_MAX / SHMS_HASH_BYTES - list->n)
         return SHMS_KV_EMEMORY;
@@ -45,9 +41,11 @@ int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, 
         return 0;
     if (width < 1 || width > SHMS_HASH_BYTES || (list->width && list->width != width))
         return SHMS_KV_EWIDTH;
-    int rc = shms_hashlist_reserve(list, n);
-    if (rc)
+    int rc, own = hashes == list->data;
+    if ((rc = shms_hashlist_reserve(list, n)))
         return rc;
+    if (own) /* its hashes have moved */
+        hashes = list->data;
     uint8_t *to = list->data + list->n * SHMS_HASH_BYTES;
     if (width == SHMS_HASH_BYTES) {
         memcpy(to, hashes, (size_t)n * SHMS_HASH_BYTES);
@@ -57,21 +55,6 @@ int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, 
             memcpy(to + i * SHMS_HASH_BYTES, hashes + i * width, (size_t)width);
     }
     list->width = width;
-    list->n += n;
-    return 0;
-}
-
-int shms_hashlist_join(shms_hashlist *list, const shms_hashlist *more) {
-    int64_t n = more->n; /* read once: `more` may be `list` itself */
-    if (n == 0)
-        return 0;
-    if (list->width && list->width != more->width)
-        return SHMS_KV_EWIDTH;
-    int rc = shms_hashlist_reserve(list, n);
-    if (rc)
-        return rc;
-    memcpy(list->data + list->n * SHMS_HASH_BYTES, more->data, (size_t)n * SHMS_HASH_BYTES);
-    list->width = more->width;
     list->n += n;
     return 0;
 }

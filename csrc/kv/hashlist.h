@@ -7,7 +7,7 @@
  *     hash 0                             hash 1
  *     | width bytes ... | zeros to 32 |  | width bytes ... | zeros to 32 |  ...
  *
- * Caveats: not for several threads at once. A pointer from shms_hashlist_data dies with the next append. */
+ * Caveats: not for several threads at once. `data` moves with the next append. */
 #ifndef SHMS_HASHLIST_H
 #define SHMS_HASHLIST_H
 #include <stdint.h>
@@ -16,22 +16,17 @@
 
 #define SHMS_HASH_BYTES 32 /* what one hash takes, and the widest hash there is */
 
-typedef struct shms_hashlist {
-    uint8_t *data; /* n * SHMS_HASH_BYTES bytes in use, cap * SHMS_HASH_BYTES owned */
-    int64_t n, cap;
-    int32_t width; /* bytes of each hash; 0 while the list has never held one */
+/* cdef: begin */
+typedef struct shms_hashlist { /* to be read by all, written by the functions below */
+    uint8_t *data;             /* hash i begins at 32 * i */
+    int64_t n, cap;            /* hashes in use, and as many as there is memory for */
+    int32_t width;             /* bytes of each hash; 0 while the list has never held one */
 } shms_hashlist;
 
-/* cdef: begin */
-typedef struct shms_hashlist shms_hashlist;
-shms_hashlist *shms_hashlist_new(void);                     /* an empty list that the caller owns; NULL: no memory */
-void shms_hashlist_free(shms_hashlist *list);               /* gives it back; NULL is nothing */
-int64_t shms_hashlist_len(const shms_hashlist *list);       /* hashes in it */
-int32_t shms_hashlist_width(const shms_hashlist *list);     /* bytes of each; 0 where there has been none */
-const uint8_t *shms_hashlist_data(const shms_hashlist *list); /* hash i begins at 32 * i */
+shms_hashlist *shms_hashlist_new(void);       /* an empty list that the caller owns; NULL: no memory */
+void shms_hashlist_free(shms_hashlist *list); /* gives it back; NULL is nothing */
 int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, int32_t width);
 /* appends n hashes that stand `width` bytes apart; WIDTH: not 1 .. 32 or not the list's; MEMORY. Nothing is changed then. */
-int shms_hashlist_join(shms_hashlist *list, const shms_hashlist *more); /* appends all of another list; same errors */
 int shms_hashlist_valid(const shms_hashlist *list); /* 0, or CORRUPT */
 /* cdef: end */
 

@@ -40,25 +40,13 @@ static int ids_reserve(shms_kv_ids *a, int64_t n) {
     if (n <= a->cap)
         return 0;
     int64_t cap = max64(n, 2 * a->cap);
+    if (cap > INT32_MAX)
+        return SHMS_KV_EMEMORY;
     int32_t *at = realloc(a->at, (size_t)cap * sizeof *at);
     if (!at)
         return SHMS_KV_EMEMORY;
     a->at = at;
     a->cap = cap;
-    return 0;
-}
-
-static int table_reserve(shms_kv_table *t, int64_t n) {
-    if (n <= t->cap)
-        return 0;
-    int64_t cap = max64(n, 2 * (int64_t)t->cap);
-    if (cap > INT32_MAX)
-        return SHMS_KV_EMEMORY;
-    int32_t *at = realloc(t->ids, (size_t)cap * sizeof *at);
-    if (!at)
-        return SHMS_KV_EMEMORY;
-    t->ids = at;
-    t->cap = (int32_t)cap;
     return 0;
 }
 
@@ -91,22 +79,17 @@ shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int
     kv->max_model_len = max_model_len;
     kv->n_requests = 1;
     kv->groups = calloc(n, sizeof *kv->groups);
-    kv->full = calloc(n, sizeof *kv->full);
-    kv->other = calloc(n, sizeof *kv->other);
+    kv->order = calloc(n, sizeof *kv->order);
     kv->counts = calloc(n, sizeof *kv->counts);
     kv->stored = calloc(2 * n, sizeof *kv->stored);
-    kv->found = calloc(n, sizeof *kv->found);
-    if (!kv->groups || !kv->full || !kv->other || !kv->counts || !kv->stored || !kv->found) {
+    if (!kv->groups || !kv->order || !kv->counts || !kv->stored) {
         shms_kvcache_free(kv);
         return NULL;
     }
-    for (int32_t g = 0; g < n_groups; g++) {
+    for (int32_t g = 0, others = n_groups; g < n_groups; g++) {
         kv->groups[g] = (shms_kv_group){.kind = kinds[g], .size = block_sizes[g], .param = params[g]};
         kv->groups[g].factor = (int32_t)max64(1, block_sizes[g] / hash_block_size);
-        if (kinds[g] == SHMS_KV_FULL)
-            kv->full[kv->n_full++] = g;
-        else
-            kv->other[kv->n_other++] = g;
+        kv->order[kinds[g] == SHMS_KV_FULL ? kv->n_full++ : --others] = g;
     }
     return kv;
 }
@@ -115,50 +98,44 @@ void shms_kvcache_free(shms_kvcache *kv) {
     if (!kv)
         return;
     for (int64_t i = kv->n_groups; i < kv->n_requests * kv->n_groups; i++)
-        free(kv->tables[i].ids);
+        free(kv->tables[i].ids.at);
     for (int32_t g = 0; kv->groups && g < kv->n_groups; g++)
         free(kv->groups[g].scratch.at);
     free(kv->groups);
-    free(kv->full);
-    free(kv->other);
+    free(kv->order);
     free(kv->counts);
     free(kv->stored);
-    free(kv->found);
     free(kv->tables);
-    free(kv->live);
-    free(kv->idle);
+    free(kv->next_idle);
     free(kv->out.at);
     free(kv);
 }
 
 /* ---- requests ---- */
 
-static int is_live(const shms_kvcache *kv, int64_t h) { return h > 0 && h < kv->n_requests && kv->live[h]; }
+static int is_live(const shms_kvcache *kv, int64_t h) { return h > 0 && h < kv->n_requests && kv->next_idle[h] < 0; }
 static shms_kv_table *tables_of(const shms_kvcache *kv, int64_t h) { return kv->tables + h * kv->n_groups; }
 
-/* Makes sure that one more number is there, idle, on top of the stack; nobody can see that it is. */
+/* Makes sure that one more number is there, idle; nobody can see that it is. */
 static int number_reserve(shms_kvcache *kv) {
-    if (kv->n_idle)
+    if (kv->idle)
         return 0;
     if (kv->n_requests >= kv->cap_requests) {
         int64_t cap = kv->cap_requests ? 2 * kv->cap_requests : 64;
         shms_kv_table *tables = realloc(kv->tables, (size_t)(cap * kv->n_groups) * sizeof *tables);
         if (tables)
             kv->tables = tables;
-        uint8_t *live = realloc(kv->live, (size_t)cap);
-        if (live)
-            kv->live = live;
-        int64_t *idle = realloc(kv->idle, (size_t)cap * sizeof *idle);
-        if (idle)
-            kv->idle = idle;
-        if (!tables || !live || !idle)
+        int64_t *next_idle = realloc(kv->next_idle, (size_t)cap * sizeof *next_idle);
+        if (next_idle)
+            kv->next_idle = next_idle;
+        if (!tables || !next_idle)
             return SHMS_KV_EMEMORY;
         kv->cap_requests = cap;
     }
     int64_t h = kv->n_requests++;
     memset(tables_of(kv, h), 0, (size_t)kv->n_groups * sizeof(shms_kv_table));
-    kv->live[h] = 0;
-    kv->idle[kv->n_idle++] = h;
+    kv->next_idle[h] = 0;
+    kv->idle = h;
     return 0;
 }
 
@@ -178,28 +155,12 @@ static int missing(shms_kv_request *r, int code, int64_t wanted, int64_t there) 
 
 /* ---- the longest cached prefix ---- */
 
-/* Blocks of all `n` groups at position i: 1 and kv->found, or 0 if one misses. */
-static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t i) {
-    int32_t factor = kv->groups[which[0]].factor;
-    const uint8_t *hash = hashes->data + ((i + 1) * factor - 1) * SHMS_HASH_BYTES;
-    shms_blockpool_find_all(kv->pool, kv->found, hash, hashes->width, which, n);
-    for (int32_t j = 0; j < n; j++)
-        if (!kv->found[j])
-            return 0;
-    return 1;
-}
-
-static void put_found(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t i) {
-    for (int32_t j = 0; j < n; j++)
-        kv->groups[which[j]].scratch.at[i] = kv->found[j];
-}
-
 static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t from, int64_t to) {
     for (int32_t j = 0; j < n && from < to; j++)
         memset(kv->groups[which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
 }
 
-/* From the left, from block `at` until the first miss. */
+/* From the left, from block `at` until the first miss of one of the groups. */
 static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t at,
                          int64_t end) {
     int64_t stop = end;
@@ -207,6 +168,15 @@ static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const in
         stop = at + shms_blockpool_find_run(kv->pool, kv->groups[which[j]].scratch.at + at, hashes, at, stop - at,
                                             kv->groups[which[j]].factor, which[j]);
     return stop;
+}
+
+/* Do all groups have the block at position i? Leaves theirs in scratch. */
+static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t i) {
+    const uint8_t *hash = hashes->data + ((i + 1) * kv->groups[which[0]].factor - 1) * SHMS_HASH_BYTES;
+    int32_t id = 1;
+    for (int32_t j = 0; j < n && id; j++)
+        id = kv->groups[which[j]].scratch.at[i] = shms_blockpool_find(kv->pool, hash, hashes->width, which[j]);
+    return id;
 }
 
 static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n,
@@ -222,7 +192,6 @@ static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const 
         }
         if (run == 0)
             len = i + 1;
-        put_found(kv, which, n, i);
         if (++run < need)
             continue;
         put_null(kv, which, n, 0, i);
@@ -236,7 +205,6 @@ static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const i
     for (int64_t i = end - 1; i >= 0; i--) {
         if ((i + 1) * kv->groups[which[0]].size % kv->alignment || !hit(kv, hashes, which, n, i))
             continue;
-        put_found(kv, which, n, i);
         put_null(kv, which, n, 0, i);
         return i + 1;
     }
@@ -281,7 +249,8 @@ int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *r, const shms_hashl
         if (tokens / kv->groups[g].size >= TOO_MANY)
             return SHMS_KV_EARGUMENT;
     for (int type = 0; type < 2; type++) {
-        const int32_t *which = type ? kv->other : kv->full, n = type ? kv->n_other : kv->n_full;
+        int32_t n = type ? kv->n_groups - kv->n_full : kv->n_full;
+        const int32_t *which = kv->order + (type ? kv->n_full : 0);
         if (!n)
             continue;
         int64_t blocks = find_type(kv, hashes, which, n, tokens);
@@ -317,8 +286,8 @@ static void skip_passed(shms_kvcache *kv, shms_kv_table *t, const shms_kv_group 
     int32_t k = tokens <= 0 ? 0 : (int32_t)min64(tokens / g->size, t->len);
     if (k <= t->nulls)
         return;
-    shms_blockpool_put(kv->pool, t->ids + t->nulls, k - t->nulls, 1); /* cannot refuse: fact 3 */
-    memset(t->ids + t->nulls, 0, (size_t)(k - t->nulls) * sizeof(int32_t));
+    shms_blockpool_put(kv->pool, t->ids.at + t->nulls, k - t->nulls, 1); /* cannot refuse: fact 3 */
+    memset(t->ids.at + t->nulls, 0, (size_t)(k - t->nulls) * sizeof(int32_t));
     t->nulls = k;
 }
 
@@ -335,8 +304,8 @@ static int may_cache(const shms_kvcache *kv, shms_kv_request *r, const shms_kv_g
         return 0;
     if (end * g->factor > hashes->n)
         return missing(r, SHMS_KV_ENOHASH, end * g->factor, hashes->n);
-    for (int64_t i = cached; t && i < min64(end, t->len); i++)
-        if (t->ids[i] && shms_blockpool_is_keyed(kv->pool, t->ids[i]))
+    for (int64_t i = cached; i < min64(end, t->len); i++)
+        if (t->ids.at[i] && shms_blockpool_is_keyed(kv->pool, t->ids.at[i]))
             return SHMS_KV_EKEYED;
     return 0;
 }
@@ -348,7 +317,7 @@ static void do_cache(shms_kvcache *kv, int32_t g, shms_kv_table *t, int64_t end,
     if (end <= t->cached)
         return;
     if (from < end) {
-        shms_blockpool_key(kv->pool, t->ids + from, end - from, hashes, from, kv->groups[g].factor, g);
+        shms_blockpool_key(kv->pool, t->ids.at + from, end - from, hashes, from, kv->groups[g].factor, g);
         kv->stored[2 * g] = from;
         kv->stored[2 * g + 1] = end;
     }
@@ -388,7 +357,9 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
         return SHMS_KV_EARGUMENT;
     int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
     int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
-    shms_kv_table *tables = is_new ? NULL : tables_of(kv, r->table);
+    if (is_new && (rc = number_reserve(kv)))
+        return rc;
+    shms_kv_table *tables = tables_of(kv, is_new ? kv->idle : r->table);
     for (int32_t g = 0; counts && g < kv->n_groups; g++) {
         if (counts[g] < 0)
             return SHMS_KV_EARGUMENT;
@@ -402,40 +373,37 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
             memcpy(&id, (const char *)given + 4 * i, 4);
             if (id < 0 || id >= shms_blockpool_len(kv->pool) || (before && !id))
                 return SHMS_KV_ERANGE; /* fact 1 */
-            revived += id && shms_blockpool_is_free(kv->pool, id);
+            revived += id && shms_blockpool_ref(kv->pool, id) == 0;
         }
     }
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_group *gr = kv->groups + g;
-        int64_t have = is_new ? (counts ? counts[g] : 0) : tables[g].len;
+        int64_t have = is_new && counts ? counts[g] : tables[g].len;
         int64_t len = max64(have, blocks_for(gr, tokens, n_encoder));
         int64_t cached = is_new ? have : tables[g].cached;
-        if ((rc = may_cache(kv, r, gr, is_new ? NULL : tables + g, cached, min64(to_cache / gr->size, len), hashes)))
+        if ((rc = may_cache(kv, r, gr, tables + g, cached, min64(to_cache / gr->size, len), hashes)))
             return rc;
         kv->groups[g].needed = len - have;
         total += kv->groups[g].needed;
     }
     if (total <= shms_blockpool_len(kv->pool)) { /* else it ends in FULL, and would ask for absurd amounts of memory */
-        if (is_new) {
-            if ((rc = number_reserve(kv)))
-                return rc;
-            tables = tables_of(kv, kv->idle[kv->n_idle - 1]);
-        }
         for (int32_t g = 0; g < kv->n_groups; g++)
-            if ((rc = table_reserve(tables + g, (is_new && counts ? counts[g] : tables[g].len) + kv->groups[g].needed)))
+            if ((rc = ids_reserve(&tables[g].ids,
+                                  (is_new && counts ? counts[g] : tables[g].len) + kv->groups[g].needed)))
                 return rc;
         if ((rc = ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total)))
             return rc;
     }
 
-    for (int32_t g = 0; !is_new && g < kv->n_groups; g++)
+    for (int32_t g = 0; g < kv->n_groups; g++)
         skip_passed(kv, tables + g, kv->groups + g, seen);
     if (total + revived > shms_blockpool_n_free(kv->pool))
         return missing(r, SHMS_KV_EFULL, total + revived, shms_blockpool_n_free(kv->pool));
 
     if (is_new) {
-        r->table = kv->idle[--kv->n_idle];
-        kv->live[r->table] = 1;
+        r->table = kv->idle;
+        kv->idle = kv->next_idle[r->table];
+        kv->next_idle[r->table] = -1;
         shms_blockpool_touch(kv->pool, given, n_given);
     }
     int64_t n_ids = 0, at = 0;
@@ -444,16 +412,16 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
         int had = t->len > 0;
         if (is_new) {
             int32_t n = counts ? counts[g] : 0;
-            put_ids(t->ids, (const char *)given + 4 * at, n);
+            put_ids(t->ids.at, (const char *)given + 4 * at, n);
             at += n;
             t->len = t->cached = n;
-            for (t->nulls = 0; t->nulls < n && t->ids[t->nulls] == 0;)
+            for (t->nulls = 0; t->nulls < n && t->ids.at[t->nulls] == 0;)
                 t->nulls++;
         }
         int64_t n = kv->groups[g].needed;
         if (n) {
-            shms_blockpool_get(kv->pool, t->ids + t->len, n);
-            put_ids(kv->out.at + n_ids, t->ids + t->len, n);
+            shms_blockpool_get(kv->pool, t->ids.at + t->len, n);
+            put_ids(kv->out.at + n_ids, t->ids.at + t->len, n);
             t->len += (int32_t)n;
         }
         kv->counts[g] = (int32_t)n;
@@ -493,12 +461,12 @@ int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r) {
     for (int32_t g = 0; g < kv->n_groups; g++) {
         shms_kv_table *t = tables_of(kv, r->table) + g;
         kv->groups[g].n_holders -= t->len > 0;
-        shms_blockpool_put(kv->pool, t->ids + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
-        free(t->ids);
+        shms_blockpool_put(kv->pool, t->ids.at + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
+        free(t->ids.at);
         *t = (shms_kv_table){0};
     }
-    kv->live[r->table] = 0;
-    kv->idle[kv->n_idle++] = r->table;
+    kv->next_idle[r->table] = kv->idle;
+    kv->idle = r->table;
     *r = (shms_kv_request){0};
     return 0;
 }
@@ -517,7 +485,7 @@ int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *r) {
     if (rc)
         return rc;
     for (int32_t g = 0, at = 0; g < kv->n_groups; at += kv->counts[g++])
-        put_ids(kv->out.at + at, tables[g].ids, tables[g].len);
+        put_ids(kv->out.at + at, tables[g].ids.at, tables[g].len);
     answer(kv, r, n_ids);
     return 0;
 }
@@ -530,7 +498,7 @@ int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *r) {
         const shms_kv_table *t = tables_of(kv, r->table) + g;
         int32_t n = 0;
         if (kv->groups[g].kind == SHMS_KV_FULL)
-            while (n < t->len && shms_blockpool_ref(kv->pool, t->ids[n]) == kv->groups[g].n_holders)
+            while (n < t->len && shms_blockpool_ref(kv->pool, t->ids.at[n]) == kv->groups[g].n_holders)
                 n++;
         kv->counts[g] = n;
     }
@@ -545,16 +513,17 @@ int shms_kvcache_valid(const shms_kvcache *kv) {
         int32_t holders = 0;
         for (int64_t h = 1; h < kv->n_requests; h++) {
             const shms_kv_table *t = tables_of(kv, h) + g;
-            if (!kv->live[h]) {
+            if (!is_live(kv, h)) {
                 if (t->len)
                     return SHMS_KV_BAD_TABLE;
                 continue;
             }
-            if (t->len < 0 || t->len > t->cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 ||
+            if (t->len < 0 || t->len > t->ids.cap || t->cached < 0 || t->cached > t->len || t->nulls < 0 ||
                 t->nulls > t->len)
                 return SHMS_KV_BAD_TABLE;
             for (int32_t i = 0; i < t->len; i++)
-                if ((t->ids[i] == 0) != (i < t->nulls) || (t->ids[i] && shms_blockpool_ref(kv->pool, t->ids[i]) < 1))
+                if ((t->ids.at[i] == 0) != (i < t->nulls) ||
+                    (t->ids.at[i] && shms_blockpool_ref(kv->pool, t->ids.at[i]) < 1))
                     return SHMS_KV_BAD_TABLE;
             holders += t->len > 0;
         }

@@ -10,8 +10,8 @@ typedef struct shms_kv_ids {
 } shms_kv_ids;
 
 typedef struct shms_kv_table {
-    int32_t *ids;
-    int32_t len, cap, cached, nulls;
+    shms_kv_ids ids;
+    int32_t len, cached, nulls;
 } shms_kv_table;
 
 typedef struct shms_kv_group {
@@ -27,15 +27,13 @@ struct shms_kvcache {
     shms_kv_group *groups;
     int32_t n_groups, caching, eagle;
     int64_t alignment, max_model_len;
-    int32_t *full, *other; /* indices of the groups of either type */
-    int32_t n_full, n_other;
+    int32_t *order; /* indices of the groups: the n_full ones of full attention, then the others */
+    int32_t n_full;
     shms_kv_table *tables; /* n_groups for each request; number 0 is none's */
-    uint8_t *live; /* one for each request */
-    int64_t *idle; /* numbers to be used again, a stack */
-    int64_t n_requests, cap_requests, n_idle;
+    int64_t idle, *next_idle; /* the numbers to be used again, as a list that 0 ends; -1: a request has this one */
+    int64_t n_requests, cap_requests;
     shms_kv_ids out; /* the last answer */
     int32_t *counts;
     int64_t *stored;
-    int32_t *found;
 };
 #endif

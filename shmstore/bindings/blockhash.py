@@ -17,35 +17,29 @@ def sha256_ready() -> bool:
 
 
 class HashExtras:
-    """What tells the blocks of one request from others with the same tokens; encoded once, used for every block.
+    """What distinguishes the blocks of one request from others with the same tokens, encoded once.
 
-    `items`: (offset, length, identifier in CBOR), in order of offset; `lora` and `salt` are CBOR or empty.
+    `items`: (offset, length, identifier in CBOR), in order of offset; `lora` and `salt` are CBOR or empty; `embeds`:
+    32-byte digests of the first blocks' prompt embeddings.
     """
 
-    __slots__ = ("_c", "_keep", "embeds")
+    __slots__ = ("_c", "_keep")
 
-    def __init__(self, lora: bytes = b"", salt: bytes = b"", items: Sequence[tuple[int, int, bytes]] = ()) -> None:
+    def __init__(
+        self, lora: bytes = b"", salt: bytes = b"", items: Sequence[tuple[int, int, bytes]] = (), embeds: bytes = b""
+    ) -> None:
         numbers: list[int] = []
         idents = bytearray()
         for offset, length, ident in items:
             idents += ident
             numbers += (offset, length, len(idents))
         c_items = ffi.new("int64_t[]", numbers)
-        c_lora, c_salt, c_idents = (ffi.from_buffer("uint8_t[]", part) for part in (lora, salt, bytes(idents)))
-        self._keep: tuple[Any, ...] = (c_items, c_lora, c_salt, c_idents)
+        parts = [ffi.from_buffer("uint8_t[]", part) for part in (lora, salt, bytes(idents), embeds)]
+        self._keep: tuple[Any, ...] = (c_items, *parts)
         self._c: Any = ffi.new("shms_blockhash_extras *")
-        self._c.lora, self._c.lora_len = c_lora, len(lora)
-        self._c.salt, self._c.salt_len = c_salt, len(salt)
-        self._c.items, self._c.n_items, self._c.idents = c_items, len(items), c_idents
-        self.embeds = b""
-
-    def _with_embeds(self, embeds: bytes) -> Any:
-        self.embeds = embeds
-        if embeds or self._c.n_embeds:
-            c_embeds = ffi.from_buffer("uint8_t[]", embeds)
-            self._keep = (*self._keep[:4], c_embeds)
-            self._c.embeds, self._c.n_embeds = c_embeds, len(embeds) // HASH_BYTES
-        return self._c
+        self._c.items, self._c.n_items = c_items, len(items)
+        self._c.lora, self._c.salt, self._c.idents, self._c.embeds = parts
+        self._c.lora_len, self._c.salt_len, self._c.n_embeds = len(lora), len(salt), len(embeds) // HASH_BYTES
 
 
 NO_EXTRAS: Final = HashExtras()
@@ -55,7 +49,7 @@ def _token_bytes(tokens: Sequence[int]) -> tuple[bytes, int]:
     n = len(tokens)
     try:
         return struct.pack(f"{n}i", *tokens), 4
-    except struct.error:  # a token id beyond 31 bits, or no integer at all: the second attempt tells
+    except struct.error:  # beyond 31 bits, or not an integer
         try:
             return struct.pack(f"{n}q", *tokens), 8
         except struct.error as error:
@@ -63,20 +57,17 @@ def _token_bytes(tokens: Sequence[int]) -> tuple[bytes, int]:
 
 
 def sha256_chain(
-    out: HashList, parent: bytes, first: int, block_size: int, tokens: Sequence[int], extras: HashExtras,
-    embeds: bytes = b"",
-) -> None:  # fmt: skip
+    out: HashList, parent: bytes, first: int, block_size: int, tokens: Sequence[int], extras: HashExtras
+) -> None:
     """Append to `out` the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
 
-    `parent`: hash of the block before, or the seed hash; `embeds`: 32-byte digests of the first blocks' prompt
-    embeddings. RuntimeError without libcrypto (see :func:`sha256_ready`).
+    `parent`: hash of the block before, or the seed hash. RuntimeError without libcrypto (see :func:`sha256_ready`).
     """
     raw, width = _token_bytes(tokens)
     if len(parent) != HASH_BYTES:  # that many are copied
         raise refusal(lib.SHMS_KV_EWIDTH)
-    rc = lib.shms_blockhash_extend(
-        out._c, parent, first, len(tokens) // block_size, block_size, raw, width, extras._with_embeds(embeds)
-    )
+    n = len(tokens) // block_size
+    rc = lib.shms_blockhash_extend(out._c, parent, first, n, block_size, raw, width, extras._c)
     if rc == lib.SHMS_KV_ENOLIB:
         raise RuntimeError(meaning(rc))
     check(rc)
@@ -84,11 +75,11 @@ def sha256_chain(
 
 def digest_chain(
     digest: Callable[[bytes], bytes], parent: bytes, first: int, block_size: int, tokens: Sequence[int],
-    extras: HashExtras, embeds: bytes = b"",
+    extras: HashExtras,
 ) -> list[bytes]:  # fmt: skip
     """Return the hashes by any `digest`: the messages are still written in C, one call of `digest` a block."""
     raw, width = _token_bytes(tokens)
-    n, c_extras = len(tokens) // block_size, extras._with_embeds(embeds)
+    n, c_extras = len(tokens) // block_size, extras._c
     room = check(lib.shms_blockhash_bound(n, block_size, c_extras))
     out, ends = ffi.new("uint8_t[]", room + 1), ffi.new("int64_t[]", n + 1)
     rc = check(lib.shms_blockhash_bodies(out, room, ends, first, n, block_size, raw, width, c_extras))

@@ -1,7 +1,7 @@
 """The block pool in C; see ``kv/blockpool.h``.
 
 Block ids travel as `bytes` of native int32, so that a prompt of thousands of blocks crosses the border as one copy and
-becomes Python integers only where somebody looks.
+becomes Python integers only when they are read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.handles import held
-from shmstore.bindings.hashlist import HashList, exact_bytes
+from shmstore.bindings.hashlist import HASH_BYTES, HashList, exact_bytes
 from shmstore.bindings.kv_errors import FULL, check, check_valid, meaning
 
 FREE_ORDERS: Final[dict[str, int]] = {
@@ -87,7 +87,7 @@ class Pool:
     def find(self, block_hash: bytes, group: int) -> int:
         """Return the block that got this key first, or 0."""
         raw = exact_bytes(block_hash)
-        n: int = lib.shms_blockpool_find(self._c, raw, len(raw), group)
+        n: int = lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group)
         return n
 
     def key(self, ids: bytes, hashes: HashList, first: int, factor: int, group: int) -> None:
@@ -112,28 +112,16 @@ class Pool:
         width = check(lib.shms_blockpool_key_of(self._c, block_id, out, group))
         return (ffi.buffer(out, width)[:], group[0]) if width else None
 
-    def unkeyed(self, ids: bytes) -> list[int]:
-        """Return those of `ids` that have no key and are not the null block, in order."""
+    def keyed(self, ids: bytes) -> list[int]:
+        """Return those of `ids` that have a key, in order."""
         out = ffi.new("int32_t[]", len(ids) // 4 + 1)
-        found: list[int] = ffi.unpack(out, check(lib.shms_blockpool_unkeyed(self._c, out, ids, len(ids) // 4)))
+        found: list[int] = ffi.unpack(out, check(lib.shms_blockpool_keyed(self._c, out, ids, len(ids) // 4)))
         return found
 
     def free_ids(self) -> list[int]:
         """Return the free queue, head to tail."""
         out = ffi.new("int32_t[]", self.n_blocks)
         found: list[int] = ffi.unpack(out, lib.shms_blockpool_free_ids(self._c, out))
-        return found
-
-    def ref_counts(self) -> dict[int, int]:
-        """Return the counts above 0, by id."""
-        ids, counts = ffi.new("int32_t[]", self.n_blocks), ffi.new("int32_t[]", self.n_blocks)
-        n = lib.shms_blockpool_ref_counts(self._c, ids, counts)
-        return dict(zip(ffi.unpack(ids, n), ffi.unpack(counts, n), strict=True))
-
-    def keyed_ids(self) -> list[int]:
-        """Return the ids of blocks that have a key, ascending."""
-        out = ffi.new("int32_t[]", self.n_blocks)
-        found: list[int] = ffi.unpack(out, lib.shms_blockpool_keyed_ids(self._c, out))
         return found
 
     def log(self, on: bool) -> None:

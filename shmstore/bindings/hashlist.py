@@ -30,13 +30,13 @@ class HashList:
         self._hold = held(self._c)
 
     def __len__(self) -> int:
-        n: int = lib.shms_hashlist_len(self._c)
+        n: int = self._c.n
         return n
 
     @property
     def width(self) -> int:
-        """Bytes of each hash; 0 while there is none."""
-        n: int = lib.shms_hashlist_width(self._c)
+        """Bytes of each hash; 0 in a new list."""
+        n: int = self._c.width
         return n
 
     def raw(self, start: int, stop: int) -> bytes:
@@ -45,7 +45,7 @@ class HashList:
             raise IndexError(f"hashes {start} to {stop} of {len(self)}")
         if start == stop:
             return b""
-        got: bytes = ffi.buffer(lib.shms_hashlist_data(self._c) + HASH_BYTES * start, HASH_BYTES * (stop - start))[:]
+        got: bytes = ffi.buffer(self._c.data + HASH_BYTES * start, HASH_BYTES * (stop - start))[:]
         return got
 
     def append(self, block_hash: bytes) -> None:
@@ -54,9 +54,9 @@ class HashList:
         check(lib.shms_hashlist_append(self._c, raw, 1, len(raw)))
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Append all of `hashes` or, with a ValueError for a length that does not fit, none."""
-        if isinstance(hashes, HashList):
-            check(lib.shms_hashlist_join(self._c, hashes._c))
+        """Append all of `hashes`; ValueError, and nothing appended, if a length does not fit."""
+        if isinstance(hashes, HashList) and hashes.width == HASH_BYTES:  # no padding between them
+            check(lib.shms_hashlist_append(self._c, hashes._c.data, hashes._c.n, HASH_BYTES))
             return
         items = [exact_bytes(item) for item in hashes]
         if not items:
@@ -71,15 +71,7 @@ class HashList:
         check_valid(lib.shms_hashlist_valid(self._c))
 
 
-_SPLIT_256 = struct.Struct("32s" * 256)
-
-
 def split_hashes(raw: bytes, width: int, factor: int = 1) -> list[bytes]:
     """Return every `factor`-th hash, the last of each, of what :meth:`HashList.raw` gave."""
-    if width != HASH_BYTES or factor != 1:
-        return [raw[i : i + width] for i in range((factor - 1) * HASH_BYTES, len(raw), factor * HASH_BYTES)]
-    if len(raw) < _SPLIT_256.size:
-        return list(struct.unpack("32s" * (len(raw) // HASH_BYTES), raw))
-    whole = len(raw) // _SPLIT_256.size * _SPLIT_256.size
-    parts = [part for chunk in _SPLIT_256.iter_unpack(memoryview(raw)[:whole]) for part in chunk]
-    return parts + split_hashes(raw[whole:], width)
+    form = f"{HASH_BYTES * (factor - 1)}x{width}s{HASH_BYTES - width}x"
+    return [block_hash for (block_hash,) in struct.iter_unpack(form, raw)]

@@ -30,7 +30,7 @@ class Tables:
     :meth:`stored`.
 
     A change is one call into C, which writes state and answer into the request's record. The record is in `_requests`
-    before, so an interrupt finds all done or nothing. It may leave a record without tables, which counts as none.
+    before, so an interrupt finds all done or nothing. A record without tables, which it may leave, does not count.
     """
 
     __slots__ = ("_answer", "_c", "_found", "_hold", "_pool", "_requests", "n_groups", "settled")
@@ -62,12 +62,14 @@ class Tables:
         return record is not None and record.table != 0
 
     def find(self, hashes: HashList, max_tokens: int) -> int:
-        """Return the tokens of the longest cached prefix, or a negative code."""
+        """Return the tokens of the longest cached prefix."""
         self._answer = self._found
         try:
             n: int = _find(self._c, self._found, hashes._c, max_tokens)
         except OverflowError:  # not an int64
-            return ARGUMENT
+            n = ARGUMENT
+        if n < 0:
+            raise refusal(n)
         return n
 
     def allocate(
@@ -105,7 +107,7 @@ class Tables:
         self.settled[request_id] = record.settled
 
     def release(self, request_id: str) -> None:
-        """Free the request's tables; nothing if it has none."""
+        """Free the request's tables, if it has any."""
         record = self._requests.get(request_id)
         if record is None:
             return

@@ -8,7 +8,7 @@ from typing import Any
 
 from shmstore.bindings import blockhash
 from shmstore.bindings.blockhash import NO_EXTRAS, HashExtras
-from shmstore.bindings.hashlist import exact_bytes
+from shmstore.bindings.hashlist import HASH_BYTES, exact_bytes
 from shmstore.errors import shown
 from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
@@ -47,25 +47,20 @@ def _sha256(message: bytes) -> bytes:
 
 def _xxh3() -> Callable[[bytes], bytes]:
     try:
-        import xxhash
+        from xxhash import xxh3_128_digest
     except ImportError as error:
         raise ImportError('algorithm="xxh3_cbor" needs the package xxhash: pip install xxhash') from error
-    digest: Callable[[bytes], bytes] = xxhash.xxh3_128_digest
-    return digest
+    return xxh3_128_digest  # type: ignore[no-any-return, unused-ignore]
 
 
 def _rows(embeds: Any, start: int, stop: int) -> bytes:
     """The raw bytes of rows start to stop, C order, own dtype."""
     rows = embeds[start:stop]
-    if hasattr(rows, "detach"):  # a tensor: numpy lacks bfloat16 and others, their bytes it has
+    if hasattr(rows, "detach"):  # a tensor: numpy has no bfloat16, but it can have the bytes
         import torch
 
-        flat = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return bytes(flat.numpy().tobytes())
+        rows = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return bytes(rows.tobytes("C"))
-
-
-_SHA256_BYTES = 32
 
 
 class BlockHasher:
@@ -76,17 +71,15 @@ class BlockHasher:
     block its identifier and relative offset, the cache salt (first block), and a digest of the block's prompt
     embeddings. Processes and hosts with the same block size, algorithm and seed agree.
 
-    `algorithm`: "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). ValueError for
-    another one and for a `block_size` below 1 or beyond an int32.
-
-    `library`: "auto" takes the system's libcrypto for SHA-256 if there is one, one C call for all blocks of a request;
-    "hashlib" writes the messages in C and hashes them in Python. Both give the same hashes.
+    `algorithm`: "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). `library`: "auto"
+    hashes all blocks of a request in one C call if it finds the system's libcrypto; "hashlib" gives the same hashes
+    through Python. ValueError for another name and for a `block_size` below 1 or beyond an int32.
     """
 
     def __init__(
         self, block_size: int, algorithm: str = "sha256_cbor", seed: str = "0", *, library: str = "auto"
     ) -> None:
-        check_range("block_size", block_size, 1, INT32_LIMIT)
+        check_range(1, INT32_LIMIT, block_size=block_size)
         if library not in ("auto", "hashlib"):
             raise ValueError(f'library must be "auto" or "hashlib", not {shown(library)}')
         if algorithm == "sha256_cbor":
@@ -114,31 +107,24 @@ class BlockHasher:
         parent = exact_bytes(known[first - 1]) if first else self.seed_hash
         tokens = request.all_token_ids[first * size : (first + n) * size]
         extras = self._extras_of(request, first * size, (first + n) * size)
-        embeds = self._embed_digests(getattr(request, "prompt_embeds", None), first, n)
-        if self._in_c and len(parent) == _SHA256_BYTES:  # C copies that many of a parent
+        if self._in_c and len(parent) == HASH_BYTES:  # C copies that many of a parent
             hashes = BlockHashes()
-            blockhash.sha256_chain(hashes, parent, first, size, tokens, extras, embeds)
+            blockhash.sha256_chain(hashes, parent, first, size, tokens, extras)
             return hashes
-        return blockhash.digest_chain(self._digest, parent, first, size, tokens, extras, embeds)
+        return blockhash.digest_chain(self._digest, parent, first, size, tokens, extras)
 
-    @staticmethod
-    def _extras_of(request: Any, start: int, stop: int) -> HashExtras:
+    def _extras_of(self, request: Any, start: int, stop: int) -> HashExtras:
         """What tokens start to stop have beside their ids; items that end before or begin later are left out."""
         lora, salt = getattr(request, "lora_name", None), getattr(request, "cache_salt", None)
-        features = getattr(request, "mm_features", ())
-        if not features and lora is None and salt is None and getattr(request, "prompt_embeds", None) is None:
-            return NO_EXTRAS  # shared: embeddings may not be put into it
+        features, embeds = getattr(request, "mm_features", ()), getattr(request, "prompt_embeds", None)
+        if not features and lora is None and salt is None and embeds is None:
+            return NO_EXTRAS
         check_placeholders(features)
         places = ((feature, feature.mm_position.offset, feature.mm_position.length) for feature in features)
         items = [(at, n, encode_cbor(feature.identifier)) for feature, at, n in places if at < stop and at + n > start]
-        return HashExtras(b"" if lora is None else encode_cbor(lora), b"" if salt is None else encode_cbor(salt), items)
-
-    def _embed_digests(self, embeds: Any, first: int, n: int) -> bytes:
-        """SHA-256 of the rows of each block that has any; a row is thousands of bytes: a loop here costs nothing."""
-        if embeds is None:
-            return b""
-        size, rows = self.block_size, len(embeds)
-        return b"".join(
-            _sha256(_rows(embeds, s, min(s + size, rows)))
-            for s in range(first * size, min((first + n) * size, rows), size)
-        )
+        rows = 0 if embeds is None else min(stop, len(embeds))
+        digests = [
+            _sha256(_rows(embeds, s, min(s + self.block_size, rows))) for s in range(start, rows, self.block_size)
+        ]
+        lora_cbor, salt_cbor = (b"" if value is None else encode_cbor(value) for value in (lora, salt))
+        return HashExtras(lora_cbor, salt_cbor, items, b"".join(digests))

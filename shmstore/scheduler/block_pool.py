@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,18 +25,15 @@ logger = logging.getLogger(__name__)
 _RECORD = struct.Struct("=32sii")
 
 
-@dataclass(slots=True)
-class _Stored:
-    """A BlockStored to be: its hashes become Python objects when the events are taken."""
-
-    hashes: bytes
-    parent: bytes
-    width: int
-    factor: int
-    tokens: list[int]
-    block_size: int
-    lora_id: int | None
-    group: int
+def _shown(raw: bytes, width: int, ints: bool, factor: int = 1) -> list[EventHash]:
+    """Every factor-th of the padded hashes in `raw`, as events show it."""
+    if not ints:
+        return list[EventHash](split_hashes(raw, width, factor))
+    if width % 8 or len(raw) <= 4 * HASH_BYTES:
+        return [int.from_bytes(block_hash[-8:], "big") for block_hash in split_hashes(raw, width, factor)]
+    words = np.frombuffer(raw, ">u8").reshape(-1, factor, HASH_BYTES // 8)
+    low: list[EventHash] = words[:, -1, width // 8 - 1].tolist()
+    return low
 
 
 class BlockPool:
@@ -45,13 +41,11 @@ class BlockPool:
 
     Block 0 is the null block: a placeholder that is never handed out, freed or counted. `hash_block_size`: tokens per
     block hash (default: the block size of each call). `events`: keep KV events for `take_events`;
-    `int_event_hashes`: with hashes as integers. `metrics`: told of blocks handed out, accessed and evicted, when all
-    else is done; what it raises is logged and goes no further.
-    `free_order`: where freed blocks without a hash go: "uncached_first" to the head of the queue (they are worth
-    nothing), "tail" behind the others.
+    `int_event_hashes`: with hashes as integers. `metrics`: notified of blocks handed out, accessed and evicted, when
+    all else is done; its exceptions are logged and go no further. `free_order`: where freed blocks without a hash go,
+    "uncached_first" to the head of the queue (they are worth nothing), "tail" behind the others.
 
-    ValueError for a number of blocks below 1 and for another free order; every other refusal is a ValueError too, and
-    leaves the pool as it was.
+    A refusal is a ValueError (TypeError for a number that is not an integer) and leaves the pool as it was.
     """
 
     def __init__(
@@ -65,12 +59,11 @@ class BlockPool:
         metrics: KVCacheMetricsCollector | Any | None = None,
         free_order: str = "uncached_first",
     ) -> None:
-        if not 1 <= num_blocks < 1 << 30:
-            raise ValueError(f"num_blocks must be at least 1 and below 2**30, not {num_blocks}")
+        check_range(1, 1 << 30, num_blocks=num_blocks)
         if free_order not in FREE_ORDERS:
             raise ValueError(f"free_order must be one of {', '.join(FREE_ORDERS)}, not {shown(free_order)}")
-        if hash_block_size is not None and hash_block_size < 1:
-            raise ValueError(f"hash_block_size must be at least 1, not {hash_block_size}")
+        if hash_block_size is not None:
+            check_range(1, INT32_LIMIT, hash_block_size=hash_block_size)
         self.num_blocks = num_blocks
         self.enable_caching = enable_caching
         self.hash_block_size = hash_block_size
@@ -78,12 +71,12 @@ class BlockPool:
         self.metrics = metrics
         self.events_enabled = events
         self.watched = events or metrics is not None
-        """Somebody wants to hear of what happens to blocks."""
+        """Whether changes of blocks are reported."""
         self.core = Pool(num_blocks, FREE_ORDERS[free_order])
         """The C pool behind this one; for the managers."""
         self.core.log(events)
-        # Removed keys are in the log of C. Other events wait here, each with the length that the log had before it.
-        self._pending: list[tuple[int, _Stored | KVCacheEvent]] = []
+        # Removed keys are in the log of C. What makes the other events waits here, with the log's length before each.
+        self._pending: list[tuple[int, Callable[[], KVCacheEvent]]] = []
 
     # ---- blocks ----
 
@@ -109,45 +102,37 @@ class BlockPool:
         """Return for each group the block that got this key first and still has it; None if one misses."""
         found: list[int] = []
         for group in group_ids:
-            check_range("group_id", group, 0, INT32_LIMIT)
+            check_range(0, INT32_LIMIT, group_id=group)
             found.append(self.core.find(block_hash, group))
         return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
 
     def get_new_blocks(self, n: int) -> BlockSequence:
-        """Take n blocks from the head of the queue; each loses its contents. ValueError where fewer are free."""
-        if n < 0:
-            raise ValueError(f"n must not be negative: {n}")
+        """Take n blocks from the head of the queue; each loses its contents. ValueError if fewer are free."""
+        check_range(0, n=n)
         ids = self.core.get(n)
         if ids is None:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
-        if self.metrics is not None:
-            self.tell_metrics(b"", unpack_ids(ids), ids)
+        self.notify_metrics(b"", ids, ids)
         return BlockSequence(self, ids)
 
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
         """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
         ids = b"".join(ids_of(blocks, self) for blocks in groups)
-        try:
-            self.core.touch(ids)
-        except ValueError as error:
-            raise self._naming(ids, 0, error) from None
-        if self.metrics is not None:
-            self.tell_metrics(ids, (), b"")
+        self._change(self.core.touch, ids)
+        self.notify_metrics(ids, b"", b"")
 
     def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
         """Take a reference from each block, then let those without one join the queue, in this order."""
-        ids = ids_of(ordered, self)
-        try:
-            self.core.put(ids)
-        except ValueError as error:
-            raise self._naming(ids, 0, error) from None
+        self._change(self.core.put, ids_of(ordered, self))
 
-    def _naming(self, packed: bytes, first: int, error: ValueError) -> ValueError:
-        """The error to raise for these ids: one that names the first outside `first` … n-1, else `error`."""
-        for block_id in unpack_ids(packed):
-            if not first <= block_id < self.num_blocks:
-                return self._no_block(block_id)
-        return error
+    def _change(self, change: Callable[[bytes], None], ids: bytes) -> None:
+        try:
+            change(ids)
+        except ValueError:
+            for block_id in unpack_ids(ids):
+                if not 0 <= block_id < self.num_blocks:
+                    raise self._no_block(block_id) from None
+            raise
 
     def _no_block(self, block_id: int) -> ValueError:
         why = "names the null block" if block_id == 0 else "is outside the pool"
@@ -173,8 +158,8 @@ class BlockPool:
             raise ValueError("the pool was made with enable_caching=False: it keeps no contents")
         if num_cached < 0 or num_full < 0 or max(num_cached, num_full) > len(blocks):
             raise ValueError(f"blocks {num_cached} to {num_full} of {len(blocks)}")
-        check_range("block_size", block_size, 1, INT32_LIMIT)
-        check_range("group_id", group_id, 0, INT32_LIMIT)
+        check_range(1, INT32_LIMIT, block_size=block_size)
+        check_range(0, INT32_LIMIT, group_id=group_id)
         factor, rest = divmod(block_size, self.hash_block_size or block_size)
         if rest or not factor:
             raise ValueError(f"block_size {block_size} is not a multiple of the hash block size {self.hash_block_size}")
@@ -189,7 +174,7 @@ class BlockPool:
         source = self.source_of(request) if self.events_enabled else None
         self.core.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
         if source is not None:
-            self.note_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
+            self.record_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
 
     def evict_blocks(self, ids: Iterable[int]) -> None:
         """Drop the keys of these blocks, in this order; users keep the blocks. ValueError for an id outside 1 … n-1."""
@@ -198,53 +183,50 @@ class BlockPool:
             if not 1 <= whole("a block id", block_id) < self.num_blocks:
                 raise self._no_block(block_id)
         packed = pack_ids(given)
-        unkeyed = set(self.core.unkeyed(packed)) if self.metrics is not None else set()
+        keyed = pack_ids(dict.fromkeys(self.core.keyed(packed)))
         self.core.evict(packed)
-        if self.metrics is not None:
-            gone = [block_id for block_id in dict.fromkeys(unpack_ids(packed)) if block_id not in unkeyed]
-            self.tell_metrics(b"", gone, b"")
+        self.notify_metrics(b"", keyed, b"")
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; False, with a warning, while any block is in use."""
         if not self.forget():
             return False
-        self.tell_reset()
+        self.notify_reset()
         return True
 
     def forget(self) -> bool:
-        """Like `reset_prefix_cache`; the metrics hear of it when the caller, a manager, has done its part."""
+        """Like `reset_prefix_cache`, but leave it to the caller, a manager, to call `notify_reset` at its end."""
         if not self.core.reset():
             in_use = self.num_blocks - 1 - self.core.n_free
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
             return False
         if self.events_enabled:
-            self._pending.append((self.core.log_len, AllBlocksCleared()))
+            self._pending.append((self.core.log_len, AllBlocksCleared))
         return True
 
-    def tell_reset(self) -> None:
-        """Tell the metrics, if there are any, that all contents are gone; errors as in `tell_metrics`."""
+    def notify_reset(self) -> None:
+        """Report to the metrics, if there are any, that all contents are gone; errors as in `notify_metrics`."""
         if self.metrics is not None:
-            self._tell([("reset", ())])
+            self._notify([("reset", ())])
 
-    # ---- what others hear; called by the managers after each change, the metrics last ----
+    # ---- metrics and events; called by the managers after each change, the metrics last ----
 
-    def tell_metrics(self, accessed: bytes, evicted: Iterable[int], allocated: bytes) -> None:
-        """Tell the metrics, if there are any, of blocks found and taken, losing their contents, and handed out.
+    def notify_metrics(self, accessed: bytes, evicted: bytes, allocated: bytes) -> None:
+        """Report blocks found and taken, losing their contents, and handed out, to the metrics if there are any.
 
-        Comes last in every change: the collector may ask the pool and its manager anything. What it raises is logged,
-        once a call, and goes no further; the other blocks are told all the same.
+        Comes last in every change: the collector may ask the pool and its manager anything. An exception of the
+        collector is logged, once a call, and goes no further; the other blocks are reported all the same.
         """
-        metrics = self.metrics
-        if metrics is None:
+        if self.metrics is None:
             return
-        found, handed_out = [block_id for block_id in unpack_ids(accessed) if block_id], unpack_ids(allocated)
-        heard = (("accessed", found), ("evicted", evicted), ("allocated", handed_out))
-        if isinstance(metrics, KVCacheMetricsCollector):
-            self._tell((f"on_ids_{what}", (ids,)) for what, ids in heard)
+        found = [block_id for block_id in unpack_ids(accessed) if block_id]
+        changes = (("accessed", found), ("evicted", unpack_ids(evicted)), ("allocated", unpack_ids(allocated)))
+        if isinstance(self.metrics, KVCacheMetricsCollector):
+            self._notify((f"on_ids_{what}", (ids,)) for what, ids in changes)
         else:
-            self._tell((f"on_block_{what}", (KVCacheBlock(self, i),)) for what, ids in heard for i in ids)
+            self._notify((f"on_block_{what}", (KVCacheBlock(self, i),)) for what, ids in changes for i in ids)
 
-    def _tell(self, calls: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
+    def _notify(self, calls: Iterable[tuple[str, tuple[Any, ...]]]) -> None:
         failed = False
         for name, about in calls:
             try:
@@ -256,50 +238,39 @@ class BlockPool:
 
     @staticmethod
     def source_of(request: Any) -> tuple[Sequence[int], int | None]:
-        """Return what an event tells of a request; asked for before a change, as a request of one's own may raise."""
+        """Return what an event has of a request; call it before a change, as a request of another class may raise."""
         return request.all_token_ids, getattr(request, "lora_id", None)
 
-    def note_stored(
+    def record_stored(
         self, source: tuple[Sequence[int], int | None], hashes: BlockHashes, first: int, end: int, block_size: int,
         factor: int, group_id: int,
     ) -> None:  # fmt: skip
-        """Take in that blocks first … end-1 of a request (`source_of`) got their keys."""
-        parent = hashes.raw(first * factor - 1, first * factor) if first else b""
+        """Record that blocks first … end-1 of a request (`source_of`) got their keys."""
+        width, ints, raw = hashes.width, self.int_event_hashes, hashes.raw(first * factor, end * factor)
+        before = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source[0][first * block_size : end * block_size]
-        stored = _Stored(
-            hashes.raw(first * factor, end * factor), parent, hashes.width, factor,
-            tokens if isinstance(tokens, list) else list(tokens), block_size, source[1], group_id,
-        )  # fmt: skip
-        self._pending.append((self.core.log_len, stored))
+        tokens = tokens if isinstance(tokens, list) else list(tokens)
+
+        def event() -> BlockStored:  # later: making an object of each hash takes time
+            parent = _shown(before, width, ints)[0] if before else None
+            return BlockStored(
+                _shown(raw, width, ints, factor), parent, tokens, block_size, source[1], MEDIUM_GPU, group_id
+            )
+
+        self._pending.append((self.core.log_len, event))
 
     def take_events(self) -> list[KVCacheEvent]:
         """Return the events since the last call, oldest first."""
         pending, self._pending = self._pending, []
         log, start = self.core.take_log(), 0
         events: list[KVCacheEvent] = []
-        for end, item in (*pending, (len(log), None)):
+        for end, event in (*pending, (len(log), None)):
             for block_hash, width, group in _RECORD.iter_unpack(log[start:end]) if start < end else ():
-                events.append(BlockRemoved(self._shown(block_hash, width), MEDIUM_GPU, group))
+                events.append(BlockRemoved(_shown(block_hash, width, self.int_event_hashes), MEDIUM_GPU, group))
             start = end
-            if isinstance(item, _Stored):
-                hashes = self._shown(item.hashes, item.width, item.factor)
-                parent = self._shown(item.parent, item.width)[0] if item.parent else None
-                events.append(
-                    BlockStored(hashes, parent, item.tokens, item.block_size, item.lora_id, MEDIUM_GPU, item.group)
-                )
-            elif item is not None:
-                events.append(item)
+            if event is not None:
+                events.append(event())
         return events
-
-    def _shown(self, raw: bytes, width: int, factor: int = 1) -> list[EventHash]:
-        """Every factor-th of the padded hashes in `raw`, as events show it."""
-        if not self.int_event_hashes:
-            return list[EventHash](split_hashes(raw, width, factor))
-        if width % 8 or len(raw) <= 4 * HASH_BYTES:
-            return [int.from_bytes(block_hash[-8:], "big") for block_hash in split_hashes(raw, width, factor)]
-        words = np.frombuffer(raw, ">u8").reshape(-1, factor, HASH_BYTES // 8)
-        low: list[EventHash] = words[:, -1, width // 8 - 1].tolist()
-        return low
 
     # ---- for tests and tools ----
 
@@ -309,11 +280,11 @@ class BlockPool:
 
     def ref_counts(self) -> dict[int, int]:
         """Return the reference counts above 0, by block id."""
-        return self.core.ref_counts()
+        return {i: count for i in range(1, self.num_blocks) if (count := self.core.ref(i))}
 
     def cached_block_ids(self) -> list[int]:
         """Return the blocks that have a key, ascending."""
-        return self.core.keyed_ids()
+        return self.core.keyed(pack_ids(range(self.num_blocks)))
 
     @property
     def num_cached_keys(self) -> int:

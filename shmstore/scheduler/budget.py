@@ -6,19 +6,15 @@ import logging
 from collections.abc import Mapping
 
 from shmstore.errors import shown
-from shmstore.scheduler.checks import check_count
+from shmstore.scheduler.checks import check_range
 
 __all__ = ["MultiModalBudget", "compute_encoder_budget"]
 
 logger = logging.getLogger(__name__)
 
 
-def _check_counts(by_modality: Mapping[str, Mapping[str, int]], **values: int) -> None:
-    for name, counts in by_modality.items():
-        for modality, count in counts.items():
-            check_count(f"{name}[{shown(modality)}]", count)
-    for name, value in values.items():
-        check_count(name, value)
+def _check_counts(name: str, counts: Mapping[str, int]) -> None:
+    check_range(0, **{f"{name}[{shown(modality)}]": count for modality, count in counts.items()})
 
 
 def compute_encoder_budget(
@@ -32,11 +28,12 @@ def compute_encoder_budget(
     """Return (compute budget of a step, cache size), in encoder tokens; both hold at least the largest item.
 
     `max_tokens_by_modality`: tokens of the largest item of each modality; None: not a multimodal model, (0, 0);
-    empty: all are switched off, (0, 0) with a warning. ValueError where items may not be split and the largest one
+    empty: all are switched off, (0, 0) with a warning. ValueError if items may not be split and the largest one
     exceeds `max_num_batched_tokens`, and for negative numbers.
     """
-    _check_counts(
-        {} if max_tokens_by_modality is None else {"max_tokens_by_modality": max_tokens_by_modality},
+    _check_counts("max_tokens_by_modality", max_tokens_by_modality or {})
+    check_range(
+        0,
         max_num_encoder_input_tokens=max_num_encoder_input_tokens,
         encoder_cache_size=encoder_cache_size,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -61,7 +58,7 @@ class MultiModalBudget:
     """How many items of each modality fit into a prompt and into a batch.
 
     `max_tokens_by_modality`: encoder tokens of the largest item; `limits_per_prompt`: items that a prompt may have
-    (ValueError where a modality has none). ValueError for negative numbers, which names them. The budget of a step is
+    (ValueError if a modality has no limit). ValueError for negative numbers, which names them. The budget of a step is
     the smaller of `compute_budget` and `cache_size`.
     """
 
@@ -77,8 +74,10 @@ class MultiModalBudget:
         max_num_batched_tokens: int,
         enable_chunked_prefill: bool = True,
     ) -> None:
-        _check_counts(
-            {"max_tokens_by_modality": max_tokens_by_modality, "limits_per_prompt": limits_per_prompt},
+        _check_counts("max_tokens_by_modality", max_tokens_by_modality)
+        _check_counts("limits_per_prompt", limits_per_prompt)
+        check_range(
+            0,
             compute_budget=compute_budget,
             cache_size=cache_size,
             max_model_len=max_model_len,

@@ -13,7 +13,6 @@ __all__ = [
     "INT32_LIMIT",
     "INT64_LIMIT",
     "TOKEN_LIMIT",
-    "check_count",
     "check_in_order",
     "check_placeholders",
     "check_range",
@@ -40,8 +39,8 @@ def whole(name: str, value: Any) -> int:
 def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
     """Return token ids of any integer types as Python's `int`, the only one that msgpack and JSON know.
 
-    A bool or another subclass of `int` may stay what it is. TypeError for what is no integer and ValueError for one
-    beyond 64 bits; both name its position.
+    A bool or another subclass of `int` may stay what it is. TypeError for a token that is not an integer and
+    ValueError for one beyond 64 bits; both name its position.
     """
     tolist = getattr(tokens, "tolist", None)  # an array or tensor: at once, not element by element
     try:
@@ -67,19 +66,13 @@ def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
         raise
 
 
-def check_range(name: str, value: int, low: int, limit: int) -> None:
-    """Raise ValueError, which names the argument, unless low <= value < limit; TypeError where it is no integer."""
-    if type(value) is not int:
-        value = whole(name, value)
-    if not low <= value < limit:
-        bound = f"at least {low}" if value < low else f"below 2**{limit.bit_length() - 1}"
-        raise ValueError(f"{name} must be {bound}, not {value}")
-
-
-def check_count(name: str, value: int) -> None:
-    """Raise ValueError, which names the argument, where it is negative; TypeError where it is no integer."""
-    if whole(name, value) < 0:
-        raise ValueError(f"{name} must not be negative: {value}")
+def check_range(low: int, limit: int | None = None, /, **values: int) -> None:
+    """Raise ValueError, which names the first argument outside low <= value < limit; TypeError for a non-integer."""
+    for name, value in values.items():
+        if whole(name, value) < low:
+            raise ValueError(f"{name} must be at least {low}, not {value}")
+        if limit is not None and value >= limit:
+            raise ValueError(f"{name} must be below 2**{limit.bit_length() - 1}, not {value}")
 
 
 def check_in_order(features: Sequence[Any]) -> None:
@@ -93,7 +86,6 @@ def check_placeholders(features: Sequence[Any]) -> None:
     """Raise ValueError, which names the item, for one out of order, of negative offset or length, or without an end."""
     check_in_order(features)
     for i, feature in enumerate(features):
-        place = feature.mm_position
-        check_range(f"the offset of item {i}", place.offset, 0, TOKEN_LIMIT)
-        check_range(f"the length of item {i}", place.length, 0, TOKEN_LIMIT)
-        check_range(f"the end of item {i}", place.offset + place.length, 0, TOKEN_LIMIT)
+        offset, length = feature.mm_position.offset, feature.mm_position.length
+        numbers = {"offset": offset, "length": length, "end": offset + length}
+        check_range(0, TOKEN_LIMIT, **{f"the {what} of item {i}": number for what, number in numbers.items()})

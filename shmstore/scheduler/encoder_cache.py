@@ -6,11 +6,14 @@ cross-attention blocks.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
+from itertools import starmap
+from operator import call
 from typing import Any
 
 from shmstore.errors import StoreFullError, shown
-from shmstore.scheduler.checks import check_count
-from shmstore.scheduler.commit import commit
+from shmstore.scheduler.checks import check_range
 
 __all__ = ["EncoderCacheManager", "EncoderDecoderCacheManager", "RequestEncoderCacheManager"]
 
@@ -26,21 +29,18 @@ def _item(request: Any, i: int) -> Any:
 
 
 def _hash_and_size(request: Any, i: int) -> tuple[str, int]:
-    """Content hash and embeddings of item i; ValueError where they are negative."""
+    """Content hash and embeddings of item i; ValueError for a negative number."""
     item = _item(request, i)
     size = item.mm_position.get_num_embeds
-    return item.identifier, _checked(i, size() if callable(size) else size, "embeddings")
+    size = size() if callable(size) else size
+    check_range(0, **{f"embeddings of item {i}": size})
+    return item.identifier, size
 
 
 def _encoder_tokens(request: Any, i: int) -> int:
-    """Encoder tokens of item i; ValueError where they are negative."""
     _item(request, i)
-    return _checked(i, request.get_num_encoder_tokens(i), "encoder tokens")
-
-
-def _checked(i: int, size: int, unit: str) -> int:
-    if size < 0:
-        raise ValueError(f"item {i} cannot have {size} {unit}")
+    size: int = request.get_num_encoder_tokens(i)
+    check_range(0, **{f"encoder tokens of item {i}": size})
     return size
 
 
@@ -58,7 +58,43 @@ def _full(what: str, size: int, room: int, cache_size: int, unit: str) -> StoreF
 _set = dict.__setitem__
 
 
-class EncoderCacheManager:
+def _commit(changes: Iterable[tuple[Any, ...]]) -> None:
+    """Make all changes, each a builtin function and its arguments, in one call into C.
+
+    Python runs signal handlers between its own steps only. If one raises, it finds all of the changes made, or none.
+    """
+    deque(starmap(call, changes), 0)
+
+
+class _Manager:
+    """What the managers share: an item that a request has taken is in `_held` by its id until it is freed."""
+
+    _held: dict[str, dict[int, Any]]
+
+    def __init__(self, cache_size: int) -> None:
+        check_range(0, cache_size=cache_size)
+        self.cache_size = cache_size
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        raise NotImplementedError
+
+    def get_cached_input_ids(self, request: Any) -> set[int]:
+        """Return the items that this request has taken and not freed, as a set of the caller's own."""
+        return set(self._held.get(request.request_id, ()))
+
+    def free_encoder_input(self, request: Any, i: int) -> None:
+        """Give up item i of this request; do nothing if the request does not hold it."""
+        raise NotImplementedError
+
+    def free(self, request: Any) -> None:
+        """Give up all items of this request, in ascending order."""
+        for i in sorted(self.get_cached_input_ids(request)):
+            self.free_encoder_input(request, i)
+
+
+class EncoderCacheManager(_Manager):
     """Encoder outputs shared by content hash; an entry that nobody uses stays until its space is needed.
 
     `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings
@@ -75,17 +111,11 @@ class EncoderCacheManager:
     freeable: dict[str, int]
     """Entries that nobody uses and their sizes, the first to go first."""
     _sizes: dict[str, int]
-    _taken: dict[str, dict[int, str]]
     _freed: dict[str, None]
-
-    def __init__(self, cache_size: int) -> None:
-        check_count("cache_size", cache_size)
-        self.cache_size = cache_size
-        self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
-        tables: dict[str, Any] = {name: {} for name in ("cached", "freeable", "_sizes", "_taken", "_freed")}
+        tables: dict[str, Any] = {name: {} for name in ("cached", "freeable", "_sizes", "_held", "_freed")}
         vars(self).update(tables, num_free_slots=self.cache_size, num_freeable_slots=self.cache_size)
 
     def _look(self, request: Any, i: int) -> tuple[str, int]:
@@ -98,12 +128,12 @@ class EncoderCacheManager:
         return mm_hash, size
 
     def _take(self, request_id: str, i: int, mm_hash: str, size: int) -> None:
-        taken = self._taken.get(request_id, {})
+        taken = self._held.get(request_id, {})
         if taken.get(i, mm_hash) != mm_hash:
             raise ValueError(
                 f"request {shown(request_id)} holds item {i} as {shown(taken[i])}: free it before {shown(mm_hash)}"
             )
-        changes: list[tuple[Any, ...]] = [(_set, taken, i, mm_hash), (_set, self._taken, request_id, taken)]
+        changes: list[tuple[Any, ...]] = [(_set, taken, i, mm_hash), (_set, self._held, request_id, taken)]
         users = self.cached.get(mm_hash)
         if users is None:
             room = self.num_free_slots
@@ -119,12 +149,12 @@ class EncoderCacheManager:
             changes += [(set.add, users, request_id), (dict.pop, self.freeable, mm_hash, None)]
         if not users:  # new, or only kept until its space is needed
             changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots - size))
-        commit(changes)
+        _commit(changes)
 
     def check_and_update_cache(self, request: Any, i: int) -> bool:
         """Return whether item i is cached; a hit makes the request a user of it.
 
-        ValueError where the cached entry has another size.
+        ValueError if the cached entry has another size.
         """
         mm_hash, size = self._look(request, i)
         if mm_hash not in self.cached:
@@ -135,7 +165,7 @@ class EncoderCacheManager:
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
         """Return whether item i fits into the budget and, with what is scheduled already, into the cache.
 
-        Pure: it evicts nothing. ValueError where the cached entry has another size.
+        Pure: it evicts nothing. ValueError if the cached entry has another size.
         """
         _, size = self._look(request, i)
         return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_freeable_slots
@@ -143,44 +173,35 @@ class EncoderCacheManager:
     def allocate(self, request: Any, i: int) -> None:
         """Take the space for item i, evicting entries without users, oldest first, as far as needed.
 
-        An item that is cached already is only referenced. StoreFullError where it does not fit; ValueError where the
-        cached entry has another size.
+        An item that is cached already is only referenced. StoreFullError if it does not fit; ValueError if the cached
+        entry has another size.
         """
         mm_hash, size = self._look(request, i)
         if mm_hash not in self.cached and size > self.num_freeable_slots:
             raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_freeable_slots, self.cache_size, "embeddings")
         self._take(request.request_id, i, mm_hash, size)
 
-    def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the items that this request has taken and not freed."""
-        return set(self._taken.get(request.request_id, ()))
-
     def free_encoder_input(self, request: Any, i: int) -> None:
-        """Give up item i of this request; nothing where it does not hold it.
+        """Give up item i of this request; do nothing if the request does not hold it.
 
         With the last item of the last user the entry becomes the newest of those that may go.
         """
         request_id = request.request_id
-        taken = self._taken.get(request_id, {})
+        taken = self._held.get(request_id, {})
         if i not in taken:
             return
         mm_hash = taken[i]
         users = self.cached[mm_hash]
         changes: list[tuple[Any, ...]] = [(dict.pop, taken, i)]
         if len(taken) == 1:
-            changes.append((dict.pop, self._taken, request_id))
+            changes.append((dict.pop, self._held, request_id))
         if list(taken.values()).count(mm_hash) == 1:
             changes.append((set.remove, users, request_id))
             if len(users) == 1:
                 size = self._sizes[mm_hash]
                 changes.append((_set, self.freeable, mm_hash, size))
                 changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots + size))
-        commit(changes)
-
-    def free(self, request: Any) -> None:
-        """Give up all items of this request, in ascending order."""
-        for i in sorted(self.get_cached_input_ids(request)):
-            self.free_encoder_input(request, i)
+        _commit(changes)
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Return what was evicted since the last call and is not cached again, in order of eviction."""
@@ -197,7 +218,7 @@ class EncoderCacheManager:
         _require(self.freeable.keys() == {h for h, users in self.cached.items() if not users}, "entries without users")
         _require(not self._freed.keys() & self.cached.keys(), "an entry is cached and freed")
         holders: dict[str, set[str]] = {mm_hash: set() for mm_hash in self.cached}
-        for request_id, taken in self._taken.items():
+        for request_id, taken in self._held.items():
             for mm_hash in taken.values():
                 holders[mm_hash].add(request_id)
         _require(holders == self.cached, "users that hold no item")
@@ -208,55 +229,44 @@ def _require(holds: bool, what: str) -> None:
         raise RuntimeError(f"broken invariant: {what}")
 
 
-class _HeldByRequest:
-    """What each request holds by itself; giving back what is not held is nothing, taking twice counts once."""
+class _HeldByRequest(_Manager):
+    """What each request holds by itself; freeing what is not held does nothing, taking twice counts once."""
 
     num_free_slots: int
     """What nothing takes, in the unit of `cache_size`."""
-    _held: dict[str, dict[int, int]]
     _freed: list[tuple[str, int]]
     _new: dict[str, None]
     _old: dict[str, None]
-
-    def __init__(self, cache_size: int) -> None:
-        check_count("cache_size", cache_size)
-        self.cache_size = cache_size
-        self.reset()
 
     def reset(self) -> None:
         """Forget everything."""
         vars(self).update(num_free_slots=self.cache_size, _held={}, _freed=[], _new={}, _old={})
 
-    def _take(self, request: Any, i: int, size: int, *changes: tuple[Any, ...]) -> None:
+    def _take(self, request: Any, i: int, size: int, what: str, unit: str, *changes: tuple[Any, ...]) -> None:
         held = self._held.get(request.request_id, {})
+        if i in held:
+            return
+        if size > self.num_free_slots:
+            raise _full(what, size, self.num_free_slots, self.cache_size, unit)
         room = (setattr, self, "num_free_slots", self.num_free_slots - size)
-        commit([(_set, held, i, size), (_set, self._held, request.request_id, held), room, *changes])
+        _commit([(_set, held, i, size), (_set, self._held, request.request_id, held), room, *changes])
 
     def _give_back(self, request: Any, i: int, *changes: tuple[Any, ...]) -> None:
         held = self._held.get(request.request_id, {})
         if i not in held:
             return
         entry = (dict.pop, held, i) if len(held) > 1 else (dict.pop, self._held, request.request_id)
-        commit([entry, (setattr, self, "num_free_slots", self.num_free_slots + held[i]), *changes])
-
-    def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the items that the request holds, as a set of the caller's own."""
-        return set(self._held.get(request.request_id, ()))
+        _commit([entry, (setattr, self, "num_free_slots", self.num_free_slots + held[i]), *changes])
 
     def free_encoder_input(self, request: Any, i: int) -> None:
-        """Give back the space of item i; nothing if the request does not hold it."""
+        """Give back the space of item i; do nothing if the request does not hold it."""
         self._give_back(request, i)
-
-    def free(self, request: Any) -> None:
-        """Give back all items of the request, in ascending order."""
-        for i in sorted(self.get_cached_input_ids(request)):
-            self.free_encoder_input(request, i)
 
 
 class RequestEncoderCacheManager(_HeldByRequest):
     """Encoder outputs held for each request by itself, in encoder tokens (``request.get_num_encoder_tokens(i)``).
 
-    `num_free_slots` stays within 0 … `cache_size`: freeing what is not held is nothing, allocating twice counts once.
+    `num_free_slots` stays within 0 … `cache_size`: freeing what is not held does nothing, allocating twice counts once.
     """
 
     def has_cache(self, request: Any, i: int) -> bool:
@@ -268,17 +278,12 @@ class RequestEncoderCacheManager(_HeldByRequest):
         return _encoder_tokens(request, i) <= self.num_free_slots
 
     def allocate(self, request: Any, i: int) -> None:
-        """Take the space for item i; nothing if the request holds it. StoreFullError if it does not fit."""
-        size = _encoder_tokens(request, i)
-        if self.has_cache(request, i):
-            return
-        if size > self.num_free_slots:
-            what = f"item {i} of request {shown(request.request_id)}"
-            raise _full(what, size, self.num_free_slots, self.cache_size, "encoder tokens")
-        self._take(request, i, size)
+        """Take the space for item i; do nothing if the request holds it. StoreFullError if it does not fit."""
+        what = f"item {i} of request {shown(request.request_id)}"
+        self._take(request, i, _encoder_tokens(request, i), what, "encoder tokens")
 
     def free_encoder_input(self, request: Any, i: int) -> None:
-        """Give back item i; nothing if the request does not hold it."""
+        """Give back item i; do nothing if the request does not hold it."""
         self._give_back(request, i, (list.append, self._freed, (request.request_id, i)))
 
     def get_freed_ids(self) -> list[tuple[str, int]]:
@@ -304,13 +309,10 @@ class EncoderDecoderCacheManager(_HeldByRequest):
         return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_free_slots
 
     def allocate(self, request: Any, i: int) -> None:
-        """Take the space for item i; nothing if the request holds it. StoreFullError if it does not fit."""
+        """Take the space for item i; do nothing if the request holds it. StoreFullError if it does not fit."""
         mm_hash, size = _hash_and_size(request, i)
-        if i in self._held.get(request.request_id, ()):
-            return
-        if size > self.num_free_slots:
-            raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_free_slots, self.cache_size, "embeddings")
-        self._take(request, i, size, (_set, self._new, mm_hash, None))
+        what = f"item {i} ({shown(mm_hash)})"
+        self._take(request, i, size, what, "embeddings", (_set, self._new, mm_hash, None))
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Return what was allocated before the last call: the worker has made use of it by now."""

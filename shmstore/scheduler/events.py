@@ -1,4 +1,4 @@
-"""KV-cache events: what a router or an index in another process must hear to know what this cache holds."""
+"""KV-cache events: what a router or an index in another process needs to know what this cache holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KVCacheEvent:
 
     def to_msgpack(self) -> bytes:
         """Return the wire form."""
-        # A request of one's own may have tokens of numpy's or torch's integer types: they go as the numbers they are.
+        # A request of another class may have tokens of numpy's or torch's integer types: they go as numbers.
         packed: bytes = msgpack.packb(self.to_list(), use_bin_type=True, default=index)
         return packed
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import prod
 from typing import Any
 
 from shmstore.errors import shown
-from shmstore.scheduler.checks import INT64_LIMIT, check_count, check_range
+from shmstore.scheduler.checks import INT64_LIMIT, check_range
 
 __all__ = [
     "AttentionSpec",
@@ -48,12 +48,6 @@ def item_size(dtype: Any) -> int:
         raise ValueError(f"not a dtype: {shown(dtype)}") from error
 
 
-def _at_least(minimum: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, not {value}")
-
-
 def _check_dtype(name: str, dtype: Any) -> None:
     try:
         size = item_size(dtype)
@@ -71,7 +65,9 @@ class KVCacheSpec:
     """Tokens per block."""
 
     def __post_init__(self) -> None:
-        _at_least(1, block_size=self.block_size)
+        for field in fields(self):
+            if field.type in ("int", int):  # the numbers that may be 0 are 0 by default
+                check_range(0 if field.default == 0 else 1, **{field.name: getattr(self, field.name)})
 
     @property
     def page_size_bytes(self) -> int:
@@ -92,7 +88,6 @@ class AttentionSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(1, num_kv_heads=self.num_kv_heads, head_size=self.head_size)
         _check_dtype("dtype", self.dtype)
 
     @property
@@ -126,10 +121,6 @@ class SlidingWindowSpec(AttentionSpec):
     sliding_window: int
     """Tokens in the window."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least(1, sliding_window=self.sliding_window)
-
 
 @dataclass(frozen=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
@@ -137,10 +128,6 @@ class ChunkedLocalAttentionSpec(AttentionSpec):
 
     attention_chunk_size: int
     """Tokens in a chunk."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least(1, attention_chunk_size=self.attention_chunk_size)
 
 
 @dataclass(frozen=True)
@@ -156,7 +143,6 @@ class MambaSpec(KVCacheSpec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(0, num_speculative_blocks=self.num_speculative_blocks)
         # Lists would make the spec unhashable, and unequal to the same one with tuples.
         object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
@@ -199,7 +185,7 @@ class KVCacheConfig:
 
 
 def _one_spec(specs: Sequence[KVCacheSpec]) -> KVCacheSpec | None:
-    """The spec that all layers can share; None where there is no such one."""
+    """The spec that all layers can share; None if they cannot."""
     first = specs[0]
     if all(spec == first for spec in specs):
         return first
@@ -235,26 +221,20 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
 
     `layers`: spec of each layer, in the model's order. Equal specs, and full attention that differs only in a recorded
     window, give one group. Otherwise pages are made equal by larger blocks, and the layers of one spec are dealt out
-    to as few groups as hold at most g each, where g is the smallest number of layers per spec, or the largest where
-    that is below 1.25 times the smallest. ValueError without layers, for pages that are empty or cannot be made equal,
-    and for memory that is negative or 2**63 bytes and more; TypeError for memory that is no integer. Memory for fewer
-    than two blocks, one of which is the null block, gives the configuration
-    all the same, with a warning that says what is needed: a manager takes no pool without blocks.
+    to as few groups as hold at most g each. g is the smallest number of layers per spec, or the largest if that is
+    below 1.25 times the smallest. ValueError without layers, for pages that are empty or cannot be made equal, and for
+    memory that is negative or 2**63 bytes and more; TypeError for memory that is not an integer. Memory for fewer than
+    two blocks, one of which is the null block, only gives a warning that says what is needed.
     """
     if not layers:
         raise ValueError("there are no layers: nothing needs a KV cache")
-    check_count("memory_bytes", memory_bytes)
-    check_range("memory_bytes", memory_bytes, 0, INT64_LIMIT)
+    check_range(0, INT64_LIMIT, memory_bytes=memory_bytes)
     memory_bytes = int(memory_bytes)
     for name, spec in layers.items():
-        if spec.page_size_bytes < 1:
-            raise ValueError(f"layer {shown(name)}: page_size_bytes must be at least 1, not {spec.page_size_bytes}")
+        check_range(1, **{f"layer {shown(name)}: page_size_bytes": spec.page_size_bytes})
     shared = _one_spec(list(layers.values()))
-    if shared is not None:
-        groups = [KVCacheGroupSpec(tuple(layers), shared)]
-        return _config(memory_bytes, shared.page_size_bytes, len(layers), groups)
-    by_spec: dict[KVCacheSpec, list[str]] = {}
-    for name, spec in _equal_pages(layers).items():
+    by_spec: dict[KVCacheSpec, list[str]] = {} if shared is None else {shared: list(layers)}
+    for name, spec in _equal_pages(layers).items() if shared is None else ():
         by_spec.setdefault(spec, []).append(name)
     smallest, largest = min(map(len, by_spec.values())), max(map(len, by_spec.values()))
     g = largest if largest < 1.25 * smallest else smallest
@@ -263,10 +243,6 @@ def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -
         k = -(-len(names) // g)
         groups += [KVCacheGroupSpec(tuple(names[i::k]), spec) for i in range(k)]
     page = next(iter(by_spec)).page_size_bytes
-    return _config(memory_bytes, page, g, groups)
-
-
-def _config(memory_bytes: int, page: int, g: int, groups: list[KVCacheGroupSpec]) -> KVCacheConfig:
     num_blocks = memory_bytes // page // g
     if num_blocks < 2:
         logger.warning(

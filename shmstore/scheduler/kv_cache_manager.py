@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from math import lcm
 from typing import Any
 
-from shmstore.bindings.blockpool import unpack_ids
-from shmstore.bindings.kv_errors import ARGUMENT, refusal
 from shmstore.bindings.kvcache import KINDS, Tables
 from shmstore.errors import shown
 from shmstore.scheduler.block_hashes import BlockHashes
@@ -43,7 +41,7 @@ def _kind_and_parameter(spec: KVCacheSpec) -> tuple[str, int]:
     ):
         if isinstance(spec, cls):
             parameter = getattr(spec, field) if field else 0
-            check_range(field or "", parameter, 0, INT64_LIMIT)
+            check_range(0, INT64_LIMIT, **{field or "": parameter})
             return kind, parameter
     raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
 
@@ -78,11 +76,6 @@ def _check_groups(
     return lcm(*sizes)
 
 
-def _check_numbers(**values: int) -> None:
-    for name, value in values.items():
-        check_range(name, value, 0, TOKEN_LIMIT)
-
-
 def _no_request(given: object) -> TypeError:
     return TypeError(
         f"request must have the attributes of a Request (not its id alone), and this has not: {shown(given)}"
@@ -96,8 +89,8 @@ class KVCacheManager:
     tokens per block hash of the requests. `use_eagle`: the draft model needs the last hit block's hidden states, so
     it is not reused. `log_stats`: keep `PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context
     parallelism; the ranks share a block's tokens, so a block of a single full-attention group holds as many times
-    more, and `hash_block_size` counts them already. The rest goes to `BlockPool`. `metrics_collector` is called
-    when all else is done, and may ask the manager anything; what it raises is logged and goes no further.
+    more, and `hash_block_size` counts them already. The rest goes to `BlockPool`. `metrics_collector` is notified
+    when all else is done, and may ask the manager anything; its exceptions are logged and go no further.
 
     Requests are told apart by `request_id` alone: it is unique among those that have blocks.
 
@@ -126,10 +119,11 @@ class KVCacheManager:
         groups = config.kv_cache_groups
         if not groups:
             raise ValueError("the configuration has no groups")
-        check_range("max_model_len", max_model_len, 1, INT64_LIMIT)
-        check_range("hash_block_size", hash_block_size, 1, INT32_LIMIT)
-        check_range("dcp_world_size", dcp_world_size, 1, INT32_LIMIT)
-        check_range("pcp_world_size", pcp_world_size, 1, INT32_LIMIT)
+        check_range(1, INT64_LIMIT, max_model_len=max_model_len)
+        check_range(
+            1, INT32_LIMIT,
+            hash_block_size=hash_block_size, dcp_world_size=dcp_world_size, pcp_world_size=pcp_world_size,
+        )  # fmt: skip
         specs = [group.kv_cache_spec for group in groups]
         kinds = [_kind_and_parameter(spec) for spec in specs]
         ranks = dcp_world_size * pcp_world_size
@@ -137,7 +131,7 @@ class KVCacheManager:
             raise ValueError("context parallelism works with a single group of full attention only")
         sizes = [spec.block_size * ranks for spec in specs]
         for size in sizes:
-            check_range("block_size" if ranks == 1 else "block_size times the world sizes", size, 1, INT32_LIMIT)
+            check_range(1, INT32_LIMIT, **{"block_size" if ranks == 1 else "block_size times the world sizes": size})
         alignment = _check_groups(specs, sizes, hash_block_size, enable_caching, use_eagle)
         self.config = config
         self.max_model_len = max_model_len
@@ -178,12 +172,11 @@ class KVCacheManager:
         hashes = request.block_hashes
         if type(hashes) is not BlockHashes:
             hashes = BlockHashes(hashes)
-        tokens = self._tables.find(hashes, num_tokens - 1)
-        if tokens < 0:
-            if tokens == ARGUMENT:
-                check_range("num_tokens", num_tokens, 0, TOKEN_LIMIT)
-                raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}")
-            raise refusal(tokens)
+        try:
+            tokens = self._tables.find(hashes, num_tokens - 1)
+        except ValueError:
+            check_range(0, TOKEN_LIMIT, num_tokens=num_tokens)
+            raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}") from None
         if self.log_stats:
             self._stats.record(num_tokens, tokens, preempted)
         if not tokens:
@@ -200,16 +193,16 @@ class KVCacheManager:
         delay_cache_blocks: bool = False,
         num_encoder_tokens: int = 0,
     ) -> KVCacheBlocks | None:
-        """Make room for the request's next tokens and return the blocks added; None where too few are free.
+        """Make room for the request's next tokens and return the blocks added; None if too few are free.
 
         The tokens stand behind `request.num_computed_tokens` + `num_new_computed_tokens`. `new_computed_blocks`: what
         `get_computed_blocks` gave for a request that has no blocks yet. `num_lookahead_tokens`: speculative
         tokens that need room but are never cached. `delay_cache_blocks`: the contents arrive later, by
         `cache_blocks`. `num_encoder_tokens`: for cross attention.
 
-        Blocks that a window has passed are given back, also where the answer is None. ValueError for fewer than one new
-        token, for numbers out of range, for computed blocks of another manager or where the request has a table or
-        caching is off, for missing block hashes.
+        Blocks that a window has passed are given back, also if the answer is None. ValueError for fewer than one new
+        token, for numbers out of range, for missing block hashes, and for computed blocks of another manager, of a
+        request that has a table, or with caching off.
         """
         if num_new_tokens < 1:
             raise ValueError("num_new_tokens must be greater than 0")
@@ -253,8 +246,8 @@ class KVCacheManager:
                 request.num_tokens if caches else 0, num_encoder_tokens, delay_cache_blocks, hashes, ids, counts,
             )  # fmt: skip
         except ValueError:
-            _check_numbers(
-                num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
+            check_range(
+                0, TOKEN_LIMIT, num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
                 num_new_tokens=num_new_tokens, num_lookahead_tokens=num_lookahead_tokens,
                 num_encoder_tokens=num_encoder_tokens, num_tokens=request.num_tokens,
                 **{"num_computed_tokens + num_new_computed_tokens": seen + num_new_computed_tokens},
@@ -267,23 +260,22 @@ class KVCacheManager:
             new_counts = (len(new_ids) // 4,) if self.num_groups == 1 else tables.counts()
             added = KVCacheBlocks.from_ids(self.block_pool, new_ids, new_counts)
         if self.block_pool.watched:
-            self._tell(source, hashes, ids, new_ids)
+            self._notify(source, hashes, ids, new_ids)
         return added
 
     def free(self, request: RequestLike) -> None:
-        """Give the request's blocks back, its last ones to be reused first; nothing for an unknown request."""
+        """Give the request's blocks back, its last ones to be reused first; do nothing for an unknown request."""
         try:
-            request_id = request.request_id
+            self._tables.release(request.request_id)
         except AttributeError as error:
             raise _no_request(request) from error
-        self._tables.release(request_id)
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
-        """Let others find the full blocks of the request's first tokens; nothing with caching off.
+        """Let others find the full blocks of the request's first tokens; do nothing with caching off.
 
-        ValueError where the request has fewer blocks or hashes than that, and for a number out of range.
+        ValueError if the request has fewer blocks or hashes than that, and for a number out of range.
         """
-        check_range("num_computed_tokens", num_computed_tokens, 0, TOKEN_LIMIT)
+        check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
         if not self.enable_caching:
             return
         try:
@@ -298,19 +290,19 @@ class KVCacheManager:
         source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
         self._tables.cache(request_id, hashes, num_computed_tokens)
         if self.block_pool.watched:
-            self._tell(source, hashes, b"", b"")
+            self._notify(source, hashes, b"", b"")
 
-    def _tell(
+    def _notify(
         self, source: tuple[Sequence[int], int | None] | None, hashes: BlockHashes, found: bytes, new: bytes
     ) -> None:
-        """Events and then metrics of the last change; with the metrics' first word its answers may be gone."""
+        """Record events and then notify the metrics, which may overwrite the answers of the last change."""
         pool = self.block_pool
         if source is not None:
             for group, first, end in self._tables.stored():
                 size = self._sizes[group]
-                pool.note_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
+                pool.record_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
         if pool.metrics is not None and (found or new):
-            pool.tell_metrics(found, unpack_ids(new), new)
+            pool.notify_metrics(found, new, new)
 
     # ---- the prefix cache ----
 
@@ -324,7 +316,7 @@ class KVCacheManager:
             return False
         if self.log_stats:
             self._stats.reset = True
-        self.block_pool.tell_reset()
+        self.block_pool.notify_reset()
         return True
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
@@ -346,7 +338,7 @@ class KVCacheManager:
         return self.block_pool.get_usage()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """Return the request's blocks; none for an unknown one."""
+        """Return the request's blocks, no blocks for an unknown request."""
         ids, counts = self._tables.table(request_id)
         return KVCacheBlocks.from_ids(self.block_pool, ids, counts) if ids else self.empty_kv_cache_blocks
 

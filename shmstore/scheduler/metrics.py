@@ -8,7 +8,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+
+from shmstore.scheduler.checks import check_range
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock
 
 __all__ = ["BlockLifetime", "CachingMetrics", "KVCacheMetricsCollector", "PrefixCacheStats"]
 
@@ -51,8 +53,7 @@ class CachingMetrics:
     """Hit rate over the most recent requests, at least one record and else at most `max_recent_requests` of them."""
 
     def __init__(self, max_recent_requests: int = 1000) -> None:
-        if max_recent_requests < 1:
-            raise ValueError(f"max_recent_requests must be at least 1, not {max_recent_requests}")
+        check_range(1, max_recent_requests=max_recent_requests)
         self.max_recent_requests = max_recent_requests
         self._records: deque[tuple[int, int, int]] = deque()
         self._requests = self._queries = self._hits = 0
@@ -85,14 +86,6 @@ class CachingMetrics:
         return self._hits / self._queries if self._queries else 0.0
 
 
-class HasBlockId(Protocol):
-    """A block, as far as the collector looks at it."""
-
-    @property
-    def block_id(self) -> int:
-        """Its number."""
-
-
 @dataclass(frozen=True, slots=True)
 class BlockLifetime:
     """What became of one sampled block between being handed out and losing its contents."""
@@ -112,7 +105,7 @@ class _Sample:
 
 
 class KVCacheMetricsCollector:
-    """Samples blocks and tells, when one loses its contents, how long it lived, lay idle, and between accesses.
+    """Samples blocks and records how long each lived, lay idle, and between accesses, when it loses its contents.
 
     A block that is handed out is sampled with probability `sample_rate` (ValueError outside 0 … 1). `clock` gives
     seconds, `rng` numbers in [0, 1).
@@ -133,15 +126,15 @@ class KVCacheMetricsCollector:
         self._samples: dict[int, _Sample] = {}
         self._events: list[BlockLifetime] = []
 
-    def on_block_allocated(self, block: HasBlockId) -> None:
+    def on_block_allocated(self, block: KVCacheBlock) -> None:
         """Sample the block, or not."""
         self.on_ids_allocated((block.block_id,))
 
-    def on_block_accessed(self, block: HasBlockId) -> None:
+    def on_block_accessed(self, block: KVCacheBlock) -> None:
         """Note a prefix-cache hit on the block."""
         self.on_ids_accessed((block.block_id,))
 
-    def on_block_evicted(self, block: HasBlockId) -> None:
+    def on_block_evicted(self, block: KVCacheBlock) -> None:
         """Close the block's sample: its contents are gone."""
         self.on_ids_evicted((block.block_id,))
 

@@ -59,9 +59,6 @@ class TokenView(Sequence[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(self._tokens)
 
-    def __contains__(self, token: object) -> bool:
-        return token in self._tokens
-
     def __eq__(self, other: object) -> bool:
         if isinstance(other, TokenView):
             return self._tokens == other._tokens
@@ -83,11 +80,11 @@ class Request:
     """One request as the managers see it: its tokens, how many are computed, and its block hashes.
 
     `prompt_token_ids`: integers of any type, also an array or tensor, or None with `prompt_embeds` (an array or tensor
-    with one row a token; all token ids are 0 then). They are kept as Python integers: TypeError for what is no integer
-    and ValueError for one beyond 64 bits, with its position. `block_hasher`: called with the request whenever it has
-    grown; None leaves `block_hashes` empty,
-    which is enough where caching is off. `mm_features`: items with `identifier` and `mm_position`, in order of offset
-    (ValueError names the first that is not). ValueError without any token.
+    with one row a token; all token ids are 0 then). They are kept as Python integers: TypeError if one is not an
+    integer, ValueError if one is beyond 64 bits, with its position. `block_hasher`: called with the request whenever
+    it has grown; None leaves `block_hashes` empty, which is enough with caching off. `mm_features`: items with
+    `identifier` and `mm_position`, in order of offset (ValueError names the first that is not). ValueError without any
+    token.
     """
 
     def __init__(
@@ -146,10 +143,10 @@ class Request:
         return self._token_ids[self.num_prompt_tokens :]
 
     def append_output_token_ids(self, token_ids: SupportsIndex | Iterable[SupportsIndex]) -> None:
-        """Append generated tokens, and the hashes of the blocks that they fill; where either fails, neither.
+        """Append generated tokens and the hashes of the blocks that they fill; if either fails, append neither.
 
-        One integer of any type, or a sequence, array or tensor of them. TypeError for what is no integer and ValueError
-        for one beyond 64 bits, with its position.
+        One integer of any type, or a sequence, array or tensor of them. TypeError if one is not an integer and
+        ValueError if one is beyond 64 bits, with its position.
         """
         tokens, known, hashed = self._token_ids, len(self._token_ids), None
         try:

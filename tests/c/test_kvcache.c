@@ -97,9 +97,9 @@ static void refusals_change_nothing(void) {
     kv->groups[0].n_holders = 2;
     CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_HOLDERS);
     kv->groups[0].n_holders = 1;
-    kv->tables[r->table].ids[1] = 0;
+    kv->tables[r->table].ids.at[1] = 0;
     CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
-    kv->tables[r->table].ids[1] = 4;
+    kv->tables[r->table].ids.at[1] = 4;
     CHECK(shms_kvcache_valid(kv) == SHMS_KV_BAD_TABLE);
     shms_hashlist_free(none);
     shms_hashlist_free(hashes);

@@ -14,7 +14,6 @@ from shmstore.scheduler import (
     KVCacheManager,
     Request,
     block_hasher,
-    commit,
     encoder_cache,
     kv_cache_manager,
 )
@@ -23,7 +22,7 @@ from shmstore.scheduler import request as requests
 from tests.interrupts import interrupted_at
 from tests.scheduler.helpers import features, manager, request
 
-MODULES = (block_hasher, blockhash, commit, encoder_cache, hashlist, kv_cache_manager, kvcache, requests)
+MODULES = (block_hasher, blockhash, encoder_cache, hashlist, kv_cache_manager, kvcache, requests)
 FILES = [module.__file__ for module in MODULES]
 HASHER = BlockHasher(4)
 OLD, NEW, NEXT = request("old", range(6)), request("new", range(9)), request("next", range(9))

@@ -52,7 +52,7 @@ ITEMS: dict[str, Any] = {
 @pytest.mark.parametrize("name", BUDGET)
 @pytest.mark.parametrize("modalities", [None, {}, {"image": 4}])
 def test_a_budget_of_negative_numbers_is_refused_by_name(name: str, modalities: Any) -> None:
-    with pytest.raises(ValueError, match=rf"^{name} must not be negative: -1"):
+    with pytest.raises(ValueError, match=rf"^{name} .*-1"):
         compute_encoder_budget(modalities, **BUDGET | {name: -1})
     with pytest.raises(TypeError, match=rf"^{name} must be an integer, not 1.5"):
         compute_encoder_budget(modalities, **BUDGET | {name: 1.5})
@@ -60,16 +60,16 @@ def test_a_budget_of_negative_numbers_is_refused_by_name(name: str, modalities: 
 
 @pytest.mark.parametrize("name", ITEMS)
 def test_items_of_a_negative_budget_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{name} must not be negative: -1"):
+    with pytest.raises(ValueError, match=rf"^{name} .*-1"):
         MultiModalBudget({"image": 4}, {"image": 1}, **ITEMS | {name: -1})
 
 
 def test_a_modality_of_negative_size_or_limit_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^max_tokens_by_modality\['image'\] must not be negative: -4"):
+    with pytest.raises(ValueError, match=r"^max_tokens_by_modality\['image'\] .*-4"):
         compute_encoder_budget({"video": 4, "image": -4}, **BUDGET)
-    with pytest.raises(ValueError, match=r"^max_tokens_by_modality\['image'\] must not be negative: -4"):
+    with pytest.raises(ValueError, match=r"^max_tokens_by_modality\['image'\] .*-4"):
         MultiModalBudget({"image": -4}, {"image": 1}, **ITEMS)
-    with pytest.raises(ValueError, match=r"^limits_per_prompt\['image'\] must not be negative: -1"):
+    with pytest.raises(ValueError, match=r"^limits_per_prompt\['image'\] .*-1"):
         MultiModalBudget({"image": 4}, {"image": -1}, **ITEMS)
 
 
