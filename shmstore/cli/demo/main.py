@@ -1,4 +1,4 @@
-"""`shmstore demo`: real photographs through a real processor to every worker, with each kind of cache between."""
+"""`shmstore demo`: sends real photographs through a real processor to every worker, with each kind of cache."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -15,22 +16,15 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from shmstore.cli.command import (
-    EXIT_OK,
-    EXIT_USAGE,
-    EXIT_WRONG,
-    Command,
-    positive_argument,
-    size_argument,
-)
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, positive_argument, size_argument
 from shmstore.cli.commands.common import complain
 from shmstore.cli.demo import messages
 from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from shmstore.cli.demo.modes import MODES
 from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
-from shmstore.cli.demo.records import MAX_WORKERS, RunSettings
-from shmstore.cli.demo.report import DemoReport, make_report, print_report
-from shmstore.cli.demo.supervisor import DemoError, Observer, SilentObserver, run_mode
+from shmstore.cli.demo.records import MAX_WORKERS, DemoReport, RunSettings
+from shmstore.cli.demo.report import print_report
+from shmstore.cli.demo.supervisor import DemoError, Observer, run_mode
 
 ALL = "all"
 EXIT_INTERRUPTED = 128 + signal.SIGINT
@@ -45,26 +39,18 @@ def run(
 ) -> DemoReport:
     """Run the same requests in each of `modes`, one after the other, and return the figures.
 
-    Raises as `run_mode` does.
+    Raises the errors of `run_mode`.
     """
-    watching = observer or SilentObserver()
-    return make_report(settings, [run_mode(mode, settings, source, watching) for mode in modes])
+    reports = [run_mode(mode, settings, source, observer or Observer()) for mode in modes]
+    return replace(reports[0], modes={mode: one for report in reports for mode, one in report.modes.items()})
 
 
-def missing_packages(packages: Sequence[str]) -> list[str]:
-    """Return those of `packages` that cannot be imported here."""
-    return [package for package in packages if importlib.util.find_spec(package) is None]
-
-
-class ProgressBar:
-    """An `Observer` that draws one bar for each mode and stage."""
+class ProgressBar(Observer):
+    """Draws one bar for each mode and stage."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[tuple[str, str], TaskID] = {}
-
-    def started(self, mode: str, pids: dict[str, int]) -> None:
-        """Nothing to draw yet: how many items there are is still to be said."""
 
     def progressed(self, mode: str, progress: messages.Progress) -> None:
         """Move the bar of this mode and stage."""
@@ -77,7 +63,7 @@ class ProgressBar:
 def _workers_argument(text: str) -> int:
     number = positive_argument(text)
     if number > MAX_WORKERS:
-        raise argparse.ArgumentTypeError(f"at most {MAX_WORKERS}, each a process of some 150 MB: {text!r}")
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_WORKERS}, not {text!r}: each takes some 150 MB")
     return number
 
 
@@ -86,7 +72,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mode",
         choices=(*MODES, ALL),
         default=ALL,
-        help=f"{'; '.join(f'{mode.name}: {mode.summary}' for mode in MODES.values())} (default {ALL}, one by one)",
+        help=f"{'; '.join(f'{mode.name}: {mode.summary}' for mode in MODES.values())} (default {ALL}, in turn)",
     )
     parser.add_argument(
         "--workers",
@@ -99,25 +85,27 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--capacity",
         type=size_argument,
         metavar="SIZE",
-        help="bytes of items that each mode may keep, e.g. 64M or 1GiB (default: too few for all, so that it evicts)",
+        help="bytes of items that each mode may keep, such as 64M or 1GiB (default: too small for all, so it evicts)",
     )
     parser.add_argument(
         "--rounds",
         type=positive_argument,
         default=5,
         metavar="N",
-        help="times that each image is asked for (default 5)",
+        help="number of times that each image is requested (default 5)",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the order of the requests (default 0)")
     parser.add_argument(
-        "--in-flight", type=positive_argument, default=4, metavar="N", help="requests under way at a time (default 4)"
+        "--seed", type=int, default=0, metavar="N", help="seed of the order of the requests (default 0)"
+    )
+    parser.add_argument(
+        "--in-flight", type=positive_argument, default=4, metavar="N", help="requests in flight at a time (default 4)"
     )
     parser.add_argument(
         "--images",
         type=Path,
         metavar="DIR",
-        help="your own images; one that cannot be used is skipped, with a warning (default: photographs that "
-        "scikit-image and scikit-learn ship)",
+        help="folder of your own images; it warns of those that it cannot use (default: photographs of scikit-image "
+        "and scikit-learn)",
     )
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else, on stdout")
 
@@ -132,7 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
     )
     try:
         paths = folder_photographs(arguments.images) if arguments.images else None
-        missing = missing_packages(PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES)
+        needed = PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES
+        missing = [package for package in needed if importlib.util.find_spec(package) is None]
         if missing:
             return complain(
                 "demo", f"{', '.join(missing)} not installed; in the source tree: pip install '.[demo]'", EXIT_USAGE
@@ -147,10 +136,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _usable(folder: Path, paths: Sequence[Path]) -> tuple[Path, ...]:
-    """Return those of somebody's own images that can be used, and warn of each of the others."""
+    """Return the images that can be used, and warn of each of the others."""
     with _terminated_as_interrupted(), _progress_bar() as bar:
         usable, errors = usable_photographs(
-            paths, lambda done: bar.progressed("images", messages.Progress("looking at them", done, len(paths)))
+            paths, lambda done: bar.progressed("images", messages.Progress("checking", done, len(paths)))
         )
     for error in errors:
         complain("demo", f"skipped {error}")
@@ -167,9 +156,9 @@ def execute(
     as_json: bool = False,
     observer: Observer | None = None,
 ) -> int:
-    """Run each of `modes`, print the report on stdout, and return the exit status; errors become a line on stderr.
+    """Run each of `modes`, print the report on stdout, and return the exit status; print an error as a line on stderr.
 
-    Without an `observer` a progress bar is drawn on stderr, where that is a terminal.
+    Without an `observer`, draw a progress bar on stderr if that is a terminal.
     """
     try:
         with _terminated_as_interrupted(), _progress_bar() as bar:
@@ -191,10 +180,10 @@ def execute(
 
 @contextmanager
 def _progress_bar() -> Iterator[Observer]:
-    """Yield an observer that draws on stderr where that is a terminal, and a silent one where it is not."""
+    """Yield an observer that draws on stderr if that is a terminal, and otherwise does nothing."""
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield SilentObserver()
+        yield Observer()
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -203,7 +192,7 @@ def _progress_bar() -> Iterator[Observer]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """Treat SIGTERM like Ctrl-C inside, so that it leaves as little behind."""
+    """Treat SIGTERM like Ctrl-C in the block, so that it leaves nothing behind either."""
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
@@ -217,7 +206,7 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 COMMAND = Command(
     name="demo",
-    summary="send real photographs to every worker, with each kind of cache between, side by side",
+    summary="send real photographs to every worker with each kind of cache, and compare them side by side",
     example="shmstore demo --mode shm --workers 4 --capacity 64M --rounds 10",
     add_arguments=_add_arguments,
     run=_run,
