@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,8 +15,16 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, positive_argument, size_argument
-from shmstore.cli.commands.common import complain
+from shmstore.cli.command import (
+    EXIT_OK,
+    EXIT_USAGE,
+    EXIT_WRONG,
+    Command,
+    number_argument,
+    positive_argument,
+    size_argument,
+)
+from shmstore.cli.commands.common import add_json, complain, print_json
 from shmstore.cli.demo import messages
 from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from shmstore.cli.demo.modes import MODES
@@ -60,13 +67,6 @@ class ProgressBar(Observer):
         self._progress.update(self._tasks[key], completed=progress.done, total=progress.total)
 
 
-def _workers_argument(text: str) -> int:
-    number = positive_argument(text)
-    if number > MAX_WORKERS:
-        raise argparse.ArgumentTypeError(f"must be at most {MAX_WORKERS}, not {text!r}: each takes some 150 MB")
-    return number
-
-
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mode",
@@ -76,10 +76,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workers",
-        type=_workers_argument,
+        type=number_argument(int, 1, MAX_WORKERS),
         default=2,
         metavar="N",
-        help=f"worker processes (default 2, at most {MAX_WORKERS})",
+        help=f"worker processes of some 150 MB each (default 2, at most {MAX_WORKERS})",
     )
     parser.add_argument(
         "--capacity",
@@ -107,7 +107,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="folder of your own images; it warns of those that it cannot use (default: photographs of scikit-image "
         "and scikit-learn)",
     )
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON, and nothing else, on stdout")
+    add_json(parser)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -167,12 +167,12 @@ def execute(
         return complain("demo", error, EXIT_USAGE)
     except DemoError as error:
         if as_json:
-            print(json.dumps({"ok": False, "error": str(error)}))
+            print_json({"ok": False, "error": str(error)})
         return complain("demo", error, EXIT_WRONG)
     except KeyboardInterrupt:
         return complain("demo", "interrupted", EXIT_INTERRUPTED)
     if as_json:
-        print(json.dumps(report.as_json()))
+        print_json(report.as_json())
     else:
         print_report(report, Console())
     return EXIT_OK if report.ok else EXIT_WRONG
