@@ -89,8 +89,9 @@ def test_every_field_of_a_readers_statistics_is_shown_with_its_value(stores: Sto
     ref = writer.put("a", torch.ones(4))
     view = readers[0].get(ref)
     readers[1].release(ref)
+    data = ref.to_bytes()
     with pytest.raises(StaleRefError):
-        readers[1].get(ObjectRef.from_bytes(ref.to_bytes()[:-1] + b"\0"))
+        readers[1].get(ObjectRef.from_bytes(data[:-1] + bytes([data[-1] ^ 1])))
     samples = scrape(ShmStoreCollector(*readers))
     for reader in readers:
         labels = (("rank", str(reader.rank)), ("store", writer.name))

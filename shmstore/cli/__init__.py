@@ -1,1 +1,1 @@
-"""The `shmstore` command: `main` is the command line, `commands` its subcommands, `demo` the largest of them."""
+"""The `shmstore` command: `main` is the command line, `commands` and `demo` are its subcommands."""

@@ -1,11 +1,13 @@
-"""What one subcommand of `shmstore` is made of, and the argument types that several of them share."""
+"""The record of a subcommand of `shmstore`, and the argument types that several subcommands share."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 EXIT_OK = 0
 EXIT_WRONG = 1
@@ -21,26 +23,29 @@ class Command:
 
     name: str
     summary: str
-    """One line, for the list of commands."""
+    """One line for the list of commands."""
     example: str
     """Shown below the options in `--help`."""
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
-    """Does the work and returns the exit status: 0, 1 (found something wrong) or 2 (usage)."""
+    """Does the work and returns the exit status: 0, 1 (found something wrong) or 2 (usage).
+
+    The command line prints a ValueError, OSError, LookupError or MemoryError as one line, and exits with status 1.
+    """
 
 
 def parse_size(text: str) -> int:
-    """Return the number of bytes that `text` names: "4096", "64M" and "64MiB" (powers of 1024), "64MB" (of 1000).
+    """Return a size in bytes: "4096", "64M" and "64MiB" (powers of 1024), "64MB" (powers of 1000).
 
-    Raises `ValueError` for anything else, zero included.
+    Raises `ValueError` for any other text, and for a size below one byte.
     """
     match = _SIZE.fullmatch(text.strip())
     if match is None:
-        raise ValueError(f"not a size: {text!r} (examples: 4096, 64M, 1GiB)")
+        raise ValueError(f"must be a size such as 4096, 64M or 1GiB, not {text!r}")
     decimal = match["suffix"].lower() == "b" and match["unit"] != ""
     size = int(float(match["number"]) * (1000 if decimal else 1024) ** _POWERS[match["unit"].lower()])
     if size < 1:
-        raise ValueError(f"a size must be at least one byte: {text!r}")
+        raise ValueError(f"must be a size of at least one byte, not {text!r}")
     return size
 
 
@@ -52,12 +57,21 @@ def size_argument(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def positive_argument(text: str) -> int:
-    """Return `text` as an integer of at least 1: an argparse type."""
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"not a whole number of at least 1: {text!r}")
-    return number
+def number_argument(kind: type[int] | type[float], least: float, most: float = math.inf) -> Callable[[str], Any]:
+    """Return an argparse type for numbers of this kind from `least` to `most`."""
+
+    def parse(text: str) -> Any:
+        try:
+            number = kind(text)
+        except ValueError:
+            number = math.nan
+        if not least <= number <= most:
+            name = "a whole number" if kind is int else "a number"
+            limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+            raise argparse.ArgumentTypeError(f"must be {name} {limits}, not {text!r}")
+        return number
+
+    return parse
+
+
+positive_argument = number_argument(int, 1)

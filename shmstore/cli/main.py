@@ -1,6 +1,6 @@
 """The `shmstore` command: one parser, one subcommand a module.
 
-A subcommand is a `Command` in a module of its own; naming it in `COMMANDS` is all it takes to add it.
+To add a subcommand, make a `Command` in its own module and add it to `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.bench import COMMAND as BENCH
+from shmstore.cli.commands.common import complain, print_json
 from shmstore.cli.commands.completion import COMMAND as COMPLETION
 from shmstore.cli.commands.dump import COMMAND as DUMP
 from shmstore.cli.commands.gc import COMMAND as GC
@@ -47,17 +48,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         parser = build_parser()
         arguments = parser.parse_args(argv)
-    except SystemExit as stop:  # argparse has said why; a caller wants the number, not the exception
+    except SystemExit as stop:  # argparse has printed the reason; a caller expects a status, not an exception
         return EXIT_OK if stop.code is None else stop.code if isinstance(stop.code, int) else EXIT_USAGE
     if arguments.command is None:
         parser.print_help(sys.stderr)
-        print("\nshmstore: error: which COMMAND?", file=sys.stderr)
+        print("\nshmstore: error: name a COMMAND", file=sys.stderr)
         return EXIT_USAGE
     command: Command = arguments.command
     status = EXIT_OK
     try:
         status = command.run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output, `head` for one, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would complain at its end
+    except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it exits
+    except (ValueError, OSError, LookupError, MemoryError) as error:  # each error of the store is one of these
+        if getattr(arguments, "json", False):
+            print_json({"ok": False, "error": str(error)})
+        return complain(command.name, error)
     return status

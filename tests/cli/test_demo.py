@@ -24,16 +24,16 @@ from rich.console import Console
 from rich.progress import Progress as RichProgress
 
 from shmstore.cli.command import parse_size
-from shmstore.cli.demo.api import default_capacity, request_order
+from shmstore.cli.demo.api import default_capacity, percentile, request_order
 from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
 from shmstore.cli.demo.main import ProgressBar, execute, run
 from shmstore.cli.demo.memory import Memory, parse_smaps
 from shmstore.cli.demo.messages import Progress
 from shmstore.cli.demo.modes import MODES
 from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
-from shmstore.cli.demo.records import MAX_WORKERS, Faults, RunSettings
-from shmstore.cli.demo.report import DemoReport, ModeFigures, percentile, print_report
-from shmstore.cli.demo.supervisor import GRACE_S, DemoError, SilentObserver
+from shmstore.cli.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigures, RunSettings
+from shmstore.cli.demo.report import print_report
+from shmstore.cli.demo.supervisor import GRACE_S, DemoError, Observer
 from shmstore.cli.main import COMMANDS, main
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from tests.cli.items import BrokenImage, FailingProcessor, RandomItems, StuckProcessor
@@ -64,7 +64,7 @@ def _leaves_nothing_behind() -> Iterator[None]:
     assert children() == before
 
 
-class Recorder(SilentObserver):
+class Recorder(Observer):
     """Notes the processes and stages of each mode, and acts once, when the first step of the first mode is through."""
 
     def __init__(self, act: Callable[[dict[str, int]], None] | None = None) -> None:
@@ -285,7 +285,7 @@ def test_the_report_says_if_dev_shm_had_no_room_for_the_default_capacity(
 ) -> None:
     settings = replace(faulty.settings, capacity=asked and faulty.capacity)
     lines = report_lines(faulty, settings=settings, distinct_bytes=wanted * faulty.capacity)
-    assert noted is any(line.startswith("/dev/shm has room for no more") for line in lines)
+    assert noted is any(line.startswith("/dev/shm has no room") for line in lines)
 
 
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -300,9 +300,9 @@ sys.path.insert(0, ".")
 from tests.cli.items import RandomItems
 from shmstore.cli.demo.main import execute
 from shmstore.cli.demo.records import RunSettings
-from shmstore.cli.demo.supervisor import SilentObserver
+from shmstore.cli.demo.supervisor import Observer
 
-class Teller(SilentObserver):
+class Teller(Observer):
     def progressed(self, mode, progress):
         if progress.stage == "sending" and progress.done == 4:
             print("under way", flush=True)
@@ -368,7 +368,7 @@ def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
 def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixture[str]) -> None:
     asked: list[float] = []
 
-    class Terminator(SilentObserver):
+    class Terminator(Observer):
         def progressed(self, mode: str, progress: Progress) -> None:
             asked.append(time.monotonic())
             os.kill(os.getpid(), signal.SIGTERM)
@@ -649,7 +649,7 @@ Pss:                   0 kB
 
 
 def test_memory_is_summed_by_what_it_is_with_only_the_process_s_part_of_a_segment() -> None:
-    assert Memory(own=520 * 1024, segments=300 * 1024, total=852 * 1024) == parse_smaps(SMAPS.splitlines())
+    assert Memory(own=520 * 1024, segment=300 * 1024, total=852 * 1024) == parse_smaps(SMAPS.splitlines())
 
 
 def test_a_percentile_is_one_of_the_values() -> None:

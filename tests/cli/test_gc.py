@@ -197,12 +197,8 @@ def test_processes_that_were_not_looked_at_are_told_of_only_where_the_verdict_ha
     finally:
         for name in (useless, recoverable):
             (SHM / name).unlink(missing_ok=True)
-    assert (True, False) == tuple("do not let" in said.replace("does", "do") for said in (told, silent))
-    assert re.search(
-        r"^note: (1 process does|\d+ processes do) not let this user see what (it maps|they map) \(\d+",
-        told,
-        re.MULTILINE,
-    )
+    note = re.compile(r"^note: this user may not see what some processes map \(\d+", re.MULTILINE)
+    assert (True, False) == tuple(note.search(said) is not None for said in (told, silent))
 
 
 def test_holders_are_the_processes_that_map_or_open_a_file() -> None:

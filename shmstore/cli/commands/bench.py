@@ -1,4 +1,4 @@
-"""`shmstore bench`: the main figures on this machine, each against numpy.copyto of the same bytes."""
+"""`shmstore bench`: the main figures on this machine, compared with numpy.copyto of the same bytes."""
 
 import argparse
 import itertools
@@ -17,50 +17,44 @@ import torch
 
 from shmstore.bindings.store import space
 from shmstore.cli.command import EXIT_OK, Command
-from shmstore.cli.commands.common import add_json, make_console, make_table, print_json, reporting, size
+from shmstore.cli.commands.common import add_json, make_console, make_table, print_json, size
 from shmstore.errors import StoreSpaceError
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-
-__all__ = ["COMMAND", "Figure", "measure"]
 
 _KIB, _MIB = 1 << 10, 1 << 20
 _SIZES = (_KIB, 64 * _KIB, _MIB, 6 * _MIB, 64 * _MIB)
 _RING = 512 * _MIB
 _SMALLEST_RING = _MIB
 _SECONDS_EACH = 2.0
-"""For the puts and copies of a size; its gets and hits take a quarter each. Five sizes: well below half a minute."""
+"""For the puts and copies of one size; its gets and hits take a quarter each."""
 _MOST_ROUNDS = 4000
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One size: medians in microseconds."""
+    """The medians of one size, in microseconds."""
 
     nbytes: int
-    """Of the tensor."""
+    """Bytes of the tensor."""
     put_us: float
-    """`put`, into a full ring: it evicts."""
+    """`put` into a full ring, so it evicts."""
     copy_us: float
-    """`numpy.copyto` of the same bytes into warm shared memory, as cold in the caches."""
+    """`numpy.copyto` of the same bytes into warm shared memory that is as cold in the caches."""
     get_us: float
     """`get`: a read-only view."""
     hit_us: float
-    """`get_cached`: another reference to what is there."""
+    """`get_cached`: another reference to a stored object."""
 
     @property
     def put_ratio(self) -> float:
-        """What a put costs, in copies."""
+        """Cost of a put, in copies."""
         return self.put_us / self.copy_us
 
 
-def _nothing(result: Any) -> None:
-    """Undo nothing."""
-
-
 def _interleaved(
-    operations: list[Callable[[], Any]], seconds: float, undo: Callable[[Any], object] = _nothing
+    operations: list[Callable[[], Any]], seconds: float, undo: Callable[[Any], object] = lambda result: None
 ) -> list[float]:
-    """Return the median time of each operation in microseconds; they take turns. `undo` of a result is not timed."""
+    """Return the median time of each operation in microseconds; they take turns, and `undo` is not timed."""
     for operation in operations:
         undo(operation())
     times: list[list[float]] = [[] for _ in operations]
@@ -95,7 +89,7 @@ def _measure_size(
 
 
 def _ring_size() -> int:
-    """Return the largest ring that leaves half of /dev/shm's free space, for it and for what it is compared with."""
+    """Return the size of the largest ring that, with a file of the same size, leaves half of /dev/shm's free space."""
     free = space(_MIB, 1, 0, 0)[1]
     ring = min(_RING, free // 4 // _MIB * _MIB)
     if ring < _SMALLEST_RING:
@@ -104,7 +98,7 @@ def _ring_size() -> int:
 
 
 def measure(seconds_each: float = _SECONDS_EACH, sizes: tuple[int, ...] = _SIZES) -> tuple[int, list[Figure]]:
-    """Return the ring's size and a figure for each size of which it takes two; all in a store of its own."""
+    """Return the ring's size and a figure for each size of which the ring holds two; it makes its own store."""
     ring = _ring_size()
     with tempfile.TemporaryFile(dir="/dev/shm", prefix="shmstore-bench-") as file:
         os.posix_fallocate(file.fileno(), 0, ring)
@@ -112,7 +106,7 @@ def measure(seconds_each: float = _SECONDS_EACH, sizes: tuple[int, ...] = _SIZES
         shared[:] = 1
         with ObjectStoreWriter.create(capacity=ring, n_readers=1, prefault=True) as writer:
             with ObjectStoreReader.attach(writer.handle) as reader:
-                writer.retire(0)  # nobody waits for what is only put
+                writer.retire(0)  # or its objects could not be evicted
                 fitting = [nbytes for nbytes in sizes if 2 * nbytes <= ring]
                 return ring, [_measure_size(nbytes, writer, reader, shared, seconds_each) for nbytes in fitting]
 
@@ -140,14 +134,14 @@ def _run(arguments: argparse.Namespace) -> int:
     console.print(table)
     print(f"medians; ring of {size(ring)}; {machine}")
     for nbytes in missing:
-        print(f"left out: {size(nbytes)}, for which /dev/shm is too small")
+        print(f"left out: {size(nbytes)}, because /dev/shm is too small")
     return EXIT_OK
 
 
 COMMAND = Command(
     name="bench",
-    summary="measure put, get and hit on this machine against a plain copy, in less than half a minute",
+    summary="compare put, get and hit on this machine with a plain copy, in less than half a minute",
     example="shmstore bench --json",
     add_arguments=add_json,
-    run=reporting("bench", _run),
+    run=_run,
 )

@@ -1,12 +1,10 @@
-"""`shmstore completion`: what a shell needs to complete commands, options and names of stores."""
+"""`shmstore completion`: lets a shell complete commands, options and names of stores."""
 
 import argparse
 import importlib.util
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import complain
-
-__all__ = ["COMMAND"]
 
 _PREAMBLE = {
     "bash": '_shmstore_names() { compgen -W "$(command ls /dev/shm 2>/dev/null)" -- "$1"; }\n',
@@ -15,7 +13,7 @@ _PREAMBLE = {
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=sorted(_PREAMBLE), help="which shell")
+    parser.add_argument("shell", choices=sorted(_PREAMBLE), help="the shell")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -25,7 +23,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     import shtab
 
-    from shmstore.cli.main import build_parser  # here: the command line imports this module
+    from shmstore.cli.main import build_parser  # not at the top, because it imports this module
 
     parser = build_parser()
     for action in _name_arguments(parser):

@@ -1,7 +1,7 @@
-"""`shmstore dump`: everything in one store, and who holds it."""
+"""`shmstore dump`: shows everything in one store, and who holds it."""
 
 import argparse
-import io
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
@@ -20,16 +21,18 @@ from shmstore.cli.commands.common import (
     complain,
     make_console,
     make_fitting_table,
+    make_picture,
     make_table,
     print_json,
     ratio,
-    reporting,
+    save_picture,
     shown,
     size,
     span,
     when,
 )
 from shmstore.inspect import (
+    LeaseInfo,
     ReaderInfo,
     SlotInfo,
     StoreFacts,
@@ -42,16 +45,13 @@ from shmstore.inspect import (
 )
 from shmstore.inspect.ring import LEGEND, mark_of
 
-__all__ = ["COMMAND", "draw_ring", "draw_snapshot", "readers_table"]
-
 _ROWS = 20
 _RING_ROWS = 8
-_SVG_WIDTH = 120
 _STYLES = {"o": "green", "w": "yellow", "x": "dim green", ".": "dim", "!": "bold white on red"}
 
 
 def _style(mark: str) -> str:
-    """Return the colour of a mark of the ring: pinned on red, leased on blue."""
+    """Return the style of a mark of the ring: red for pinned, blue for leased."""
     if mark in _STYLES:
         return _STYLES[mark]
     return "bold white on red" if mark.isdigit() or mark == "P" else "bold white on blue"
@@ -82,48 +82,38 @@ def _state(reader: ReaderInfo) -> str:
     return f"{reader.state}, retired" if reader.retired and reader.state != "retired" else reader.state
 
 
-def readers_table(
-    console: Console, readers: "tuple[ReaderInfo, ...] | list[ReaderInfo]", title: str = "readers"
-) -> Any:
+def _pins(reader: ReaderInfo) -> str:
+    return f"{reader.pins} ({reader.pins_left} left)" if reader.pins_left else str(reader.pins)
+
+
+_READER_COLUMNS: dict[str, Callable[[ReaderInfo], str]] = {
+    "rank": lambda reader: str(reader.rank),
+    "process": lambda reader: "-" if reader.pid is None else str(reader.pid),
+    "state": _state,
+    "holds": lambda reader: size(reader.held_bytes),
+    "pins": _pins,
+    "pinned": lambda reader: size(reader.pinned_bytes),
+    "unacknowledged": lambda reader: str(reader.unacknowledged),
+    "leased": lambda reader: size(reader.unacknowledged_bytes),
+    "lag": lambda reader: "-" if reader.lag_seconds is None else span(reader.lag_seconds),
+    "gets": lambda reader: str(reader.gets),
+    "stale": lambda reader: str(reader.stale),
+}
+_READER_STYLES = {"dead": "red", "awaited": "yellow"}
+
+
+def readers_table(console: Console, readers: Sequence[ReaderInfo], title: str = "readers") -> Table:
     """Return the table of the ranks."""
-    columns = (
-        "rank",
-        "process",
-        "state",
-        "holds",
-        "pins",
-        "pinned",
-        "unacknowledged",
-        "leased",
-        "lag",
-        "gets",
-        "stale",
-    )
     rows = [
-        (
-            (
-                str(reader.rank),
-                "-" if reader.pid is None else str(reader.pid),
-                _state(reader),
-                size(reader.held_bytes),
-                f"{reader.pins} ({reader.pins_left} left)" if reader.pins_left else str(reader.pins),
-                size(reader.pinned_bytes),
-                str(reader.unacknowledged),
-                size(reader.unacknowledged_bytes),
-                "-" if reader.lag_seconds is None else span(reader.lag_seconds),
-                str(reader.gets),
-                str(reader.stale),
-            ),
-            "red" if reader.state == "dead" else "yellow" if reader.state == "awaited" else "",
-        )
+        ([text(reader) for text in _READER_COLUMNS.values()], _READER_STYLES.get(reader.state, ""))
         for reader in readers
     ]
     spare = ("stale", "gets", "pinned", "leased")
-    return make_fitting_table(console, title, columns, rows, left=("state",), spare=spare)
+    return make_fitting_table(console, title, tuple(_READER_COLUMNS), rows, left=("state",), spare=spare)
 
 
 def _by_use(snapshot: StoreSnapshot) -> list[tuple[str, int, int]]:
-    """Return (what, objects, bytes) of the ring by who keeps it, held first; together they are the capacity."""
+    """Return (use, objects, bytes) of the ring, held objects first; the bytes add up to the capacity."""
     groups = {"pinned": [0, 0], "leased": [0, 0], "being written": [0, 0], "held by nobody": [0, 0], "deleted": [0, 0]}
     for slot in snapshot.slots:
         mark = mark_of(slot)
@@ -171,33 +161,6 @@ def _flags(slot: SlotInfo) -> str:
     return " ".join(words if slot.bounded or slot.moving else [*words, "OUT OF BOUNDS"])
 
 
-def _slots_table(console: Console, slots: list[SlotInfo], total: int) -> Any:
-    title = (
-        "objects"
-        if len(slots) == total
-        else f"objects, the {len(slots)} held first or largest of {total} (--all: every one)"
-    )
-    columns = ("slot", "id", "offset", "bytes", "age", "pinned by", "leased to", "state", "key")
-    rows = [
-        (
-            (
-                str(slot.slot),
-                str(slot.object_id),
-                str(slot.offset),
-                str(slot.length),
-                "-" if slot.stored_at is None else age(slot.stored_at),
-                _ranks(slot.pinned_by),
-                _ranks(slot.leased_to),
-                _flags(slot),
-                Text(_short_key(slot.key)),
-            ),
-            "",
-        )
-        for slot in slots
-    ]
-    return make_fitting_table(console, title, columns, rows, left=("state", "key"), spare=("slot", "offset", "age"))
-
-
 def _short_key(key: str | None) -> str:
     if key is None:
         return "?"
@@ -205,8 +168,51 @@ def _short_key(key: str | None) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+_SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
+    "slot": lambda slot: str(slot.slot),
+    "id": lambda slot: str(slot.object_id),
+    "offset": lambda slot: str(slot.offset),
+    "bytes": lambda slot: str(slot.length),
+    "age": lambda slot: "-" if slot.stored_at is None else age(slot.stored_at),
+    "pinned by": lambda slot: _ranks(slot.pinned_by),
+    "leased to": lambda slot: _ranks(slot.leased_to),
+    "state": _flags,
+    "key": lambda slot: _short_key(slot.key),
+}
+
+
+def _slots_table(console: Console, slots: Sequence[SlotInfo], everything: bool) -> Table:
+    title = "objects"
+    if not everything and len(slots) > _ROWS:
+        title = f"objects: {_ROWS} of {len(slots)} (--all: all), held ones first, then the largest"
+        slots = sorted(slots, key=lambda slot: (not (slot.pinned_by or slot.leased_to), -slot.span))[:_ROWS]
+    rows = [([text(slot) for text in _SLOT_COLUMNS.values()], "") for slot in slots]
+    spare = ("slot", "offset", "age")
+    return make_fitting_table(console, title, tuple(_SLOT_COLUMNS), rows, left=("state", "key"), spare=spare)
+
+
+def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool) -> None:
+    unread = [lease for lease in leases if lease.waiting_for]
+    listed = leases if everything else unread[:_ROWS]
+    columns = ("lease", "entry", "slot", "object", "age", "waiting for")
+    table = make_table(console, "leases" if everything else "unread leases", *columns, left=("waiting for",))
+    for lease in listed:
+        waiting = _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
+        numbers = (str(number) for number in (lease.number, lease.entry, lease.slot, lease.object_id))
+        table.add_row(*numbers, span(lease.age_seconds), waiting)
+    console.print(table)
+    if everything:
+        return
+    notes = []
+    if len(listed) < len(unread):
+        notes.append(f"the {len(listed)} oldest of {len(unread)} unread leases (--all: all)")
+    if len(unread) < len(leases):
+        notes.append(f"{len(leases) - len(unread)} more leases are over, which the writer has not noticed yet")
+    console.print("; ".join(notes), style="dim")
+
+
 def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = False) -> None:
-    """Print a store: superblock, ring, who holds it, readers, objects, leases."""
+    """Print a store: superblock, ring, holders, readers, objects, leases."""
     _facts(console, snapshot.name, snapshot.facts)
     draw_ring(console, snapshot)
     table = make_table(console, "memory", "what", "objects", "bytes", "share", left=("what",))
@@ -218,37 +224,9 @@ def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = 
     console.print()
     console.print(readers_table(console, snapshot.readers))
     console.print()
-    slots, leases = list(snapshot.slots), list(snapshot.leases)
-    if not everything and len(slots) > _ROWS:
-        slots = sorted(slots, key=lambda s: (not (s.pinned_by or s.leased_to), -s.span))[:_ROWS]
-    console.print(_slots_table(console, slots, len(snapshot.slots)))
+    console.print(_slots_table(console, snapshot.slots, everything))
     console.print()
-    unread = [lease for lease in leases if lease.waiting_for]
-    listed = leases if everything else unread[:_ROWS]
-    table = make_table(
-        console,
-        "unread leases" if not everything else "leases",
-        "lease",
-        "entry",
-        "slot",
-        "object",
-        "age",
-        "waiting for",
-        left=("waiting for",),
-    )
-    for lease in listed:
-        waiting = _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
-        table.add_row(
-            str(lease.number), str(lease.entry), str(lease.slot), str(lease.object_id), span(lease.age_seconds), waiting
-        )
-    console.print(table)
-    if not everything:
-        over = len(leases) - len(unread)
-        older = (
-            f"the {len(listed)} oldest of {len(unread)} unread (--all: every one)" if len(listed) < len(unread) else ""
-        )
-        closed = f"{over} more are over, which the writer has not looked at yet" if over else ""
-        console.print("; ".join(note for note in (older, closed) if note), style="dim")
+    _draw_leases(console, snapshot.leases, everything)
 
 
 def _draw_node(tree: Tree, node: TreeNode) -> None:
@@ -268,15 +246,9 @@ def _draw_node(tree: Tree, node: TreeNode) -> None:
 
 
 def _node_json(node: TreeNode) -> dict[str, Any]:
-    return {
-        "path": node.path,
-        "kind": node.kind,
-        "text": node.text,
-        "shape": node.shape,
-        "offset": node.offset,
-        "nbytes": node.nbytes,
-        "children": [_node_json(child) for child in node.children],
-    }
+    fields = ("path", "kind", "text", "shape", "offset", "nbytes")
+    children = [_node_json(child) for child in node.children]
+    return {name: getattr(node, name) for name in fields} | {"children": children}
 
 
 def _one_object(console: Console, slot: SlotInfo, tree: TreeNode) -> None:
@@ -297,12 +269,12 @@ def _one_object(console: Console, slot: SlotInfo, tree: TreeNode) -> None:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--key", metavar="K", help="only the object of this key, with its tree of shapes and dtypes")
-    which.add_argument("--object", type=int, metavar="ID", help="only the object of this id, likewise")
-    parser.add_argument("--tensor", metavar="PATH", help="of that object: copy this tensor out, as its tree names it")
-    parser.add_argument("--out", type=Path, metavar="FILE.npy", help="where to; with --tensor")
-    parser.add_argument("--all", action="store_true", help="every object and lease, not only the first of them")
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="write the screen as a picture, for a ticket")
+    which.add_argument("--key", metavar="K", help="only the object with this key, and its tree of shapes and dtypes")
+    which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
+    parser.add_argument("--tensor", metavar="PATH", help="copy this tensor of the object to --out; PATH as in its tree")
+    parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
+    parser.add_argument("--all", action="store_true", help="all objects and leases, not only the first ones")
+    parser.add_argument("--svg", metavar="FILE", help="write the output as a picture, for a ticket")
     add_json(parser)
 
 
@@ -310,7 +282,7 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
     slot = inspector.find(key=arguments.key, object_id=arguments.object)
     if arguments.tensor is not None:
         array = load_tensor(inspector, slot, arguments.tensor)
-        with open(arguments.out, "wb") as file:  # np.save would add a suffix of its own
+        with open(arguments.out, "wb") as file:  # np.save would append .npy to a name
             np.save(file, array, allow_pickle=False)
         if arguments.json:
             print_json({"ok": True, "file": str(arguments.out), "shape": array.shape, "dtype": str(array.dtype)})
@@ -327,15 +299,10 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
 def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
     if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor is not None and not one):
-        return complain("dump", "--tensor and --out go together, with --key or --object", EXIT_USAGE)
+        return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
     if arguments.svg and arguments.json:
-        return complain("dump", "--svg and --json are two answers; ask for one", EXIT_USAGE)
-    drawing = arguments.svg is not None
-    console = (
-        Console(record=True, width=_SVG_WIDTH, file=io.StringIO(), force_terminal=True, highlight=False)
-        if drawing
-        else make_console()
-    )
+        return complain("dump", "--svg and --json exclude each other", EXIT_USAGE)
+    console = make_picture() if arguments.svg else make_console()
     with StoreInspector.open(arguments.name) as inspector:
         if one:
             _dump_object(arguments, inspector, console)
@@ -345,16 +312,15 @@ def _run(arguments: argparse.Namespace) -> int:
                 print_json({"ok": True, "snapshot": snapshot})
             else:
                 draw_snapshot(console, snapshot, arguments.all)
-    if drawing:
-        console.save_svg(str(arguments.svg), title=f"shmstore dump {shown(arguments.name)}")
-        print(arguments.svg)
+    if arguments.svg:
+        save_picture(console, arguments.svg, f"dump {arguments.name}")
     return EXIT_OK
 
 
 COMMAND = Command(
     name="dump",
-    summary="show a store: superblock, the ring and who holds it, readers, objects, leases; or one object's tree",
+    summary="show a store: superblock, ring, holders, readers, objects and leases; or one object's tree",
     example="shmstore dump mm-cache --object 17 --tensor pixel_values --out pixels.npy",
     add_arguments=_add_arguments,
-    run=reporting("dump", _run),
+    run=_run,
 )

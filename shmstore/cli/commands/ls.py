@@ -1,4 +1,4 @@
-"""`shmstore ls`: the stores of this host."""
+"""`shmstore ls`: lists the stores of this host."""
 
 import argparse
 
@@ -11,16 +11,13 @@ from shmstore.cli.commands.common import (
     make_fitting_table,
     print_json,
     ratio,
-    reporting,
     size,
 )
 from shmstore.inspect import SegmentInfo, find_segments
 
-__all__ = ["COMMAND"]
-
 
 def owner(info: SegmentInfo) -> str:
-    """Return whether a segment's writer is alive, and which process it is or was."""
+    """Return whether a segment's writer is alive, and its process."""
     if info.state == "unreadable":
         return f"user {info.owner_uid}"
     pid = f" {info.facts.writer_pid}" if info.facts else ""
@@ -91,8 +88,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="ls",
-    summary="list the stores of this host, alive and dead; exit status 1 where one is damaged",
+    summary="list the stores of this host, alive and dead; exit status 1: one is damaged",
     example="shmstore ls --json",
     add_arguments=add_json,
-    run=reporting("ls", _run),
+    run=_run,
 )

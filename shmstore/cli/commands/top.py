@@ -1,13 +1,14 @@
-"""`shmstore top`: stores at work, again and again."""
+"""`shmstore top`: watches stores at work."""
 
 import argparse
+import itertools
 import os
 import select
 import sys
 import termios
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +17,17 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, positive_argument
+from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, number_argument, positive_argument
 from shmstore.cli.commands.common import (
     add_json,
     complain,
     make_console,
     make_fitting_table,
+    make_picture,
     make_table,
     print_json,
     ratio,
-    reporting,
+    save_picture,
     shown,
     size,
     span,
@@ -35,46 +37,39 @@ from shmstore.cli.commands.dump import readers_table
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
 
-__all__ = ["COMMAND"]
-
 _RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals")
-_ORDERS = {"n": "name", "u": "used", "p": "puts", "e": "evictions", "f": "refusals", "l": "lag"}
-_RANK_ORDERS = {"r": "rank", "h": "holds", "l": "lag", "g": "gets"}
-_KEYS_OF = {"store": _RANK_ORDERS, "all": _ORDERS}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One store at one moment, and how fast its counts grew since the sample before."""
+    """One store at one moment, and the growth of its counts since the previous sample."""
 
-    name: str
-    """The store's name."""
     info: SegmentInfo
     """Its file and superblock."""
     readers: tuple[ReaderInfo, ...]
-    """Its ranks; empty where it cannot be read."""
+    """Its ranks; empty if the store cannot be read."""
     taken_at: float
-    """By the monotonic clock, in seconds."""
+    """Seconds of the monotonic clock."""
     per_second: dict[str, float]
-    """Puts, put_bytes, hits, misses, evictions and refusals a second; zeros in the first sample."""
+    """The counts in `_RATES` per second; zeros in the first sample."""
     recent_hit_ratio: float | None
-    """Of the calls since the sample before; None where there was none."""
+    """Hit ratio since the previous sample; None if there were no calls."""
 
     @property
     def oldest_lease_seconds(self) -> float | None:
-        """Age of the oldest lease that some rank has not acknowledged."""
+        """Age of the oldest lease that a rank has not acknowledged."""
         return max((r.lag_seconds for r in self.readers if r.lag_seconds is not None), default=None)
 
 
 def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
-    """Look at a store now; `before` is the sample to compare with, of the same segment or ignored."""
+    """Return a sample of a store; `before` is the previous one, and is ignored if it is of another segment."""
     readers: tuple[ReaderInfo, ...] = ()
     if info.facts is not None:
         try:
             with StoreInspector.open(info.name) as inspector:
                 readers = inspector.readers()
-        except (ShmStoreError, OSError):  # removed in this moment; the next sample knows
-            readers = ()
+        except (ShmStoreError, OSError):  # it has just been removed, as the next sample will find
+            pass
     now = time.monotonic()
     per_second = dict.fromkeys(_RATES, 0.0)
     recent = None
@@ -85,26 +80,26 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
         per_second = {name: grown[name] / elapsed for name in _RATES}
         given = grown["hits"] + grown["puts"]
         recent = grown["hits"] / given if given else None
-    return Sample(info.name, info, readers, now, per_second, recent)
+    return Sample(info, readers, now, per_second, recent)
 
 
 class Watcher:
-    """Takes samples of one store or of all, and remembers the ones before."""
+    """Takes samples of one store or of all stores, and keeps the previous ones."""
 
     def __init__(self, name: str | None) -> None:
-        """Watch the store `name`; None watches all."""
+        """Watch the store `name`, or all stores if it is None."""
         self._name = name
         self._before: dict[str, Sample] = {}
 
     def sample(self) -> list[Sample]:
-        """Return a sample of each store; raises StoreNotFoundError where the named one is not there."""
+        """Return a sample of each store. Raises StoreNotFoundError if the named store does not exist."""
         infos = find_segments() if self._name is None else [look_at(self._name)]
         samples = [take_sample(info, self._before.get(info.name)) for info in infos]
-        self._before = {sample.name: sample for sample in samples}
+        self._before = {sample.info.name: sample for sample in samples}
         return samples
 
     def wrong(self) -> list[str]:
-        """Return what the last look found wrong: its store cannot be read, as for `dump`; or one of all is damaged."""
+        """Return the problems of the last samples: one store that cannot be read, or damaged ones of all stores."""
         infos = [sample.info for sample in self._before.values() if sample.info.facts is None]
         return [
             f"{info.name}: {info.problem or info.state}"
@@ -113,40 +108,45 @@ class Watcher:
         ]
 
 
-def _sorted_samples(samples: list[Sample], order: str) -> list[Sample]:
-    def value(sample: Sample) -> Any:
-        if order == "used":
-            return -(sample.info.facts.used_bytes if sample.info.facts else 0)
-        if order == "lag":
-            return -(sample.oldest_lease_seconds or 0.0)
-        return -sample.per_second[order] if order in sample.per_second else 0
+# The key that selects an order, its name, and the value by which it sorts, largest first.
+_Order = tuple[str, str, Callable[[Any], float]]
+_STORE_ORDERS: tuple[_Order, ...] = (
+    ("n", "name", lambda sample: 0),
+    ("u", "used", lambda sample: sample.info.facts.used_bytes if sample.info.facts else 0),
+    ("p", "puts", lambda sample: sample.per_second["puts"]),
+    ("e", "evictions", lambda sample: sample.per_second["evictions"]),
+    ("f", "refusals", lambda sample: sample.per_second["refusals"]),
+    ("l", "lag", lambda sample: sample.oldest_lease_seconds or 0),
+)
+_RANK_ORDERS: tuple[_Order, ...] = (
+    ("r", "rank", lambda reader: 0),
+    ("h", "holds", lambda reader: reader.held_bytes),
+    ("l", "lag", lambda reader: reader.lag_seconds or 0),
+    ("g", "gets", lambda reader: reader.gets),
+)
 
-    return sorted(samples, key=lambda sample: (value(sample), sample.name))
+
+def _sorted(found: Iterable[Any], orders: tuple[_Order, ...], order: str) -> list[Any]:
+    """Return samples or readers by an order; equal ones, and all of them in an unknown order, stay as they are."""
+    values = {name: value for _, name, value in orders}
+    return sorted(found, key=values.get(order, lambda one: 0), reverse=True)
 
 
-def _sorted_readers(readers: tuple[ReaderInfo, ...], order: str) -> list[ReaderInfo]:
-    def value(reader: ReaderInfo) -> float:
-        values = {"holds": reader.held_bytes, "lag": reader.lag_seconds or 0.0, "gets": reader.gets}
-        return -values.get(order, 0)
-
-    return sorted(readers, key=lambda reader: (value(reader), reader.rank))
-
-
-def draw_all(console: Console, samples: list[Sample], order: str) -> RenderableType:
-    """Return the table of all stores, sorted."""
+def draw_all(console: Console, samples: Sequence[Sample], order: str) -> RenderableType:
+    """Return the sorted table of all stores."""
     columns = (
         *("name", "owner", "used", "of", "objects", "readers", "put/s", "B/s", "hit/s", "hit ratio", "evict/s"),
         *("fallback/s", "oldest lease"),
     )
     rows: list[tuple[list[str], str]] = []
-    for sample in _sorted_samples(samples, order):
+    for sample in _sorted(samples, _STORE_ORDERS, order):
         facts, rate = sample.info.facts, sample.per_second
         if facts is None:
-            rows.append(([sample.name, sample.info.state, *["-"] * (len(columns) - 2)], "red"))
+            rows.append(([sample.info.name, sample.info.state, *["-"] * (len(columns) - 2)], "red"))
             continue
         oldest = sample.oldest_lease_seconds
         cells = [
-            sample.name,
+            sample.info.name,
             "alive" if sample.info.writer_alive else "dead",
             size(facts.used_bytes),
             size(facts.capacity),
@@ -171,19 +171,18 @@ def _bar(facts: StoreFacts, width: int) -> Text:
 
 
 def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
-    """Return the screen of one store: counts and rates, then a line a rank, sorted."""
+    """Return the screen of one store: counts and rates, then a line for each rank, sorted."""
     facts, rate = sample.info.facts, sample.per_second
     if facts is None:
-        return Text(
-            f"{shown(sample.name)}: {sample.info.state}, {sample.info.problem or 'no superblock yet'}", style="red"
-        )
+        problem = sample.info.problem or "no superblock yet"
+        return Text(f"{shown(sample.info.name)}: {sample.info.state}, {problem}", style="red")
     owner = "alive" if sample.info.writer_alive else "DEAD"
     oldest = sample.oldest_lease_seconds
-    head = Text(shown(sample.name), style="bold")
+    head = Text(shown(sample.info.name), style="bold")
     head.append(f"  writer {facts.writer_pid} {owner}, {facts.objects} objects, {facts.open_leases} leases open, ")
     head.append(f"oldest unread {'-' if oldest is None else span(oldest)}")
     used = Text(f"{size(facts.used_bytes)} of {size(facts.capacity)}  ") + _bar(facts, 40)
-    table = make_table(console, "", "", "a second", "in all", left=("",))
+    table = make_table(console, "", "", "per second", "total", left=("",))
     for name, label in (("puts", "puts"), ("put_bytes", "bytes put"), ("hits", "hits"), ("misses", "misses")):
         per_second = size if name == "put_bytes" else "{:.1f}".format
         table.add_row(
@@ -192,7 +191,7 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     table.add_row("hit ratio", ratio(sample.recent_hit_ratio), ratio(facts.hit_ratio))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("fallbacks (refusals)", f"{rate['refusals']:.1f}", str(facts.refusals))
-    ranks = readers_table(console, _sorted_readers(sample.readers, order), "ranks")
+    ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
     return Group(head, used, Text(), table, Text(), ranks)
 
 
@@ -206,13 +205,13 @@ def _as_json(sample: Sample) -> dict[str, Any]:
     }
 
 
-def _draw(console: Console, samples: list[Sample], one: bool, order: str) -> RenderableType:
+def _draw(console: Console, samples: Sequence[Sample], one: bool, order: str) -> RenderableType:
     return draw_one(console, samples[0], order) if one else draw_all(console, samples, order)
 
 
 @contextmanager
 def _keys() -> Iterator[int]:
-    """Yield stdin's descriptor, set to give keys as they are pressed, unseen."""
+    """Yield stdin's descriptor, set to deliver each key when it is pressed, without echo."""
     fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
     try:
@@ -223,60 +222,52 @@ def _keys() -> Iterator[int]:
 
 
 def _pressed(fd: int, seconds: float) -> str:
-    """Wait for a key, at most so long; returns "" where none came, "q" at the end of the input."""
+    """Wait for a key and return it; return "" if none comes in `seconds`, and "q" at the end of the input."""
     ready, _, _ = select.select([fd], [], [], seconds)
     return (os.read(fd, 1).decode("ascii", "ignore") or "q") if ready else ""
 
 
-def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace) -> None:
+def _live(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
     one = arguments.name is not None
-    orders = _KEYS_OF["store" if one else "all"]
-    order = arguments.sort or next(iter(orders.values()))
-    footer = Text("  ".join([*(f"{key} {name}" for key, name in orders.items()), "q leave"]), style="dim")
-    left = arguments.iterations
+    orders = {key: name for key, name, _ in (_RANK_ORDERS if one else _STORE_ORDERS)}
+    footer = Text("  ".join([*(f"{key} {name}" for key, name in orders.items()), "q quit"]), style="dim")
     with _keys() as fd, Live(console=console, screen=True, auto_refresh=False) as live:
-        while left is None or left > 0:
+        for _ in itertools.count() if arguments.iterations is None else range(arguments.iterations):
             samples = watcher.sample()
             deadline = time.monotonic() + arguments.interval
-            key = ""
-            while True:
+            key = None
+            while key != "":
                 note = Text(f"sorted by {order}   ", style="dim") + footer
                 live.update(Group(_draw(console, samples, one, order), Text(), note), refresh=True)
                 key = _pressed(fd, max(0.0, deadline - time.monotonic()))
-                if key in ("", "q"):
-                    break
+                if key == "q":
+                    return
                 order = orders.get(key, order)
-            if key == "q":
-                return
-            left = None if left is None else left - 1
 
 
-def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace) -> None:
-    one = arguments.name is not None
-    order = arguments.sort or ("rank" if one else "name")
-    left = arguments.iterations
-    while True:
-        samples = watcher.sample()
+def _samples(watcher: Watcher, count: int | None, interval: float) -> Iterator[list[Sample]]:
+    """Yield `count` lists of samples, `interval` seconds apart; without an end if `count` is None."""
+    for number in itertools.count() if count is None else range(count):
+        if number:
+            time.sleep(interval)
+        yield watcher.sample()
+
+
+def _plain(console: Console, watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
+    for samples in _samples(watcher, arguments.iterations, arguments.interval):
         if arguments.json:
             print_json({"ok": not watcher.wrong(), "stores": [_as_json(sample) for sample in samples]})
         else:
-            console.print(_draw(console, samples, one, order))
+            console.print(_draw(console, samples, arguments.name is not None, order))
             console.print()
             sys.stdout.flush()
-        left = None if left is None else left - 1
-        if left == 0:
-            return
-        time.sleep(arguments.interval)
 
 
-def _interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.05 <= seconds <= 86400:
-        raise argparse.ArgumentTypeError(f"not a number of seconds from 0.05 on: {text!r}")
-    return seconds
+def _picture(watcher: Watcher, arguments: argparse.Namespace, order: str) -> None:
+    *_, samples = _samples(watcher, arguments.iterations or 2, arguments.interval)
+    picture = make_picture()
+    picture.print(_draw(picture, samples, arguments.name is not None, order))
+    save_picture(picture, arguments.svg, f"top {arguments.name or ''}".strip())
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -285,41 +276,30 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         type=store_argument,
         nargs="?",
-        help="this store with its ranks (default: a line each of all)",
+        help="the store to show with its ranks (default: a line for each store)",
     )
+    interval = number_argument(float, 0.05, 86400)
     parser.add_argument(
-        "--interval", type=_interval, default=1.0, metavar="S", help="seconds between looks (default 1)"
+        "--interval", type=interval, default=1.0, metavar="S", help="seconds between samples (default 1)"
     )
-    parser.add_argument("--iterations", type=positive_argument, metavar="N", help="looks, then end (default: no end)")
-    choices = sorted({*_ORDERS.values(), *_RANK_ORDERS.values()})
-    parser.add_argument("--sort", choices=choices, help="order to begin with; on a terminal keys change it")
-    parser.add_argument("--svg", metavar="FILE", help="write the last look as a picture; not live")
+    parser.add_argument("--iterations", type=positive_argument, metavar="N", help="number of samples (default: no end)")
+    choices = sorted({name for _, name, _ in _STORE_ORDERS + _RANK_ORDERS})
+    parser.add_argument("--sort", choices=choices, help="initial order; on a terminal, keys change it")
+    parser.add_argument("--svg", metavar="FILE", help="write the last sample as a picture")
     add_json(parser)
-
-
-def _picture(watcher: Watcher, arguments: argparse.Namespace) -> None:
-    console = Console(record=True, width=120, file=open(os.devnull, "w"), force_terminal=True, highlight=False)  # noqa: SIM115
-    with console.file:
-        samples = watcher.sample()
-        for _ in range((arguments.iterations or 2) - 1):
-            time.sleep(arguments.interval)
-            samples = watcher.sample()
-        one = arguments.name is not None
-        console.print(_draw(console, samples, one, arguments.sort or ("rank" if one else "name")))
-        console.save_svg(arguments.svg, title=f"shmstore top {shown(arguments.name or '')}".strip())
-    print(arguments.svg)
 
 
 def _run(arguments: argparse.Namespace) -> int:
     watcher = Watcher(arguments.name)
     console = make_console()
+    order = arguments.sort or ("rank" if arguments.name else "name")
     try:
         if arguments.svg:
-            _picture(watcher, arguments)
+            _picture(watcher, arguments, order)
         elif console.is_terminal and sys.stdin.isatty() and not arguments.json:
-            _live(console, watcher, arguments)
+            _live(console, watcher, arguments, order)
         else:
-            _plain(console, watcher, arguments)
+            _plain(console, watcher, arguments, order)
     except KeyboardInterrupt:
         pass
     wrong = watcher.wrong()
@@ -331,8 +311,8 @@ def _run(arguments: argparse.Namespace) -> int:
 COMMAND = Command(
     name="top",
     summary="watch one store, or all: rates, hit ratio, evictions, fallbacks, oldest lease, lag of each rank; exit "
-    "status 1: the last look found a damaged one",
+    "status 1: the last sample found a damaged one",
     example="shmstore top mm-cache --interval 0.5",
     add_arguments=_add_arguments,
-    run=reporting("top", _run),
+    run=_run,
 )

@@ -1,13 +1,11 @@
-"""`shmstore verify`: is a store sound?"""
+"""`shmstore verify`: checks whether a store is sound."""
 
 import argparse
 from contextlib import suppress
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.cli.commands.common import add_json, add_name, print_json, reporting, shown, size
+from shmstore.cli.commands.common import add_json, add_name, print_json, shown, size
 from shmstore.inspect import verify
-
-__all__ = ["COMMAND"]
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,17 +21,17 @@ def _run(arguments: argparse.Namespace) -> int:
     what = f"{report.objects} objects; checksums of {report.checked_objects} ({size(report.checked_bytes)})"
     wrong = sum(finding.wrong for finding in report.findings)
     verdict = "sound" if not wrong else "1 thing is wrong" if wrong == 1 else f"{wrong} things are wrong"
-    with suppress(BrokenPipeError):  # whoever reads only the first lines gets the exit status all the same
+    with suppress(BrokenPipeError):  # a reader of only the first lines still gets the exit status
         for finding in report.findings:
             print(f"{'WRONG' if finding.wrong else 'note '}  {finding.text}")
-        print(f"{shown(report.name)}: {verdict}; looked at {what}")
+        print(f"{shown(report.name)}: {verdict}; checked {what}")
     return EXIT_OK if report.ok else EXIT_WRONG
 
 
 COMMAND = Command(
     name="verify",
-    summary="check every invariant of a store and, where it has checksums, every byte; exit status 1: it is not sound",
+    summary="check every invariant of a store and, with checksums, every byte; exit status 1: it is not sound",
     example="shmstore verify mm-cache",
     add_arguments=_add_arguments,
-    run=reporting("verify", _run),
+    run=_run,
 )

@@ -1,15 +1,15 @@
 """`shmstore demo`: the main job on real photographs, with each kind of cache between the processes, side by side.
 
-    images      which photographs, and their pixels
+    images      the photographs and their pixels
     processing  a photograph -> its hash, and by a real image processor an item and its prompt updates
-    memory      what a process has resident, what is shared counted once
-    messages    what the processes say to each other, and the pipes they say it through
-    modes       what is compared, `none`, `lru`, `shm`: a configuration each; the API process's cache
-    records     what a run is to do, and what was measured
-    api         the API process: processes, sends, heals, measures
-    processes   the engine process, a worker process
-    supervisor  starts them, watches them, leaves nothing behind
-    report      figures -> a table or JSON
+    memory      the memory that a process has resident; shared pages are counted once
+    messages    the messages between the processes, and the pipes that carry them
+    modes       `none`, `lru`, `shm`: a configuration each
+    records     the settings of a run, and its figures
+    api         the API process: it processes, sends, retries and measures
+    processes   the engine process and a worker process
+    supervisor  starts the processes, watches them, and leaves nothing behind
+    report      figures -> a table
     main        the command
 
 Each module imports only those above it.

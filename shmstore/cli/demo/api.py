@@ -1,18 +1,16 @@
-"""The API process: hashes each request's image, processes what is not cached, sends, and measures.
+"""The API process: hashes the image of each request, processes it if it is not cached, sends it, and measures.
 
-It sends requests in steps of a few, as an engine schedules them: the workers take every item of a step, then check
-every byte of it (where an engine would run its model), then report; only then comes the next step. So at most one
-step is in flight, and its items are leased and pinned together.
+It sends requests in steps of a few, as an engine schedules them. The workers take every item of a step, then check
+every byte (where an engine would run its model), then report; only then does the next step begin. So at most one step
+is in flight, and its items are leased and pinned together.
 
-What a step needs is processed before its first request goes. So the clock of a request, which runs from asking the
-API process's cache until the last worker has the tensors at hand, times the transport alone: never the image
-processor, which is shown by itself, and never the checking. A step is made of attempts. A request goes into the next
-one where
+All items of a step are processed before its first request is sent. The clock of a request starts at the lookup in the
+API process's cache, and stops when the last worker has the tensors. So it times the transport alone, without image
+processor and checking. A step consists of attempts. A request goes into the next attempt in two cases:
 
-* its item was cached when the step was prepared, and gone when its turn came (an earlier request of the step pushed it
-  out): it is processed after all;
-* the engine or a worker rejected it, because what it counts on is not there: its leases are given back, what they miss
-  is invalidated, and it starts anew. Its clock goes on.
+* Its item was cached when the step was prepared, but an earlier request of the step evicted it: it is processed.
+* The engine or a worker rejected it, because an item is missing there. Its leases are released, the missing items are
+  invalidated, and it is repeated. Its clock goes on.
 """
 
 from __future__ import annotations
@@ -21,49 +19,47 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
+from statistics import median
 from types import FrameType
-from typing import Any, Literal, NamedTuple, NoReturn, TypeVar
+from typing import Literal, NamedTuple, NoReturn, TypeVar
 
 from shmstore import CacheMissError
-from shmstore.cli.demo.memory import resident_memory
 from shmstore.cli.demo.messages import (
-    Account,
     FeatureCodec,
-    Finish,
     Link,
     Opening,
     Progress,
-    Ready,
-    Rejected,
     Request,
-    StepEnd,
+    Signal,
     StepReport,
     Tally,
     guarded,
+    tally,
 )
 from shmstore.cli.demo.modes import MODES
 from shmstore.cli.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
-from shmstore.cli.demo.records import SHARE_OF_DATA, Measured, ProcessMemory, RunSettings
+from shmstore.cli.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, RunSettings
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     MultiModalFeatureSpec,
     PlaceholderRange,
     processor_cache_from_config,
 )
-from shmstore.multimodal.values.types import ProcessorOutput, PromptUpdates, ReceiverInput
+from shmstore.multimodal.values.types import ProcessorOutput, ReceiverInput
 
 _Result = TypeVar("_Result")
 
 SHARE_OF_SHM = 0.8
-"""The default capacity takes no more than this part of what is free in shared memory."""
+"""The default capacity is at most this share of the free shared memory."""
 MAX_ATTEMPTS = 10
-"""Of one step. A rejected request heals in one more, two requests that push each other out in another."""
+"""Attempts of one step. A rejected request needs one more; two requests that evict each other need another."""
 
 
 class Expected(NamedTuple):
-    """One image and what its workers must get: made once before the run, the item itself not kept."""
+    """One image and what its workers must get; computed once before the run, without keeping the item."""
 
     picture: Picture
     mm_hash: str
@@ -80,16 +76,16 @@ def api_process(
     engine: Link,
     status: Connection,
 ) -> None:
-    """Load the images, send every request through the engine, and tell the supervisor what was `Measured`."""
+    """Load the images, send every request through the engine, and send the supervisor the `DemoReport`."""
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:
-        ignore_termination()  # a second one must not cut the way out short
-        sys.exit(128 + number)  # as an exception, so that the store is closed on the way out
+        ignore_termination()  # a second signal must not interrupt the cleanup
+        sys.exit(128 + number)  # as an exception, so that the store is closed
 
     def ignore_termination() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
-    def load_and_send(supervisor: Link) -> Measured:
+    def load_and_send(supervisor: Link) -> DemoReport:
         expected: list[Expected] = []
         for picture in source:
             expected.append(_expect(picture))
@@ -98,7 +94,7 @@ def api_process(
         config = MODES[mode].config(workers=settings.workers, capacity=capacity, store_name=store_name)
         cache = processor_cache_from_config(config)
         if cache is None:
-            raise TypeError(f"no cache to compare: {config.describe()}")
+            raise TypeError(f"this configuration has no cache to compare: {config.describe()}")
         try:
             engine.send(Opening(config, cache.handle))
             return _Run(settings, expected, cache, engine, supervisor).measure(mode, capacity)
@@ -109,23 +105,23 @@ def api_process(
     def body() -> None:
         supervisor = Link(status, status)
         try:
-            measured = load_and_send(supervisor)
+            report = load_and_send(supervisor)
         finally:
-            ignore_termination()  # it is on its way out already, and Python's own exit must not be interrupted
-        supervisor.send(measured)
+            ignore_termination()  # the process is about to end, and Python's own exit must not be interrupted
+        supervisor.send(report)
 
     signal.signal(signal.SIGTERM, stop)
-    guarded("the API process", status, body)
+    guarded(status, body)
 
 
 def default_capacity(sizes: Sequence[int], free_shm: int) -> int:
-    """Return a capacity that does not hold all items, yet the largest of them, as far as `free_shm` bytes allow."""
+    """Return a capacity that holds the largest item but not all items, as far as `free_shm` bytes allow."""
     wanted = max(int(sum(sizes) * SHARE_OF_DATA), max(sizes) + (1 << 20))
     return max(1, min(wanted, int(free_shm * SHARE_OF_SHM)))
 
 
 def request_order(items: int, rounds: int, seed: int) -> list[int]:
-    """Return the index of the image of each request: each image once a round, every round in an order of its own."""
+    """Return the index of each request's image: each image once a round, and each round in another order."""
     chooser = random.Random(seed)
     order: list[int] = []
     for _ in range(rounds):
@@ -135,13 +131,20 @@ def request_order(items: int, rounds: int, seed: int) -> list[int]:
     return order
 
 
+def percentile(values: Sequence[int], percent: int) -> int:
+    """Return the smallest of `values` that at least `percent` of a hundred of them do not exceed (nearest rank)."""
+    ordered = sorted(values)
+    rank = -(-percent * len(ordered) // 100)  # rounded up, in integers
+    return ordered[max(rank, 1) - 1]
+
+
 def _expect(picture: Picture) -> Expected:
     item, _ = picture.process()
     return Expected(picture, picture.mm_hash(), item_digest(item), item_bytes(item))
 
 
 class _Stopwatch:
-    """How often something was done, and the seconds that it took together."""
+    """Counts calls, and the seconds that they took together."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -154,9 +157,13 @@ class _Stopwatch:
         self.times += 1
         return result
 
+    @property
+    def mean_ms(self) -> float:
+        return self.seconds * 1e3 / self.times
+
 
 class _Run:
-    """The requests of one mode: their order, their steps, and what is measured on the way."""
+    """The requests of one mode: their order, their steps, and their figures."""
 
     def __init__(
         self,
@@ -183,17 +190,19 @@ class _Run:
         self._rejected = 0
         self._entered = 0
         self._released = 0
-        self._faults_done: set[int] = set()
+        self._to_abort, self._to_go_stale = {settings.faults.abort}, {settings.faults.stale}
 
-    def measure(self, mode: str, capacity: int) -> Measured:
+    def measure(self, mode: str, capacity: int) -> DemoReport:
         """Send all steps, end the other processes, and return the figures."""
         for _ in range(self._settings.workers):
-            self._receive(Ready)
+            self._engine.receive()  # READY
         before = self._accounts()
+        requests, length = len(self._order), self._settings.in_flight
         start = time.perf_counter()
-        for step in self._steps():
+        for first in range(0, requests, length):
+            step = range(first, min(first + length, requests))
             self._run_step(step)
-            self._supervisor.send(Progress("sending", step.stop, len(self._order)))
+            self._supervisor.send(Progress("sending", step.stop, requests))
         total_s = time.perf_counter() - start
         after = self._accounts()
         sizes = {one.mm_hash: one.nbytes for one in self._expected}
@@ -201,58 +210,58 @@ class _Run:
         evictions = self._entered - sum(self._cache.is_cached(list(sizes)))
         inline = self._cache.inline_full + self._cache.inline_too_large
         self._cache.clear_cache()  # the counts, too
-        held_at_end = self._store_stat("objects")  # before the workers end, and with them what they hold
-        self._engine.send(Finish())
-        return Measured(
-            mode=mode,
-            distinct=len(sizes),
-            distinct_bytes=sum(sizes.values()),
-            smallest_bytes=min(sizes.values()),
-            largest_bytes=max(sizes.values()),
-            capacity=capacity,
-            requests=len(self._order),
-            payload_bytes=sum(self._expected[index].nbytes for index in self._order),
+        held_at_end = self._store_stat("objects")  # before the workers end and drop what they hold
+        self._engine.send(Signal.FINISH)
+        latencies_ns = [self._taken[number] - self._started[number] for number in range(requests)]
+        transport_s = self._transport_ns / 1e9
+        figures = ModeFigures(
+            requests=requests,
+            items_per_s=requests / transport_s,
+            megabytes_per_s=sum(self._of(number).nbytes for number in range(requests)) / MEGABYTE / transport_s,
+            latency_median_us=median(latencies_ns) / 1e3,
+            latency_p99_us=percentile(latencies_ns, 99) / 1e3,
+            hit_ratio=lookups.hits / lookups.total,
+            hits=lookups.hits,
+            bytes_piped=sum(after[name].piped - before[name].piped for name in after),
+            bytes_copied=sum(after[name].copied - before[name].copied for name in after),
+            evictions=evictions,
+            inline_fallbacks=inline,
+            rejected=self._rejected,
+            leases_released=self._released,
+            held_at_end=held_at_end,
             checked=self._checked,
             mismatches=len(self._mismatched),
             mismatched_names=tuple(sorted(set(self._mismatched))),
             processed=self._processing.times,
-            processing_s=self._processing.seconds,
-            hashed=self._hashing.times,
-            hashing_s=self._hashing.seconds,
-            rejected=self._rejected,
-            transport_s=self._transport_ns / 1e9,
+            processing_ms=self._processing.mean_ms,
+            hashing_ms=self._hashing.mean_ms,
             total_s=total_s,
-            latencies_ns=tuple(self._taken[number] - self._started[number] for number in range(len(self._order))),
-            hits=lookups.hits,
-            lookups=lookups.total,
-            evictions=evictions,
-            inline_fallbacks=inline,
-            leases_released=self._released,
-            held_at_end=held_at_end,
-            copied_bytes=sum(after[name].copied - before[name].copied for name in after),
-            piped_bytes=sum(after[name].piped - before[name].piped for name in after),
-            memory=tuple(ProcessMemory(name, before[name].memory, after[name].memory) for name in after),
+            memory={
+                name: replace(now.memory, growth=now.memory.own - before[name].memory.own)
+                for name, now in after.items()
+            },
+        )
+        return DemoReport(
+            settings=self._settings,
+            distinct_items=len(sizes),
+            distinct_bytes=sum(sizes.values()),
+            smallest_bytes=min(sizes.values()),
+            largest_bytes=max(sizes.values()),
+            capacity=capacity,
+            modes={mode: figures},
         )
 
     def _accounts(self) -> dict[str, Tally]:
-        """Return what every process moved and has, by its name; all of them have everything open meanwhile."""
-        engine = self._engine
-        copied = engine.sent + engine.received + self._codec.copied + self._store_stat("put_bytes")
-        tallies = [Tally("API", copied, engine.sent, resident_memory())]
-        engine.send(Account())
-        tallies += [self._receive(Tally) for _ in range(self._settings.workers + 1)]
-        return {
-            tally.process: tally for tally in sorted(tallies, key=lambda tally: (len(tally.process), tally.process))
-        }
+        """Return the tally of each process by its name, while all of them have everything open."""
+        tallies = [tally("API", (self._engine,), self._codec, self._store_stat("put_bytes"))]
+        self._engine.send(Signal.ACCOUNT)
+        tallies += [self._engine.receive() for _ in range(self._settings.workers + 1)]
+        return {one.process: one for one in sorted(tallies, key=lambda one: (len(one.process), one.process))}
 
     def _store_stat(self, name: Literal["objects", "put_bytes"]) -> int:
-        """Return a count of the store; 0 where the mode has no store."""
+        """Return a count of the store; 0 if the mode has no store."""
         writer = self._cache.writer
         return 0 if writer is None else getattr(writer.stats(), name)
-
-    def _steps(self) -> Iterator[range]:
-        total, length = len(self._order), self._settings.in_flight
-        return (range(first, min(first + length, total)) for first in range(0, total, length))
 
     def _run_step(self, step: range) -> None:
         pending: list[int] = list(step)
@@ -263,7 +272,7 @@ class _Run:
         raise RuntimeError(f"requests {pending} did not go through in {MAX_ATTEMPTS} attempts")
 
     def _attempt(self, numbers: Sequence[int]) -> list[int]:
-        """Send these requests and wait for the reports; return those that must be sent again."""
+        """Send these requests and wait for the reports; return the requests to repeat."""
         inputs = {number: self._prepare(self._of(number)) for number in numbers}
         sent: dict[int, ReceiverInput] = {}
         again: list[int] = []
@@ -272,7 +281,7 @@ class _Run:
             for number in numbers:
                 if not self._send_one(number, inputs.pop(number), sent):
                     again.append(number)
-            self._engine.send(StepEnd())
+            self._engine.send(Signal.STEP_END)
             again += self._collect(sent)
         except BaseException:
             self._release(sent.values())
@@ -281,33 +290,38 @@ class _Run:
         return sorted(again)
 
     def _prepare(self, one: Expected) -> Processed | None:
-        """Return the item and its prompt updates, or None where they are cached."""
+        """Return the item and its prompt updates, or None if they are cached."""
         mm_hash = self._hashing.time(one.picture.mm_hash)
         return None if self._cache.is_cached_item(mm_hash) else self._processing.time(one.picture.process)
 
     def _send_one(self, number: int, given: Processed | None, sent: dict[int, ReceiverInput]) -> bool:
-        """Send one request and note in `sent` what of it; False where it did not go."""
-        one, faults = self._of(number), self._settings.faults
+        """Send one request and record its data in `sent`; return whether it was sent."""
+        one = self._of(number)
         self._started.setdefault(number, time.monotonic_ns())
         try:
             data, updates = self._exchange(given, one.mm_hash)
         except CacheMissError:
-            del self._started[number]  # nothing was sent: its clock starts when it has been processed
+            del self._started[number]  # its clock starts when it has been processed
             return False
         sent[number] = data
-        if number == faults.abort and self._first_time(number):
+        if number in self._to_abort:
+            self._to_abort.clear()
             self._release([sent.pop(number)])
             return False
-        if number == faults.stale and self._first_time(number):
+        if number in self._to_go_stale:
+            self._to_go_stale.clear()
             self._release([data])
             self._cache.invalidate([one.mm_hash])
-        digest = bytes([one.digest[0] ^ 1]) + one.digest[1:] if number == faults.spoil else one.digest
-        self._engine.send(Request(number, digest))
-        self._engine.send_bytes(self._codec.encode([_feature(data, updates, one.mm_hash)]))
+        wrong_bits = number == self._settings.faults.spoil
+        update = updates[0].with_item_idx(0)
+        place = PlaceholderRange(0, len(update.content))  # the only item of a prompt
+        self._engine.send(Request(number, bytes([one.digest[0] ^ wrong_bits]) + one.digest[1:]))
+        feature = MultiModalFeatureSpec(data, update.modality, one.mm_hash, place)
+        self._engine.send_bytes(self._codec.encode([feature]))
         return True
 
     def _exchange(self, given: Processed | None, mm_hash: str) -> ProcessorOutput:
-        """Return what to send; CacheMissError where the item was cached when asked, and is not any more."""
+        """Return the data to send; raise CacheMissError if the item was cached in `_prepare` and no longer is."""
         known = given is None or self._cache.is_cached_item(mm_hash)
         output = self._cache.get_and_update_item(given, mm_hash)
         self._entered += not known and self._cache.is_cached_item(mm_hash)
@@ -317,18 +331,13 @@ class _Run:
         self._released += self._cache.release(sent)
 
     def _collect(self, sent: dict[int, ReceiverInput]) -> list[int]:
-        """Wait for the reports on what was sent; return the requests that were rejected, made ready to go again."""
+        """Wait for the reports on these requests; return the rejected ones, ready to be repeated."""
         missing: dict[int, set[str]] = {}
-        reports = 0
-        while reports < self._settings.workers:
-            message: StepReport | Rejected = self._receive(StepReport, Rejected)
-            if isinstance(message, Rejected):
-                missing.setdefault(message.number, set()).update(message.mm_hashes)
-                continue
-            reports += 1
-            for rejected in message.rejected:
+        for _ in range(1 + self._settings.workers):
+            report: StepReport = self._engine.receive()
+            for rejected in report.rejected:
                 missing.setdefault(rejected.number, set()).update(rejected.mm_hashes)
-            for taken in message.taken:
+            for taken in report.taken:
                 self._taken[taken.number] = max(self._taken.get(taken.number, 0), taken.taken_ns)
                 self._checked += 1
                 if not taken.equal:
@@ -341,22 +350,3 @@ class _Run:
 
     def _of(self, number: int) -> Expected:
         return self._expected[self._order[number]]
-
-    def _first_time(self, number: int) -> bool:
-        if number in self._faults_done:
-            return False
-        self._faults_done.add(number)
-        return True
-
-    def _receive(self, *kinds: type[Any]) -> Any:
-        """Return what the engine process sends next; TypeError where it is none of these kinds."""
-        message = self._engine.receive()
-        if not isinstance(message, kinds):
-            raise TypeError(f"expected {kinds} from the engine process, got {message!r}")
-        return message
-
-
-def _feature(data: ReceiverInput, updates: PromptUpdates, mm_hash: str) -> MultiModalFeatureSpec:
-    """Return the only item of a prompt whose placeholder its update has replaced."""
-    update = updates[0].with_item_idx(0)
-    return MultiModalFeatureSpec(data, update.modality, mm_hash, PlaceholderRange(0, len(update.content)))

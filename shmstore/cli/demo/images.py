@@ -1,7 +1,7 @@
-"""Which photographs the demo sends: those that scikit-image and scikit-learn ship in their wheels, or one's own.
+"""The photographs that the demo sends: those in the wheels of scikit-image and scikit-learn, or the user's own.
 
-The two packages are only located, not imported: what is wanted of them is a file, and scikit-image's own loader
-would go to the network for a photograph that its wheel does not hold.
+The two packages are located but not imported: the demo only needs their files, and scikit-image's own loader would
+fetch a photograph from the network if its wheel does not contain it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# Photographs only: the other files beside them are drawings, masks and test patterns.
+# Photographs only: the other image files of these packages are drawings, masks and test patterns.
 _SHIPPED = {
     "skimage": (
         "data",
@@ -40,19 +40,19 @@ _SHIPPED = {
     "sklearn": ("datasets/images", ("china.jpg", "flower.jpg")),
 }
 SHIPPING_PACKAGES = tuple(_SHIPPED)
-"""Import names of the packages that `shipped_photographs` looks into."""
+"""Import names of the packages that `shipped_photographs` searches."""
 
 _SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
 
 class ImageError(ValueError):
-    """The images asked for cannot be used; the message names the file or the folder."""
+    """The requested images cannot be used; the message names the file or the folder."""
 
 
 def shipped_photographs() -> tuple[Path, ...]:
     """Return the paths of the photographs inside the installed scikit-image and scikit-learn, in a fixed order.
 
-    Raises `ImageError` where neither package brings a single one.
+    Raises `ImageError` if there are none.
     """
     found = []
     for package, (folder, names) in _SHIPPED.items():
@@ -62,14 +62,14 @@ def shipped_photographs() -> tuple[Path, ...]:
         base = Path(spec.origin).parent / folder
         found += [base / name for name in names if (base / name).is_file()]
     if not found:
-        raise ImageError(f"no photographs inside {' or '.join(SHIPPING_PACKAGES)}: use --images DIR")
+        raise ImageError(f"{' and '.join(SHIPPING_PACKAGES)} contain no photographs: use --images DIR")
     return tuple(found)
 
 
 def folder_photographs(folder: Path) -> tuple[Path, ...]:
-    """Return the image files directly in `folder`, by name.
+    """Return the image files directly in `folder`, sorted by name.
 
-    Raises `ImageError` where it is not a folder or holds no image.
+    Raises `ImageError` if it is not a folder or contains no image.
     """
     if not folder.is_dir():
         raise ImageError(f"{folder}: not a folder")
@@ -78,16 +78,16 @@ def folder_photographs(folder: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise ImageError(f"{folder}: {error.strerror}") from None
     if not found:
-        raise ImageError(f"{folder}: no image in it (looked for {', '.join(sorted(_SUFFIXES))})")
+        raise ImageError(f"{folder}: contains no image (looked for {', '.join(sorted(_SUFFIXES))})")
     return tuple(found)
 
 
 def load_image(path: Path) -> Image:
-    """Return the photograph at `path`, decoded, as RGB. Raises `ImageError` where that cannot be done."""
-    from PIL import Image  # the demo extra brings it; the rest of the package does without
+    """Return the photograph at `path`, decoded as RGB. Raises `ImageError` if it cannot be decoded."""
+    from PIL import Image  # only the demo extra installs it
 
     try:
         with Image.open(path) as image:
             return image.convert("RGB")
-    except Exception as error:  # what a broken file makes Pillow's decoders raise is any of a dozen kinds
+    except Exception as error:  # Pillow's decoders raise a dozen kinds for a broken file
         raise ImageError(f"{path}: {error or type(error).__name__}") from None

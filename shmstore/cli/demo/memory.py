@@ -1,4 +1,4 @@
-"""What a process has resident. Pages that several processes map are divided by their number, so that sums are right."""
+"""The memory that a process has resident. Each page is divided by the number of its processes, so sums are right."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ class Memory:
     """Bytes that one process has resident."""
 
     own: int
-    """Its heap and stacks: what no other process sees."""
-    segments: int
-    """Its part of the segments in shared memory that it has mapped."""
+    """Its heap and stacks, which no other process sees."""
+    segment: int
+    """Its share of the segments in shared memory that it maps."""
     total: int
-    """Own, segments, and its part of what else is shared, such as libraries (PSS)."""
+    """Own, segment, and its share of other shared pages, such as libraries (PSS)."""
     slack: int = 0
-    """What its allocator had kept free besides, and gave back when it was asked to."""
+    """Free memory that its allocator had kept and then returned; not part of the others."""
+    growth: int = 0
+    """Growth of `own` since before the first request, when libraries and pictures were already loaded."""
 
 
 def resident_memory() -> Memory:
-    """Return what this process has now in use; what its allocator keeps free is given back first, and is `slack`."""
+    """Return the memory of this process; free memory in its allocator is returned first, and is `slack`."""
     with_slack = parse_smaps(_smaps())
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # other C libraries than GNU's have none
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in GNU's C library
     if trim is not None:
         trim(ctypes.c_size_t(0))
     memory = parse_smaps(_smaps())
@@ -42,8 +44,8 @@ def _smaps() -> list[str]:
 
 
 def parse_smaps(lines: Iterable[str]) -> Memory:
-    """Return the sums over the mappings of a process, from the lines that the kernel writes of them."""
-    own = segments = total = 0
+    """Return the sums over the mappings of a process, from the lines of /proc/PID/smaps."""
+    own = segment = total = 0
     in_segment = False
     for line in lines:
         field = _FIELD.match(line)
@@ -53,7 +55,7 @@ def parse_smaps(lines: Iterable[str]) -> Memory:
                 in_segment = mapping["path"].startswith(_SHARED_MEMORY)
         elif field["name"] == "Pss":
             total += int(field["kib"]) * 1024
-            segments += in_segment * int(field["kib"]) * 1024
+            segment += in_segment * int(field["kib"]) * 1024
         elif field["name"] == "Anonymous":
             own += int(field["kib"]) * 1024
-    return Memory(own, segments, total)
+    return Memory(own, segment, total)

@@ -1,44 +1,50 @@
-"""What the demo's processes say to each other, and the pipes they say it through.
+"""The messages between the demo's processes, and the pipes that carry them.
 
-A request travels as a `Request` and then its features, pickled, as raw bytes of their own, so that an engine without a
-cache passes them on without looking into them. Every pipe has one direction: an `os.pipe`, which is twice as fast as a
-socket pair here.
+A request travels as a `Request` and then its pickled features as separate raw bytes, so an engine without a cache
+forwards them unread. Each pipe has one direction: an `os.pipe` is twice as fast here as a socket pair.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum, auto
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from shmstore import StoreHandle
 from shmstore.cli.demo.images import ImageError
-from shmstore.cli.demo.memory import Memory
+from shmstore.cli.demo.memory import Memory, resident_memory
 from shmstore.multimodal import MultiModalCacheConfig, MultiModalFeatureSpec
 
 
 class PeerLostError(Exception):
-    """The process at the other end of a pipe has gone."""
+    """The process at the other end of a pipe is gone."""
+
+
+class Signal(Enum):
+    """A message without contents."""
+
+    READY = auto()
+    """Worker to API: this rank has its cache."""
+    STEP_END = auto()
+    """API to engine and workers: check and drop the items of this step, then answer with a `StepReport`."""
+    ACCOUNT = auto()
+    """API to engine and workers: answer with a `Tally`."""
+    FINISH = auto()
+    """API to engine and workers: this is the last message."""
 
 
 @dataclass(frozen=True)
 class Opening:
-    """API to engine and workers: build your part of this configuration. Each worker answers with `Ready`."""
+    """API to engine and workers: build your part of this configuration. Each worker answers with READY."""
 
     config: MultiModalCacheConfig
     handle: StoreHandle | None
-    """Of the store, where there is one."""
-
-
-@dataclass(frozen=True)
-class Ready:
-    """Worker to API: this rank has its cache."""
-
-    rank: int
+    """Handle of the store, if there is one."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +53,12 @@ class Request:
 
     number: int
     digest: bytes
-    """`item_digest` of its item, made before anything was stored or sent."""
-
-
-@dataclass(frozen=True)
-class StepEnd:
-    """API to workers: check what you took since the last one, let go of it, and answer with a `StepReport`."""
+    """`item_digest` of its item, computed before anything was stored or sent."""
 
 
 @dataclass(frozen=True)
 class Rejected:
-    """Engine to API, or in a worker's report: what the request counts on is not here; it went no further."""
+    """A request that went no further, because the engine or a worker lacks items that it expects."""
 
     number: int
     mm_hashes: tuple[str, ...]
@@ -65,44 +66,33 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Taken:
-    """One item as one worker saw it."""
+    """One item in one worker."""
 
     number: int
     taken_ns: int
-    """`time.monotonic_ns` when the tensors were at hand, before they were checked; one clock for all processes."""
+    """`time.monotonic_ns`, one clock for all processes, when the tensors were there and not yet checked."""
     equal: bool
-    """Whether every byte was the one that was sent."""
+    """Whether every byte is as it was sent."""
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """Worker to API: what came in a whole step."""
+    """Engine and workers to API: what came of the requests of a step."""
 
-    rank: int
     taken: tuple[Taken, ...]
     rejected: tuple[Rejected, ...]
 
 
 @dataclass(frozen=True)
-class Account:
-    """API to engine and workers: each answers with its `Tally`."""
-
-
-@dataclass(frozen=True)
 class Tally:
-    """What one process moved so far, and has."""
+    """What one process has moved so far, and its memory."""
 
     process: str
     copied: int
-    """Bytes into or out of a pipe, the store, or a pickle."""
+    """Bytes copied into or out of a pipe, the store, or a pickle."""
     piped: int
-    """Of these, written to pipes."""
+    """The bytes of these that were written to pipes."""
     memory: Memory
-
-
-@dataclass(frozen=True)
-class Finish:
-    """API to engine and workers: nothing more comes."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +108,15 @@ class Progress:
 class Failure:
     """Any process to supervisor: why it is about to end."""
 
-    process: str
     text: str
     usage: bool
-    """Whether the input was to blame rather than the run."""
+    """Whether the input is to blame, not the run."""
 
 
 class Link:
-    """Both directions between two processes, counting the bytes that it moves.
+    """Both directions between two processes; it counts the bytes that it moves.
 
-    Whatever shows that the other side has gone is raised as `PeerLostError`.
+    Raises `PeerLostError` if the process at the other end is gone.
     """
 
     def __init__(self, incoming: Connection, outgoing: Connection) -> None:
@@ -141,11 +130,11 @@ class Link:
         self.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def receive(self) -> Any:
-        """Return the next value; waits for it."""
+        """Wait for the next value and return it."""
         return pickle.loads(self.receive_bytes())
 
     def send_bytes(self, payload: bytes) -> None:
-        """Send raw bytes; the other side must call `receive_bytes`."""
+        """Send raw bytes; the other end must call `receive_bytes`."""
         try:
             self._outgoing.send_bytes(payload)
         except OSError as error:
@@ -153,7 +142,7 @@ class Link:
         self.sent += len(payload)
 
     def receive_bytes(self) -> bytes:
-        """Return the next message as raw bytes; waits for it."""
+        """Wait for the next message and return it as raw bytes."""
         try:
             payload = self.incoming.recv_bytes()
         except (EOFError, OSError) as error:
@@ -162,19 +151,19 @@ class Link:
         return payload
 
     def close(self) -> None:
-        """Close both directions; the other side then sees that this one has gone."""
+        """Close both directions, which the other end notices."""
         self.incoming.close()
         self._outgoing.close()
 
 
 class FeatureCodec:
-    """The features of a request as bytes for a pipe; counts them."""
+    """Turns the features of a request into bytes for a pipe and back; it counts the bytes."""
 
     def __init__(self) -> None:
         self.copied = 0
 
     def encode(self, features: list[MultiModalFeatureSpec]) -> bytes:
-        """Return the features pickled, with whatever tensors are still in them."""
+        """Return the features pickled, with the tensors that are still in them."""
         payload = pickle.dumps(features, pickle.HIGHEST_PROTOCOL)
         self.copied += len(payload)
         return payload
@@ -185,10 +174,17 @@ class FeatureCodec:
         return cast(list[MultiModalFeatureSpec], pickle.loads(payload))
 
 
-def guarded(process: str, status: Connection, body: Callable[[], None]) -> None:
-    """Run `body`; a failure is told to the supervisor in one line and becomes exit status 1.
+def tally(process: str, links: Sequence[Link], codec: FeatureCodec, stored: int = 0) -> Tally:
+    """Return the tally of this process: the bytes of its links and codec, and those that it stored."""
+    sent = sum(link.sent for link in links)
+    received = sum(link.received for link in links)
+    return Tally(process, sent + received + codec.copied + stored, sent, resident_memory())
 
-    The loss of a peer is none: what is to be reported is how that one went.
+
+def guarded(status: Connection, body: Callable[[], None]) -> None:
+    """Run `body`; send the supervisor one line about a failure, and exit with status 1.
+
+    The loss of a peer is not a failure: the supervisor reports how that process ended.
     """
     try:
         body()
@@ -197,5 +193,5 @@ def guarded(process: str, status: Connection, body: Callable[[], None]) -> None:
     except Exception as error:
         text = str(error) if isinstance(error, ImageError) else f"{type(error).__name__}: {error}"
         with suppress(PeerLostError):
-            Link(status, status).send(Failure(process, text, usage=isinstance(error, ImageError)))
+            Link(status, status).send(Failure(text, usage=isinstance(error, ImageError)))
         sys.exit(1)

@@ -1,6 +1,6 @@
-"""What the demo compares: a configuration for each mode, from which every process builds its part by the factories.
+"""The modes that the demo compares: a configuration each, from which the factories build every process's part.
 
-The processes know no mode: what a factory gives, they use, and where it gives None, things pass as they are.
+No process knows its mode: it uses what its factory returns, and forwards items unchanged if that is None.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Mode:
 
     name: str
     summary: str
-    """For the report: who keeps what, and what travels."""
+    """For the report: which process keeps what, and what travels."""
     ipc_cache: bool
     cache_type: Literal["lru", "shm"] = "lru"
 
     @property
     def keeps_segment(self) -> bool:
-        """Whether there is a segment in shared memory, which must not outlive the run."""
+        """Whether the mode makes a segment in shared memory, which must not outlive the run."""
         return self.cache_type == "shm"
 
     def config(self, *, workers: int, capacity: int, store_name: str) -> MultiModalCacheConfig:
-        """Return the configuration: `capacity` bytes of items wherever this mode keeps them."""
+        """Return the configuration: `capacity` bytes of items in whichever process keeps them."""
         return MultiModalCacheConfig(
             processor_cache_gb=capacity / _GIB,
             ipc_cache_gb=capacity / _GIB if self.ipc_cache else 0,
@@ -38,7 +38,7 @@ class Mode:
             world_size=workers,
             shm_max_object_size_mb=-(-capacity // _MIB) if self.keeps_segment else 128,
             shm_name=store_name if self.keeps_segment else None,
-            # So that the clock sees a store in use and not the kernel clearing its pages for the first time.
+            # Time a store in use, not the kernel that clears its pages for the first time.
             shm_prefault=self.keeps_segment,
         )
 
@@ -51,4 +51,4 @@ MODES: dict[str, Mode] = {
         Mode("shm", "each item once in shared memory; a reference through the pipes", True, "shm"),
     )
 }
-"""Every mode, in the order in which they run and are shown."""
+"""Every mode, in the order of runs and reports."""

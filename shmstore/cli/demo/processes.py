@@ -1,34 +1,29 @@
-"""The engine process and a worker process, as functions for `multiprocessing` to start.
+"""The engine process and a worker process, as functions that `multiprocessing` starts.
 
-Both are wired as an engine's author would: each makes its part from the configuration by its factory, and where that
-gives None it lets things pass as they are. Any process that sees another's end of a pipe closed stops too, so that one
-death ends them all; the API process closes and unlinks the store on the way out.
+Both are wired as an engine's author would wire them: each makes its part of the configuration by its factory, and
+forwards items unchanged if that is None. A process also stops when another one closes its end of a pipe, so one death
+ends them all. The API process closes and unlinks the store on its way out.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
 from shmstore import CacheMissError
-from shmstore.cli.demo.memory import resident_memory
 from shmstore.cli.demo.messages import (
-    Account,
     FeatureCodec,
-    Finish,
     Link,
     Opening,
-    Ready,
     Rejected,
     Request,
-    StepEnd,
+    Signal,
     StepReport,
     Taken,
-    Tally,
     guarded,
+    tally,
 )
 from shmstore.cli.demo.processing import item_digest
 from shmstore.multimodal import (
@@ -41,8 +36,8 @@ from shmstore.multimodal import (
 
 
 def engine_process(workers: tuple[Link, ...], api: Link, status: Connection) -> None:
-    """Pass each request to every worker, its items filled in where the cache is here, and each report back."""
-    guarded("the engine process", status, _Engine(workers, api).run)
+    """Forward each request to every worker, with its items if the engine caches them, and each report to the API."""
+    guarded(status, _Engine(workers, api).run)
 
 
 class _Engine:
@@ -51,6 +46,7 @@ class _Engine:
         self._api = api
         self._cache: BaseMultiModalReceiverCache | None = None
         self._codec = FeatureCodec()
+        self._rejected: list[Rejected] = []
 
     def run(self) -> None:
         by_connection = {worker.incoming: worker for worker in self._workers}
@@ -58,7 +54,7 @@ class _Engine:
             for ready in wait([self._api.incoming, *by_connection]):
                 if ready is not self._api.incoming:
                     self._api.send(by_connection[cast(Connection, ready)].receive())
-                elif isinstance(self._take(self._api.receive()), Finish):
+                elif self._take(self._api.receive()) is Signal.FINISH:
                     return
 
     def _take(self, message: object) -> object:
@@ -70,11 +66,11 @@ class _Engine:
         self._tell_workers(message)
         if isinstance(message, Opening):
             self._cache = engine_receiver_cache_from_config(message.config)
-        elif isinstance(message, Account):
-            links = (self._api, *self._workers)
-            sent = sum(link.sent for link in links)
-            copied = sent + sum(link.received for link in links) + self._codec.copied
-            self._api.send(Tally("engine", copied, sent, resident_memory()))
+        elif message is Signal.STEP_END:
+            self._api.send(StepReport((), tuple(self._rejected)))
+            self._rejected.clear()
+        elif message is Signal.ACCOUNT:
+            self._api.send(tally("engine", (self._api, *self._workers), self._codec))
         return message
 
     def _tell_workers(self, message: object, payload: bytes | None = None) -> None:
@@ -84,14 +80,14 @@ class _Engine:
                 worker.send_bytes(payload)
 
     def _filled_in(self, number: int, payload: bytes) -> bytes | None:
-        """Return what the workers get: the payload unseen where the cache is not here; None where it was rejected."""
+        """Return the workers' payload, which is `payload` itself without a cache; None if the request is rejected."""
         if self._cache is None:
             return payload
         features = self._codec.decode(payload)
         try:
             self._cache.get_and_update_features(features)
         except CacheMissError as miss:
-            self._api.send(Rejected(number, tuple(miss.mm_hashes)))
+            self._rejected.append(Rejected(number, tuple(miss.mm_hashes)))
             return None
         return self._codec.encode(features)
 
@@ -103,16 +99,10 @@ def worker_process(rank: int, engine: Link, status: Connection) -> None:
         opening: Opening = engine.receive()
         cache = worker_receiver_cache_from_config(opening.config, rank, opening.handle)
         with cache or nullcontext():
-            engine.send(Ready(rank))
+            engine.send(Signal.READY)
             _Worker(rank, engine, cache).run()
 
-    guarded(f"worker {rank}", status, body)
-
-
-@dataclass
-class _Step:
-    taken: list[tuple[Request, MultiModalKwargsItem, int]] = field(default_factory=list)
-    rejected: list[Rejected] = field(default_factory=list)
+    guarded(status, body)
 
 
 class _Worker:
@@ -121,35 +111,37 @@ class _Worker:
         self._engine = engine
         self._cache = cache
         self._codec = FeatureCodec()
+        self._taken: list[tuple[Request, MultiModalKwargsItem, int]] = []
+        self._rejected: list[Rejected] = []
 
     def run(self) -> None:
-        step = _Step()
-        while not isinstance(message := self._engine.receive(), Finish):
+        while (message := self._engine.receive()) is not Signal.FINISH:
             if isinstance(message, Request):
-                self._take(message, step)
-            elif isinstance(message, StepEnd):
-                taken = tuple(
-                    Taken(request.number, at, item_digest(item) == request.digest) for request, item, at in step.taken
-                )
-                rejected = tuple(step.rejected)
-                step = _Step()  # before the report: whoever reads it may count on the room that these views took
-                self._engine.send(StepReport(self._rank, taken, rejected))
-            elif isinstance(message, Account):
-                self._engine.send(self._tally())
+                self._take(message)
+            elif message is Signal.STEP_END:
+                self._engine.send(self._checked())
+            elif message is Signal.ACCOUNT:
+                self._engine.send(tally(f"worker {self._rank}", (self._engine,), self._codec))
 
-    def _take(self, request: Request, step: _Step) -> None:
+    def _take(self, request: Request) -> None:
         features = self._codec.decode(self._engine.receive_bytes())
         try:
             if self._cache is not None:
                 self._cache.get_and_update_features(features)
         except CacheMissError as miss:
-            step.rejected.append(Rejected(request.number, tuple(miss.mm_hashes)))
+            self._rejected.append(Rejected(request.number, tuple(miss.mm_hashes)))
             return
-        step.taken.append((request, _item(features), time.monotonic_ns()))
+        self._taken.append((request, _item(features), time.monotonic_ns()))
 
-    def _tally(self) -> Tally:
-        copied = self._engine.sent + self._engine.received + self._codec.copied
-        return Tally(f"worker {self._rank}", copied, self._engine.sent, resident_memory())
+    def _checked(self) -> StepReport:
+        """Return the report of the step, with its views dropped: its reader may count on their room."""
+        taken = tuple(
+            Taken(request.number, at, item_digest(item) == request.digest) for request, item, at in self._taken
+        )
+        report = StepReport(taken, tuple(self._rejected))
+        self._taken.clear()
+        self._rejected.clear()
+        return report
 
 
 def _item(features: list[MultiModalFeatureSpec]) -> MultiModalKwargsItem:

@@ -1,7 +1,7 @@
 """From a photograph to an item: a content hash, a real Hugging Face image processor, a digest.
 
-Qwen2-VL's processor is built from its class and its defaults: no weights, no files, no network. Its variant on Pillow
-and numpy is taken, which does without torchvision.
+Qwen2-VL's processor is built from its class and its defaults, without weights, files or network. The demo uses its
+variant on Pillow and numpy, which does not need torchvision.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -33,24 +33,24 @@ PROCESSING_PACKAGES = ("transformers", "PIL")
 
 PLACEHOLDER = "<|image_pad|>"
 PLACEHOLDER_ID = 151_655
-"""Qwen2-VL's token for a place that an embedding of an image takes."""
+"""Qwen2-VL's token for the place of one embedding of an image."""
 MERGED_PATCHES = 4
 """Patches that Qwen2-VL merges into one embedding."""
 
 Processed = tuple[MultiModalKwargsItem, list[ResolvedPromptUpdate]]
-"""What an image becomes, and what becomes of its place in the prompt."""
+"""The item of an image, and the updates of its place in the prompt."""
 
 
 class Picture(Protocol):
-    """One image as a request brings it."""
+    """One image of a request."""
 
     @property
     def name(self) -> str:
-        """What the report calls it."""
+        """The name in the report."""
         ...
 
     def mm_hash(self) -> str:
-        """Return the content hash of the image and of the processor's configuration: equal hashes, equal items."""
+        """Return the content hash of the image and the processor's configuration; equal hashes mean equal items."""
         ...
 
     def process(self) -> Processed:
@@ -58,16 +58,8 @@ class Picture(Protocol):
         ...
 
 
-class PictureSource(Protocol):
-    """Loads the images, in the API process; it must pickle, since it travels there."""
-
-    def __len__(self) -> int:
-        """Return how many images `__iter__` yields."""
-        ...
-
-    def __iter__(self) -> Iterator[Picture]:
-        """Yield the images, each loaded when it is asked for."""
-        ...
+class PictureSource(Sized, Iterable[Picture], Protocol):
+    """Yields the images in the API process, and loads each on demand; it must pickle, because it travels there."""
 
 
 @dataclass(frozen=True)
@@ -84,14 +76,14 @@ class Photograph:
         return self.path.name
 
     def mm_hash(self) -> str:
-        """Return the hash of the pixels and the processor's configuration."""
+        """Return the hash of the pixels and of the processor's configuration."""
         return hash_item(self.image, processor=type(self.processor).__name__, config=self.processor.to_json_string())
 
     def process(self) -> Processed:
         """Return `pixel_values` (patches, 1176) float32 and `image_grid_thw` (3,) int64; raises `ImageError`."""
         try:
             features = self.processor(images=[self.image], return_tensors="pt")
-        except ValueError as error:  # e.g. one side more than 200 times the other
+        except ValueError as error:  # one side is more than 200 times the other, for example
             raise ImageError(f"{self.path}: {error}") from None
         return processed(features)
 
@@ -106,7 +98,7 @@ class PhotographSource:
         return len(self.paths)
 
     def __iter__(self) -> Iterator[Photograph]:
-        """Yield each file's image; raises `ImageError` for one that cannot be read."""
+        """Yield each file's image; raise `ImageError` for a file that cannot be read."""
         processor = load_processor()
         for path in self.paths:
             yield Photograph(path, load_image(path), processor)
@@ -115,9 +107,9 @@ class PhotographSource:
 def usable_photographs(
     paths: Sequence[Path], progressed: Callable[[int], None]
 ) -> tuple[tuple[Path, ...], tuple[ImageError, ...]]:
-    """Return those of `paths` that can be read and processed, and why the others cannot; `progressed` counts them.
+    """Return those of `paths` that can be read and processed, and the errors of the others; `progressed` counts them.
 
-    Every image is tried as every mode will use it, so that all that is wrong comes to light at once and beforehand.
+    Every image is processed as in a run, so all errors are found together and before the first run.
     """
     processor = load_processor()
     usable, errors = [], []
@@ -133,15 +125,15 @@ def usable_photographs(
 
 def load_processor() -> Any:
     """Return Qwen2-VL's image processor with its default configuration, on Pillow and numpy."""
-    os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is needed from there, so nothing may be asked of it
+    os.environ["HF_HUB_OFFLINE"] = "1"  # the demo needs nothing from the hub, so it must not ask
     transformers = importlib.import_module("transformers")
-    # Until transformers 5 the plain name was the Pillow variant; since then it is the torchvision one.
+    # Before transformers 5 the plain name was the Pillow variant; now it is the torchvision variant.
     variant = getattr(transformers, "Qwen2VLImageProcessorPil", None) or transformers.Qwen2VLImageProcessor
     return variant()
 
 
 def processed(features: Mapping[str, torch.Tensor]) -> Processed:
-    """Return the item and the prompt updates of what Qwen2-VL's processor gave for one image."""
+    """Return the item and the prompt updates for the output of Qwen2-VL's processor for one image."""
     patches = len(features["pixel_values"])
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", [patches]),
@@ -149,7 +141,7 @@ def processed(features: Mapping[str, torch.Tensor]) -> Processed:
     }
     (item,) = MultiModalKwargsItems.from_hf_inputs(features, fields).require_data()["image"]
     if item is None:
-        raise TypeError("unreachable: require_data lets no None pass")
+        raise TypeError("unreachable: require_data accepts no None")
     content = [PLACEHOLDER_ID] * (patches // MERGED_PATCHES)
     return item, [ResolvedPromptUpdate("image", 0, "replace", PLACEHOLDER, content)]
 

@@ -1,107 +1,119 @@
-"""What a run is to do, and what was measured in it: plain values that travel between the processes."""
+"""The settings of a run and its figures: plain values that travel between the processes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from shmstore.cli.demo.memory import Memory
 
 SHARE_OF_DATA = 0.6
-"""The default capacity, as a part of the bytes of all distinct items: too small for them, by design."""
-
+"""The default capacity, as a share of the bytes of all distinct items; it is too small for them by design."""
+MEGABYTE = 1_000_000
 MAX_WORKERS = 64
-"""A store takes more, but each is a process here, with an interpreter and torch of its own, some 150 MB."""
+"""A store allows more, but here each worker is a process with its own interpreter and torch, some 150 MB."""
 
 
 @dataclass(frozen=True)
 class Faults:
-    """Numbers of requests that something happens to, to show that it would be seen, or heals; None: none."""
+    """Numbers of requests to disturb, to show that a fault is noticed or heals; None disturbs no request."""
 
     spoil: int | None = None
-    """Its digest is sent with one bit wrong."""
+    """Its digest is sent with one wrong bit."""
     abort: int | None = None
-    """Given up after the API process's cache has recorded it and before it is sent; then asked for again."""
+    """It is given up after the API process's cache has recorded it and before it is sent, then repeated."""
     stale: int | None = None
-    """Before its workers read, its lease is given back, as an aborted request's is, and its item invalidated."""
+    """Before its workers read, its lease is released and its item invalidated, as for an aborted request."""
 
 
 @dataclass(frozen=True)
 class RunSettings:
-    """What one run is to do; the same for each mode that is compared."""
+    """The settings of a run, which are the same for each mode."""
 
     workers: int = 2
     capacity: int | None = None
     """Bytes of items that each mode may keep; None: see `default_capacity`."""
     rounds: int = 5
-    """How many times every image is asked for."""
+    """Number of times that each image is requested."""
     seed: int = 0
-    """Of the order of the requests."""
+    """Seed of the order of the requests."""
     in_flight: int = 4
-    """Requests of one step: sent before the first of them must be reported."""
+    """Requests of one step; all of them are sent before the first one is reported."""
     faults: Faults = field(default_factory=Faults)
 
 
 @dataclass(frozen=True)
-class ProcessMemory:
-    """Of one process, before the first request and after the last one, everything still open."""
+class ModeFigures:
+    """The figures of one mode, from its API process."""
 
-    process: str
-    before: Memory
-    after: Memory
+    requests: int
+    items_per_s: float
+    """Requests per second of transport, which excludes processing, hashing and checking."""
+    megabytes_per_s: float
+    """10^6 bytes of tensors per second of transport; an item counts once, however many workers get it."""
+    latency_median_us: float
+    """From the lookup in the API process's cache until the last worker has the tensors."""
+    latency_p99_us: float
+    hit_ratio: float
+    """Hit ratio of the API process's cache; a hit needs no processing."""
+    hits: int
+    bytes_piped: int
+    """Bytes that all processes wrote to pipes."""
+    bytes_copied: int
+    """Bytes that all processes copied into and out of pipes, the store, and pickles."""
+    evictions: int
+    """Items that were cached, and are no longer cached after the last request."""
+    inline_fallbacks: int
+    """Items that found no room in the store and travelled through the pipes instead."""
+    rejected: int
+    """Times that a request was repeated because the engine or a worker lacked an item."""
+    leases_released: int
+    """Leases released because their request was aborted or rejected."""
+    held_at_end: int
+    """Objects in the store that were still held at the end; anything but 0 is a leak."""
+    checked: int
+    """Items compared byte for byte, counted for each worker."""
+    mismatches: int
+    """Compared items with a wrong byte."""
+    mismatched_names: tuple[str, ...]
+    processed: int
+    """Requests for which the image processor ran, because their item was not cached."""
+    processing_ms: float
+    """Mean time of the image processor; transport excludes it."""
+    hashing_ms: float
+    """Mean time of the content hash per request; transport excludes it."""
+    total_s: float
+    """Wall time of all requests, with processing and checking."""
+    memory: dict[str, Memory]
+    """The memory of each process after the last request: "API", "engine", "worker 0", ..."""
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Figures of one mode, from its API process."""
+class DemoReport:
+    """The figures of one mode or of several."""
 
-    mode: str
-    distinct: int
-    """Distinct images."""
+    settings: RunSettings
+    distinct_items: int
     distinct_bytes: int
-    """Of their items."""
-    capacity: int
-    """Bytes of items that the mode may keep."""
     smallest_bytes: int
-    """Of the smallest of their items."""
+    """Bytes of the smallest item."""
     largest_bytes: int
-    """Of the largest."""
-    requests: int
-    payload_bytes: int
-    """Bytes of the tensors of all requests, each counted once however many workers it went to."""
-    checked: int
-    """Items that a worker took and compared with their digest: requests times workers."""
-    mismatches: int
-    """Of these, those with a byte that differed."""
-    mismatched_names: tuple[str, ...]
-    processed: int
-    """Times that the image processor ran for a request: the others found their item cached."""
-    processing_s: float
-    """Of these; not in the clocks of the transport."""
-    hashed: int
-    """Times that a request's image was hashed."""
-    hashing_s: float
-    """Of these; not in the clocks of the transport."""
-    rejected: int
-    """Times that the engine or a worker lacked what a request counted on, so that it was sent again."""
-    transport_s: float
-    """Sum over the steps: from taking up its first request until the last worker has its last item at hand."""
-    total_s: float
-    """Wall time of all steps, processing and checking included."""
-    latencies_ns: tuple[int, ...]
-    """Of each request, from asking the API process's cache until the last worker has its tensors at hand."""
-    hits: int
-    """Lookups that the API process's cache answered."""
-    lookups: int
-    evictions: int
-    """Items that were cached and are not any more, when all requests have been sent."""
-    inline_fallbacks: int
-    """Items that found no room in the store and travelled through the pipes instead."""
-    leases_released: int
-    """Leases that were given back because their request was aborted or rejected."""
-    held_at_end: int
-    """Objects in the store that somebody held when all was over: anything but 0 is a leak."""
-    copied_bytes: int
-    """By all processes: into and out of pipes, the store, and pickles."""
-    piped_bytes: int
-    """By all processes: written to pipes."""
-    memory: tuple[ProcessMemory, ...]
+    """Bytes of the largest item."""
+    capacity: int
+    """Bytes of items that each mode may keep."""
+    modes: dict[str, ModeFigures]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every byte that a worker checked was right."""
+        return all(figures.mismatches == 0 for figures in self.modes.values())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report as values that `json.dumps` takes."""
+        values = asdict(self)
+        settings = values.pop("settings")
+        return {
+            "ok": self.ok,
+            **{name: settings[name] for name in ("workers", "rounds", "seed", "in_flight")},
+            **values,
+        }

@@ -1,8 +1,8 @@
-"""Starts the processes of one run, watches them, and leaves nothing behind whatever happens to them.
+"""Starts the processes of one run, watches them, and leaves nothing behind, whatever happens to them.
 
-A process's end shows on its sentinel, without a timeout. A process that stops only because another has gone does so in
-silence, so that what is reported is the one that went first. On the way out, after an error or Ctrl-C too, every
-process is ended and reaped, and the segment of an API process that could not unlink it is unlinked from here.
+The sentinel of a process shows its end, without a timeout. A process that stops only because another one is gone says
+nothing, so the error names the process that ended first. At the end, also after an error or Ctrl-C, every process is
+ended and reaped, and the segment is unlinked if the API process could not do so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from shmstore.cli.demo.api import api_process
 from shmstore.cli.demo.images import ImageError
@@ -28,37 +28,25 @@ from shmstore.cli.demo.messages import Failure, Link, Progress
 from shmstore.cli.demo.modes import MODES
 from shmstore.cli.demo.processes import engine_process, worker_process
 from shmstore.cli.demo.processing import PictureSource
-from shmstore.cli.demo.records import Measured, RunSettings
+from shmstore.cli.demo.records import DemoReport, RunSettings
 
 _SHM = Path("/dev/shm")
 GRACE_S = 10.0
-"""How long a process that was asked to end may take before it is killed."""
+"""Seconds from asking a process to end until it is killed."""
 
 
 class DemoError(RuntimeError):
-    """The run could not be finished; the message names the process that failed, and how."""
+    """The run failed; the message names the process that failed, and how it failed."""
 
 
-class Observer(Protocol):
-    """Is told what happens while a run goes on, in the supervisor's own process."""
-
-    def started(self, mode: str, pids: dict[str, int]) -> None:
-        """All processes of this mode were started; `pids` by their names, e.g. "worker 0"."""
-        ...
-
-    def progressed(self, mode: str, progress: Progress) -> None:
-        """The API process has come this far."""
-        ...
-
-
-class SilentObserver:
-    """Lets everything pass."""
+class Observer:
+    """Gets the events of a run in the supervisor's own process; this one ignores them."""
 
     def started(self, mode: str, pids: dict[str, int]) -> None:
-        """Nothing to do."""
+        """Note that all processes of this mode run; `pids` by their names, such as "worker 0"."""
 
     def progressed(self, mode: str, progress: Progress) -> None:
-        """Nothing to do."""
+        """Note how far the API process is."""
 
 
 @dataclass(frozen=True)
@@ -66,40 +54,42 @@ class _Child:
     name: str
     process: BaseProcess
     status: Connection
-    """Read end; what the process tells the supervisor."""
+    """Read end of the pipe from the process to the supervisor."""
 
 
-def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: Observer) -> Measured:
-    """Run one mode from start to end in processes of its own, and return its figures.
+def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: Observer) -> DemoReport:
+    """Run one mode from start to end in its own processes, and return its figures.
 
-    Raises `DemoError` where a process failed or died, and `ImageError` where the images are to blame. When it returns
-    or raises, all its processes are reaped and its segment is gone.
+    Raises `DemoError` if a process failed or died, and `ImageError` if the images are to blame. When it returns or
+    raises, all its processes are reaped and its segment is gone.
     """
     store_name = f"shmstore-demo-{os.getpid()}-{secrets.token_hex(4)}"
     children: list[_Child] = []
     clean = False
     try:
-        with _interrupts_held_back(), _refusals_told():
-            _start(mode, settings, source, store_name, children)
-        observer.started(mode, {child.name: _pid(child.process) for child in children})
-        measured = _watch(mode, children, observer)
+        with _interrupts_held_back():
+            try:
+                _start(mode, settings, source, store_name, children)
+            except OSError as error:  # no more processes or file descriptors, for example
+                raise DemoError(f"the processes could not be started: {error} (use fewer --workers)") from error
+        observer.started(mode, {child.name: child.process.pid or 0 for child in children})
+        report = _watch(mode, children, observer)
         clean = True
-        return measured
+        return report
     finally:
-        with _interrupts_held_back():  # a second Ctrl-C must not cut this short
+        with _interrupts_held_back():  # a second Ctrl-C must not interrupt this
             _end(children, in_order=clean)
-            if MODES[mode].keeps_segment:
-                # That of an API process killed before it could do so, perhaps half made; nobody is left to use it.
+            if MODES[mode].keeps_segment:  # there is one if the API process was killed; nobody is left to use it
                 (_SHM / store_name).unlink(missing_ok=True)
 
 
 @contextmanager
 def _interrupts_held_back() -> Iterator[None]:
-    """Let Ctrl-C wait until the end of the block; processes started inside never see it.
+    """Delay Ctrl-C until the end of the block; processes started inside never see it.
 
-    Ctrl-C goes to all processes of the terminal; only the supervisor is to act on it, and the others inherit its mask.
+    Ctrl-C goes to all processes of the terminal. Only the supervisor may act on it, so the others inherit its mask.
     """
-    resource_tracker.ensure_running()  # it would unblock the signal when it starts
+    resource_tracker.ensure_running()  # its start would unblock the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -107,17 +97,8 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@contextmanager
-def _refusals_told() -> Iterator[None]:
-    """Make what the system refuses to a start, e.g. one more process or file descriptor, a `DemoError`."""
-    try:
-        yield
-    except OSError as error:
-        raise DemoError(f"the processes could not be started: {error} (fewer --workers need less)") from error
-
-
 def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: str, children: list[_Child]) -> None:
-    """Start API, engine and workers, appending each to `children` as soon as it runs."""
+    """Start API, engine and workers, and append each to `children` as soon as it runs."""
     context = multiprocessing.get_context("spawn")
     mine: list[Link] = []
 
@@ -139,7 +120,7 @@ def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: 
             _start_one(context, f"worker {rank}", worker_process, (rank, worker_side), children)
     finally:
         for link in mine:
-            link.close()  # a copy kept here would hide from each process that its peer has gone
+            link.close()  # a copy here would hide from each process that its peer is gone
 
 
 def _start_one(
@@ -157,12 +138,12 @@ def _start_one(
     children.append(_Child(name, process, status))
 
 
-def _watch(mode: str, children: list[_Child], observer: Observer) -> Measured:
-    """Return the API process's figures once every process has ended as it should."""
+def _watch(mode: str, children: list[_Child], observer: Observer) -> DemoReport:
+    """Return the figures of the API process when every process has ended normally."""
     by_handle: dict[Any, _Child] = {}
     for child in children:
         by_handle[child.status] = by_handle[child.process.sentinel] = child
-    measured: Measured | None = None
+    report: DemoReport | None = None
     while by_handle:
         for handle in wait(list(by_handle)):
             child = by_handle[handle]
@@ -175,19 +156,19 @@ def _watch(mode: str, children: list[_Child], observer: Observer) -> Measured:
                 elif isinstance(message, Progress):
                     observer.progressed(mode, message)
                 else:
-                    measured = message
-            elif child.status not in by_handle:  # what it said comes first
+                    report = message
+            elif child.status not in by_handle:  # its messages come first
                 child.process.join()
                 del by_handle[handle]
                 if child.process.exitcode != 0:
                     raise DemoError(f"{child.name} (pid {child.process.pid}) {_how_it_ended(child.process)}")
-    if measured is None:
-        raise DemoError("every process ended, and none said why")
-    return measured
+    if report is None:
+        raise DemoError("every process ended normally, but the API process sent no figures")
+    return report
 
 
 def _next_message(status: Connection) -> Any:
-    """Return what the process says next, or None where it has closed its end."""
+    """Return the next message of the process, or None if it has closed its end."""
     try:
         return status.recv()
     except (EOFError, OSError):
@@ -199,12 +180,8 @@ def _how_it_ended(process: BaseProcess) -> str:
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
 
-def _pid(process: BaseProcess) -> int:
-    return process.pid or 0
-
-
 def _end(children: list[_Child], *, in_order: bool) -> None:
-    """Reap every process; unless the run ended in order, ask those that still run to end first."""
+    """Reap every process; unless the run ended in order, first ask them to end."""
     if not in_order:
         for child in children:
             child.process.terminate()
