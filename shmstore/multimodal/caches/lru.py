@@ -17,18 +17,20 @@ import dataclasses
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
-from functools import partial
+from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
 from itertools import count
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeAlias, TypeVar, overload
 
 from shmstore.errors import shown
 
-__all__ = ["Bounded", "CacheInfo", "Change", "HitCounter", "Journal", "LRUCache", "most_entries"]
+__all__ = ["Bounded", "CacheInfo", "Change", "Counts", "HitCounter", "Journal", "LRUCache", "most_entries"]
 
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
+
+Counts: TypeAlias = tuple[int, int, int, int]
+"""Hits and lookups, now and at the last report."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,36 +55,35 @@ class CacheInfo:
 class HitCounter:
     """Count lookups; the owner holds the lock. All counts are one tuple, so that they change together."""
 
-    __slots__ = ("_counts",)
+    __slots__ = ("counts",)
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Start again from 0."""
-        self._counts = 0, 0, 0, 0  # hits and lookups, now and at the last report
+        self.counts: Counts = (0, 0, 0, 0)
 
     @property
     def total(self) -> int:
         """All lookups."""
-        return self._counts[1]
+        return self.counts[1]
 
     def add(self, hits: int, total: int) -> None:
         """Count so many hits and lookups at once; negative numbers take them back."""
-        now_hits, now_total, reported_hits, reported_total = self._counts
-        self._counts = now_hits + hits, now_total + total, reported_hits, reported_total
+        self.counts = self.after(hits, total)
 
-    def adding(self, hits: int, total: int) -> Callable[[], None]:
-        """Return `add` as a step for `Journal.commit`."""
-        now_hits, now_total, reported_hits, reported_total = self._counts
-        return partial(setattr, self, "_counts", (now_hits + hits, now_total + total, reported_hits, reported_total))
+    def after(self, hits: int, total: int) -> Counts:
+        """Return `counts` as `add` would leave it."""
+        now_hits, now_total, reported_hits, reported_total = self.counts
+        return now_hits + hits, now_total + total, reported_hits, reported_total
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return all counts; with `delta`, those since the last call with `delta`."""
-        hits, total, reported_hits, reported_total = self._counts
+        hits, total, reported_hits, reported_total = self.counts
         if not delta:
             return CacheInfo(hits, total)
-        self._counts = hits, total, hits, total
+        self.counts = hits, total, hits, total
         return CacheInfo(hits - reported_hits, total - reported_total)
 
 
@@ -97,24 +98,24 @@ def most_entries(capacity: float) -> int:
 class Journal:
     """The commit point of a cache; see the top of this module."""
 
-    __slots__ = ("_steps", "lock")
+    __slots__ = ("_pending", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._steps: tuple[Callable[[], object], ...] = ()
+        self._pending: tuple[Any, ...] = ()
 
-    def commit(self, *steps: Callable[[], object]) -> None:
-        """Do these steps, all or none. Each must be repeatable and must not fail. The caller holds the lock."""
-        self._steps = steps  # the commit point
-        for step in steps:
-            step()
-        self._steps = ()
+    def commit(self, *call: Any) -> None:
+        """Call the first argument with the others. It must be repeatable and not fail. The caller holds the lock."""
+        self._pending = call  # the commit point
+        call[0](*call[1:])
+        self._pending = ()
 
     def finish(self) -> None:
         """Finish the last commit if an interrupt has stopped it."""
-        if self._steps:
+        if self._pending:
             with self.lock:
-                self.commit(*self._steps)
+                if self._pending:
+                    self.commit(*self._pending)
 
 
 _numbers = count()  # of the changes, so that each is told from all others
@@ -135,9 +136,14 @@ class Bounded(Generic[K, V]):
         self.changed_by = next(_numbers)
 
     def touch(self, key: K) -> None:
-        """Mark the entry as just used; if it is absent, do nothing. A change of its own, and a step for a commit."""
+        """Mark the entry as just used; if it is absent, do nothing. This needs no commit."""
         if key in self.entries:
             self.entries.move_to_end(key)
+
+    def touch_each(self, keys: Iterable[K]) -> None:
+        """Touch these entries in order."""
+        for key in keys:
+            self.touch(key)
 
 
 _NONE: set[Any] = set()
@@ -159,26 +165,21 @@ class Change(Generic[K, V]):
         self.used: dict[K, tuple[V, float]] = {}  # used or stored by this call, least recently first
         self.gone: dict[K, tuple[V, float]] = {}  # removed by this call, first one first
 
-    def get(self, key: K) -> tuple[V, float] | None:
-        """Return the value and its size, or None if the key is absent."""
-        entry = self.used.get(key)
-        if entry is None and key not in self.gone:
-            entry = self._bounded.entries.get(key)
-        return entry
+    def _take(self, key: K) -> tuple[V, float] | None:
+        entry = self.used.pop(key, None)
+        return self._bounded.entries.get(key) if entry is None and key not in self.gone else entry
 
     def use(self, key: K) -> tuple[V, float] | None:
         """Mark the entry as just used and return it."""
-        used = self.used
-        entry = used.pop(key, None) or (None if key in self.gone else self._bounded.entries.get(key))
+        entry = self._take(key)
         if entry is not None:
-            used[key] = entry
+            self.used[key] = entry
         return entry
 
     def drop(self, key: K) -> tuple[V, float] | None:
         """Remove the entry and return it."""
-        entry = self.get(key)
+        entry = self._take(key)
         if entry is not None:
-            self.used.pop(key, None)
             self.gone[key] = entry
             self._count -= 1
             self._nbytes -= entry[1]
@@ -333,7 +334,7 @@ class LRUCache(MutableMapping[K, V]):
             if entry is None:
                 self._counts.add(0, 1)
                 raise KeyError(key)
-            self._held.touch(key)
+            self._held.entries.move_to_end(key)
             self._counts.add(1, 1)
             return entry[0]
 
@@ -426,8 +427,13 @@ class LRUCache(MutableMapping[K, V]):
         with self._lock:
             self._journal.finish()
             gone = self._held.entries
-            self._journal.commit(self._held.clear, self._pinned.clear, self._counts.clear)
+            self._journal.commit(self._forget)
             self._removed(gone)
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._pinned.clear()
+        self._counts.clear()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.capacity})"

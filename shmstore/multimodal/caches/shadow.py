@@ -22,8 +22,8 @@ The shadow may hold keys that are not cached: they are there for their size only
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
@@ -64,8 +64,8 @@ class SentKeys(Generic[V, T]):
         self.journal = journal or Journal()
         self._shadow: Bounded[str, _Sent] = Bounded(capacity, most_entries(capacity))
         self._kept: Bounded[str, V] = Bounded(kept_capacity)
-        self._sendings: Bounded[str, None] = Bounded(1)  # the keys of the shadow, the last sent last
-        self._departed: Bounded[str, int] = Bounded(_REMEMBERED)  # the `first_hit` of keys that have gone
+        self._sendings: OrderedDict[str, None] = OrderedDict()  # the keys of the shadow, the last sent last
+        self._departed: OrderedDict[str, int] = OrderedDict()  # the `first_hit` of keys that have gone
         self._counts = HitCounter()
 
     def __contains__(self, mm_hash: str) -> bool:
@@ -98,70 +98,107 @@ class SentKeys(Generic[V, T]):
 
         The caller holds the lock since `check_batch`.
         """
-        shadow, kept = Change(self._shadow), Change(self._kept)
         batch = self._counts.total
+        hits = [entry[0] for entry in map(self._kept.entries.get, mm_hashes) if entry is not None]
+        if len(hits) == len(mm_hashes):
+            self.journal.commit(self._use, [*mm_hashes], batch, self._counts.after(len(hits), len(hits)))
+            return [on_hit(value) for value in hits]
+        shadow, kept = Change(self._shadow), Change(self._kept)
         held: dict[str, V] = {}
         for mm_hash in mm_hashes:
             used, entry = shadow.use(mm_hash), kept.use(mm_hash)
             if used is not None and entry is not None:
                 held[mm_hash] = entry[0]
-                sent, size = used
-                if sent.first_hit is None:
-                    shadow.used[mm_hash] = _Sent(sent.sent_at, batch), size
-        mixed = len(held) < len(mm_hashes)  # else all are hits, and in order already
+                if used[0].first_hit is None:
+                    shadow.used[mm_hash] = used[0]._replace(first_hit=batch), used[1]
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
-        hits = 0
-        missed: tuple[Change[str, None], Change[str, int]] | tuple[()] = ()
+        missed = 0
+        departed: dict[str, int] = {}
         for offer, mm_hash in zip(offers, mm_hashes, strict=True):
             if mm_hash in held:  # even if the batch itself has just pushed it out: P1 looks up its hits first, too
-                hits += 1
-                if mixed:
-                    shadow.use(mm_hash)
-                    kept.use(mm_hash)
+                shadow.use(mm_hash)
+                kept.use(mm_hash)
                 outputs.append(on_hit(held[mm_hash]))
                 continue
+            missed += 1
             offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
             outputs.append(offer.sent)
-            sendings, departed = missed = missed or (Change(self._sendings), Change(self._departed))
             if offer.size > self._shadow.capacity:  # too large for P1, which does the same
                 gone = [mm_hash] if shadow.drop(mm_hash) else []
             else:
                 gone = shadow.put(mm_hash, _Sent(batch), offer.size)
             for key in gone:
                 kept.drop(key)
-                sendings.drop(key)
                 first_hit = shadow.gone[key][0].first_hit
                 if first_hit is not None:
-                    departed.put(key, first_hit, 1)
-            if mm_hash in shadow.used:
-                sendings.put(mm_hash, None, 0)
-                if offer.kept_size > self._kept.capacity:
-                    kept.drop(mm_hash)
-                else:
-                    kept.put(mm_hash, offer.kept, offer.kept_size)
-                    held[mm_hash] = offer.kept
-        counted = self._counts.adding(hits, len(outputs))
-        self.journal.commit(shadow.apply, kept.apply, counted, *(change.apply for change in missed))
+                    departed[key] = first_hit
+            if mm_hash in shadow.used and offer.kept_size <= self._kept.capacity:
+                kept.put(mm_hash, offer.kept, offer.kept_size)
+                held[mm_hash] = offer.kept
+        counts = self._counts.after(len(outputs) - missed, len(outputs))
+        self.journal.commit(self._apply, shadow, kept, batch, departed, counts)
         return outputs
+
+    # What follows is done by `Journal.commit`.
+
+    def _use(self, mm_hashes: list[str], batch: int, counts: tuple[int, int, int, int]) -> None:
+        for mm_hash in mm_hashes:
+            entry = self._shadow.entries.get(mm_hash)
+            if entry is not None and entry[0].first_hit is None:
+                self._shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
+            self._touch(mm_hash)
+        self._counts.counts = counts
+
+    def _touch(self, mm_hash: str) -> None:
+        self._shadow.touch(mm_hash)
+        self._kept.touch(mm_hash)
+
+    def _apply(
+        self,
+        shadow: Change[str, _Sent],
+        kept: Change[str, V],
+        batch: int,
+        departed: dict[str, int],
+        counts: tuple[int, int, int, int],
+    ) -> None:
+        shadow.apply()
+        kept.apply()
+        self._counts.counts = counts
+        for key in shadow.gone:
+            self._sendings.pop(key, None)
+        for key, (sent, _) in shadow.used.items():
+            if sent.sent_at == batch:
+                self._sendings[key] = None
+                self._sendings.move_to_end(key)
+        for key, first_hit in departed.items():
+            self._departed[key] = first_hit
+            self._departed.move_to_end(key)
+        while len(self._departed) > _REMEMBERED:
+            self._departed.popitem(last=False)
+
+    def forget(self) -> None:
+        """Forget all keys and counts."""
+        for part in (self._shadow, self._kept, self._sendings, self._departed, self._counts):
+            part.clear()
 
     def touch(self, mm_hash: str) -> None:
         """Mark as just used; if absent, do nothing."""
         with self.journal.lock:
             self.journal.finish()
-            self.journal.commit(partial(self._shadow.touch, mm_hash), partial(self._kept.touch, mm_hash))
+            self.journal.commit(self._touch, mm_hash)
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has none of these: send them again, and what went with them (see 3 above)."""
         with self.journal.lock:
             self.journal.finish()
-            shadow, departed, kept = self._shadow.entries, self._departed.entries, Change(self._kept)
+            shadow, kept = self._shadow.entries, Change(self._kept)
             since = self._counts.total
             for mm_hash in mm_hashes:
                 kept.drop(mm_hash)
-                first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else departed.get(mm_hash, (None,))[0]
+                first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else self._departed.get(mm_hash)
                 since = min(since, since if first_hit is None else first_hit)
-            for mm_hash in reversed(self._sendings.entries):
+            for mm_hash in reversed(self._sendings):
                 if shadow[mm_hash][0].sent_at < since:
                     break
                 kept.drop(mm_hash)
@@ -171,9 +208,4 @@ class SentKeys(Generic[V, T]):
         """Forget all keys and counts."""
         with self.journal.lock:
             self.journal.finish()
-            self.journal.commit(*self.clearing())
-
-    def clearing(self) -> tuple[Callable[[], None], ...]:
-        """Return `clear` as steps for `Journal.commit`."""
-        held = self._shadow, self._kept, self._sendings, self._departed
-        return *(bounded.clear for bounded in held), self._counts.clear
+            self.journal.commit(self.forget)

@@ -46,7 +46,7 @@ def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
     """
     changed = False
     elems: dict[str, MultiModalFieldElem] = {}
-    for key, elem in item.items():
+    for key, elem in item._elems.items():
         data = alone(elem.data)
         if data is not elem.data:
             elem, changed = dataclasses.replace(elem, data=data), True

@@ -111,9 +111,9 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     bytes, and arrays of objects. Raises NestingError (ValueError) for data that contains itself.
     """
     size = 0
-    for key, elem in item.items():
+    for key, data in item.get_data().items():
         try:
-            for leaf in _leaves(elem.data):
+            for leaf in _leaves(data):
                 _check_leaf(leaf)
                 size += _leaf_size(leaf)
         except NestingError as error:
