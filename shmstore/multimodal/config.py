@@ -12,10 +12,10 @@ from numbers import Integral, Real
 from typing import Literal
 
 from shmstore.errors import shown
-from shmstore.multimodal.values.sizes import GIB
 
-__all__ = ["MultiModalCacheConfig"]
+__all__ = ["GIB", "MultiModalCacheConfig"]
 
+GIB = 1 << 30
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 32  # more than any machine has; its bytes still fit 64 bits
 _MAX_READERS, _MAX_NAME, _MAX_OBJECTS = 256, 200, 1 << 24  # the bounds of the store; a test compares them

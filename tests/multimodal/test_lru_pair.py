@@ -141,9 +141,9 @@ def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch):
 def test_a_reset_of_both_halves_is_one_commit(monkeypatch):
     mirrored = MirroredProcessingCache(config(BOOK))
     commits = []
-    monkeypatch.setattr(Journal, "commit", lambda self, *call: commits.append((self.lock._is_owned(), call)))
+    monkeypatch.setattr(Journal, "commit", lambda self, change: commits.append((self.lock._is_owned(), change)))
     mirrored.reset()
-    assert [(True, (mirrored._forget,))] == commits
+    assert [(True, mirrored._forget)] == commits
 
 
 P0 = {

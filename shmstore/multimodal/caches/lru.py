@@ -19,18 +19,17 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
 from itertools import count
-from typing import Any, Generic, TypeAlias, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from shmstore.errors import shown
+from shmstore.multimodal.config import GIB
+from shmstore.multimodal.values.sizes import leaf_size, leaves
 
-__all__ = ["Bounded", "CacheInfo", "Change", "Counts", "HitCounter", "Journal", "LRUCache", "most_entries"]
+__all__ = ["Bounded", "CacheInfo", "Change", "HitCounter", "Journal", "LRUCache", "MultiModalCache", "most_entries"]
 
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
-
-Counts: TypeAlias = tuple[int, int, int, int]
-"""Hits and lookups, now and at the last report."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class HitCounter:
 
     def clear(self) -> None:
         """Start again from 0."""
-        self.counts: Counts = (0, 0, 0, 0)
+        self.counts = 0, 0, 0, 0  # hits and lookups, now and at the last report
 
     @property
     def total(self) -> int:
@@ -73,7 +72,7 @@ class HitCounter:
         """Count so many hits and lookups at once; negative numbers take them back."""
         self.counts = self.after(hits, total)
 
-    def after(self, hits: int, total: int) -> Counts:
+    def after(self, hits: int, total: int) -> tuple[int, int, int, int]:
         """Return `counts` as `add` would leave it."""
         now_hits, now_total, reported_hits, reported_total = self.counts
         return now_hits + hits, now_total + total, reported_hits, reported_total
@@ -102,20 +101,20 @@ class Journal:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._pending: tuple[Any, ...] = ()
+        self._pending: Callable[[], object] | None = None
 
-    def commit(self, *call: Any) -> None:
-        """Call the first argument with the others. It must be repeatable and not fail. The caller holds the lock."""
-        self._pending = call  # the commit point
-        call[0](*call[1:])
-        self._pending = ()
+    def commit(self, change: Callable[[], object]) -> None:
+        """Make a change that can be repeated and does not fail. The caller holds the lock."""
+        self._pending = change  # the commit point
+        change()
+        self._pending = None
 
     def finish(self) -> None:
         """Finish the last commit if an interrupt has stopped it."""
-        if self._pending:
+        if self._pending is not None:
             with self.lock:
-                if self._pending:
-                    self.commit(*self._pending)
+                if self._pending is not None:
+                    self.commit(self._pending)
 
 
 _numbers = count()  # of the changes, so that each is told from all others
@@ -437,3 +436,27 @@ class LRUCache(MutableMapping[K, V]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.capacity})"
+
+
+class MultiModalCache:
+    """Sizes of cached values, and caches that these sizes bound."""
+
+    @classmethod
+    def get_item_size(cls, value: object) -> int:
+        """Return the number of bytes of all leaves in dicts, lists, tuples and items; 0 without leaves.
+
+        A tensor or array counts the bytes of its elements alone. A str counts its length in UTF-8 and bytes count
+        theirs, plus a constant. Any other leaf (a number, None) counts `sys.getsizeof`. Raises UnsupportedValueError
+        (TypeError) for a sparse tensor, and NestingError (ValueError) for a value that contains itself.
+        """
+        return sum(map(leaf_size, leaves(value)))
+
+    @classmethod
+    def get_item_complexity(cls, value: object) -> int:
+        """Return the number of leaves of the value."""
+        return sum(1 for _ in leaves(value))
+
+    @classmethod
+    def get_lru_cache(cls, capacity_gb: float, value_type: type[V]) -> LRUCache[str, V]:
+        """Return an empty cache of values of `value_type` by hash, bounded to `capacity_gb` GiB of `get_item_size`."""
+        return LRUCache(GIB * capacity_gb, cls.get_item_size)

@@ -6,6 +6,7 @@ The tensors are in memory once. `shmstore.multimodal.caches.shadow` explains how
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from shmstore.errors import shown
@@ -122,7 +123,7 @@ def receive(
         ]
         if not any(arrived):
             items = [held.entries[mm_hash][0] for mm_hash in mm_hashes]
-            journal.commit(held.touch_each, [*mm_hashes])
+            journal.commit(partial(held.touch_each, [*mm_hashes]))
             return items
         change = Change(held)
         found = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := change.use(mm_hash)) is not None}

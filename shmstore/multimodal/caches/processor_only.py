@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
 from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, check_input
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, Counts, HitCounter, Journal, most_entries
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.values.sizes import item_size, updates_size
@@ -92,12 +92,14 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
                         change.put(mm_hash, new.stored, new.size)
                         held[mm_hash] = new.stored
                     outputs.append(new.output)
-            self._journal.commit(self._apply, change, self._counts.after(hits, len(outputs)))
-            return outputs
+            counts = self._counts.after(hits, len(outputs))
 
-    def _apply(self, change: Change[str, _Stored], counts: Counts) -> None:
-        change.apply()
-        self._counts.counts = counts
+            def apply() -> None:
+                change.apply()
+                self._counts.counts = counts
+
+            self._journal.commit(apply)
+            return outputs
 
     def _offer(self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> _Offer:
         item, updates = mm_item

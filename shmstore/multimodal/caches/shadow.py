@@ -101,7 +101,7 @@ class SentKeys(Generic[V, T]):
         batch = self._counts.total
         hits = [entry[0] for entry in map(self._kept.entries.get, mm_hashes) if entry is not None]
         if len(hits) == len(mm_hashes):
-            self.journal.commit(self._use, [*mm_hashes], batch, self._counts.after(len(hits), len(hits)))
+            self._use([*mm_hashes])
             return [on_hit(value) for value in hits]
         shadow, kept = Change(self._shadow), Change(self._kept)
         held: dict[str, V] = {}
@@ -114,7 +114,6 @@ class SentKeys(Generic[V, T]):
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
         missed = 0
-        departed: dict[str, int] = {}
         for offer, mm_hash in zip(offers, mm_hashes, strict=True):
             if mm_hash in held:  # even if the batch itself has just pushed it out: P1 looks up its hits first, too
                 shadow.use(mm_hash)
@@ -130,52 +129,46 @@ class SentKeys(Generic[V, T]):
                 gone = shadow.put(mm_hash, _Sent(batch), offer.size)
             for key in gone:
                 kept.drop(key)
-                first_hit = shadow.gone[key][0].first_hit
-                if first_hit is not None:
-                    departed[key] = first_hit
             if mm_hash in shadow.used and offer.kept_size <= self._kept.capacity:
                 kept.put(mm_hash, offer.kept, offer.kept_size)
                 held[mm_hash] = offer.kept
         counts = self._counts.after(len(outputs) - missed, len(outputs))
-        self.journal.commit(self._apply, shadow, kept, batch, departed, counts)
+
+        def apply() -> None:
+            shadow.apply()
+            kept.apply()
+            self._counts.counts = counts
+            for key, (left, _) in shadow.gone.items():
+                self._sendings.pop(key, None)
+                if left.first_hit is not None:
+                    self._departed[key] = left.first_hit
+                    self._departed.move_to_end(key)
+            while len(self._departed) > _REMEMBERED:
+                self._departed.popitem(last=False)
+            for key, (sent, _) in shadow.used.items():
+                if sent.sent_at == batch:
+                    self._sendings[key] = None
+                    self._sendings.move_to_end(key)
+
+        self.journal.commit(apply)
         return outputs
 
-    # What follows is done by `Journal.commit`.
+    def _use(self, mm_hashes: list[str]) -> None:
+        batch, counts = self._counts.total, self._counts.after(len(mm_hashes), len(mm_hashes))
 
-    def _use(self, mm_hashes: list[str], batch: int, counts: tuple[int, int, int, int]) -> None:
-        for mm_hash in mm_hashes:
-            entry = self._shadow.entries.get(mm_hash)
-            if entry is not None and entry[0].first_hit is None:
-                self._shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
-            self._touch(mm_hash)
-        self._counts.counts = counts
+        def apply() -> None:
+            for mm_hash in mm_hashes:
+                entry = self._shadow.entries.get(mm_hash)
+                if entry is not None and entry[0].first_hit is None:
+                    self._shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
+                self._touch(mm_hash)
+            self._counts.counts = counts
+
+        self.journal.commit(apply)
 
     def _touch(self, mm_hash: str) -> None:
         self._shadow.touch(mm_hash)
         self._kept.touch(mm_hash)
-
-    def _apply(
-        self,
-        shadow: Change[str, _Sent],
-        kept: Change[str, V],
-        batch: int,
-        departed: dict[str, int],
-        counts: tuple[int, int, int, int],
-    ) -> None:
-        shadow.apply()
-        kept.apply()
-        self._counts.counts = counts
-        for key in shadow.gone:
-            self._sendings.pop(key, None)
-        for key, (sent, _) in shadow.used.items():
-            if sent.sent_at == batch:
-                self._sendings[key] = None
-                self._sendings.move_to_end(key)
-        for key, first_hit in departed.items():
-            self._departed[key] = first_hit
-            self._departed.move_to_end(key)
-        while len(self._departed) > _REMEMBERED:
-            self._departed.popitem(last=False)
 
     def forget(self) -> None:
         """Forget all keys and counts."""
@@ -186,7 +179,7 @@ class SentKeys(Generic[V, T]):
         """Mark as just used; if absent, do nothing."""
         with self.journal.lock:
             self.journal.finish()
-            self.journal.commit(self._touch, mm_hash)
+            self.journal.commit(lambda: self._touch(mm_hash))
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """P1 has none of these: send them again, and what went with them (see 3 above)."""
