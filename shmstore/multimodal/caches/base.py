@@ -37,7 +37,20 @@ if TYPE_CHECKING:
 __all__ = ["BaseMultiModalProcessorCache", "BaseMultiModalReceiverCache"]
 
 
-class BaseMultiModalProcessorCache(ABC):
+class _Cache:
+    """What both have."""
+
+    def close(self) -> None:
+        """Release what is outside this process; idempotent. Does nothing without a store."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+class BaseMultiModalProcessorCache(_Cache, ABC):
     """The cache of P0: input `(item, prompt_updates)` or None, output `(item or reference or None, prompt_updates)`.
 
     Implementations are thread-safe, because an API server calls from a pool of threads.
@@ -122,17 +135,8 @@ class BaseMultiModalProcessorCache(ABC):
         """
         checked_hashes(mm_hashes)
 
-    def close(self) -> None:  # noqa: B027 - not every cache has something to do
-        """Release what is outside this process; idempotent. Does nothing without a store."""
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-
-class BaseMultiModalReceiverCache(ABC):
+class BaseMultiModalReceiverCache(_Cache, ABC):
     """The cache of P1 or of a worker: it turns what arrives into items. Thread-safe."""
 
     @abstractmethod
@@ -185,12 +189,3 @@ class BaseMultiModalReceiverCache(ABC):
         """
         checked_sent(refs)
         return 0
-
-    def close(self) -> None:  # noqa: B027 - not every cache has something to do
-        """Release what is outside this process; idempotent. Does nothing without a store."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
