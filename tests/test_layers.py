@@ -169,6 +169,11 @@ def test_an_import_that_points_down_is_allowed(module: str, text: str) -> None:
     assert [] == wrong_imports(PACKAGE / module, text)
 
 
+@pytest.mark.parametrize("path", sorted((PACKAGE / "multimodal" / "values").glob("*.py")), ids=module_of)
+def test_values_know_no_caches(path: Path) -> None:
+    assert [] == [name for name in imports_of(path) if is_below(name, "shmstore.multimodal.caches")]
+
+
 @pytest.mark.parametrize("path", sources(), ids=module_of)
 def test_only_the_bindings_touch_cffi(path: Path) -> None:
     names = {

@@ -5,7 +5,7 @@ which, and the factories build them.
 """
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.lru import CacheInfo, LRUCache
+from shmstore.multimodal.caches.lru import CacheInfo, LRUCache, MultiModalCache
 from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
 from shmstore.multimodal.caches.mirrored import MirroredProcessingCache
 from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
@@ -35,7 +35,6 @@ from shmstore.multimodal.values.items import (
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
-from shmstore.multimodal.values.sizes import MultiModalCache
 from shmstore.serde import register_type as _register_type
 
 __all__ = [

@@ -12,10 +12,10 @@ from numbers import Integral, Real
 from typing import Literal
 
 from shmstore.errors import shown
-from shmstore.multimodal.values.sizes import GIB
 
-__all__ = ["MultiModalCacheConfig"]
+__all__ = ["GIB", "MultiModalCacheConfig"]
 
+GIB = 1 << 30
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 32  # more than any machine has; its bytes still fit 64 bits
 _MAX_READERS, _MAX_NAME, _MAX_OBJECTS = 256, 200, 1 << 24  # the bounds of the store; a test compares them
@@ -77,39 +77,34 @@ class MultiModalCacheConfig:
                 raise ValueError(f"{name} must be from 0 (off) to {_MAX_GB} GiB, not {shown(size)}")
             if size and not round(size * GIB):
                 raise ValueError(f"{name} must be 0 (off) or at least one byte, not {shown(size)} GiB")
-        for name in ("data_parallel_external_lb", "supports_multimodal"):
+        for name in ("data_parallel_external_lb", "supports_multimodal", "shm_prefault"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be a bool, not {shown(getattr(self, name))}")
         if self.cache_type not in ("lru", "shm"):
             raise ValueError(f"cache_type must be 'lru' or 'shm', not {shown(self.cache_type)}")
         for name in ("shm_max_object_size_mb", "world_size", "api_process_count", "data_parallel_size"):
-            count = getattr(self, name)
-            if isinstance(count, bool) or not isinstance(count, Integral) or count < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, not {shown(count)}")
-            object.__setattr__(self, name, int(count))
-        if self.cache_type == "shm" and self.world_size > _MAX_READERS:
-            raise ValueError(f"world_size must be at most {_MAX_READERS} with 'shm', not {shown(self.world_size)}")
-        most = self.shm_max_objects
-        if most is not None:
-            if isinstance(most, bool) or not isinstance(most, Integral) or not 1 <= most <= _MAX_OBJECTS:
-                raise ValueError(
-                    f"shm_max_objects must be None or an integer from 1 to {_MAX_OBJECTS}, not {shown(most)}"
-                )
-            object.__setattr__(self, "shm_max_objects", int(most))
-        if not isinstance(self.shm_prefault, bool) or (self.shm_prefault and self.cache_type != "shm"):
-            raise ValueError(f"shm_prefault must be a bool, and True only with 'shm', not {shown(self.shm_prefault)}")
+            self._set_integer(name)
+        if self.shm_max_objects is not None:
+            self._set_integer("shm_max_objects", _MAX_OBJECTS)
         if self.shm_name is not None and not _is_name(self.shm_name):
             raise ValueError(
                 f"shm_name must have 1 to {_MAX_NAME} bytes in UTF-8, no slash and no NUL, and not be . or .., "
                 f"not {shown(self.shm_name)}"
             )
-        if self.cache_type != "shm":
-            default = MultiModalCacheConfig.__dataclass_fields__
-            for name in ("shm_max_object_size_mb", "shm_max_objects"):
-                if getattr(self, name) != default[name].default:
-                    raise ValueError(
-                        f"{name} must not be set with cache_type={shown(self.cache_type)}; it is for 'shm' only"
-                    )
+        if self.cache_type == "shm":
+            self._set_integer("world_size", _MAX_READERS)
+            return
+        for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault"):
+            value = getattr(self, name)
+            if value != type(self).__dataclass_fields__[name].default:
+                raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {shown(value)}")
+
+    def _set_integer(self, name: str, most: float = math.inf) -> None:
+        number = getattr(self, name)
+        if isinstance(number, bool) or not isinstance(number, Integral) or not 1 <= int(number) <= most:
+            bounds = "of at least 1" if most == math.inf else f"from 1 to {most}"
+            raise ValueError(f"{name} must be an integer {bounds}, not {shown(number)}")
+        object.__setattr__(self, name, int(number))
 
     @property
     def processor_cache_bytes(self) -> int:

@@ -146,14 +146,14 @@ def test_what_was_never_sent_is_refused_alike_in_every_mode(mode: str) -> None:
         for cache in (sender, receives):
             several: list[Any] = [output, [None, output], [b""], [torch.zeros(3)], features(["a"], [output[0]])]
             for wrong in several:
-                with pytest.raises(TypeError, match=r"^release takes what was sent: .*; got \w+ as refs\[[01]\]$"):
+                with pytest.raises(TypeError, match=r"refs\[[01]\] is \w+$"):
                     cache.release(wrong)
             single: list[Any] = [output[0], item(8), ObjectRef(bytes(40)), 7, None, "a"]
             for wrong in single:
                 if wrong is not output[0] or mode != "lru":
-                    with pytest.raises(TypeError, match=r"^release takes .*, several in a list; got "):
+                    with pytest.raises(TypeError, match=r"in a list, not one "):
                         cache.release(wrong)
-        with pytest.raises(TypeError, match="got one str"):
+        with pytest.raises(TypeError, match="not one str"):
             sender.invalidate("a")
         assert (1 if mode == "shm" else 0) == sender.release([None, output[0], item(8)])
 

@@ -1,6 +1,7 @@
 """An interrupt (Ctrl-C, a timeout's signal) anywhere in a call of a cache: the call is done or was never begun."""
 
 import itertools
+from collections import OrderedDict
 
 import pytest
 
@@ -72,7 +73,9 @@ def state(cache):
         elif isinstance(part, (shadow.SentKeys, lru_pair.MultiModalReceiverCache)):
             found[name] = state(part)
         elif isinstance(part, (HitCounter, set)):
-            found[name] = part.now if isinstance(part, HitCounter) else set(part)
+            found[name] = part.counts if isinstance(part, HitCounter) else set(part)
+        elif isinstance(part, OrderedDict):
+            found[name] = list(part.items())
     return found
 
 

@@ -16,7 +16,7 @@ def expected(sent, lost):
     since = sent._counts.total
     for key in lost:
         entry = sent._shadow.entries.get(key)
-        first_hit = sent._departed.entries.get(key, (None,))[0] if entry is None else entry[0].first_hit
+        first_hit = sent._departed.get(key) if entry is None else entry[0].first_hit
         since = min(since, since if first_hit is None else first_hit)
     back = {key for key, entry in sent._shadow.entries.items() if entry[0].sent_at >= since}
     return {key for key in sent._kept.entries if key not in back and key not in lost}
@@ -31,7 +31,7 @@ def test_what_is_taken_back_is_what_a_look_at_each_entry_finds():
             keys = [f"{chance.randrange(20)}" for _ in range(chance.randrange(1, 5))]
             send(sent, *keys, size=chance.choice([1, 2, 9]))
             sent.touch(f"{chance.randrange(20)}")
-            assert set(sent._kept.entries) <= set(sent.order) == set(sent._sendings.entries)
+            assert set(sent._kept.entries) <= set(sent.order) == set(sent._sendings)
             if chance.random() < 0.3:
                 lost = [f"{chance.randrange(20)}" for _ in range(chance.randrange(3))]
                 left, before = expected(sent, lost), len(sent._kept.entries)
@@ -57,7 +57,7 @@ def test_taking_back_looks_at_what_it_takes_back_alone():
         send(sent, f"{n}")
     send(sent, "7", "new")
     send(sent, "newer")
-    sent._sendings.entries = Watched(sent._sendings.entries)
+    sent._sendings = Watched(sent._sendings)
     sent.invalidate(["7"])
-    assert ["newer", "new", "4999"] == sent._sendings.entries.looked
+    assert ["newer", "new", "4999"] == sent._sendings.looked
     assert [False, False, False, True] == [key in sent for key in ("7", "new", "newer", "4999")]

@@ -1,4 +1,4 @@
-"""Checks of arguments, alike in every cache: they raise before anything is changed."""
+"""Checks of arguments, the same in every cache: they raise before anything is changed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MAX_HASH = 65536
-"""Bytes of a hash in UTF-8: the store's own bound for its keys; a test compares them."""
+"""Bytes of a hash in UTF-8: the bound of the store for its keys; a test compares them."""
 
 
 def check_batch(
@@ -36,18 +36,13 @@ def check_batch(
     known: Callable[[str], bool],
     check: Callable[[Any, str], None],
 ) -> None:
-    """Reject a batch before anything is changed.
-
-    ValueError where the lengths differ or a hash is no key, TypeError for a hash that is none and for what
-    `check(item, mm_hash)` rejects, CacheMissError naming every hash whose item is None and is neither `known` nor given
-    earlier in the batch.
-    """
+    """Do `check_pairs` and `check_known`."""
     check_pairs(items, mm_hashes, check)
     check_known(items, mm_hashes, known)
 
 
 def check_known(items: Sequence[object], mm_hashes: Sequence[str], known: Callable[[str], bool]) -> None:
-    """The last part of `check_batch`."""
+    """Raise CacheMissError with each hash whose item is None, is not `known`, and is not given earlier in the batch."""
     given: set[str] = set()
     missing: dict[str, None] = {}
     for item, mm_hash in zip(items, mm_hashes, strict=True):
@@ -60,10 +55,10 @@ def check_known(items: Sequence[object], mm_hashes: Sequence[str], known: Callab
 
 
 def check_pairs(items: Sequence[object], mm_hashes: Sequence[str], check: Callable[[Any, str], None]) -> None:
-    """ValueError where there is not one hash for each item; TypeError for what is no hash or, by `check`, no item."""
+    """Raise ValueError if the lengths differ, the errors of `check_hash`, and those of `check(item, mm_hash)`."""
     check_hashes(mm_hashes)
     if len(items) != len(mm_hashes):
-        raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes")
+        raise ValueError(f"{len(items)} items but {len(mm_hashes)} hashes; pass one hash for each item")
     _check_each(mm_hashes)
     for item, mm_hash in zip(items, mm_hashes, strict=True):
         check(item, mm_hash)
@@ -76,36 +71,36 @@ def _check_each(mm_hashes: Sequence[str]) -> None:
 
 
 def check_hash(mm_hash: object, name: str = "mm_hash") -> None:
-    """TypeError for what is no text, ValueError for a text that no store could have as a key; alike in every mode."""
+    """Raise TypeError if the hash is not text, and ValueError if it cannot be a key of a store."""
     if type(mm_hash) is str and mm_hash.isascii() and 0 < len(mm_hash) <= MAX_HASH:
         return  # nearly all of them
     if not isinstance(mm_hash, str):
-        raise TypeError(f"expected a str as {name}, got {_kind(mm_hash)}")
+        raise TypeError(f"{name} must be a str, not {_kind(mm_hash)}")
     try:
         size = len(mm_hash.encode())
     except UnicodeEncodeError:
-        raise ValueError(f"expected a str that UTF-8 can encode as {name}, got {shown(mm_hash)}") from None
+        raise ValueError(f"{name} must be a str that UTF-8 can encode, not {shown(mm_hash)}") from None
     if not 0 < size <= MAX_HASH:
-        raise ValueError(f"expected a str of 1 to {MAX_HASH} bytes in UTF-8 as {name}, got one of {size}")
+        raise ValueError(f"{name} must have 1 to {MAX_HASH} bytes in UTF-8, not {size}")
 
 
 def check_hashes(mm_hashes: object) -> None:
-    """TypeError for what is no sequence, and for one hash where several are expected: it would be taken for letters."""
+    """Raise TypeError if the hashes are not a sequence, or are one str, which would be read as letters."""
     if type(mm_hashes) is list:
         return
     if isinstance(mm_hashes, (str, bytes)) or not isinstance(mm_hashes, Iterable):
         one = "one " if isinstance(mm_hashes, (str, bytes)) else ""
-        raise TypeError(f"expected a sequence of hashes as mm_hashes, got {one}{_kind(mm_hashes)}")
+        raise TypeError(f"mm_hashes must be a sequence of hashes, not {one}{_kind(mm_hashes)}")
 
 
 def check_config(config: object) -> None:
-    """TypeError for what is no configuration."""
+    """Raise TypeError if this is not a configuration."""
     if not isinstance(config, MultiModalCacheConfig):
         raise TypeError(f"config must be a MultiModalCacheConfig, not {type(config).__name__}")
 
 
 def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
-    """The hashes; TypeError, before the first is used, where one is none or there is but one."""
+    """Return the hashes, or raise the errors of `check_hashes` and `check_hash`."""
     check_hashes(mm_hashes)
     hashes = list(mm_hashes)
     _check_each(hashes)
@@ -113,19 +108,19 @@ def checked_hashes(mm_hashes: Iterable[str]) -> list[str]:
 
 
 def checked_sent(refs: Iterable[ReceiverInput]) -> list[ReceiverInput]:
-    """What `release` is given; TypeError, before the first is used, for what was never sent, such as a whole output."""
-    takes = "release takes what was sent: ObjectRef, MultiModalKwargsItem or None"
+    """Return the argument of `release`, or raise TypeError for what was not sent, such as a whole output."""
+    takes = "refs must be what was sent (ObjectRef, MultiModalKwargsItem or None)"
     if isinstance(refs, (ObjectRef, MultiModalKwargsItem, str, bytes)) or not isinstance(refs, Iterable):
-        raise TypeError(f"{takes}, several in a list; got one {_kind(refs)}")
+        raise TypeError(f"{takes} in a list, not one {_kind(refs)}")
     sent = list(refs)
     for index, ref in enumerate(sent):
         if ref is not None and not isinstance(ref, (ObjectRef, MultiModalKwargsItem)):
-            raise TypeError(f"{takes}, the first of each output; got {_kind(ref)} as refs[{index}]")
+            raise TypeError(f"{takes}, the first part of each output; refs[{index}] is {_kind(ref)}")
     return sent
 
 
 def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
-    """TypeError for what is neither None nor an item and a sequence of its prompt updates."""
+    """Raise TypeError if this is neither None nor an item with a sequence of its prompt updates."""
     if mm_item is None:
         return
     if isinstance(mm_item, tuple) and len(mm_item) == 2:
@@ -134,8 +129,8 @@ def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
             for index, update in enumerate(updates):
                 if not isinstance(update, ResolvedPromptUpdate):
                     raise TypeError(
-                        f"input of {shown(mm_hash)}: expected a ResolvedPromptUpdate as prompt update {index}, "
-                        f"got {_kind(update)}"
+                        f"input of {shown(mm_hash)}: prompt update {index} must be a ResolvedPromptUpdate, "
+                        f"not {_kind(update)}"
                     )
             return
         got = f"({_kind(item)}, {_kind(updates)})"
@@ -150,18 +145,18 @@ def check_input(mm_item: ProcessorInput, mm_hash: str) -> None:
 
 
 def check_item(mm_item: MultiModalKwargsItem | None, mm_hash: str) -> None:
-    """TypeError for what is neither None nor an item."""
+    """Raise TypeError if this is neither None nor an item."""
     if mm_item is not None and not isinstance(mm_item, MultiModalKwargsItem):
-        hint = " (hint: the first member of an output alone, without the prompt updates)"
+        hint = " (hint: pass the first part of an output, without the prompt updates)"
         raise TypeError(
-            f"item of {shown(mm_hash)}: expected None or a MultiModalKwargsItem, got {_kind(mm_item)}"
+            f"item of {shown(mm_hash)}: must be None or a MultiModalKwargsItem, not {_kind(mm_item)}"
             f"{hint if isinstance(mm_item, tuple) else ''}"
         )
 
 
 def no_features(features: object) -> TypeError:
     """Return the error for features that are not a sequence of MultiModalFeatureSpec."""
-    said = "expected a sequence of MultiModalFeatureSpec as features, got"
+    said = "features must be a sequence of MultiModalFeatureSpec, not"
     if not isinstance(features, Iterable):
         return TypeError(f"{said} {_kind(features)}")
     wrong = (one for one in features if not (hasattr(one, "data") and hasattr(one, "identifier")))

@@ -1,14 +1,14 @@
 """`LRUCache`: a bounded mapping in order of use, with pins, counts and a hook; and the parts of all `lru` caches.
 
-**Interrupts.** A signal handler may raise between any two bytecodes. So no call changes anything while it works. It
-notes what it changes in `Change` records, beside the entries. Its last step is `Journal.commit`, which stores these
-records in one attribute and then applies them. That store is the commit point:
+**Interrupts.** A signal handler may raise between any two bytecodes. A call therefore only notes what it changes, in
+`Change` records beside the entries. Its last step is `Journal.commit`, which stores one function that makes the change,
+and calls it. That store is the commit point:
 
 1. Before it, nothing has changed.
-2. After it, the call has happened. If an interrupt stops the applying, the next call applies the records again.
-3. A record says what *is* afterwards, not what is added. So applying it twice is the same as applying it once.
+2. After it, the call has happened. If an interrupt stops the function, the next call calls it again.
+3. The function sets what *is* afterwards, so calling it twice is the same as calling it once.
 
-So every method begins with `Journal.finish`. A change that is one store, or one call of C, needs no record.
+Every method therefore begins with `Journal.finish`. A change that is one store, or one call of C, needs no commit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import dataclasses
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterator, MutableMapping, ValuesView
-from functools import partial
+from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
 from itertools import count
 from typing import Any, Generic, TypeVar, overload
 
 from shmstore.errors import shown
+from shmstore.multimodal.config import GIB
+from shmstore.multimodal.values.sizes import leaf_size, leaves
 
-__all__ = ["Bounded", "CacheInfo", "Change", "HitCounter", "Journal", "LRUCache", "most_entries"]
+__all__ = ["Bounded", "CacheInfo", "Change", "HitCounter", "Journal", "LRUCache", "MultiModalCache", "most_entries"]
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -33,10 +34,10 @@ D = TypeVar("D")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class CacheInfo:
-    """How often a cache was asked, and how often it had the answer."""
+    """Number of lookups in a cache, and of those that found something."""
 
     hits: int = 0
-    """Lookups that were answered from the cache."""
+    """Lookups that found something."""
     total: int = 0
     """All lookups."""
 
@@ -51,45 +52,44 @@ class CacheInfo:
 
 
 class HitCounter:
-    """Count lookups; the owner holds the lock. All counts are one tuple, so that they change together."""
+    """Counts lookups; the owner holds the lock. All counts are one tuple, so that they change together."""
 
-    __slots__ = ("now",)
+    __slots__ = ("counts",)
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Start again from 0."""
-        self.now = 0, 0, 0, 0  # hits and lookups, so far and at the last report
+        self.counts = 0, 0, 0, 0  # hits and lookups, now and at the last report
 
     @property
     def total(self) -> int:
         """All lookups."""
-        return self.now[1]
+        return self.counts[1]
 
     def add(self, hits: int, total: int) -> None:
-        """Count so many hits and lookups at once; negative numbers take them back."""
-        now_hits, now_total, reported_hits, reported_total = self.now
-        self.now = now_hits + hits, now_total + total, reported_hits, reported_total
+        """Add hits and lookups at once; negative numbers take them back."""
+        self.counts = self.after(hits, total)
 
-    def adding(self, hits: int, total: int) -> Callable[[], None]:
-        """Return `add` as a step for `Journal.commit`."""
-        now_hits, now_total, reported_hits, reported_total = self.now
-        return partial(setattr, self, "now", (now_hits + hits, now_total + total, reported_hits, reported_total))
+    def after(self, hits: int, total: int) -> tuple[int, int, int, int]:
+        """Return `counts` as they are after `add`."""
+        now_hits, now_total, reported_hits, reported_total = self.counts
+        return now_hits + hits, now_total + total, reported_hits, reported_total
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return all counts; with `delta`, those since the last call with `delta`."""
-        hits, total, reported_hits, reported_total = self.now
+        hits, total, reported_hits, reported_total = self.counts
         if not delta:
             return CacheInfo(hits, total)
-        self.now = hits, total, hits, total
+        self.counts = hits, total, hits, total
         return CacheInfo(hits - reported_hits, total - reported_total)
 
 
 def most_entries(capacity: float) -> int:
-    """Return how many items a cache of `capacity` bytes takes, so that items of hardly any size are bounded, too.
+    """Return how many items a cache of `capacity` bytes takes, so that tiny items are bounded, too.
 
-    An entry has objects of its own that no size counts. Both sides of a lockstep pair must come to the same number.
+    No size counts the objects of an entry itself. Both sides of a lockstep pair must compute the same number.
     """
     return 1024 + int(capacity) // 1024
 
@@ -97,31 +97,31 @@ def most_entries(capacity: float) -> int:
 class Journal:
     """The commit point of a cache; see the top of this module."""
 
-    __slots__ = ("_steps", "lock")
+    __slots__ = ("_pending", "lock")
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._steps: tuple[Callable[[], object], ...] = ()
+        self._pending: Callable[[], object] | None = None
 
-    def commit(self, *steps: Callable[[], object]) -> None:
-        """Do these steps, all or none. Each must be repeatable and must not fail. The caller holds the lock."""
-        self._steps = steps  # the commit point
-        for step in steps:
-            step()
-        self._steps = ()
+    def commit(self, change: Callable[[], object]) -> None:
+        """Make a change that can be repeated and does not fail. The caller holds the lock."""
+        self._pending = change  # the commit point
+        change()
+        self._pending = None
 
     def finish(self) -> None:
         """Finish the last commit if an interrupt has stopped it."""
-        if self._steps:
+        if self._pending is not None:
             with self.lock:
-                self.commit(*self._steps)
+                if self._pending is not None:
+                    self.commit(self._pending)
 
 
-_numbers = count()  # of the changes, so that each is told from all others
+_numbers = count()  # one for each change
 
 
 class Bounded(Generic[K, V]):
-    """Entries in order of use, and their size; only a `Change` or `clear` changes them. The owner holds the lock."""
+    """Entries in order of use, and the sum of their sizes. The owner holds the lock."""
 
     def __init__(self, capacity: float, max_entries: float = math.inf) -> None:
         self.capacity = capacity
@@ -129,22 +129,27 @@ class Bounded(Generic[K, V]):
         self.clear()
 
     def clear(self) -> None:
-        """Remove everything; a step for `Journal.commit`."""
+        """Remove everything; a change for `Journal.commit`."""
         self.entries: OrderedDict[K, tuple[V, float]] = OrderedDict()  # value and size, least recently used first
         self.nbytes: float = 0
         self.changed_by = next(_numbers)
 
     def touch(self, key: K) -> None:
-        """Mark the entry as just used; if it is absent, do nothing. A change of its own, and a step for a commit."""
+        """Mark the entry as just used; ignore an absent one. This needs no commit."""
         if key in self.entries:
             self.entries.move_to_end(key)
+
+    def touch_each(self, keys: Iterable[K]) -> None:
+        """Touch these entries in order; a change for `Journal.commit`."""
+        for key in keys:
+            self.touch(key)
 
 
 _NONE: set[Any] = set()
 
 
 class Change(Generic[K, V]):
-    """What one call changes in a `Bounded`, worked out beside it."""
+    """What one call is going to change in a `Bounded`."""
 
     __slots__ = ("_bounded", "_count", "_nbytes", "_number", "_old", "_pinned", "_previous", "gone", "used")
 
@@ -155,39 +160,34 @@ class Change(Generic[K, V]):
         self._pinned = pinned
         self._count = len(bounded.entries)
         self._nbytes = bounded.nbytes
-        self._old: Iterator[K] | None = None  # those whose turn to go has not come yet
-        self.used: dict[K, tuple[V, float]] = {}  # used or stored by this call, least recently first
-        self.gone: dict[K, tuple[V, float]] = {}  # removed by this call, first one first
+        self._old: Iterator[K] | None = None  # the keys that `victim` has not looked at
+        self.used: dict[K, tuple[V, float]] = {}  # used or stored by this call, least recently used first
+        self.gone: dict[K, tuple[V, float]] = {}  # removed by this call, in order
 
-    def get(self, key: K) -> tuple[V, float] | None:
-        """Return the value and its size, or None if the key is absent."""
-        entry = self.used.get(key)
-        if entry is None and key not in self.gone:
-            entry = self._bounded.entries.get(key)
-        return entry
+    def _take(self, key: K) -> tuple[V, float] | None:
+        entry = self.used.pop(key, None)
+        return self._bounded.entries.get(key) if entry is None and key not in self.gone else entry
 
     def use(self, key: K) -> tuple[V, float] | None:
         """Mark the entry as just used and return it."""
-        used = self.used
-        entry = used.pop(key, None) or (None if key in self.gone else self._bounded.entries.get(key))
+        entry = self._take(key)
         if entry is not None:
-            used[key] = entry
+            self.used[key] = entry
         return entry
 
     def drop(self, key: K) -> tuple[V, float] | None:
         """Remove the entry and return it."""
-        entry = self.get(key)
+        entry = self._take(key)
         if entry is not None:
-            self.used.pop(key, None)
             self.gone[key] = entry
             self._count -= 1
             self._nbytes -= entry[1]
         return entry
 
     def put(self, key: K, value: V, size: float) -> list[K]:
-        """Store a value of at most the capacity as just used; return the keys evicted for it.
+        """Store a value, no larger than the capacity, as just used, and return the keys evicted for it.
 
-        RuntimeError if the pinned entries leave too little room.
+        Raises RuntimeError if the pinned entries leave too little room.
         """
         bounded, evicted = self._bounded, []
         self.drop(key)
@@ -214,7 +214,7 @@ class Change(Generic[K, V]):
         return next(((key,) for key in self.used if key not in self._pinned), None)
 
     def apply(self) -> None:
-        """Make the change; twice is the same as once."""
+        """Make the change; a change for `Journal.commit`."""
         bounded = self._bounded
         entries = bounded.entries
         for key in self.gone:
@@ -240,16 +240,16 @@ _required = _Required()
 class LRUCache(MutableMapping[K, V]):
     """A mapping bounded by the sum of its values' sizes, in order of use, least recently used first.
 
-    `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Looking up (`[]`, `get`) and storing
-    is a use; `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity`
-    is a ValueError, and nothing is evicted for it. There are never more than `max_entries`, whatever their size. Pinned
-    entries are never evicted: RuntimeError if the rest would not make room, with nothing changed.
+    `capacity` is in the unit of `getsizeof(value)`, by default 1 for each value. Lookups (`[]`, `get`) and stores are
+    uses. `in`, `peek`, `items`, `values` and iteration are not, and see a snapshot. A value larger than `capacity` is a
+    ValueError and evicts nothing. There are never more than `max_entries`. Pinned entries are never evicted. If the
+    others do not make room, a store raises RuntimeError and changes nothing.
 
-    `on_remove(key, value)` is called for each entry that has left, in whatever way, after the call's last change and
-    with the lock held; a value that is replaced under its key has not left. Thread-safe.
+    `on_remove(key, value)` is called, with the lock held, for each entry that has left the cache for any reason. A
+    value that is replaced under its key has not left. Thread-safe.
 
-    An interrupt leaves a call done or not begun. If it is done, the hook may have missed it. A lookup may then be a use
-    that is not counted.
+    An interrupted call is done or not begun. If it is done, the hook may have missed it, and a lookup may be a use that
+    is not counted.
     """
 
     def __init__(
@@ -270,14 +270,14 @@ class LRUCache(MutableMapping[K, V]):
 
     @property
     def capacity(self) -> float:
-        """What the sizes may add up to."""
+        """The largest sum of the sizes."""
         return self._held.capacity
 
     maxsize = capacity
 
     @property
     def currsize(self) -> float:
-        """What the sizes add up to."""
+        """The sum of the sizes."""
         self._journal.finish()
         return self._held.nbytes
 
@@ -292,11 +292,11 @@ class LRUCache(MutableMapping[K, V]):
         return tuple(self._snapshot())
 
     def getsizeof(self, value: V) -> float:
-        """Return the size that the cache takes the value to have."""
+        """Return the size of the value, as the cache counts it."""
         return 1 if self._getsizeof is None else self._getsizeof(value)
 
     def stat(self, delta: bool = False) -> CacheInfo:
-        """Return how many lookups and hits there were; with `delta`, since the last call with `delta`."""
+        """Return hits and total so far; with `delta`, since the last call with `delta`."""
         with self._lock:
             self._journal.finish()
             return self._counts.stat(delta)
@@ -333,12 +333,12 @@ class LRUCache(MutableMapping[K, V]):
             if entry is None:
                 self._counts.add(0, 1)
                 raise KeyError(key)
-            self._held.touch(key)
-            self._counts.add(1, 1)
+            self._held.entries.move_to_end(key)
+            self._counts.counts = self._counts.after(1, 1)
             return entry[0]
 
     def peek(self, key: K) -> V | None:
-        """Return the value or None; this is no use and is not counted."""
+        """Return the value or None, without a use or a count."""
         self._journal.finish()
         entry = self._held.entries.get(key)
         return None if entry is None else entry[0]
@@ -373,7 +373,7 @@ class LRUCache(MutableMapping[K, V]):
     @overload
     def pop(self, key: K, default: V | D) -> V | D: ...
     def pop(self, key: K, default: object = _required) -> object:
-        """Remove the entry, pinned or not, and return its value. If it is absent, return `default`, else KeyError."""
+        """Remove the entry, even if it is pinned, and return its value, or `default`, or raise KeyError."""
         with self._lock:
             change = self._begin()
             entry = change.drop(key)
@@ -387,7 +387,7 @@ class LRUCache(MutableMapping[K, V]):
     def popitem(self) -> tuple[K, V]:
         """Remove and return the least recently used entry that is not pinned.
 
-        KeyError if the cache is empty, RuntimeError if all of it is pinned.
+        Raises KeyError if the cache is empty, and RuntimeError if all entries are pinned.
         """
         with self._lock:
             victim = self._begin().victim()
@@ -404,30 +404,59 @@ class LRUCache(MutableMapping[K, V]):
             return self[key]
 
     def touch(self, key: K) -> None:
-        """Mark the entry as just used, without counting; if it is absent, do nothing."""
+        """Mark the entry as just used, without a count; ignore an absent one."""
         with self._lock:
             self._journal.finish()
             self._held.touch(key)
 
     def pin(self, key: K) -> None:
-        """Never evict this entry until `unpin`, `pop` or `clear`; ValueError if it is absent."""
+        """Keep this entry from eviction until `unpin`, `pop` or `clear`; ValueError if it is absent."""
         with self._lock:
             if key not in self:
-                raise ValueError(f"cannot pin {shown(key)}: it is not in the cache")
+                raise ValueError(f"cannot pin {shown(key)}: it is not in the cache (hint: store it first)")
             self._pinned.add(key)
 
     def unpin(self, key: K) -> None:
-        """Let this entry be evicted again; if it is not pinned, do nothing."""
+        """Allow eviction of this entry again; ignore one that is not pinned."""
         with self._lock:
             self._pinned.discard(key)
 
     def clear(self) -> None:
-        """Remove everything, the pins and counts too."""
+        """Remove all entries, pins and counts."""
         with self._lock:
             self._journal.finish()
             gone = self._held.entries
-            self._journal.commit(self._held.clear, self._pinned.clear, self._counts.clear)
+            self._journal.commit(self._forget)
             self._removed(gone)
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._pinned.clear()
+        self._counts.clear()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.capacity})"
+
+
+class MultiModalCache:
+    """Sizes of cached values, and caches that these sizes bound."""
+
+    @classmethod
+    def get_item_size(cls, value: object) -> int:
+        """Return the number of bytes of all leaves in dicts, lists, tuples and items; 0 without leaves.
+
+        A tensor or array counts the bytes of its elements alone. A str counts its length in UTF-8 and bytes count
+        theirs, plus a constant. Any other leaf (a number, None) counts `sys.getsizeof`. Raises UnsupportedValueError
+        (TypeError) for a sparse tensor, and NestingError (ValueError) for a value that contains itself.
+        """
+        return sum(map(leaf_size, leaves(value)))
+
+    @classmethod
+    def get_item_complexity(cls, value: object) -> int:
+        """Return the number of leaves of the value."""
+        return sum(1 for _ in leaves(value))
+
+    @classmethod
+    def get_lru_cache(cls, capacity_gb: float, value_type: type[V]) -> LRUCache[str, V]:
+        """Return an empty cache of values of `value_type` by hash, bounded to `capacity_gb` GiB of `get_item_size`."""
+        return LRUCache(GIB * capacity_gb, cls.get_item_size)

@@ -1,6 +1,6 @@
 """`MirroredProcessingCache`: the earlier form of `lru`, in which both sides store everything.
 
-Kept because engines still use it. It costs the memory of every item twice; new code takes the `lru` pair.
+It keeps every item in memory twice, and is here for engines that still use it. New code uses the `lru` pair.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shmstore.multimodal.caches.checks import check_batch, check_config, check_item, checked_hashes
-from shmstore.multimodal.caches.lru import CacheInfo
-from shmstore.multimodal.caches.lru_pair import MultiModalReceiverCache
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Journal, most_entries
+from shmstore.multimodal.caches.lru_pair import receive
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
@@ -19,27 +19,27 @@ __all__ = ["MirroredProcessingCache"]
 
 
 class MirroredProcessingCache:
-    """One side of a mirrored pair: make one in each process, and call the method of that side. Thread-safe.
+    """One side of a mirrored pair: make one in each process, and call the methods of that side. Thread-safe.
 
-    Both sides hold up to `ipc_cache_gb` of items, their tensors without what these may be views into.
+    Each side holds up to `ipc_cache_gb` of items. A tensor that is a view of a larger one is held as a copy.
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
         check_config(config)
-        self._p1 = MultiModalReceiverCache(config)
-        self._journal = self._p1._journal  # one for both halves, so that `reset` is one step
         capacity = config.ipc_cache_bytes
+        self._journal = Journal()  # one for both halves, so that `reset` is one commit
         self._p0: SentKeys[MultiModalKwargsItem, MultiModalKwargsItem | None] = SentKeys(
             capacity, capacity, self._journal
         )
+        self._p1: Bounded[str, MultiModalKwargsItem] = Bounded(capacity, most_entries(capacity))
 
     def get_and_update_p0(
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
     ) -> list[MultiModalKwargsItem | None]:
-        """What to send of each item: None where the other side has it, else the item, stored here, too.
+        """Return what to send of each item: None if the other side has it, else the item, which is stored here, too.
 
-        ValueError where the lengths differ, TypeError for what is no item or hash, CacheMissError with all hashes for
-        which nothing is given or stored; the batch has then changed nothing.
+        Raises ValueError if the lengths differ, TypeError for a wrong item or hash, and CacheMissError with all hashes
+        that have no item, given or stored. The batch has then changed nothing.
         """
         with self._journal.lock:
             check_batch(mm_items, mm_hashes, self._p0.__contains__, check_item)
@@ -52,27 +52,31 @@ class MirroredProcessingCache:
     def get_and_update_p1(
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
     ) -> list[MultiModalKwargsItem]:
-        """Each item: what arrived, stored, or what is stored already; errors as in `get_and_update_p0`."""
-        return self._p1.get_and_update(mm_items, mm_hashes)
+        """Return each item as it came or is stored, and store what came. Raises the errors of `get_and_update_p0`."""
+        return receive(self._p1, self._journal, mm_items, mm_hashes)
 
     def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
-        """The item stored on the P0 side, so that it need not be preprocessed again; None where there is none."""
+        """Return the item stored on the P0 side, which need not be preprocessed again, or None if there is none."""
         return self._p0.peek(mm_hash)
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
-        """P1 has rejected a request with `CacheMissError`: P0 sends these, and what it brought, again."""
+        """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
         self._p0.invalidate(checked_hashes(mm_hashes))
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
-        """Hits and total on the P0 side; with `delta` since the last call with `delta`."""
+        """Return hits and total on the P0 side; with `delta`, since the last call with `delta`."""
         return self._p0.stat(delta)
 
     def reset(self) -> bool:
-        """Forget everything on this side; True."""
+        """Forget everything on this side and return True."""
         with self._journal.lock:
             self._journal.finish()
-            self._journal.commit(*self._p0.clearing(), self._p1._held.clear)
+            self._journal.commit(self._forget)
         return True
+
+    def _forget(self) -> None:
+        self._p0.forget()
+        self._p1.clear()
 
 
 def _offer(

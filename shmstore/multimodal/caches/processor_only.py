@@ -1,4 +1,4 @@
-"""`MultiModalProcessorOnlyCache`: without an IPC cache, P0 keeps the items; nothing is preprocessed twice."""
+"""`MultiModalProcessorOnlyCache`: without an IPC cache, P0 keeps the items, to preprocess none of them twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["MultiModalProcessorOnlyCache"]
 
 class _Stored(NamedTuple):
     item: MultiModalKwargsItem
-    updates: tuple[ResolvedPromptUpdate, ...]  # not the caller's list, which the caller may change
+    updates: tuple[ResolvedPromptUpdate, ...]  # not the caller's list, which may change
 
 
 class _Offer(NamedTuple):
@@ -30,9 +30,9 @@ class _Offer(NamedTuple):
 class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
     """Items and prompt updates in P0, up to `processor_cache_gb` of both together; thread-safe.
 
-    Hit: the stored item and updates. Miss: stored, and the input comes back; so does an input that is larger
-    than the whole cache, which is not stored. A tensor that is a view into a larger one is replaced by a copy where it
-    is stored, so that no more is kept than is counted.
+    A hit returns the stored item and updates. A miss stores the input and returns it. An input that is larger than the
+    whole cache is returned but not stored. A tensor that is a view of a larger one is stored as a copy, so that the
+    cache keeps no more than it counts.
     """
 
     def __init__(self, config: MultiModalCacheConfig) -> None:
@@ -51,27 +51,26 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
             return tuple(self._held.entries)
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Whether the item is cached; changes neither order nor counts."""
-        if type(mm_hash) is not str:
-            check_hash(mm_hash)
+        """Return whether the item is cached; changes neither order nor counts."""
         self._journal.finish()
-        if mm_hash in self._held.entries:
+        if type(mm_hash) is str and mm_hash in self._held.entries:
             return True
         check_hash(mm_hash)
-        return False
+        return mm_hash in self._held.entries
 
     def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
-        """The item and its updates, stored from now on if they were not; CacheMissError for None and nothing cached."""
+        """Return the item and its updates, and store them if they are new; CacheMissError for None if not cached."""
         return self.get_and_update([mm_item], [mm_hash])[0]
 
     def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
-        """`get_and_update_item` of each, all or nothing; what is cached is touched before anything is stored.
+        """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
-        ValueError where the lengths differ, TypeError for an input or a hash that is none, CacheMissError with all
+        Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
         missing hashes of the batch.
         """
         with self._lock:
-            check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
+            self._journal.finish()
+            check_batch(mm_items, mm_hashes, self._held.entries.__contains__, check_input)
             offers = [
                 None if mm_item is None else self._offer(mm_item, mm_hash)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
@@ -93,7 +92,13 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
                         change.put(mm_hash, new.stored, new.size)
                         held[mm_hash] = new.stored
                     outputs.append(new.output)
-            self._journal.commit(change.apply, self._counts.adding(hits, len(outputs)))
+            counts = self._counts.after(hits, len(outputs))
+
+            def apply() -> None:
+                change.apply()
+                self._counts.counts = counts
+
+            self._journal.commit(apply)
             return outputs
 
     def _offer(self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> _Offer:
@@ -105,7 +110,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
         return _Offer(_Stored(item, tuple(updates)), size, output)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
-        """Mark the item as just used; absent: nothing."""
+        """Mark the item as just used; ignore an absent one."""
         check_hash(mm_hash)
         with self._lock:
             self._journal.finish()
@@ -115,10 +120,14 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
         """Forget all items, prompt updates and counts."""
         with self._lock:
             self._journal.finish()
-            self._journal.commit(self._held.clear, self._counts.clear)
+            self._journal.commit(self._forget)
+
+    def _forget(self) -> None:
+        self._held.clear()
+        self._counts.clear()
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
-        """Hits and total so far; with `delta` since the last call with `delta`."""
+        """Return hits and total so far; with `delta`, since the last call with `delta`."""
         with self._lock:
             self._journal.finish()
             return self._counts.stat(delta)

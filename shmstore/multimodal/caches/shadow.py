@@ -1,29 +1,29 @@
-"""What P0 knows of the cache in P1: the sending half of `lru`, in which both sides evict alike without a word.
+"""The sending half of `lru`: P0's *shadow* of the cache in P1, with which both sides evict alike without a message.
 
-P0 keeps a *shadow* of P1's cache: the same keys with the same sizes in the same order, but no tensors. Both sides run
+The shadow has the keys of P1's cache, with the same sizes in the same order, but no tensors. Both sides do the same
 
-    touch every hash of the batch, in order; then take the items in order: touch what is held, store what is not
+    touch every hash of the batch, in order; then, in order, touch what is held and store what is not
 
-over the same hashes and sizes, so the shadow loses a key when P1 loses the item. What P0 keeps beside a key (its prompt
-updates; the mirrored form: the item) is bounded by a size of its own. A key is *cached* if P0 has this value.
-The shadow may hold keys that are not cached: they are there for their size only. So:
+with the same hashes and sizes. The shadow therefore loses a key when P1 loses the item. Beside a key, P0 keeps a value
+(its prompt updates; in the mirrored form, the item), and bounds the sum of these separately. A key is *cached* if P0
+has its value. Other keys are in the shadow only for their sizes. Three rules follow:
 
-1. cached ⊆ shadow: a value goes with its key, and nothing else adds one.
-2. While the order is the same, shadow ⊆ P1: both are the most recently used keys that fit, and every size in the shadow
-   is that of P1. Removing a key from the middle would break this, since P0 would then believe in room that P1
-   has not got. That is why `invalidate`, and a book that is too full, take the value and leave the key.
-3. Where the order was not the same (requests overtook each other, were dropped, failed), P1 misses something and
-   rejects the request with `CacheMissError`. `invalidate` then has to take back more than the missing hashes: what the
-   same request brought was rejected with it. P0 cannot know which request it was, but it was one that counted on
-   the missing hash; so it takes back everything sent in or after the first batch that did (`first_hit`). Without this
-   two items of one request could reject each other for ever, each being sent only when the other is not. A batch may
-   itself push out a key that it counts on, so `first_hit` is remembered for a while after its key has gone.
+1. cached ⊆ shadow: a value goes with its key, and only a store adds one.
+2. While the order is the same, shadow ⊆ P1: both have the most recently used keys that fit, and all sizes are equal.
+   Removing a key from the middle would break this, because P0 would count on room that P1 does not have. `invalidate`
+   and a full book of values therefore remove the value and leave the key.
+3. Requests may overtake each other, be dropped, or fail. P1 then misses an item and rejects a request with
+   `CacheMissError`. Everything that this request brought is missing in P1, too. P0 does not know which request it was,
+   only that it counted on the missing hash. `invalidate` therefore takes back everything sent in or after the first
+   batch that counted on it (`first_hit`). Otherwise two items of one request could reject each other endlessly, because
+   each is sent only if the other is not. A batch may evict a key that it counts on, so P0 remembers `first_hit` for a
+   while after the key has gone.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Offer(NamedTuple, Generic[V, T]):
-    """An item as P0 offers it: its size in P1, what P0 keeps beside the key, and what to return if it is sent."""
+    """An item that P0 may send: its size in P1, the value that P0 keeps, and what to return if it is sent."""
 
     size: int
     kept: V
@@ -44,28 +44,28 @@ class Offer(NamedTuple, Generic[V, T]):
 
 
 _REMEMBERED = 4096
-"""Keys whose `first_hit` outlives them; far more than requests in flight have items."""
+"""Number of keys whose `first_hit` outlives them; far more than the items of all requests in flight."""
 
 
 class _Sent(NamedTuple):
-    """A key of the shadow. The number of a batch is the count of lookups before it."""
+    """A key of the shadow. The number of a batch is the number of lookups before it."""
 
     sent_at: int
     first_hit: int | None = None  # the first one that counted on it
 
 
 class SentKeys(Generic[V, T]):
-    """The shadow of P1's cache of `capacity` bytes, and what P0 keeps beside it, up to `kept_capacity` bytes.
+    """The shadow of P1's cache of `capacity` bytes, and P0's values, up to `kept_capacity` bytes.
 
-    Thread-safe; `journal.lock` makes several calls one.
+    Thread-safe; hold `journal.lock` to make several calls one.
     """
 
     def __init__(self, capacity: float, kept_capacity: float, journal: Journal | None = None) -> None:
         self.journal = journal or Journal()
         self._shadow: Bounded[str, _Sent] = Bounded(capacity, most_entries(capacity))
         self._kept: Bounded[str, V] = Bounded(kept_capacity)
-        self._sendings: Bounded[str, None] = Bounded(1)  # the keys of the shadow, the last sent last
-        self._departed: Bounded[str, int] = Bounded(_REMEMBERED)  # the `first_hit` of keys that have gone
+        self._sendings: OrderedDict[str, None] = OrderedDict()  # the keys of the shadow, the last sent last
+        self._departed: OrderedDict[str, int] = OrderedDict()  # the `first_hit` of keys that have gone
         self._counts = HitCounter()
 
     def __contains__(self, mm_hash: str) -> bool:
@@ -74,13 +74,13 @@ class SentKeys(Generic[V, T]):
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The keys that P1 is taken to hold, least recently used first."""
+        """The keys that P1 is expected to hold, least recently used first."""
         with self.journal.lock:
             self.journal.finish()
             return tuple(self._shadow.entries)
 
     def peek(self, mm_hash: str) -> V | None:
-        """Return what is kept beside the key, or None if it is not cached."""
+        """Return the value of the key, or None if it is not cached."""
         self.journal.finish()
         entry = self._kept.entries.get(mm_hash)
         return None if entry is None else entry[0]
@@ -94,74 +94,105 @@ class SentKeys(Generic[V, T]):
     def exchange(
         self, offers: Sequence[Offer[V, T] | None], mm_hashes: Sequence[str], on_hit: Callable[[V], T]
     ) -> list[T]:
-        """Return what to send of a batch that `check_batch` let pass: `on_hit(kept)` of a hit, else the offer's `sent`.
+        """Return what to send of a batch: `on_hit(value)` of a hit, else the offer's `sent`.
 
-        The caller holds the lock since `check_batch`.
+        The caller has held the lock since its `check_batch`.
         """
-        shadow, kept = Change(self._shadow), Change(self._kept)
         batch = self._counts.total
+        hits = [entry[0] for entry in map(self._kept.entries.get, mm_hashes) if entry is not None]
+        if len(hits) == len(mm_hashes):
+            self._use([*mm_hashes])
+            return [on_hit(value) for value in hits]
+        shadow, kept = Change(self._shadow), Change(self._kept)
         held: dict[str, V] = {}
         for mm_hash in mm_hashes:
             used, entry = shadow.use(mm_hash), kept.use(mm_hash)
             if used is not None and entry is not None:
                 held[mm_hash] = entry[0]
-                sent, size = used
-                if sent.first_hit is None:
-                    shadow.used[mm_hash] = _Sent(sent.sent_at, batch), size
-        mixed = len(held) < len(mm_hashes)  # else all are hits, and in order already
+                if used[0].first_hit is None:
+                    shadow.used[mm_hash] = used[0]._replace(first_hit=batch), used[1]
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
-        hits = 0
-        missed: tuple[Change[str, None], Change[str, int]] | tuple[()] = ()
+        missed = 0
         for offer, mm_hash in zip(offers, mm_hashes, strict=True):
-            if mm_hash in held:  # even if the batch itself has just pushed it out: P1 looks up its hits first, too
-                hits += 1
-                if mixed:
-                    shadow.use(mm_hash)
-                    kept.use(mm_hash)
+            if mm_hash in held:  # even if this batch has just evicted it, because P1 looks up its hits first, too
+                shadow.use(mm_hash)
+                kept.use(mm_hash)
                 outputs.append(on_hit(held[mm_hash]))
                 continue
+            missed += 1
             offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
             outputs.append(offer.sent)
-            sendings, departed = missed = missed or (Change(self._sendings), Change(self._departed))
             if offer.size > self._shadow.capacity:  # too large for P1, which does the same
                 gone = [mm_hash] if shadow.drop(mm_hash) else []
             else:
                 gone = shadow.put(mm_hash, _Sent(batch), offer.size)
             for key in gone:
                 kept.drop(key)
-                sendings.drop(key)
-                first_hit = shadow.gone[key][0].first_hit
-                if first_hit is not None:
-                    departed.put(key, first_hit, 1)
-            if mm_hash in shadow.used:
-                sendings.put(mm_hash, None, 0)
-                if offer.kept_size > self._kept.capacity:
-                    kept.drop(mm_hash)
-                else:
-                    kept.put(mm_hash, offer.kept, offer.kept_size)
-                    held[mm_hash] = offer.kept
-        counted = self._counts.adding(hits, len(outputs))
-        self.journal.commit(shadow.apply, kept.apply, counted, *(change.apply for change in missed))
+            if mm_hash in shadow.used and offer.kept_size <= self._kept.capacity:
+                kept.put(mm_hash, offer.kept, offer.kept_size)
+                held[mm_hash] = offer.kept
+        counts = self._counts.after(len(outputs) - missed, len(outputs))
+
+        def apply() -> None:
+            shadow.apply()
+            kept.apply()
+            self._counts.counts = counts
+            for key, (left, _) in shadow.gone.items():
+                self._sendings.pop(key, None)
+                if left.first_hit is not None:
+                    self._departed[key] = left.first_hit
+                    self._departed.move_to_end(key)
+            while len(self._departed) > _REMEMBERED:
+                self._departed.popitem(last=False)
+            for key, (sent, _) in shadow.used.items():
+                if sent.sent_at == batch:
+                    self._sendings[key] = None
+                    self._sendings.move_to_end(key)
+
+        self.journal.commit(apply)
         return outputs
 
+    def _use(self, mm_hashes: list[str]) -> None:
+        batch, counts = self._counts.total, self._counts.after(len(mm_hashes), len(mm_hashes))
+
+        def apply() -> None:
+            for mm_hash in mm_hashes:
+                entry = self._shadow.entries.get(mm_hash)
+                if entry is not None and entry[0].first_hit is None:
+                    self._shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
+                self._touch(mm_hash)
+            self._counts.counts = counts
+
+        self.journal.commit(apply)
+
+    def _touch(self, mm_hash: str) -> None:
+        self._shadow.touch(mm_hash)
+        self._kept.touch(mm_hash)
+
+    def forget(self) -> None:
+        """Forget all keys and counts."""
+        for part in (self._shadow, self._kept, self._sendings, self._departed, self._counts):
+            part.clear()
+
     def touch(self, mm_hash: str) -> None:
-        """Mark as just used; if absent, do nothing."""
+        """Mark the key as just used; ignore an absent one."""
         with self.journal.lock:
             self.journal.finish()
-            self.journal.commit(partial(self._shadow.touch, mm_hash), partial(self._kept.touch, mm_hash))
+            self.journal.commit(lambda: self._touch(mm_hash))
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
-        """P1 has none of these: send them again, and what went with them (see 3 above)."""
+        """Send these again, which P1 does not have, and what was sent with them (see 3 above)."""
         with self.journal.lock:
             self.journal.finish()
-            shadow, departed, kept = self._shadow.entries, self._departed.entries, Change(self._kept)
+            shadow, kept = self._shadow.entries, Change(self._kept)
             since = self._counts.total
             for mm_hash in mm_hashes:
                 kept.drop(mm_hash)
-                first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else departed.get(mm_hash, (None,))[0]
-                since = min(since, since if first_hit is None else first_hit)
-            for mm_hash in reversed(self._sendings.entries):
+                first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else self._departed.get(mm_hash)
+                if first_hit is not None:
+                    since = min(since, first_hit)
+            for mm_hash in reversed(self._sendings):
                 if shadow[mm_hash][0].sent_at < since:
                     break
                 kept.drop(mm_hash)
@@ -171,9 +202,4 @@ class SentKeys(Generic[V, T]):
         """Forget all keys and counts."""
         with self.journal.lock:
             self.journal.finish()
-            self.journal.commit(*self.clearing())
-
-    def clearing(self) -> tuple[Callable[[], None], ...]:
-        """Return `clear` as steps for `Journal.commit`."""
-        held = self._shadow, self._kept, self._sendings, self._departed
-        return *(bounded.clear for bounded in held), self._counts.clear
+            self.journal.commit(self.forget)

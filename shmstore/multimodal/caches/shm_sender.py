@@ -178,8 +178,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                     new = {}
                     outputs, hits, full, large = self._store(batch, mm_items, mm_hashes, new)
             # The commit: without a call, so that nothing comes in between.
-            now = counts.now
-            counts.now = now[0] + hits, now[1] + total, now[2], now[3]
+            now = counts.counts
+            counts.counts = now[0] + hits, now[1] + total, now[2], now[3]
             self._inline_full += full
             self._inline_too_large += large
             batch.record.keep = 1

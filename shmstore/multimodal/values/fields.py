@@ -244,8 +244,6 @@ class MultiModalFieldElem:
             and nested_equal(self.data, other.data)
         )
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class MultiModalFieldConfig:

@@ -37,10 +37,9 @@ __all__ = ["hash_item"]
 
 class _Hasher(Protocol):
     def update(self, data: Any, /) -> object: ...
-    def hexdigest(self) -> str: ...
 
 
-def _new_hasher() -> Callable[[], _Hasher]:
+def _new_hasher() -> Callable[[], Any]:
     try:
         from blake3 import blake3
     except ImportError:
@@ -88,7 +87,7 @@ def hash_item(value: object, /, **kwargs: object) -> str:
             _feed(hasher, part, path)
         except RecursionError:  # without its thousand frames
             raise NestingError(f"{path} is nested too deeply, or contains itself") from None
-    return hasher.hexdigest()
+    return str(hasher.hexdigest())
 
 
 def _frame(hasher: _Hasher, tag: bytes, body: Any, nbytes: int) -> None:
@@ -237,9 +236,6 @@ class _Recorder:
 
     def update(self, data: Any, /) -> None:
         self.stream += data
-
-    def hexdigest(self) -> str:
-        return self.stream.hex()
 
 
 def _is_image(value: object) -> bool:

@@ -46,7 +46,7 @@ def own_memory(item: MultiModalKwargsItem) -> MultiModalKwargsItem:
     """
     changed = False
     elems: dict[str, MultiModalFieldElem] = {}
-    for key, elem in item.items():
+    for key, elem in item._elems.items():
         data = alone(elem.data)
         if data is not elem.data:
             elem, changed = dataclasses.replace(elem, data=data), True
@@ -130,8 +130,6 @@ class MultiModalKwargsItem(Mapping[str, MultiModalFieldElem]):
         if not isinstance(other, MultiModalKwargsItem):
             return NotImplemented
         return self._elems == other._elems
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(modality={self._modality!r}, keys={list(self._elems)})"
@@ -268,8 +266,6 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
             return NotImplemented
         return self._items == other._items
 
-    __hash__ = None  # type: ignore[assignment]
-
     def __repr__(self) -> str:
         return f"{type(self).__name__}({ {modality: len(row) for modality, row in self._items.items()} })"
 
@@ -351,8 +347,6 @@ class MultiModalFeatureSpec:
             and type(self.data) is type(other.data)
             and self.data == other.data
         )
-
-    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

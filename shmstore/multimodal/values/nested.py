@@ -6,6 +6,7 @@ Equality compares dtype, shape and bits of every leaf, so -0.0 differs from 0.0,
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -58,21 +59,16 @@ def nested_equal(a: object, b: object) -> bool:
 
 def alone(data: NestedTensors) -> NestedTensors:
     """Return the data with a copy of each tensor and array that is a view of more memory than its own bytes."""
-    if isinstance(data, torch.Tensor):
-        if data.layout is torch.strided and data.untyped_storage().nbytes() > data.nbytes:
-            return data.detach().clone(memory_format=torch.contiguous_format)
-    elif isinstance(data, np.ndarray):
-        if _whole_of(data) > data.nbytes:
-            return data.copy(order="C")
-    elif isinstance(data, (list, tuple)):
-        parts = [alone(part) for part in data]
-        if any(new is not old for new, old in zip(parts, data, strict=True)):
-            return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
-    elif isinstance(data, dict):
-        by_key = {key: alone(part) for key, part in data.items()}
-        if any(part is not data[key] for key, part in by_key.items()):
-            return by_key
-    return data
+    return _changed(data, _alone)
+
+
+def _alone(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        if leaf.layout is torch.strided and leaf.untyped_storage().nbytes() > leaf.nbytes:
+            return leaf.detach().clone(memory_format=torch.contiguous_format)
+    elif isinstance(leaf, np.ndarray) and _whole_of(leaf) > leaf.nbytes:
+        return leaf.copy(order="C")
+    return leaf
 
 
 def _whole_of(array: np.ndarray[Any, Any]) -> int:
@@ -94,22 +90,28 @@ def to_device(data: NestedTensors, device: torch.device | str | None) -> NestedT
     """Return the data with its tensors moved to `device`; None leaves them in place."""
     if device is None:
         return data
-    return _changed(data, lambda tensor: tensor.to(device, non_blocking=True))
+    return _changed(data, lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf)
 
 
 def page_locked(data: NestedTensors) -> NestedTensors:
     """Return the data with its host tensors in page-locked memory; it copies only those that are not."""
-    return _changed(
-        data, lambda tensor: tensor if tensor.device.type != "cpu" or tensor.is_pinned() else tensor.pin_memory()
-    )
+    return _changed(data, _page_locked)
 
 
-def _changed(data: NestedTensors, change: Callable[[torch.Tensor], torch.Tensor]) -> NestedTensors:
-    if isinstance(data, torch.Tensor):
-        return change(data)
+def _page_locked(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu" and not leaf.is_pinned():
+        return leaf.pin_memory()
+    return leaf
+
+
+def _changed(data: NestedTensors, change: Callable[[Any], Any]) -> NestedTensors:
+    """Return the data with `change` of each leaf, or the same object if that changes nothing."""
     if isinstance(data, (list, tuple)):
         parts = [_changed(part, change) for part in data]
+        if all(map(is_, parts, data)):
+            return data
         return data._make(parts) if hasattr(data, "_make") else type(data)(parts)
     if isinstance(data, dict):
-        return {key: _changed(part, change) for key, part in data.items()}
-    return data
+        by_key = {key: _changed(part, change) for key, part in data.items()}
+        return data if all(map(is_, by_key.values(), data.values())) else by_key
+    return change(data)

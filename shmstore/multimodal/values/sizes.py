@@ -1,4 +1,4 @@
-"""`MultiModalCache`: the size of a value for the caches.
+"""The size of a value for the caches.
 
 Both sides of a lockstep pair must compute the same size of an item, so that they evict the same keys. A size therefore
 depends on the content alone, and not on the layout or the owner of memory. `sys.getsizeof` of a str or a bytearray is
@@ -9,29 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sys import getsizeof
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 
 from shmstore.errors import NestingError, UnsupportedValueError, shown
-from shmstore.multimodal.caches.lru import LRUCache
 from shmstore.multimodal.values.fields import MultiModalFieldElem
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.serde.advice import advice_for
 
-__all__ = ["GIB", "MultiModalCache", "item_size", "updates_size"]
+__all__ = ["item_size", "leaf_size", "leaves", "updates_size"]
 
-GIB = 1 << 30
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # the same for all, because it has slots
 
 _MAX_DEPTH = 200
 _TEXT_SIZE, _BYTES_SIZE = 49, 33  # as `sys.getsizeof` of empty ones; any number that both sides share will do
 
-T = TypeVar("T")
 
-
-def _leaves(value: object) -> Iterator[Any]:
+def leaves(value: object) -> Iterator[Any]:
+    """Return all leaves in dicts, lists, tuples and items; NestingError if the value contains itself."""
     pending = [(value, 0)]
     while pending:
         part, depth = pending.pop()
@@ -49,7 +46,8 @@ def _leaves(value: object) -> Iterator[Any]:
         pending.extend((piece, depth + 1) for piece in inner)
 
 
-def _leaf_size(leaf: Any) -> int:
+def leaf_size(leaf: Any) -> int:
+    """Return the bytes of a leaf; UnsupportedValueError (TypeError) for a sparse tensor."""
     if isinstance(leaf, torch.Tensor):
         if leaf.layout is not torch.strided:
             raise UnsupportedValueError(
@@ -63,30 +61,6 @@ def _leaf_size(leaf: Any) -> int:
     if isinstance(leaf, (bytes, bytearray)):
         return _BYTES_SIZE + len(leaf)
     return getsizeof(leaf)
-
-
-class MultiModalCache:
-    """Sizes of cached values, and caches that these sizes bound."""
-
-    @classmethod
-    def get_item_size(cls, value: object) -> int:
-        """Return the number of bytes of all leaves in dicts, lists, tuples and items; 0 without leaves.
-
-        A tensor or array counts the bytes of its elements alone. A str counts its length in UTF-8 and bytes count
-        theirs, plus a constant. Any other leaf (a number, None) counts `sys.getsizeof`. Raises UnsupportedValueError
-        (TypeError) for a sparse tensor, and NestingError (ValueError) for a value that contains itself.
-        """
-        return sum(map(_leaf_size, _leaves(value)))
-
-    @classmethod
-    def get_item_complexity(cls, value: object) -> int:
-        """Return the number of leaves of the value."""
-        return sum(1 for _ in _leaves(value))
-
-    @classmethod
-    def get_lru_cache(cls, capacity_gb: float, value_type: type[T]) -> LRUCache[str, T]:
-        """Return an empty cache of values of `value_type` by hash, bounded to `capacity_gb` GiB of `get_item_size`."""
-        return LRUCache(GIB * capacity_gb, cls.get_item_size)
 
 
 def _check_leaf(leaf: object) -> None:
@@ -111,11 +85,11 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     bytes, and arrays of objects. Raises NestingError (ValueError) for data that contains itself.
     """
     size = 0
-    for key, elem in item.items():
+    for key, data in item.get_data().items():
         try:
-            for leaf in _leaves(elem.data):
+            for leaf in leaves(data):
                 _check_leaf(leaf)
-                size += _leaf_size(leaf)
+                size += leaf_size(leaf)
         except NestingError as error:
             raise NestingError(f"item of {shown(mm_hash)}, key {shown(key)}: {error.message}") from None
         except UnsupportedValueError as error:
@@ -155,7 +129,7 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
 
 def _piece_size(piece: Any) -> int:
     if not isinstance(piece, (list, tuple, Mapping)):
-        return _leaf_size(piece)
+        return leaf_size(piece)
     if isinstance(piece, (list, tuple)) and piece and type(piece[0]) is int:
         return getsizeof(piece)
-    return getsizeof(piece) + MultiModalCache.get_item_size(piece)
+    return getsizeof(piece) + sum(map(leaf_size, leaves(piece)))
