@@ -89,6 +89,8 @@ class ShmStoreError(Exception):
 
     message: str
     hint: str
+    _number: ClassVar[int | None] = None
+    """`errno` of a class that is also an OSError."""
     _code: int | None = None
     """What the bindings raised it for, of the codes of C; None when Python has raised it."""
 
@@ -96,6 +98,9 @@ class ShmStoreError(Exception):
         self.message = self.default_message if message is None else message
         self.hint = self.default_hint if hint is None else hint
         super().__init__(self.message)
+        error: object = self
+        if isinstance(error, OSError):  # its constructor takes these from two arguments
+            error.errno, error.strerror = self._number, self.message
 
     # KeyError would quote the message, and OSError would put the number in front.
     def __str__(self) -> str:
@@ -169,6 +174,7 @@ class StoreSpaceError(ShmStoreError, OSError):
     `needed` and `free` are in bytes. `errno` is ENOSPC.
     """
 
+    _number = _errno.ENOSPC
     default_message = "the file system of shared memory is too small"
     default_hint = "use less capacity, or enlarge /dev/shm (containers: --shm-size)"
 
@@ -190,8 +196,6 @@ class StoreSpaceError(ShmStoreError, OSError):
             if needed is not None:
                 message += f": {needed} bytes needed, {free} free"
         super().__init__(message, hint=hint)
-        self.errno = _errno.ENOSPC
-        self.strerror = self.message
 
 
 class SharedMemoryError(ShmStoreError, OSError):
@@ -203,19 +207,14 @@ class SharedMemoryError(ShmStoreError, OSError):
     def __init__(self, message: str | None = None, *, number: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.errno = number
-        self.strerror = self.message
 
 
 class ForeignStoreError(ShmStoreError, PermissionError):
     """The store belongs to another user, or other users may open it; it was not changed. `errno` is EACCES."""
 
+    _number = _errno.EACCES
     default_message = "the store belongs to another user, or other users may open it"
     default_hint = "pass allow_uid=UID if you trust the owner with everything that this process reads from the store"
-
-    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.errno = _errno.EACCES
-        self.strerror = self.message
 
 
 class ObjectTooLargeError(ShmStoreError, ValueError):
@@ -252,28 +251,20 @@ class StaleRefError(ShmStoreError, ValueError):
 class StoreNotFoundError(ShmStoreError, FileNotFoundError):
     """This host has no store with this name (`errno` is ENOENT)."""
 
+    _number = _errno.ENOENT
     default_message = "there is no store with this name"
     default_hint = "create the store first, and share /dev/shm between the containers that use it"
-
-    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.errno = _errno.ENOENT
-        self.strerror = self.message
 
 
 class StoreExistsError(ShmStoreError, FileExistsError):
     """A store with this name already exists (`errno` is EEXIST); it was not changed."""
 
+    _number = _errno.EEXIST
     default_message = "a store with this name already exists"
     default_hint = (
         "choose another name, or omit it; if its writer is dead, take it over with recover(name), or remove it with "
         "shmstore gc --yes --force NAME"
     )
-
-    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.errno = _errno.EEXIST
-        self.strerror = self.message
 
 
 class WriterActiveError(ShmStoreError, RuntimeError):

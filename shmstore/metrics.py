@@ -122,57 +122,38 @@ _INLINE = _Family(
 )
 
 
-class _Scrape:
-    """The samples of one scrape, grouped by family, so that each family appears once."""
+_FAMILIES = (*_STORE.values(), *_READER.values(), *_CACHE.values(), _INLINE)
 
-    def __init__(self) -> None:
-        self._samples: dict[_Family, list[_Sample]] = {
-            family: [] for group in (_STORE, _READER, _CACHE) for family in group.values()
-        }
-        self._samples[_INLINE] = []
-
-    def add(self, family: _Family, labels: tuple[str, ...], value: float) -> None:
-        self._samples[family].append((labels, value))
-
-    def metrics(self) -> Iterator[Metric]:
-        for family, samples in self._samples.items():
-            yield family.metric(samples)
+_Found: TypeAlias = Iterator[tuple[_Family, _Sample]]
 
 
-def _read_writer(writer: ObjectStoreWriter, name: str, scrape: _Scrape) -> None:
+def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     stats = writer.stats()
     for field, family in _STORE.items():
         value = getattr(stats, field)
-        scrape.add(family, (name,), value - 1 if field == "next_lease" else value)  # the first lease has number 1
+        yield family, ((name,), value - 1 if field == "next_lease" else value)  # the first lease has number 1
 
 
-def _read_reader(reader: ObjectStoreReader, name: str, scrape: _Scrape) -> None:
+def _read_reader(reader: ObjectStoreReader, name: str) -> _Found:
     stats = reader.stats()
     for field, family in _READER.items():
-        scrape.add(family, (name, str(reader.rank)), getattr(stats, field))
+        yield family, ((name, str(reader.rank)), getattr(stats, field))
 
 
-def _read_cache(cache: Any, name: str, scrape: _Scrape) -> None:
+def _read_cache(cache: Any, name: str) -> _Found:
     labels = (name, type(cache).__name__)
-    if isinstance(cache, LRUCache):
-        _add_counts(cache.stat(), labels, scrape)
-        scrape.add(_CACHE["items"], labels, len(cache))
+    items = cache if isinstance(cache, LRUCache) else getattr(cache, "order", None)
+    if items is not None:
+        yield _CACHE["items"], (labels, len(items))
+    if isinstance(cache, MultiModalReceiverCache):  # it is never asked for items, so it has no hits
+        yield _CACHE["used"], (labels, cache.nbytes)
         return
+    counts: CacheInfo = cache.stat() if isinstance(cache, LRUCache) else cache.make_stats()
+    yield _CACHE["hits"], (labels, counts.hits)
+    yield _CACHE["total"], (labels, counts.total)
     if isinstance(cache, ShmObjectStoreSenderCache):
         for reason, count in (("full", cache.inline_full), ("too_large", cache.inline_too_large)):
-            scrape.add(_INLINE, (*labels, reason), count)
-    if isinstance(cache, MultiModalReceiverCache):  # it is never asked for items, so it has no hits
-        scrape.add(_CACHE["used"], labels, cache.nbytes)
-    else:
-        _add_counts(cache.make_stats(), labels, scrape)
-    order = getattr(cache, "order", None)
-    if order is not None:
-        scrape.add(_CACHE["items"], labels, len(order))
-
-
-def _add_counts(counts: CacheInfo, labels: tuple[str, ...], scrape: _Scrape) -> None:
-    scrape.add(_CACHE["hits"], labels, counts.hits)
-    scrape.add(_CACHE["total"], labels, counts.total)
+            yield _INLINE, ((*labels, reason), count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +162,7 @@ class _Watched:
     name: str
     series: tuple[str, ...]
     """Identity of its series; no two watched objects may share it."""
-    read: Callable[[Any, str, _Scrape], None]
+    read: Callable[[Any, str], _Found]
 
 
 class ShmStoreCollector(Collector):
@@ -239,23 +220,26 @@ class ShmStoreCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         """Return every metric without samples, so that a registry can find names that are taken."""
-        return _Scrape().metrics()
+        return [family.metric() for family in _FAMILIES]
 
     def collect(self) -> Iterable[Metric]:
         """Return the current value of every metric, without objects that were closed."""
         with self._lock:
             self._forget_dead()
             watched = list(self._watched.values())
-        scrape = _Scrape()
+        samples: dict[_Family, list[_Sample]] = {family: [] for family in _FAMILIES}
         for one in watched:
             target = one.target()
             if target is None:
                 continue
             try:
-                one.read(target, one.name, scrape)
+                found = list(one.read(target, one.name))
             except StoreClosedError:
                 self.forget(target)
-        return scrape.metrics()
+                continue
+            for family, sample in found:
+                samples[family].append(sample)
+        return [family.metric(ours) for family, ours in samples.items()]
 
 
 def _watched(target: Any, name: str | None) -> _Watched:

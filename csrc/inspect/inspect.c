@@ -115,21 +115,19 @@ int shms_inspector_facts(shms_inspector *i, shms_facts *out) {
     if (rc)
         return rc;
     read_facts(i, out);
-    for (int t = 0; t < SHMS_INSPECT_TRIES; t++) {
+    bool steady = false;
+    for (int t = 0; t < SHMS_INSPECT_TRIES && !steady; t++) {
         atomic_thread_fence(memory_order_acquire);
         read_facts(i, &again);
-        if (memcmp(out, &again, sizeof again) == 0) {
-            out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_WRITER);
-            return SHMS_OK;
-        }
+        steady = memcmp(out, &again, sizeof again) == 0;
         *out = again;
     }
     out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_WRITER);
-    out->moving = 1;
+    out->moving = !steady;
     return SHMS_OK;
 }
 
-static uint64_t set_bit(uint64_t bits[4], uint32_t r) { return bits[r / 64] |= UINT64_C(1) << r % 64; }
+static void set_bit(uint64_t bits[4], uint32_t r) { bits[r / 64] |= UINT64_C(1) << r % 64; }
 
 bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, uint32_t slot, shms_slot_record *out) {
     const shms_layout *l = &i->seg.layout;
@@ -305,6 +303,18 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
     return SHMS_OK;
 }
 
+int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, shms_slot_record *out) {
+    static const shms_attendance nobody;
+    int rc = shms_inspector_enter(i);
+    if (rc)
+        return rc;
+    if (slot >= i->seg.layout.max_objects)
+        return SHMS_EINVAL;
+    if (!shms_inspector_slot(i, &nobody, (uint32_t)slot, out) || out->id != id || out->moving)
+        return SHMS_ESTALE;
+    return out->bounded ? SHMS_OK : SHMS_ECORRUPT;
+}
+
 bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id) {
     const shms_slot *s = &i->seg.slots[slot];
     atomic_thread_fence(memory_order_acquire);
@@ -313,17 +323,10 @@ bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id) {
 }
 
 int shms_inspector_copy(shms_inspector *i, uint64_t slot, uint64_t id, uint64_t from, uint64_t size, uint8_t *out) {
-    static const shms_attendance nobody;
     shms_slot_record s;
-    int rc = shms_inspector_enter(i);
+    int rc = shms_inspector_object(i, slot, id, &s);
     if (rc)
         return rc;
-    if (slot >= i->seg.layout.max_objects)
-        return SHMS_EINVAL;
-    if (!shms_inspector_slot(i, &nobody, (uint32_t)slot, &s) || s.id != id || s.moving)
-        return SHMS_ESTALE;
-    if (!s.bounded)
-        return SHMS_ECORRUPT;
     if (from > s.length || size > s.length - from)
         return SHMS_EINVAL;
     SHMS_LOOK("copy");

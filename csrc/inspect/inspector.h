@@ -24,10 +24,11 @@ void shms_inspector_attend(const shms_inspector *i, shms_attendance *out);
 /* Reads one record. False: the slot or entry is free. */
 bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, uint32_t slot, shms_slot_record *out);
 bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, uint32_t entry, shms_lease_record *out);
+/* Reads the slot of an object whose bytes the caller will read. SHMS_EINVAL, SHMS_ESTALE, SHMS_ECORRUPT. */
+int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, shms_slot_record *out);
 /* Is the object still in its slot? Then bytes read before this call were its own. */
 bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id);
 
 static inline bool shms_has_bit(const uint64_t bits[4], uint32_t r) { return bits[r / 64] >> r % 64 & 1; }
-static inline bool shms_no_bits(const uint64_t bits[4]) { return !(bits[0] | bits[1] | bits[2] | bits[3]); }
 
 #endif

@@ -247,17 +247,10 @@ int64_t shms_inspector_verify(shms_inspector *i, shms_finding *out, uint64_t roo
 }
 
 int shms_inspector_check(shms_inspector *i, uint64_t slot, uint64_t id, shms_finding *out) {
-    static const shms_attendance nobody;
     shms_slot_record s;
-    int rc = shms_inspector_enter(i);
+    int rc = shms_inspector_object(i, slot, id, &s);
     if (rc)
         return rc;
-    if (slot >= i->seg.layout.max_objects)
-        return SHMS_EINVAL;
-    if (!shms_inspector_slot(i, &nobody, (uint32_t)slot, &s) || s.id != id || s.moving)
-        return SHMS_ESTALE;
-    if (!s.bounded)
-        return SHMS_ECORRUPT;
     if (!s.checked)
         return SHMS_ENOTFOUND;
     SHMS_LOOK("crc");

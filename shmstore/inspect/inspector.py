@@ -101,18 +101,16 @@ class StoreInspector:
             raise no_store(name)
         try:
             return cls(native.Inspector(name), name)
-        except StoreNotFoundError:
-            raise no_store(name) from None
         except LayoutMismatchError:
             raise cannot_open(classify(name)) from None
         except SparseStoreError as error:
             raise SparseStoreError(f"{name!r}: {error.message}") from None
-        except ValueError as error:
-            if isinstance(error, CorruptStoreError):
-                raise CorruptStoreError(
-                    f"the superblock of {shown(name)} contradicts itself",
-                    hint="remove it with shmstore gc; it cannot be recovered",
-                ) from None
+        except CorruptStoreError:
+            raise CorruptStoreError(
+                f"the superblock of {shown(name)} contradicts itself",
+                hint="remove it with shmstore gc; it cannot be recovered",
+            ) from None
+        except (StoreNotFoundError, ValueError):
             raise no_store(name) from None
 
     def __enter__(self) -> Self:

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
-import msgpack
 import numpy as np
 import torch
 
@@ -85,14 +84,8 @@ class _Constant:
 
 def make_plan(meta: bytes, mode: Mode) -> Plan:
     """Return the plan of `meta`. Raises CorruptStoreError, and no other error, if the bytes describe no value."""
-    try:
-        node = parse(meta, _ext_hook)
-    except CorruptStoreError:
-        raise
-    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
     compiler = _Compiler(mode)
-    root = _as_build(compiler.node(node, 0))
+    root = _as_build(compiler.node(parse(meta, _ext_hook), 0))
     return Plan(compiler.needed, root)
 
 

@@ -56,10 +56,6 @@ class _RefusedError(Exception):
         self.parts: list[str] = []
 
 
-def _no_serializer(value: Any) -> str:
-    return f"no serializer for {type(value).__name__}"
-
-
 def _big_int(value: Any) -> Any:
     # msgpack calls this for ints of more than 64 bits; the walk has refused all other unknown types.
     return [INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)]
@@ -185,7 +181,7 @@ class _Walk:
     def registered(self, value: Any, depth: int) -> None:
         registration = BY_CLASS.get(type(value))
         if registration is None:
-            raise _RefusedError(_no_serializer(value), advice_for(value))
+            raise _RefusedError(f"no serializer for {type(value).__name__}", advice_for(value))
         if depth >= MAX_DEPTH:
             raise NestingError(f"the value is nested more than {MAX_DEPTH} containers deep")
         self.packer.pack_array_header(3)

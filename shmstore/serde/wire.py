@@ -29,6 +29,8 @@ from typing import Any
 
 import msgpack
 
+from shmstore.errors import CorruptStoreError, cut
+
 __all__ = [
     "ARRAY",
     "ATOMS",
@@ -66,18 +68,22 @@ MAX_SAME_HASH = 64
 def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
     """Return meta as a tree of atoms, tuples for arrays and lists of pairs for maps.
 
-    It hashes no key. Raises ValueError, TypeError, OverflowError or msgpack.UnpackException for bytes that are not
-    msgpack.
+    It hashes no key. Raises CorruptStoreError for bytes that are not msgpack.
     """
-    return msgpack.unpackb(
-        meta,
-        use_list=False,
-        raw=False,
-        strict_map_key=False,
-        unicode_errors="surrogatepass",
-        object_pairs_hook=lambda pairs: pairs,
-        ext_hook=ext_hook,
-    )
+    try:
+        return msgpack.unpackb(
+            meta,
+            use_list=False,
+            raw=False,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+            object_pairs_hook=lambda pairs: pairs,
+            ext_hook=ext_hook,
+        )
+    except CorruptStoreError:  # a ValueError, from the hook
+        raise
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
+        raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
 
 
 def crowded(keys: Collection[Any]) -> bool:
