@@ -71,7 +71,15 @@ class HashList:
         check_valid(lib.shms_hashlist_valid(self._c))
 
 
+_SPLIT_256 = struct.Struct("32s" * 256)
+
+
 def split_hashes(raw: bytes, width: int, factor: int = 1) -> list[bytes]:
     """Return every `factor`-th hash, the last of each, of what :meth:`HashList.raw` gave."""
-    form = f"{HASH_BYTES * (factor - 1)}x{width}s{HASH_BYTES - width}x"
-    return [block_hash for (block_hash,) in struct.iter_unpack(form, raw)]
+    if width != HASH_BYTES or factor != 1:
+        return [raw[i : i + width] for i in range((factor - 1) * HASH_BYTES, len(raw), factor * HASH_BYTES)]
+    if len(raw) < _SPLIT_256.size:
+        return list(struct.unpack("32s" * (len(raw) // HASH_BYTES), raw))
+    whole = len(raw) // _SPLIT_256.size * _SPLIT_256.size
+    parts = [part for chunk in _SPLIT_256.iter_unpack(memoryview(raw)[:whole]) for part in chunk]
+    return parts + split_hashes(raw[whole:], width)
