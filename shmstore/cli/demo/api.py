@@ -1,8 +1,8 @@
 """The API process: hashes the image of each request, processes it if it is not cached, sends it, and measures.
 
 It sends requests in steps of a few, as an engine schedules them. The workers take every item of a step, then check
-every byte (where an engine would run its model), then report; only then does the next step begin. So at most one step
-is in flight, and its items are leased and pinned together.
+every byte (where an engine would run its model), then report. The next step begins after that. So at most one step is
+in flight, and its items are leased and pinned together.
 
 All items of a step are processed before its first request is sent. The clock of a request starts at the lookup in the
 API process's cache, and stops when the last worker has the tensors. So it times the transport alone, without image
