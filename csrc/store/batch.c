@@ -120,7 +120,10 @@ void shms_batch_undo(shms_writer *w, shms_batch *b) {
         shms_reclaim_begin(w);
         for (uint32_t i = b->n_items; i-- > 0;) /* the object after its leases */
             undo_item(w, &b->items[i]);
-        each_key(w, b->keys, w->closed ? 0 : b->keys_size, shms_unprotect_key);
+        if (!w->closed && b->keys_size) {
+            each_key(w, b->keys, b->keys_size, shms_unprotect_key);
+            shms_reclaim_lingering(w); /* once, since it looks at all objects */
+        }
         shms_writer_leave(w, SHMS_OK);
     }
     free(b->keys);

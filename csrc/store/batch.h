@@ -9,7 +9,8 @@
  *     batch = ...; try: shms_batch_hit(w, batch, ...); ...; batch.keep = 1; return
  *                  except: shms_batch_undo(w, batch); raise
  *
- * A batch whose bytes are 0 is empty.  One that was kept or undone is as good as new.  It is one thread's at a time.
+ * A batch whose bytes are 0 is empty.  One that was kept or undone can be used again, but not if it protects keys and was
+ * kept.  It is one thread's at a time.
  */
 #ifndef SHMS_BATCH_H
 #define SHMS_BATCH_H
@@ -45,8 +46,8 @@ int shms_batch_commit(shms_writer *w, shms_batch *b);
 int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len);
 /* Protects keys (uint32_t length, bytes; repeated) until the undoing; once a batch. */
 int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint64_t size);
-/* Ends leases, deletes objects, aborts what is not committed; nothing on a batch that was kept, and on a closed writer or
- * in a forked child. */
+/* Ends leases, deletes objects, and aborts puts that are not committed.  Does nothing to a batch that was kept, and nothing
+ * in a forked child.  On a closed writer it only aborts. */
 void shms_batch_undo(shms_writer *w, shms_batch *b);
 void shms_batch_drop(shms_writer *w, shms_batch *b); /* undoes, and frees what the batch has allocated */
 /* cdef: end */

@@ -115,6 +115,10 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
     uint32_t slot = shms_index_find(&w->index, key, key_len);
     if (slot != SHMS_NONE)
         set_protected(w, slot, false);
+    return true;
+}
+
+void shms_reclaim_lingering(struct shms_writer *w) {
     for (uint32_t s = w->lingering ? w->ring.first : SHMS_NONE, next; s != SHMS_NONE; s = next) {
         next = w->ring.next[s];
         const shms_slot *deleted = shms_writer_slot(w, s);
@@ -125,7 +129,6 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
         w->lingering--;
         shms_reclaim_slot(w, s);
     }
-    return true;
 }
 
 int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len) {
@@ -139,6 +142,7 @@ int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len) {
         return rc;
     shms_reclaim_begin(w);
     shms_unprotect_key(w, key, key_len);
+    shms_reclaim_lingering(w);
     return shms_writer_leave(w, SHMS_OK);
 }
 

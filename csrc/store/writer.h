@@ -135,8 +135,10 @@ int shms_delete_slot(struct shms_writer *w, uint32_t slot);
 bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len);
 /* Protects what is stored under the key, or will be; false: there is no memory. */
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Ends one protection of the key; true. */
+/* Ends one protection of the key; true.  shms_reclaim_lingering comes after it, or after several. */
 bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len);
+/* Lets deleted objects go whose keys are no longer protected; looks at all objects if there is one. */
+void shms_reclaim_lingering(struct shms_writer *w);
 
 /* ---- writer.c ---- */
 

@@ -196,11 +196,11 @@ class ObjectStoreWriter(Closable):
         try:
             ref = self._put(batch, key, value)
             batch.record.keep = 1  # the commit; see bindings.batch
-            self._writer.spare = batch
+            if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
+                self._writer.spare = batch
             return ref
         except BaseException:
             batch.undo()
-            self._writer.spare = batch
             raise
 
     def _put(self, batch: Batch, key: str, value: Any) -> ObjectRef:
@@ -279,11 +279,11 @@ class ObjectStoreWriter(Closable):
         try:
             ref = self._hand_out(batch, key)
             batch.record.keep = 1
-            self._writer.spare = batch
+            if self._writer._w:
+                self._writer.spare = batch
             return ref
         except BaseException:
             batch.undo()
-            self._writer.spare = batch
             raise
 
     def _hand_out(self, batch: Batch, key: str) -> ObjectRef:

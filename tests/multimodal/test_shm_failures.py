@@ -1,11 +1,14 @@
 """A call of the `shm` sender that fails leaves everything as it was; tests/test_interrupts.py interrupts each."""
 
+import contextlib
+import sys
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from shmstore import CacheMissError, ObjectRef
+from shmstore import CacheMissError, MsgpackSerde, ObjectRef, ObjectStoreWriter, StoreClosedError
 from shmstore.multimodal import (
     CacheInfo,
     MultiModalBatchedField,
@@ -14,7 +17,9 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
     processor_cache_from_config,
 )
-from tests.multimodal.helpers import MIB, config, features, item, update
+from shmstore.multimodal.caches.updates_book import UpdatesBook
+from tests.multimodal.helpers import MIB, config, features, item, shm_sender, update
+from tests.support import is_mapped, store_name
 
 
 def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:
@@ -130,3 +135,64 @@ def test_release_of_what_is_no_reference_item_or_none_is_an_error_and_gives_noth
                 sender.release(wrong)  # type: ignore[arg-type]
             assert 1 == sender.writer.stats().open_leases
         assert 1 == sender.release(iter([None, item(3), ref]))
+
+
+def test_an_item_that_a_signal_handler_invalidates_right_after_its_hand_out_leaves_no_unknown_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = config(MIB, MIB, cache_type="shm")
+    with shm_sender(settings) as sender:
+        sender.release([sender.get_and_update_item((item(8), [update("a")]), "a")[0]])
+        hand_out = ObjectStoreWriter._hand_out
+
+        def handler_comes(self: ObjectStoreWriter, *arguments: Any) -> ObjectRef:
+            ref = hand_out(self, *arguments)
+            monkeypatch.undo()
+            sender.invalidate(["a"])
+            return ref
+
+        monkeypatch.setattr(ObjectStoreWriter, "_hand_out", handler_comes)
+        outputs = sender.get_and_update([(item(8), [update("a")]), (item(8), [update("b")])], ["a", "b"])
+        sender.release([sent for sent, _ in outputs])
+        assert 0 == sender.writer.stats().open_leases
+
+
+def test_hits_of_other_threads_disturb_no_eviction_from_the_book() -> None:
+    book = UpdatesBook(100)
+    keys = [str(number) for number in range(100)]
+    for key in keys:
+        book.add(key, ((), 1))
+    done = threading.Event()
+
+    def hit() -> None:
+        while not done.is_set():
+            for key in keys:
+                with contextlib.suppress(KeyError):
+                    book.move_to_end(key)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=hit)
+    thread.start()
+    try:
+        for number in range(100_000):
+            book.add(keys[number % 100] if number % 2 else "new", ((), 1))
+            book.add("large", ((), 50 + number % 2))
+    finally:
+        sys.setswitchinterval(interval)
+        done.set()
+        thread.join()
+    assert book.nbytes == sum(size for _, size in book.values())
+
+
+def test_a_writer_that_is_closed_during_a_put_does_not_stay_mapped() -> None:
+    class Closing(MsgpackSerde):
+        def encode(self, value: Any) -> Any:
+            writer.close()
+            return super().encode(value)
+
+    writer = ObjectStoreWriter.create(store_name(), capacity=MIB, n_readers=1, serde=Closing())
+    name = writer.handle.name
+    with pytest.raises(StoreClosedError):
+        writer.put("key", 1)
+    assert not is_mapped(name)

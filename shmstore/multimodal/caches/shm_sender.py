@@ -13,8 +13,9 @@ it; stores the rest; records the updates; and commits. What fails before, or is 
 lease is open, and no new object or its updates are there. What went to make room, in the store or the book, stays away.
 
 One lock, `_storing`, belongs to who puts or takes out, also while bytes are copied. Hits need none, and never wait.
-Between a put and its record nobody can take the key out: its lease is open, and `invalidate` waits for who stores. So
-whatever is in the log before a key is recorded is older than it.
+Between a put and its record nobody can take the key out while a rank is expected: its lease is open, and `invalidate`
+waits for the thread that stores. So what is in the log before a key is recorded is older than the key. If no rank is
+expected, a key may be recorded whose object has gone. That is harmless, because the store is asked, too.
 
 Each hand-out opens a lease, which ends when every worker has read it. A request that ends before that gives its leases
 back by `release`; the store takes care that an item that some worker may still read is never overwritten.
@@ -183,7 +184,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             self._inline_full += full
             self._inline_too_large += large
             batch.record.keep = 1
-            native.spare = batch
+            if native._w:  # else it was closed meanwhile, and a spare would keep the mapping
+                native.spare = batch
             return outputs
         except BaseException:
             batch.undo()
@@ -211,9 +213,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         book = self._book
         try:
             updates = list(book[mm_hash][0])
-            ref = self._writer._hand_out(batch, mm_hash)
             book.move_to_end(mm_hash)
-            return ref, updates
+            return self._writer._hand_out(batch, mm_hash), updates  # last: with the lease nothing is left to fail
         except (KeyError, StoreFullError):  # ObjectNotFoundError is a KeyError
             return None
 
@@ -305,7 +306,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         evicted, position = self._native.evicted()
         for mm_hash in evicted:
             self._book.drop(mm_hash)
-        self._native.position = position
+        if self._native.position < position:  # else a call of a signal handler has swept further
+            self._native.position = position
 
     def _forget(self, new: Iterable[str]) -> None:
         """Drop the updates of a call that has failed, and of what the store has evicted for it."""

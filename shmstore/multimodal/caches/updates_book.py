@@ -35,7 +35,9 @@ class UpdatesBook(OrderedDict[str, Entry]):
         if size > self._capacity:
             return
         while self.nbytes + size > self._capacity:
-            self.drop(next(iter(self)))
+            for oldest in self:  # not `next(iter(self))`: a hit of another thread could come between the two calls
+                self.drop(oldest)
+                break
         self[mm_hash] = entry
         self.nbytes += size
 
