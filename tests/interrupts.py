@@ -55,7 +55,7 @@ def interrupted_at(
         if not exact:
             return frame.f_lasti in _behind_calls(frame.f_code)
         before, done[frame] = done.get(frame), _steps(frame.f_code)[frame.f_lasti]
-        return before in (*_CALLS, "JUMP_BACKWARD")
+        return before is not None and (before in _CALLS or "JUMP_BACKWARD" in before)
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal seen
