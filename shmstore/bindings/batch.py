@@ -14,7 +14,8 @@ row, with no call among them or after them but its `return`:
         batch.undo()
         raise
 
-What an exception keeps even from `undo` is undone when the batch goes.
+What an exception keeps even from `undo` is undone when the batch goes. If those stores make a tuple, CPython 3.11 may
+collect garbage there. A finalizer may then let another thread run, whose count of hits may be lost, and nothing else.
 """
 
 from collections.abc import Callable, Sequence
