@@ -40,7 +40,7 @@ class Batch:
 
     def __init__(self, writer: Any, store: Any) -> None:
         self._w = writer
-        self._store = store  # the writer may be closed, and lets go of its own
+        self._store = store  # the writer may be closed, and drops its own
         self.record = ffi.gc(_new("shms_batch *"), partial(_drop, writer))
         self._hold = held(self.record)
         self._ref = _buffer(self.record.ref)

@@ -161,7 +161,7 @@ class Raw(MsgpackSerde):
 
 
 class Reads:
-    """Reads its view at its end, as whoever writes a summary may."""
+    """Reads its view in its destructor, for example to write a summary."""
 
     def __init__(self, view: Any, seen: list[Any]) -> None:
         self.view, self.seen = view, seen
@@ -187,7 +187,7 @@ def views_of_bytes() -> list[Any]:
 
 
 class Asks:
-    """Asks at its end what it had, as whoever counts what a request has used may."""
+    """Asks for figures in its destructor, for example to count what a request has used."""
 
     def __init__(self, ask: Callable[[], int], seen: list[int]) -> None:
         self.ask, self.seen = ask, seen
