@@ -190,7 +190,7 @@ int shms_writer_clear(shms_writer *w) {
 
 int64_t shms_writer_count(shms_writer *w) {
     int rc = shms_writer_enter(w);
-    return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->leaving));
+    return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->indexed_free));
 }
 
 typedef struct aged {

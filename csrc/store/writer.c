@@ -55,7 +55,7 @@ static void take_mutex(struct shms_writer *w) {
     atomic_fetch_add(&w->waiting, 1);
     wait_for_mutex(w, false);
     atomic_fetch_sub(&w->waiting, 1);
-    atomic_fetch_add(&w->let_in, 1);
+    atomic_fetch_add(&w->handovers, 1);
 }
 
 /* A mutex is not fair: a thread that unlocks it and locks it again is faster than those that wait. So a put, which
@@ -63,8 +63,8 @@ static void take_mutex(struct shms_writer *w) {
  * put go first, because threads that hit without a pause would keep it out. */
 static void take_mutex_last(struct shms_writer *w) {
     if (atomic_load(&w->waiting)) {
-        uint32_t before = atomic_load(&w->let_in);
-        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before;
+        uint32_t before = atomic_load(&w->handovers);
+        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->handovers) == before;
              turn++)
             wait_a_turn(turn);
         for (int turn = 0; turn < GRACE; turn++)
@@ -75,7 +75,7 @@ static void take_mutex_last(struct shms_writer *w) {
     atomic_fetch_sub(&w->returning, 1);
 }
 
-bool shms_writer_let_in(struct shms_writer *w) {
+bool shms_writer_yield(struct shms_writer *w) {
     if (atomic_load(&w->waiting) == 0)
         return false;
     pthread_mutex_unlock(&w->mutex);
@@ -168,11 +168,11 @@ static int build(struct shms_writer *w) {
     uint32_t ranks = (uint32_t)l->n_readers;
     /* The arrays of 64-bit words first. */
     uint64_t zones_size = shms_zones_memory(zones, ranks),
-             heard_size = ranks * (sizeof(shms_heard) + zones * sizeof(uint64_t));
+             polled_size = ranks * (sizeof(shms_polled) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
     uint64_t size =
-        zones_size + heard_size + ring_size + index_size + lease_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
+        zones_size + polled_size + ring_size + index_size + lease_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
     uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
@@ -187,9 +187,9 @@ static int build(struct shms_writer *w) {
     uint64_t hands[SHMS_AREAS] = {shms_get(&sb->hand), shms_get(&sb->small_hand)};
     shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_reclaim_look, w);
     w->zones.wanted = &w->waiting;
-    w->heard = (shms_heard *)(at += zones_size);
-    w->heard_zones = (uint64_t *)(w->heard + ranks);
-    shms_ring_init(&w->ring, at += heard_size, l, w->seg.slots, hands, order, count);
+    w->polled = (shms_polled *)(at += zones_size);
+    w->polled_zones = (uint64_t *)(w->polled + ranks);
+    shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, at += ring_size, n, sb->secret, w->seg.slots, w->seg.data);
     shms_leases_init(&w->leases, at += index_size, l, sb, w->seg.leases, w->seg.slots);
     w->free_slots = (uint32_t *)(at += lease_size);

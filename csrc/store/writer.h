@@ -17,10 +17,10 @@
 #include "zones.h"
 
 /* What the last poll of a rank has found. If any of it changes, other objects may go. */
-typedef struct shms_heard {
+typedef struct shms_polled {
     uint64_t epoch, base, retired, releases;
     uint8_t verdict; /* 0: unknown, because surveys have since used a different one */
-} shms_heard;
+} shms_polled;
 
 /* Space that was cleared for an object, and where the hand of its area goes. */
 typedef struct shms_room_for {
@@ -49,13 +49,13 @@ struct shms_writer {
     pthread_mutex_t placing; /* held while looking for a place; taken before the other */
     pthread_mutex_t mutex; /* guards everything below, and every word that the writer writes */
     _Atomic uint32_t waiting; /* threads that wait for the mutex, except those that look for a place */
-    _Atomic uint32_t let_in;  /* how many times one of these has taken it */
+    _Atomic uint32_t handovers;  /* how many times one of these has taken it */
     _Atomic uint32_t returning; /* puts that have let another thread go first and want the mutex back */
     bool closed;
     shms_ring ring;
     shms_zones zones;
-    shms_heard *heard;     /* [rank] */
-    uint64_t *heard_zones; /* [rank][zone]: the ranks' counts of releases */
+    shms_polled *polled;     /* [rank] */
+    uint64_t *polled_zones; /* [rank][zone]: the ranks' counts of releases */
     shms_index index;
     shms_leases leases;
     shms_kept *kept; /* protected keys: a hash table of 2^n cells */
@@ -67,10 +67,10 @@ struct shms_writer {
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
     uint32_t leased;     /* those of them that have taken a lease entry */
     uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone? See reclaim.c */
-    uint32_t sweep_at, unswept; /* lease entries: the next to check; how many were not checked since the last change */
-    uint32_t leaving; /* slots that are FREE but still in the index, only during a put that yields */
+    uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
+    uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
-    uint64_t longest; /* the longest run that the last failed search has found; see ring.news */
+    uint64_t longest; /* the longest run that the last failed search has found; see ring.changed */
     bool tracking;
     shms_keylist evicted;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */
@@ -155,7 +155,7 @@ int shms_writer_enter_to_end(struct shms_writer *w);
 /* Call it when a ticket's slot has left WRITING. The last ticket of a closed writer releases its lock. */
 void shms_writer_ticket_ended(struct shms_writer *w);
 /* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
-bool shms_writer_let_in(struct shms_writer *w);
+bool shms_writer_yield(struct shms_writer *w);
 /* Is there a number for one more object and one more lease? If not, the call fails with SHMS_ECORRUPT, because a
  * successor would refuse a larger number. */
 bool shms_writer_has_numbers(const struct shms_writer *w);
