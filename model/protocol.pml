@@ -299,10 +299,10 @@ proctype BufW() { do :: atomic { sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 } :: 
 #else
 #define ANEW atomic { verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN }       /* shms_reclaim_begin */
 #endif
-#ifdef MUT_VERDICT_BREATHED
-#define ANEW_UNLESS(breath) if :: breath -> skip :: else -> ANEW fi
+#ifdef MUT_VERDICT_YIELDED
+#define ANEW_UNLESS(yields) if :: yields -> skip :: else -> ANEW fi
 #else
-#define ANEW_UNLESS(breath) ANEW                                            /* also after yield_mutex */
+#define ANEW_UNLESS(yields) ANEW                                            /* also after yield_mutex */
 #endif
 #define JUDGE(r) if :: verdict[r] == HERE -> go = 0 :: else fi
 
@@ -425,11 +425,11 @@ inline set_free(v)         /* asserts the two promises that W4 could break */
 #define PROMISED(h) g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
 #define RAISE published = x+1
 
-inline hand_out(breath)    /* hands out slot s with the free entry l; the reference goes out with L3 */
+inline hand_out(yields)    /* hands out slot s with the free entry l; the reference goes out with L3 */
 {
 #if defined(MUT_L2_FIRST)
         atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; lseq[l] = x; RAISE; PROMISED(x); x = 0 };
-        atomic { nextseq++; l = 0; ANEW_UNLESS(breath) }
+        atomic { nextseq++; l = 0; ANEW_UNLESS(yields) }
 #else
         atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; nextseq++               /* L1: */
 #ifdef MUT_L3_EARLY
@@ -441,7 +441,7 @@ inline hand_out(breath)    /* hands out slot s with the free entry l; the refere
 #if !defined(MUT_L3_EARLY) && !defined(MUT_NO_L3)
                  RAISE;                                                             /* L3: */
 #endif
-                 x = 0; l = 0; ANEW_UNLESS(breath) }
+                 x = 0; l = 0; ANEW_UNLESS(yields) }
 #endif
 }
 

@@ -1,5 +1,5 @@
 /*
- * handouts.c - references: an object is handed out, which opens a lease; the writer may end leases, and ask for no more.
+ * handouts.c - hands out references, which opens leases; ends leases, and retires ranks.
  */
 #include "step.h"
 #include "writer.h"
@@ -75,7 +75,7 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
     const shms_lease *e = &w->leases.table[ref.entry];
     const shms_slot *s = shms_writer_slot(w, ref.slot);
     if (shms_get(&s->state) == SHMS_FREE || shms_get(&s->id) != ref.id)
-        return shms_writer_leave(w, 0); /* the object has gone, and its leases before it */
+        return shms_writer_leave(w, 0); /* the object is gone, and its leases went before it */
     if (!shms_ref_sealed(packed, w->seg.sb->secret, shms_get(&s->secret)))
         return shms_writer_leave(w, SHMS_ESTALE);
     if (shms_get(&e->number) != ref.lease)
@@ -108,7 +108,7 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
         return shms_writer_leave(w, SHMS_EINVAL);
     shms_word *epoch = &shms_segment_reader(&w->seg, rank)->epoch;
     uint64_t seen;
-    do { /* a rank that attaches meanwhile sees the retirement (A4), or is seen: it is retired as attached, then */
+    do { /* a rank that attaches meanwhile sees the retirement (A4), or T2 sees it and retires its new epoch */
         seen = atomic_load_explicit(epoch, memory_order_seq_cst);
         SHMS_STEP("T1"); /* pairs with A4 */
         atomic_store_explicit(&w->seg.sb->retired[rank], seen + 1, memory_order_seq_cst);

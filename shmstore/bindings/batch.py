@@ -14,7 +14,8 @@ row, with no call among them or after them but its `return`:
         batch.undo()
         raise
 
-What an exception keeps even from `undo` is undone when the batch goes.
+What an exception keeps even from `undo` is undone when the batch goes. If those stores make a tuple, CPython 3.11 may
+collect garbage there. A finalizer may then let another thread run, whose count of hits may be lost, and nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +40,7 @@ class Batch:
 
     def __init__(self, writer: Any, store: Any) -> None:
         self._w = writer
-        self._store = store  # the writer may be closed, and lets go of its own
+        self._store = store  # the writer may be closed, and drops its own
         self.record = ffi.gc(_new("shms_batch *"), partial(_drop, writer))
         self._hold = held(self.record)
         self._ref = _buffer(self.record.ref)

@@ -1,4 +1,4 @@
-"""The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` takes in place. Two roles, two types."""
+"""The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` reads in place. Two roles, two types."""
 
 from shmstore.store.reader import ObjectStoreReader
 from shmstore.store.stats import ReaderStats, StoreStats

@@ -259,7 +259,7 @@ def test_what_a_batch_has_found_is_sent_even_if_it_goes_while_the_batch_waits(
 
 
 def test_close_waits_for_no_other_threads_copy(storing: Storing) -> None:
-    """It would wait for ever in a signal handler that came in the middle of a hit: who stores waits for that one."""
+    """A signal handler in the middle of a hit would otherwise wait forever, because a store waits for that hit."""
     sender, pool, stored, serde = storing
     pool.submit(sender.close).result(timeout=10)
     assert not stored.done()

@@ -380,7 +380,7 @@ def test_delete_takes_the_key_at_once_and_the_bytes_when_nobody_holds_them(store
         writer.get_cached("a")
     other = writer.put("a", random_tensor(2, 500))
     assert bits(random_tensor(1, 500)) == bits(view)
-    assert bits(random_tensor(1, 500)) == bits(reader.get(ref))  # still there for who has a reference
+    assert bits(random_tensor(1, 500)) == bits(reader.get(ref))  # a process with a reference still finds it
     assert bits(random_tensor(2, 500)) == bits(reader.get(other))
     del view
     crowd(writer)

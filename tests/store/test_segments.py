@@ -503,7 +503,7 @@ GEOMETRY = [
     "created_ns",
     "check",
 ]
-# What can be any number: people read it, or recover computes it anew.
+# Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
     "writer_pid",
     "writer_epoch",
