@@ -483,7 +483,7 @@ def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None
     assert item["pixel_values"].data.shape == (30 * 46, 1176)
     assert (update.modality, len(update.content)) == ("image", 15 * 23)
     changed = picture.image.copy()
-    changed.putpixel((0, 0), tuple(value ^ 1 for value in changed.getpixel((0, 0))))
+    changed.putpixel((0, 0), tuple(value ^ 1 for value in np.asarray(changed)[0, 0].tolist()))
     other = load_processor()
     other.image_mean = [0.5, 0.5, 0.5]
     different = [replace(picture, image=changed), replace(picture, processor=other)]
