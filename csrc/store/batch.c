@@ -30,10 +30,10 @@ static void note_hand_out(shms_batch *b, int fresh) {
 }
 
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                   uint32_t meta_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces) {
+                   uint32_t meta_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, int hold) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, b->ref, &b->refusal);
+        rc = shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, hold, b->ref, &b->refusal);
     if (rc == SHMS_OK)
         note_hand_out(b, 1);
     return rc;
@@ -53,9 +53,9 @@ int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uin
     return shms_writer_copy(w, &b->ticket, pieces, n_pieces);
 }
 
-int shms_batch_commit(shms_writer *w, shms_batch *b) {
+int shms_batch_commit(shms_writer *w, shms_batch *b, int hold) {
     uint8_t *out = b->ticket.entry == SHMS_NONE ? NULL : b->ref;
-    int rc = shms_writer_commit(w, &b->ticket, out);
+    int rc = shms_commit(w, &b->ticket, hold, out);
     if (rc == SHMS_OK && out) {
         b->n_items--; /* the item of _begin, which is still the last one */
         note_hand_out(b, 1);
@@ -63,12 +63,21 @@ int shms_batch_commit(shms_writer *w, shms_batch *b) {
     return rc;
 }
 
-int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len) {
+int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, int hold) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_hit(w, key, key_len, b->ref, &b->refusal);
+        rc = shms_hit(w, key, key_len, hold, b->ref, &b->refusal);
     if (rc == SHMS_OK)
         note_hand_out(b, 0);
+    return rc;
+}
+
+int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref) {
+    int rc = ready(b);
+    if (rc == SHMS_OK && (rc = shms_writer_hold(w, ref)) == 1) {
+        memcpy(b->ref, ref, SHMS_REF_SIZE);
+        note_hand_out(b, 0);
+    }
     return rc;
 }
 

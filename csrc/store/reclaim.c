@@ -69,6 +69,8 @@ static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uin
 }
 
 static bool lease_done(struct shms_writer *w, uint32_t entry) {
+    if (shms_lease_held(&w->leases.table[entry]))
+        return false;
     uint64_t number = shms_get(&w->leases.table[entry].number);
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
         if (!lease_done_by(w, r, entry, number))

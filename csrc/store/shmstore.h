@@ -215,6 +215,10 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 
  * meanwhile stays, too. */
 int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len);
 int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len);
+/* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */
+int shms_writer_validate(shms_writer *w, const uint8_t *ref, const char *key, uint32_t key_len);
+/* 1: that lease is open, and only the writer ends it from now on; 0: it has ended; or an error. */
+int shms_writer_hold(shms_writer *w, const uint8_t *ref);
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open, and has ended; 0; or an error */
 /* Ends every open lease and returns their number: for a successor, if the requests of the dead writer died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);

@@ -143,7 +143,7 @@ void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     ticket_ended(w, entry);
 }
 
-int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
+int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
@@ -175,11 +175,13 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     ticket_ended(w, t->entry);
     shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
     if (out)
-        shms_hand_out(w, t->slot, t->entry, out);
+        shms_hand_out(w, t->slot, t->entry, hold, out);
     else
         untake(w, t->entry);
     return shms_writer_leave(w, SHMS_OK);
 }
+
+int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) { return shms_commit(w, t, false, out); }
 
 int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
@@ -213,16 +215,17 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pie
 }
 
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out, shms_refusal *why) {
+             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, bool hold, uint8_t *out,
+             shms_refusal *why) {
     shms_ticket t;
     int rc = pieces_fit(pieces, n_pieces, payload_size);
     if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, payload_size, true, &t, why)))
         return rc;
     copy_pieces(&t, pieces, n_pieces);
-    return shms_writer_commit(w, &t, out);
+    return shms_commit(w, &t, hold, out);
 }
 
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
-    return shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, out, NULL);
+    return shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, false, out, NULL);
 }

@@ -107,15 +107,17 @@ shms_look shms_reclaim_look;
 int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                uint64_t payload_size, bool leased, shms_ticket *out, shms_refusal *why);
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out, shms_refusal *why);
+             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, bool hold, uint8_t *out,
+             shms_refusal *why);
+int shms_commit(struct shms_writer *w, const shms_ticket *ticket, bool hold, uint8_t *out);
 /* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* ---- handouts.c ---- */
 
-int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out, shms_refusal *why);
-/* Opens a lease on a taken entry and packs its reference. For this and the next, the mutex is held. */
-void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t *out);
+int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, bool hold, uint8_t *out, shms_refusal *why);
+/* Opens a lease on a taken entry, held if `hold`, and packs its reference. For this and the next, the mutex is held. */
+void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, bool hold, uint8_t *out);
 /* Ends an open lease on the object in `slot`. */
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 

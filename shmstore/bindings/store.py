@@ -178,7 +178,11 @@ class Writer:
     def batch(self) -> Batch:
         """Return an empty batch: the spare one, or a new one if another thread or a signal handler has it."""
         spare, self.spare = self.spare, None
-        return Batch(self._w, self._hold) if spare is None else spare
+        return self.new_batch() if spare is None else spare
+
+    def new_batch(self) -> Batch:
+        """Return an empty batch that outlives the call."""
+        return Batch(self._w, self._hold)
 
     def has(self, key: bytes) -> bool:
         """Return whether the key can be handed out."""
@@ -194,6 +198,11 @@ class Writer:
     def cancel(self, packed: bytes) -> bool:
         """End a lease; return False if it is over already."""
         return require(lib.shms_writer_cancel(self._w, packed)) == 1
+
+    def validate(self, packed: bytes, key: bytes | None) -> bool:
+        """Say whether the object is there, and has this key, if one is given."""
+        name = ffi.NULL if key is None else key
+        return require(lib.shms_writer_validate(self._w, packed, name, len(key or b""))) == 1
 
     def cancel_all(self) -> int:
         """End every open lease and return their number."""

@@ -3,6 +3,7 @@
 import operator
 import os
 import warnings
+from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
 
@@ -98,16 +99,16 @@ def hides_payload(serde: ObjectSerde) -> bool:
 
 
 def packed_key(key: str) -> bytes:
-    """Return the key in UTF-8; TypeError or ValueError if no store can have it."""
+    """Return the key in UTF-8, or its hash if it is too long; TypeError or ValueError if no store can have it."""
     try:
         packed = key.encode()
     except AttributeError:
         raise TypeError(f"a key must be a str, not {type(key).__name__}") from None
     except UnicodeEncodeError as error:
         raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
-    if not 0 < len(packed) <= native.MAX_KEY:
-        raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
-    return packed
+    if not packed:
+        raise ValueError("a key must not be empty")
+    return packed if len(packed) <= native.MAX_KEY else b"sha256:" + sha256(packed).hexdigest().encode()
 
 
 def packed_ref(ref: ObjectRef) -> bytes:

@@ -60,19 +60,22 @@ class ObjectStoreReader(Closable):
     def attach(
         cls,
         handle_or_name: StoreHandle | str,
-        rank: int = 0,
+        rank: int | None = 0,
         *,
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
     ) -> "ObjectStoreReader":
-        """Attach to a store as `rank`, from 0 to n_readers - 1; `serde` must be the writer's.
+        """Attach to a store as `rank`, from 0 to n_readers - 1, or None for the first free one.
 
+        `serde` must be the writer's.
         If a rank attaches again, older leases do not expect it. The store must be this user's and closed to others;
         with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError, ValueError for a rank out
         of range, and RankInUseError while a process (or a view of a closed reader) has the rank. Raises
         ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an intact store, or not the store of
         the handle; SharedMemoryError if shared memory cannot be used.
         """
+        if rank is None:
+            return cls._attach_free(handle_or_name, serde=serde, allow_uid=allow_uid)
         chosen_serde = checked_serde(serde)
         name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid)
         rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
@@ -93,6 +96,24 @@ class ObjectStoreReader(Closable):
                 raise
             raise ValueError(f"store {shown(name)} has no rank {rank}: it was created for fewer readers") from None
         return cls(reader, name, rank, chosen_serde)
+
+    @classmethod
+    def _attach_free(cls, handle_or_name: StoreHandle | str, **options: Any) -> "ObjectStoreReader":
+        """Attach as the first rank that no process has; RankInUseError if all are taken."""
+        taken = 0
+        while True:
+            try:
+                return cls.attach(handle_or_name, taken, **options)
+            except RankInUseError:
+                taken += 1
+            except ValueError as error:  # there is no rank of this number
+                if not taken or isinstance(error, ShmStoreError):
+                    raise
+                break
+        name = handle_or_name.name if isinstance(handle_or_name, StoreHandle) else handle_or_name
+        raise RankInUseError(
+            f"all {taken} ranks of store {shown(name)} are taken", hint="close a reader, or create the store for more"
+        )
 
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"

@@ -198,7 +198,7 @@ def full(
         if free + refusal["reclaimable"] >= span:
             hint = f"what is held splits the space: {StoreFullError.default_hint}"
     if refusal["kept"]:
-        what += f"; {refusal['kept']} bytes in protect blocks or unfinished puts"
+        what += f"; {refusal['kept']} bytes protected, held by the writer or in unfinished puts"
     message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
     full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource, hint=hint)
     absent = [rank for rank in refusal["awaited"] if rank in held]

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -40,6 +41,7 @@ from shmstore.store.arguments import (
     packed_key,
     packed_ref,
 )
+from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.stats import StoreStats
 
 __all__ = ["Batch", "ObjectStoreWriter"]
@@ -67,6 +69,7 @@ class ObjectStoreWriter(Closable):
         self._writer = writer
         self._serde = serde
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
+        self._protections: list[weakref.ref[Protection]] = []
         self._open = True
         self._pid = os.getpid()
 
@@ -184,16 +187,17 @@ class ObjectStoreWriter(Closable):
 
     # ---- putting and handing out
 
-    def put(self, key: str, value: Any) -> ObjectRef:
+    def put(self, key: str, value: Any, *, hold: bool = False) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
+        With `hold` only the writer ends the lease, by `cancel`; readers may read the reference any number of times.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
         for a value that the serializer refuses, and SerdeError if the caller's own serializer is wrong. A put that
         fails leaves the store as it was.
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value)
+            ref = self._put(batch, key, value, hold)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch
@@ -202,14 +206,14 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _put(self, batch: Batch, key: str, value: Any) -> ObjectRef:
+    def _put(self, batch: Batch, key: str, value: Any, hold: bool) -> ObjectRef:
         """Do `put`, as a part of a batch."""
         packed = packed_key(key)
         encoded = self._serde.encode(value)
         try:
             if encoded.fills:
-                return self._fill(batch, packed, encoded)
-            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans))
+                return self._fill(batch, packed, encoded, hold)
+            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold))
         except _ORDINARY as error:
             raise self._explain(batch, error, key, encoded.nbytes, len(packed) + len(encoded.meta)) from None
         except _BROKEN as error:
@@ -217,7 +221,7 @@ class ObjectStoreWriter(Closable):
                 raise wrong from error
             raise
 
-    def _fill(self, batch: Batch, key: bytes, encoded: Any) -> ObjectRef:
+    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool) -> ObjectRef:
         if (wrong := refusals.wrong_encoding(encoded)) is not None:
             raise wrong  # C does not see the fills: one might get less than its size
         batch.begin(key, encoded.meta, encoded.nbytes)
@@ -225,7 +229,7 @@ class ObjectStoreWriter(Closable):
         with memoryview(batch.buffer()) as payload:
             for offset, size, source in encoded.fills:
                 self._serde.fill(payload[offset : offset + size], source)
-        return trusted_ref(batch.commit())
+        return trusted_ref(batch.commit(hold))
 
     def _explain(
         self,
@@ -269,14 +273,15 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def get_cached(self, key: str) -> ObjectRef:
+    def get_cached(self, key: str, *, hold: bool = False) -> ObjectRef:
         """Hand out the object stored under `key`: open another lease and count a use.
 
-        Raises ObjectNotFoundError, and StoreFullError if every lease entry is taken by an open lease.
+        `hold` is as in `put`. A `Protection` of this key ends. Raises ObjectNotFoundError, and StoreFullError if every
+        lease entry is taken by an open lease.
         """
         batch = self._writer.batch()
         try:
-            ref = self._hand_out(batch, key)
+            ref = self._hand_out(batch, key, hold)
             batch.record.keep = 1
             if self._writer._w:
                 self._writer.spare = batch
@@ -285,14 +290,46 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _hand_out(self, batch: Batch, key: str) -> ObjectRef:
+    def _hand_out(self, batch: Batch, key: str, hold: bool) -> ObjectRef:
         """Do `get_cached`, as a part of a batch."""
         try:
-            return trusted_ref(batch.hit(packed_key(key)))
+            ref = trusted_ref(batch.hit(packed_key(key), hold))
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"{error.default_message}: {shown(key)}") from None
         except StoreFullError as error:
             raise refusals.full(batch.refusal(), error.resource) from None
+        if self._protections:
+            for protection in [found() for found in self._protections]:
+                if protection is not None:
+                    protection.discard(key)
+        return ref
+
+    def hold(self, ref: ObjectRef) -> LeasedRef:
+        """Keep the lease of `ref` open until the returned object ends it, however often it is read.
+
+        The lease survives `recover`; the successor ends it by `cancel` or `cancel_all`. Raises StaleRefError if the
+        lease has ended.
+        """
+        batch = self._writer.new_batch()
+        leased = LeasedRef(self, ref, batch)  # before the hold, so that an interrupt leaves none
+        try:
+            if batch.hold(packed_ref(ref)):
+                return leased
+        except StaleRefError as error:
+            raise refusals.stale(error, ref, self._handle.store_id) from None
+        raise StaleRefError(
+            f"the lease of {ref!r} has ended", hint="hold a reference before it is sent, or put with hold=True"
+        )
+
+    def validate(self, ref: ObjectRef, key: str | None = None) -> bool:
+        """Return whether the object of `ref` is stored, and if a key is given, under that key; changes nothing.
+
+        Raises StaleRefError if the object is here and this reference was never handed out for it.
+        """
+        try:
+            return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key))
+        except StaleRefError as error:
+            raise refusals.stale(error, ref, self._handle.store_id) from None
 
     def is_cached(self, key: str) -> bool:
         """Return whether `get_cached` would find `key`; changes neither order nor counts."""
@@ -314,6 +351,13 @@ class ObjectStoreWriter(Closable):
             yield
         finally:
             batch.undo()
+
+    def protection(self, limit: int = 256) -> Protection:
+        """Return an object with `add(key)`, `discard(key)` and `end()`, which protects up to `limit` keys at a time.
+
+        It is for engines that find an item in one call and take it in a later one; `protect` is for one block of code.
+        """
+        return Protection(self, int_of("limit", limit, 1, native.MAX_OBJECTS))
 
     # ---- releasing
 

@@ -81,13 +81,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     capacity is not `ipc_cache_gb`, and goes on with it. After an error the writer is still the caller's.
     """
 
-    def __init__(self, config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None:
+    def __init__(self, config: MultiModalCacheConfig, writer: ObjectStoreWriter, *, hold: bool = False) -> None:
         check_config(config)
         if not isinstance(writer, ObjectStoreWriter):
             raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
         _check_fit(config, writer)
         self._storing = threading.RLock()
         self._reporting = threading.RLock()
+        self._hold = bool(hold)
         self._writer = writer
         self._native = writer._writer
         self._book_bytes = config.processor_cache_bytes
@@ -204,7 +205,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         try:
             updates = list(book[mm_hash][0])
             book.move_to_end(mm_hash)
-            return self._writer._hand_out(batch, mm_hash), updates  # last: with the lease nothing is left to fail
+            return self._writer._hand_out(
+                batch, mm_hash, self._hold
+            ), updates  # last: with the lease nothing is left to fail
         except (KeyError, StoreFullError):  # ObjectNotFoundError is a KeyError
             return None
 
@@ -257,9 +260,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             raise
         try:
             try:
-                ref = self._writer._put(batch, mm_hash, item)
+                ref = self._writer._put(batch, mm_hash, item, self._hold)
             except ObjectExistsError:
-                ref = self._writer._hand_out(batch, mm_hash)
+                ref = self._writer._hand_out(batch, mm_hash, self._hold)
                 if mm_hash in new or mm_hash in self._book:  # a repetition, or another thread has just stored it
                     return ref, list(kept)
         except _NO_VALUE as error:
