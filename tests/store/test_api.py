@@ -308,7 +308,7 @@ def test_a_reader_counts_gets_stale_references_releases_and_views(stores: Stores
     assert reader.release(b)
     assert not reader.release(b)
     with pytest.raises(StaleRefError):
-        reader.get(ObjectRef.from_bytes(a.to_bytes()[:-1] + b"\0"))
+        reader.get(ObjectRef.from_bytes(a.to_bytes()[:-1] + bytes([a.to_bytes()[-1] ^ 1])))
     assert (1, 1, 1, 1) == dataclasses.astuple(reader.stats())
     del view
     assert 0 == reader.stats().live_views
