@@ -42,8 +42,8 @@ def signature(name: str, call: Any) -> str:
     """Return the call as its user writes it: parameters with their defaults, without types and self."""
     parameters = [
         parameter.replace(annotation=parameter.empty, default=_shown(parameter.default))
-        for parameter in inspect.signature(call).parameters.values()
-        if parameter.name not in ("self", "cls")
+        for number, parameter in enumerate(inspect.signature(call).parameters.values())
+        if number or parameter.name not in ("self", "cls")
     ]
     return f"{name}{inspect.Signature(parameters)}".replace("|", "\\|")
 

@@ -6,7 +6,7 @@ import contextlib
 import weakref
 from collections import OrderedDict
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from shmstore.errors import StoreClosedError
 from shmstore.store.arguments import packed_key
@@ -22,11 +22,11 @@ __all__ = ["LeasedRef", "Protection"]
 class LeasedRef:
     """A reference whose lease ends with the request: by `end`, at the end of a `with` block, or as garbage if unsent.
 
-    Made by `ObjectStoreWriter.hold`. Readers may read the reference any number of times, and do not end the lease. Keep
-    this object while the request lives. If it is collected before `sent` was called, the lease ends, so a request that
-    is rejected leaves none. After `sent` only `end` ends it, or `ObjectStoreWriter.cancel` and `cancel_all`. Make one
-    object for each lease. All methods are safe in finalizers and signal handlers, twice, and after the writer was
-    closed.
+    Made by `ObjectStoreWriter.hold`; send its `ref`. Readers may read the reference any number of times, and do not end
+    the lease. Keep this object while the request lives. If it is collected before `sent` was called, the lease ends, so
+    a request that is rejected leaves none. After `sent` only `end` ends it, or `ObjectStoreWriter.cancel` and
+    `cancel_all`. Make one object for each lease. All methods are safe in finalizers and signal handlers, twice, and
+    after the writer was closed.
     """
 
     __slots__ = ("__weakref__", "_batch", "_writer", "ref")
@@ -57,6 +57,9 @@ class LeasedRef:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.end()
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a LeasedRef belongs to the writer's process; send its `ref`")
 
     def __repr__(self) -> str:
         return f"<LeasedRef {self.ref!r}>"

@@ -281,6 +281,34 @@ def test_close_ends_the_step(held: Pair) -> None:
     worker(sender, 0, "views").close()  # the rank is free
 
 
+@dataclass(frozen=True)
+class Frozen:
+    data: Any
+    identifier: str
+
+
+@pytest.mark.parametrize("policy", ["views", "until_step"])
+def test_an_error_leaves_every_feature_as_it_was(held: Pair, policy: str) -> None:
+    sender, refs = held
+    with worker(sender, 0, policy) as cache:
+        features: list[Any] = [Feature(refs[0], "a"), Frozen(refs[1], "a")]
+        with pytest.raises(AttributeError):
+            cache.get_and_update_features(features)
+        assert refs == [feature.data for feature in features]
+        with raises(TypeError, names=["data and identifier"]):
+            cache.get_and_update_features([picture("a")])
+
+
+def test_what_is_not_a_cache_types_is_refused_by_each_cache(held: Pair) -> None:
+    for mode in MODES.values():
+        with raises(TypeError, names=["types", "CacheTypes"], hint=["CacheTypes(dict)"]):
+            processor_cache_from_config(mode, types=dict)  # type: ignore[arg-type]
+    with raises(TypeError, names=["types", "CacheTypes"]):
+        engine_receiver_cache_from_config(MODES["lru"], types=None)  # type: ignore[arg-type]
+    with raises(TypeError, names=["types", "CacheTypes"]):
+        worker_receiver_cache_from_config(SHM, 0, held[0].handle, types=None)  # type: ignore[arg-type]
+
+
 class Stranger:
     """A class whose size only the engine knows."""
 

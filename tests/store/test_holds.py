@@ -112,6 +112,8 @@ def test_a_leased_reference_ends_once_whether_sent_or_not(writer: ObjectStoreWri
         assert 1 == open_leases(writer)
     assert 0 == open_leases(writer)
     assert repr(leased.ref) in repr(leased)
+    with raises(TypeError, names=["`ref`"]):
+        pickle.dumps(leased)
 
 
 def test_a_leased_reference_outlives_its_writer(stores: Stores, writer: ObjectStoreWriter) -> None:

@@ -195,8 +195,14 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
             raise no_features(features) from None
         items = self.get_and_update(arrived, identifiers)
         self._replacing(features, arrived, items)
-        for feature, item in zip(features, items, strict=True):
-            feature.data = item
+        try:
+            for feature, item in zip(features, items, strict=True):
+                feature.data = item
+        except BaseException:
+            for feature, came in zip(features, arrived, strict=True):
+                if feature.data is not came:
+                    feature.data = came
+            raise
         return features
 
     def _replacing(

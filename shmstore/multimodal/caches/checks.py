@@ -7,6 +7,7 @@ from typing import Any
 
 from shmstore.errors import CacheMissError, kind_of, shown
 from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.types import CacheTypes
 
 __all__ = [
     "check_batch",
@@ -16,6 +17,7 @@ __all__ = [
     "check_known",
     "check_pairs",
     "checked_hashes",
+    "checked_types",
     "no_features",
     "one_or_more",
 ]
@@ -104,9 +106,17 @@ def one_or_more(mm_hashes: str | Iterable[str]) -> list[str]:
 
 
 def no_features(features: object) -> TypeError:
-    """Return the error for features that are not a sequence of MultiModalFeatureSpec."""
-    said = "features must be a sequence of MultiModalFeatureSpec, not"
+    """Return the error for features that are not a sequence of objects with `data` and `identifier`."""
+    said = "features must be a sequence of MultiModalFeatureSpec, or of objects with data and identifier, not"
     if not isinstance(features, Iterable):
         return TypeError(f"{said} {kind_of(features)}")
     wrong = (one for one in features if not (hasattr(one, "data") and hasattr(one, "identifier")))
     return TypeError(f"{said} one with {kind_of(next(wrong, None))} in it (hint: a feature's data is what was sent)")
+
+
+def checked_types(types: object) -> Any:
+    """Return the types, or raise TypeError if they are not a CacheTypes."""
+    if not isinstance(types, CacheTypes):
+        hint = f" (hint: pass CacheTypes({types.__name__}))" if isinstance(types, type) else ""
+        raise TypeError(f"types must be a CacheTypes, not {kind_of(types)}{hint}")
+    return types

@@ -11,7 +11,7 @@ from typing import Any
 
 from shmstore.errors import shown
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, one_or_more
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, checked_types, one_or_more
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, Journal, most_entries
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
@@ -39,7 +39,7 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, Updates
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
-        self.types = types
+        self.types = checked_types(types)
         self._sent: SentKeys[Any, ProcessorOutput[ItemT, UpdatesT]] = SentKeys(
             config.ipc_cache_bytes, config.processor_cache_bytes
         )
@@ -154,7 +154,7 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, Any] = MULTIMODAL) -> None:
         check_config(config)
-        self.types = types
+        self.types = checked_types(types)
         self._journal = Journal()
         capacity = config.ipc_cache_bytes
         self._held: Bounded[str, ItemT] = Bounded(capacity, most_entries(capacity))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
-from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, checked_types
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
@@ -35,7 +35,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
 
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
-        self.types = types
+        self.types = checked_types(types)
         self._journal = Journal()
         self._lock = self._journal.lock
         capacity = config.processor_cache_bytes

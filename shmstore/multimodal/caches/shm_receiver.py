@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 from shmstore.errors import CacheMissError, StaleRefError, listed, shown
 from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache, Feature
-from shmstore.multimodal.caches.checks import check_hash, check_pairs
+from shmstore.multimodal.caches.checks import check_hash, check_pairs, checked_types
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
@@ -53,7 +53,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
             raise ValueError(f"policy must be one of {listed(get_args(Policy))}, not {shown(policy)}")
         self._copy = policy == "copy"
         self._step: list[tuple[Feature, ItemT, ObjectRef]] | None = [] if policy == "until_step" else None
-        self.types = types
+        self.types = checked_types(types)
         self._reader = reader
 
     @property

@@ -47,6 +47,7 @@ from shmstore.multimodal.caches.checks import (
     check_hash,
     check_known,
     check_pairs,
+    checked_types,
     one_or_more,
 )
 from shmstore.multimodal.caches.lru import CacheInfo, HitCounter
@@ -104,7 +105,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         _check_fit(config, writer)
         self._storing = threading.RLock()
         self._reporting = threading.RLock()
-        self.types = types
+        self.types = checked_types(types)
         self._item_type = types.item_type
         self._give = types.give_updates
         self._hold = bool(hold)

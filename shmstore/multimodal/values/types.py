@@ -99,7 +99,7 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
         if mm_item is not None and not isinstance(mm_item, self.item_type):
             hint = " (hint: pass the first part of an output, without the prompt updates)"
             raise TypeError(
-                f"item of {shown(mm_hash)}: must be None or a {self.item_type.__name__}, not {kind_of(mm_item)}"
+                f"item of {shown(mm_hash)}: must be None or an item ({self.item_type.__name__}), not {kind_of(mm_item)}"
                 f"{hint if isinstance(mm_item, tuple) else ''}"
             )
 
