@@ -8,8 +8,8 @@ This module counts nothing. A scrape calls `stats()` of each watched object. The
 `put` and `get` cost the same with and without a collector. The next scrape leaves out objects that were closed or
 garbage-collected. Each process serves its own part: the API server its writer, a worker its reader.
 
-The counts of a store are in the segment, and go on after `recover`. The counts of a cache start at 0 with its process
-and at `clear_cache`. `rate()` takes that for the reset of a counter.
+The counts of a store are in its segment and continue after `recover`. The counts of a cache start at 0 with its process
+and after `clear_cache`. `rate()` treats that as the reset of a counter.
 """
 
 import threading
@@ -88,7 +88,7 @@ _STORE = _families(
     max_objects=("shmstore_max_objects", "Slots for objects."),
     objects=("shmstore_objects", "Objects stored, including deleted objects that are still held."),
     n_readers=("shmstore_expected_readers", "Ranks that each hand-out expects."),
-    open_leases=("shmstore_open_leases", "Hand-outs that are not known to be over."),
+    open_leases=("shmstore_open_leases", "Leases that are open as far as the writer knows."),
     max_leases=("shmstore_lease_entries", "Hand-outs that can be open at a time."),
     puts=("shmstore_puts_total", "Objects stored."),
     put_bytes=("shmstore_put_bytes_total", "Bytes of tensors copied into the store."),
@@ -145,7 +145,7 @@ def _read_cache(cache: Any, name: str) -> _Found:
     items = cache if isinstance(cache, LRUCache) else getattr(cache, "order", None)
     if items is not None:
         yield _CACHE["items"], (labels, len(items))
-    if isinstance(cache, MultiModalReceiverCache):  # it is never asked for items, so it has no hits
+    if isinstance(cache, MultiModalReceiverCache):  # nobody asks it for items, so it has no hits
         yield _CACHE["used"], (labels, cache.nbytes)
         return
     counts: CacheInfo = cache.stat() if isinstance(cache, LRUCache) else cache.make_stats()
@@ -166,9 +166,9 @@ class _Watched:
 
 
 class ShmStoreCollector(Collector):
-    """Shows the statistics of the objects that it watches to a `prometheus_client` registry; thread-safe.
+    """A `prometheus_client` collector: the statistics of the objects that it watches; thread-safe.
 
-    It holds objects weakly, and keeps none of them open or alive.
+    It holds weak references, so it keeps no object open or alive.
     """
 
     def __init__(self, *targets: Watchable) -> None:
@@ -182,9 +182,9 @@ class ShmStoreCollector(Collector):
         """Show `target` from the next scrape on; give it the new name if it is already watched.
 
         `name` is the label ``store`` of a writer or reader (default: the store's name) and the label ``cache`` of a
-        cache (default: ``default``). A sender cache of `shm` also shows its writer, and a receiver cache of `shm` shows
-        its reader alone. Raises TypeError for any other object, and ValueError if another watched object has the
-        same labels.
+        cache (default: ``default``). A sender cache of `shm` also shows its writer. A receiver cache of `shm` shows
+        only its reader. Raises TypeError for any other object, and ValueError if another watched object has the same
+        labels.
         """
         if isinstance(target, ShmObjectStoreReceiverCache):
             self.watch(target.reader, name)

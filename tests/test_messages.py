@@ -172,7 +172,7 @@ def test_what_a_refused_object_needs_counts_its_key_and_metadata(stores: Stores,
     said = re.search(r"(\d+) bytes \((\d+) with key and metadata\) .* (\d+) of both", caught.value.message)
     assert said is not None
     assert [free, free + 128, free] == [int(number) for number in said.groups()]
-    assert "splits" not in caught.value.hint
+    assert "split" not in caught.value.hint
 
 
 def test_a_store_that_is_held_as_a_whole_does_not_blame_what_splits_it(stores: Stores) -> None:

@@ -1,7 +1,7 @@
-"""The scheduler's state: what may stay in the KV cache and the encoder cache, not where it is.
+"""The scheduler's state: what stays in the KV cache and in the encoder cache. The workers hold the bytes.
 
-Start with `KVCacheManager` (``docs/guides/schedulers.md`` has a whole step loop), `EncoderCacheManager` and
-`compute_encoder_budget`. Nothing here knows shared memory, and nothing is for several threads at once.
+Start with `KVCacheManager`, `EncoderCacheManager` and `compute_encoder_budget`; ``docs/guides/schedulers.md`` shows a
+whole step loop. Nothing here uses shared memory, and nothing here is thread-safe.
 """
 
 from shmstore.scheduler.block_hasher import BlockHasher

@@ -1,4 +1,4 @@
-"""The hash chain that names the contents of full blocks, the same on every host."""
+"""The chain of hashes that name the contents of full blocks; it is the same on every host."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ def _xxh3() -> Callable[[bytes], bytes]:
 
 
 def _rows(embeds: Any, start: int, stop: int) -> bytes:
-    """The raw bytes of rows start to stop, C order, own dtype."""
+    """Return the raw bytes of rows start to stop, in C order and in their own dtype."""
     rows = embeds[start:stop]
-    if hasattr(rows, "detach"):  # a tensor: numpy has no bfloat16, but it can have the bytes
+    if hasattr(rows, "detach"):  # a tensor: its bytes, because numpy has no bfloat16
         import torch
 
         rows = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -64,16 +64,21 @@ def _rows(embeds: Any, start: int, stop: int) -> bytes:
 
 
 class BlockHasher:
-    """Hashes the full blocks of requests; ``hasher(request)`` gives those not yet in ``request.block_hashes``.
+    """Hashes the full blocks of requests; ``hasher(request)`` returns those not yet in ``request.block_hashes``.
 
     hash(block i) = H(CBOR of [hash of block i-1, [token ids], null or [extra keys]]), with the seed hash H(CBOR of
-    `seed`) before the first. Extra keys are, in this order, the LoRA name, for each multi-modal item that overlaps the
-    block its identifier and relative offset, the cache salt (first block), and a digest of the block's prompt
-    embeddings. Processes and hosts with the same block size, algorithm and seed agree.
+    `seed`) before the first. The extra keys are, in this order:
 
-    `algorithm`: "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). `library`: "auto"
-    hashes all blocks of a request in one C call if it finds the system's libcrypto; "hashlib" gives the same hashes
-    through Python. ValueError for another name and for a `block_size` below 1 or beyond an int32.
+    * the LoRA name
+    * the identifier and relative offset of each multi-modal item that overlaps the block
+    * the cache salt, in the first block only
+    * a digest of the block's prompt embeddings
+
+    Processes and hosts with the same block size, algorithm and seed get the same hashes.
+
+    `algorithm` is "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). With `library`
+    "auto" one C call hashes all blocks of a request if the system has libcrypto; "hashlib" makes the same hashes in
+    Python. ValueError for another name, or a `block_size` below 1 or beyond an int32.
     """
 
     def __init__(
@@ -95,9 +100,9 @@ class BlockHasher:
         self._in_c = algorithm == "sha256_cbor" and library == "auto" and blockhash.sha256_ready()
 
     def __call__(self, request: Any) -> Sequence[bytes]:
-        """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; changes nothing.
+        """Return the hashes of the full blocks of `request` that its `block_hashes` lacks; change nothing.
 
-        ValueError for items that are out of order (a key names them by position), and for negative offsets and lengths.
+        ValueError for items that are out of order (a key has their positions), and for negative offsets and lengths.
         """
         known = request.block_hashes
         first, size = len(known), self.block_size
@@ -107,14 +112,14 @@ class BlockHasher:
         parent = exact_bytes(known[first - 1]) if first else self.seed_hash
         tokens = request.all_token_ids[first * size : (first + n) * size]
         extras = self._extras_of(request, first * size, (first + n) * size)
-        if self._in_c and len(parent) == HASH_BYTES:  # C copies that many of a parent
+        if self._in_c and len(parent) == HASH_BYTES:  # C reads that many bytes of the parent
             hashes = BlockHashes()
             blockhash.sha256_chain(hashes, parent, first, size, tokens, extras)
             return hashes
         return blockhash.digest_chain(self._digest, parent, first, size, tokens, extras)
 
     def _extras_of(self, request: Any, start: int, stop: int) -> HashExtras:
-        """What tokens start to stop have beside their ids; items that end before or begin later are left out."""
+        """Return the extra keys of tokens start to stop, without items that lie outside of them."""
         lora, salt = getattr(request, "lora_name", None), getattr(request, "cache_salt", None)
         features, embeds = getattr(request, "mm_features", ()), getattr(request, "prompt_embeds", None)
         if not features and lora is None and salt is None and embeds is None:

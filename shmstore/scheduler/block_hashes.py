@@ -11,10 +11,10 @@ __all__ = ["BlockHashes"]
 
 
 class BlockHashes(HashList, Sequence[bytes]):
-    """The hashes of a request's full blocks: a list of bytes that lives in C and is extended in place.
+    """The hashes of a request's full blocks: a list of bytes that is kept in C and grows in place.
 
-    All hashes of one list have the same length of 1 to 32 bytes. It compares equal to any sequence of the same bytes,
-    and a slice of it is a list.
+    All hashes of one list have the same length of 1 to 32 bytes. The list equals any sequence of the same bytes, and a
+    slice of it is a Python list.
     """
 
     __slots__ = ()
@@ -27,7 +27,7 @@ class BlockHashes(HashList, Sequence[bytes]):
 
     @classmethod
     def of(cls, hashes: Sequence[bytes]) -> BlockHashes:
-        """Return `hashes` if it is such a list, else one made of it."""
+        """Return `hashes` itself if it is a BlockHashes, else a new one with its hashes."""
         return hashes if type(hashes) is cls else cls(hashes)
 
     @overload

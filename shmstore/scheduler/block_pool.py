@@ -1,4 +1,4 @@
-"""The pool of KV-cache blocks: free queue, reference counts, and which contents can still be found."""
+"""The pool of KV-cache blocks: the free queue, reference counts, and the keys of cached contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _RECORD = struct.Struct("=32sii")
 
 
 def _shown(raw: bytes, width: int, ints: bool, factor: int = 1) -> list[EventHash]:
-    """Every factor-th of the padded hashes in `raw`, as events show it."""
+    """Return every factor-th of the padded hashes in `raw`, as events show them."""
     if not ints:
         return list[EventHash](split_hashes(raw, width, factor))
     if width % 8 or len(raw) <= 4 * HASH_BYTES:
@@ -37,13 +37,15 @@ def _shown(raw: bytes, width: int, ints: bool, factor: int = 1) -> list[EventHas
 
 
 class BlockPool:
-    """Blocks 0 … num_blocks-1: who uses each, which are free in which order, and which contents each still has.
+    """Blocks 0 … num_blocks-1: the users of each, the queue of free ones, and the contents that each still has.
 
-    Block 0 is the null block: a placeholder that is never handed out, freed or counted. `hash_block_size`: tokens per
-    block hash (default: the block size of each call). `events`: keep KV events for `take_events`;
-    `int_event_hashes`: with hashes as integers. `metrics`: notified of blocks handed out, accessed and evicted, when
-    all else is done; its exceptions are logged and go no further. `free_order`: where freed blocks without a hash go,
-    "uncached_first" to the head of the queue (they are worth nothing), "tail" behind the others.
+    Block 0 is the null block: a placeholder that is never handed out, freed or counted.
+
+    * `hash_block_size` is the number of tokens per block hash (default: the block size of each call).
+    * `events` keeps KV events for `take_events`; `int_event_hashes` makes their hashes integers.
+    * `metrics` is notified last of blocks that were handed out, accessed and evicted; its exceptions are only logged.
+    * `free_order` says where freed blocks without a key go. "uncached_first": to the head of the queue, because
+      nobody can find their contents. "tail": behind the others.
 
     A refusal is a ValueError (TypeError for a number that is not an integer) and leaves the pool as it was.
     """
@@ -75,7 +77,7 @@ class BlockPool:
         self.core = Pool(num_blocks, FREE_ORDERS[free_order])
         """The C pool behind this one; for the managers."""
         self.core.log(events)
-        # Removed keys are in the log of C. What makes the other events waits here, with the log's length before each.
+        # C logs the removed keys. The other events wait here as functions, each with the log's length before it.
         self._pending: list[tuple[int, Callable[[], KVCacheEvent]]] = []
 
     # ---- blocks ----
@@ -87,7 +89,7 @@ class BlockPool:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that the pool takes."""
+        """Memory that the pool takes, in bytes."""
         return self.core.nbytes
 
     def get_num_free_blocks(self) -> int:
@@ -99,7 +101,7 @@ class BlockPool:
         return 1.0 - self.core.n_free / (self.num_blocks - 1) if self.num_blocks > 1 else 0.0
 
     def get_cached_block(self, block_hash: bytes, group_ids: Sequence[int]) -> list[KVCacheBlock] | None:
-        """Return for each group the block that got this key first and still has it; None if one misses."""
+        """Return for each group the first block that has this key; None if a group has none."""
         found: list[int] = []
         for group in group_ids:
             check_range(0, INT32_LIMIT, group_id=group)
@@ -107,7 +109,7 @@ class BlockPool:
         return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
 
     def get_new_blocks(self, n: int) -> BlockSequence:
-        """Take n blocks from the head of the queue; each loses its contents. ValueError if fewer are free."""
+        """Take n blocks, which lose their contents, from the head of the queue. ValueError if fewer are free."""
         check_range(0, n=n)
         ids = self.core.get(n)
         if ids is None:
@@ -116,13 +118,13 @@ class BlockPool:
         return BlockSequence(self, ids)
 
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
-        """Add a reference to each block of each group; free ones leave the queue, null blocks are skipped."""
+        """Add a reference to each block of each group, except null blocks; free blocks leave the queue."""
         ids = b"".join(ids_of(blocks, self) for blocks in groups)
         self._change(self.core.touch, ids)
         self.notify_metrics(ids, b"", b"")
 
     def free_blocks(self, ordered: Iterable[KVCacheBlock]) -> None:
-        """Take a reference from each block, then let those without one join the queue, in this order."""
+        """Drop a reference of each block; blocks without any other join the queue in this order."""
         self._change(self.core.put, ids_of(ordered, self))
 
     def _change(self, change: Callable[[bytes], None], ids: bytes) -> None:
@@ -149,10 +151,10 @@ class BlockPool:
         block_size: int,
         group_id: int,
     ) -> None:
-        """Give blocks num_cached … num_full-1 of a request the keys that its block hashes say.
+        """Give blocks num_cached … num_full-1 of a request their keys, from its block hashes.
 
-        Null blocks may lead the range and get none. ValueError for a null block behind another one, for a block that
-        has a key, for fewer blocks or hashes than `num_full` needs, for negative numbers, with caching off.
+        Null blocks may lead the range and get no key. ValueError for a null block behind another block, a block that
+        has a key, fewer blocks or hashes than `num_full`, and negative numbers; and if caching is off.
         """
         if not self.enable_caching:
             raise ValueError("the pool was made with enable_caching=False: it keeps no contents")
@@ -177,7 +179,7 @@ class BlockPool:
             self.record_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
 
     def evict_blocks(self, ids: Iterable[int]) -> None:
-        """Drop the keys of these blocks, in this order; users keep the blocks. ValueError for an id outside 1 … n-1."""
+        """Drop the keys of these blocks, in this order; users keep the blocks. ValueError for another id."""
         given = list(ids)
         for block_id in given:
             if not 1 <= whole("a block id", block_id) < self.num_blocks:
@@ -188,14 +190,14 @@ class BlockPool:
         self.notify_metrics(b"", keyed, b"")
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all contents and return True; False, with a warning, while any block is in use."""
+        """Forget all contents and return True; while any block is in use, log a warning and return False."""
         if not self.forget():
             return False
         self.notify_reset()
         return True
 
     def forget(self) -> bool:
-        """Like `reset_prefix_cache`, but leave it to the caller, a manager, to call `notify_reset` at its end."""
+        """Do `reset_prefix_cache`, but let the caller, a manager, call `notify_reset` when it is done."""
         if not self.core.reset():
             in_use = self.num_blocks - 1 - self.core.n_free
             logger.warning("The prefix cache was not reset: %d blocks are in use; free their requests first", in_use)
@@ -205,17 +207,17 @@ class BlockPool:
         return True
 
     def notify_reset(self) -> None:
-        """Report to the metrics, if there are any, that all contents are gone; errors as in `notify_metrics`."""
+        """Tell the metrics, if there are any, that all contents are gone; log errors as `notify_metrics` does."""
         if self.metrics is not None:
             self._notify([("reset", ())])
 
     # ---- metrics and events; called by the managers after each change, the metrics last ----
 
     def notify_metrics(self, accessed: bytes, evicted: bytes, allocated: bytes) -> None:
-        """Report blocks found and taken, losing their contents, and handed out, to the metrics if there are any.
+        """Tell the metrics, if there are any, which blocks were accessed, evicted and allocated.
 
-        Comes last in every change: the collector may ask the pool and its manager anything. An exception of the
-        collector is logged, once a call, and goes no further; the other blocks are reported all the same.
+        Call it at the end of a change, because the collector may ask the pool and its manager anything. If the
+        collector raises, log its first exception, and report the other blocks all the same.
         """
         if self.metrics is None:
             return
@@ -238,20 +240,20 @@ class BlockPool:
 
     @staticmethod
     def source_of(request: Any) -> tuple[Sequence[int], int | None]:
-        """Return what an event has of a request; call it before a change, as a request of another class may raise."""
+        """Return what an event needs of a request; call it before a change, because it may raise."""
         return request.all_token_ids, getattr(request, "lora_id", None)
 
     def record_stored(
         self, source: tuple[Sequence[int], int | None], hashes: BlockHashes, first: int, end: int, block_size: int,
         factor: int, group_id: int,
     ) -> None:  # fmt: skip
-        """Record that blocks first … end-1 of a request (`source_of`) got their keys."""
+        """Record that blocks first … end-1 of a request got their keys; `source` comes from `source_of`."""
         width, ints, raw = hashes.width, self.int_event_hashes, hashes.raw(first * factor, end * factor)
         before = hashes.raw(first * factor - 1, first * factor) if first else b""
         tokens = source[0][first * block_size : end * block_size]
         tokens = tokens if isinstance(tokens, list) else list(tokens)
 
-        def event() -> BlockStored:  # later: making an object of each hash takes time
+        def event() -> BlockStored:  # made later: an object for each hash takes time
             parent = _shown(before, width, ints)[0] if before else None
             return BlockStored(
                 _shown(raw, width, ints, factor), parent, tokens, block_size, source[1], MEDIUM_GPU, group_id
@@ -288,7 +290,7 @@ class BlockPool:
 
     @property
     def num_cached_keys(self) -> int:
-        """How many keys find a block."""
+        """Number of keys that have a block."""
         return self.core.n_keys
 
     def check_valid(self) -> None:

@@ -1,4 +1,4 @@
-"""How much encoder work a step may hold, and how many items that is."""
+"""The encoder budget of a step, in tokens and in items."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def compute_encoder_budget(
     max_num_batched_tokens: int,
     disable_chunked_mm_input: bool = False,
 ) -> tuple[int, int]:
-    """Return (compute budget of a step, cache size), in encoder tokens; both hold at least the largest item.
+    """Return (compute budget of a step, cache size) in encoder tokens; each holds at least the largest item.
 
-    `max_tokens_by_modality`: tokens of the largest item of each modality; None: not a multimodal model, (0, 0);
-    empty: all are switched off, (0, 0) with a warning. ValueError if items may not be split and the largest one
-    exceeds `max_num_batched_tokens`, and for negative numbers.
+    `max_tokens_by_modality` has the tokens of the largest item of each modality. Return (0, 0) if it is None, because
+    the model is not multimodal. Return (0, 0) with a warning if it is empty, because all modalities are switched off.
+    ValueError for negative numbers, and if the largest item exceeds `max_num_batched_tokens` and may not be split.
     """
     _check_counts("max_tokens_by_modality", max_tokens_by_modality or {})
     check_range(
@@ -57,9 +57,9 @@ def compute_encoder_budget(
 class MultiModalBudget:
     """How many items of each modality fit into a prompt and into a batch.
 
-    `max_tokens_by_modality`: encoder tokens of the largest item; `limits_per_prompt`: items that a prompt may have
-    (ValueError if a modality has no limit). ValueError for negative numbers, which names them. The budget of a step is
-    the smaller of `compute_budget` and `cache_size`.
+    `max_tokens_by_modality` has the encoder tokens of the largest item, and `limits_per_prompt` the items that a prompt
+    may have. The budget of a step is the smaller of `compute_budget` and `cache_size`. ValueError for negative numbers,
+    and for a modality without a limit.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MultiModalBudget:
         self.enable_chunked_prefill = enable_chunked_prefill
 
     def get_max_items(self, modality: str) -> tuple[int, int]:
-        """Return (items per prompt, items per batch); (0, 0) without tokens or budget. KeyError: no such modality."""
+        """Return (items per prompt, items per batch), 0 without tokens or budget; KeyError for another modality."""
         tokens = self.max_tokens_by_modality[modality]
         if tokens == 0 or self.budget == 0:
             return 0, 0
@@ -108,7 +108,7 @@ class MultiModalBudget:
         return per_prompt, max(1, min(self.budget // tokens, requests * per_prompt))
 
     def get_modality_with_max_tokens(self) -> str:
-        """Return the modality with the largest items, the first of several; ValueError without any."""
+        """Return the modality with the largest items, the first of several; ValueError if there are no modalities."""
         if not self.max_tokens_by_modality:
             raise ValueError("there are no modalities")
         return max(self.max_tokens_by_modality, key=self.max_tokens_by_modality.__getitem__)

@@ -1,4 +1,4 @@
-"""What every number and item given to the managers must be, with one helper for each question."""
+"""Checks of the numbers and items that the managers take."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 TOKEN_LIMIT: Final = 1 << 60
-"""Every number of tokens is below this, so that the C side can add any three of them."""
+"""Every number of tokens is below this, so that C can add any three of them."""
 INT32_LIMIT: Final = 1 << 31
 """Block sizes, block ids and group ids are below this."""
 INT64_LIMIT: Final = 1 << 63
@@ -29,7 +29,7 @@ INT64_LIMIT: Final = 1 << 63
 
 
 def whole(name: str, value: Any) -> int:
-    """Return `value` as a Python integer; TypeError, which names the argument, if it is not one."""
+    """Return `value` as a Python integer; if it is not an integer, TypeError names the argument."""
     try:
         return int(index(value))
     except TypeError:
@@ -37,24 +37,24 @@ def whole(name: str, value: Any) -> int:
 
 
 def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
-    """Return token ids of any integer types as Python's `int`, the only one that msgpack and JSON know.
+    """Return token ids of any integer types as Python's `int`, the only type that msgpack and JSON know.
 
-    A bool or another subclass of `int` may stay what it is. TypeError for a token that is not an integer and
-    ValueError for one beyond 64 bits; both name its position.
+    A bool or another subclass of `int` may stay as it is. TypeError for a token that is not an integer, ValueError for
+    a token beyond 64 bits; both name its position.
     """
-    tolist = getattr(tokens, "tolist", None)  # an array or tensor: at once, not element by element
+    tolist = getattr(tokens, "tolist", None)  # an array or tensor converts all elements at once
     try:
         given = list(tolist() if tolist is not None else tokens)
     except TypeError:
         raise TypeError(f"{name} must be a sequence of integers, not {shown(tokens)}") from None
     if given and type(given[0]) is int:
-        # Only integers add up to an int: the cheapest question, some 3 ns a token. Of tokens beyond 64 bits, those that
-        # cancel out in the sum are left to the hasher.
+        # Only integers add up to an int: the cheapest check, some 3 ns a token. Tokens beyond 64 bits may cancel out in
+        # the sum. The hasher rejects those.
         try:
             total = sum(given)
             if type(total) is int and 0 <= total < INT64_LIMIT:
                 return given
-        except Exception:  # numpy's and torch's scalars have errors of their own here: below they are asked one by one
+        except Exception:  # scalars of numpy and torch raise errors of their own: below they are checked one by one
             pass
     form = f"{len(given)}q"
     try:
@@ -67,7 +67,7 @@ def plain_token_ids(name: str, tokens: Iterable[Any]) -> list[int]:
 
 
 def check_range(low: int, limit: int | None = None, /, **values: int) -> None:
-    """Raise ValueError, which names the first argument outside low <= value < limit; TypeError for a non-integer."""
+    """Raise ValueError for the first argument outside low <= value < limit, and TypeError if it is not an integer."""
     for name, value in values.items():
         if whole(name, value) < low:
             raise ValueError(f"{name} must be at least {low}, not {value}")
@@ -76,14 +76,14 @@ def check_range(low: int, limit: int | None = None, /, **values: int) -> None:
 
 
 def check_in_order(features: Sequence[Any]) -> None:
-    """Raise ValueError, which names the first item that begins before the one ahead of it."""
+    """Raise ValueError for the first item that begins before the previous one."""
     for i in range(1, len(features)):
         if features[i].mm_position.offset < features[i - 1].mm_position.offset:
             raise ValueError(f"mm_features must be in order of offset: item {i} begins before item {i - 1}")
 
 
 def check_placeholders(features: Sequence[Any]) -> None:
-    """Raise ValueError, which names the item, for one out of order, of negative offset or length, or without an end."""
+    """Raise ValueError for an item that is out of order, or whose offset, length or end is out of range."""
     check_in_order(features)
     for i, feature in enumerate(features):
         offset, length = feature.mm_position.offset, feature.mm_position.length

@@ -1,7 +1,7 @@
 """Which encoder outputs are still held; the workers hold the tensors themselves.
 
-Three ways of holding them, three managers: shared between requests by content hash, per request, and straight into
-cross-attention blocks.
+There are three managers, for three ways to hold an output: shared between requests by content hash, per request, and
+for one step on its way into cross-attention blocks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def _item(request: Any, i: int) -> Any:
 
 
 def _hash_and_size(request: Any, i: int) -> tuple[str, int]:
-    """Content hash and embeddings of item i; ValueError for a negative number."""
+    """Return the content hash and the number of embeddings of item i; ValueError for a negative number."""
     item = _item(request, i)
     size = item.mm_position.get_num_embeds
     size = size() if callable(size) else size
@@ -61,13 +61,13 @@ _set = dict.__setitem__
 def _commit(changes: Iterable[tuple[Any, ...]]) -> None:
     """Make all changes, each a builtin function and its arguments, in one call into C.
 
-    Python runs signal handlers between its own steps only. If one raises, it finds all of the changes made, or none.
+    Python runs signal handlers only between its own steps, so a handler that raises finds all changes made, or none.
     """
     deque(starmap(call, changes), 0)
 
 
 class _Manager:
-    """What the managers share: an item that a request has taken is in `_held` by its id until it is freed."""
+    """Base of the managers: `_held` has the items that each request has taken and not freed, by request id."""
 
     _held: dict[str, dict[int, Any]]
 
@@ -81,7 +81,7 @@ class _Manager:
         raise NotImplementedError
 
     def get_cached_input_ids(self, request: Any) -> set[int]:
-        """Return the items that this request has taken and not freed, as a set of the caller's own."""
+        """Return a new set of the items that this request has taken and not freed."""
         return set(self._held.get(request.request_id, ()))
 
     def free_encoder_input(self, request: Any, i: int) -> None:
@@ -97,19 +97,20 @@ class _Manager:
 class EncoderCacheManager(_Manager):
     """Encoder outputs shared by content hash; an entry that nobody uses stays until its space is needed.
 
-    `cache_size`: capacity in embeddings. An item is ``request.mm_features[i]``; its size is the number of embeddings
-    that its placeholder's mask selects. Every i that a request has taken counts once, also if two of them have the
-    same content. Each call that raises leaves everything as it was; only an interrupted `free` may have given up some.
+    `cache_size` is the capacity in embeddings. An item is ``request.mm_features[i]``, and its size is the number of
+    embeddings that its placeholder's mask selects. Every i that a request has taken counts once, even if two of them
+    have the same content. A call that raises leaves everything as it was, except that an interrupted `free` may have
+    given up some items.
     """
 
     num_free_slots: int
-    """Embeddings that nothing takes."""
+    """Free space, in embeddings."""
     num_freeable_slots: int
-    """Embeddings that nothing takes or that nobody references."""
+    """Free space and the entries that nobody uses, in embeddings."""
     cached: dict[str, set[str]]
     """Ids of the requests that use each entry, by content hash."""
     freeable: dict[str, int]
-    """Entries that nobody uses and their sizes, the first to go first."""
+    """Sizes of the entries that nobody uses, by content hash, the next to be evicted first."""
     _sizes: dict[str, int]
     _freed: dict[str, None]
 
@@ -147,7 +148,7 @@ class EncoderCacheManager(_Manager):
             changes += [(dict.pop, self._freed, mm_hash, None), (setattr, self, "num_free_slots", room - size)]
         else:
             changes += [(set.add, users, request_id), (dict.pop, self.freeable, mm_hash, None)]
-        if not users:  # new, or only kept until its space is needed
+        if not users:  # the entry is new, or nobody used it
             changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots - size))
         _commit(changes)
 
@@ -165,16 +166,16 @@ class EncoderCacheManager(_Manager):
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
         """Return whether item i fits into the budget and, with what is scheduled already, into the cache.
 
-        Pure: it evicts nothing. ValueError if the cached entry has another size.
+        Change nothing. ValueError if the cached entry has another size.
         """
         _, size = self._look(request, i)
         return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_freeable_slots
 
     def allocate(self, request: Any, i: int) -> None:
-        """Take the space for item i, evicting entries without users, oldest first, as far as needed.
+        """Take the space for item i; evict as many entries without users as needed, oldest first.
 
-        An item that is cached already is only referenced. StoreFullError if it does not fit; ValueError if the cached
-        entry has another size.
+        If the item is cached already, the request only becomes a user of it. StoreFullError if it does not fit;
+        ValueError if the cached entry has another size.
         """
         mm_hash, size = self._look(request, i)
         if mm_hash not in self.cached and size > self.num_freeable_slots:
@@ -184,7 +185,7 @@ class EncoderCacheManager(_Manager):
     def free_encoder_input(self, request: Any, i: int) -> None:
         """Give up item i of this request; do nothing if the request does not hold it.
 
-        With the last item of the last user the entry becomes the newest of those that may go.
+        If no request uses the entry any more, it becomes the newest of the entries that may be evicted.
         """
         request_id = request.request_id
         taken = self._held.get(request_id, {})
@@ -204,7 +205,7 @@ class EncoderCacheManager(_Manager):
         _commit(changes)
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """Return what was evicted since the last call and is not cached again, in order of eviction."""
+        """Return the hashes that were evicted since the last call and are not cached again, in order of eviction."""
         freed, self._freed = list(self._freed), {}
         return freed
 
@@ -230,10 +231,10 @@ def _require(holds: bool, what: str) -> None:
 
 
 class _HeldByRequest(_Manager):
-    """What each request holds by itself; freeing what is not held does nothing, taking twice counts once."""
+    """Base of the managers in which each request holds its items alone; an item taken twice counts once."""
 
     num_free_slots: int
-    """What nothing takes, in the unit of `cache_size`."""
+    """Free space, in the unit of `cache_size`."""
     _freed: list[tuple[str, int]]
     _new: dict[str, None]
     _old: dict[str, None]
@@ -264,9 +265,9 @@ class _HeldByRequest(_Manager):
 
 
 class RequestEncoderCacheManager(_HeldByRequest):
-    """Encoder outputs held for each request by itself, in encoder tokens (``request.get_num_encoder_tokens(i)``).
+    """Encoder outputs that each request holds alone, in encoder tokens (``request.get_num_encoder_tokens(i)``).
 
-    `num_free_slots` stays within 0 … `cache_size`: freeing what is not held does nothing, allocating twice counts once.
+    `num_free_slots` stays within 0 … `cache_size`: an item allocated twice counts once, and so does one freed twice.
     """
 
     def has_cache(self, request: Any, i: int) -> bool:
@@ -274,7 +275,7 @@ class RequestEncoderCacheManager(_HeldByRequest):
         return i in self._held.get(request.request_id, ())
 
     def can_allocate(self, request: Any, i: int) -> bool:
-        """Return whether item i fits; pure."""
+        """Return whether item i fits; change nothing."""
         return _encoder_tokens(request, i) <= self.num_free_slots
 
     def allocate(self, request: Any, i: int) -> None:
@@ -287,24 +288,24 @@ class RequestEncoderCacheManager(_HeldByRequest):
         self._give_back(request, i, (list.append, self._freed, (request.request_id, i)))
 
     def get_freed_ids(self) -> list[tuple[str, int]]:
-        """Return (request id, item) of what was given back since the last call, in that order."""
+        """Return (request id, i) of each item that was given back since the last call, in order."""
         freed, self._freed = self._freed, []
         return freed
 
 
 class EncoderDecoderCacheManager(_HeldByRequest):
-    """Encoder outputs that go straight into cross-attention blocks: held for one step, never shared, never hit.
+    """Encoder outputs that go straight into cross-attention blocks: held for one step, and never shared.
 
-    The calls of `EncoderCacheManager`; sizes in embeddings.
+    It has the calls of `EncoderCacheManager`; sizes are in embeddings.
     """
 
     def check_and_update_cache(self, request: Any, i: int) -> bool:
-        """Return False: nothing is kept that another request could use."""
+        """Return False, because no output is kept for another request."""
         _item(request, i)
         return False
 
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
-        """Return whether item i fits into the budget and, with what is scheduled already, into the free space; pure."""
+        """Return whether item i fits into the budget and, with what is scheduled already, into the free space."""
         _, size = _hash_and_size(request, i)
         return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_free_slots
 
@@ -315,7 +316,7 @@ class EncoderDecoderCacheManager(_HeldByRequest):
         self._take(request, i, size, what, "embeddings", (_set, self._new, mm_hash, None))
 
     def get_freed_mm_hashes(self) -> list[str]:
-        """Return what was allocated before the last call: the worker has made use of it by now."""
+        """Return the hashes that were allocated before the last call, because the worker has used them by now."""
         freed = list(self._old)
         vars(self).update(_old=self._new, _new={})
         return freed

@@ -1,4 +1,4 @@
-"""KV-cache events: what a router or an index in another process needs to know what this cache holds."""
+"""KV-cache events: they tell a router or an index in another process what this cache holds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KVCacheEvent:
 
     def to_msgpack(self) -> bytes:
         """Return the wire form."""
-        # A request of another class may have tokens of numpy's or torch's integer types: they go as numbers.
+        # A request of another class may have tokens of numpy's or torch's integer types: `index` converts them.
         packed: bytes = msgpack.packb(self.to_list(), use_bin_type=True, default=index)
         return packed
 
@@ -44,7 +44,7 @@ class KVCacheEvent:
 
 @dataclass(frozen=True, slots=True)
 class BlockStored(KVCacheEvent):
-    """Consecutive blocks of one request got their keys: their contents can be found from now on."""
+    """Consecutive blocks of one request got their keys: look-ups find their contents from now on."""
 
     block_hashes: list[EventHash]
     """Hash of each block, in order."""
@@ -59,24 +59,24 @@ class BlockStored(KVCacheEvent):
     medium: str | None
     """Where the blocks are: "GPU"."""
     group_id: int | None = None
-    """The group of layers whose blocks these are."""
+    """The group of layers to which the blocks belong."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved(KVCacheEvent):
-    """These contents cannot be found any more."""
+    """These blocks lost their keys: look-ups do not find their contents any more."""
 
     block_hashes: list[EventHash]
-    """The hashes that go, each of one block."""
+    """Hash of each block."""
     medium: str | None
     """Where the blocks were: "GPU"."""
     group_id: int | None = None
-    """The group of layers whose blocks these were."""
+    """The group of layers to which the blocks belonged."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared(KVCacheEvent):
-    """Nothing can be found any more."""
+    """All blocks lost their keys: look-ups find nothing any more."""
 
 
 _BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in (BlockStored, BlockRemoved, AllBlocksCleared)}

@@ -1,4 +1,4 @@
-"""Blocks as Python sees them: ids first, objects only when somebody looks."""
+"""Blocks in Python: packed ids, and objects that are made only when they are accessed."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ __all__ = ["BlockSequence", "KVCacheBlock", "KVCacheBlocks", "empty_blocks", "id
 
 
 class OwnsBlocks(Protocol):
-    """What blocks ask of their pool; a `BlockPool` is one."""
+    """What blocks need of their pool, such as a `BlockPool`."""
 
     core: Pool
 
 
 @dataclass(slots=True, unsafe_hash=True, repr=False)
 class KVCacheBlock:
-    """One block of a pool, as it is now: a view, equal to every other view of the same block."""
+    """A view of one block of a pool as it is now; views of the same block are equal."""
 
     _pool: OwnsBlocks
     block_id: int
 
     @property
     def ref_cnt(self) -> int:
-        """Tables that use the block."""
+        """Number of tables that use the block."""
         return self._pool.core.ref(self.block_id)
 
     @property
     def block_hash(self) -> tuple[bytes, int] | None:
-        """The key under which its contents are found: (hash, group id); None without one."""
+        """The key of the contents, (hash, group id); None if the block has no key."""
         return self._pool.core.key_of(self.block_id)
 
     @property
@@ -46,14 +46,14 @@ class KVCacheBlock:
 
 
 class BlockSequence(Sequence[KVCacheBlock]):
-    """Blocks of one pool in an order; makes a `KVCacheBlock` for each item that is looked at."""
+    """A sequence of blocks of one pool; makes a `KVCacheBlock` when an item is accessed."""
 
     __slots__ = ("packed_ids", "pool")
     __hash__ = None  # type: ignore[assignment]
     packed_ids: bytes
     """The ids as native int32."""
     pool: OwnsBlocks
-    """Whose blocks these are."""
+    """The pool of the blocks."""
 
     def __init__(self, pool: OwnsBlocks, ids: bytes) -> None:
         self.pool = pool
@@ -91,7 +91,7 @@ class BlockSequence(Sequence[KVCacheBlock]):
 
 
 def ids_of(blocks: Iterable[Any], pool: OwnsBlocks) -> bytes:
-    """Return the packed ids of blocks of any kind (``block_id``); ValueError for those of another pool than `pool`."""
+    """Return the packed ids of blocks, objects with a ``block_id``; ValueError for blocks of another pool."""
     if isinstance(blocks, BlockSequence):
         ids, others = blocks.packed_ids, blocks.pool is not pool and len(blocks) > 0
     else:
@@ -105,20 +105,20 @@ def ids_of(blocks: Iterable[Any], pool: OwnsBlocks) -> bytes:
 
 @dataclass(init=False, slots=True, unsafe_hash=True, repr=False)
 class KVCacheBlocks:
-    """Blocks for one request, one sequence for each group: what look-ups find and allocations give.
+    """Blocks for one request, one sequence for each group: the result of look-ups and allocations.
 
-    A value: it does not follow the request's table. Ids are there at once, block objects when `blocks` is looked into.
+    It is a value, and does not follow the request's table. Block objects are made when an item of `blocks` is accessed.
     """
 
     pool: OwnsBlocks | None
-    """Whose blocks these are; None only if there are no blocks."""
+    """The pool of the blocks; None only if there are no blocks."""
     packed_ids: bytes
     """The ids of all groups as native int32, group after group."""
     counts: tuple[int, ...]
-    """How many blocks each group has."""
+    """Number of blocks in each group."""
 
     def __init__(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> None:
-        """Take the blocks of each group; they must be of one pool."""
+        """Take the blocks of each group, all from one pool."""
         self.pool = next((block._pool for group in blocks for block in group[:1]), None)
         packed = [ids_of(group, self.pool) if self.pool is not None else b"" for group in blocks]
         self.packed_ids = b"".join(packed)
@@ -126,7 +126,7 @@ class KVCacheBlocks:
 
     @classmethod
     def from_ids(cls, pool: OwnsBlocks | None, ids: bytes, counts: tuple[int, ...]) -> KVCacheBlocks:
-        """Return blocks by their packed ids, group after group, `counts` of them for each."""
+        """Return blocks from their packed ids, group after group; `counts` has the number for each group."""
         made = object.__new__(cls)
         made.pool = pool
         made.packed_ids = ids
@@ -149,7 +149,7 @@ class KVCacheBlocks:
     @overload
     def get_block_ids(self, allow_none: bool) -> tuple[list[int], ...] | None: ...
     def get_block_ids(self, allow_none: bool = False) -> tuple[list[int], ...] | None:
-        """Return the ids of each group; None if that is allowed and there are no blocks."""
+        """Return the ids of each group; with `allow_none`, return None if there are no blocks."""
         if allow_none and not self.packed_ids:
             return None
         return tuple(unpack_ids(ids) for ids in self._split())
@@ -164,11 +164,11 @@ class KVCacheBlocks:
         return [block_id for block_id in unpack_ids(self.packed_ids) if block_id and block_id not in keyed]
 
     def new_empty(self) -> KVCacheBlocks:
-        """Return no blocks, for as many groups."""
+        """Return an instance with no blocks and the same number of groups."""
         return empty_blocks(len(self.counts))
 
     def __add__(self, other: KVCacheBlocks) -> KVCacheBlocks:
-        """Return this and then `other`, group by group; ValueError for another number of groups or another pool."""
+        """Return both joined, group by group; ValueError for another number of groups or another pool."""
         if not isinstance(other, KVCacheBlocks):
             return NotImplemented
         if len(self.counts) != len(other.counts):
@@ -190,5 +190,5 @@ class KVCacheBlocks:
 
 @cache
 def empty_blocks(num_groups: int) -> KVCacheBlocks:
-    """Return the one instance with no blocks for so many groups."""
+    """Return the shared instance with no blocks and this number of groups."""
     return KVCacheBlocks.from_ids(None, b"", (0,) * num_groups)

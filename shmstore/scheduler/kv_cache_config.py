@@ -1,4 +1,4 @@
-"""What the layers of a model need of a KV cache, and how they share one pool of blocks."""
+"""What the layers of a model keep in a KV cache, and how they share one pool of blocks."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def _check_dtype(name: str, dtype: Any) -> None:
 
 @dataclass(frozen=True)
 class KVCacheSpec:
-    """What one layer keeps. Specs are values: layers with equal specs can share a group."""
+    """What one layer keeps in the cache; layers with equal specs can share a group."""
 
     block_size: int
     """Tokens per block."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            if field.type in ("int", int):  # the numbers that may be 0 are 0 by default
+            if field.type in ("int", int):  # a number may be 0 only if that is its default
                 check_range(0 if field.default == 0 else 1, **{field.name: getattr(self, field.name)})
 
     @property
@@ -84,7 +84,7 @@ class AttentionSpec(KVCacheSpec):
     head_size: int
     """Elements per head."""
     dtype: Any
-    """Of the elements: a torch or numpy dtype, or its name."""
+    """Type of the elements: a torch or numpy dtype, or its name."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,15 +98,15 @@ class AttentionSpec(KVCacheSpec):
 
 @dataclass(frozen=True)
 class FullAttentionSpec(AttentionSpec):
-    """Attention to all tokens before."""
+    """Attention to all earlier tokens."""
 
     sliding_window: int | None = None
-    """A window that the layer has but that is not made use of: recorded only."""
+    """A window that the layer has; it is recorded and not used."""
 
 
 @dataclass(frozen=True)
 class MLAAttentionSpec(FullAttentionSpec):
-    """Attention to all tokens through one latent vector: keys and values are one."""
+    """Attention to all tokens through one latent vector for keys and values."""
 
     @property
     def page_size_bytes(self) -> int:
@@ -116,7 +116,7 @@ class MLAAttentionSpec(FullAttentionSpec):
 
 @dataclass(frozen=True)
 class SlidingWindowSpec(AttentionSpec):
-    """Attention to the last `sliding_window` tokens, the own one included."""
+    """Attention to the last `sliding_window` tokens, including the token itself."""
 
     sliding_window: int
     """Tokens in the window."""
@@ -179,13 +179,13 @@ class KVCacheConfig:
     """A pool of blocks and the groups of layers that use it."""
 
     num_blocks: int
-    """Blocks in the pool, the null block included."""
+    """Blocks in the pool, including the null block."""
     kv_cache_groups: Sequence[KVCacheGroupSpec]
-    """The groups; a group's number is its place here."""
+    """The groups; a group's id is its index here."""
 
 
 def _one_spec(specs: Sequence[KVCacheSpec]) -> KVCacheSpec | None:
-    """The spec that all layers can share; None if they cannot."""
+    """Return the spec that all layers can share; None if there is no such spec."""
     first = specs[0]
     if all(spec == first for spec in specs):
         return first
@@ -217,14 +217,16 @@ def _equal_pages(layers: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
 
 
 def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -> KVCacheConfig:
-    """Group layers so that all groups have equal pages and as many layers, and say how many blocks fit into the memory.
+    """Return the groups of the layers, with pages of one size, and the number of blocks that fit into the memory.
 
-    `layers`: spec of each layer, in the model's order. Equal specs, and full attention that differs only in a recorded
-    window, give one group. Otherwise pages are made equal by larger blocks, and the layers of one spec are dealt out
-    to as few groups as hold at most g each. g is the smallest number of layers per spec, or the largest if that is
-    below 1.25 times the smallest. ValueError without layers, for pages that are empty or cannot be made equal, and for
-    memory that is negative or 2**63 bytes and more; TypeError for memory that is not an integer. Memory for fewer than
-    two blocks, one of which is the null block, only gives a warning that says what is needed.
+    `layers` has the spec of each layer, in the model's order. If all specs are equal, or are full attention and differ
+    only in a recorded window, there is one group. Otherwise larger blocks make the pages equal. The layers of one spec
+    are dealt out to as few groups as possible, with at most g layers in each. g is the smallest number of layers per
+    spec, or the largest if that is below 1.25 times the smallest.
+
+    ValueError without layers, for pages that are empty or cannot be made equal, and for memory outside 0 … 2**63 - 1
+    bytes; TypeError for memory that is not an integer. If the memory holds fewer than two blocks, including the null
+    block, only log a warning that says how much is needed.
     """
     if not layers:
         raise ValueError("there are no layers: nothing needs a KV cache")

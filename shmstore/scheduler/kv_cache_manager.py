@@ -1,4 +1,4 @@
-"""Which KV-cache blocks each request may use; the layer between a scheduler and the block pool."""
+"""The KV-cache blocks of each request: the layer between a scheduler and the block pool."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _kind_and_parameter(spec: KVCacheSpec) -> tuple[str, int]:
 def _check_groups(
     specs: Sequence[KVCacheSpec], sizes: Sequence[int], hash_block_size: int, caching: bool, eagle: bool
 ) -> int:
-    """Refuse what the look-ups cannot do; return the alignment of hit lengths in tokens."""
+    """Return the alignment of hit lengths in tokens; ValueError for what the look-ups cannot do."""
     if eagle and any(isinstance(spec, ChunkedLocalAttentionSpec | MambaSpec) for spec in specs):
         raise ValueError("EAGLE works with neither chunked local attention nor mamba")
     if len(set(sizes)) > 1 and (eagle or any(isinstance(spec, ChunkedLocalAttentionSpec) for spec in specs)):
@@ -85,17 +85,19 @@ def _no_request(given: object) -> TypeError:
 class KVCacheManager:
     """The block tables of all requests, the prefix cache, and its statistics and events.
 
-    `config`: the pool's size and the groups of layers. `max_model_len`: no table grows beyond it. `hash_block_size`:
-    tokens per block hash of the requests. `use_eagle`: the draft model needs the last hit block's hidden states, so
-    it is not reused. `log_stats`: keep `PrefixCacheStats`. `dcp_world_size`, `pcp_world_size`: context
-    parallelism; the ranks share a block's tokens, so a block of a single full-attention group holds as many times
-    more, and `hash_block_size` counts them already. The rest goes to `BlockPool`. `metrics_collector` is notified
-    when all else is done, and may ask the manager anything; its exceptions are logged and go no further.
+    * `config` has the pool's size and the groups of layers.
+    * `max_model_len` is the number of tokens beyond which no table grows.
+    * `hash_block_size` is the number of tokens per block hash of the requests.
+    * `use_eagle` leaves the last hit block out, because the draft model needs its hidden states.
+    * `log_stats` keeps `PrefixCacheStats`.
+    * `dcp_world_size` and `pcp_world_size` are the sizes of context parallelism, for a single full-attention group. The
+      ranks share a block's tokens, so it holds that many times more; `hash_block_size` includes them already.
+    * `metrics_collector` is notified last and may ask the manager anything; its exceptions are only logged.
+    * The rest goes to `BlockPool`.
 
-    Requests are told apart by `request_id` alone: it is unique among those that have blocks.
-
-    Nothing here touches the bytes of a block. ValueError for what cannot work together and for numbers out of range (of
-    tokens: 0 … 2**60 - 1); every refusal leaves the state as it was. Not for several threads at once.
+    The `request_id` must be unique among requests that have blocks. Nothing here touches the bytes of a block.
+    ValueError for settings that do not work together, and for numbers out of range (tokens: 0 … 2**60 - 1). A call that
+    is refused leaves the state as it was. Not thread-safe.
     """
 
     def __init__(
@@ -145,7 +147,7 @@ class KVCacheManager:
             int_event_hashes=int_event_hashes, metrics=metrics_collector, free_order=free_order,
         )  # fmt: skip
         self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
-        """The one instance that stands for no blocks."""
+        """The shared instance with no blocks."""
         groups_in_c = [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)]
         self._tables = Tables(
             self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, use_eagle
@@ -157,9 +159,9 @@ class KVCacheManager:
     # ---- the scheduler's step ----
 
     def get_computed_blocks(self, request: RequestLike) -> tuple[KVCacheBlocks, int]:
-        """Return the longest cached prefix of the request, and its tokens; at least one token is left to compute.
+        """Return the longest cached prefix of the request and its tokens; leave at least one token to compute.
 
-        Touches nothing: until they are given to `allocate_slots`, the blocks may be handed out to others.
+        Add no reference: until `allocate_slots` has the blocks, they may be handed out to other requests.
         """
         try:
             skip = request.skip_reading_prefix_cache
@@ -195,14 +197,16 @@ class KVCacheManager:
     ) -> KVCacheBlocks | None:
         """Make room for the request's next tokens and return the blocks added; None if too few are free.
 
-        The tokens stand behind `request.num_computed_tokens` + `num_new_computed_tokens`. `new_computed_blocks`: what
-        `get_computed_blocks` gave for a request that has no blocks yet. `num_lookahead_tokens`: speculative
-        tokens that need room but are never cached. `delay_cache_blocks`: the contents arrive later, by
-        `cache_blocks`. `num_encoder_tokens`: for cross attention.
+        The new tokens follow `request.num_computed_tokens` + `num_new_computed_tokens`.
 
-        Blocks that a window has passed are given back, also if the answer is None. ValueError for fewer than one new
-        token, for numbers out of range, for missing block hashes, and for computed blocks of another manager, of a
-        request that has a table, or with caching off.
+        * `new_computed_blocks` are from `get_computed_blocks`, for a request that has no blocks yet.
+        * `num_lookahead_tokens` are speculative tokens, which need room but are never cached.
+        * `delay_cache_blocks` is for contents that arrive later; then call `cache_blocks`.
+        * `num_encoder_tokens` are for cross attention.
+
+        Blocks that a window has passed are given back, even if the answer is None. ValueError for fewer than one new
+        token, numbers out of range and missing block hashes. ValueError also for computed blocks of another manager,
+        for a request that has blocks, or with caching off.
         """
         if num_new_tokens < 1:
             raise ValueError("num_new_tokens must be greater than 0")
@@ -264,16 +268,16 @@ class KVCacheManager:
         return added
 
     def free(self, request: RequestLike) -> None:
-        """Give the request's blocks back, its last ones to be reused first; do nothing for an unknown request."""
+        """Give the request's blocks back, so that its last are reused first; do nothing for an unknown request."""
         try:
             self._tables.release(request.request_id)
         except AttributeError as error:
             raise _no_request(request) from error
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
-        """Let others find the full blocks of the request's first tokens; do nothing with caching off.
+        """Let other requests find the full blocks of the first `num_computed_tokens`; do nothing with caching off.
 
-        ValueError if the request has fewer blocks or hashes than that, and for a number out of range.
+        ValueError if the request has fewer blocks or hashes, and for a number out of range.
         """
         check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
         if not self.enable_caching:
@@ -295,7 +299,7 @@ class KVCacheManager:
     def _notify(
         self, source: tuple[Sequence[int], int | None] | None, hashes: BlockHashes, found: bytes, new: bytes
     ) -> None:
-        """Record events and then notify the metrics, which may overwrite the answers of the last change."""
+        """Record events, then notify the metrics, whose calls may overwrite the results of the last change."""
         pool = self.block_pool
         if source is not None:
             for group, first, end in self._tables.stored():
@@ -307,11 +311,11 @@ class KVCacheManager:
     # ---- the prefix cache ----
 
     def evict_blocks(self, ids: Iterable[int]) -> None:
-        """Forget the contents of these blocks; users keep them. ValueError for an id outside 1 … num_blocks-1."""
+        """Forget the contents of these blocks; users keep the blocks. ValueError for an id outside 1 … num_blocks-1."""
         self.block_pool.evict_blocks(ids)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget all contents and return True; False, with a warning, while any block is in use."""
+        """Forget all contents and return True; while any block is in use, log a warning and return False."""
         if not self.block_pool.forget():
             return False
         if self.log_stats:
@@ -320,7 +324,7 @@ class KVCacheManager:
         return True
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
-        """Return the record since the last call and start a fresh one; None without `log_stats`."""
+        """Return the statistics since the last call; None without `log_stats`."""
         if not self.log_stats:
             return None
         stats, self._stats = self._stats, PrefixCacheStats()
@@ -338,7 +342,7 @@ class KVCacheManager:
         return self.block_pool.get_usage()
 
     def get_blocks(self, request_id: str) -> KVCacheBlocks:
-        """Return the request's blocks, no blocks for an unknown request."""
+        """Return the request's blocks; an unknown request has none."""
         ids, counts = self._tables.table(request_id)
         return KVCacheBlocks.from_ids(self.block_pool, ids, counts) if ids else self.empty_kv_cache_blocks
 
@@ -347,7 +351,7 @@ class KVCacheManager:
         return self.get_blocks(request_id).get_block_ids()
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
-        """Return for each group how many leading blocks of this request all requests with blocks share."""
+        """Return for each group how many leading blocks this request shares with all requests that have blocks."""
         return self._tables.common(request_id)
 
     def create_kv_cache_blocks(self, blocks: Sequence[Sequence[KVCacheBlock]]) -> KVCacheBlocks:

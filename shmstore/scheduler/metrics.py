@@ -1,4 +1,4 @@
-"""How well the prefix cache does: hit counts, hit rate, and how long blocks live."""
+"""Statistics of the prefix cache: hit counts, the hit rate, and how long blocks live."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ __all__ = ["BlockLifetime", "CachingMetrics", "KVCacheMetricsCollector", "Prefix
 class PrefixCacheStats:
     """Look-ups in the prefix cache since the last record was taken.
 
-    Requests that were preempted before are counted apart: they ask again for what they had themselves.
+    Requests that were preempted before are counted apart, because they look up tokens that they had before.
     """
 
     reset: bool = False
-    """The cache was emptied during this time."""
+    """Whether the cache was emptied during this time."""
     requests: int = 0
-    """Look-ups."""
+    """Number of look-ups."""
     queries: int = 0
-    """Tokens asked for."""
+    """Tokens looked up."""
     hits: int = 0
     """Tokens found."""
     preempted_requests: int = 0
     """Look-ups of requests that had been preempted."""
     preempted_queries: int = 0
-    """Tokens that these asked for."""
+    """Tokens that these look-ups asked for."""
     preempted_hits: int = 0
-    """Tokens that these found."""
+    """Tokens that these look-ups found."""
 
     def record(self, num_tokens: int, num_hits: int, preempted: bool) -> None:
         """Count one look-up."""
@@ -50,7 +50,7 @@ class PrefixCacheStats:
 
 
 class CachingMetrics:
-    """Hit rate over the most recent requests, at least one record and else at most `max_recent_requests` of them."""
+    """Hit rate over the most recent requests: at most `max_recent_requests` of them, but at least one record."""
 
     def __init__(self, max_recent_requests: int = 1000) -> None:
         check_range(1, max_recent_requests=max_recent_requests)
@@ -59,7 +59,7 @@ class CachingMetrics:
         self._requests = self._queries = self._hits = 0
 
     def observe(self, stats: PrefixCacheStats) -> None:
-        """Take in one record; the oldest ones go as far as the others reach the limit without them."""
+        """Add one record; drop the oldest ones while there are more requests than the limit."""
         if stats.reset:
             self.reset()
         if stats.requests == 0:
@@ -82,20 +82,20 @@ class CachingMetrics:
 
     @property
     def hit_rate(self) -> float:
-        """Tokens found per token asked for; 0 without any."""
+        """Tokens found per token looked up; 0 without look-ups."""
         return self._hits / self._queries if self._queries else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class BlockLifetime:
-    """What became of one sampled block between being handed out and losing its contents."""
+    """The life of one sampled block, from its hand-out to the loss of its contents."""
 
     lifetime_seconds: float
-    """From being handed out to losing its contents."""
+    """From the hand-out to the loss of its contents."""
     idle_seconds: float
-    """From the last access (or from being handed out) to losing its contents."""
+    """From the last access, or the hand-out, to the loss of its contents."""
     reuse_gaps_seconds: tuple[float, ...]
-    """The last gaps between accesses, at most three, oldest first."""
+    """The last gaps between accesses: at most three, oldest first."""
 
 
 @dataclass(slots=True)
@@ -105,10 +105,10 @@ class _Sample:
 
 
 class KVCacheMetricsCollector:
-    """Samples blocks and records how long each lived, lay idle, and between accesses, when it loses its contents.
+    """Samples blocks; when a sampled block loses its contents, records its `BlockLifetime`.
 
-    A block that is handed out is sampled with probability `sample_rate` (ValueError outside 0 … 1). `clock` gives
-    seconds, `rng` numbers in [0, 1).
+    A block that is handed out is sampled with probability `sample_rate` (ValueError outside 0 … 1). `clock` returns
+    seconds, and `rng` numbers in [0, 1).
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class KVCacheMetricsCollector:
         self._events: list[BlockLifetime] = []
 
     def on_block_allocated(self, block: KVCacheBlock) -> None:
-        """Sample the block, or not."""
+        """Sample the block with probability `sample_rate`."""
         self.on_ids_allocated((block.block_id,))
 
     def on_block_accessed(self, block: KVCacheBlock) -> None:
@@ -135,11 +135,11 @@ class KVCacheMetricsCollector:
         self.on_ids_accessed((block.block_id,))
 
     def on_block_evicted(self, block: KVCacheBlock) -> None:
-        """Close the block's sample: its contents are gone."""
+        """Record the lifetime of a sampled block, because its contents are gone."""
         self.on_ids_evicted((block.block_id,))
 
     def on_ids_allocated(self, ids: Iterable[int]) -> None:
-        """Like `on_block_allocated`, for many blocks."""
+        """Do `on_block_allocated` for many blocks."""
         rate, rng, now = self.sample_rate, self._rng, None
         for block_id in ids:
             if rng() < rate:
@@ -147,14 +147,14 @@ class KVCacheMetricsCollector:
                 self._samples[block_id] = _Sample(now)
 
     def on_ids_accessed(self, ids: Iterable[int]) -> None:
-        """Like `on_block_accessed`, for many blocks."""
+        """Do `on_block_accessed` for many blocks."""
         if self._samples:
             now = self._clock()
             for block_id in self._samples.keys() & ids:
                 self._samples[block_id].accesses.append(now)
 
     def on_ids_evicted(self, ids: Iterable[int]) -> None:
-        """Like `on_block_evicted`, for many blocks."""
+        """Do `on_block_evicted` for many blocks."""
         if not self._samples:
             return
         now = self._clock()
@@ -168,10 +168,10 @@ class KVCacheMetricsCollector:
             self._events.append(BlockLifetime(now - sample.born, now - last, gaps))
 
     def drain_events(self) -> list[BlockLifetime]:
-        """Return what was learned since the last call."""
+        """Return the lifetimes recorded since the last call."""
         events, self._events = self._events, []
         return events
 
     def reset(self) -> None:
-        """Forget the open samples; what was learned stays to be drained."""
+        """Forget the open samples; keep the recorded lifetimes for `drain_events`."""
         self._samples.clear()

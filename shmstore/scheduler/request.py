@@ -1,4 +1,4 @@
-"""What the managers ask of a request, and a request that has it."""
+"""What the managers need of a request, and a class that has it."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ __all__ = ["Request", "RequestLike", "TokenView"]
 
 
 class RequestLike(Protocol):
-    """What the managers read of a request; any object with these attributes serves.
+    """What the managers read of a request: any object with these attributes will do.
 
-    `request_id` is the key of all that is kept for a request: unique among those that hold anything, until freed.
-    `block_hashes` may be any sequence of bytes. A `BlockHashes` is read in place, anything else is copied
-    for each call that needs it.
+    `request_id` must be unique among the requests that hold anything. `block_hashes` may be any sequence of bytes. A
+    `BlockHashes` is read in place; anything else is copied for each call that needs it.
     """
 
     request_id: str
@@ -26,7 +25,7 @@ class RequestLike(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens so far."""
+        """Number of prompt and output tokens so far."""
 
     @property
     def all_token_ids(self) -> Sequence[int]:
@@ -69,7 +68,7 @@ class TokenView(Sequence[int]):
 
 
 def _ids_of(given: Any) -> list[int]:
-    """Token ids as Python integers, of one or of many; a 0-d array is one, an array of one element many."""
+    """Return token ids as Python integers; a 0-d array counts as one integer, other arrays as sequences."""
     tolist = getattr(given, "tolist", None)
     values = given if tolist is None else tolist()
     one = not isinstance(values, list) if tolist is not None else hasattr(type(given), "__index__")
@@ -79,12 +78,15 @@ def _ids_of(given: Any) -> list[int]:
 class Request:
     """One request as the managers see it: its tokens, how many are computed, and its block hashes.
 
-    `prompt_token_ids`: integers of any type, also an array or tensor, or None with `prompt_embeds` (an array or tensor
-    with one row a token; all token ids are 0 then). They are kept as Python integers: TypeError if one is not an
-    integer, ValueError if one is beyond 64 bits, with its position. `block_hasher`: called with the request whenever
-    it has grown; None leaves `block_hashes` empty, which is enough with caching off. `mm_features`: items with
-    `identifier` and `mm_position`, in order of offset (ValueError names the first that is not). ValueError without any
-    token.
+    * `prompt_token_ids` are integers of any type, or an array or tensor. They are kept as Python integers. TypeError if
+      one is not an integer, ValueError if one is beyond 64 bits; both name its position.
+    * `prompt_embeds`, an array or tensor with one row for each token, may replace them; all token ids are then 0.
+    * `block_hasher` is called with the request whenever it has grown. None leaves `block_hashes` empty, which is enough
+      with caching off.
+    * `mm_features` are items with `identifier` and `mm_position`, in order of offset. ValueError names the first item
+      that is out of order.
+
+    ValueError if there are no tokens.
     """
 
     def __init__(
@@ -129,12 +131,12 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt plus output tokens so far."""
+        """Number of prompt and output tokens so far."""
         return len(self._token_ids)
 
     @property
     def num_output_tokens(self) -> int:
-        """Tokens that were appended to the prompt."""
+        """Number of tokens that were appended to the prompt."""
         return len(self._token_ids) - self.num_prompt_tokens
 
     @property
@@ -145,8 +147,8 @@ class Request:
     def append_output_token_ids(self, token_ids: SupportsIndex | Iterable[SupportsIndex]) -> None:
         """Append generated tokens and the hashes of the blocks that they fill; if either fails, append neither.
 
-        One integer of any type, or a sequence, array or tensor of them. TypeError if one is not an integer and
-        ValueError if one is beyond 64 bits, with its position.
+        Take one integer of any type, or a sequence, array or tensor of them. TypeError if one is not an integer,
+        ValueError if one is beyond 64 bits; both name its position.
         """
         tokens, known, hashed = self._token_ids, len(self._token_ids), None
         try:
@@ -160,7 +162,7 @@ class Request:
                     hashed = len(self.block_hashes)
                     self.block_hashes.extend(new if isinstance(new, BlockHashes) else list(new))
         except BaseException:
-            # An interrupt may come when the hashes are there: they must not outlive the tokens that they name.
+            # Hashes must not outlive their tokens: keep both if the interrupt came after the hashes were added.
             if hashed is None or len(self.block_hashes) == hashed:
                 del tokens[known:]
             raise

@@ -1,4 +1,4 @@
-"""Turns error codes of C into errors that say what the caller wants to know; runs only after a failure."""
+"""Turn error codes of C into errors that tell the caller what was wrong; nothing here runs before a failure."""
 
 import errno
 import os
@@ -42,40 +42,41 @@ __all__ = [
 
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
-    """Return the same error with its reference, and whether that is of another store."""
+    """Return the same error with the reference, and a hint if it belongs to another store."""
     hint = None
     if ref.store_id != store_id:
         hint = (
-            f"it is of store {ref.store_id:08x}, and this is {store_id:08x}; a later store of the same name is another"
+            f"it belongs to store {ref.store_id:08x}, and this store is {store_id:08x}; a store that was created again "
+            "under the same name does not accept earlier references"
         )
     return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
 
 
 def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStoreError:
-    """Return the same error with the store's name, and a hint at what the caller may have mistaken."""
+    """Return the same error with the store's name, and a hint at the likely mistake."""
     if not os.path.isdir(DIRECTORY):
         return unusable(OSError(errno.ENOENT, ""), name)
     hint = error.hint
     if name.startswith("{"):
         hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
     elif by_handle and error._code == native.NO_STORE:
-        hint = "its writer has closed it, or runs where /dev/shm is another (containers: --ipc)"
+        hint = "its writer has closed it, or runs in a container with a /dev/shm of its own (share it with --ipc)"
     return StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
 
 
 _UNUSABLE: Final = {
-    errno.ENOENT: (f"there is no {DIRECTORY}", "mount a tmpfs there; shared memory is made of its files"),
+    errno.ENOENT: (f"there is no {DIRECTORY}", "mount a tmpfs there; stores are files in it"),
     errno.EROFS: (f"{DIRECTORY} is mounted read-only", "mount it read-write; stores are files there"),
-    errno.EACCES: ("this process may not open {path}", f"look at the permissions of that file and of {DIRECTORY}"),
+    errno.EACCES: ("this process may not open {path}", f"check the permissions of that file and of {DIRECTORY}"),
     errno.EFBIG: (
-        "the segment is larger than this process may make a file (RLIMIT_FSIZE)",
+        "the segment is larger than a file of this process may be (RLIMIT_FSIZE)",
         "raise the limit (ulimit -f), or ask for less capacity",
     ),
     errno.EMFILE: (
         "this process has no file descriptor left",
-        "close what is not needed, or raise the limit (ulimit -n, RLIMIT_NOFILE)",
+        "close unused files, or raise the limit (ulimit -n, RLIMIT_NOFILE)",
     ),
-    errno.ENFILE: ("the system has no file descriptor left", "raise fs.file-max, or close files"),
+    errno.ENFILE: ("the system has no file descriptor left", "raise fs.file-max, or close unused files"),
     errno.ENOSPC: (f"{DIRECTORY} takes no more files", "remove files there, or mount it with more nr_inodes"),
     errno.ENOMEM: (
         "this process may not map that much memory",
@@ -85,7 +86,7 @@ _UNUSABLE: Final = {
 
 
 def unusable(error: OSError, name: str) -> ShmStoreError:
-    """Return the error for a system call that failed; the same error if it is one of the store's own."""
+    """Return the error for a system call that failed; an error of shmstore comes back unchanged."""
     if isinstance(error, ShmStoreError):
         return error
     path = f"{DIRECTORY}/{name if len(name) <= 80 else name[:77] + '...'}"
@@ -94,7 +95,7 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
 
 
 def foreign(name: str, allow_uid: int) -> ShmStoreError:
-    """Return the error for a store of another owner or with an open mode, and say whose it is."""
+    """Return the error for a store that belongs to another user, or that other users may open."""
     try:
         seen = os.lstat(f"{DIRECTORY}/{name}")
     except OSError:
@@ -105,7 +106,7 @@ def foreign(name: str, allow_uid: int) -> ShmStoreError:
     if allow_uid != native.OWN_UID:
         whose = f"belongs to user {seen.st_uid}, not to user {allow_uid}"
     elif seen.st_uid != me:
-        whose = f"belongs to user {seen.st_uid}, and this process is user {me}'s"
+        whose = f"belongs to user {seen.st_uid}, and this process runs as user {me}"
     else:
         return ForeignStoreError(
             f"store {shown(name)} has mode {stat.S_IMODE(seen.st_mode):04o}: users other than its owner may open it",
@@ -115,25 +116,25 @@ def foreign(name: str, allow_uid: int) -> ShmStoreError:
 
 
 def exists(name: str) -> StoreExistsError:
-    """Return the error for a name that is taken, and say if the file is not a store."""
-    with suppress(OSError):  # gone since
+    """Return the error for a name that is taken; it says so if the file is not a store."""
+    with suppress(OSError):  # the file has gone meanwhile
         file = classify(name)
         if file.state == "unreadable":
             return StoreExistsError(
                 f"{DIRECTORY}/{name} exists and {file.problem}; this process may not read it",
-                hint="choose another name or none",
+                hint="choose another name, or omit it",
             )
         if file.state in ("foreign", "blank"):
             return StoreExistsError(
                 f"{DIRECTORY}/{name} exists and {file.problem}",
-                hint="choose another name or none; if nobody needs that file, remove it yourself: "
-                "shmstore gc leaves it alone",
+                hint="choose another name, or omit it; if nobody needs that file, remove it yourself, because "
+                "shmstore gc does not",
             )
     return StoreExistsError(f"a store named {shown(name)} exists already")
 
 
 def another_layout(error: LayoutMismatchError, name: str) -> LayoutMismatchError:
-    """Return the error for a file that cannot be opened, with what it is instead."""
+    """Return the error for a file that cannot be opened; it says what the file is instead."""
     if error._code == native.OTHER_RANKS:  # it is a store, and the error says what is wrong
         return LayoutMismatchError(f"store {shown(name)}: {error.message}", hint=error.hint)
     return cannot_open(classify(name))
@@ -147,9 +148,9 @@ def cannot_open(file: SegmentFile) -> LayoutMismatchError:
             f"{DIRECTORY}/{file.name} {file.problem}", hint="shmstore ls shows the stores of this host"
         )
     if file.state in ("being created", "unfinished"):
-        hint = "its writer died in it; shmstore gc removes what is left"
+        alive, dead = "wait for its writer to finish", "its writer died during it; shmstore gc removes the file"
         return LayoutMismatchError(
-            f"the creation of {store} was not completed", hint="wait for its writer" if file.writer_alive else hint
+            f"the creation of {store} was not completed", hint=alive if file.writer_alive else dead
         )
     if file.state == "other version":
         return LayoutMismatchError(f"{store} was {file.problem}")
@@ -159,10 +160,10 @@ def cannot_open(file: SegmentFile) -> LayoutMismatchError:
 
 
 def in_use(name: str, rank: int) -> RankInUseError:
-    """Return the error for a rank that is taken, with the process that has it."""
+    """Return the error for a rank that is taken; it names the process that has it."""
     pid = native.rank_pid(name, rank)
     hint = None
-    if pid == os.getpid():  # or a process of the same number in another PID namespace
+    if pid == os.getpid():  # or it has the same pid in another PID namespace
         hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
     holder = f"process {pid}" if pid else "a live reader"
     return RankInUseError(f"rank {rank} of store {shown(name)} is taken by {holder}", hint=hint)
@@ -178,14 +179,14 @@ def full(
     nbytes: int | None = None,
     extra: int = 0,
 ) -> StoreFullError:
-    """Return the error for a store that has run out of `resource`, with who holds how much and what is left.
+    """Return the error for a store that has run out of `resource`; it says how much each rank holds and what is left.
 
-    `extra` are the bytes of key and metadata, which lie in front of the other `nbytes`.
+    `extra` is the size of key and metadata, which lie in front of the payload's `nbytes`.
     """
     held = refusal["held"]
     hint = None
     if resource == "leases":
-        what = f"all {refusal['max_leases']} lease entries are taken by unread references (and unfinished puts)"
+        what = f"all {refusal['max_leases']} lease entries are taken by unread references and unfinished puts"
     elif resource == "slots":
         what = f"all {refusal['max_objects']} slots are taken by objects that are held"
     else:
@@ -193,10 +194,10 @@ def full(
         span = _aligned(extra) + _aligned(nbytes or 0)
         what = (
             f"{nbytes} bytes ({span} with key and metadata) needed in one piece, {free} of {refusal['capacity']} free, "
-            f"{refusal['reclaimable']} reclaimable, {refusal['longest']} of both in the longest piece"
+            f"{refusal['reclaimable']} reclaimable, at most {refusal['longest']} of both in one piece"
         )
         if free + refusal["reclaimable"] >= span:
-            hint = f"what is held splits the space: {StoreFullError.default_hint}"
+            hint = f"held objects split the space: {StoreFullError.default_hint}"
     if refusal["kept"]:
         what += f"; {refusal['kept']} bytes protected, held by the writer or in unfinished puts"
     message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
@@ -224,7 +225,7 @@ def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
             if not (0 <= offset <= offset + size <= made.nbytes):
                 return f"{name}: {size} bytes at {offset} do not lie within the {made.nbytes} bytes of the payload"
             if name == "spans" and size and not 0 < source < 1 << 64:
-                return f"spans: {size} bytes at {offset} come from no address, but {shown(source)}"
+                return f"spans: the source of {size} bytes at {offset} must be an address, not {shown(source)}"
     except (TypeError, ValueError):
         source_is = "an address" if name == "spans" else "what fill() takes"
         return f"{name} must be a sequence of triples: an offset, a size and {source_is}"
@@ -234,7 +235,7 @@ def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
 def wrong_encoding(made: Any) -> SerdeError | None:
     """Return what is wrong with the result of a serializer's `encode`; None if it is an `Encoded`."""
     if not all(hasattr(made, name) for name in ("meta", "nbytes", "spans", "fills")):
-        wrong: str | None = f"not {type(made).__name__} but an Encoded is expected"
+        wrong: str | None = f"it must be an Encoded, not {type(made).__name__}"
     else:
         wrong = _wrong_sizes(made) or _wrong_places(made, "spans") or _wrong_places(made, "fills")
     return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None
@@ -243,7 +244,7 @@ def wrong_encoding(made: Any) -> SerdeError | None:
 def wrong_layout(made: Any) -> SerdeError | None:
     """Return what is wrong with the result of a serializer's `layout`; None if it is a `Layout`."""
     if not all(hasattr(made, name) for name in ("meta", "nbytes", "build")):
-        wrong: str | None = f"not {type(made).__name__} but a Layout is expected"
+        wrong: str | None = f"it must be a Layout, not {type(made).__name__}"
     else:
         wrong = _wrong_sizes(made)
     return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None

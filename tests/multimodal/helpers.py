@@ -27,13 +27,13 @@ MIB = 1 << 20
 
 
 def item(nbytes: int, fill: int = 1) -> MultiModalKwargsItem:
-    """An item of exactly this size."""
+    """Return an item of exactly this size."""
     data = torch.full((nbytes,), fill, dtype=torch.uint8)
     return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "pixels", data, MultiModalBatchedField())])
 
 
 def three_tensors(nbytes: int) -> MultiModalKwargsItem:
-    """An item such as a processor makes: pixels of about this size, a grid and token types, a field of each kind."""
+    """Return an item such as a processor makes: pixels of about this size, a grid and token types."""
     pixels = torch.arange(nbytes // 2, dtype=torch.int16).view(torch.bfloat16)
     elems = [
         MultiModalFieldElem("image", "pixel_values", pixels, MultiModalFlatField([slice(0, len(pixels))])),
@@ -44,18 +44,18 @@ def three_tensors(nbytes: int) -> MultiModalKwargsItem:
 
 
 def update(mm_hash: str) -> ResolvedPromptUpdate:
-    """A prompt update that can be told from those of other items."""
+    """Return a prompt update that differs from those of other items."""
     return ResolvedPromptUpdate("image", 0, "replace", "<image>", f"<image:{mm_hash}>")
 
 
 def config(nbytes: int, ipc: int | None = None, **more: Any) -> MultiModalCacheConfig:
-    """A configuration with sizes in bytes."""
+    """Return a configuration from sizes in bytes."""
     ipc_gb = None if ipc is None else ipc / GIB
     return MultiModalCacheConfig(processor_cache_gb=nbytes / GIB, ipc_cache_gb=ipc_gb, **more)
 
 
 def features(mm_hashes: list[str], data: list[Any]) -> list[MultiModalFeatureSpec]:
-    """What P0 sends."""
+    """Return the features that P0 sends."""
     return [
         MultiModalFeatureSpec(piece, "image", mm_hash, PlaceholderRange(0, 4))
         for mm_hash, piece in zip(mm_hashes, data, strict=True)
@@ -63,14 +63,14 @@ def features(mm_hashes: list[str], data: list[Any]) -> list[MultiModalFeatureSpe
 
 
 def processor_cache(settings: MultiModalCacheConfig) -> BaseMultiModalProcessorCache:
-    """P0's cache in a configuration that has one."""
+    """Return P0's cache; the configuration must have one."""
     cache = processor_cache_from_config(settings)
     assert cache is not None
     return cache
 
 
 def shm_sender(settings: MultiModalCacheConfig) -> ShmObjectStoreSenderCache:
-    """P0's cache in a configuration with a store."""
+    """Return P0's cache for `shm`."""
     cache = processor_cache_from_config(settings)
     assert isinstance(cache, ShmObjectStoreSenderCache)
     return cache
@@ -79,7 +79,7 @@ def shm_sender(settings: MultiModalCacheConfig) -> ShmObjectStoreSenderCache:
 def shm_worker(
     settings: MultiModalCacheConfig, rank: int, handle: StoreHandle | None = None
 ) -> ShmObjectStoreReceiverCache:
-    """A worker's cache in a configuration with a store."""
+    """Return a worker's cache for `shm`."""
     cache = worker_receiver_cache_from_config(settings, rank, handle)
     assert isinstance(cache, ShmObjectStoreReceiverCache)
     return cache

@@ -1,4 +1,4 @@
-"""An engine that does not know which caches it was given: the same lines in every mode, without a question."""
+"""An engine runs the same code in every mode, and never asks which caches it has."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ MODES = {
 
 
 class WithoutStore(BaseMultiModalReceiverCache):
-    """What an engine takes where no cache receives; also a receiver of somebody else's, with what it must have."""
+    """The receiver of a mode without one; it has only the methods that a receiver of another package must have."""
 
     def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
         if mm_item is None:
@@ -46,7 +46,7 @@ class WithoutStore(BaseMultiModalReceiverCache):
 
 
 class SomebodyElses(BaseMultiModalProcessorCache):
-    """A processor cache from before there was `handle`: it has an attribute of that name, and its own `close`."""
+    """A processor cache older than `handle`: it has an attribute of that name and a `close` of its own."""
 
     def __init__(self) -> None:
         cast(Any, self).handle = "mine"
@@ -99,7 +99,7 @@ def test_a_request_that_is_served_one_that_is_aborted_and_one_that_is_rejected_a
         assert (2 if mode == "shm" else 0) == sender.release(aborted)
         assert 0 == sender.release(aborted)
 
-        dropped = sent(["a", "d"])  # a worker is told that the request is over, and never reads
+        dropped = sent(["a", "d"])  # the request ends before a worker has read
         assert (2 if mode == "shm" else 0) == receives.release(dropped)
         assert 0 == receives.release(dropped)
         sender.release(dropped)

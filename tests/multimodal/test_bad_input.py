@@ -1,4 +1,4 @@
-"""Each of the six caches refuses wrong input with an error that names it, and nothing changes."""
+"""Each of the six caches refuses wrong input with an error that names the input, and does not change."""
 
 import re
 import warnings
@@ -80,7 +80,7 @@ def p0(request: pytest.FixtureRequest) -> Iterator[Any]:
 
 @pytest.fixture(params=["lru", "shm", "mirrored"])
 def receive(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
-    """`get_and_update` of each kind of receiver."""
+    """Return `get_and_update` of each kind of receiver."""
     if request.param == "lru":
         yield MultiModalReceiverCache(config(MIB)).get_and_update
     elif request.param == "mirrored":

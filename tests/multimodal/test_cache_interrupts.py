@@ -1,4 +1,4 @@
-"""An interrupt (Ctrl-C, a timeout's signal) anywhere in a call of a cache: the call is done or was never begun."""
+"""An interrupt (Ctrl-C, a timeout's signal) at any place in a call of a cache: the call is done or has no effect."""
 
 import itertools
 from collections import OrderedDict
@@ -31,7 +31,7 @@ def plain() -> LRUCache[str, int]:
 
 
 def filled(make: Action, give: Give) -> tuple[Make, Action]:
-    """Return what makes a full cache, and what gives it a hit and two misses that evict the others."""
+    """Return a function that makes a full cache, and one that gives it a hit and two misses, which evict the rest."""
 
     def ready() -> Any:
         cache = make(config(6 + 3 * UPDATES, 6))
@@ -71,7 +71,7 @@ CASES: dict[str, tuple[Make, Action]] = {
 
 
 def state(cache: object) -> dict[str, Any]:
-    """All that the cache holds, in order, and its counts; the sums of sizes are checked."""
+    """Return the contents of the cache, in order, and its counts; check the sums of sizes."""
     for part in vars(cache).values():
         if isinstance(part, Journal):
             part.finish()

@@ -1,4 +1,4 @@
-"""An API server calls its cache from a pool of threads: counts add up, and nobody gets another one's item."""
+"""An API server calls its cache from a pool of threads: counts add up, and no request gets the item of another."""
 
 import random
 import sys
@@ -65,7 +65,7 @@ def what_seems_needed(sender: BaseMultiModalProcessorCache, mm_hashes: list[str]
 
 
 def send(sender: BaseMultiModalProcessorCache, mm_hashes: list[str], counted: list[int]) -> list[Any]:
-    """One request's outputs; between asking and sending another thread may have pushed something out."""
+    """Return one request's outputs; another thread may evict an item between the question and the call."""
     try:
         outputs = sender.get_and_update(what_seems_needed(sender, mm_hashes), mm_hashes)
     except CacheMissError:
@@ -168,7 +168,7 @@ def test_shm_pair() -> None:
 
 
 class SlowSerde(MsgpackSerde):
-    """Copies what is not contiguous when it is told to."""
+    """Copies tensors that are not contiguous, when the test lets it."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -189,7 +189,7 @@ Storing = tuple[ShmObjectStoreSenderCache, ThreadPoolExecutor, Future[Any], Slow
 
 @pytest.fixture
 def storing() -> Iterator[Storing]:
-    """A sender that has "0" and "1", and a thread that is in the middle of copying "slow"."""
+    """Yield a sender that has "0" and "1", while a thread is copying "slow"."""
     serde = SlowSerde()
     writer = ObjectStoreWriter.create(capacity=16 << 10, n_readers=1, serde=serde)
     with (
@@ -259,7 +259,7 @@ def test_what_a_batch_has_found_is_sent_even_if_it_goes_while_the_batch_waits(
 
 
 def test_close_waits_for_no_other_threads_copy(storing: Storing) -> None:
-    """A signal handler in the middle of a hit would otherwise wait forever, because a store waits for that hit."""
+    """Otherwise a signal handler during a hit would wait forever for a put that waits for this hit."""
     sender, pool, stored, serde = storing
     pool.submit(sender.close).result(timeout=10)
     assert not stored.done()

@@ -1,8 +1,8 @@
-"""10^5 items in random requests through every mode: what reaches the model is what reaches it without a cache.
+"""10^5 items in random requests through every mode: the model gets the same items as without a cache.
 
-Several requests are in flight at a time. They overtake each other, are dropped, aborted, fail in P0, fail between two
-workers, meet a P1 that has restarted; items are of all sizes, caches too. A request that P1 or a worker rejects is
-tried again, as an engine does, and has to get through in as many attempts as it has items, and one.
+Several requests are in flight at a time. They overtake each other, are dropped or aborted, fail in P0 or between two
+workers, or meet a P1 that has restarted. Items and caches have all sizes. If P1 or a worker rejects a request, it is
+tried again, as in an engine. It must succeed within one attempt more than it has items.
 """
 
 import random
@@ -32,7 +32,7 @@ class FailsError(Exception):
 
 
 class Failing:
-    """Has no size and no serializer."""
+    """A value without a size and a serializer."""
 
     def __sizeof__(self) -> int:
         raise FailsError
@@ -132,7 +132,7 @@ class Mirrored(Only):
 
 
 class Shm(Only):
-    """Items in shared memory; the model of the last worker goes on looking at some of them."""
+    """Items in shared memory; the model in the last worker keeps some of them."""
 
     def __init__(self, rng: random.Random) -> None:
         workers = rng.randint(1, 3)
@@ -167,7 +167,7 @@ class Shm(Only):
     def shake(self, rng: random.Random, mm_hash: str) -> None:
         super().shake(rng, mm_hash)
         if rng.random() < 0.1:
-            self.p0.writer.delete(mm_hash)  # behind the sender's back
+            self.p0.writer.delete(mm_hash)  # without the sender
 
     def end(self) -> None:
         super().end()
@@ -230,7 +230,7 @@ class Driver:
         try:
             sent = self.mode.send(inputs, mm_hashes)
         except CacheMissError as miss:
-            # What was cached when it was asked for has gone since: the API server preprocesses it after all.
+            # The item was evicted after `is_cached` had found it, so the API server preprocesses it after all.
             self.missed(miss, mm_hashes)
             sent = self.mode.send([(make(self.truth[h].clone()), [update(h)]) for h in mm_hashes], mm_hashes)
         self.in_flight.append((mm_hashes, sent))
@@ -310,7 +310,7 @@ def test_what_reaches_the_model_is_what_reaches_it_without_a_cache(mode: type[On
         driver = Driver(mode, seed)
         driver.run(500)
         attempts += driver.attempts
-    assert mode is Only or attempts > 100  # sides did drift apart, and healed
+    assert mode is Only or attempts > 100  # the sides differed at times, and recovered
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The pages for engine authors: their example and their fragment run, and what they say of pipes and of sizes is so."""
+"""The pages for engine authors: the example and the fragment run, and the claims about pipes and sizes are true."""
 
 import faulthandler
 import multiprocessing
@@ -115,7 +115,7 @@ def die_with(config: MultiModalCacheConfig) -> None:
 
 @pytest.fixture(name="name")
 def _name() -> Iterator[str]:
-    """A name for a store; the test may fail while nobody has its writer."""
+    """Return a name for a store, and remove the store even if the test fails without a writer."""
     name = f"shmstore-docs-{os.getpid()}"
     yield name
     Path(f"/dev/shm/{name}").unlink(missing_ok=True)

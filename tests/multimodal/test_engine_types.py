@@ -1,4 +1,4 @@
-"""The caches with an engine's own types: items are any value that the store takes, updates any object at all."""
+"""The caches with an engine's own types: items are values that the store takes, and updates are any objects."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -189,7 +189,7 @@ def fills(writer: ObjectStoreWriter) -> bool:
 
 @pytest.fixture
 def held() -> Iterator[Pair]:
-    """A sender whose leases are held, with "a" sent twice."""
+    """Yield a sender whose leases are held, after it has sent "a" twice."""
     sender = processor_cache_from_config(SHM, types=TYPES, hold=True)
     assert isinstance(sender, ShmObjectStoreSenderCache)
     with sender:

@@ -1,4 +1,4 @@
-"""`hash_item`: equal content, equal name; other content, other name."""
+"""`hash_item`: equal contents have equal hashes, and different contents have different ones."""
 
 import array
 import ctypes
@@ -177,7 +177,7 @@ def test_equal_settings_have_one_hash_wherever_they_come_from() -> None:
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="arrays in this machine's byte order hash otherwise on others")
 def test_a_hash_is_what_it_was_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store outlives its writer, and its keys are these."""
+    """The hashes are keys of a store, which may outlive its writer."""
     monkeypatch.setattr(hashing, "_hasher", hashlib.sha256)
     every = hashlib.sha256("".join(map(hash_item, DIFFERENT)).encode()).hexdigest()
     assert every == "41dc276b45c1e6fdcd27a6541dafb53114939b4617c4c07513a8611606979689"
@@ -485,7 +485,7 @@ def test_what_was_loaded_of_an_image_can_be_hashed_after_its_file_was_closed(pil
 def test_an_image_that_is_cut_off_is_named_by_its_path_and_why(pillow: Any, kind: str) -> None:
     data = saved(pillow, kind, 1).getvalue()
     image = pillow.open(io.BytesIO(data[:-100]))
-    for _ in range(2):  # what was decoded at the first attempt is no image either
+    for _ in range(2):  # a partly decoded image must not be accepted the second time
         with raises(ValueError, names=("value['a'][1]", "image", "truncated")):
             hash_item({"a": [1, image]})
 

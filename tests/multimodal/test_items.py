@@ -1,4 +1,4 @@
-"""Items, fields, positions: how a batch is cut into items and put together again."""
+"""Items, fields and positions: a batch is cut into items and joined again."""
 
 import dataclasses
 from collections import namedtuple

@@ -1,4 +1,4 @@
-"""`LRUCache` and sizes, against a model that is a list."""
+"""`LRUCache` and sizes, compared with a list as the model."""
 
 import pickle
 import sys
@@ -189,7 +189,7 @@ def test_a_finalizer_that_stores_within_another_store_leaves_the_sum_right(monke
 
 
 class AgainstAList(RuleBasedStateMachine):
-    """The cache and a list of [key, size, pinned] in order of use do the same."""
+    """Do the same to the cache and to a list of [key, size, pinned] in order of use, and compare."""
 
     keys = st.sampled_from("abcdef")
     sizes = st.integers(0, 7)

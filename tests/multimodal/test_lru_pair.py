@@ -1,4 +1,4 @@
-"""The caches without a store: each row of the tables, the lockstep of `lru`, and how drifted sides heal."""
+"""The caches without a store: each row of the tables, the lockstep of `lru`, and recovery when the sides differ."""
 
 import random
 import threading
@@ -34,7 +34,7 @@ def pair(capacity: int = 6) -> Pair:
 def request(
     sender: MultiModalProcessorSenderCache, receiver: MultiModalReceiverCache, sizes: dict[str, int], given: Any = None
 ) -> Sequence[MultiModalFeatureSpec]:
-    """One request through both sides, as an engine does it; returns the features."""
+    """Send one request through both sides, as an engine does; return the features."""
     mm_hashes = list(sizes)
     cached = sender.is_cached(mm_hashes)
     inputs = [None if hit else (item(sizes[h]), [update(h)]) for h, hit in zip(mm_hashes, cached, strict=True)]
@@ -223,7 +223,7 @@ def test_receiver_miss_names_all_missing_and_changes_nothing() -> None:
 
 
 class Broken:
-    """An item whose size cannot be found."""
+    """An item whose size cannot be computed."""
 
     def __sizeof__(self) -> int:
         raise RuntimeError("broken")

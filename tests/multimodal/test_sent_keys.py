@@ -1,4 +1,4 @@
-"""What P0 takes back when P1 has rejected a request: what was sent since, and no look at the rest."""
+"""When P1 rejects a request, P0 takes back the keys sent since then, and does not visit the others."""
 
 import random
 from collections import OrderedDict
@@ -13,7 +13,7 @@ def send(sent: SentKeys[str, str | None], *keys: str, size: int = 1) -> list[str
 
 
 def expected(sent: SentKeys[str, str | None], lost: list[str]) -> set[str]:
-    """By a look at each entry, as the essay on top of `shadow` says it."""
+    """Return the expected keys by visiting every entry, as the docstring of `shadow` says."""
     since = sent._counts.total
     for key in lost:
         entry = sent._shadow.entries.get(key)
@@ -43,7 +43,7 @@ def test_what_is_taken_back_is_what_a_look_at_each_entry_finds() -> None:
 
 
 class Watched(OrderedDict[str, None]):
-    """Notes which keys are looked at, from the last one back."""
+    """Records which keys are visited, from the last one back."""
 
     def __reversed__(self) -> Iterator[str]:
         self.looked: list[str] = []

@@ -23,7 +23,7 @@ from tests.support import is_mapped, store_name
 
 
 def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:
-    """A and b are cached; c is stored, but its updates have gone; there is no room for d's beside theirs."""
+    """Return a sender that has cached a and b; c is stored without updates, and those of d do not fit in."""
     sender = processor_cache_from_config(config(book, MIB, cache_type="shm", shm_max_object_size_mb=1))
     assert isinstance(sender, ShmObjectStoreSenderCache)
     for mm_hash in "cab":
@@ -36,7 +36,7 @@ def _given(mm_hash: str, nbytes: int = 30) -> tuple[MultiModalKwargsItem, list[A
 
 
 def _unknown() -> MultiModalKwargsItem:
-    """An item with nothing in it that the serializer knows."""
+    """Return an item of a type that the serializer does not know."""
     return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())])
 
 
@@ -53,7 +53,7 @@ def _state(sender: ShmObjectStoreSenderCache) -> dict[str, Any]:
 
 
 def _leases(sender: ShmObjectStoreSenderCache, left: int = 0) -> list[ObjectRef]:
-    """Hold all entries for leases but so many."""
+    """Take all lease entries except this many."""
     return [sender.writer.get_cached("a") for _ in range(sender.writer.stats().max_leases - left)]
 
 

@@ -1,4 +1,4 @@
-"""A worker process: reads what the sender's references name, checks every byte, and answers at its own pace."""
+"""A worker process: reads the items that the sender has sent, checks every byte, and answers at its own pace."""
 
 import random
 import time
@@ -12,7 +12,7 @@ from tests.multimodal.helpers import features, shm_worker
 
 
 def truth(mm_hash: str) -> MultiModalKwargsItem:
-    """The one content that this hash stands for; its last part is its size."""
+    """Return the contents for this hash, whose last part is the size."""
     seed, size = (int(part) for part in mm_hash.split(":"))
     data = torch.arange(size, dtype=torch.int32).mul_(2 * seed + 1).add_(seed).to(torch.uint8)
     elems = [
@@ -31,7 +31,7 @@ def main(conn: Any, settings: MultiModalCacheConfig, rank: int, handle: StoreHan
         while (message := conn.recv()) is not None:
             request, mm_hashes, sent = message
             batch = cache.get_and_update_features(features(mm_hashes, sent))
-            time.sleep(rng.random() * 0.002 * (rank + 1))  # the model's step, of another length in each worker
+            time.sleep(rng.random() * 0.002 * (rank + 1))  # the model's step takes a different time in each worker
             right = all(truth(feature.identifier) == feature.data for feature in batch)
             del batch, sent
             conn.send((request, right))
