@@ -1,0 +1,125 @@
+"""The cache of vLLM's API server: it puts each item once into a store, and sends a reference with a lease."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+from prometheus_client import REGISTRY
+from vllm.multimodal.cache import BaseMultiModalProcessorCache
+from vllm.utils.cache import CacheInfo
+
+from shmstore.errors import UnsupportedValueError
+from shmstore.integrations.vllm.interim import Leased, Protection, Sender
+from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
+from shmstore.integrations.vllm.receiver import HANDLE
+from shmstore.metrics import ShmStoreCollector
+from shmstore.multimodal.config import GIB
+from shmstore.refs import ObjectRef
+from shmstore.store import ObjectStoreWriter
+
+__all__ = ["SenderCache"]
+
+_log = logging.getLogger("vllm.shmstore")
+_collector: ShmStoreCollector | None = None
+
+
+class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
+    """The cache of the API server; made by vLLM's factory in the place of its own.
+
+    It creates the store, whose handle the workers find in their environment.
+    """
+
+    def __init__(self, vllm_config: Any) -> None:
+        super().__init__()
+        register_items()
+        self._sender = _make_sender(vllm_config)
+        self._protected = threading.local()
+        os.environ[HANDLE] = self._sender.handle.to_json()
+        _watch(self._sender)
+        _log.info("multi-modal items go through store %s of shmstore", self._sender.writer.name)
+
+    @property
+    def writer(self) -> Any:
+        """The store's writer, for its statistics."""
+        return self._sender.writer
+
+    def is_cached_item(self, mm_hash: str) -> bool:
+        """Return whether the store has the item; if so, it stays until this thread's request has been merged."""
+        if not self._sender.is_cached_item(mm_hash):
+            return False
+        self._protection().add(mm_hash)
+        return bool(self._sender.is_cached_item(mm_hash))  # it may have been evicted before the line above
+
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> tuple[Any, Any]:
+        """Return a reference to the item, or the item if it does not fit, and its prompt updates."""
+        if mm_item is not None:
+            item, updates = mm_item
+            mm_item = item, (updates, modality_of(item))
+        try:
+            sent, (updates, modality) = self._sender.get_and_update_item(mm_item, mm_hash)
+        except UnsupportedValueError as error:
+            _log.warning("item sent inline: %s", error)
+            return item, updates
+        if isinstance(sent, ObjectRef):
+            sent = ReferenceItem(Leased(self.writer, sent), modality)
+        return sent, updates
+
+    def touch_sender_cache_item(self, mm_hash: str) -> None:
+        """Count a use of the item."""
+        self._sender.touch_sender_cache_item(mm_hash)
+
+    def release_sender_touches(self) -> None:
+        """End the protection of what this thread has asked for."""
+        self._protection().end()
+
+    def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:
+        """Raise ValueError if the item carries a reference that is not one to the stored item of this hash."""
+        ref = ref_of(mm_item)
+        if ref is not None and not self.writer.is_cached(mm_hash):
+            raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
+
+    def invalidate(self, mm_hash: str) -> None:
+        """Take the item out: the next request sends it again."""
+        self._sender.invalidate(mm_hash)
+
+    def clear_cache(self) -> None:
+        """Forget all items and counts; what a request still needs stays until it is over."""
+        self._sender.clear_cache()
+
+    def make_stats(self, *, delta: bool = False) -> Any:
+        """Return hits and total so far, or with `delta` since the last call with `delta`."""
+        stats = self._sender.make_stats(delta=delta)
+        return CacheInfo(hits=stats.hits, total=stats.total)
+
+    def close(self) -> None:
+        """Remove the store; idempotent. What has been read stays readable."""
+        self._sender.close()
+
+    def _protection(self) -> Any:
+        if not hasattr(self._protected, "keys"):
+            self._protected.keys = Protection()
+        return self._protected.keys
+
+
+def _make_sender(vllm_config: Any) -> Any:
+    settings = vllm_config.model_config.get_multimodal_config()
+    capacity = int(settings.mm_processor_cache_gb * GIB)
+    writer = ObjectStoreWriter.create(
+        capacity=capacity,
+        n_readers=vllm_config.parallel_config.world_size,
+        max_object_size=min(capacity, settings.mm_shm_cache_max_object_size_mb << 20),
+        prefault=True,
+    )
+    return Sender(writer)
+
+
+def _watch(sender: Any) -> None:
+    """Show the store beside vLLM's own metrics."""
+    global _collector
+    if _collector is None:
+        _collector = ShmStoreCollector()
+        REGISTRY.register(_collector)
+    _collector.watch(sender.writer)
