@@ -2,11 +2,12 @@
 # What `shmstore demo --help` lists goes into ARGS: make demo ARGS="--workers 3".
 PYTHON ?= python3
 VENV := .venv
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python lint model bench peers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-vllm lint model bench peers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/shmstore demo $(ARGS)
@@ -25,6 +26,13 @@ test-c:
 test-python: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not slow and not alone' $(ARGS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m 'alone and not slow' $(ARGS) || [ $$? = 5 ]
+
+# In a real vLLM, with an environment of its own; some 4 GB and, once it is there, 6 minutes.
+test-vllm: $(VLLM_VENV)/.made
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -o addopts=-ra -p no:cacheprovider --timeout 900 $(ARGS)
+
+$(VLLM_VENV)/.made: tests/vllm/environment.py pyproject.toml $(SOURCES)
+	$(PYTHON) tests/vllm/environment.py $(VLLM_VENV)
 
 lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
@@ -86,4 +94,4 @@ docs: $(VENV)/.docs $(VENV)/.built
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*
+	rm -rf $(VENV) $(VLLM_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*

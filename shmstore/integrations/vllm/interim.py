@@ -19,7 +19,10 @@ def to_words(ref: ObjectRef) -> tuple[int, ...]:
 
 def from_words(words: Any) -> ObjectRef:
     """Ref."""
-    return ObjectRef(struct.pack("<5Q", *words))
+    try:
+        return ObjectRef(struct.pack("<5Q", *words))
+    except struct.error as error:
+        raise ValueError(str(error)) from error
 
 
 class Leased:

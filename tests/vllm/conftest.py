@@ -1,0 +1,43 @@
+"""Tests of the plug-in in a real vLLM, which `make test-vllm` runs in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from tests.support import segments
+
+collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*"]
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "SHMSTORE_VLLM": "strict",
+}
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> None:
+    """Engines are shared by tests; what they leave is looked at when a module is done."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_segment_left_behind() -> Iterator[None]:
+    before = segments()
+    yield
+    assert set() == segments() - before
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.vllm.model import make_model
+
+    return make_model(tmp_path_factory.mktemp("model"))

@@ -1,0 +1,67 @@
+"""An offline engine, whose API server is this process."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from shmstore.inspect import find_segments
+
+Tokens = list[list[int]]
+
+
+def store() -> Any:
+    """Return what can be seen of this process's store from outside; there is one."""
+    (found,) = [info for info in find_segments() if info.facts and info.facts.writer_pid == os.getpid()]
+    return found.facts
+
+
+class Offline:
+    """A vLLM in this process; `shm` is the cache type whose place the plug-in takes."""
+
+    def __init__(self, model: Path, cache: str, settings: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        common: dict[str, Any] = {
+            "dtype": "float32",
+            "enforce_eager": True,
+            "max_model_len": 8192,
+            "max_num_seqs": 8,
+            "enable_prefix_caching": False,
+            "limit_mm_per_prompt": {"image": 4, "video": 1},
+            "mm_processor_cache_gb": 0.25,
+            "disable_log_stats": False,
+            "seed": 0,
+        }
+        self.llm = LLM(str(model), mm_processor_cache_type=cache, **common | settings)
+
+    def ask(self, *prompts: dict[str, Any], n: int = 1, tokens: int = 8) -> Tokens:
+        """Return the tokens of each answer; `n` of them a prompt, which are sampled."""
+        from vllm import SamplingParams
+
+        luck = {"temperature": 1.0, "seed": 7} if n > 1 else {"temperature": 0}
+        sampling = SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, **luck)
+        answers = self.llm.generate(list(prompts), sampling, use_tqdm=False)
+        return [list(answer.token_ids) for request in answers for answer in request.outputs]
+
+    def metric(self, name: str) -> float:
+        return float(sum(metric.value for metric in self.llm.get_metrics() if metric.name == name))
+
+    def close(self) -> None:
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm.llm_engine.renderer.shutdown()
+        del self.llm
+        gc.collect()
+
+
+@contextmanager
+def offline(model: Path, cache: str, **settings: Any) -> Iterator[Offline]:
+    engine = Offline(model, cache, settings)
+    try:
+        yield engine
+    finally:
+        engine.close()
