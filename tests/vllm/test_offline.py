@@ -49,7 +49,7 @@ def three_answers(engine: Offline) -> Tokens:
 
 
 def many_at_once(engine: Offline) -> Tokens:
-    return engine.ask(*(picture_prompt(photograph(20 + number % 12)) for number in range(16)), tokens=48)
+    return engine.ask(*(picture_prompt(photograph(20 + number % 12)) for number in range(16)), tokens=160)
 
 
 SCENARIOS: list[Callable[[Offline], Tokens]] = [
