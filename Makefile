@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python test-vllm lint model bench peers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-vllm lint model bench bench-vllm peers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/shmstore demo $(ARGS)
@@ -49,6 +49,10 @@ bench: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m pytest bench --benchmark-only -o addopts= -o python_files='bench_*.py' -q \
 		--benchmark-json=$(VENV)/bench.json $(ARGS) > $(VENV)/bench.log || { cat $(VENV)/bench.log; false; }
 	$(BIN)/python bench/table.py $(VENV)/bench.json
+
+# The caches of a real vLLM beside each other; some 15 minutes.
+bench-vllm: $(VLLM_VENV)/.made
+	$(VLLM_VENV)/bin/python -m bench.vllm $(ARGS)
 
 # Beside what people use today; writes docs/contributing/benchmarks.md and its plots. Some minutes.
 peers: $(VENV)/.bench $(VENV)/.built

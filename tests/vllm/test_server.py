@@ -18,6 +18,7 @@ from tests.vllm.offline import offline
 from tests.vllm.server import Server, server
 
 ROUNDS = 3
+SMALL = ("--mm-processor-cache-gb", "0.02")  # some 40 photographs
 LONG = "w" * 8140  # fits, but not together with a picture, which is stored when that is found
 
 
@@ -31,7 +32,7 @@ def expected(model: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with server(model, log, "--max-num-seqs", "2", "--mm-processor-cache-gb", "0.02") as one:
+    with server(model, log, "--max-num-seqs", "2", *SMALL) as one:
         yield one
 
 
@@ -120,7 +121,7 @@ def test_two_hundred_requests_at_random_leave_no_lease(running: Server, expected
 def test_a_worker_that_is_killed_takes_the_server_with_it_and_nothing_stays(
     model: Path, tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    one = Server(model, tmp_path / "log", "--tensor-parallel-size", "2")
+    one = Server(model, tmp_path / "log", "--tensor-parallel-size", "2", *SMALL)
     try:
         one.wait()
         assert [[tokens] for tokens in expected] == [one.ask(photograph(number))[1] for number in range(12)]
@@ -136,11 +137,11 @@ def test_a_worker_that_is_killed_takes_the_server_with_it_and_nothing_stays(
 def test_a_server_that_is_killed_leaves_a_store_that_the_next_one_removes(
     model: Path, tmp_path: Path, expected: list[list[int]]
 ) -> None:
-    one = Server(model, tmp_path / "log")
+    one = Server(model, tmp_path / "log", *SMALL)
     one.wait()
     name = one.store().name
     assert 200 == one.ask(photograph(1))[0]
     one.stop(signal.SIGKILL)
-    with server(model, tmp_path / "log") as another:
+    with server(model, tmp_path / "log", *SMALL) as another:
         assert name not in {info.name for info in find_segments()}
         assert [0, 4, 4] == hits_of_four(another, expected)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -36,7 +35,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         super().__init__()
         register_items()
         self._sender = _make_sender(vllm_config)
-        self._protected = threading.local()
+        self._protection = Protection()
         os.environ[HANDLE] = self._sender.handle.to_json()
         _watch(self._sender)
         _log.info("multi-modal items go through store %s of shmstore", self._sender.writer.name)
@@ -47,10 +46,10 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         return self._sender.writer
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Return whether the store has the item; if so, it stays until this thread's request has been merged."""
+        """Return whether the store has the item; if so, it stays until it is taken, or until the request is merged."""
         if not self._sender.is_cached_item(mm_hash):
             return False
-        self._protection().add(mm_hash)
+        self._protection.add(mm_hash)
         return bool(self._sender.is_cached_item(mm_hash))  # it may have been evicted before the line above
 
     def get_and_update_item(self, mm_item: Any, mm_hash: str) -> tuple[Any, Any]:
@@ -72,8 +71,8 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._sender.touch_sender_cache_item(mm_hash)
 
     def release_sender_touches(self) -> None:
-        """End the protection of what this thread has asked for."""
-        self._protection().end()
+        """Let go of what was found and not taken; 0.13 has no such call, and loses nothing by it."""
+        self._protection.end()
 
     def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:
         """Raise ValueError if the item carries a reference that is not one to the stored item of this hash."""
@@ -97,11 +96,6 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def close(self) -> None:
         """Remove the store; idempotent. What has been read stays readable."""
         self._sender.close()
-
-    def _protection(self) -> Any:
-        if not hasattr(self._protected, "keys"):
-            self._protected.keys = Protection()
-        return self._protected.keys
 
 
 def _make_sender(vllm_config: Any) -> Any:
