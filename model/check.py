@@ -29,6 +29,7 @@ OPEN = "lseq[0]==0"
 LOST = "ok==g_com[k]"
 PART = "go|| !"
 TWICE = "del[0]"
+HELD = "g_held[1]"
 REFUSED = "held[object]"
 
 
@@ -61,6 +62,7 @@ RUNS = [
     Run("two-threads", "protocol.pml", "THREADS=2 RCRASH=0 WCRASH=0 WOPS=6", "two threads share a rank's table"),
     Run("two-entries", "protocol.pml", "NL=2 MAXH=3 RCRASH=1 WCRASH=0 WOPS=6", "several leases of one object"),
     Run("retiring", "protocol.pml", "RETIRE=1 RCRASH=1 WCRASH=0 WOPS=6", "a rank is retired while it attaches"),
+    Run("holding", "protocol.pml", "HOLD=1 RCRASH=1 WCRASH=1 WOPS=6", "the writer holds a lease that ranks have read"),
     Run("search", "search.pml", "DEATHS=3", "one rank dies, closes and attaches again often"),
     Run("search-retired", "search.pml", "DEATHS=2 ROPS=1 RETIRE=1", "a rank is retired at any moment"),
     Run("search-reuse", "search.pml", "DEATHS=1 ROPS=1 PUTS=1", "another object comes into the slot; missed pins"),
@@ -86,7 +88,7 @@ MUTATIONS = [
     Mutation("NEVER_IS_DEAD", "one-rank", OWED),
     Mutation("PROBE_THEN_EPOCH", "one-rank", OWED, ci=True),
     Mutation("VERDICT_KEPT", "one-rank", OWED),
-    Mutation("VERDICT_BREATHED", "one-rank", OWED),
+    Mutation("VERDICT_YIELDED", "one-rank", OWED),
     Mutation("NO_SECOND_LOOK", "one-rank", OWED, ci=True),
     Mutation("RETIRED_FOR_EVER", "retiring", OWED),
     Mutation("W2_UNFENCED", "one-rank", VIEW, ci=True),
@@ -102,13 +104,15 @@ MUTATIONS = [
     Mutation("WRITING_IS_LIVE", "one-rank", BYTES),
     Mutation("EVICTING_LEFT", "one-rank", LOST),
     Mutation("NO_D1", "one-key", TWICE, ci=True),
+    Mutation("HOLD_READ", "holding", HELD, ci=True),
+    Mutation("HOLD_LEFT", "holding", STUCK),
     Mutation("RELEASE_FIRST", "search", REFUSED),
     Mutation("UNCOUNTED", "search", REFUSED),
     Mutation("TOTAL_FIRST", "search", REFUSED, ci=True),
     Mutation("NO_EPOCH", "search", REFUSED),
     Mutation("NO_BASE", "search", REFUSED),
     Mutation("NO_GONE", "search", REFUSED),
-    Mutation("VERDICT_UNHEARD", "search", REFUSED, ci=True),
+    Mutation("VERDICT_UNPOLLED", "search", REFUSED, ci=True),
     Mutation("NO_RETIRED", "search-retired", REFUSED),
     Mutation("CANCEL_UNMARKED", "search", REFUSED),
     Mutation("COMMIT_UNMARKED", "search-reuse", REFUSED),

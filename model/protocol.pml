@@ -50,6 +50,9 @@
 #ifndef RETIRE
 #define RETIRE 0                        /* the writer may retire rank 0 once, at any moment */
 #endif
+#ifndef HOLD
+#define HOLD 0                          /* the writer may hold hand-out 1, at any moment */
+#endif
 
 #define FREE 0
 #define WRITING 1
@@ -65,6 +68,9 @@ byte st[NS]; byte id[NS]; byte data[NS]; bool del[NS];              /* written b
 byte lseq[NL]; byte lslot[NL]; byte lid[NL];
 byte nextseq = 1; byte published = 1; byte nextid = 1; byte retired[NR];
 byte pins[NR*NS]; byte ack[NR*NL]; byte base[NR]; byte epoch[NR];   /* written by rank r */
+#if HOLD
+bool held[NL];                                                      /* written by the writer, in the word of lslot */
+#endif
 bool lock[NR]; bool wlock;                                          /* held by the kernel */
 #ifdef MUT_R1_RELAXED
 byte sbR[NR];
@@ -86,6 +92,21 @@ bool g_up[NR]; bool g_may[NR];          /* a hand-out now is promised to the ran
 bool g_ret[NR];                         /* retired, and not attached since then */
 byte g_view[NP];                        /* slot + 1 of a live view */
 bool g_com[MAXID+1];                    /* committed, and not evicted since then */
+#if HOLD
+bool g_held[MAXH+1];                    /* held, and not cancelled since then */
+#define HELD(l) held[l]
+#define RELEASE(h) g_held[h] = 0
+#define FRESH(l) held[l] = 0
+#else
+#define HELD(l) false
+#define RELEASE(h) skip
+#define FRESH(l) skip
+#endif
+#ifdef MUT_HOLD_READ
+#define MAY_END(l) true
+#else
+#define MAY_END(l) (!HELD(l))
+#endif
 /* A death is one step: no other process runs until the kernel has stopped all threads. */
 #define THE_WRITER 2
 #define NOBODY 3
@@ -299,10 +320,10 @@ proctype BufW() { do :: atomic { sbW != 0 -> st[sbW-1] = EVICTING; sbW = 0 } :: 
 #else
 #define ANEW atomic { verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN }       /* shms_reclaim_begin */
 #endif
-#ifdef MUT_VERDICT_BREATHED
-#define ANEW_UNLESS(breath) if :: breath -> skip :: else -> ANEW fi
+#ifdef MUT_VERDICT_YIELDED
+#define ANEW_UNLESS(yields) if :: yields -> skip :: else -> ANEW fi
 #else
-#define ANEW_UNLESS(breath) ANEW                                            /* also after yield_mutex */
+#define ANEW_UNLESS(yields) ANEW                                            /* also after yield_mutex */
 #endif
 #define JUDGE(r) if :: verdict[r] == HERE -> go = 0 :: else fi
 
@@ -344,7 +365,9 @@ inline lease_done_by(r)    /* clears go if the lease in entry l still expects ra
 
 inline lease_done()        /* entry l; go = closed */
 {
-        lease_done_by(0);
+        if :: atomic { MAY_END(l) -> skip }; lease_done_by(0)
+           :: atomic { !MAY_END(l) -> go = 0 }
+        fi;
 #if NR > 1
         if :: go -> lease_done_by(1) :: else fi;
 #endif
@@ -413,6 +436,9 @@ inline set_free(v)         /* asserts the two promises that W4 could break */
         atomic { k = 0; do :: k < NP -> assert(g_view[k] != v+1); k++ :: else -> break od;
                  k = 1; do :: k <= g_nref -> assert(!(g_slot[k] == v && g_id[k] == id[v] && (O(0,k) || O(NR-1,k)))); k++
                            :: else -> break od;
+#if HOLD
+                 assert(!(g_held[1] && g_slot[1] == v && g_id[1] == id[v]));
+#endif
                  k = 0; st[v] = FREE; g_com[id[v]] = 0 }                            /* W4: */
 }
 
@@ -425,13 +451,16 @@ inline set_free(v)         /* asserts the two promises that W4 could break */
 #define PROMISED(h) g_id[h] = id[s]; g_slot[h] = s; g_entry[h] = l; g_nref = h; PROMISES(h)
 #define RAISE published = x+1
 
-inline hand_out(breath)    /* hands out slot s with the free entry l; the reference goes out with L3 */
+inline hand_out(yields)    /* hands out slot s with the free entry l; the reference goes out with L3 */
 {
 #if defined(MUT_L2_FIRST)
         atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; lseq[l] = x; RAISE; PROMISED(x); x = 0 };
-        atomic { nextseq++; l = 0; ANEW_UNLESS(breath) }
+        atomic { nextseq++; l = 0; ANEW_UNLESS(yields) }
 #else
-        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; nextseq++               /* L1: */
+        atomic { lslot[l] = s; lid[l] = id[s]; x = nextseq; nextseq++;              /* L1: */
+#ifndef MUT_HOLD_LEFT
+                 FRESH(l)
+#endif
 #ifdef MUT_L3_EARLY
                  ; RAISE
 #endif
@@ -441,7 +470,7 @@ inline hand_out(breath)    /* hands out slot s with the free entry l; the refere
 #if !defined(MUT_L3_EARLY) && !defined(MUT_NO_L3)
                  RAISE;                                                             /* L3: */
 #endif
-                 x = 0; l = 0; ANEW_UNLESS(breath) }
+                 x = 0; l = 0; ANEW_UNLESS(yields) }
 #endif
 }
 
@@ -638,10 +667,14 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
 #endif
                                 evict(s, s)                                         /* at once, if nothing holds it */
 #endif
-                           :: atomic { s == 0 && g_nref >= 1 -> SETTLED(0,1); SETTLED(NR-1,1);
+                           :: atomic { s == 0 && g_nref >= 1 -> RELEASE(1); SETTLED(0,1); SETTLED(NR-1,1);
                                        if :: lseq[g_entry[1]] == 1 -> lseq[g_entry[1]] = 0 :: else fi }     /* C1: cancel */
                            :: atomic { s == 0 && g_nref >= 2 -> SETTLED(0,2); SETTLED(NR-1,2);
                                        if :: lseq[g_entry[2]] == 2 -> lseq[g_entry[2]] = 0 :: else fi }
+#if HOLD
+                           :: atomic { s == 0 && g_nref >= 1 && lseq[g_entry[1]] == 1 ->
+                                       held[g_entry[1]] = 1; g_held[1] = 1 }       /* H1: */
+#endif
 #if RETIRE
                            :: atomic { s == 0 && retired[0] == 0 -> x = epoch[0] };
                               do :: retired[0] = x+1;                               /* T1: */
@@ -669,7 +702,10 @@ proctype Writer(bool again) provided (dying == NOBODY || dying == THE_WRITER)
                 verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; dying = NOBODY; wlock = 0; run Writer(1) }
            :: atomic { wdone && rdone[0] && rdone[NP-1] -> final = 1;
                        /* The end: each rank is dead, or has taken or released all that it was promised. The operator
-                        * retires the ranks that never attached. */
+                        * retires the ranks that never attached, and the writer cancels what it holds. */
+#if HOLD
+                       if :: g_held[1] -> RELEASE(1); lseq[g_entry[1]] = 0 :: else fi;
+#endif
                        if :: epoch[0] == 0 -> retired[0] = 1; EXCUSED(0) :: else fi;
                        if :: epoch[NR-1] == 0 -> retired[NR-1] = 1; EXCUSED(NR-1) :: else fi; s = 0 };
               do :: atomic { s < NS && st[s] == WRITING -> st[s] = FREE; s++ }

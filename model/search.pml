@@ -127,7 +127,7 @@ proctype Killer() provided (dying == 2)
 #define FREED_BY(r) (LEFT_BY(r) && (pins[r] == 0 || IDLE(r)))
 #define FREED (FREED_BY(0) && FREED_BY(NR-1))
 
-/* The writer's private memory; see zones.h and shms_heard. */
+/* The writer's private memory; see zones.h and shms_polled. */
 bool stale[2] = 1; bool held[2];
 byte h_base[NR]; byte h_verdict[NR];
 byte verdict[NR];
@@ -138,7 +138,7 @@ inline ask(r)              /* rank_gone */
         if :: atomic { verdict[r] != UNKNOWN -> skip }
            :: atomic { verdict[r] == UNKNOWN -> x = attached[r] };                    /* W1b: */
               atomic { if :: x && !lock[r] -> verdict[r] = GONE :: else -> verdict[r] = HERE fi; x = 0;     /* W1c: */
-#ifndef MUT_VERDICT_UNHEARD
+#ifndef MUT_VERDICT_UNPOLLED
                        if :: verdict[r] != h_verdict[r] -> h_verdict[r] = UNKNOWN :: else fi
 #endif
                      }

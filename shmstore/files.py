@@ -1,4 +1,4 @@
-"""What is this file in /dev/shm? One answer for the listings, for `gc`, for leftovers and for error messages."""
+"""Tells what a file in /dev/shm is: for listings, for `gc`, for leftovers and for error messages."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ __all__ = ["DIRECTORY", "PREFIX", "FileState", "SegmentFile", "classify"]
 
 DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "shmstore-"
-"""Of generated names."""
+"""The start of generated names."""
 
 FileState = Literal[
     "ok",  # a store, alive or dead
@@ -29,7 +29,7 @@ FileState = Literal[
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """A file of /dev/shm, and what it is."""
+    """A file in /dev/shm, and what it is."""
 
     name: str
     """The store's name: the file's, without the directory."""
@@ -44,24 +44,24 @@ class SegmentFile:
     inode: int
     """Number of the file in it; a later store of the same name has another one."""
     modified_at: float
-    """When the file's size was set, which is its age if the superblock says none."""
+    """When the file's size was set; the age of a file whose superblock says none."""
     owner_uid: int
-    """User that it belongs to."""
+    """The user who owns it."""
     writer_alive: bool
-    """Whether some process holds the writer's lock; True if that cannot be known."""
+    """Whether a process holds the writer's lock; True if that cannot be known."""
     ranks_alive: int
     """Readers attached."""
     nameless: bool
-    """Its name was generated and nobody who knows it is alive: the next `create` of its user removes it."""
+    """Whether its name was generated and its processes are dead: the next `create` of its user removes it."""
 
     @property
     def recoverable(self) -> bool:
-        """Whether `recover` of this or of another version may find everything in it, and somebody may ask for it."""
+        """Whether `recover`, of this or another version, may find everything in it, and somebody may ask for it."""
         return self.state in ("ok", "other version", "sparse") and not self.nameless
 
 
 def classify(name: str) -> SegmentFile:
-    """Say what a file of /dev/shm is; it may be any file. StoreNotFoundError if there is none of that name."""
+    """Return what a file in /dev/shm is; it may be any file. StoreNotFoundError if no file has that name."""
     try:
         seen = native.probe(name)
     except PermissionError:
@@ -121,7 +121,7 @@ def _not_opened(name: str, state: FileState) -> SegmentFile:
         inode=stat.st_ino,
         modified_at=stat.st_mtime,
         owner_uid=stat.st_uid,
-        writer_alive=True,  # in doubt, so that nobody takes it for dead
+        writer_alive=True,  # unknown, so it must not count as dead
         ranks_alive=0,
         nameless=False,
     )

@@ -1,12 +1,16 @@
 """Values that travel between processes: `ObjectRef` names one hand-out, `StoreHandle` names a store."""
 
 import json
+import struct
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from shmstore.errors import StaleRefError, listed, shown
 
 __all__ = ["ObjectRef", "StoreHandle"]
+
+_WORDS = struct.Struct("<5Q")
 
 REF_SIZE: Final = 40
 """Bytes of a packed reference; csrc/store/ref.h has a picture of them."""
@@ -41,6 +45,21 @@ class ObjectRef:
     def to_bytes(self) -> bytes:
         """Return the reference as 40 bytes."""
         return self._packed
+
+    @classmethod
+    def from_words(cls, words: Iterable[int]) -> "ObjectRef":
+        """Return the reference that `to_words` packed, or raise StaleRefError if it is not five words."""
+        try:
+            return cls(_WORDS.pack(*words))
+        except struct.error as error:
+            raise StaleRefError(
+                f"a reference must be five ints of 64 bits, not {shown(words)}: {error}",
+                hint="send all of ref.to_words()",
+            ) from None
+
+    def to_words(self) -> tuple[int, int, int, int, int]:
+        """Return the reference as five unsigned ints of 64 bits, for transports that carry only numbers."""
+        return _WORDS.unpack(self._packed)
 
     @property
     def store_id(self) -> int:

@@ -34,7 +34,7 @@ def store_name() -> str:
 
 
 def segments() -> set[str]:
-    """Return the files in /dev/shm that this test run has made; other programs' are none of its business."""
+    """Return the files in /dev/shm that this test run has made, not those of other programs."""
     ours = (PREFIX, f"shmstore-{os.getpid()}-")
     return {path.name for path in SHM.iterdir() if path.name.startswith(ours)}
 

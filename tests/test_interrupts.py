@@ -105,7 +105,7 @@ class Sender:
         self.writer = writer
         for mm_hash in "cab":
             self.cache.release([self.cache.get_and_update_item(given(mm_hash), mm_hash)[0]])
-        self.cache._book.drop("c")
+        self.cache._book.change(["c"], {})
 
     def close(self) -> None:
         self.cache.close()
@@ -168,7 +168,7 @@ class Book:
     def __init__(self) -> None:
         self.book = UpdatesBook(6)
         for mm_hash in "abc":
-            self.book.add(mm_hash, ((), 2))
+            self.book.change([], {mm_hash: ((), 2)})
 
     def close(self) -> None:
         pass
@@ -225,9 +225,9 @@ CASES: dict[str, Case] = {
     "sender release": Case(Sender, lambda s: s.cache.release([s.writer.get_cached("a")])),
     "receiver": Case(Receiver, lambda s: s.cache.get_and_update(s.sent, ["a", "b"]), True),
     "receiver release": Case(Receiver, lambda s: s.cache.release(s.sent)),
-    "book add": Case(Book, lambda s: s.book.add("new", ((), 5))),
-    "book add again": Case(Book, lambda s: s.book.add("a", ((), 3))),
-    "book drop": Case(Book, lambda s: s.book.drop("b")),
+    "book add": Case(Book, lambda s: s.book.change([], {"new": ((), 5)})),
+    "book add again": Case(Book, lambda s: s.book.change([], {"a": ((), 3)})),
+    "book drop": Case(Book, lambda s: s.book.change(["b"], {})),
 }
 
 

@@ -190,7 +190,7 @@ def test_a_full_store_says_what_the_writer_itself_keeps(stores: Stores) -> None:
     writer.cancel(ref)
     spec = TensorSpec((1000,), torch.uint8)
     with writer.protect(["a"]), writer.reserve("mine", spec):
-        kept = f"{writer.stats().used_bytes} bytes in protect blocks or unfinished puts"
+        kept = f"{writer.stats().used_bytes} bytes protected, held by the writer or in unfinished puts"
         with raises(StoreFullError, names=[kept]):
             writer.put("b", torch.zeros(2000))
 

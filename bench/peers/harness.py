@@ -91,7 +91,7 @@ class Host:
         self._orders.send(order)
 
     def answer(self) -> Any:
-        """Wait for the answer; PeerError with the reason where it is none."""
+        """Wait for the answer and return it; PeerError with the reason if the peer failed."""
         try:
             if not self._orders.poll(PATIENCE):
                 raise PeerError(f"no answer within {PATIENCE:.0f} s")

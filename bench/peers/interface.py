@@ -2,7 +2,7 @@
 
 One exchange, timed as a whole: `send` puts a tree of tensors and tells every reader; each reader gets the tree, touches
 every page of it, lets it go and acknowledges; the exchange ends with the last acknowledgement. `send_again` does it
-for the object of the last exchange (the hit path): a peer that keeps no objects sends it anew.
+for the object of the last exchange (the hit path): a peer that keeps no objects sends it again.
 
 Every peer acknowledges over the same pipe, and tells over it, too, unless it has a channel of its own.
 """

@@ -185,7 +185,8 @@ bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, u
         SHMS_LOOK("lease");
         *out = (shms_lease_record){.entry = entry,
                                    .number = number,
-                                   .slot = shms_get(&e->slot),
+                                   .slot = shms_lease_slot(e),
+                                   .held = shms_lease_held(e),
                                    .id = shms_get(&e->id),
                                    .opened_ns = shms_get(&e->opened_ns)};
         for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)

@@ -83,7 +83,7 @@ typedef struct shms_slot_record {
 
 /* An open lease. owed: one bit for each rank that it expects. */
 typedef struct shms_lease_record {
-    uint64_t entry, number, slot, id, opened_ns, moving;
+    uint64_t entry, number, slot, id, opened_ns, moving, held;
     uint64_t owed[4];
 } shms_lease_record;
 

@@ -1,19 +1,19 @@
 /* blockhash.c: CBOR and SHA-256 in one pass.
  *
- * Canonical CBOR (RFC 8949, 4.2) leaves one way to write what we write: a head of 1, 2, 3, 5 or 9 bytes, the shortest
- * that holds the number, and definite lengths. So equal (parent, tokens, extras) give equal bytes on every host, and
- * unlike ones unlike bytes, because CBOR can be decoded.
+ * Canonical CBOR (RFC 8949, 4.2) allows one encoding: definite lengths, and the shortest head (1, 2, 3, 5 or 9 bytes)
+ * for each number. So equal (parent, tokens, extras) give equal bytes on every host. Different ones give different
+ * bytes, because CBOR can be decoded.
  *
- * One block of 16 tokens below 65536 is 85 bytes, two compressions: with the processor's SHA instructions 75 ns, so
- * the call around it matters. libcrypto's one-shot SHA256() looks its algorithm up each time (300 ns);
- * SHA256_Init/Update/Final do not. They are called through pointers found with dlopen, so that the package neither
- * links to libcrypto nor needs its headers: the context is opaque memory, larger than any SHA256_CTX there has been
- * (112 bytes), and a known answer is asked for before the pointers are trusted.
+ * One block of 16 tokens below 65536 is 85 bytes, which is two compressions. They take 75 ns with the processor's SHA
+ * instructions, so the call around them matters. libcrypto's one-shot SHA256() looks up its algorithm each time (300
+ * ns); SHA256_Init/Update/Final do not. dlopen finds them, so the package needs neither libcrypto at link time nor its
+ * headers. The context is opaque memory, larger than every SHA256_CTX so far (112 bytes). A known answer is checked
+ * before the pointers are used.
  *
- * The message of a block goes into one buffer of `bound` bytes: bound counts the longest head for every number, so
- * the writer needs no checks. What it adds and multiplies has been looked at before the first byte (`refuses`): token
- * positions and the ends of items fit an int64, and items stand in order, as the walk over them needs. Hashes are
- * written into room reserved beforehand, and the list's length is advanced at the end: a refusal appends nothing. */
+ * The message of a block goes into one buffer of `bound` bytes. `bound` counts the longest head for every number, so
+ * writing needs no checks. `refuses` runs before the first byte: token positions and the ends of items fit an int64,
+ * and items are in order, as the loop over them needs. Hashes go into room that was reserved before, and the list's
+ * length is raised at the end. So a refusal appends nothing. */
 #include "blockhash.h"
 
 #include <dlfcn.h>
@@ -55,7 +55,7 @@ static void sha_look(void) {
             sha_digest(digest, (const uint8_t *)"abc", 3);
             if (!memcmp(digest, abc, sizeof abc)) {
                 sha_found = 0;
-                return; /* the library stays open: it is used until the process ends */
+                return; /* the library stays open until the process ends */
             }
         }
         dlclose(lib);
@@ -74,7 +74,7 @@ int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n) {
     return 0;
 }
 
-/* Writes 9 bytes whatever the head's length, as `bound` has room for them: what follows overwrites the rest. */
+/* Always writes 9 bytes, for which `bound` has room; the bytes that follow overwrite those beyond the head. */
 static inline uint8_t *put_head(uint8_t *p, uint8_t major, uint64_t v) {
     if (v < 24) {
         *p = (uint8_t)(major | v);
@@ -96,7 +96,7 @@ static uint8_t *put_bytes(uint8_t *p, const uint8_t *bytes, int64_t n) {
     return p + n;
 }
 
-/* Tokens and extras of the block that begins at token s. *skip: items before it end at or before s, now and later. */
+/* Writes tokens and extras of the block that begins at token s. Items before *skip end at or before s. */
 static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *tokens, int32_t token_bytes,
                          const shms_blockhash_extras *x, int64_t *skip, const uint8_t *embed) {
     p = put_head(p, 0x80, (uint64_t)block_size);
@@ -175,7 +175,7 @@ int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t fir
     int64_t bound = shms_blockhash_bound(1, block_size, x), skip = 0;
     if (bound < 0 || bound > INT64_MAX - 35)
         return SHMS_KV_EARGUMENT;
-    parent = memcpy(seed, parent, sizeof seed); /* it may stand in `out`, which is about to move */
+    parent = memcpy(seed, parent, sizeof seed); /* it may be in `out`, which is about to move */
     int rc = shms_hashlist_reserve(out, n_blocks);
     if (rc)
         return rc;

@@ -1,4 +1,4 @@
-/* blockhash.h: the hash chain over the full blocks of a request: SHA-256 over canonical CBOR.
+/* blockhash.h: the hash chain over the full blocks of a request, SHA-256 over canonical CBOR.
  *
  * hash(block i) = SHA-256 of the CBOR array of three elements
  *
@@ -10,11 +10,11 @@
  * Extra keys of block [s, e), one flat array: the LoRA name; for each item that overlaps the block its identifier and
  * its offset minus s; the cache salt (block 0 only); a digest of the block's prompt embeddings.
  *
- * SHA-256 comes from the system's libcrypto, looked for when the first hash is asked for; where there is none,
- * shms_blockhash_bodies gives what stands behind the parent in each message, and the caller hashes by itself.
+ * SHA-256 comes from the system's libcrypto, which the first call looks for. Without it, shms_blockhash_bodies returns
+ * the part behind the parent of each message, and the caller hashes.
  *
- * Caveats: identifiers, LoRA name and salt come as ready CBOR (this file encodes numbers only). Items are in order of
- * offset, neither offset nor length is negative and their sum fits (else ARGUMENT). Nothing here is kept between calls. */
+ * Caveats: identifiers, LoRA name and salt are passed as CBOR; this file encodes only numbers. Items are in order of
+ * offset. Offset and length are not negative, and their sum fits (else ARGUMENT). No state is kept between calls. */
 #ifndef SHMS_BLOCKHASH_H
 #define SHMS_BLOCKHASH_H
 #include <stddef.h>
@@ -25,9 +25,9 @@
 /* cdef: begin */
 typedef struct shms_blockhash_extras {
     const uint8_t *lora;
-    int64_t lora_len;     /* CBOR of the LoRA name; length 0: none */
+    int64_t lora_len;     /* CBOR of the LoRA name; length 0: no name */
     const uint8_t *salt;
-    int64_t salt_len;     /* CBOR of the cache salt; length 0: none */
+    int64_t salt_len;     /* CBOR of the cache salt; length 0: no salt */
     const int64_t *items;
     int64_t n_items;     /* three numbers each: offset, length, end of its identifier in idents */
     const uint8_t *idents;                     /* the identifiers' CBOR, one after the other */
@@ -35,19 +35,19 @@ typedef struct shms_blockhash_extras {
     int64_t n_embeds;   /* 32-byte digests of the first n_embeds blocks of the call */
 } shms_blockhash_extras;
 
-int shms_blockhash_ready(void);                /* 0: libcrypto was found and answers rightly; NOLIB */
+int shms_blockhash_ready(void);                /* 0: libcrypto was found and works; NOLIB */
 int shms_blockhash_sha256(uint8_t *out, const uint8_t *bytes, int64_t n); /* 32 bytes into out; NOLIB */
 int shms_blockhash_extend(shms_hashlist *out, const uint8_t *parent, int64_t first, int64_t n_blocks,
                           int32_t block_size, const void *tokens, int32_t token_bytes,
                           const shms_blockhash_extras *extras);
-/* appends to out the hashes of blocks first .. first+n_blocks-1, whose tokens (int32 or int64: token_bytes) begin at
- * `tokens`; parent: 32 bytes. NOLIB, MEMORY, WIDTH, ARGUMENT: nothing appended. */
+/* Appends to `out` the hashes of blocks first .. first+n_blocks-1. Their tokens (int32 or int64: token_bytes) begin at
+ * `tokens`; parent is 32 bytes. After NOLIB, MEMORY, WIDTH or ARGUMENT, nothing is appended. */
 int64_t shms_blockhash_bodies(uint8_t *out, int64_t room, int64_t *ends, int64_t first, int64_t n_blocks,
                               int32_t block_size, const void *tokens, int32_t token_bytes,
                               const shms_blockhash_extras *extras);
-/* writes the messages without array header and parent, one after the other, the end of each into ends; gives the bytes
- * used. FULL: more than `room`, ask shms_blockhash_bound. */
+/* Writes the messages without array header and parent, one after the other, and the end of each into `ends`. Returns
+ * the bytes used. FULL: more than `room`; see shms_blockhash_bound. */
 int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *extras);
-/* bytes that always suffice for n_blocks bodies; ARGUMENT: no int64 holds that many */
+/* Bytes that always suffice for n_blocks bodies. ARGUMENT: the number does not fit an int64. */
 /* cdef: end */
 #endif

@@ -1,37 +1,38 @@
 /* blockpool.c: a ring through an array, and an open-addressed map into it.
  *
- * One block is one record of 64 bytes, aligned to a cache line, so that taking, keying and freeing a block costs one
- * miss for the block and one for the map:
+ * One block is one record of 64 bytes, aligned to a cache line. So taking, keying or freeing a block costs one miss for
+ * the block and one for the map:
  *
  *     0        32    36    40         44         48        52        56      60      61      62    63
  *     | hash   | ref | tag | prev_off | next_off | key_prev| key_next| group | width | first | out | pad |
  *
- * Free queue: a doubly linked ring with the null block's record as its sentinel, so that no operation has a special case
- * for an end. Links are kept as distances from the neighbours that a block has in a new pool, id - 1 and id + 1 (the ends
- * wrap round). So a new pool is zeros: building one touches no block, and the pages come when blocks are first used.
+ * Free queue: a doubly linked ring. The null block's record is its sentinel, so no operation has a special case for an
+ * end. Links are stored as distances from the neighbours that a block has in a new pool, id - 1 and id + 1 (the ends
+ * wrap around). So a new pool is all zeros: building it touches no block, and pages are mapped when blocks are used.
  *
- * Map: n_slots = 15/8 n slots of 8 bytes {tag, block}; block 0 means empty, which no key can name. The tag is 32 bits mixed
- * from hash and group; a key's home slot is tag * n_slots / 2^32 (any table size, no division), collisions go to the next
- * slot round the end, and a removal shifts back what stood there only because of it. So there are no tombstones, and a probe ends at
- * the first empty slot: at most n - 1 keys live in 15/8 n slots, so nearly half are always empty. (With 3/2 n, removals
- * took a third longer; with more, a block would take over 80 bytes in all.)
+ * Map: n_slots = 15/8 n slots of 8 bytes {tag, block}; block 0 means empty. The tag is 32 bits mixed from hash and
+ * group. A key's home slot is tag * n_slots / 2^32, which needs no division and allows any table size. Collisions go to
+ * the next slot, around the end. A removal shifts back the keys that stood there because of the removed one. So there
+ * are no tombstones, and a probe ends at the first empty slot. At most n - 1 keys are in 15/8 n slots, so nearly half
+ * are always empty. (With 3/2 n, removals took a third longer; with more, a block would take over 80 bytes in all.)
  *
- * Equal keys: a slot names the block that got the key first ("first" = 1); the others hang behind it in the ring
- * key_prev/key_next in the order they came, its key_prev being the last: append and removal are O(1). Removing the first
- * one puts the second in its slot; removing another does not touch the map.
+ * Equal keys: a slot names the block that got the key first ("first" = 1). The others follow it in the ring
+ * key_prev/key_next, in the order in which they got the key. The first one's key_prev is the last, so append and
+ * removal are O(1). Removing the first one puts the second in its slot; removing another one does not touch the map.
  *
- * Why the pool is always whole:
- *   1. Each operation checks all its arguments and reserves its memory before it writes. `put` must count down to
- *      notice a block given back once too often (an id may stand twice in one call), and counts up again then.
- *   2. ref == 0 if and only if the block is in the queue: get and touch take it out when they make it positive, put
- *      appends when it reaches 0, and the flag `out` keeps an id given twice from being appended twice.
- *   3. A key is in the map if and only if a block has it: only add_key and drop_key write either, both write both. */
+ * Why the pool is always valid:
+ *   1. Each operation checks all its arguments and reserves its memory before it writes. Only `put` must count down to
+ *      notice that a block is given back once too often (an id may come twice in one call). It then counts up again.
+ *   2. ref == 0 if and only if the block is in the queue. get and touch remove it when ref becomes positive, and put
+ *      appends it when ref reaches 0. The flag `out` prevents that an id given twice is appended twice.
+ *   3. A key is in the map if and only if a block has it. Only add_key and drop_key write these, and both write
+ *      both. */
 #include "blockpool_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- making one ---- */
+/* ---- creating ---- */
 
 shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
     if (n_blocks < 1 || (free_order != SHMS_BLOCKPOOL_TAIL && free_order != SHMS_BLOCKPOOL_UNCACHED_FIRST))
@@ -39,7 +40,7 @@ shms_blockpool *shms_blockpool_new(int32_t n_blocks, int free_order) {
     uint32_t n_slots = (uint32_t)n_blocks + (uint32_t)n_blocks / 8 * 7 + 2;
     size_t head = (sizeof(shms_blockpool) + 63) / 64 * 64;
     size_t bytes = 63 + head + (size_t)n_blocks * sizeof(shms_pool_block) + (size_t)n_slots * sizeof(shms_pool_slot);
-    char *memory = calloc(1, bytes); /* not aligned_alloc: large pieces come from calloc as zero pages, untouched */
+    char *memory = calloc(1, bytes); /* not aligned_alloc: calloc returns untouched zero pages for large sizes */
     if (!memory)
         return NULL;
     shms_blockpool *pool = (shms_blockpool *)(memory + (64 - (uintptr_t)memory % 64) % 64);
@@ -67,7 +68,7 @@ int32_t shms_blockpool_n_free(const shms_blockpool *pool) { return pool->n_free;
 int32_t shms_blockpool_n_keys(const shms_blockpool *pool) { return pool->n_keys; }
 
 static inline int32_t id_at(const void *ids, int64_t i) {
-    int32_t id; /* ids come from byte strings too: no alignment is promised */
+    int32_t id; /* ids also come from byte strings, which may not be aligned */
     memcpy(&id, (const char *)ids + 4 * i, sizeof id);
     return id;
 }
@@ -115,7 +116,7 @@ static inline uint64_t word(const uint8_t *p) {
     return w;
 }
 
-/* The hash is usually SHA-256 and needs no mixing; hashes of the caller's own making (counters, say) do. */
+/* A SHA-256 needs no mixing, but a caller's own hashes (counters, for example) do. */
 static inline uint32_t tag_of(const uint8_t *hash, int32_t group) {
     uint64_t x = word(hash) * 0x9e3779b97f4a7c15u + word(hash + 8) * 0xc2b2ae3d27d4eb4fu;
     x ^= x >> 29;
@@ -133,7 +134,7 @@ static inline int has_key(const shms_pool_block *b, const uint8_t *hash, int32_t
     return b->width == width && b->group == group && !memcmp(b->hash, hash, SHMS_HASH_BYTES);
 }
 
-/* The slot of this key, or the empty one where it would go. */
+/* Returns the slot of this key, or the empty slot where it would go. */
 static inline uint32_t slot_of(const shms_blockpool *pool, uint32_t tag, const uint8_t *hash, int32_t width,
                                int32_t group) {
     uint32_t s = home_of(pool, tag);
@@ -152,7 +153,7 @@ static void slot_clear(shms_blockpool *pool, uint32_t hole) {
         uint32_t home = home_of(pool, pool->slots[s].tag);
         uint32_t from_home = s >= home ? s - home : s + n - home;
         uint32_t from_hole = s >= hole ? s - hole : s + n - hole;
-        if (from_home >= from_hole) { /* its home is at or before the hole: it may move there */
+        if (from_home >= from_hole) { /* its home is at or before the hole, so it may move there */
             pool->slots[hole] = pool->slots[s];
             hole = s;
         }
@@ -208,12 +209,12 @@ static void drop_key(shms_blockpool *pool, int32_t id) {
     b->width = b->first = 0;
 }
 
-/* ---- handing out and taking back ---- */
+/* ---- get, touch and put ---- */
 
-/* Long runs are bound by memory: while one key is worked on, the slots of the keys to come are on their way. */
+/* Memory limits long runs. So the slots of the next keys are prefetched while one key is processed. */
 enum { AHEAD = 8 };
 
-/* Works out the tag of key i of a run and fetches its slot; nothing behind the end. */
+/* Computes the tag of key i of a run and prefetches its slot; does nothing beyond the end. */
 static inline void tag_ahead(const shms_blockpool *pool, uint32_t *tags, const uint8_t *base, int64_t step, int64_t i,
                              int64_t n, int32_t group) {
     if (i >= n)
@@ -264,7 +265,7 @@ int shms_blockpool_touch(shms_blockpool *pool, const void *ids, int64_t n) {
 
 int shms_blockpool_put(shms_blockpool *pool, const void *ids, int64_t n, int reverse) {
     shms_pool_block *blocks = pool->blocks;
-    int32_t head = 0; /* what went to the head last: the next one goes behind it */
+    int32_t head = 0; /* the last block put at the head; the next one goes behind it */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         int rc = outside(pool, id) ? SHMS_KV_ERANGE : id && blocks[id].ref == 0 ? SHMS_KV_EUNUSED : 0;
@@ -308,7 +309,7 @@ int64_t shms_blockpool_find_run(const shms_blockpool *pool, int32_t *out, const 
         const uint8_t *hash = base + i * step;
         uint32_t tag = tags[i % AHEAD];
         tag_ahead(pool, tags, base, step, i + AHEAD, n, group);
-        if (i + AHEAD / 2 < n) /* its slot has arrived: now the block that it names */
+        if (i + AHEAD / 2 < n) /* its slot has arrived: prefetch the block that it names */
             __builtin_prefetch(pool->blocks + pool->slots[home_of(pool, tags[(i + AHEAD / 2) % AHEAD])].id);
         out[i] = pool->slots[slot_of(pool, tag, hash, hashes->width, group)].id;
         if (!out[i])
@@ -324,7 +325,7 @@ int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const s
     if (first < 0 || factor < 1)
         return SHMS_KV_EARGUMENT;
     if (n > hashes->n / factor - first)
-        return SHMS_KV_ENOHASH; /* (first + n) * factor > hashes->n, which may not fit */
+        return SHMS_KV_ENOHASH; /* (first + n) * factor > hashes->n, without the overflow */
     for (int64_t i = 0; i < n; i++) {
         int32_t id = id_at(ids, i);
         if (outside(pool, id))
@@ -342,7 +343,7 @@ int shms_blockpool_key(shms_blockpool *pool, const void *ids, int64_t n, const s
         uint32_t tag = tags[i % AHEAD];
         tag_ahead(pool, tags, base, step, i + AHEAD, n, group);
         int32_t id = id_at(ids, i);
-        /* An id given twice has its first key by now; the second would have to be dropped, so it gets none. */
+        /* An id given twice has its first key by now, and does not get a second one. */
         if (id && !pool->blocks[id].width)
             add_key(pool, id, tag, hash, hashes->width, group);
     }
@@ -372,7 +373,7 @@ int shms_blockpool_reset(shms_blockpool *pool) {
     return 0;
 }
 
-/* ---- looking ---- */
+/* ---- reading ---- */
 
 int32_t shms_blockpool_ref(const shms_blockpool *pool, int32_t id) {
     return outside(pool, id) ? SHMS_KV_ERANGE : pool->blocks[id].ref;
@@ -429,7 +430,7 @@ const uint8_t *shms_blockpool_log_take(shms_blockpool *pool, int64_t *n) {
     return pool->log;
 }
 
-/* ---- the checker: believes nothing, writes nothing, ends on any contents ---- */
+/* ---- the checker: trusts nothing, writes nothing, ends on any contents ---- */
 
 static int queue_valid(const shms_blockpool *pool) {
     int32_t n = 0, before = 0, id = next_of(pool, 0);
@@ -474,7 +475,7 @@ int shms_blockpool_valid(const shms_blockpool *pool) {
         return rc;
     for (int32_t id = 1; id < pool->n_blocks; id++) {
         const shms_pool_block *b = pool->blocks + id;
-        /* queue_valid met only blocks with ref 0, and as many as there are: here each of them must be one */
+        /* queue_valid has counted n_free blocks with ref 0, so there must be exactly that many here */
         if (b->ref < 0 || (b->ref == 0) == (b->out != 0))
             return SHMS_KV_BAD_STATE;
         n_keyed += b->width != 0;

@@ -1,5 +1,5 @@
-/* blockpool_impl.h: the memory of a block pool, for blockpool.c and for tests that break it. What it means is argued on top
- * of blockpool.c. */
+/* blockpool_impl.h: the memory of a block pool, for blockpool.c and for tests that break it. The top of blockpool.c
+ * explains it. */
 #ifndef SHMS_BLOCKPOOL_IMPL_H
 #define SHMS_BLOCKPOOL_IMPL_H
 #include "blockpool.h"
@@ -11,8 +11,8 @@ typedef struct shms_pool_block {
     int32_t prev_off, next_off; /* neighbours in the queue, as distances from id - 1 and id + 1 */
     int32_t key_prev, key_next;
     int32_t group;
-    uint8_t width; /* 0: has no key */
-    uint8_t first; /* 1: its slot names it */
+    uint8_t width; /* 0: it has no key */
+    uint8_t first; /* 1: the slot of its key names it */
     uint8_t out; /* 1: not in the queue */
     uint8_t pad;
 } shms_pool_block;
@@ -24,7 +24,7 @@ typedef struct shms_pool_slot {
 } shms_pool_slot;
 
 struct shms_blockpool {
-    void *memory; /* what all of it lies in */
+    void *memory; /* the allocation that has all of it */
     shms_pool_block *blocks;
     shms_pool_slot *slots;
     uint32_t n_slots;

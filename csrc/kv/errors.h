@@ -1,6 +1,6 @@
-/* errors.h: the codes of the scheduler's structures (hashlist, blockhash, blockpool, kvcache).
+/* errors.h: the error codes of the scheduler's structures (hashlist, blockhash, blockpool, kvcache).
  *
- * 0 or a count is success; these are the refusals. A call that refuses leaves every structure as it was. */
+ * 0 or a count is success. A call that returns one of these codes leaves every structure as it was. */
 #ifndef SHMS_KV_ERRORS_H
 #define SHMS_KV_ERRORS_H
 
@@ -10,11 +10,11 @@ enum {
     SHMS_KV_ERANGE = -102,    /* a block id outside the pool, or the null block */
     SHMS_KV_EUNUSED = -103,   /* a block is given back that no request holds */
     SHMS_KV_EKEYED = -104,    /* a block that is to get a key has one already */
-    SHMS_KV_EWIDTH = -105,    /* a hash that is not 1 to 32 bytes, or hashes of unlike width in one list */
+    SHMS_KV_EWIDTH = -105,    /* a hash that is not 1 to 32 bytes, or hashes of different widths in one list */
     SHMS_KV_ENOHASH = -106,   /* fewer block hashes than blocks to be cached */
     SHMS_KV_ECOMPUTED = -107, /* computed blocks for a request that has a table, or with caching off */
     SHMS_KV_EBUSY = -108,     /* blocks are in use */
-    SHMS_KV_EARGUMENT = -109, /* a number that makes no sense here */
+    SHMS_KV_EARGUMENT = -109, /* a number is out of range */
     SHMS_KV_EMEMORY = -110,   /* the host is out of memory */
     SHMS_KV_ENOLIB = -111,    /* no usable libcrypto on this host */
     SHMS_KV_ESHORT = -112,    /* a table has fewer blocks than are to be cached */

@@ -1,10 +1,10 @@
-/* hashlist.c: why the list is what its header says.
+/* hashlist.c: why the list is as its header says.
  *
- * 1. data holds cap slots of 32 bytes, of which the first n are in use, and 0 <= n <= cap. Only reserve changes cap,
- *    and it does so after realloc has succeeded, so a refusal leaves list and contents alone. n * 32 fits an int64.
- * 2. Every slot in use is zero beyond `width`: append writes all 32 bytes. Hence equal hashes of equal width are
+ * 1. `data` has cap slots of 32 bytes. The first n are in use, and 0 <= n <= cap. Only reserve changes cap, after
+ *    realloc has succeeded, so a refusal changes neither list nor contents. n * 32 fits an int64.
+ * 2. Every slot in use is zero beyond `width`, because append writes all 32 bytes. So equal hashes of equal width are
  *    equal in all 32 bytes, and the pool may compare words.
- * 3. The width is fixed by the first append and checked by all later ones before a byte is written. */
+ * 3. The first append sets the width, and all later ones check it before they write. */
 #include "hashlist.h"
 
 #include <stdlib.h>
@@ -25,7 +25,7 @@ int shms_hashlist_reserve(shms_hashlist *list, int64_t more) {
     if (want <= list->cap)
         return 0;
     if (want < list->cap * 2)
-        want = list->cap * 2; /* doubling: appending one at a time stays linear */
+        want = list->cap * 2; /* doubling keeps many single appends linear */
     uint8_t *data = realloc(list->data, (size_t)want * SHMS_HASH_BYTES);
     if (!data)
         return SHMS_KV_EMEMORY;

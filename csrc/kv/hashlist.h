@@ -1,34 +1,34 @@
-/* hashlist.h: a growing array of block hashes, one per full block of a request.
+/* hashlist.h: a growing array of block hashes, one for each full block of a request.
  *
- * A hash is 1 .. 32 bytes; every hash of one list has the same width, which the first one fixes. Each takes 32 bytes
- * here whatever its width, the rest zero, so that two hashes compare as four words and a prefix look-up of
- * thousands of blocks reads one contiguous array.
+ * A hash is 1 .. 32 bytes. The first one sets the width of all hashes of the list. Each takes 32 bytes here, padded
+ * with zeros. So two hashes compare as four words, and a prefix look-up reads one contiguous array.
  *
  *     hash 0                             hash 1
  *     | width bytes ... | zeros to 32 |  | width bytes ... | zeros to 32 |  ...
  *
- * Caveats: not for several threads at once. `data` moves with the next append. */
+ * Caveats: not thread-safe. `data` moves with the next append. */
 #ifndef SHMS_HASHLIST_H
 #define SHMS_HASHLIST_H
 #include <stdint.h>
 
 #include "errors.h"
 
-#define SHMS_HASH_BYTES 32 /* what one hash takes, and the widest hash there is */
+#define SHMS_HASH_BYTES 32 /* bytes that one hash takes, and the largest width */
 
 /* cdef: begin */
-typedef struct shms_hashlist { /* to be read by all, written by the functions below */
+typedef struct shms_hashlist { /* every caller may read it; only the functions below write it */
     uint8_t *data;             /* hash i begins at 32 * i */
-    int64_t n, cap;            /* hashes in use, and as many as there is memory for */
-    int32_t width;             /* bytes of each hash; 0 while the list has never held one */
+    int64_t n, cap;            /* hashes in use, and hashes that fit the memory */
+    int32_t width;             /* bytes of each hash; 0 before the first */
 } shms_hashlist;
 
 shms_hashlist *shms_hashlist_new(void);       /* an empty list that the caller owns; NULL: no memory */
-void shms_hashlist_free(shms_hashlist *list); /* gives it back; NULL is nothing */
+void shms_hashlist_free(shms_hashlist *list); /* frees it; NULL is allowed */
 int shms_hashlist_append(shms_hashlist *list, const uint8_t *hashes, int64_t n, int32_t width);
-/* appends n hashes that stand `width` bytes apart; WIDTH: not 1 .. 32 or not the list's; MEMORY. Nothing is changed then. */
+/* Appends n hashes, which are `width` bytes apart. WIDTH: not 1 .. 32, or not the list's; MEMORY. Both change
+ * nothing. */
 int shms_hashlist_valid(const shms_hashlist *list); /* 0, or CORRUPT */
 /* cdef: end */
 
-int shms_hashlist_reserve(shms_hashlist *list, int64_t more); /* room for `more` hashes; MEMORY */
+int shms_hashlist_reserve(shms_hashlist *list, int64_t more); /* reserves room for `more` hashes; MEMORY */
 #endif

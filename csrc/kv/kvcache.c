@@ -2,29 +2,29 @@
  *
  * A table is an int32 array. Three facts about it carry the rest:
  *
- *   1. Null blocks lead: a table is  0 0 ... 0 b b b ... b.  What a look-up returns has this form (only leading
- *      positions need no content), allocation appends real blocks, and skipping nulls a range that ends at the first
- *      null. So `nulls` tells the whole story, and "walk down until a null" is the range [nulls, k).
- *   2. `cached` leading blocks have been given their keys once (or were computed, or were null when it was their turn).
- *      It only grows; evicting a key does not lower it, so a block is keyed at most once through its table.
+ *   1. Null blocks come first: a table is  0 0 ... 0 b b b ... b.  A look-up returns this form, because only leading
+ *      positions need no content. Allocation appends real blocks, and skipping replaces the first real blocks by null
+ *      blocks. So `nulls` describes them all, and the real blocks below k are the range [nulls, k).
+ *   2. The first `cached` blocks have been given their keys once (or were computed, or were null at that time).
+ *      `cached` only grows. Evicting a key does not lower it, so a table gives each of its blocks a key at most once.
  *   3. A real block in a table has a reference for being there.
  *
- * allocate goes: check, reserve, drop what the window has passed, compare, commit. Everything that can refuse but for
- * "too few blocks" stands before the first write. The computed blocks are touched before new ones are taken, so the pool
- * cannot hand them out in the same call; those of them that were free are counted as needed, so that afterwards at
- * least the rest is still there.
+ * The steps of allocate: check, reserve, drop what the window has passed, compare, commit. Every check that can refuse,
+ * except "too few blocks", comes before the first write. The computed blocks are touched before new ones are taken, so
+ * the pool cannot hand them out in the same call. Those of them that were free count as needed, so that enough blocks
+ * are left after the touch.
  *
- * Numbers: what a caller counts in tokens is below LIMIT = 2^60, so that any three of them can be added; a block size
- * is an int32, and so is the number of blocks in a table. A need of more blocks than that is written as one more than fits
- * (TOO_MANY), which no pool has; so products of blocks and block sizes stay below 2^62, and the sum over all groups does.
+ * Numbers: numbers of tokens are below LIMIT = 2^60, so any three of them can be added. A block size is an int32, and
+ * so is the number of blocks in a table. A need of more blocks is written as TOO_MANY, one more than fits, which no
+ * pool has. So products of blocks and block sizes stay below 2^62, and so does the sum over all groups.
  *
- * Look-ups with several groups (the pool's key has the group in it): "full" groups are asked from the left, all of them
- * for each position; then the others within what that gave. Both types answer in lengths that are multiples of the
- * alignment, so cutting the full groups to the others' length keeps both whole.
+ * Look-ups with several groups (the pool's key contains the group): first the "full" groups are searched from the left,
+ * all of them at each position. Then the others are searched within that length. Both types return multiples of the
+ * alignment, so the full groups can be cut to the length of the others.
  *
- * `settled` is the largest T such that an allocate with seen <= computed, computed + new + lookahead <= T would
- * find no block to add (T <= blocks * size), none to key (T < (cached + 1) * size) and none to skip. It holds whatever
- * happens to other requests, as it speaks of this request's table alone. */
+ * `settled` is the largest T such that an allocate with seen <= computed, computed + new + lookahead <= T would find no
+ * block to add (T <= blocks * size), none to key (T < (cached + 1) * size) and none to skip. It does not depend on
+ * other requests, because it is about this request's table only. */
 #include "kvcache_impl.h"
 
 #include <stdlib.h>
@@ -50,13 +50,13 @@ static int ids_reserve(shms_kv_ids *a, int64_t n) {
     return 0;
 }
 
-/* Copies ids from an address without alignment, or from none at all. */
+/* Copies ids from an address that need not be aligned; NULL is allowed if n is 0. */
 static void put_ids(int32_t *to, const void *ids, int64_t n) {
     if (n)
         memcpy(to, ids, (size_t)n * sizeof *to);
 }
 
-/* ---- making one ---- */
+/* ---- creating ---- */
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
@@ -116,7 +116,7 @@ void shms_kvcache_free(shms_kvcache *kv) {
 static int is_live(const shms_kvcache *kv, int64_t h) { return h > 0 && h < kv->n_requests && kv->next_idle[h] < 0; }
 static shms_kv_table *tables_of(const shms_kvcache *kv, int64_t h) { return kv->tables + h * kv->n_groups; }
 
-/* Makes sure that one more number is there, idle; nobody can see that it is. */
+/* Makes sure that there is an idle number. No caller can see the difference. */
 static int number_reserve(shms_kvcache *kv) {
     if (kv->idle)
         return 0;
@@ -160,7 +160,7 @@ static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t 
         memset(kv->groups[which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
 }
 
-/* From the left, from block `at` until the first miss of one of the groups. */
+/* Searches from the left, from block `at` until the first miss in one of the groups. */
 static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t at,
                          int64_t end) {
     int64_t stop = end;
@@ -170,7 +170,7 @@ static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const in
     return stop;
 }
 
-/* Do all groups have the block at position i? Leaves theirs in scratch. */
+/* Do all groups have the block at position i? Stores their blocks in scratch. */
 static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t i) {
     const uint8_t *hash = hashes->data + ((i + 1) * kv->groups[which[0]].factor - 1) * SHMS_HASH_BYTES;
     int32_t id = 1;
@@ -185,7 +185,7 @@ static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const 
     int64_t need = max64(1, cdiv(g->param - 1, g->size) + kv->eagle), run = 0, len = 0;
     for (int64_t i = end - 1; i >= 0; i--) {
         if (run == 0 && (i + 1) * g->size % kv->alignment)
-            continue; /* a run must end where the other groups can end too */
+            continue; /* a run must end where the other groups can end, too */
         if (!hit(kv, hashes, which, n, i)) {
             run = 0;
             continue;
@@ -197,7 +197,7 @@ static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const 
         put_null(kv, which, n, 0, i);
         return len - kv->eagle;
     }
-    /* No run is long enough; one that reaches block 0 has all the context there is. */
+    /* No run is long enough, except one that reaches block 0, which has the whole context. */
     return run ? len - kv->eagle : 0;
 }
 
@@ -211,13 +211,13 @@ static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const i
     return 0;
 }
 
-/* Blocks (of the type's own size) of the longest prefix of at most max_tokens, left in scratch; MEMORY. */
+/* Returns the blocks (of the type's size) of the longest prefix of at most max_tokens. They are in scratch. MEMORY. */
 static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n,
                          int64_t max_tokens) {
     const shms_kv_group *g = kv->groups + which[0];
     int64_t end = min64(max_tokens / g->size, hashes->n / g->factor), from = 0, len, rc;
     if (g->kind == SHMS_KV_CHUNK)
-        from = max_tokens / g->param * g->param / g->size; /* all of it lies in chunks that are over */
+        from = max_tokens / g->param * g->param / g->size; /* all before it is in chunks that are over */
     for (int32_t j = 0; j < n; j++)
         if ((rc = ids_reserve(&kv->groups[which[j]].scratch, max64(from, end))))
             return rc;
@@ -291,7 +291,7 @@ static void skip_passed(shms_kvcache *kv, shms_kv_table *t, const shms_kv_group 
     t->nulls = k;
 }
 
-/* How many blocks a table of this group must have for so many tokens. */
+/* How many blocks a table of this group must have for that many tokens. */
 static int64_t blocks_for(const shms_kv_group *g, int64_t tokens, int64_t n_encoder) {
     int64_t n = cdiv(g->kind == SHMS_KV_CROSS ? n_encoder : tokens, g->size);
     return min64(TOO_MANY, g->kind == SHMS_KV_MAMBA ? n + min64(g->param, TOO_MANY) : n);
@@ -310,7 +310,7 @@ static int may_cache(const shms_kvcache *kv, shms_kv_request *r, const shms_kv_g
     return 0;
 }
 
-/* Gives blocks [cached, end) their keys, after may_cache, and notes which really got one. */
+/* Gives blocks [cached, end) their keys, after may_cache, and records which of them got one. */
 static void do_cache(shms_kvcache *kv, int32_t g, shms_kv_table *t, int64_t end, const shms_hashlist *hashes) {
     int64_t from = max64(t->cached, t->nulls);
     kv->stored[2 * g] = kv->stored[2 * g + 1] = 0;
@@ -324,20 +324,20 @@ static void do_cache(shms_kvcache *kv, int32_t g, shms_kv_table *t, int64_t end,
     t->cached = (int32_t)end;
 }
 
-/* The largest sum for which allocate finds nothing to do; see above. */
+/* The largest sum for which allocate has nothing to do; see above. */
 static int64_t settled(const shms_kvcache *kv, const shms_kv_table *tables) {
-    int64_t limit = LIMIT - 1; /* a sum that is larger has a part that allocate refuses */
+    int64_t limit = LIMIT - 1; /* a larger sum has a part that allocate refuses */
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_group *gr = kv->groups + g;
         const shms_kv_table *t = tables + g;
         int64_t size = gr->size;
-        int64_t next = ((int64_t)t->nulls + 1) * size; /* that many tokens passed, and one more block goes */
+        int64_t next = ((int64_t)t->nulls + 1) * size; /* when that many tokens have passed, one more block goes */
         if (gr->kind == SHMS_KV_CROSS)
-            return 0; /* its need comes with each call */
+            return 0; /* each call says what it needs */
         limit = min64(limit, max64(0, t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
         if (kv->caching)
             limit = min64(limit, ((int64_t)t->cached + 1) * size - 1);
-        /* `seen` is below the sum that is compared, as at least one token is new */
+        /* `seen` is below the sum that is compared, because at least one token is new */
         if (gr->kind == SHMS_KV_WINDOW)
             limit = min64(limit, next + min64(gr->param, LIMIT) - 1);
         if (gr->kind == SHMS_KV_CHUNK)
@@ -350,7 +350,7 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
                           int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
                           const shms_hashlist *hashes, const void *given, const int32_t *counts) {
     int is_new = r->table == 0, rc;
-    /* or-ed, so that one comparison each finds a negative and a large one */
+    /* or-ed, so that one comparison finds a negative number and one finds a large one */
     int64_t all = n_new | lookahead | seen | computed | n_encoder | n_tokens;
     answer(kv, r, 0);
     if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && !is_live(kv, r->table)))
@@ -386,7 +386,7 @@ int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, in
         kv->groups[g].needed = len - have;
         total += kv->groups[g].needed;
     }
-    if (total <= shms_blockpool_len(kv->pool)) { /* else it ends in FULL, and would ask for absurd amounts of memory */
+    if (total <= shms_blockpool_len(kv->pool)) { /* otherwise it is FULL, and would need absurd amounts of memory */
         for (int32_t g = 0; g < kv->n_groups; g++)
             if ((rc = ids_reserve(&tables[g].ids,
                                   (is_new && counts ? counts[g] : tables[g].len) + kv->groups[g].needed)))
@@ -471,7 +471,7 @@ int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r) {
     return 0;
 }
 
-/* ---- looking ---- */
+/* ---- reading ---- */
 
 int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *r) {
     answer(kv, r, 0);

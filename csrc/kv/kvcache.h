@@ -1,21 +1,20 @@
 /* kvcache.h: the block tables of all running requests, for several groups of layers, over one block pool.
  *
- * A group is a set of layers that share one table per request. Each has a kind of attention, a block size in tokens and
- * its own answer to: how many tokens at the front does nobody need any more, how long is the longest prefix that the
- * cache holds, how many leading blocks do all requests share.
+ * A group is a set of layers that share one table per request. Each group has a kind of attention and a block size in
+ * tokens. The kind decides how many leading tokens are no longer needed, which cached prefix is the longest, and how
+ * many leading blocks all requests share.
  *
  *                      group 0 (full)        group 1 (window)
  *     request 7        | 1 2 3 4 5 6 13 |    | 0 0 0 0 11 12 14 |      0: null block, contents not needed
  *
- * One call is one operation on one request, over all groups in index order. A request is a record of the caller, zeros at
- * first. Each call writes its whole answer there, with the request's state: so a caller that is interrupted on the way back
- * still has both.
+ * One call is one operation on one request, over all groups in index order. A request is a record of the caller's,
+ * initially zeros. Each call writes its whole answer there, with the request's state. So a caller that is interrupted
+ * on the way back still has both.
  *
- * Hashes are those of the hash block size; a group whose blocks are `factor` times as large uses the last of each
- * `factor`.
+ * There is one hash for each hash block. A group whose blocks are `factor` times as large uses every factor-th hash.
  *
- * Caveats: not for several threads at once. Every call that refuses leaves everything as it was, but for the one thing
- * that allocate says. A record belongs to one manager. */
+ * Caveats: not thread-safe. A call that refuses leaves everything as it was, with one exception; see allocate. A record
+ * belongs to one manager. */
 #ifndef SHMS_KVCACHE_H
 #define SHMS_KVCACHE_H
 #include <stdint.h>
@@ -31,42 +30,44 @@ enum { SHMS_KV_CACHING = 1, SHMS_KV_EAGLE = 2 };
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
                                int flags);
-/* an empty manager over a pool that it borrows; params: window, chunk, or number of speculative blocks of each group.
- * The caller owns it. NULL: no memory, or a number below 1 (of windows and speculative blocks: below 0). */
-void shms_kvcache_free(shms_kvcache *kv); /* gives it back; the blocks of its tables stay as the pool has them */
+/* Returns an empty manager, which the caller owns and which borrows the pool. params: window, chunk, or number of
+ * speculative blocks of each group. NULL: no memory, or a number below 1 (windows and speculative blocks: below 0). */
+void shms_kvcache_free(shms_kvcache *kv); /* frees it; does not give the blocks of its tables back to the pool */
 
 typedef struct shms_kv_request {
-    int64_t table;   /* the request's tables, by number; 0: it has none */
+    int64_t table;   /* number of the request's tables; 0: it has no tables */
     int64_t
-        settled; /* allocate would change nothing while computed + n_new + lookahead is at most this and no blocks are given */
+        settled; /* allocate changes nothing if computed + n_new + lookahead is at most this and no blocks are given */
     int64_t
-        n_ids; /* the answer: so many blocks, all groups together; below, in memory that the manager's next call reuses, */
-    const int32_t *ids; /* the blocks, group after group, */
-    const int32_t *counts; /* how many of each group, */
-    const int64_t *stored; /* and two for each group: blocks [first, end) got their keys; equal: none did */
+        n_ids; /* the answer: number of blocks in all groups. The next call of the manager reuses the memory below: */
+    const int32_t *ids; /* the blocks, group after group; */
+    const int32_t *counts; /* how many of each group; */
+    const int64_t *stored; /* two for each group: blocks [first, end) got their keys */
     int64_t wanted,
-        there; /* after FULL, SHORT (blocks) and NOHASH (hashes): how many were needed, how many there are */
+        there; /* after FULL, SHORT (blocks) and NOHASH (hashes): how many are needed, and how many there are */
 } shms_kv_request;
 
 int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *request, const shms_hashlist *hashes, int64_t max_tokens);
-/* tokens of the longest cached prefix of at most max_tokens (-1, what an empty request has left to find: as 0), and its
- * blocks. Changes nothing but the answer. MEMORY; ARGUMENT: below -1, above 2^60 - 1, or more blocks than a table can have. */
+/* Returns the tokens of the longest cached prefix of at most max_tokens, and answers with its blocks. An empty request
+ * passes -1, which counts as 0. Changes only the answer. MEMORY; ARGUMENT: below -1, above 2^60 - 1, or more blocks
+ * than a table can have. */
 
 int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *request, int64_t seen, int64_t computed, int64_t n_new,
                           int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
                           const shms_hashlist *hashes, const void *ids, const int32_t *counts);
-/* makes room for n_new tokens behind `computed`, of which `seen` stood in the request's own count; answers with the new
- * blocks. A request without tables gets them, beginning with the computed blocks `ids` (int32), counts[g] of them for
- * group g (counts NULL: none). FULL: too few blocks are free; blocks that the window has passed are given back even then.
- * COMPUTED, NOHASH, KEYED, RANGE, MEMORY, ARGUMENT (each number of tokens is 0 .. 2^60 - 1, and computed at least seen). */
+/* Makes room for n_new tokens after `computed` ones, of which the request itself has counted `seen`. Answers with the
+ * new blocks. A request without tables gets tables that start with the computed blocks `ids` (int32), counts[g] of them
+ * for group g (counts NULL: none). FULL: too few blocks are free; even then, blocks that a window has passed are given
+ * back. COMPUTED, NOHASH, KEYED, RANGE, MEMORY; ARGUMENT: a number of tokens is not 0 .. 2^60 - 1, or computed is below
+ * seen. */
 
 int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *request, const shms_hashlist *hashes, int64_t n_tokens);
-/* gives the blocks of the first n_tokens their keys: NOHASH, KEYED, SHORT */
+/* Gives the blocks of the first n_tokens their keys. NOHASH, KEYED, SHORT. */
 int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *request);
-/* frees the tables, last block first; the record is as at first. A request without tables: nothing */
+/* Frees the tables, last block first, and resets the record. Does nothing for a request without tables. */
 int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *request); /* answers with the request's tables */
 int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *request);
-/* counts: leading blocks that all requests share */
-int shms_kvcache_valid(const shms_kvcache *kv); /* 0, or the code of the first broken invariant, the pool's too */
+/* Answers in `counts` with the leading blocks that all requests share. */
+int shms_kvcache_valid(const shms_kvcache *kv); /* 0, or the code of the first broken invariant, also of the pool */
 /* cdef: end */
 #endif

@@ -1,5 +1,5 @@
-/* kvcache_impl.h: the memory behind the block tables, for kvcache.c and for tests that break it. What it means is argued on
- * top of kvcache.c. */
+/* kvcache_impl.h: the memory behind the block tables, for kvcache.c and for tests that break it. The top of kvcache.c
+ * explains it. */
 #ifndef SHMS_KVCACHE_IMPL_H
 #define SHMS_KVCACHE_IMPL_H
 #include "kvcache.h"
@@ -18,8 +18,8 @@ typedef struct shms_kv_group {
     int32_t kind, size, factor;
     int64_t param;
     int32_t n_holders; /* requests whose table is not empty */
-    int64_t needed; /* blocks that the allocate at work adds */
-    shms_kv_ids scratch; /* what the look-up at work found */
+    int64_t needed; /* blocks that the allocate in progress adds */
+    shms_kv_ids scratch; /* blocks that the look-up in progress has found */
 } shms_kv_group;
 
 struct shms_kvcache {
@@ -29,8 +29,8 @@ struct shms_kvcache {
     int64_t alignment, max_model_len;
     int32_t *order; /* indices of the groups: the n_full ones of full attention, then the others */
     int32_t n_full;
-    shms_kv_table *tables; /* n_groups for each request; number 0 is none's */
-    int64_t idle, *next_idle; /* the numbers to be used again, as a list that 0 ends; -1: a request has this one */
+    shms_kv_table *tables; /* n_groups for each request; number 0 is not used */
+    int64_t idle, *next_idle; /* list of the numbers to reuse, ended by 0; -1: a request has this one */
     int64_t n_requests, cap_requests;
     shms_kv_ids out; /* the last answer */
     int32_t *counts;

@@ -6,7 +6,7 @@
 
 #include "writer.h"
 
-/* Room for one more item, before anything is done that it is to note. */
+/* Makes room for one more item, before the change that it will record. */
 static int ready(shms_batch *b) {
     if (b->keep) {
         b->keep = 0;
@@ -30,10 +30,10 @@ static void note_hand_out(shms_batch *b, int fresh) {
 }
 
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                   uint32_t meta_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces) {
+                   uint32_t meta_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, int hold) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, b->ref, &b->refusal);
+        rc = shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, hold, b->ref, &b->refusal);
     if (rc == SHMS_OK)
         note_hand_out(b, 1);
     return rc;
@@ -53,26 +53,35 @@ int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uin
     return shms_writer_copy(w, &b->ticket, pieces, n_pieces);
 }
 
-int shms_batch_commit(shms_writer *w, shms_batch *b) {
+int shms_batch_commit(shms_writer *w, shms_batch *b, int hold) {
     uint8_t *out = b->ticket.entry == SHMS_NONE ? NULL : b->ref;
-    int rc = shms_writer_commit(w, &b->ticket, out);
+    int rc = shms_commit(w, &b->ticket, hold, out);
     if (rc == SHMS_OK && out) {
-        b->n_items--; /* that of _begin, which nothing has come after */
+        b->n_items--; /* the item of _begin, which is still the last one */
         note_hand_out(b, 1);
     }
     return rc;
 }
 
-int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len) {
+int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, int hold) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_hit(w, key, key_len, b->ref, &b->refusal);
+        rc = shms_hit(w, key, key_len, hold, b->ref, &b->refusal);
     if (rc == SHMS_OK)
         note_hand_out(b, 0);
     return rc;
 }
 
-/* Visits packed keys; stops where `visit` says false, and returns how many bytes it has visited. */
+int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref) {
+    int rc = ready(b);
+    if (rc == SHMS_OK && (rc = shms_writer_hold(w, ref)) == 1) {
+        memcpy(b->ref, ref, SHMS_REF_SIZE);
+        note_hand_out(b, 0);
+    }
+    return rc;
+}
+
+/* Visits packed keys until `visit` returns false, and returns how many bytes it has visited. */
 static uint64_t each_key(struct shms_writer *w, const uint8_t *keys, uint64_t size,
                          bool (*visit)(struct shms_writer *, const char *, uint32_t)) {
     uint64_t at = 0;
@@ -92,14 +101,14 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
     if (!b->keys)
         return shms_writer_leave(w, SHMS_ENOMEM);
     memcpy(b->keys, keys, size);
-    b->keys_size = each_key(w, keys, size, shms_protect_key); /* a part of them is undone like all */
+    b->keys_size = each_key(w, keys, size, shms_protect_key); /* a part of them can be undone, too */
     return shms_writer_leave(w, b->keys_size == size ? SHMS_OK : SHMS_ENOMEM);
 }
 
 static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
     shms_slot *s = shms_writer_slot(w, item->slot);
     uint64_t state = shms_get(&s->state);
-    if (state == SHMS_FREE || shms_get(&s->id) != item->id) /* it has gone, and its leases before it */
+    if (state == SHMS_FREE || shms_get(&s->id) != item->id) /* the object is gone, and its leases went before it */
         return;
     if (state == SHMS_WRITING) {
         shms_end_unborn(w, item->slot, item->entry);
@@ -110,7 +119,7 @@ static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
     if (item->lease && shms_get(&w->leases.table[item->entry].number) == item->lease)
         shms_end_lease(w, item->slot, item->entry);
     if (item->fresh && !shms_slot_deleted(s))
-        (void)shms_delete_slot(w, item->slot); /* without memory for its note it stays, as a cached object */
+        (void)shms_delete_slot(w, item->slot); /* without memory to log its key it stays, as a cached object */
 }
 
 void shms_batch_undo(shms_writer *w, shms_batch *b) {

@@ -1,5 +1,5 @@
 /*
- * keys.c - what is known by its key: finding, protecting, deleting and listing it, and noting which keys have left.
+ * keys.c - finds, protects, deletes and lists objects by key, and logs the keys that have left.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +43,7 @@ void shms_forget_key(struct shms_writer *w, uint32_t slot) {
         return;
     shms_keylist *list = &w->evicted;
     uint32_t len = shms_slot_key_len(s);
-    if (list->promised < 4 + (uint64_t)len) /* tracking has begun in the middle of an eviction */
+    if (list->promised < 4 + (uint64_t)len) /* tracking began in the middle of an eviction */
         return;
     list->promised -= 4 + len;
     memcpy(list->bytes + list->size, &len, 4);
@@ -51,8 +51,8 @@ void shms_forget_key(struct shms_writer *w, uint32_t slot) {
     list->size += 4 + len;
 }
 
-/* Guarded slots are marked, so that a search asks no table: those whose key is kept, and those that were deleted while it
- * was kept: their callers may have handed them out. */
+/* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
+ * deleted while its key was: the caller may have handed the object out. */
 static void set_protected(struct shms_writer *w, uint32_t slot, bool on) {
     w->protected[slot] = on;
     shms_zones_stale_slot(&w->zones, slot);
@@ -73,7 +73,7 @@ bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_le
     return w->n_kept && find_kept(w, kept_hash(w, key, key_len))->times;
 }
 
-/* Builds the table anew, without what is protected no more, so that at most half of it is in use. */
+/* Rebuilds the table without keys that are no longer protected, so that at most half of it is in use. */
 static bool room_for_kept(struct shms_writer *w) {
     shms_kept *before = w->kept;
     uint32_t cells = w->kept_cells, wanted = 16;
@@ -190,7 +190,7 @@ int shms_writer_clear(shms_writer *w) {
 
 int64_t shms_writer_count(shms_writer *w) {
     int rc = shms_writer_enter(w);
-    return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->leaving));
+    return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->indexed_free));
 }
 
 typedef struct aged {

@@ -42,7 +42,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 5u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 6u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
 #define SHMS_MAX_ZONES 4096u
@@ -119,9 +119,11 @@ typedef struct shms_slot {
     shms_word put_ns;  /* CLOCK_REALTIME of the commit */
 } shms_slot;
 
+#define SHMS_LEASE_HELD (UINT64_C(1) << 32)
+
 typedef struct shms_lease {
     shms_word number; /* 0: the entry is free; L2 stores it last (release), C1 clears it; pairs with R3a */
-    shms_word slot;
+    shms_word slot;   /* | SHMS_LEASE_HELD from H1 on: only the writer ends the lease */
     shms_word id;
     shms_word opened_ns; /* CLOCK_REALTIME */
 } shms_lease;

@@ -45,7 +45,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
     uint64_t open = 0;
     for (uint32_t i = l->n_entries; i-- > 0;) {
         shms_lease *e = &table[i];
-        uint64_t number = shms_get(&e->number), slot = shms_get(&e->slot);
+        uint64_t number = shms_get(&e->number), slot = shms_lease_slot(e);
         /* True if the writer died before L3: then nobody has the reference. */
         bool unknown = number >= shms_get(l->published) && number < shms_get(l->next_lease);
         if (number && !unknown && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
@@ -89,6 +89,11 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     return number;
 }
 
+void shms_leases_hold(shms_leases *l, uint32_t entry) {
+    SHMS_STEP("H1"); /* only the writer, its successor and inspectors read the word */
+    shms_set(&l->table[entry].slot, l->slot[entry] | SHMS_LEASE_HELD);
+}
+
 void shms_leases_close(shms_leases *l, uint32_t entry) {
     uint32_t slot = l->slot[entry];
     SHMS_STEP("C1"); /* pairs with R3a: a late reader acknowledges nothing */
@@ -112,7 +117,7 @@ int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t tak
         uint32_t before = SHMS_NONE;
         for (uint32_t e = l->first[s]; e != SHMS_NONE; before = e, e = l->next[e]) {
             uint64_t number = e < l->n_entries ? shms_get(&l->table[e].number) : 0;
-            if (number == 0 || number >= next || shms_get(&l->table[e].slot) != s || l->slot[e] != s ||
+            if (number == 0 || number >= next || shms_lease_slot(&l->table[e]) != s || l->slot[e] != s ||
                 l->prev[e] != before || shms_get(&slots[s].state) != SHMS_LIVE ||
                 shms_get(&slots[s].id) != shms_get(&l->table[e].id) || ++listed > open)
                 return SHMS_ECORRUPT;

@@ -39,6 +39,8 @@ uint32_t shms_leases_take(shms_leases *l);
 void shms_leases_untake(shms_leases *l, uint32_t entry);
 /* L1, L2, L3: opens a lease on a taken entry, and returns its number. */
 uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint64_t now_ns);
+/* H1: from now on no acknowledgement ends the lease, only the writer does. */
+void shms_leases_hold(shms_leases *l, uint32_t entry);
 /* C1: ends an open lease. */
 void shms_leases_close(shms_leases *l, uint32_t entry);
 

@@ -51,8 +51,8 @@ static bool rank_gone(struct shms_writer *w, uint32_t r) {
         w->verdict[r] = epoch > 0 && !shms_segment_held(&w->seg, (int)r) ? GONE : HERE;
         /* A survey may use this verdict. If it differs from the last poll's, the next poll must see a change: a process
          * that died before A3 leaves no other trace. */
-        if (w->verdict[r] != w->heard[r].verdict)
-            w->heard[r].verdict = UNKNOWN;
+        if (w->verdict[r] != w->polled[r].verdict)
+            w->polled[r].verdict = UNKNOWN;
     }
     return w->verdict[r] == GONE;
 }
@@ -69,6 +69,8 @@ static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uin
 }
 
 static bool lease_done(struct shms_writer *w, uint32_t entry) {
+    if (shms_lease_held(&w->leases.table[entry]))
+        return false;
     uint64_t number = shms_get(&w->leases.table[entry].number);
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
         if (!lease_done_by(w, r, entry, number))
@@ -136,7 +138,7 @@ static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
 /* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield in a hit, which does not
  * hold `placing`, the writer may be closed. Nothing may be stored then. */
 static bool yield_mutex(struct shms_writer *w) {
-    bool others = shms_writer_let_in(w);
+    bool others = shms_writer_yield(w);
     if (others)
         shms_reclaim_begin(w);
     return others;
@@ -194,11 +196,11 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
     shms_count(w, SHMS_C_EVICTIONS, evicted);
     shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
     shms_ring_cut(&w->ring, first, last, n);
-    w->leaving += (uint32_t)evicted;
+    w->indexed_free += (uint32_t)evicted;
     for (uint32_t s = first, i = 1; i <= n; i++, s = next[s]) { /* the objects that were cut out keep their links */
         if (!shms_slot_deleted(shms_writer_slot(w, s))) {
             shms_forget_key(w, s);
-            w->leaving--;
+            w->indexed_free--;
         }
         w->free_slots[w->n_free_slots++] = s;
         if (i % FORGET_AT_ONCE == 0 && yield_mutex(w))
@@ -215,19 +217,19 @@ static void poll_ranks(struct shms_writer *w) {
     shms_reclaim_begin(w);
     for (uint32_t r = 0; r < l->n_readers; r++) {
         shms_reader_table *t = shms_segment_reader(&w->seg, r);
-        shms_heard now = {.retired = shms_get(&w->seg.sb->retired[r])}, before = w->heard[r];
+        shms_polled now = {.retired = shms_get(&w->seg.sb->retired[r])}, before = w->polled[r];
         now.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
         now.base = atomic_load_explicit(&t->base, memory_order_acquire);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
         now.verdict = rank_gone(w, r) ? GONE : HERE;
-        uint64_t *zones = w->heard_zones + (uint64_t)r * n_zones;
-        w->heard[r] = now;
+        uint64_t *zones = w->polled_zones + (uint64_t)r * n_zones;
+        w->polled[r] = now;
         if (now.epoch != before.epoch || now.base != before.base || now.verdict != before.verdict ||
             now.retired != before.retired)
             shms_zones_stale_all(&w->zones);
         else if (now.releases == before.releases)
             continue;
-        w->unswept = w->leases.n_entries;
+        w->to_sweep = w->leases.n_entries;
         const shms_word *counts = shms_reader_zone_releases(t, l);
         for (uint32_t z = 0; z < n_zones; z++) {
             uint64_t count = shms_get(&counts[z]);
@@ -246,13 +248,13 @@ typedef struct search {
     enum shms_area_name area;
     bool moves; /* the hand moves there; false for a gap that the hand had passed */
     bool lap;   /* the hand has gone round once before */
-    bool heard; /* the ranks were polled in this operation */
+    bool polled; /* the ranks were polled in this operation */
     uint64_t longest; /* the longest run, if there is no place */
 } search;
 
 /* Did the last failed search cover everything, with no change since? */
 static bool known_full(const struct shms_writer *w, const search *f) {
-    return !w->ring.news && f->place.span > w->longest;
+    return !w->ring.changed && f->place.span > w->longest;
 }
 
 /* Finds a place by zones. 1: found. 0: full. -1: out of budget, call again after a yield. */
@@ -266,7 +268,7 @@ static int find_by_zones(struct shms_writer *w, search *f, int64_t *budget) {
     }
     int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, f->place.span, SHMS_ANY, budget, &anywhere, &f->longest);
     if (rc == 0) {
-        r->news = false;
+        r->changed = false;
         w->longest = f->longest;
     }
     if (rc <= 0)
@@ -307,7 +309,7 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
             return rc;
         r->gap = f->longest;
     }
-    if (f->heard)
+    if (f->polled)
         return find_by_zones(w, f, budget);
     if (!known_full(w, f)) {
         if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
@@ -317,7 +319,7 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
             return 1;
     }
     poll_ranks(w);
-    f->heard = true;
+    f->polled = true;
     return -1;
 }
 
@@ -334,9 +336,9 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
                 return 1;
             }
         }
-    if (!f->heard)
+    if (!f->polled)
         poll_ranks(w);
-    f->heard = true;
+    f->polled = true;
     if (!shms_zones_survey(&w->zones, budget))
         return -1;
     for (uint32_t z = 0; z < r->n_zones; z++) {
@@ -455,7 +457,7 @@ static uint32_t at_most(uint32_t n, uint32_t limit) { return n < limit ? n : lim
 
 /* The fewer entries are free, the more are checked. So most entries have been checked before none is free. */
 void shms_reclaim_leases(struct shms_writer *w) {
-    w->unswept =
+    w->to_sweep =
         /* a lease that is opened after every rank has gone is complete at once, without a later change to see */
         w->leases.n_entries;
     if (w->leases.n_free < w->leases.n_entries / 2)
@@ -466,8 +468,8 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
     uint32_t entry = shms_leases_take(&w->leases);
     if (entry == SHMS_NONE) {
         poll_ranks(w); /* without a change, entries that were swept since the last one need no second sweep */
-        uint32_t n = at_most(w->unswept, SWEEP_AT_ONCE);
-        w->unswept -= n;
+        uint32_t n = at_most(w->to_sweep, SWEEP_AT_ONCE);
+        w->to_sweep -= n;
         sweep(w, n, true);
         entry = shms_leases_take(&w->leases);
     }

@@ -79,7 +79,7 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
                      .zone_shift = (uint32_t)l->zone_shift,
                      .capacity = l->capacity,
                      .fifo = l->flags & SHMS_FIFO,
-                     .news = true};
+                     .changed = true};
     r->zones = memory;
     r->next = (uint32_t *)(r->zones + r->n_zones);
     r->prev = r->next + n_slots;

@@ -50,7 +50,7 @@ typedef struct shms_ring {
     uint64_t small;   /* objects up to this many bytes are small; 0 if the store itself is small */
     uint64_t gap;     /* no gap is longer, except those at the hands */
     bool fifo;
-    bool news; /* a zone has become stale since this was set to false */
+    bool changed; /* a zone has become stale since this was set to false */
     shms_area areas[SHMS_AREAS];
 } shms_ring;
 
@@ -98,7 +98,7 @@ int shms_ring_valid(const shms_ring *r, uint32_t n_slots);
 
 static inline void shms_ring_stale(shms_ring *r, uint32_t zone) {
     r->zones[zone].stale = 1;
-    r->news = true;
+    r->changed = true;
 }
 static inline uint64_t shms_ring_start(const shms_ring *r, uint32_t slot) { return shms_get(&r->slots[slot].offset); }
 static inline uint64_t shms_ring_end(const shms_ring *r, uint32_t slot) { return shms_slot_end(&r->slots[slot]); }

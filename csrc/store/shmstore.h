@@ -1,11 +1,11 @@
 /*
  * shmstore.h - a shared-memory object store: one writer, many readers, no locks between them.
  *
- * WHAT IT IS.  A store is one file in /dev/shm.  Its writer puts objects (a key, some metadata, a payload) into
- * a ring and hands out references of 40 bytes; readers, one process per rank, turn a reference into a pointer
- * into the same pages.  Nothing is copied on the way out, and what a process held when it died is free again without
- * anybody's help.  The writer waits for no reader.  A reader waits for the writer only if it meets an eviction half-way:
- * some hundred nanoseconds, and at most a second if the writer is stopped there.
+ * WHAT IT IS. A store is one file in /dev/shm. Its writer puts objects (a key, some metadata, a payload) into a ring
+ * and hands out references of 40 bytes. Readers, one process per rank, turn a reference into a pointer into the same
+ * pages. Reading copies nothing. What a dead process held can be reclaimed at once, without any repair. The writer
+ * never waits for a reader. A reader waits for the writer only if it meets an unfinished eviction: some hundred
+ * nanoseconds, and at most a second if the writer is stopped there.
  *
  *     shms_writer *w;                                     shms_reader *r;
  *     shms_options o = {.capacity = 1 << 30,              shms_reader_attach(&r, "frames", 0);
@@ -13,24 +13,24 @@
  *     shms_writer_create(&w, "frames", &o);               ... v->payload, v->payload_size ...
  *     shms_writer_put(w, key, ..., ref);                  shms_view_release(v);
  *
- * ERRORS.  Functions return 0 or one of the negative codes below; those that return a pointer return NULL and
- * leave the code, made positive, in errno.  SHMS_ESYS alone means: a system call failed, errno says how.  A handle that
- * is NULL counts as closed.  Nothing is changed by a call that fails.
+ * ERRORS. Functions return 0 or one of the negative codes below. Functions that return a pointer return NULL and store
+ * the code, made positive, in errno. Only after SHMS_ESYS is errno that of a failed system call. A handle that is NULL
+ * counts as closed. A call that fails changes nothing.
  *
- * THREADS.  Every function may be called from any thread.  Only the life of a handle is the caller's to order:
- * shms_*_free comes after every other call on the handle has returned.
+ * THREADS. Every function may be called from any thread. But shms_*_free must come after every other call on the handle
+ * has returned.
  *
  * CAVEATS.
- *  - A view's bytes are mapped read-only.  Writing to them is SIGSEGV, by design.
- *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock.  What the
- *    child inherits is a mapping, not a pin: it must not look at the parent's views.
- *  - shms_reader_close lets the rank go when the last view dies, not before.  Leases wait for it no longer: its views
- *    hold their objects, and nothing else.
- *  - shms_writer_close lets the writer's lock go when the last ticket is ended (a commit then fails), not before.
- *  - After shms_writer_close the segment's pages live on until the last process that maps them has gone.
- *  - A program that closes file descriptors it does not own ends no lock, but the store can then not ask for others'
- *    locks.  It takes everybody for alive: what a dead process held stays until the store is opened anew.
- *  - A tag guards references against accidents and outsiders.  It does not guard against an attached rank: each maps the
+ *  - A view's bytes are mapped read-only. Writing to them is SIGSEGV, by design.
+ *  - A handle does not survive fork: the child gets SHMS_EFORKED from every call, and holds no lock. The child inherits
+ *    mappings, but no pins, so it must not read the parent's views.
+ *  - shms_reader_close releases the rank only when the last view is gone. Leases no longer wait for it: its views hold
+ *    their objects, and nothing else.
+ *  - shms_writer_close releases the writer's lock only when the last ticket has ended (its commit fails).
+ *  - After shms_writer_close the segment's pages stay until the last process that maps them is gone.
+ *  - If a program closes file descriptors that it does not own, no lock ends, but the store can no longer probe locks.
+ *    It then takes every process for alive: what a dead one held stays until the store is opened again.
+ *  - A tag protects against accidents and outsiders. It does not protect against an attached rank, which maps the
  *    secrets that tags are made of.
  */
 #ifndef SHMSTORE_H
@@ -44,7 +44,7 @@
 #define SHMS_ENOMEM -2         /* this process is out of private memory */
 #define SHMS_ESYS -3           /* a system call failed; errno says how */
 #define SHMS_ENOSPC -4         /* the file system cannot hold a segment of that size */
-#define SHMS_EFULL -5          /* what is held leaves no gap of that size */
+#define SHMS_EFULL -5          /* held objects leave no gap of that size */
 #define SHMS_ETOOLARGE -6      /* the object is larger than the store allows for one */
 #define SHMS_EEXISTS -7        /* the key is already in the store */
 #define SHMS_ENOTFOUND -8      /* the key is not in the store */
@@ -79,10 +79,10 @@
 #define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
 #define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
-#define SHMS_DISPOSABLE 16 /* nobody will ask for this name: what a dead writer leaves may be removed (shms_probe) */
+#define SHMS_DISPOSABLE 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
 
-#define SHMS_ANY_STORE -1 /* whichever store bears the name */
-#define SHMS_OWN_UID -1   /* the caller's own, and a mode that admits nobody else */
+#define SHMS_ANY_STORE -1 /* any store of that name */
+#define SHMS_OWN_UID -1   /* a store of the caller's own, whose mode admits no other user */
 
 typedef struct shms_writer shms_writer;
 typedef struct shms_reader shms_reader;
@@ -95,15 +95,15 @@ typedef struct shms_options {
     uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | SHMS_DISPOSABLE */
 } shms_options;
 
-/* What a store must be for _attach_to and _recover_to to touch it; NULL there: any store of the caller's own. */
+/* The store that _attach_to and _recover_to accept. NULL: any store of the caller's own. */
 typedef struct shms_expected {
     int64_t store;      /* its number, or SHMS_ANY_STORE */
     int64_t allow_uid;  /* its owner, whatever the mode; or SHMS_OWN_UID */
     uint32_t n_readers; /* 0: any number */
 } shms_expected;
 
-/* A reference, unpacked.  Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then
- * id, lease and tag (8 each).  A reader believes none of it: every field is compared with the slot table. */
+/* A reference, unpacked. Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then id,
+ * lease and tag (8 each). A reader trusts no field, and compares each with the slot table. */
 typedef struct shms_ref {
     uint32_t store; /* which store: the superblock's random number */
     uint32_t slot;
@@ -111,10 +111,10 @@ typedef struct shms_ref {
     uint64_t address; /* the object's offset in the data region */
     uint64_t id;      /* monotonic, never reused */
     uint64_t lease;   /* number of the hand-out; never reused */
-    uint64_t tag;     /* keyed hash of all the others, under the store's and the object's secret */
+    uint64_t tag;     /* keyed hash of the other fields; its key is the store's and the object's secret */
 } shms_ref;
 
-/* Space that is being written: between shms_writer_begin and shms_writer_commit or _abort. */
+/* Space that is being written, between shms_writer_begin and shms_writer_commit or _abort. */
 typedef struct shms_ticket {
     char *payload;
     uint64_t payload_size;
@@ -123,14 +123,14 @@ typedef struct shms_ticket {
     uint32_t entry;
 } shms_ticket;
 
-/* Bytes of the caller's, and where in the payload they go; where there are any, the address is not 0. */
+/* Bytes of the caller's, and where in the payload they go. If size is not 0, address is not 0. */
 typedef struct shms_piece {
     uint64_t offset;
     uint64_t size;
     uint64_t address;
 } shms_piece;
 
-/* An object held by a reader.  The bytes stay as they are until shms_view_release. */
+/* An object held by a reader. The bytes do not change until shms_view_release. */
 typedef struct shms_view {
     const char *key;
     const char *meta;
@@ -145,7 +145,7 @@ typedef struct shms_view {
 
 typedef struct shms_stats {
     uint64_t capacity, max_object_size, max_objects, n_readers;
-    uint64_t objects, used_bytes;            /* live objects and the ring bytes they and unfinished puts occupy */
+    uint64_t objects, used_bytes;            /* live objects; ring bytes of these and of unfinished puts */
     uint64_t next_id, next_lease, open_leases, max_leases;
     uint64_t puts, put_bytes, hits, misses;  /* put_bytes: payload; hits and misses: of shms_writer_hit */
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
@@ -155,11 +155,11 @@ typedef struct shms_stats {
 /* What a refusal (SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE) has found, in bytes of the data region. */
 typedef struct shms_refusal {
     uint64_t capacity, used_bytes, max_objects, max_leases; /* as in shms_stats */
-    uint64_t reclaimable; /* under objects that nobody holds */
-    uint64_t longest; /* longest stretch of these and of gaps: an object of up to so many bytes would have had room */
-    uint64_t kept; /* under objects that no rank holds but the writer does: protected, or unfinished */
+    uint64_t reclaimable; /* of objects that nobody holds */
+    uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room */
+    uint64_t kept; /* of objects that only the writer holds: protected, or unfinished */
     uint64_t held[SHMS_MAX_READERS];   /* by rank: pinned, or promised and not yet read */
-    uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 where it has never attached and is not retired */
+    uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached and is not retired */
 } shms_refusal;
 
 typedef struct shms_reader_stats {
@@ -172,7 +172,7 @@ const char *shms_strerror(int code); /* one line for each code of the table abov
 uint32_t shms_layout_version(void); /* of the shared layout that this build reads and writes */
 void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
-void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; past the caches where that is faster */
+void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
 uint64_t shms_space_free(void); /* bytes free in the file system of segments, after SHMS_ENOSPC */
 uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
 
@@ -180,28 +180,30 @@ uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
 int shms_writer_recover(shms_writer **out, const char *name);
-/* Only a store that is as expected; SHMS_EFOREIGN, SHMS_EOTHERSTORE and SHMS_ERANKS leave another one untouched. */
+/* Accepts only the expected store. SHMS_EFOREIGN, SHMS_EOTHERSTORE or SHMS_ERANKS: it is another, left as it was. */
 int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected);
-/* Lets the lock go, as soon as the last ticket is back: its commit gives SHMS_ECLOSED.  The mapping stays until _free.
- * Without `unlink` the store is to stay: it is disposable no more. */
+/* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
+ * _free. Without `unlink` the store stays, and is no longer disposable. */
 int shms_writer_close(shms_writer *w, int unlink);
-void shms_writer_free(shms_writer *w); /* if need be, ends like a process that dies: no unlinking; NULL is allowed */
-/* The same for a variable that is about to go: an owner there is before there is a handle. */
+void shms_writer_free(
+    shms_writer *w); /* if not closed, ends it like a process that dies, without unlinking; NULL is allowed */
+/* The same for the variable that has the handle, so that an owner can exist before the handle does. */
 void shms_writer_drop(shms_writer **w);
-uint64_t shms_writer_options(shms_writer *w, shms_options *out); /* as rounded; returns the store's number, 0: NULL */
+uint64_t shms_writer_options(shms_writer *w,
+                             shms_options *out); /* as rounded; returns the store's number, or 0 for NULL */
 
-/* Stores and hands out: begin, copy, commit in one call.  `out` gets a packed reference. */
+/* Stores and hands out: begin, copy and commit in one call. `out` gets a packed reference. */
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out);
-/* Takes space for a payload of the caller's to write, until _commit, _abort or _close, and a lease entry.  The key is
- * taken; nobody can see the object yet. */
+/* Takes a lease entry, and space for a payload, which the caller writes until _commit, _abort or _close. The key is
+ * taken, but no process can see the object yet. */
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out);
-/* The same for an object that is not to be handed out at its commit, and needs no lease entry. */
+/* The same without a lease entry, for an object that is not handed out at its commit. */
 int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                         uint64_t payload_size, shms_ticket *out);
 int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece *pieces, uint32_t n_pieces);
-/* Publishes, and hands out; with `out` NULL, as it must be after _reserve, it hands nothing out: the object is cached
+/* Publishes and hands out. If `out` is NULL, as it must be after _reserve, it hands nothing out: the object is cached
  * like one that was read. */
 int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
 int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
@@ -209,45 +211,52 @@ int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; changes nothing */
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
-/* Keeps objects of this key, stored or yet to be, from being reclaimed until _unprotect; pairs nest.  What is deleted
+/* Keeps objects of this key, now or later, from being reclaimed until _unprotect; pairs nest. An object that is deleted
  * meanwhile stays, too. */
 int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len);
 int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len);
-int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open and is ended; 0 */
-/* Ends every open lease, and says how many: for a successor whose predecessor's requests died with it. */
+/* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */
+int shms_writer_validate(shms_writer *w, const uint8_t *ref, const char *key, uint32_t key_len);
+/* 1: that lease is open, and only the writer ends it from now on; 0: it has ended; or an error. */
+int shms_writer_hold(shms_writer *w, const uint8_t *ref);
+int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open, and has ended; 0; or an error */
+/* Ends every open lease and returns their number: for a successor, if the requests of the dead writer died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);
 int shms_writer_retire(shms_writer *w, uint32_t rank);
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
 int shms_writer_clear(shms_writer *w);
 int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
-/* Keys in order of age, each as a uint32_t length and its bytes; *size is the room, then what is needed. */
+/* Keys in order of age, each as a uint32_t length and its bytes. *size is the room, and is set to the bytes needed. */
 int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
-int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0: there was none */
-/* With `on`, the keys that leave the store are logged; without, what was logged is forgotten. */
+int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0 before the first */
+/* With `on`, logs the keys that leave the store; without, stops and forgets the log. */
 int shms_writer_track_evictions(shms_writer *w, int on);
-/* The log from a position on (keys as in _keys), and in size[1] the position of its end, to read from the next time.  What
- * is before `from` is forgotten; to read again from there gives the same, and what has come since. */
+/* The log from position `from` on (keys as in _keys), and in size[1] the position of its end, for the next call.
+ * Forgets the log before `from`. Another call with the same `from` returns the same keys, and any since. */
 int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
-int shms_writer_valid(shms_writer *w); /* every invariant; SHMS_ECORRUPT at the first that is broken */
+int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 
 /* ---- a reader ---- */
 
 int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
 int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank,
-                          const shms_expected *expected); /* as _recover_to */
+                          const shms_expected *expected); /* like _recover_to */
 shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
 int shms_reader_acquire_to(shms_reader *r, const uint8_t *ref, shms_view **out); /* the same; on failure NULL there */
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */
-int shms_reader_release(shms_reader *r, const uint8_t *ref); /* acknowledges unread: 1, or 0 for a lease long over */
+int shms_reader_release(shms_reader *r,
+                        const uint8_t *ref); /* acknowledges without reading: 1, or 0 if the lease is over */
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
-uint64_t shms_reader_store(const shms_reader *r); /* the store's number; 0: NULL */
-uint64_t shms_reader_pid(const char *name, uint32_t rank); /* who attached as `rank` last; 0: nobody, or no store */
-int shms_reader_close(shms_reader *r); /* no more calls, no lease waits for it; the rank stays taken while views live */
+uint64_t shms_reader_store(const shms_reader *r); /* the store's number, or 0 for NULL */
+uint64_t shms_reader_pid(const char *name,
+                         uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
+int shms_reader_close(
+    shms_reader *r); /* ends calls, and no lease waits for it; the rank stays taken while views live */
 void shms_reader_free(
-    shms_reader *r); /* closes if need be; the mapping stays until the last view has gone; NULL is allowed */
-void shms_reader_drop(shms_reader **r); /* as shms_writer_drop */
+    shms_reader *r); /* closes if not closed; the mapping stays until the last view is gone; NULL is allowed */
+void shms_reader_drop(shms_reader **r); /* like shms_writer_drop */
 void shms_view_drop(shms_view **v); /* likewise */
 /* cdef: end */
 

@@ -47,4 +47,7 @@ int shms_slots_valid(const shms_slot *slots, uint32_t n, uint64_t capacity, uint
 /* Stores the occupied slots (not FREE) in address order in `out`, which has room for n. Returns how many. */
 uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out);
 
+static inline bool shms_lease_held(const shms_lease *e) { return (shms_get(&e->slot) & SHMS_LEASE_HELD) != 0; }
+static inline uint64_t shms_lease_slot(const shms_lease *e) { return shms_get(&e->slot) & ~SHMS_LEASE_HELD; }
+
 #endif

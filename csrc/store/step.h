@@ -1,9 +1,9 @@
 /*
  * step.h - names the points between two accesses to shared memory, for tests that kill or interleave there.
  *
- * The labels are those of docs/concepts/protocol.md and of the Promela model. In a normal build, a step does nothing. The C
- * tests define SHMS_STEPS and set shms_step_hook, which is called *before* the access that the label names. SHMS_LOOK
- * is the same for an inspector, which is not a party to the protocol.
+ * The labels are those of docs/concepts/protocol.md and of the Promela model. In a normal build, a step does nothing.
+ * The C tests define SHMS_STEPS and set shms_step_hook, which is called *before* the access that the label names.
+ * SHMS_LOOK is the same for an inspector, which is not a party to the protocol.
  */
 #ifndef SHMS_STEP_H
 #define SHMS_STEP_H

@@ -1,12 +1,12 @@
 /*
  * tickets.c - how an object comes into the store: a ticket is begun, filled, and committed or aborted.
  *
- * A put is P1 to P4, then L1 and L2.  Its bytes are copied outside the mutex: a slot in WRITING is nobody else's.
- * Whatever can fail, fails before the first store to the segment: the lease entry, where there is to be a lease, is
- * taken (in private memory) before the space, so that a commit always succeeds.
+ * A put is P1 to P4, then L1 and L2. Its bytes are copied outside the mutex, because no other thread uses a slot in
+ * WRITING. Everything that can fail comes before the first store to the segment. So the lease entry, if there will be a
+ * lease, is taken (in private memory) before the space, and a commit always succeeds.
  *
- * A writer that dies between P1 and P4 leaves a slot in WRITING, which its successor frees; one that dies between P4
- * and L2 leaves an object without a lease, which is a cached object like any other.
+ * If a writer dies between P1 and P4, it leaves a slot in WRITING, which its successor frees. If it dies between P4 and
+ * L2, it leaves an object without a lease, which is a cached object like any other.
  */
 #include <string.h>
 #include <sys/random.h>
@@ -30,7 +30,7 @@ static void untake(struct shms_writer *w, uint32_t entry) {
         shms_leases_untake(&w->leases, entry);
 }
 
-/* Where the object goes, and all that a commit will need; the mutex and `placing` are held. */
+/* Takes space for the object, and everything that a commit needs. The mutex and `placing` are held. */
 static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint64_t payload_size,
                  bool leased, shms_ticket *out) {
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
@@ -59,13 +59,13 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     uint32_t slot = w->free_slots[--w->n_free_slots];
     shms_slot *s = shms_writer_slot(w, slot);
     uint64_t id = shms_get(&w->seg.sb->next_id);
-    SHMS_STEP("P1"); /* the id is taken before anything bears it: a crash loses a number, nothing else */
+    SHMS_STEP("P1"); /* the id is taken before it is used: a crash loses only a number */
     atomic_store_explicit(&w->seg.sb->next_id, id + 1, memory_order_release);
-    SHMS_STEP("P2"); /* first WRITING, then what it is: a successor drops the slot unread */
+    SHMS_STEP("P2"); /* WRITING before the other words: a successor frees the slot without reading them */
     atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
     atomic_thread_fence(memory_order_release);
     shms_set(&s->id, id);
-    atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with a release unread */
+    atomic_store_explicit(&s->secret, secret, memory_order_release); /* after the id; pairs with shms_reader_release */
     shms_set(&s->offset, room.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
@@ -99,7 +99,7 @@ int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const c
     pthread_mutex_unlock(&w->placing);
     if (rc || meta_len == 0)
         return rc;
-    SHMS_STEP("P3c"); /* like the payload, outside the mutex: it may be of any size */
+    SHMS_STEP("P3c"); /* outside the mutex like the payload, because it may have any size */
     memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
     return SHMS_OK;
 }
@@ -114,7 +114,7 @@ int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const
     return shms_begin(w, key, key_len, meta, meta_len, payload_size, false, out, NULL);
 }
 
-/* Enters, if need be a closed writer, and checks that the ticket is one that is out. */
+/* Enters the writer, even a closed one, and checks that the ticket has not ended. */
 static int enter_with_ticket(struct shms_writer *w, const shms_ticket *t) {
     int rc = shms_writer_enter_to_end(w);
     if (rc)
@@ -133,7 +133,7 @@ static void ticket_ended(struct shms_writer *w, uint32_t entry) {
 
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_slot *s = shms_writer_slot(w, slot);
-    shms_index_remove(&w->index, slot); /* it was never in the store: no eviction to note */
+    shms_index_remove(&w->index, slot); /* it was never in the store, so there is no eviction to log */
     SHMS_STEP("P5");
     atomic_store_explicit(&s->state, SHMS_FREE, memory_order_seq_cst);
     shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&s->length)));
@@ -143,7 +143,7 @@ void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     ticket_ended(w, entry);
 }
 
-int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
+int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
@@ -152,7 +152,7 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_slot *s = shms_writer_slot(w, t->slot);
     uint64_t flags = 0;
     if (w->seg.layout.flags & SHMS_CHECKSUMS && !w->closed) {
-        /* Outside the mutex, like the copy: nobody but the ticket's holder touches a slot in WRITING. */
+        /* Outside the mutex, like the copy: only the ticket's holder touches a slot in WRITING. */
         shms_writer_leave(w, SHMS_OK);
         uint64_t crc = shms_object_crc(w->seg.data, shms_get(&s->offset), shms_slot_key_len(s), shms_slot_meta_len(s),
                                        shms_get(&s->length));
@@ -173,13 +173,15 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) {
     shms_count(w, SHMS_C_PUTS, 1);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
     ticket_ended(w, t->entry);
-    shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may never go, this one may */
+    shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
     if (out)
-        shms_hand_out(w, t->slot, t->entry, out);
+        shms_hand_out(w, t->slot, t->entry, hold, out);
     else
         untake(w, t->entry);
     return shms_writer_leave(w, SHMS_OK);
 }
+
+int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) { return shms_commit(w, t, false, out); }
 
 int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
@@ -197,7 +199,7 @@ static int pieces_fit(const shms_piece *pieces, uint32_t n, uint64_t payload_siz
     return SHMS_OK;
 }
 
-/* Outside the mutex: the slot is WRITING, so the bytes are the ticket holder's, also after a close. */
+/* Outside the mutex: the slot is WRITING, so only the ticket's holder uses the bytes, also after a close. */
 static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t n) {
     SHMS_STEP("P3c");
     for (uint32_t i = 0; i < n; i++)
@@ -213,16 +215,17 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pie
 }
 
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out, shms_refusal *why) {
+             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, bool hold, uint8_t *out,
+             shms_refusal *why) {
     shms_ticket t;
     int rc = pieces_fit(pieces, n_pieces, payload_size);
     if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, payload_size, true, &t, why)))
         return rc;
     copy_pieces(&t, pieces, n_pieces);
-    return shms_writer_commit(w, &t, out);
+    return shms_commit(w, &t, hold, out);
 }
 
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
-    return shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, out, NULL);
+    return shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, false, out, NULL);
 }

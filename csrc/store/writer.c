@@ -1,9 +1,9 @@
 /*
- * writer.c - a writer's life: create, recover, close; and what it says about itself.
+ * writer.c - creates, recovers and closes a writer, and reports its figures.
  *
- * All that a writer knows is in the segment.  Its private memory (address order, key index, lists of leases, stacks of
- * what is free) is built by one function, from an empty segment by create and from a full one by recover, so that the
- * state after a crash is reached on the same path as every other.
+ * Everything that a writer knows is in the segment. One function builds its private memory (address order, key index,
+ * lists of leases, stacks of free slots and entries): from an empty segment after create, and from a full one after
+ * recover. So recovery after a crash has no path of its own.
  */
 #include "writer.h"
 
@@ -22,8 +22,8 @@ uint64_t shms_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-/* Turns of a wait: first those that only take time (tens of microseconds, on most processors), then those that give up
- * the processor. */
+/* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
+ * processor. */
 #define SPINS 2000
 #define YIELDS 200
 #define GRACE 1000
@@ -39,7 +39,7 @@ static void wait_a_turn(int turn) {
 #endif
 }
 
-/* Sleeping and being woken takes longer than most waits. */
+/* Spins first, because to sleep and wake takes longer than most waits. */
 static void wait_for_mutex(struct shms_writer *w, bool returning) {
     for (int turn = 0; turn < SPINS + YIELDS; turn++) {
         if ((returning || !atomic_load(&w->returning)) && pthread_mutex_trylock(&w->mutex) == 0)
@@ -55,16 +55,16 @@ static void take_mutex(struct shms_writer *w) {
     atomic_fetch_add(&w->waiting, 1);
     wait_for_mutex(w, false);
     atomic_fetch_sub(&w->waiting, 1);
-    atomic_fetch_add(&w->let_in, 1);
+    atomic_fetch_add(&w->handovers, 1);
 }
 
-/* A mutex is not fair: who gives it back and takes it again is faster than who waits.  So a put, which needs it for long,
- * lets one of those who wait go first, and leaves it to them for a while.  Then they let the put go first: threads that hit
- * without a pause would keep it out. */
+/* A mutex is not fair: a thread that unlocks it and locks it again is faster than those that wait. So a put, which
+ * needs it for long, lets one waiting thread go first, and then stays away for a while. After that the others let the
+ * put go first, because threads that hit without a pause would keep it out. */
 static void take_mutex_last(struct shms_writer *w) {
     if (atomic_load(&w->waiting)) {
-        uint32_t before = atomic_load(&w->let_in);
-        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->let_in) == before;
+        uint32_t before = atomic_load(&w->handovers);
+        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->handovers) == before;
              turn++)
             wait_a_turn(turn);
         for (int turn = 0; turn < GRACE; turn++)
@@ -75,7 +75,7 @@ static void take_mutex_last(struct shms_writer *w) {
     atomic_fetch_sub(&w->returning, 1);
 }
 
-bool shms_writer_let_in(struct shms_writer *w) {
+bool shms_writer_yield(struct shms_writer *w) {
     if (atomic_load(&w->waiting) == 0)
         return false;
     pthread_mutex_unlock(&w->mutex);
@@ -86,7 +86,7 @@ bool shms_writer_let_in(struct shms_writer *w) {
 int shms_writer_enter(struct shms_writer *w) {
     if (!w)
         return SHMS_ECLOSED;
-    if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* before the mutex: a child may have it locked */
+    if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* first: a child may have a locked mutex */
         return SHMS_EFORKED;
     take_mutex(w);
     if (!w->closed)
@@ -130,18 +130,18 @@ void shms_writer_ticket_ended(struct shms_writer *w) {
         shms_segment_unlock(&w->seg);
 }
 
-/* V1, V2: what a death between two steps leaves.  All of it can be done again by the next successor. */
+/* V1, V2: settles the slots that a death between two steps has left. The next successor can do all of it again. */
 static int settle_slots(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
     for (uint32_t i = 0; i < l->max_objects; i++) {
         shms_word *state = &shms_writer_slot(w, i)->state;
         switch (shms_get(state)) {
         case SHMS_WRITING:
-            SHMS_STEP("V1"); /* never seen by anybody */
+            SHMS_STEP("V1"); /* no process has seen it */
             atomic_store_explicit(state, SHMS_FREE, memory_order_seq_cst);
             break;
         case SHMS_EVICTING:
-            SHMS_STEP("V2"); /* its bytes are whole: none is reused before FREE (W4) */
+            SHMS_STEP("V2"); /* its bytes are whole, because they are reused only after FREE (W4) */
             atomic_store_explicit(state, SHMS_LIVE, memory_order_seq_cst);
             break;
         }
@@ -149,8 +149,8 @@ static int settle_slots(struct shms_writer *w) {
     return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.sb->next_id));
 }
 
-/* The two counters count from 1, and would take centuries to get half-way round: only damage gets there.  A death
- * between L1 and L3 leaves one lease number that is not published, and V4 publishes it. */
+/* The two counters start at 1 and would take centuries to reach INT64_MAX, so a larger value is damage. A death between
+ * L1 and L3 leaves one lease number that is not published, and V4 publishes it. */
 static bool counters_valid(const shms_superblock *sb) {
     uint64_t id = shms_get(&sb->next_id), lease = shms_get(&sb->next_lease);
     return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX && lease - shms_get(&sb->published) <= 1;
@@ -168,11 +168,11 @@ static int build(struct shms_writer *w) {
     uint32_t ranks = (uint32_t)l->n_readers;
     /* The arrays of 64-bit words first. */
     uint64_t zones_size = shms_zones_memory(zones, ranks),
-             heard_size = ranks * (sizeof(shms_heard) + zones * sizeof(uint64_t));
+             polled_size = ranks * (sizeof(shms_polled) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
     uint64_t size =
-        zones_size + heard_size + ring_size + index_size + lease_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
+        zones_size + polled_size + ring_size + index_size + lease_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
     uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
@@ -187,9 +187,9 @@ static int build(struct shms_writer *w) {
     uint64_t hands[SHMS_AREAS] = {shms_get(&sb->hand), shms_get(&sb->small_hand)};
     shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_reclaim_look, w);
     w->zones.wanted = &w->waiting;
-    w->heard = (shms_heard *)(at += zones_size);
-    w->heard_zones = (uint64_t *)(w->heard + ranks);
-    shms_ring_init(&w->ring, at += heard_size, l, w->seg.slots, hands, order, count);
+    w->polled = (shms_polled *)(at += zones_size);
+    w->polled_zones = (uint64_t *)(w->polled + ranks);
+    shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, at += ring_size, n, sb->secret, w->seg.slots, w->seg.data);
     shms_leases_init(&w->leases, at += index_size, l, sb, w->seg.leases, w->seg.slots);
     w->free_slots = (uint32_t *)(at += lease_size);
@@ -197,8 +197,7 @@ static int build(struct shms_writer *w) {
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
-    int rc =
-        shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number that is not below the next would be given twice */
+    int rc = shms_leases_valid(&w->leases, w->seg.slots, 0); /* a number not below the next would be used twice */
     uint64_t used = 0;
     for (uint32_t i = 0; i < count && rc == SHMS_OK; i++) {
         shms_slot *s = shms_writer_slot(w, order[i]);
@@ -207,12 +206,12 @@ static int build(struct shms_writer *w) {
             continue;
         if (shms_slot_key_len(s) == 0 || shms_index_find(&w->index, (const char *)w->seg.data + shms_get(&s->offset),
                                                          shms_slot_key_len(s)) != SHMS_NONE)
-            rc = SHMS_ECORRUPT; /* D1 makes sure that a key is found once */
+            rc = SHMS_ECORRUPT; /* D1 ensures that a key is there only once */
         else
             shms_index_add(&w->index, order[i]);
     }
     free(order);
-    if (rc) /* whoever looks at the segment finds its last writer, not one that refused it */
+    if (rc) /* the segment must show its last writer, not one that refused it */
         return rc;
     shms_set(&sb->used_bytes, used);
     shms_set(&sb->objects, count);
@@ -234,7 +233,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         SHMS_STEP("V0");
         if ((rc = shms_segment_is(&w->seg, expected)) == SHMS_OK)
             rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER);
-        if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer closed it for good in the meantime */
+        if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer has unlinked it in the meantime */
             rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
             rc = shms_segment_reserve_again(&w->seg);
@@ -260,7 +259,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     if (options)
         shms_segment_publish(&w->seg);
     else
-        shms_set(&w->seg.sb->disposable, 0); /* somebody asked for it by its name */
+        shms_set(&w->seg.sb->disposable, 0); /* its name was asked for */
     *out = w;
     return SHMS_OK;
 }
@@ -276,15 +275,15 @@ int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expec
 }
 
 static int end(struct shms_writer *w, bool unlink, bool stays) {
-    int rc = shms_writer_enter_to_place(w); /* not in the middle of a put's search: a successor may come at once */
+    int rc = shms_writer_enter_to_place(w); /* not in a put's search: a successor may come at once */
     if (rc)
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
     if (stays)
         shms_set(&w->seg.sb->disposable, 0);
     if (unlink)
-        shms_segment_unlink(&w->seg); /* under the lock: no successor has it yet */
-    if (w->unfinished == 0) /* or else a successor would reuse bytes that the tickets' holders still write */
+        shms_segment_unlink(&w->seg); /* under the lock, so no successor has it yet */
+    if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
         shms_segment_unlock(&w->seg);
     pthread_mutex_unlock(&w->mutex);
     pthread_mutex_unlock(&w->placing);
@@ -296,7 +295,7 @@ int shms_writer_close(shms_writer *w, int unlink) { return end(w, unlink, !unlin
 void shms_writer_free(shms_writer *w) {
     if (!w)
         return;
-    end(w, false, false); /* nobody has said whether it is to stay */
+    end(w, false, false); /* the caller has not said whether the store stays */
     shms_segment_close(&w->seg);
     free(w->evicted.bytes);
     free(w->kept);
@@ -362,7 +361,7 @@ int shms_writer_refusal(shms_writer *w, shms_refusal *out) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
-/* What the writer writes, and nothing of a rank's: that is the rank's own to spoil, and the inspector's to judge. */
+/* Checks what the writer writes. The tables of ranks are the inspector's to check, because a rank may spoil its own. */
 static int check(struct shms_writer *w) {
     const shms_layout *l = &w->seg.layout;
     uint32_t n = (uint32_t)l->max_objects, live = 0, occupied = 0;
@@ -380,7 +379,7 @@ static int check(struct shms_writer *w) {
         live += state == SHMS_LIVE;
         used += shms_span(shms_get(&w->seg.slots[i].length));
         if (state == SHMS_EVICTING)
-            return SHMS_ECORRUPT; /* only for as long as the mutex is held */
+            return SHMS_ECORRUPT; /* EVICTING lasts only while the mutex is held */
     }
     return occupied == w->ring.count && occupied + w->n_free_slots == n && occupied - live == w->unfinished &&
                    live == shms_get(&w->seg.sb->objects) && used == shms_get(&w->seg.sb->used_bytes)

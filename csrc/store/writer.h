@@ -1,7 +1,7 @@
 /*
- * writer.h - the writer's private state, shared by writer.c (its life), tickets.c (how objects come in), handouts.c
- * (references and their leases), keys.c (what is known by its key) and reclaim.c (what may go, and how it goes).
- * Everything here can be built from the segment again.
+ * writer.h - the writer's private state. These share it: writer.c (create, recover, close), tickets.c (puts),
+ * handouts.c (references and leases), keys.c (calls by key) and reclaim.c (eviction). All of it can be rebuilt from the
+ * segment.
  */
 #ifndef SHMS_WRITER_H
 #define SHMS_WRITER_H
@@ -16,29 +16,29 @@
 #include "segment.h"
 #include "zones.h"
 
-/* What the writer has heard of a rank; whatever of it has changed, has changed what may go. */
-typedef struct shms_heard {
+/* What the last poll of a rank has found. If any of it changes, other objects may go. */
+typedef struct shms_polled {
     uint64_t epoch, base, retired, releases;
-    uint8_t verdict; /* 0: searches have since taken it for gone and for here */
-} shms_heard;
+    uint8_t verdict; /* 0: unknown, because surveys have since used a different one */
+} shms_polled;
 
-/* Space that has been cleared for an object, and what the hand of an area does about it. */
+/* Space that was cleared for an object, and where the hand of its area goes. */
 typedef struct shms_room_for {
     uint64_t at;
-    uint32_t behind; /* the object behind it; SHMS_NONE */
+    uint32_t behind; /* the object behind it, or SHMS_NONE */
     enum shms_area_name area;
-    bool moves; /* behind the object */
-    bool lap;   /* having been round once */
+    bool moves; /* the hand moves behind the object */
+    bool lap;   /* it has gone round once before */
 } shms_room_for;
 
 typedef struct shms_keylist { /* a log: uint32_t length, bytes; repeated */
     uint8_t *bytes;
-    uint64_t start; /* position in the log of the first byte that is still here */
+    uint64_t start; /* position in the log of bytes[0] */
     uint64_t size, room;
     uint64_t promised; /* bytes of `room` that a call in progress will need */
 } shms_keylist;
 
-/* A cell: the hash of a protected key, and how often it is.  Another key of the same hash is protected, too. */
+/* A cell: the hash of a protected key, and how often it is protected. Another key with the same hash is, too. */
 typedef struct shms_kept {
     uint64_t hash; /* 0: never used since the table was built */
     uint64_t times;
@@ -46,16 +46,16 @@ typedef struct shms_kept {
 
 struct shms_writer {
     shms_segment seg;
-    pthread_mutex_t placing; /* for whoever looks for a place; taken before the other */
-    pthread_mutex_t mutex; /* over everything below and every word that the writer writes */
-    _Atomic uint32_t waiting; /* threads that wait for the mutex, but those that look for a place */
-    _Atomic uint32_t let_in;  /* +1 whenever one of these has got it */
-    _Atomic uint32_t returning; /* puts that have let others go first */
+    pthread_mutex_t placing; /* held while looking for a place; taken before the other */
+    pthread_mutex_t mutex; /* guards everything below, and every word that the writer writes */
+    _Atomic uint32_t waiting; /* threads that wait for the mutex, except those that look for a place */
+    _Atomic uint32_t handovers;  /* how many times one of these has taken it */
+    _Atomic uint32_t returning; /* puts that have let another thread go first and want the mutex back */
     bool closed;
     shms_ring ring;
     shms_zones zones;
-    shms_heard *heard;     /* [rank] */
-    uint64_t *heard_zones; /* [rank][zone]: their counts of releases */
+    shms_polled *polled;     /* [rank] */
+    uint64_t *polled_zones; /* [rank][zone]: the ranks' counts of releases */
     shms_index index;
     shms_leases leases;
     shms_kept *kept; /* protected keys: a hash table of 2^n cells */
@@ -64,16 +64,16 @@ struct shms_writer {
     uint32_t lingering;   /* protected slots whose objects are deleted */
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
-    uint32_t unfinished; /* tickets out, each with a slot in WRITING */
-    uint32_t leased;     /* those of them that have a lease entry taken */
-    uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone?  See reclaim.c */
-    uint32_t sweep_at, unswept; /* lease entries: the next to look at; those not looked at since the last news */
-    uint32_t leaving;           /* slots that are FREE and still in the index, only in a put that breathes */
-    shms_refusal refusal;       /* the last one */
-    uint64_t longest;                /* stretch that the last search in vain has found; see ring.news */
+    uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
+    uint32_t leased;     /* those of them that have taken a lease entry */
+    uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone? See reclaim.c */
+    uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
+    uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
+    shms_refusal refusal; /* the last one */
+    uint64_t longest; /* the longest run that the last failed search has found; see ring.changed */
     bool tracking;
     shms_keylist evicted;
-    uint64_t random[32]; /* secrets of the next objects; 256 bytes, which no signal interrupts (getrandom(2)) */
+    uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */
     uint32_t n_random;
     void *memory;
     uint64_t heap_bytes;
@@ -86,78 +86,80 @@ static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64
 
 /* ---- reclaim.c; the mutex is held ---- */
 
-/* Liveness is asked anew from here on: at the start of every operation that may reclaim. */
+/* Forgets which ranks are alive. Every operation that may reclaim starts with this. */
 void shms_reclaim_begin(struct shms_writer *w);
-/* Makes room for `span` bytes and a slot.  SHMS_EFULL, SHMS_ENOSLOT and SHMS_ENOMEM change nothing.  `placing` is held,
- * too; the mutex may have been others' in the meantime. */
+/* Makes room for `span` bytes and a slot. SHMS_EFULL, SHMS_ENOSLOT and SHMS_ENOMEM change nothing. `placing` is held,
+ * too. Other threads may have had the mutex in the meantime. */
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out);
-/* A lease entry, or SHMS_NONE: then the mutex may have been others', too. */
+/* Takes a lease entry, or returns SHMS_NONE; then other threads may have had the mutex. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);
-/* After each hand-out: closes some of the leases that are complete, if few entries are free. */
+/* Closes some of the leases that are complete, if few entries are free; for after each hand-out. */
 void shms_reclaim_leases(struct shms_writer *w);
 /* Frees the slot at once if nobody holds it. */
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
-/* As zones.h wants it; the context is the writer. */
+/* For zones.h; the context is the writer. */
 shms_look shms_reclaim_look;
 
 /* ---- tickets.c ---- */
 
-/* As shms_writer_begin or _reserve, and _put.  Where that has run out of something, `why`, if there is one, is filled before
- * anybody else has the mutex. */
+/* Like shms_writer_begin or _reserve, and _put. After a refusal, `*why` is filled before another thread has the mutex.
+ * `why` may be NULL. */
 int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                uint64_t payload_size, bool leased, shms_ticket *out, shms_refusal *why);
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out, shms_refusal *why);
-/* Ends the ticket of a slot in WRITING, and of the lease entry that it has taken; the mutex is held. */
+             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, bool hold, uint8_t *out,
+             shms_refusal *why);
+int shms_commit(struct shms_writer *w, const shms_ticket *ticket, bool hold, uint8_t *out);
+/* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* ---- handouts.c ---- */
 
-int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out, shms_refusal *why);
-/* Opens a lease on a taken entry and packs the reference to it; the mutex is held, as in the next one. */
-void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint8_t *out);
+int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, bool hold, uint8_t *out, shms_refusal *why);
+/* Opens a lease on a taken entry, held if `hold`, and packs its reference. For this and the next, the mutex is held. */
+void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, bool hold, uint8_t *out);
 /* Ends an open lease on the object in `slot`. */
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
-/* ---- keys.c; the mutex is held but for the first two ---- */
+/* ---- keys.c; the mutex is held, except for the first two ---- */
 
 int shms_key_ok(const char *key, uint32_t key_len);
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* The slot of an object that may be handed out, or SHMS_NONE. */
 uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Takes the slot's key out of the index and, where evictions are tracked, notes it; there is room for the note. */
+/* Removes the slot's key from the index, and logs it if evictions are tracked; there is room in the log. */
 void shms_forget_key(struct shms_writer *w, uint32_t slot);
-/* Sets room aside for the notes of n keys of so many bytes together, for _forget_key; false: there is no memory. */
+/* Reserves room in the log for n keys of `bytes` bytes together, for _forget_key. False: there is no memory. */
 bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
-/* Deletes a LIVE object that is not deleted; SHMS_ENOMEM changes nothing. */
+/* Deletes a LIVE object that is not deleted. SHMS_ENOMEM changes nothing. */
 int shms_delete_slot(struct shms_writer *w, uint32_t slot);
-/* Is it protected? */
+/* Is the key protected? */
 bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len);
-/* Protects what is stored under the key, or will be; false: there is no memory. */
+/* Protects the object that is, or will be, stored under the key. False: there is no memory. */
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Ends one protection of the key; true.  shms_reclaim_lingering comes after it, or after several. */
+/* Ends one protection of the key, and returns true. shms_reclaim_lingering must follow, once for several calls. */
 bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Lets deleted objects go whose keys are no longer protected; looks at all objects if there is one. */
+/* Reclaims deleted objects whose keys are no longer protected. If there is one, it visits all objects. */
 void shms_reclaim_lingering(struct shms_writer *w);
 
 /* ---- writer.c ---- */
 
-/* Takes the mutex, or says why the handle is of no use. */
+/* Takes the mutex, or returns why the handle cannot be used. */
 int shms_writer_enter(struct shms_writer *w);
-/* Gives the mutex back, and returns `rc`. */
+/* Releases the mutex, and returns `rc`. */
 int shms_writer_leave(struct shms_writer *w, int rc);
 /* Copies the last refusal to `why`, if `rc` is one. */
 void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why);
-/* Takes `placing` before it. */
+/* Takes `placing`, then the mutex. */
 int shms_writer_enter_to_place(struct shms_writer *w);
-/* For whoever ends a ticket: a closed writer stays the writer until its last ticket has ended. */
+/* For calls that end a ticket: also enters a closed writer whose last ticket has not ended. */
 int shms_writer_enter_to_end(struct shms_writer *w);
-/* The ticket's slot is not in WRITING any more; on a closed writer, the last ticket lets the lock go. */
+/* Call it when a ticket's slot has left WRITING. The last ticket of a closed writer releases its lock. */
 void shms_writer_ticket_ended(struct shms_writer *w);
-/* Gives the mutex away, if somebody waits for it, and takes it again; false: nobody waits. */
-bool shms_writer_let_in(struct shms_writer *w);
-/* Is there a number for one more object and one more lease?  Where there is none, SHMS_ECORRUPT: a successor would refuse
- * what came behind it. */
+/* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
+bool shms_writer_yield(struct shms_writer *w);
+/* Is there a number for one more object and one more lease? If not, the call fails with SHMS_ECORRUPT, because a
+ * successor would refuse a larger number. */
 bool shms_writer_has_numbers(const struct shms_writer *w);
 uint64_t shms_now_ns(void); /* CLOCK_REALTIME, to the tick */
 

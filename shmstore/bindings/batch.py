@@ -14,7 +14,8 @@ row, with no call among them or after them but its `return`:
         batch.undo()
         raise
 
-What an exception keeps even from `undo` is undone when the batch goes.
+What an exception keeps even from `undo` is undone when the batch goes. If those stores make a tuple, CPython 3.11 may
+collect garbage there. A finalizer may then let another thread run, whose count of hits may be lost, and nothing else.
 """
 
 from collections.abc import Callable, Sequence
@@ -39,23 +40,25 @@ class Batch:
 
     def __init__(self, writer: Any, store: Any) -> None:
         self._w = writer
-        self._store = store  # the writer may be closed, and lets go of its own
+        self._store = store  # the writer may be closed, and drops its own
         self.record = ffi.gc(_new("shms_batch *"), partial(_drop, writer))
         self._hold = held(self.record)
         self._ref = _buffer(self.record.ref)
         # No method, which begins with a look for signals: before C has undone, nothing else comes in.
         self.undo: Callable[[], None] = partial(_undo, writer, self.record)
 
-    def put(self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]]) -> bytes:
+    def put(
+        self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]], hold: bool = False
+    ) -> bytes:
         """Store pieces of (offset, bytes, address) and hand out; returns the packed reference."""
-        code = _put(self._w, self.record, key, len(key), meta, len(meta), nbytes, pieces, len(pieces))
+        code = _put(self._w, self.record, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), hold)
         if code:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
 
-    def hit(self, key: bytes) -> bytes:
+    def hit(self, key: bytes, hold: bool = False) -> bytes:
         """Hand out again; returns the packed reference."""
-        code = _hit(self._w, self.record, key, len(key))
+        code = _hit(self._w, self.record, key, len(key), hold)
         if code:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
@@ -73,9 +76,13 @@ class Batch:
         """Copy pieces of (offset, bytes, address) into the space."""
         require(lib.shms_batch_copy(self._w, self.record, pieces, len(pieces)))
 
-    def commit(self) -> bytes:
-        """Publish; returns the packed reference, which is of no use where nothing was to be handed out."""
-        require(lib.shms_batch_commit(self._w, self.record))
+    def hold(self, packed: bytes) -> bool:
+        """Hold the lease of a reference; False if it has ended."""
+        return require(lib.shms_batch_hold(self._w, self.record, packed)) == 1
+
+    def commit(self, hold: bool = False) -> bytes:
+        """Publish; returns the packed reference, which is invalid if nothing was to be handed out."""
+        require(lib.shms_batch_commit(self._w, self.record, hold))
         return self._ref[:]  # type: ignore[no-any-return]
 
     def protect(self, keys: Sequence[bytes]) -> None:

@@ -19,8 +19,8 @@ def sha256_ready() -> bool:
 class HashExtras:
     """What distinguishes the blocks of one request from others with the same tokens, encoded once.
 
-    `items`: (offset, length, identifier in CBOR), in order of offset; `lora` and `salt` are CBOR or empty; `embeds`:
-    32-byte digests of the first blocks' prompt embeddings.
+    `items` are (offset, length, identifier in CBOR) in order of offset. `lora` and `salt` are CBOR or empty. `embeds`
+    are 32-byte digests of the first blocks' prompt embeddings.
     """
 
     __slots__ = ("_c", "_keep")
@@ -61,10 +61,10 @@ def sha256_chain(
 ) -> None:
     """Append to `out` the SHA-256 hashes of the full blocks in `tokens`, which begin at block `first`.
 
-    `parent`: hash of the block before, or the seed hash. RuntimeError without libcrypto (see :func:`sha256_ready`).
+    `parent` is the hash of the block before, or the seed hash. RuntimeError without libcrypto; see `sha256_ready`.
     """
     raw, width = _token_bytes(tokens)
-    if len(parent) != HASH_BYTES:  # that many are copied
+    if len(parent) != HASH_BYTES:  # C copies this many
         raise refusal(lib.SHMS_KV_EWIDTH)
     n = len(tokens) // block_size
     rc = lib.shms_blockhash_extend(out._c, parent, first, n, block_size, raw, width, extras._c)
@@ -77,7 +77,7 @@ def digest_chain(
     digest: Callable[[bytes], bytes], parent: bytes, first: int, block_size: int, tokens: Sequence[int],
     extras: HashExtras,
 ) -> list[bytes]:  # fmt: skip
-    """Return the hashes by any `digest`: the messages are still written in C, one call of `digest` a block."""
+    """Return the hashes by any `digest`; C writes the messages, and `digest` is called once for each block."""
     raw, width = _token_bytes(tokens)
     n, c_extras = len(tokens) // block_size, extras._c
     room = check(lib.shms_blockhash_bound(n, block_size, c_extras))

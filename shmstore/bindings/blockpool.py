@@ -1,7 +1,7 @@
 """The block pool in C; see ``kv/blockpool.h``.
 
-Block ids travel as `bytes` of native int32, so that a prompt of thousands of blocks crosses the border as one copy and
-becomes Python integers only when they are read.
+Block ids travel as `bytes` of native int32. So thousands of blocks are one copy, and become Python integers only when
+they are read.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def pack_ids(ids: Iterable[int]) -> bytes:
 
 
 def unpack_ids(ids: bytes) -> list[int]:
-    """Return what :func:`pack_ids` packed."""
+    """Return the ids that `pack_ids` has packed."""
     return memoryview(ids).cast("i").tolist()
 
 
 class Pool:
-    """The C block pool. Methods are named like its functions and raise its errors."""
+    """The C block pool; its methods have the names and errors of the C functions."""
 
     __slots__ = ("_c", "_hold", "_n", "n_blocks")
 
@@ -56,7 +56,7 @@ class Pool:
 
     @property
     def n_keys(self) -> int:
-        """Keys that find a block."""
+        """Number of keys that find a block."""
         n: int = lib.shms_blockpool_n_keys(self._c)
         return n
 
@@ -81,7 +81,7 @@ class Pool:
         check(lib.shms_blockpool_touch(self._c, ids, len(ids) // 4))
 
     def put(self, ids: bytes) -> None:
-        """Take a reference from each block; those at 0 join the queue in this order."""
+        """Remove a reference from each block; blocks at 0 join the queue in this order."""
         check(lib.shms_blockpool_put(self._c, ids, len(ids) // 4, 0))
 
     def find(self, block_hash: bytes, group: int) -> int:
@@ -95,11 +95,11 @@ class Pool:
         check(lib.shms_blockpool_key(self._c, ids, len(ids) // 4, hashes._c, first, factor, group))
 
     def evict(self, ids: bytes) -> None:
-        """Drop the keys of those that have one."""
+        """Drop the keys of these blocks, if they have one."""
         check(lib.shms_blockpool_evict(self._c, ids, len(ids) // 4))
 
     def reset(self) -> bool:
-        """Drop all keys, unless a block is in use: then False."""
+        """Drop all keys and return True; do nothing and return False if a block is in use."""
         return bool(lib.shms_blockpool_reset(self._c) == 0)
 
     def ref(self, block_id: int) -> int:
@@ -107,7 +107,7 @@ class Pool:
         return check(lib.shms_blockpool_ref(self._c, block_id))
 
     def key_of(self, block_id: int) -> tuple[bytes, int] | None:
-        """Return the block's key, or None."""
+        """Return the block's key, or None if it has no key."""
         out, group = ffi.new("uint8_t[32]"), ffi.new("int32_t *")
         width = check(lib.shms_blockpool_key_of(self._c, block_id, out, group))
         return (ffi.buffer(out, width)[:], group[0]) if width else None

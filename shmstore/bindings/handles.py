@@ -1,4 +1,4 @@
-"""What every handle of C needs in Python: an owner, a reference that the collector does not see, and its errors."""
+"""What every C handle needs in Python: an owner, a reference that the cycle collector does not see, and errors."""
 
 import operator
 import os
@@ -10,7 +10,7 @@ import numpy as np
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
 
-# A destructor that does nothing, in C: it exists for what a partial of it keeps alive until then.
+# A destructor in C that does nothing; a partial of it keeps its argument alive until it runs.
 _keep = operator.is_
 
 _ERRORS: dict[int, type[Exception]] = {
@@ -38,8 +38,8 @@ _FULL: dict[int, Literal["bytes", "slots", "leases"]] = {
 
 
 def fail(code: int) -> NoReturn:
-    """Raise what a negative code of C means; for SHMS_ESYS the OSError of errno."""
-    raise _with_code(_error(code), code)  # a variable here would be a cycle through the traceback
+    """Raise the error of a negative C code; for SHMS_ESYS the OSError of errno."""
+    raise _with_code(_error(code), code)  # a local variable would make a cycle through the traceback
 
 
 def _with_code(error: Exception, code: int) -> Exception:
@@ -80,27 +80,27 @@ def _error(code: int) -> Exception:
 
 
 def require(code: int) -> int:
-    """Return the code; raise what a negative one means."""
+    """Return the code, or raise its error if it is negative."""
     if code < 0:
         fail(code)
     return code
 
 
 def keeps_alive(pointer: Any, owner: Any) -> Any:
-    """Return the same pointer, as one that keeps `owner` alive."""
+    """Return the same pointer; it keeps `owner` alive."""
     return ffi.gc(pointer, partial(_keep, owner))
 
 
 def owned(box: Any) -> Any:
-    """Return the handle in `box`, which keeps the box alive, whose end is the handle's."""
+    """Return the handle in `box`; it keeps the box alive, whose destructor frees the handle."""
     return keeps_alive(box[0], box)
 
 
 def held(handle: Any) -> Any:
-    """Return a reference to the handle that the cycle collector does not see.
+    """Return a reference to the handle that the cycle collector does not see, because it does not look into arrays.
 
-    It would end the handle of a store that is garbage in whatever order, before generators and `__del__` methods of the
-    same garbage that still use it. An array is not looked into.
+    Otherwise the collector could free the handle of a garbage store before generators and `__del__` methods of the
+    same garbage have used it for the last time.
     """
     cell = np.empty((), object)
     cell[()] = handle
@@ -108,8 +108,8 @@ def held(handle: Any) -> Any:
 
 
 def hidden(payload: Any) -> memoryview:
-    """Return the same bytes as a buffer whose owner the cycle collector does not see, as it sees no array's.
+    """Return the same bytes as a buffer whose owner the cycle collector does not see, because it is an array.
 
-    Else it would end the pin of a view that is garbage before `__del__` methods of the same garbage that still read it.
+    Otherwise it could end the pin of a garbage view before `__del__` methods of the same garbage have read it.
     """
     return np.ndarray((len(payload),), np.uint8, payload).data

@@ -14,12 +14,12 @@ HASH_BYTES: Final = 32
 
 
 def exact_bytes(value: Any) -> bytes:
-    """Return the bytes of a buffer, as many as it really has whatever its ``len`` says; TypeError for no buffer."""
+    """Return all bytes of a buffer, whatever its ``len`` says; TypeError if it is not a buffer."""
     return value if type(value) is bytes else memoryview(value).tobytes()
 
 
 class HashList:
-    """Block hashes in memory of C, which grow in place."""
+    """A growing list of block hashes in C memory."""
 
     __slots__ = ("_c", "_hold")
 
@@ -40,7 +40,7 @@ class HashList:
         return n
 
     def raw(self, start: int, stop: int) -> bytes:
-        """Return hashes `start` to `stop`, each padded with zeros to 32 bytes, one after the other."""
+        """Return hashes `start` to `stop` in one piece, each padded with zeros to 32 bytes."""
         if not 0 <= start <= stop <= len(self):
             raise IndexError(f"hashes {start} to {stop} of {len(self)}")
         if start == stop:
@@ -49,12 +49,12 @@ class HashList:
         return got
 
     def append(self, block_hash: bytes) -> None:
-        """Append one hash; ValueError if its length is not 1 to 32 or not that of the others."""
+        """Append one hash; ValueError if its length is not 1 to 32, or differs from the others."""
         raw = exact_bytes(block_hash)
         check(lib.shms_hashlist_append(self._c, raw, 1, len(raw)))
 
     def extend(self, hashes: Iterable[bytes]) -> None:
-        """Append all of `hashes`; ValueError, and nothing appended, if a length does not fit."""
+        """Append all of `hashes`; if a length does not fit, append nothing and raise ValueError."""
         if isinstance(hashes, HashList) and hashes.width == HASH_BYTES:  # no padding between them
             check(lib.shms_hashlist_append(self._c, hashes._c.data, hashes._c.n, HASH_BYTES))
             return
@@ -75,7 +75,7 @@ _SPLIT_256 = struct.Struct("32s" * 256)
 
 
 def split_hashes(raw: bytes, width: int, factor: int = 1) -> list[bytes]:
-    """Return every `factor`-th hash, the last of each, of what :meth:`HashList.raw` gave."""
+    """Return the last of every `factor` hashes in the result of `HashList.raw`."""
     if width != HASH_BYTES or factor != 1:
         return [raw[i : i + width] for i in range((factor - 1) * HASH_BYTES, len(raw), factor * HASH_BYTES)]
     if len(raw) < _SPLIT_256.size:

@@ -1,6 +1,6 @@
-"""The C inspector as Python values: records come out as dicts of ints and as tuples, bytes as bytes.
+"""The C inspector as Python values: records come out as dicts of ints.
 
-Records are all `uint64_t`, so that a table of them is one numpy array and costs no loop here.
+All fields are `uint64_t`, so a table of records is one numpy array and needs no loop here.
 """
 
 import os
@@ -26,7 +26,7 @@ STATES: dict[int, str] = {
 KINDS: dict[int, str] = {
     getattr(lib, name): name.removeprefix("SHMS_F_").lower() for name in dir(lib) if name.startswith("SHMS_F_")
 }
-"""Of `shms_finding`: its number to its name, as in csrc/inspect/inspect.h."""
+"""The names of the kinds of `shms_finding`, by number, as in csrc/inspect/inspect.h."""
 
 _BATCH = 4096
 _MAX_FINDINGS = 1000
@@ -34,7 +34,7 @@ _MAX_FINDINGS = 1000
 
 @cache
 def _fields(kind: str) -> dict[str, int]:
-    """Return the fields of a record and how many words each of them has."""
+    """Return the fields of a record, each with its number of words."""
     word = ffi.sizeof("uint64_t")
     return {name: ffi.sizeof(field.type) // word for name, field in ffi.typeof(kind).fields}
 
@@ -56,7 +56,7 @@ def _dicts(kind: str, records: Any, n: int) -> list[dict[str, Any]]:
 
 
 def probe(name: str) -> dict[str, int]:
-    """Return the fields of shms_probe for a file of /dev/shm; it need not be a segment."""
+    """Return the fields of shms_probe for a file in /dev/shm, which need not be a segment."""
     record = ffi.new("shms_probe *")
     require(lib.shms_probe_file(record, os.fsencode(name)))
     return _dict("shms_probe", record)
@@ -68,13 +68,13 @@ def remove(name: str, device: int, inode: int, force: bool) -> None:
 
 
 def crc32c(data: bytes, portable: bool = False) -> int:
-    """Return the CRC-32C of `data`, by the processor's instruction or without."""
+    """Return the CRC-32C of `data`, with the processor's instruction if there is one and `portable` is False."""
     compute = lib.shms_crc32c_portable if portable else lib.shms_crc32c
     return int(compute(0, data, len(data)))
 
 
 class Inspector:
-    """A segment mapped read-only; nothing here changes it, or waits."""
+    """A segment mapped read-only; no method changes it or waits."""
 
     __slots__ = ("_hold", "_i")
 
@@ -85,7 +85,7 @@ class Inspector:
         self._hold = held(self._i)
 
     def close(self) -> None:
-        """Unmap, when the last call in progress has ended; idempotent."""
+        """Unmap when the last call in progress has ended; idempotent."""
         self._i, self._hold = ffi.NULL, None
 
     def facts(self) -> dict[str, int]:
@@ -115,7 +115,7 @@ class Inspector:
             yield from _dicts(kind, records, n)
 
     def copy(self, slot: int, object_id: int, start: int, size: int) -> bytearray:
-        """Return a copy of bytes of an object, counted from its key on."""
+        """Return a copy of `size` bytes of an object, from `start` bytes after the start of its key."""
         out = bytearray(size)
         require(lib.shms_inspector_copy(self._i, slot, object_id, start, size, ffi.from_buffer(out)))
         return out
@@ -127,7 +127,7 @@ class Inspector:
         return _dicts("shms_finding", records, n)
 
     def check(self, slot: int, object_id: int) -> dict[str, int] | None:
-        """Return what is wrong with an object's checksum; None where it is right, or has none, or has gone."""
+        """Return what is wrong with an object's checksum; None if it is right, or the object has none or is gone."""
         finding = ffi.new("shms_finding *")
         code = lib.shms_inspector_check(self._i, slot, object_id, finding)
         if code in (lib.SHMS_ESTALE, lib.SHMS_ENOTFOUND):

@@ -26,11 +26,11 @@ _find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, l
 class Tables:
     """The block tables of all requests over one :class:`Pool`, by request id.
 
-    `groups`: (kind, block size, parameter) of each. Answers of the last call: :meth:`ids`, :meth:`counts`,
-    :meth:`stored`.
+    `groups` are (kind, block size, parameter) of each. `ids`, `counts` and `stored` return the answer of the last call.
 
     A change is one call into C, which writes state and answer into the request's record. The record is in `_requests`
-    before, so an interrupt finds all done or nothing. A record without tables, which it may leave, does not count.
+    before the call, so an interrupted change is done or not begun. A record without tables, which it may leave, does
+    not count.
     """
 
     __slots__ = ("_answer", "_c", "_found", "_hold", "_pool", "_requests", "n_groups", "settled")
@@ -55,14 +55,14 @@ class Tables:
         self._requests: dict[str, Any] = {}
         self._answer = self._found = _new(_REQUEST)
         self.settled: dict[str, int] = {}
-        """Up to which sum of tokens a request's next allocate has nothing to do; a lower number is only slower."""
+        """The sum of tokens up to which a request's next allocate does nothing; a lower number is only slower."""
 
     def __contains__(self, request_id: str) -> bool:
         record = self._requests.get(request_id)
         return record is not None and record.table != 0
 
     def find(self, hashes: HashList, max_tokens: int) -> int:
-        """Return the tokens of the longest cached prefix."""
+        """Return the number of tokens in the longest cached prefix."""
         self._answer = self._found
         try:
             n: int = _find(self._c, self._found, hashes._c, max_tokens)
@@ -99,7 +99,7 @@ class Tables:
         return self.ids()
 
     def cache(self, request_id: str, hashes: HashList, n_tokens: int) -> None:
-        """Give the blocks of the first `n_tokens` of a request with tables their keys."""
+        """Give keys to the blocks of the first `n_tokens` of a request, which has tables."""
         record = self._answer = self._requests[request_id]
         rc = lib.shms_kvcache_cache(self._c, record, hashes._c, n_tokens)
         if rc:
@@ -118,11 +118,11 @@ class Tables:
         self._requests.pop(request_id, None)
 
     def table(self, request_id: str) -> tuple[bytes, tuple[int, ...]]:
-        """Return the request's blocks of all groups, and how many each group has."""
+        """Return the request's blocks of all groups, and the number in each group."""
         return (self.ids(), self.counts()) if self._ask(lib.shms_kvcache_table, request_id) else (b"", ())
 
     def common(self, request_id: str) -> list[int]:
-        """Return, for each group, the leading blocks that all requests share."""
+        """Return for each group the number of leading blocks that all requests share."""
         return list(self.counts()) if self._ask(lib.shms_kvcache_common, request_id) else [0] * self.n_groups
 
     def _ask(self, question: Any, request_id: str) -> bool:
@@ -141,14 +141,14 @@ class Tables:
         return _buffer(record.ids, 4 * n)[:] if n else b""
 
     def counts(self) -> tuple[int, ...]:
-        """Return how many blocks of the last answer each group has."""
+        """Return the number of blocks of each group in the last answer."""
         return tuple(_unpack(self._answer.counts, self.n_groups))
 
     def stored(self) -> list[tuple[int, int, int]]:
-        """Return (group, first, end) for the blocks that the last allocate or cache gave keys to."""
+        """Return (group, first, end) of the blocks to which the last allocate or cache gave keys."""
         flat = _unpack(self._answer.stored, 2 * self.n_groups)
         return [(g, flat[2 * g], flat[2 * g + 1]) for g in range(self.n_groups) if flat[2 * g] < flat[2 * g + 1]]
 
     def check_valid(self) -> None:
-        """Raise RuntimeError at the first broken invariant, the pool's too."""
+        """Raise RuntimeError at the first broken invariant, also of the pool."""
         check_valid(lib.shms_kvcache_valid(self._c))

@@ -1,7 +1,7 @@
-"""The C store as two Python classes: bytes, ints and buffers in and out, an exception for each code.
+"""The C store as two Python classes: bytes, ints and buffers in and out, and an exception for each code.
 
-A handle of C is freed when the last Python object that needs its mapping has gone, so views stay readable after
-`close`. After `close` the pointer is NULL, which C takes for a closed handle.
+A C handle is freed when the last Python object that needs its mapping is gone, so views stay readable after `close`.
+After `close` the pointer is NULL, which C takes for a closed handle.
 """
 
 import os
@@ -73,13 +73,13 @@ def _key_list(call: Callable[..., int], handle: Any) -> list[str]:
 
 
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
-    """Return the bytes that a segment of these options takes and those that its file system has free."""
+    """Return the bytes that a segment with these options takes, and the free bytes of its file system."""
     options = _options(capacity, n_readers, max_objects, max_object_size, 0)
     return lib.shms_space_needed(options), lib.shms_space_free()
 
 
 def rank_pid(name: str, rank: int) -> int:
-    """Return the process that attached as `rank` last, 0 where there is none."""
+    """Return the process that last attached as `rank`, or 0."""
     return int(lib.shms_reader_pid(os.fsencode(name), rank))
 
 
@@ -110,9 +110,9 @@ class Writer:
         self._hold = held(self._w)
         self._room: tuple[Any, Any, Any] | None = None
         self.position = 0
-        """In the log of evicted keys: those before it have been used."""
+        """In the log of evicted keys; the keys before it have been used."""
         self.spare: Batch | None = None
-        """A batch that is kept, for the next call."""
+        """An empty batch for the next call."""
         options = _new("shms_options *")
         self.store_id: int = lib.shms_writer_options(self._w, options)
         self.n_readers: int = options.n_readers
@@ -133,7 +133,7 @@ class Writer:
         checksums: bool,
         disposable: bool,
     ) -> "Writer":
-        """Create a segment; the numbers are in range already."""
+        """Create a segment; the caller has checked the numbers."""
         flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
         flags |= checksums * lib.SHMS_CHECKSUMS | disposable * lib.SHMS_DISPOSABLE
         options = _options(capacity, n_readers, max_objects, max_object_size, flags)
@@ -147,14 +147,14 @@ class Writer:
             writer = cls(box)
             return writer  # not the call itself: its value is not yet the caller's, and this block would be over
         except BaseException:
-            lib.shms_writer_close(box[0], True)  # an interrupt: nobody else knows of it
+            lib.shms_writer_close(box[0], True)  # an interrupt: nobody else has it
             raise
 
     @classmethod
     def recover(cls, name: str, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID) -> "Writer":
         """Take over the segment of a writer that is dead or closed, if it is as expected.
 
-        ANY_STORE, 0 ranks and OWN_UID expect nothing of it but that it is the caller's own.
+        ANY_STORE, 0 ranks and OWN_UID accept every store of the caller's own.
         """
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         code = lib.shms_writer_recover_to(box, os.fsencode(name), _expected(store_id, n_readers, allow_uid))
@@ -164,9 +164,9 @@ class Writer:
         return cls(box)
 
     def close(self, unlink: bool) -> None:
-        """Let the segment go; idempotent."""
+        """Close the segment; idempotent."""
         handle, self._w = self._w, ffi.NULL
-        # The mapping goes with the last batch and view of it, not with this object; also after an interrupt.
+        # The mapping ends with the last batch and view of it, not with this object, also after an interrupt.
         hold, self._hold = self._hold, None
         self.spare = None
         if handle:
@@ -176,39 +176,48 @@ class Writer:
                 fail(code)
 
     def batch(self) -> Batch:
-        """Return an empty batch: the spare one, or a new one where another thread or a signal's handler has that."""
+        """Return an empty batch: the spare one, or a new one if another thread or a signal handler has it."""
         spare, self.spare = self.spare, None
-        return Batch(self._w, self._hold) if spare is None else spare
+        return self.new_batch() if spare is None else spare
+
+    def new_batch(self) -> Batch:
+        """Return an empty batch that outlives the call."""
+        return Batch(self._w, self._hold)
 
     def has(self, key: bytes) -> bool:
-        """Say whether the key can be handed out."""
+        """Return whether the key can be handed out."""
         code = _has(self._w, key, len(key))
         if code < 0:
             fail(code)
         return bool(code)
 
     def touch(self, key: bytes) -> bool:
-        """Count a use."""
+        """Count a use of the key; return False if it is absent."""
         return require(lib.shms_writer_touch(self._w, key, len(key))) == 1
 
     def cancel(self, packed: bytes) -> bool:
-        """End a lease."""
+        """End a lease; return False if it is over already."""
         return require(lib.shms_writer_cancel(self._w, packed)) == 1
 
+    def validate(self, packed: bytes, key: bytes | None) -> bool:
+        """Say whether the object is there, and has this key, if one is given."""
+        name = ffi.NULL if key is None else key
+        return require(lib.shms_writer_validate(self._w, packed, name, len(key or b""))) == 1
+
     def cancel_all(self) -> int:
-        """End every open lease; returns how many there were."""
+        """End every open lease and return their number."""
         return require(lib.shms_writer_cancel_all(self._w))
 
     def retire(self, rank: int) -> None:
-        """Expect a rank no longer."""
+        """Stop expecting a rank."""
         require(lib.shms_writer_retire(self._w, rank))
 
     def delete(self, key: bytes) -> bool:
-        """Take a key out."""
+        """Delete a key; return False if it is absent."""
         return require(lib.shms_writer_delete(self._w, key, len(key))) == 1
 
     def clear(self) -> None:
-        """Take all keys out."""
+        """Delete all keys."""
         require(lib.shms_writer_clear(self._w))
 
     def count(self) -> int:
@@ -220,15 +229,16 @@ class Writer:
         return _key_list(lib.shms_writer_keys, self._w)
 
     def track_evictions(self, on: bool) -> None:
-        """Note keys that leave, or stop noting."""
+        """Record the keys that leave, or stop and forget them."""
         require(lib.shms_writer_track_evictions(self._w, on))
 
     def evicted(self) -> tuple[list[str], int]:
-        """Return the keys that have left since `position`, and the position behind them, to be stored after their use.
+        """Return the keys that have left since `position`, and the position behind them.
 
-        Without that they come again. CorruptStoreError for a key that is not UTF-8, which does not.
+        The caller stores that position after it has used the keys; otherwise it gets them again. A key that is not
+        UTF-8 raises CorruptStoreError, and is skipped from then on.
         """
-        room, self._room = self._room, None  # nobody else's while it is in use
+        room, self._room = self._room, None  # no other thread gets it while it is in use
         if room is None:
             out = _new(_BYTES, _FEW_KEYS)
             room = _new("uint64_t[2]"), out, _buffer(out)
@@ -278,7 +288,7 @@ class Reader:
         return cls(box)
 
     def close(self) -> None:
-        """Make no more calls; the rank is free when the last view has gone. Idempotent."""
+        """End all calls; the rank is free when the last view is gone. Idempotent."""
         handle, self._r = self._r, ffi.NULL
         hold, self._hold = self._hold, None  # as in Writer.close
         if handle:
@@ -288,9 +298,9 @@ class Reader:
                 fail(code)
 
     def acquire(self, packed: bytes) -> tuple[bytes, Any]:
-        """Pin and acknowledge; returns the metadata and the payload as a buffer, whose end is the pin's end."""
+        """Pin and acknowledge; return the metadata, and the payload as a buffer whose end is the end of the pin."""
         reader = self._r
-        box = _gc(_new(_VIEW_BOX), _drop_view)  # the pin has an owner before there is a pin
+        box = _gc(_new(_VIEW_BOX), _drop_view)  # the owner exists before the pin
         code = _acquire(reader, packed, box)
         if code:
             fail(code)
@@ -299,11 +309,11 @@ class Reader:
         return _unpack(view.meta, view.meta_len), _buffer(payload, view.payload_size)
 
     def release(self, packed: bytes) -> bool:
-        """Acknowledge unread."""
+        """Acknowledge without reading; return False if the lease is over."""
         return require(lib.shms_reader_release(self._r, packed)) == 1
 
     def validate(self, packed: bytes) -> bool:
-        """Say whether the object is there."""
+        """Return whether the object is there."""
         return require(lib.shms_reader_validate(self._r, packed)) == 1
 
     def stats(self) -> dict[str, int]:

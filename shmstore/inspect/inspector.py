@@ -147,6 +147,7 @@ class StoreInspector:
                 opened_at=seconds(raw["opened_ns"]),
                 age_seconds=max(0.0, now - seconds(raw["opened_ns"])),
                 waiting_for=_bits(tuple(raw["owed"])),
+                held=bool(raw["held"]),
                 moving=bool(raw["moving"]),
             )
             for raw in self._native.leases()
@@ -159,12 +160,15 @@ class StoreInspector:
 
     def _slots(self, leases: Iterable[LeaseInfo]) -> tuple[SlotInfo, ...]:
         owed: dict[tuple[int, int], set[int]] = {}
+        held = set()
         for lease in leases:
             owed.setdefault((lease.slot, lease.object_id), set()).update(lease.waiting_for)
-        found = [self._slot(raw, owed) for raw in self._native.slots()]
+            if lease.held:
+                held.add((lease.slot, lease.object_id))
+        found = [self._slot(raw, owed, held) for raw in self._native.slots()]
         return tuple(sorted(found, key=lambda slot: slot.offset))
 
-    def _slot(self, raw: dict[str, Any], owed: dict[tuple[int, int], set[int]]) -> SlotInfo:
+    def _slot(self, raw: dict[str, Any], owed: dict[tuple[int, int], set[int]], held: set[tuple[int, int]]) -> SlotInfo:
         moving = bool(raw["moving"])
         return SlotInfo(
             slot=raw["slot"],
@@ -181,6 +185,7 @@ class StoreInspector:
             crc=raw["crc"] if raw["checked"] else None,
             pinned_by=_bits(tuple(raw["pinned"])),
             leased_to=tuple(sorted(owed.get((raw["slot"], raw["id"]), ()))),
+            held=(raw["slot"], raw["id"]) in held,
             bounded=bool(raw["bounded"]),
             moving=moving,
         )

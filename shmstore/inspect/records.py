@@ -164,6 +164,8 @@ class SlotInfo:
     """Live ranks that still reference the object."""
     leased_to: tuple[int, ...]
     """Ranks that have not yet read a reference to the object."""
+    held: bool
+    """Whether the writer holds a lease of the object, which no reading ends."""
     bounded: bool
     """Whether the object's lengths stay inside the data region."""
     moving: bool
@@ -197,7 +199,9 @@ class LeaseInfo:
     age_seconds: float
     """Seconds since then."""
     waiting_for: tuple[int, ...]
-    """Ranks that have not read it. Without any, the lease is over, and the writer has not seen that yet."""
+    """Ranks that have not read it. Without any, and if it is not held, the lease is over; the writer will see that."""
+    held: bool
+    """Whether only the writer ends it."""
     moving: bool
     """Whether it was changing during the read."""
 

@@ -7,13 +7,14 @@ from shmstore.inspect.records import SlotInfo, StoreSnapshot
 __all__ = ["LEGEND", "RingMap", "mark_of", "ring_map"]
 
 FREE, LIVE, DELETED, WRITING, UNSOUND = ".", "o", "x", "w", "!"
-PINNED_BY_SEVERAL, LEASED_TO_SEVERAL = "P", "L"
+PINNED_BY_SEVERAL, LEASED_TO_SEVERAL, HELD = "P", "L", "H"
 
 LEGEND = (
     ("0-9", "pinned by that rank"),
     ("P", "pinned by several ranks, or by one above 9"),
     ("a-j", "leased to rank 0-9, unread"),
     ("L", "leased to several ranks, or to one above 9"),
+    ("H", "held by the writer"),
     ("w", "being written"),
     ("o", "not held"),
     ("x", "deleted, freed when room is needed"),
@@ -46,6 +47,8 @@ def mark_of(slot: SlotInfo) -> str:
     if slot.leased_to:
         one = len(slot.leased_to) == 1 and slot.leased_to[0] < 10
         return chr(ord("a") + slot.leased_to[0]) if one else LEASED_TO_SEVERAL
+    if slot.held:
+        return HELD
     return DELETED if slot.deleted else LIVE
 
 
@@ -56,7 +59,7 @@ def _weight(mark: str) -> int:
         return 5
     if mark == WRITING:
         return 4
-    if mark in "abcdefghij" or mark == LEASED_TO_SEVERAL:
+    if mark in "abcdefghij" or mark in (LEASED_TO_SEVERAL, HELD):
         return 3
     return {LIVE: 2, DELETED: 1, FREE: 0}[mark]
 

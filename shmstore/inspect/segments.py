@@ -110,9 +110,9 @@ def _has_open(pid: str, device: int, inode: int) -> bool:
 
 
 def remove_segment(info: SegmentInfo, *, force: bool = False) -> None:
-    """Remove the name of a segment whose writer is dead; whoever maps its pages keeps them.
+    """Remove the name of a segment whose writer is dead; processes that map its pages keep them.
 
-    Holds the writer's lock meanwhile, so that nobody recovers what is being removed. Raises WriterActiveError;
-    RankInUseError where a reader is attached, unless `force`; StoreNotFoundError where it is no longer that file.
+    Holds the writer's lock meanwhile, so that no process recovers it. Raises WriterActiveError; RankInUseError if a
+    reader is attached, unless `force`; StoreNotFoundError if it is no longer that file.
     """
     native.remove(info.name, info.device, info.inode, force)

@@ -7,12 +7,13 @@ with the GIL released. `fill` writes leaves that need more than a plain copy.
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, SupportsIndex, runtime_checkable
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike
 
 from shmstore.errors import shown
 
@@ -112,6 +113,10 @@ class TensorSpec:
     """The dimensions; they must not be negative."""
     dtype: "torch.dtype | np.dtype[Any]"
     """The dtype, which also decides between a tensor and an array."""
+
+    if TYPE_CHECKING:  # the constructor takes more types than the fields have
+
+        def __init__(self, shape: Iterable[SupportsIndex], dtype: torch.dtype | DTypeLike) -> None: ...
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", checked_shape(self.shape))

@@ -1,7 +1,8 @@
-"""The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` takes in place. Two roles, two types."""
+"""The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` reads in place. Two roles, two types."""
 
+from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.reader import ObjectStoreReader
 from shmstore.store.stats import ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter
 
-__all__ = ["ObjectStoreReader", "ObjectStoreWriter", "ReaderStats", "StoreStats"]
+__all__ = ["LeasedRef", "ObjectStoreReader", "ObjectStoreWriter", "Protection", "ReaderStats", "StoreStats"]

@@ -1,8 +1,9 @@
-"""What callers give: checked, and as the bindings take it; and what the two roles share."""
+"""Checks of callers' arguments, converted for the bindings; and what the two roles share."""
 
 import operator
 import os
 import warnings
+from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
 
@@ -28,7 +29,7 @@ _MAX_UID = 2**32 - 2
 
 
 def int_of(name: str, value: Any, low: int, high: int) -> int:
-    """Return `value` as an int of the range; TypeError or ValueError, naming the argument, where it is none."""
+    """Return `value` as an int; TypeError or ValueError, which name the argument, if it is not one in range."""
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -59,7 +60,7 @@ def checked_name(name: Any) -> str:
 
 
 def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
-    """Return the name, the store's number and the number of ranks, none of which was checked on its way here."""
+    """Return the name, the store's number and the number of ranks, all checked: a handle comes from elsewhere."""
     try:
         return (
             checked_name(handle.name),
@@ -71,7 +72,7 @@ def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
 
 
 def expected_store(store: str | StoreHandle, allow_uid: int | None) -> tuple[str, int, int, int]:
-    """Return the name, and what the store of that name must be to be the one that is meant."""
+    """Return the name, store number (or any), number of ranks (or 0) and owner that the store must have."""
     uid = native.OWN_UID if allow_uid is None else int_of("allow_uid", allow_uid, 0, _MAX_UID)
     if isinstance(store, StoreHandle):
         return *_checked_handle(store), uid
@@ -79,7 +80,7 @@ def expected_store(store: str | StoreHandle, allow_uid: int | None) -> tuple[str
 
 
 def checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
-    """Return the serializer, or the default one for None; TypeError for what is not a serializer."""
+    """Return the serializer, or the default one for None; TypeError if it is not a serializer."""
     if serde is None:
         return DEFAULT_SERDE
     if isinstance(serde, type):
@@ -93,25 +94,25 @@ def checked_serde(serde: ObjectSerde | None) -> ObjectSerde:
 
 
 def hides_payload(serde: ObjectSerde) -> bool:
-    """Say whether its views are arrays and tensors, which show the collector no payload; others may be anything."""
+    """Return whether its views are arrays and tensors, which hide the payload from the cycle collector."""
     return type(serde) is MsgpackSerde
 
 
 def packed_key(key: str) -> bytes:
-    """Return the key in UTF-8; TypeError or ValueError if no store can have it."""
+    """Return the key in UTF-8, or its hash if it is too long; TypeError or ValueError if no store can have it."""
     try:
         packed = key.encode()
     except AttributeError:
         raise TypeError(f"a key must be a str, not {type(key).__name__}") from None
     except UnicodeEncodeError as error:
         raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
-    if not 0 < len(packed) <= native.MAX_KEY:
-        raise ValueError(f"a key must have 1 to {native.MAX_KEY} bytes in UTF-8, not {len(packed)}")
-    return packed
+    if not packed:
+        raise ValueError("a key must not be empty")
+    return packed if len(packed) <= native.MAX_KEY else b"sha256:" + sha256(packed).hexdigest().encode()
 
 
 def packed_ref(ref: ObjectRef) -> bytes:
-    """Return the reference's 40 bytes; TypeError for what is not a reference."""
+    """Return the reference's 40 bytes; TypeError if it is not a reference."""
     try:
         return ref._packed
     except AttributeError:
@@ -124,13 +125,13 @@ def packed_ref(ref: ObjectRef) -> bytes:
 
 
 class Closable:
-    """Context manager, and a warning where a store's end was forgotten."""
+    """Context manager; warns if a store was not closed."""
 
     _open = False
     _pid = 0
 
     def close(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         raise NotImplementedError  # pragma: no cover - both subclasses have their own
 
     def __enter__(self) -> Self:

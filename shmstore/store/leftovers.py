@@ -1,4 +1,4 @@
-"""Stores under generated names, which nobody will ask for: they end with their process, or at the next `create`."""
+"""Stores with generated names, which nobody will ask for: they end with their process, or at the next `create`."""
 
 import atexit
 import logging
@@ -24,11 +24,11 @@ class _Store(Protocol):
 
 
 _open: "weakref.WeakSet[_Store]" = weakref.WeakSet()
-_creator = 0  # the process that has made such stores
+_creator = 0  # the process that created such stores
 
 
 def close_at_exit(store: _Store) -> None:
-    """Close `store` at the exit of this process; remove it then if it is garbage by that time, unclosed."""
+    """Close `store` when this process exits; if it is unclosed garbage by then, remove it."""
     global _creator
     if _creator != os.getpid():
         _creator = os.getpid()
@@ -48,19 +48,19 @@ def _at_exit() -> None:
 
 
 def remove_dead() -> None:
-    """Remove this user's stores of generated names whose writer is dead, if no rank is alive either; log each.
+    """Remove and log each store of this user that has a generated name, a dead writer and no live rank.
 
-    A store that was closed with `unlink=False`, or recovered, is somebody's: it stays.
+    A store that was closed with `unlink=False`, or recovered, stays: somebody may ask for it.
     """
     with suppress(OSError):
         for name in os.listdir(DIRECTORY):
             if name.startswith(PREFIX):
-                with suppress(ShmStoreError, OSError, ValueError):  # no store, or gone since
+                with suppress(ShmStoreError, OSError, ValueError):  # not a store, or gone since
                     _remove_if_dead(name)
 
 
 def _remove_if_dead(name: str) -> None:
     file = classify(name)
     if file.nameless and file.owner_uid == os.geteuid():
-        native.remove(name, file.device, file.inode, False)  # asks for the locks again, and holds the writer's
+        native.remove(name, file.device, file.inode, False)  # probes the locks again, and holds the writer's
         _log.warning("removed store %s of %d bytes, whose process ended without closing it", name, file.file_bytes)

@@ -60,19 +60,22 @@ class ObjectStoreReader(Closable):
     def attach(
         cls,
         handle_or_name: StoreHandle | str,
-        rank: int = 0,
+        rank: int | None = 0,
         *,
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
     ) -> "ObjectStoreReader":
-        """Attach to a store as `rank`, from 0 to n_readers - 1; `serde` must be the writer's.
+        """Attach to a store as `rank`, from 0 to n_readers - 1, or None for the first free one.
 
-        A rank that attaches again starts anew: older leases are not for it. The store must be this user's and closed
-        to others; with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError,
-        RankInUseError while a process (or views of a closed reader) has the rank, ValueError for a rank out of range,
-        ForeignStoreError, LayoutMismatchError and CorruptStoreError for what is no intact store or not that of the
-        handle, SharedMemoryError where shared memory cannot be used.
+        `serde` must be the writer's.
+        If a rank attaches again, older leases do not expect it. The store must be this user's and closed to others;
+        with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError, ValueError for a rank out
+        of range, and RankInUseError while a process (or a view of a closed reader) has the rank. Raises
+        ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an intact store, or not the store of
+        the handle; SharedMemoryError if shared memory cannot be used.
         """
+        if rank is None:
+            return cls._attach_free(handle_or_name, serde=serde, allow_uid=allow_uid)
         chosen_serde = checked_serde(serde)
         name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid)
         rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
@@ -94,6 +97,24 @@ class ObjectStoreReader(Closable):
             raise ValueError(f"store {shown(name)} has no rank {rank}: it was created for fewer readers") from None
         return cls(reader, name, rank, chosen_serde)
 
+    @classmethod
+    def _attach_free(cls, handle_or_name: StoreHandle | str, **options: Any) -> "ObjectStoreReader":
+        """Attach as the first rank that no process has; RankInUseError if all are taken."""
+        taken = 0
+        while True:
+            try:
+                return cls.attach(handle_or_name, taken, **options)
+            except RankInUseError:
+                taken += 1
+            except ValueError as error:  # there is no rank of this number
+                if not taken or isinstance(error, ShmStoreError):
+                    raise
+                break
+        name = handle_or_name.name if isinstance(handle_or_name, StoreHandle) else handle_or_name
+        raise RankInUseError(
+            f"all {taken} ranks of store {shown(name)} are taken", hint="close a reader, or create the store for more"
+        )
+
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"
 
@@ -104,7 +125,7 @@ class ObjectStoreReader(Closable):
 
     @property
     def rank(self) -> int:
-        """The rank attached as."""
+        """The rank that this reader attached as."""
         return self._rank
 
     @property
@@ -113,11 +134,11 @@ class ObjectStoreReader(Closable):
         return self._reader.store_id
 
     def get(self, ref: ObjectRef, copy: bool = False) -> Any:
-        """Return the object and acknowledge its lease: read-only views that keep it alive until the last has gone.
+        """Return the object as read-only views, which hold it until the last one is gone; acknowledge its lease.
 
         The same reference may be read again, as long as the object is there. Writing to a tensor view is a
-        segmentation fault: torch has no read-only tensors, the pages are. With `copy` the value is private and
-        writable, and nothing is kept. Raises StaleRefError where the object has gone, or was never there.
+        segmentation fault: torch has no read-only tensors, but the pages are read-only. With `copy` the value is
+        private and writable, and holds nothing. Raises StaleRefError if the object is gone, or was never there.
         """
         try:
             meta, payload = self._reader.acquire(packed_ref(ref))
@@ -128,9 +149,9 @@ class ObjectStoreReader(Closable):
         return self._serde.decode(meta, payload, copy=copy)
 
     def release(self, ref: ObjectRef) -> bool:
-        """Acknowledge without reading; False where the lease is over, or its object has gone.
+        """Acknowledge without reading; return False if the lease is over or its object is gone.
 
-        StaleRefError for a reference whose object is here and never had it.
+        Raises StaleRefError if the object is here and this reference was never handed out for it.
         """
         try:
             return self._reader.release(packed_ref(ref))
@@ -138,15 +159,15 @@ class ObjectStoreReader(Closable):
             raise refusals.stale(error, ref, self._reader.store_id) from None
 
     def validate(self, ref: ObjectRef) -> bool:
-        """Say whether `get` would find the object; changes nothing."""
+        """Return whether `get` would find the object; changes nothing."""
         return self._reader.validate(packed_ref(ref))
 
     def stats(self) -> ReaderStats:
-        """Return the rank's figures as of now."""
+        """Return the rank's current figures."""
         return ReaderStats(**self._reader.stats())
 
     def close(self) -> None:
-        """Make no more calls; views stay valid, and the rank is taken until the last of them has gone. Idempotent."""
+        """End all calls; views stay valid, and the rank stays taken until the last of them is gone. Idempotent."""
         if self._open:
             self._reader.close()
             self._open = False

@@ -1,4 +1,4 @@
-"""Errors of C, which are codes, with what the caller wants to know; asked only after something went wrong."""
+"""Turns error codes of C into errors that say what the caller wants to know; runs only after a failure."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ __all__ = [
 
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
-    """Return the same error with the reference it is about, and whether another store gave it."""
+    """Return the same error with its reference, and whether that is of another store."""
     hint = None
     if ref.store_id != store_id:
         hint = (
@@ -52,7 +52,7 @@ def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
 
 
 def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStoreError:
-    """Return the same error with the name it is about, and what the caller may have mistaken."""
+    """Return the same error with the store's name, and a hint at what the caller may have mistaken."""
     if not os.path.isdir(DIRECTORY):
         return unusable(OSError(errno.ENOENT, ""), name)
     hint = error.hint
@@ -94,13 +94,13 @@ def unusable(error: OSError, name: str) -> ShmStoreError:
 
 
 def foreign(name: str, allow_uid: int) -> ShmStoreError:
-    """Return the error for a store that is not adopted, with whose it is."""
+    """Return the error for a store of another owner or with an open mode, and say whose it is."""
     try:
         seen = os.lstat(f"{DIRECTORY}/{name}")
     except OSError:
         return ForeignStoreError(f"store {shown(name)}: {ForeignStoreError.default_message}")
     me = os.geteuid()
-    if seen.st_uid == allow_uid:  # it is the one that was named, and this process may not open it
+    if seen.st_uid == allow_uid:  # the owner is right, but this process may not open it
         return unusable(OSError(errno.EACCES, ""), name)
     if allow_uid != native.OWN_UID:
         whose = f"belongs to user {seen.st_uid}, not to user {allow_uid}"
@@ -115,7 +115,7 @@ def foreign(name: str, allow_uid: int) -> ShmStoreError:
 
 
 def exists(name: str) -> StoreExistsError:
-    """Return the error for a name that is taken; by a file that is not a store, if so."""
+    """Return the error for a name that is taken, and say if the file is not a store."""
     with suppress(OSError):  # gone since
         file = classify(name)
         if file.state == "unreadable":
@@ -140,7 +140,7 @@ def another_layout(error: LayoutMismatchError, name: str) -> LayoutMismatchError
 
 
 def cannot_open(file: SegmentFile) -> LayoutMismatchError:
-    """Return the error for a file that has not the layout of a store of this version."""
+    """Return the error for a file that does not have the layout of a store of this version."""
     store = f"store {shown(file.name)}"
     if file.state in ("foreign", "blank", "unreadable"):
         return LayoutMismatchError(
@@ -162,7 +162,7 @@ def in_use(name: str, rank: int) -> RankInUseError:
     """Return the error for a rank that is taken, with the process that has it."""
     pid = native.rank_pid(name, rank)
     hint = None
-    if pid == os.getpid():  # or it is another's of that number, in another PID namespace
+    if pid == os.getpid():  # or a process of the same number in another PID namespace
         hint = "if that is this process, close the reader that has it and drop its views; else attach as another rank"
     holder = f"process {pid}" if pid else "a live reader"
     return RankInUseError(f"rank {rank} of store {shown(name)} is taken by {holder}", hint=hint)
@@ -178,7 +178,7 @@ def full(
     nbytes: int | None = None,
     extra: int = 0,
 ) -> StoreFullError:
-    """Return the error for a store that has run out of `resource`, with who holds it and what that leaves.
+    """Return the error for a store that has run out of `resource`, with who holds how much and what is left.
 
     `extra` are the bytes of key and metadata, which lie in front of the other `nbytes`.
     """
@@ -198,7 +198,7 @@ def full(
         if free + refusal["reclaimable"] >= span:
             hint = f"what is held splits the space: {StoreFullError.default_hint}"
     if refusal["kept"]:
-        what += f"; {refusal['kept']} bytes in protect blocks or unfinished puts"
+        what += f"; {refusal['kept']} bytes protected, held by the writer or in unfinished puts"
     message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
     full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource, hint=hint)
     absent = [rank for rank in refusal["awaited"] if rank in held]
@@ -232,7 +232,7 @@ def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
 
 
 def wrong_encoding(made: Any) -> SerdeError | None:
-    """Return what is wrong with what a serializer's `encode` returned; None where it is an `Encoded`."""
+    """Return what is wrong with the result of a serializer's `encode`; None if it is an `Encoded`."""
     if not all(hasattr(made, name) for name in ("meta", "nbytes", "spans", "fills")):
         wrong: str | None = f"not {type(made).__name__} but an Encoded is expected"
     else:
@@ -241,7 +241,7 @@ def wrong_encoding(made: Any) -> SerdeError | None:
 
 
 def wrong_layout(made: Any) -> SerdeError | None:
-    """Return what is wrong with what a serializer's `layout` returned; None where it is a `Layout`."""
+    """Return what is wrong with the result of a serializer's `layout`; None if it is a `Layout`."""
     if not all(hasattr(made, name) for name in ("meta", "nbytes", "build")):
         wrong: str | None = f"not {type(made).__name__} but a Layout is expected"
     else:

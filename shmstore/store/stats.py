@@ -1,4 +1,4 @@
-"""What a store, and a rank of one, say about themselves: frozen records."""
+"""The figures of a store, and of one of its ranks, as frozen records."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ class StoreStats:
     max_object_size: int
     """Bytes that one object may have: key, metadata and tensors together."""
     max_objects: int
-    """Slots; one an object."""
+    """Slots; each object has one."""
     n_readers: int
     """Ranks that each hand-out expects."""
     objects: int
-    """Objects stored, deleted ones that somebody still holds among them."""
+    """Objects stored, including deleted ones that are still held."""
     used_bytes: int
     """Bytes of the data region under objects and unfinished puts, with their padding."""
     next_id: int
@@ -26,9 +26,9 @@ class StoreStats:
     next_lease: int
     """Number of the next hand-out."""
     open_leases: int
-    """Hand-outs not known to be over. The writer looks only when it needs room, so that some of them may be."""
+    """Hand-outs not known to be over. Some may be over, because the writer looks only when it needs room."""
     max_leases: int
-    """Lease entries; one an open hand-out."""
+    """Lease entries; each open hand-out has one."""
     puts: int
     """Objects stored."""
     put_bytes: int
@@ -38,7 +38,7 @@ class StoreStats:
     misses: int
     """Calls of `get_cached` that did not."""
     evictions: int
-    """Objects reclaimed for another's sake."""
+    """Objects reclaimed to make room for others."""
     evicted_bytes: int
     """Bytes of the data region that they had."""
     deletes: int
@@ -50,18 +50,18 @@ class StoreStats:
     control_bytes: int
     """Bytes of the segment besides the data region."""
     heap_bytes: int
-    """Bytes of the writer's private books."""
+    """Bytes of the writer's private memory."""
 
     @property
     def hit_ratio(self) -> float:
-        """Hits per item handed out, put or hit; 0 where there was none. (Who asks `is_cached` first never misses.)"""
+        """Hits / (hits + puts); 0 before the first. Misses do not count: after `is_cached` there are none."""
         given = self.hits + self.puts
         return self.hits / given if given else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderStats:
-    """What the processes of one rank have done; the counts survive them."""
+    """What the processes of one rank have done; the counts outlive them."""
 
     gets: int
     """References turned into values."""
@@ -70,4 +70,4 @@ class ReaderStats:
     releases: int
     """Leases ended unread by `release`."""
     live_views: int
-    """Values of this reader that somebody still looks at."""
+    """Values of this reader that are still in use."""

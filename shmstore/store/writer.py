@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -40,22 +41,23 @@ from shmstore.store.arguments import (
     packed_key,
     packed_ref,
 )
+from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.stats import StoreStats
 
 __all__ = ["Batch", "ObjectStoreWriter"]
 
 _log = logging.getLogger(__name__)
 _BROKEN = (AttributeError, OverflowError, TypeError, ValueError)
-"""What becomes of a serializer's mistakes; asked about them only then, so that a put that succeeds pays nothing."""
+"""Errors that a serializer's mistake can cause; it is checked only after one, so that other puts pay nothing."""
 _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
-"""What a put may end with and the store knows more about than its code."""
+"""Refusals of a put, to which the store can add more than their code."""
 
 
 class ObjectStoreWriter(Closable):
     """The one process that puts objects into a store and hands out references; made by `create` or `recover`.
 
-    Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager: a store of a chosen
-    name that nobody closes stays in /dev/shm, where `recover` finds it.
+    Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager. A store with a chosen
+    name that is not closed stays in /dev/shm, where `recover` finds it.
     """
 
     def __init__(
@@ -67,6 +69,7 @@ class ObjectStoreWriter(Closable):
         self._writer = writer
         self._serde = serde
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
+        self._protections: list[weakref.ref[Protection]] = []
         self._open = True
         self._pid = os.getpid()
 
@@ -87,18 +90,17 @@ class ObjectStoreWriter(Closable):
     ) -> "ObjectStoreWriter":
         """Create a store and be its writer; all its space is reserved before this returns.
 
-        `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. `name` None makes a unique one, for
-        a store that ends with its process: one that is open at a normal exit is removed, one that a killed process left
-        by the next `create`. A store that `recover` is to find needs a name.
-        An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity); at most
+        `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. With `name` None the name is unique
+        and the store ends with its process: a normal exit removes it, and after a kill the next `create` does. A store
+        that `recover` must find needs a name.
+        An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
         `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
-        "clock" spares what was used since it was last considered, "fifo" nothing.
+        "clock" spares objects used since they were last considered; "fifo" spares none.
 
-        `prefault` maps every page now instead of at its first use (the first put into a cold page costs many times a
-        warm one), `huge_pages` asks for 2 MiB pages and takes what it gets, `checksums` computes a CRC-32C of each
-        object at its commit, for `shmstore verify` to compare; `recover` keeps these. Raises StoreExistsError;
-        StoreSpaceError where /dev/shm is too small; SharedMemoryError where it cannot be used; ValueError for numbers
-        out of range.
+        `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
+        for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at its commit, for
+        `shmstore verify`. `recover` keeps these. Raises StoreExistsError, StoreSpaceError if /dev/shm is too small,
+        SharedMemoryError if it cannot be used, and ValueError for numbers out of range.
         """
         capacity = int_of("capacity", capacity, 1, native.MAX_CAPACITY)
         n_readers = int_of("n_readers", n_readers, 1, native.MAX_READERS)
@@ -143,10 +145,10 @@ class ObjectStoreWriter(Closable):
     ) -> "ObjectStoreWriter":
         """Take over the store of a writer that is dead or closed: every committed object, its key and open leases.
 
-        What was half-written is dropped. The store must be this user's and closed to others; with `allow_uid` it must
-        be that user's, whatever its mode. Raises WriterActiveError while a writer lives, StoreNotFoundError,
-        ForeignStoreError, LayoutMismatchError for what is no store of this version or not that of the handle,
-        CorruptStoreError for a damaged one, SharedMemoryError where shared memory cannot be used.
+        Objects that were not committed are dropped. The store must be this user's and closed to others; with
+        `allow_uid` it must be that user's, whatever its mode. Raises WriterActiveError while a writer lives,
+        StoreNotFoundError, ForeignStoreError, CorruptStoreError if it is damaged, LayoutMismatchError if it is not a
+        store of this version or not the store of the handle, and SharedMemoryError if shared memory cannot be used.
         """
         chosen_serde = checked_serde(serde)
         wanted, store_id, ranks, uid = expected_store(name, allow_uid)
@@ -175,7 +177,7 @@ class ObjectStoreWriter(Closable):
 
     @property
     def handle(self) -> StoreHandle:
-        """What a reader attaches with; small, picklable."""
+        """The handle with which readers attach; small and picklable."""
         return self._handle
 
     @property
@@ -185,16 +187,17 @@ class ObjectStoreWriter(Closable):
 
     # ---- putting and handing out
 
-    def put(self, key: str, value: Any) -> ObjectRef:
+    def put(self, key: str, value: Any, *, hold: bool = False) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
-        Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), and TypeError, with
-        the path, for a value that the serializer refuses; SerdeError where a serializer of the caller's own is wrong. A
-        put that fails leaves the store as it was.
+        With `hold` only the writer ends the lease, by `cancel`; readers may read the reference any number of times.
+        Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
+        for a value that the serializer refuses, and SerdeError if the caller's own serializer is wrong. A put that
+        fails leaves the store as it was.
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value)
+            ref = self._put(batch, key, value, hold)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch
@@ -203,14 +206,14 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _put(self, batch: Batch, key: str, value: Any) -> ObjectRef:
-        """`put`, as a part of a batch."""
+    def _put(self, batch: Batch, key: str, value: Any, hold: bool) -> ObjectRef:
+        """Do `put`, as a part of a batch."""
         packed = packed_key(key)
         encoded = self._serde.encode(value)
         try:
             if encoded.fills:
-                return self._fill(batch, packed, encoded)
-            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans))
+                return self._fill(batch, packed, encoded, hold)
+            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold))
         except _ORDINARY as error:
             raise self._explain(batch, error, key, encoded.nbytes, len(packed) + len(encoded.meta)) from None
         except _BROKEN as error:
@@ -218,15 +221,15 @@ class ObjectStoreWriter(Closable):
                 raise wrong from error
             raise
 
-    def _fill(self, batch: Batch, key: bytes, encoded: Any) -> ObjectRef:
+    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool) -> ObjectRef:
         if (wrong := refusals.wrong_encoding(encoded)) is not None:
-            raise wrong  # a fill would be given less than its size, and C has no look at it
+            raise wrong  # C does not see the fills: one might get less than its size
         batch.begin(key, encoded.meta, encoded.nbytes)
         batch.copy(encoded.spans)
         with memoryview(batch.buffer()) as payload:
             for offset, size, source in encoded.fills:
                 self._serde.fill(payload[offset : offset + size], source)
-        return trusted_ref(batch.commit())
+        return trusted_ref(batch.commit(hold))
 
     def _explain(
         self,
@@ -236,7 +239,7 @@ class ObjectStoreWriter(Closable):
         nbytes: int,
         extra: int,
     ) -> Exception:
-        """Return the same error with what the caller wants to know."""
+        """Return the same error with details for the caller."""
         if isinstance(error, ObjectExistsError):
             return ObjectExistsError(f"{error.default_message}: {shown(key)}")
         if isinstance(error, ObjectTooLargeError):
@@ -246,11 +249,11 @@ class ObjectStoreWriter(Closable):
 
     @contextmanager
     def reserve(self, key: str, template: Any) -> Iterator[Any]:
-        """Give writable views laid out like `template`, to be filled in place: no copy at all.
+        """Yield writable views laid out like `template`, to be filled in place without a copy.
 
         `template` is a tree whose tensors, arrays and `TensorSpec` stand for shapes and dtypes; the rest of it is
-        stored as it is. A clean exit commits, without a lease: `get_cached(key)` hands the object out. An
-        exception gives everything back. Raises as `put` does. The views must not be written to after the block.
+        stored as it is. A clean exit commits without a lease; `get_cached(key)` then hands the object out. An
+        exception rolls everything back. Raises as `put` does. Do not write to the views after the block.
         """
         packed = packed_key(key)
         layout = self._serde.layout(template)
@@ -270,14 +273,15 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def get_cached(self, key: str) -> ObjectRef:
-        """Hand out what is stored under `key`: opens another lease and counts as a use.
+    def get_cached(self, key: str, *, hold: bool = False) -> ObjectRef:
+        """Hand out the object stored under `key`: open another lease and count a use.
 
-        Raises ObjectNotFoundError; StoreFullError where every lease entry is taken by an open lease.
+        `hold` is as in `put`. A `Protection` of this key ends. Raises ObjectNotFoundError, and StoreFullError if every
+        lease entry is taken by an open lease.
         """
         batch = self._writer.batch()
         try:
-            ref = self._hand_out(batch, key)
+            ref = self._hand_out(batch, key, hold)
             batch.record.keep = 1
             if self._writer._w:
                 self._writer.spare = batch
@@ -286,26 +290,58 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _hand_out(self, batch: Batch, key: str) -> ObjectRef:
-        """`get_cached`, as a part of a batch."""
+    def _hand_out(self, batch: Batch, key: str, hold: bool) -> ObjectRef:
+        """Do `get_cached`, as a part of a batch."""
         try:
-            return trusted_ref(batch.hit(packed_key(key)))
+            ref = trusted_ref(batch.hit(packed_key(key), hold))
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"{error.default_message}: {shown(key)}") from None
         except StoreFullError as error:
             raise refusals.full(batch.refusal(), error.resource) from None
+        if self._protections:
+            for protection in [found() for found in self._protections]:
+                if protection is not None:
+                    protection.discard(key)
+        return ref
+
+    def hold(self, ref: ObjectRef) -> LeasedRef:
+        """Keep the lease of `ref` open until the returned object ends it, however often it is read.
+
+        The lease survives `recover`; the successor ends it by `cancel` or `cancel_all`. Raises StaleRefError if the
+        lease has ended.
+        """
+        batch = self._writer.new_batch()
+        leased = LeasedRef(self, ref, batch)  # before the hold, so that an interrupt leaves none
+        try:
+            if batch.hold(packed_ref(ref)):
+                return leased
+        except StaleRefError as error:
+            raise refusals.stale(error, ref, self._handle.store_id) from None
+        raise StaleRefError(
+            f"the lease of {ref!r} has ended", hint="hold a reference before it is sent, or put with hold=True"
+        )
+
+    def validate(self, ref: ObjectRef, key: str | None = None) -> bool:
+        """Return whether the object of `ref` is stored, and if a key is given, under that key; changes nothing.
+
+        Raises StaleRefError if the object is here and this reference was never handed out for it.
+        """
+        try:
+            return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key))
+        except StaleRefError as error:
+            raise refusals.stale(error, ref, self._handle.store_id) from None
 
     def is_cached(self, key: str) -> bool:
-        """Say whether `get_cached` would find `key`; changes no order and no count."""
+        """Return whether `get_cached` would find `key`; changes neither order nor counts."""
         return self._writer.has(packed_key(key))
 
     def touch(self, key: str) -> bool:
-        """Count a use of `key` without handing it out; False where it is absent."""
+        """Count a use of `key` without handing it out; return False if it is absent."""
         return self._writer.touch(packed_key(key))
 
     @contextmanager
     def protect(self, keys: Iterable[str]) -> Iterator[None]:
-        """Let none of `keys` be reclaimed inside the block, whether stored before it or during it."""
+        """Keep `keys` from being reclaimed inside the block, whether they are stored before it or in it."""
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{shown(keys)}])")
         packed = [packed_key(key) for key in keys]
@@ -316,14 +352,21 @@ class ObjectStoreWriter(Closable):
         finally:
             batch.undo()
 
-    # ---- letting go
+    def protection(self, limit: int = 256) -> Protection:
+        """Return an object with `add(key)`, `discard(key)` and `end()`, which protects up to `limit` keys at a time.
+
+        It is for engines that find an item in one call and take it in a later one; `protect` is for one block of code.
+        """
+        return Protection(self, int_of("limit", limit, 1, native.MAX_OBJECTS))
+
+    # ---- releasing
 
     def cancel(self, ref: ObjectRef) -> bool:
-        """End a lease whose request was aborted; False where it is over already.
+        """End a lease whose request was aborted; return False if it is over already.
 
-        Safe after the readers have read, and twice. The object is not kept for this reference any more; until it is
-        evicted a `get` finds it all the same. StaleRefError for a reference that this store never gave, if its object
-        is here to compare it with; False if not.
+        It is safe after the readers have read, and twice. The lease no longer keeps the object, but until it is evicted
+        a `get` still finds it. Raises StaleRefError if the object is here and this reference was never handed out for
+        it.
         """
         try:
             return self._writer.cancel(packed_ref(ref))
@@ -331,32 +374,32 @@ class ObjectStoreWriter(Closable):
             raise refusals.stale(error, ref, self._handle.store_id) from None
 
     def cancel_all(self) -> int:
-        """End every open lease and return how many there were, also those that are over and not yet looked at.
+        """End every open lease and return their number, including complete ones not noticed yet.
 
-        For after `recover`, where the requests of the writer before died with it: a reference that it handed out and
-        never sent is known to nobody, and its lease would keep its object for ever.
+        Call it after `recover` if the requests of the dead writer died with it. No process knows a reference that was
+        handed out but never sent, so its lease would keep its object forever.
         """
         return self._writer.cancel_all()
 
     def retire(self, rank: int) -> None:
-        """Stop expecting `rank`, which has never come or will not come again, until it attaches.
+        """Stop expecting `rank`, which has never attached or will not come back, until it attaches.
 
-        Every lease so far is over for it, for good, and until it attaches none waits for it. A reader that is attached
-        as this rank is not stopped: what it looks at stays as it is, and it may go on to `get` what is still there, but
-        what it has not read may be evicted, which makes its references stale. Leases that are opened after the rank has
-        attached (anew) wait for it again.
+        Every lease so far is over for it, for good, and until it attaches no lease waits for it. A reader that is
+        attached as this rank is not stopped. Its views stay valid, and it may still `get` what is there. But objects
+        that it has not read may be evicted, so its references may become stale. Leases opened after the rank has
+        attached again wait for it.
         """
         self._writer.retire(int_of("rank", rank, 0, self._writer.n_readers - 1))
 
     def delete(self, key: str) -> bool:
-        """Take `key` out: no new hand-outs, and the bytes are free when nobody holds them; False where absent."""
+        """Remove `key`: no new hand-outs; the bytes are free when nobody holds them. Return False if it is absent."""
         return self._writer.delete(packed_key(key))
 
     def clear(self) -> None:
-        """Delete every key; ids go on counting."""
+        """Delete every key; ids continue."""
         self._writer.clear()
 
-    # ---- looking
+    # ---- inspecting
 
     def keys(self) -> list[str]:
         """Return the keys that can be handed out, oldest object first."""
@@ -376,33 +419,33 @@ class ObjectStoreWriter(Closable):
                 raise
             return False
         except ValueError:
-            return False  # no such key can be in a store
+            return False  # a store cannot have such a key
 
     def stats(self) -> StoreStats:
-        """Return the store's figures as of now."""
+        """Return the store's current figures."""
         return StoreStats(**self._writer.stats())
 
     def track_evictions(self, on: bool = True) -> None:
-        """Note the keys that leave the store from now on, for `take_evicted`; or stop, and forget them."""
+        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget them."""
         self._writer.track_evictions(on)
 
     def take_evicted(self) -> list[str]:
-        """Return the keys that were evicted or deleted since the last call, in that order; for caches beside it."""
+        """Return the keys evicted or deleted since the last call, in that order; for caches beside the store."""
         while True:
             before = self._writer.position
             keys, position = self._writer.evicted()
-            if before == self._writer.position:  # else another thread or a signal's handler has taken them
+            if before == self._writer.position:  # else another thread or a signal handler has taken them
                 self._writer.position = position
                 return keys
 
     def check_valid(self) -> None:
-        """Check every invariant between the segment and the writer's books; CorruptStoreError at the first broken."""
+        """Check every invariant of the segment and the writer's memory; CorruptStoreError at the first broken one."""
         self._writer.check_valid()
 
     def close(self, unlink: bool = True) -> None:
-        """Let the store go, and with `unlink` remove its name; idempotent.
+        """Close the store, and with `unlink` remove its name; idempotent.
 
-        Readers keep what they have; views stay valid. Without `unlink` the segment waits for `recover`.
+        Readers keep what they have; views stay valid. Without `unlink` the segment stays for `recover`.
         """
         if self._open:
             self._writer.close(unlink)

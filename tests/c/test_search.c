@@ -180,7 +180,7 @@ static void evicting_lasts_only_for_its_stores(const char *label) {
     if (!strcmp(label, "W2"))
         victims++;
     if (!strcmp(label, "W2") || !strcmp(label, "W3") || !strcmp(label, "W4"))
-        in_order &= w->seg.sb->objects == seen_objects && w->ring.count == seen_objects && w->leaving == 0;
+        in_order &= w->seg.sb->objects == seen_objects && w->ring.count == seen_objects && w->indexed_free == 0;
 }
 
 static void nothing_but_states_changes_between_w2_and_w4(void) {
@@ -234,15 +234,15 @@ static void *ask(void *arg) {
     return NULL;
 }
 
-static uint32_t yields, last_let_in;
+static uint32_t yields, last_handovers;
 static bool fresh;
 
 /* A thread got the mutex between two steps of one search. */
 static void count_yields(const char *label) {
     if (strcmp(label, "W1a"))
         return;
-    yields += !fresh && w->let_in != last_let_in;
-    last_let_in = w->let_in;
+    yields += !fresh && w->handovers != last_handovers;
+    last_handovers = w->handovers;
     fresh = false;
 }
 
@@ -269,9 +269,9 @@ static void a_search_yields_to_waiting_threads(void) {
 /* The same during the eviction of many victims. */
 static void count_yields_of_an_eviction(const char *label) {
     if (!strcmp(label, "W4"))
-        last_let_in = w->let_in;
+        last_handovers = w->handovers;
     if (!strcmp(label, "P1"))
-        yields += w->let_in != last_let_in;
+        yields += w->handovers != last_handovers;
 }
 
 static void a_large_eviction_yields_to_waiting_threads(void) {

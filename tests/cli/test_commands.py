@@ -37,7 +37,7 @@ STATE = {
 
 
 def expected_status(command: str, condition: str) -> int:
-    if command == "gc":  # a live writer is left alone, and a file that is no store is none of its business
+    if command == "gc":  # it leaves live writers alone, and files that are not stores
         return 1 if condition in ("live", "stopped", "foreign") else 0
     return 0 if condition in READABLE else 1
 

@@ -167,7 +167,7 @@ def test_lost_requests_heal_and_tensors_are_kept_only_where_the_mode_says(faulty
     }
     assert lost == {
         "none": (0, 0, ITEMS, 16, 0),  # the API process still has the aborted one
-        # The engine has never seen the aborted one, which its sender took for sent; the other is sent anew in round 2.
+        # The engine has never seen the aborted one, which its sender took for sent; the other is sent again in round 2.
         "lru": (1, 0, ITEMS + 2, 16, 0),
         "shm": (1, 2, ITEMS + 1, 16, 0),  # the worker cannot read the stale one
     }
@@ -240,7 +240,7 @@ def test_make_demo_says_beforehand_how_long_it_takes_and_hands_its_arguments_on(
 def test_a_system_that_refuses_more_files_ends_the_run_in_one_line(
     spare: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    resource_tracker.ensure_running()  # the descriptors that it keeps are none of the run's
+    resource_tracker.ensure_running()  # it keeps descriptors, which must not count
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))) + spare, limits[1]))
     try:
@@ -483,7 +483,7 @@ def test_the_processor_is_qwen2_vls_and_its_items_are_named_by_content() -> None
     assert item["pixel_values"].data.shape == (30 * 46, 1176)
     assert (update.modality, len(update.content)) == ("image", 15 * 23)
     changed = picture.image.copy()
-    changed.putpixel((0, 0), tuple(value ^ 1 for value in changed.getpixel((0, 0))))
+    changed.putpixel((0, 0), tuple(value ^ 1 for value in np.asarray(changed)[0, 0].tolist()))
     other = load_processor()
     other.image_mean = [0.5, 0.5, 0.5]
     different = [replace(picture, image=changed), replace(picture, processor=other)]

@@ -12,6 +12,7 @@ import torch
 from shmstore import CorruptStoreError, ObjectStoreReader, ObjectStoreWriter, StaleRefError, StoreClosedError
 from shmstore.bindings import inspect as native
 from shmstore.inspect import StoreInspector, find_segments, load_tensor, parse_tree
+from shmstore.inspect.ring import HELD, LIVE, mark_of
 from shmstore.serde import MsgpackSerde, register_type
 from tests.inspect.cases import OPTIONS, fill, running
 from tests.support import SHM, Child, Stores, in_child, is_mapped, length_of, raises, span_of, store_name
@@ -125,6 +126,19 @@ def test_a_record_says_who_holds_what(stores: Stores) -> None:
             n: getattr(snapshot.facts, n) for n in shared if n != "hit_ratio"
         }
     del views
+
+
+def test_a_held_lease_says_so_also_after_all_have_read(stores: Stores) -> None:
+    writer = stores.create(capacity=1 << 16, n_readers=1)
+    reader = stores.attach(writer, 0)
+    held = writer.put("held", 1, hold=True)
+    for ref in (held, writer.put("read", 2)):
+        reader.get(ref)
+    with StoreInspector.open(writer.name) as inspector:
+        snapshot = inspector.snapshot()
+    assert [("held", True, ()), ("read", False, ())] == [(s.key, s.held, s.leased_to) for s in snapshot.slots]
+    assert [(True, ()), (False, ())] == [(lease.held, lease.waiting_for) for lease in snapshot.leases]
+    assert [HELD, LIVE] == [mark_of(slot) for slot in snapshot.slots]
 
 
 def test_a_rank_that_attaches_again_owes_nothing_from_before(stores: Stores) -> None:

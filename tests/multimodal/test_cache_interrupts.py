@@ -2,6 +2,9 @@
 
 import itertools
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -13,19 +16,24 @@ from tests.interrupts import interrupted_at
 from tests.multimodal.helpers import config, item, update
 
 FILES = [module.__file__ for module in (shadow, lru, lru_pair, mirrored, processor_only)]
+Give = Callable[[Any, list[Any], str], object]
+Make = Callable[[], Any]
+Action = Callable[[Any], object]
 UPDATES = updates_size([update("a")], "a")
 
 
-def plain():
-    cache = LRUCache(6, lambda value: value)
+def plain() -> LRUCache[str, int]:
+    cache: LRUCache[str, int] = LRUCache(6, lambda value: value)
     cache.update(a=2, b=2, c=2)
     cache.pin("a")
     cache.get("b")
     return cache
 
 
-def filled(make, give):  # and a batch of a hit and two misses that evict the others
-    def ready():
+def filled(make: Action, give: Give) -> tuple[Make, Action]:
+    """Return what makes a full cache, and what gives it a hit and two misses that evict the others."""
+
+    def ready() -> Any:
         cache = make(config(6 + 3 * UPDATES, 6))
         give(cache, [item(2)] * 3, "abc")
         give(cache, [None, None], "ca")
@@ -34,7 +42,7 @@ def filled(make, give):  # and a batch of a hit and two misses that evict the ot
     return ready, lambda cache: give(cache, [item(3), None, item(2)], "dce")
 
 
-def send(cache, items, mm_hashes):
+def send(cache: Any, items: list[Any], mm_hashes: str) -> None:
     cache.get_and_update([one and (one, [update(h)]) for one, h in zip(items, mm_hashes, strict=True)], [*mm_hashes])
 
 
@@ -42,7 +50,7 @@ ONLY = filled(processor_only.MultiModalProcessorOnlyCache, send)
 SENDER = filled(lru_pair.MultiModalProcessorSenderCache, send)
 RECEIVER = filled(lru_pair.MultiModalReceiverCache, lambda c, items, hashes: c.get_and_update(items, [*hashes]))
 MIRRORED = filled(mirrored.MirroredProcessingCache, lambda c, items, hashes: c.get_and_update_p0(items, [*hashes]))
-CASES = {
+CASES: dict[str, tuple[Make, Action]] = {
     "store": (plain, lambda c: c.update(new=3)),
     "grow": (plain, lambda c: c.update(b=4)),
     "shrink": (plain, lambda c: c.update(a=1)),
@@ -62,10 +70,12 @@ CASES = {
 }
 
 
-def state(cache):
+def state(cache: object) -> dict[str, Any]:
     """All that the cache holds, in order, and its counts; the sums of sizes are checked."""
-    [part.finish() for part in vars(cache).values() if isinstance(part, Journal)]
-    found = {}
+    for part in vars(cache).values():
+        if isinstance(part, Journal):
+            part.finish()
+    found: dict[str, Any] = {}
     for name, part in vars(cache).items():
         if isinstance(part, Bounded):
             assert sum(size for _, size in part.entries.values()) == part.nbytes <= part.capacity
@@ -81,7 +91,7 @@ def state(cache):
 
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize(("make", "action"), CASES.values(), ids=CASES)
-def test_a_call_that_is_interrupted_is_done_or_was_never_begun(make, action, twice):
+def test_a_call_that_is_interrupted_is_done_or_was_never_begun(make: Make, action: Action, twice: bool) -> None:
     done = make()
     action(done)
     allowed = [state(make()), state(done)]
@@ -89,9 +99,9 @@ def test_a_call_that_is_interrupted_is_done_or_was_never_begun(make, action, twi
         allowed.append(allowed[1] | {"_counts": allowed[0]["_counts"]})  # a use that is not counted
     for number in itertools.count(1):
         cache = make()
-        if not interrupted_at(number, lambda cache=cache: action(cache), *FILES):
+        if not interrupted_at(number, partial(action, cache), *FILES):
             break
         if twice:  # also within the call that finishes what is left
-            interrupted_at(1 + number % 3, lambda cache=cache: state(cache), *FILES)
+            interrupted_at(1 + number % 3, partial(state, cache), *FILES)
         assert state(cache) in allowed, f"interrupt {number}"
     assert number > 1 + (allowed[0] != allowed[1])

@@ -1,7 +1,7 @@
 """10^5 items in random requests through every mode: what reaches the model is what reaches it without a cache.
 
 Several requests are in flight at a time. They overtake each other, are dropped, aborted, fail in P0, fail between two
-workers, meet a P1 that has started anew; items are of all sizes, caches too. A request that P1 or a worker rejects is
+workers, meet a P1 that has restarted; items are of all sizes, caches too. A request that P1 or a worker rejects is
 tried again, as an engine does, and has to get through in as many attempts as it has items, and one.
 """
 

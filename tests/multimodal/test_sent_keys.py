@@ -2,16 +2,17 @@
 
 import random
 from collections import OrderedDict
+from collections.abc import Iterator
 
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 
 
-def send(sent, *keys, size=1):
-    offers = [None if key in sent else Offer(size, key, 1, key) for key in keys]
+def send(sent: SentKeys[str, str | None], *keys: str, size: int = 1) -> list[str | None]:
+    offers: list[Offer[str, str | None] | None] = [None if key in sent else Offer(size, key, 1, key) for key in keys]
     return sent.exchange(offers, keys, lambda kept: None)
 
 
-def expected(sent, lost):
+def expected(sent: SentKeys[str, str | None], lost: list[str]) -> set[str]:
     """By a look at each entry, as the essay on top of `shadow` says it."""
     since = sent._counts.total
     for key in lost:
@@ -22,11 +23,11 @@ def expected(sent, lost):
     return {key for key in sent._kept.entries if key not in back and key not in lost}
 
 
-def test_what_is_taken_back_is_what_a_look_at_each_entry_finds():
+def test_what_is_taken_back_is_what_a_look_at_each_entry_finds() -> None:
     chance = random.Random(7)
     took = 0
     for _ in range(60):
-        sent = SentKeys(chance.choice([8, 30]), chance.choice([5, 30]))
+        sent: SentKeys[str, str | None] = SentKeys(chance.choice([8, 30]), chance.choice([5, 30]))
         for _ in range(60):
             keys = [f"{chance.randrange(20)}" for _ in range(chance.randrange(1, 5))]
             send(sent, *keys, size=chance.choice([1, 2, 9]))
@@ -41,23 +42,23 @@ def test_what_is_taken_back_is_what_a_look_at_each_entry_finds():
     assert took > 50
 
 
-class Watched(OrderedDict):
+class Watched(OrderedDict[str, None]):
     """Notes which keys are looked at, from the last one back."""
 
-    def __reversed__(self):
-        self.looked = []
+    def __reversed__(self) -> Iterator[str]:
+        self.looked: list[str] = []
         for key in super().__reversed__():
             self.looked.append(key)
             yield key
 
 
-def test_taking_back_looks_at_what_it_takes_back_alone():
-    sent = SentKeys(10_000_000, 10_000_000)
+def test_taking_back_looks_at_what_it_takes_back_alone() -> None:
+    sent: SentKeys[str, str | None] = SentKeys(10_000_000, 10_000_000)
     for n in range(5000):
         send(sent, f"{n}")
     send(sent, "7", "new")
     send(sent, "newer")
-    sent._sendings = Watched(sent._sendings)
+    sendings = sent._sendings = Watched(sent._sendings)
     sent.invalidate(["7"])
-    assert ["newer", "new", "4999"] == sent._sendings.looked
+    assert ["newer", "new", "4999"] == sendings.looked
     assert [False, False, False, True] == [key in sent for key in ("7", "new", "newer", "4999")]

@@ -161,7 +161,7 @@ def test_hits_of_other_threads_disturb_no_eviction_from_the_book() -> None:
     book = UpdatesBook(100)
     keys = [str(number) for number in range(100)]
     for key in keys:
-        book.add(key, ((), 1))
+        book.change([], {key: ((), 1)})
     done = threading.Event()
 
     def hit() -> None:
@@ -176,8 +176,8 @@ def test_hits_of_other_threads_disturb_no_eviction_from_the_book() -> None:
     thread.start()
     try:
         for number in range(100_000):
-            book.add(keys[number % 100] if number % 2 else "new", ((), 1))
-            book.add("large", ((), 50 + number % 2))
+            book.change([], {keys[number % 100] if number % 2 else "new": ((), 1)})
+            book.change([], {"large": ((), 50 + number % 2)})
     finally:
         sys.setswitchinterval(interval)
         done.set()

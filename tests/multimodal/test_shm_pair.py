@@ -562,7 +562,7 @@ def test_invalidate_takes_an_item_out_without_touching_who_reads_it():
         outputs = engine.send(a=10)
         engine.sender.invalidate(["a", "unknown"])
         assert not engine.sender.is_cached_item("a")
-        assert "a" not in engine.sender.writer  # it will be put anew, not handed out again
+        assert "a" not in engine.sender.writer  # it will be put again, not handed out
         assert 0 == len(engine.sender._book)
         assert [item(10)] == engine.read(outputs, "a")
 

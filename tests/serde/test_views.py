@@ -22,8 +22,6 @@ from shmstore.serde import ALIGNMENT, PickleSerde, TensorSpec, register_type, re
 from tests.serde.values import SERDE, aligned, exact, round_trip, store
 from tests.support import raises
 
-SPEC: Any = TensorSpec  # takes more than its annotations say
-
 TENSOR_PATHS: dict[str, Callable[[Any], Any]] = {
     "itself": lambda t: t,
     "slice": lambda t: t[1:, ::2],
@@ -307,7 +305,7 @@ def test_names_and_classes_are_registered_once() -> None:
 def test_a_layout_gives_writable_views_whose_bytes_decode_reads() -> None:
     template = {
         "p": TensorSpec((2, 3), torch.bfloat16),
-        "q": [SPEC([4], np.float32), SPEC((), ">i8"), torch.empty(2, 2, device="meta")],
+        "q": [TensorSpec([4], np.float32), TensorSpec((), ">i8"), torch.empty(2, 2, device="meta")],
         "r": (torch.zeros(3, 2).t(), np.zeros((2, 3)).T, "kept", 10**30),
         "e": TensorSpec((0, 3), torch.int8),
     }
@@ -358,23 +356,23 @@ def test_a_layout_refuses_a_buffer_that_is_too_small() -> None:
 
 
 def test_specs_are_checked_when_they_are_made() -> None:
-    assert SPEC([2, np.int64(3)], "f4") == SPEC((2, 3), np.float32)
+    assert TensorSpec([2, np.int64(3)], "f4") == TensorSpec((2, 3), np.float32)
     assert hash(TensorSpec((2,), torch.int8)) == hash(TensorSpec((2,), torch.int8))
     for shape, error in (((-1,), ValueError), ((1.5,), TypeError), (3, TypeError)):
         with raises(error, names=("shape", repr(shape))):
-            SPEC(shape, torch.int8)
+            TensorSpec(cast(Any, shape), torch.int8)
     with pytest.raises(TypeError):
-        SPEC((1,), "no such dtype")
+        TensorSpec((1,), "no such dtype")
 
 
 @pytest.mark.parametrize(
     "spec",
     [
-        SPEC((1,), object),
-        SPEC((1,), torch.qint8),
-        SPEC((1,), ("f4", (2,))),
-        SPEC([1] * 2000, torch.int8),
-        SPEC([1] * 65, np.int8),
+        TensorSpec((1,), object),
+        TensorSpec((1,), torch.qint8),
+        TensorSpec((1,), ("f4", (2,))),
+        TensorSpec([1] * 2000, torch.int8),
+        TensorSpec([1] * 65, np.int8),
     ],
 )
 def test_a_spec_that_cannot_be_stored_is_refused_with_its_path(spec: Any) -> None:

@@ -32,7 +32,6 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from shmstore.bindings.store import MAX_KEY
 from tests.support import SHM, Stores, bits, crowd, frozen, random_tensor, segments, span_of, state, store_name
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,8 +66,10 @@ def test_the_signatures_are_those_of_the_contract() -> None:
     assert parameters(ObjectStoreWriter.recover)[0] == ("name", empty, False)
     assert parameters(ObjectStoreReader.attach)[:2] == [("handle_or_name", empty, False), ("rank", 0, False)]
     expected = {
-        "put": ["key", "value"],
-        "get_cached": ["key"],
+        "put": ["key", "value", "hold"],
+        "get_cached": ["key", "hold"],
+        "hold": ["ref"],
+        "validate": ["ref", "key"],
         "is_cached": ["key"],
         "touch": ["key"],
         "protect": ["keys"],
@@ -139,12 +140,10 @@ def refusals(writer: ObjectStoreWriter) -> dict[str, tuple[type[Exception], str,
         "key bytes": (TypeError, "a key must be a str, not bytes", lambda: writer.put(b"x", 1)),  # type: ignore[arg-type]
         "key None": (TypeError, "not NoneType", lambda: writer.get_cached(None)),  # type: ignore[arg-type]
         "key int": (TypeError, "not int", lambda: writer.is_cached(3)),  # type: ignore[arg-type]
-        "key empty": (ValueError, "1 to 65536 bytes", lambda: writer.put("", 1)),
-        "key too long": (ValueError, "65537", lambda: writer.delete("x" * (MAX_KEY + 1))),
-        "key too long in bytes": (ValueError, "131072", lambda: writer.touch("й" * MAX_KEY)),
+        "key empty": (ValueError, "empty", lambda: writer.put("", 1)),
         "key surrogate": (ValueError, "surrogates", lambda: writer.put("\ud800", 1)),
         "protect int": (TypeError, "not int", lambda: writer.protect(["there", 3]).__enter__()),  # type: ignore[list-item]
-        "protect empty": (ValueError, "1 to", lambda: writer.protect(["there", ""]).__enter__()),
+        "protect empty": (ValueError, "empty", lambda: writer.protect(["there", ""]).__enter__()),
         "cancel bytes": (TypeError, "expected an ObjectRef, not bytes", lambda: writer.cancel(ref.to_bytes())),  # type: ignore[arg-type]
         "cancel None": (TypeError, "not NoneType", lambda: writer.cancel(None)),  # type: ignore[arg-type]
         "retire -1": (ValueError, "rank must be from 0 to 1", lambda: writer.retire(-1)),
@@ -309,7 +308,7 @@ def test_a_reader_counts_gets_stale_references_releases_and_views(stores: Stores
     assert reader.release(b)
     assert not reader.release(b)
     with pytest.raises(StaleRefError):
-        reader.get(ObjectRef.from_bytes(a.to_bytes()[:-1] + b"\0"))
+        reader.get(ObjectRef.from_bytes(a.to_bytes()[:-1] + bytes([a.to_bytes()[-1] ^ 1])))
     assert (1, 1, 1, 1) == dataclasses.astuple(reader.stats())
     del view
     assert 0 == reader.stats().live_views
@@ -380,7 +379,7 @@ def test_delete_takes_the_key_at_once_and_the_bytes_when_nobody_holds_them(store
         writer.get_cached("a")
     other = writer.put("a", random_tensor(2, 500))
     assert bits(random_tensor(1, 500)) == bits(view)
-    assert bits(random_tensor(1, 500)) == bits(reader.get(ref))  # still there for who has a reference
+    assert bits(random_tensor(1, 500)) == bits(reader.get(ref))  # a process with a reference still finds it
     assert bits(random_tensor(2, 500)) == bits(reader.get(other))
     del view
     crowd(writer)

@@ -41,7 +41,7 @@ class Request:
 def requests() -> list[Any]:
     seen: list[Any] = []
     for _ in range(20):
-        engine = Node(writer=ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1))
+        engine: Any = Node(writer=ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1))
         engine.request = Request(engine, engine.writer.put("k", 1), seen)
         del engine
         gc.collect()
@@ -51,7 +51,7 @@ def requests() -> list[Any]:
 def blocks(name: str, closed: bool = False) -> list[Any]:
     writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
     writer.put("k", 1)
-    node = Node(writer=writer)
+    node: Any = Node(writer=writer)
     node.block = getattr(writer, name)(*([["k"]] if name == "protect" else ["new", np.zeros(9, np.uint8)]))
     node.entered = node.block.__enter__()
     if closed:
@@ -76,7 +76,7 @@ def blocks_older_than_their_batches() -> list[Any]:
     for _ in range(10):
         writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
         writer.put("k", 1)
-        node = Node(writer=writer, block=writer.protect(["k"]))
+        node: Any = Node(writer=writer, block=writer.protect(["k"]))
         gc.collect(0)  # a collection of all takes the youngest before these
         node.block.__enter__()
         node.allocates = Allocates(node, kept)
@@ -99,7 +99,7 @@ def a_batch_of_a_closed_writer() -> list[Any]:
     seen: list[Any] = []
     writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
     writer.put("k", 1)
-    node = Node(batch=writer._writer.batch())
+    node: Any = Node(batch=writer._writer.batch())
     node.batch.protect([b"k"])
     node.looks = Looks(node, writer.name, seen)
     writer.close()
@@ -111,8 +111,9 @@ def a_batch_of_a_closed_writer() -> list[Any]:
 class Inspects:
     """Asks an inspector at its end, once what has become free is used again."""
 
-    def __init__(self, node: Node, seen: list[Any]) -> None:
-        self.node, self.seen, self.kept = node, seen, []
+    def __init__(self, node: Any, seen: list[Any]) -> None:
+        self.node, self.seen = node, seen
+        self.kept: list[Any] = []
 
     def __del__(self) -> None:
         self.kept = [np.full(size, 0x41, np.uint8) for size in range(16, 1200, 8) for _ in range(20)]
@@ -126,7 +127,7 @@ def inspectors() -> list[Any]:
     seen: list[Any] = []
     with ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1) as writer:
         writer.close(unlink=False)
-        node = Node(inspector=native_inspect.Inspector(writer.name))
+        node: Any = Node(inspector=native_inspect.Inspector(writer.name))
         node.inspects = Inspects(node, seen)
         del node
         gc.collect()
@@ -139,7 +140,7 @@ def views() -> list[Any]:
         writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
         reader = ObjectStoreReader.attach(writer.handle)
         native = reader._reader
-        node = Node(view=native.acquire(writer.put("k", np.zeros(9, np.uint8)).to_bytes())[1])
+        node: Any = Node(view=native.acquire(writer.put("k", np.zeros(9, np.uint8)).to_bytes())[1])
         node.native = native
         reader.close()
         writer.close()
@@ -161,7 +162,7 @@ class Raw(MsgpackSerde):
 
 
 class Reads:
-    """Reads its view at its end, as whoever writes a summary may."""
+    """Reads its view in its destructor, for example to write a summary."""
 
     def __init__(self, view: Any, seen: list[Any]) -> None:
         self.view, self.seen = view, seen
@@ -187,7 +188,7 @@ def views_of_bytes() -> list[Any]:
 
 
 class Asks:
-    """Asks at its end what it had, as whoever counts what a request has used may."""
+    """Asks for figures in its destructor, for example to count what a request has used."""
 
     def __init__(self, ask: Callable[[], int], seen: list[int]) -> None:
         self.ask, self.seen = ask, seen

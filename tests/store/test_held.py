@@ -1,4 +1,4 @@
-"""What is held blocks its own bytes and nobody else: one object held for ever, in a ring turned over 100 times."""
+"""A held object blocks only its own bytes: one is held forever while the ring is turned over 100 times."""
 
 import signal
 from collections.abc import Callable
@@ -94,7 +94,7 @@ def hold(writer_handle: Any, refs: list[bytes], ready: Signal) -> None:
     reader = ObjectStoreReader.attach(writer_handle, 1)
     views = [reader.get(ObjectRef.from_bytes(packed)) for packed in refs[::2]]
     ready.send()
-    Signal().wait()  # for ever
+    Signal().wait()  # forever
     del views
 
 

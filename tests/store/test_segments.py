@@ -126,7 +126,7 @@ def test_ranks_out_of_range_are_value_errors(stores: Stores) -> None:
         for store in (writer.handle, writer.name):
             with pytest.raises(ValueError, match=r"rank must be from 0|has no rank"):
                 ObjectStoreReader.attach(store, rank)
-    for thing in (True, "0", None, 0.0):
+    for thing in (True, "0", 0.0):
         with pytest.raises(TypeError, match="rank must be an int"):
             ObjectStoreReader.attach(writer.handle, thing)  # type: ignore[arg-type]
     for rank in (0, 1):
@@ -503,7 +503,7 @@ GEOMETRY = [
     "created_ns",
     "check",
 ]
-# What can be any number: people read it, or recover computes it anew.
+# Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
     "writer_pid",
     "writer_epoch",

@@ -43,7 +43,7 @@ from shmstore.inspect import (
     parse_tree,
     ring_map,
 )
-from shmstore.inspect.ring import LEGEND, mark_of
+from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of
 
 _ROWS = 20
 _RING_ROWS = 8
@@ -168,6 +168,12 @@ def _short_key(key: str | None) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def _lessees(slot: SlotInfo) -> str:
+    """Return the ranks that have not read the object, and the writer if it holds a lease."""
+    ranks = _ranks(slot.leased_to) if slot.leased_to or not slot.held else ""
+    return f"{ranks} writer".lstrip() if slot.held else ranks
+
+
 _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
     "slot": lambda slot: str(slot.slot),
     "id": lambda slot: str(slot.object_id),
@@ -175,7 +181,7 @@ _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
     "bytes": lambda slot: str(slot.length),
     "age": lambda slot: "-" if slot.stored_at is None else age(slot.stored_at),
     "pinned by": lambda slot: _ranks(slot.pinned_by),
-    "leased to": lambda slot: _ranks(slot.leased_to),
+    "leased to": _lessees,
     "state": _flags,
     "key": lambda slot: _short_key(slot.key),
 }
@@ -185,19 +191,19 @@ def _slots_table(console: Console, slots: Sequence[SlotInfo], everything: bool) 
     title = "objects"
     if not everything and len(slots) > _ROWS:
         title = f"objects: {_ROWS} of {len(slots)} (--all: all), held ones first, then the largest"
-        slots = sorted(slots, key=lambda slot: (not (slot.pinned_by or slot.leased_to), -slot.span))[:_ROWS]
+        slots = sorted(slots, key=lambda slot: (mark_of(slot) in (LIVE, DELETED), -slot.span))[:_ROWS]
     rows = [([text(slot) for text in _SLOT_COLUMNS.values()], "") for slot in slots]
     spare = ("slot", "offset", "age")
     return make_fitting_table(console, title, tuple(_SLOT_COLUMNS), rows, left=("state", "key"), spare=spare)
 
 
 def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool) -> None:
-    unread = [lease for lease in leases if lease.waiting_for]
+    unread = [lease for lease in leases if lease.waiting_for or lease.held]
     listed = leases if everything else unread[:_ROWS]
     columns = ("lease", "entry", "slot", "object", "age", "waiting for")
-    table = make_table(console, "leases" if everything else "unread leases", *columns, left=("waiting for",))
+    table = make_table(console, "leases" if everything else "unread and held leases", *columns, left=("waiting for",))
     for lease in listed:
-        waiting = _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
+        waiting = "the writer" if lease.held else _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
         numbers = (str(number) for number in (lease.number, lease.entry, lease.slot, lease.object_id))
         table.add_row(*numbers, span(lease.age_seconds), waiting)
     console.print(table)
@@ -205,7 +211,7 @@ def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool
         return
     notes = []
     if len(listed) < len(unread):
-        notes.append(f"the {len(listed)} oldest of {len(unread)} unread leases (--all: all)")
+        notes.append(f"the {len(listed)} oldest of {len(unread)} such leases (--all: all)")
     if len(unread) < len(leases):
         notes.append(f"{len(leases) - len(unread)} more leases are over, which the writer has not noticed yet")
     console.print("; ".join(notes), style="dim")
@@ -260,7 +266,7 @@ def _one_object(console: Console, slot: SlotInfo, tree: TreeNode) -> None:
     console.print(
         f"  {_flags(slot)}; payload {size(slot.payload_bytes)}, metadata {slot.meta_len} B, checksum {crc}{stored}"
     )
-    console.print(f"  pinned by {_ranks(slot.pinned_by)}; leased to {_ranks(slot.leased_to)}")
+    console.print(f"  pinned by {_ranks(slot.pinned_by)}; leased to {_lessees(slot)}")
     root = Tree("", hide_root=True)
     _draw_node(root, tree)
     console.print(root)

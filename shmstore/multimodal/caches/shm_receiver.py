@@ -16,7 +16,7 @@ __all__ = ["ShmObjectStoreReceiverCache", "end_each"]
 
 
 def end_each(end: Callable[[ObjectRef], bool], refs: Iterable[ReceiverInput]) -> int:
-    """`end` each reference, also those after one that is of no use; how many were open."""
+    """Do `end` for each reference, also after a stale one, and return how many were open."""
     ended = 0
     foreign: StaleRefError | None = None
     for ref in checked_sent(refs):
@@ -38,8 +38,8 @@ def _check_arrived(mm_item: ReceiverInput, mm_hash: str) -> None:
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
     """A worker of `shm`: a reference becomes the item, read in place; an inline item passes through. Thread-safe.
 
-    Owns `reader` and closes it. Tensors of an item that was read by reference are read-only views of shared memory, and
-    keep its bytes in place until the last of them is gone: writing into one is a fault of the process.
+    Owns `reader` and closes it. The tensors of an item that was read by reference are read-only views of shared memory.
+    They hold its bytes until the last of them is gone. Writing into one is a segmentation fault.
     """
 
     def __init__(self, reader: ObjectStoreReader) -> None:
@@ -53,11 +53,10 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         return self._reader
 
     def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
-        """The item that the reference names, or that came inline; CacheMissError where there is none.
+        """Return the item that the reference names, or that came inline; CacheMissError if it is not there.
 
-        That is so for None, for a reference of another store, and for one whose object has gone, which it can only when
-        its lease is over: read by every worker, or given back. Until then such a reference is still read. TypeError for
-        anything else.
+        It is not there for None, for a reference of another store, and for one whose object is gone. An object can go
+        only after its lease is over: every worker has read it, or it was released. Raises TypeError for anything else.
         """
         if isinstance(mm_item, ObjectRef):
             try:
@@ -72,11 +71,10 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         return mm_item
 
     def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
-        """`get_and_update_item` of each; CacheMissError with all missing hashes before a reference is read.
+        """Do `get_and_update_item` for each; CacheMissError with all missing hashes before a reference is read.
 
-        ValueError where the lengths differ, TypeError for what is no item, reference or hash, both before that, too.
-        After an error the references that were not read are still open: the API server gives them back by the sender's
-        `release`.
+        Before that, raises ValueError if the lengths differ, and TypeError for a wrong item, reference or hash. After
+        an error, references that were not read are still open; the API server ends them with the sender's `release`.
         """
         check_pairs(mm_items, mm_hashes, _check_arrived)
         given: dict[str, MultiModalKwargsItem | ObjectRef] = {}
@@ -97,18 +95,18 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         ]
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
-        """Nothing to do here: a reference holds its item by its lease until this worker has read it."""
+        """Do nothing but check the hash: a reference's lease keeps its item until this worker has read it."""
         check_hash(mm_hash)
 
     def clear_cache(self) -> None:
-        """Nothing to do here: a worker keeps no item beyond the views that its user holds."""
+        """Do nothing: a worker keeps no item beyond the views that its user holds."""
 
     def release(self, refs: Iterable[ReceiverInput]) -> int:
-        """This worker will not read what was sent: its part of each lease is over; how many it had not read.
+        """End this worker's part of each lease that it will not read, and return how many it had not read.
 
-        The other workers go on; the sender's `release` is for them all. Safe after it was read, and twice. TypeError,
-        with nothing changed, for what was never sent. StaleRefError, after the others, for a reference whose object is
-        here and never had it.
+        The other workers are not affected; the sender's `release` is for all of them. It is safe after a read, and
+        twice. Raises TypeError for anything else than what is sent, and has then changed nothing. Raises StaleRefError,
+        after the others, if an object is here and its reference was never handed out.
         """
         return end_each(self._reader.release, refs)
 

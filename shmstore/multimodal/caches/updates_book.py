@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
 from shmstore.multimodal.values.items import ResolvedPromptUpdate
@@ -15,7 +16,7 @@ Entry: TypeAlias = tuple[Kept, int]
 
 
 class UpdatesBook(OrderedDict[str, Entry]):
-    """Prompt updates by hash, the least recently used first; changed by `add` and `drop`, in one thread at a time.
+    """Prompt updates by hash, the least recently used first; changed by `change`, in one thread at a time.
 
     Between an entry's change and that of `nbytes` nothing is called: an interrupt comes before both or after both.
     """
@@ -27,22 +28,26 @@ class UpdatesBook(OrderedDict[str, Entry]):
         self._capacity = capacity
         self.nbytes = 0
 
-    def add(self, mm_hash: str, entry: Entry) -> None:
-        """Keep the updates, for which others may go; if they are larger than the whole book, drop them alone."""
-        size = entry[1]
-        if mm_hash in self:
-            self.drop(mm_hash)
-        if size > self._capacity:
-            return
-        while self.nbytes + size > self._capacity:
-            for oldest in self:  # not `next(iter(self))`: a hit of another thread could come between the two calls
-                self.drop(oldest)
-                break
-        self[mm_hash] = entry
-        self.nbytes += size
+    def change(self, gone: Iterable[str], new: Mapping[str, Entry]) -> None:
+        """Drop the updates of `gone`, then keep `new`; for them the oldest may go.
 
-    def drop(self, mm_hash: str) -> None:
-        """Forget the updates; absent: nothing."""
-        if mm_hash in self:
-            self.nbytes -= self[mm_hash][1]
-            del self[mm_hash]
+        Ignores an absent key, and updates that are larger than the whole book.
+        """
+        for mm_hash in gone:  # not a method for one: this is a part of what each miss costs
+            if mm_hash in self:
+                self.nbytes -= self[mm_hash][1]
+                del self[mm_hash]
+        for mm_hash, entry in new.items():
+            size = entry[1]
+            if mm_hash in self:
+                self.nbytes -= self[mm_hash][1]
+                del self[mm_hash]
+            if size > self._capacity:
+                continue
+            while self.nbytes + size > self._capacity:
+                for oldest in self:  # not `next(iter(self))`: a hit of another thread could come between the two calls
+                    self.nbytes -= self[oldest][1]
+                    del self[oldest]
+                    break
+            self[mm_hash] = entry
+            self.nbytes += size

@@ -1,0 +1,159 @@
+/* test_hold.c - a held lease ends when the writer ends it, and not before. */
+#include "store/batch.h"
+#include "support.h"
+
+static shms_writer *w;
+static shms_reader *readers[2];
+static const char *name;
+
+static void attach(void) {
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+}
+
+static void begin(void) {
+    shms_options o = {.capacity = 1024, .n_readers = 2};
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("hold"), &o));
+    attach();
+}
+
+static void detach(void) {
+    for (uint32_t r = 0; r < 2; r++) {
+        shms_reader_close(readers[r]);
+        shms_reader_free(readers[r]);
+    }
+}
+
+static void end(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    detach();
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+/* Each rank reads the object, twice. */
+static void read_all(const uint8_t *ref) {
+    for (int i = 0; i < 4; i++) {
+        shms_view *v = shms_reader_acquire(readers[i % 2], ref);
+        CHECK(v && filled(v->payload, 512, 7));
+        shms_view_release(v);
+    }
+}
+
+/* A put that needs the room of the only object. */
+static int put_another(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    int rc = put_marked(w, "other", 900, 8, ref);
+    if (rc == SHMS_OK)
+        CHECK_EQ(1, shms_writer_cancel(w, ref));
+    return rc;
+}
+
+static void neither_reading_nor_releasing_ends_it(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    begin();
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
+    CHECK_EQ(1, shms_writer_hold(w, ref));
+    read_all(ref);
+    CHECK_EQ(SHMS_EFULL, put_another());
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
+    detach(); /* nobody is expected any more */
+    CHECK_EQ(SHMS_EFULL, put_another());
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    attach(); /* an attached rank may still read it */
+    read_all(ref);
+    CHECK_EQ(1, shms_writer_hold(w, ref)); /* twice is once */
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(0, shms_writer_cancel(w, ref));
+    CHECK_EQ(0, shms_writer_hold(w, ref));
+    CHECK_EQ(SHMS_OK, put_another());
+    CHECK_EQ(0, shms_writer_hold(w, ref)); /* the object is gone, too */
+    end();
+}
+
+static void it_can_begin_after_all_have_read(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    begin();
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
+    read_all(ref);
+    CHECK_EQ(1, shms_writer_hold(w, ref)); /* the lease is complete, but not ended yet */
+    CHECK_EQ(SHMS_EFULL, put_another());
+    CHECK_EQ(1, shms_writer_cancel_all(w));
+    CHECK_EQ(SHMS_OK, put_another());
+    end();
+}
+
+static void the_next_lease_of_its_entry_is_an_ordinary_one(void) {
+    uint8_t ref[SHMS_REF_SIZE], next[SHMS_REF_SIZE];
+    begin();
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
+    CHECK_EQ(1, shms_writer_hold(w, ref));
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k", 1, next));
+    read_all(next);
+    CHECK_EQ(SHMS_OK, put_another());
+    end();
+}
+
+static void it_survives_recovery(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    begin();
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
+    CHECK_EQ(1, shms_writer_hold(w, ref));
+    shms_writer_free(w); /* like a process that dies */
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    read_all(ref);
+    CHECK_EQ(SHMS_EFULL, put_another());
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(SHMS_OK, put_another());
+    end();
+}
+
+static void a_batch_opens_and_undoes_it(void) {
+    shms_batch b = {0};
+    uint8_t ref[SHMS_REF_SIZE];
+    begin();
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, NULL));
+    CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 1));
+    read_all(b.ref);
+    CHECK_EQ(SHMS_EFULL, put_another());
+    shms_batch_undo(w, &b);
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k", 1, ref));
+    CHECK_EQ(1, shms_batch_hold(w, &b, ref));
+    read_all(ref);
+    CHECK_EQ(SHMS_EFULL, put_another());
+    shms_batch_undo(w, &b);
+    CHECK_EQ(SHMS_OK, put_another());
+    shms_batch_drop(w, &b);
+    end();
+}
+
+static void a_reference_is_compared_with_its_object(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    begin();
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
+    CHECK_EQ(1, shms_writer_validate(w, ref, NULL, 0));
+    CHECK_EQ(1, shms_writer_validate(w, ref, "k", 1));
+    CHECK_EQ(0, shms_writer_validate(w, ref, "l", 1));
+    CHECK_EQ(0, shms_writer_validate(w, ref, "kk", 2));
+    ref[39] ^= 1;
+    CHECK_EQ(SHMS_ESTALE, shms_writer_validate(w, ref, "k", 1));
+    CHECK_EQ(SHMS_ESTALE, shms_writer_hold(w, ref));
+    ref[39] ^= 1;
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(1, shms_writer_validate(w, ref, "k", 1));
+    CHECK_EQ(SHMS_OK, put_another());
+    CHECK_EQ(0, shms_writer_validate(w, ref, "k", 1));
+    end();
+}
+
+int main(void) {
+    neither_reading_nor_releasing_ends_it();
+    it_can_begin_after_all_have_read();
+    the_next_lease_of_its_entry_is_an_ordinary_one();
+    it_survives_recovery();
+    a_batch_opens_and_undoes_it();
+    a_reference_is_compared_with_its_object();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}
