@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from typing import Any
 
-from shmstore.errors import CacheMissError, ObjectNotFoundError, ObjectTooLargeError, RankInUseError, StoreFullError
+from shmstore.errors import CacheMissError, ObjectNotFoundError, ObjectTooLargeError, StoreFullError
 from shmstore.multimodal import CacheInfo
-from shmstore.refs import ObjectRef, StoreHandle
-from shmstore.store import ObjectStoreReader, ObjectStoreWriter
-
-
-def to_words(ref: ObjectRef) -> tuple[int, ...]:
-    """Words."""
-    return struct.unpack("<5Q", ref.to_bytes())
-
-
-def from_words(words: Any) -> ObjectRef:
-    """Ref."""
-    try:
-        return ObjectRef(struct.pack("<5Q", *words))
-    except struct.error as error:
-        raise ValueError(str(error)) from error
-
-
-class Leased:
-    """A lease that ends with it."""
-
-    def __init__(self, writer: ObjectStoreWriter, ref: ObjectRef) -> None:
-        self.writer, self.ref = writer, ref
-
-    def __del__(self) -> None:
-        if self.writer._open:
-            self.writer.cancel(self.ref)
-
-
-class Protection:
-    """None."""
-
-    def add(self, key: str) -> None:
-        """Nothing."""
-
-    def end(self) -> None:
-        """Nothing."""
+from shmstore.store import ObjectStoreWriter
 
 
 class Sender:
@@ -104,13 +68,3 @@ class Sender:
     def close(self) -> None:
         """Close."""
         self.writer.close()
-
-
-def attach(handle: StoreHandle) -> ObjectStoreReader:
-    """Attach as a free rank."""
-    for rank in range(handle.n_readers):
-        try:
-            return ObjectStoreReader.attach(handle, rank)
-        except RankInUseError:
-            pass
-    raise RankInUseError("no free rank")

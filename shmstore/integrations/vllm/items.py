@@ -16,9 +16,9 @@ from vllm.multimodal.inputs import (
 )
 
 from shmstore.errors import shown
-from shmstore.integrations.vllm.interim import from_words, to_words
 from shmstore.refs import ObjectRef
 from shmstore.serde import register_type
+from shmstore.store import LeasedRef
 
 __all__ = ["ReferenceItem", "modality_of", "ref_of", "register_items"]
 
@@ -32,25 +32,31 @@ _OLD = "modality" in {field.name for field in dataclasses.fields(MultiModalField
 class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
     """What the API server sends of a stored item. Its lease lasts as long as it, or a request that it was sent for."""
 
-    lease: Any
+    lease: LeasedRef
 
-    def __init__(self, lease: Any, modality: str | None) -> None:
-        super().__init__({ADDRESS: _elem(ADDRESS, modality, list(to_words(lease.ref)), MultiModalBatchedField())})
+    def __init__(self, lease: LeasedRef, modality: str | None) -> None:
+        super().__init__({ADDRESS: _elem(ADDRESS, modality, list(lease.ref.to_words()), MultiModalBatchedField())})
         self.lease = lease
+
+    @classmethod
+    def adopt(cls, item: Any, lease: LeasedRef) -> None:
+        """Make a reference that came from outside one of this process's."""
+        new = cls(lease, modality_of(item))
+        item.__class__, item.data, item.lease = cls, new.data, lease
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MultiModalKwargsItem, (self.data,)  # without the lease, which is this process's
 
 
 def ref_of(item: Any) -> ObjectRef | None:
-    """Return the reference that an item carries, or None if it is the item itself; ValueError for a broken one."""
+    """Return the reference that an item carries, or None if it is the item itself; ValueError if it is broken."""
     elem = item.get(ADDRESS)
     if elem is None:
         return None
     try:
-        return from_words(elem.data)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"not a reference to a stored item: {shown(elem.data)}") from error
+        return ObjectRef.from_words(elem.data)
+    except TypeError:
+        raise ValueError(f"not a reference to a stored item: {shown(elem.data)}") from None
 
 
 def modality_of(item: Any) -> str | None:

@@ -15,7 +15,6 @@ from typing import Any
 from vllm.multimodal.cache import BaseMultiModalReceiverCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
-from shmstore.integrations.vllm.interim import attach
 from shmstore.integrations.vllm.items import ref_of, register_items
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.store import ObjectStoreReader
@@ -64,7 +63,7 @@ class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
         self._policy = policy()
         if HANDLE not in os.environ:
             raise RuntimeError(f"{HANDLE} is not set; a worker must be started by its API server, on the same host")
-        self._reader = attach(StoreHandle.from_json(os.environ[HANDLE]))
+        self.reader = ObjectStoreReader.attach(StoreHandle.from_json(os.environ[HANDLE]), rank=None)
 
     def get_and_update_features(self, mm_features: list[Any]) -> list[Any]:
         """Put the item in the place of each reference; vLLM sends no data of an item that no encoder will need."""
@@ -79,8 +78,8 @@ class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
         if ref is None:
             return mm_item
         if self._policy == "until_step":
-            return LazyItem(self._reader, ref)
-        return self._reader.get(ref, copy=self._policy == "copy")
+            return LazyItem(self.reader, ref)
+        return self.reader.get(ref, copy=self._policy == "copy")
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:
         """Do nothing: the API server's lease keeps what is sent."""

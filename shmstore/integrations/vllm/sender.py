@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import lru_cache
 from typing import Any
 
 from prometheus_client import REGISTRY
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.utils.cache import CacheInfo
 
-from shmstore.errors import UnsupportedValueError
-from shmstore.integrations.vllm.interim import Leased, Protection, Sender
+from shmstore.errors import ObjectNotFoundError
+from shmstore.integrations.vllm.interim import Sender
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.receiver import HANDLE
 from shmstore.metrics import ShmStoreCollector
@@ -35,7 +36,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         super().__init__()
         register_items()
         self._sender = _make_sender(vllm_config)
-        self._protection = Protection()
+        self._protection = self.writer.protection()
         os.environ[HANDLE] = self._sender.handle.to_json()
         _watch(self._sender)
         _log.info("multi-modal items go through store %s of shmstore", self._sender.writer.name)
@@ -59,11 +60,11 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             mm_item = item, (updates, modality_of(item))
         try:
             sent, (updates, modality) = self._sender.get_and_update_item(mm_item, mm_hash)
-        except UnsupportedValueError as error:
-            _log.warning("item sent inline: %s", error)
+        except TypeError as error:  # a field or a value that the store does not know
+            _warn(str(error))
             return item, updates
         if isinstance(sent, ObjectRef):
-            sent = ReferenceItem(Leased(self.writer, sent), modality)
+            sent = ReferenceItem(self.writer.hold(sent), modality)
         return sent, updates
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
@@ -75,10 +76,17 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._protection.end()
 
     def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:
-        """Raise ValueError if the item carries a reference that is not one to the stored item of this hash."""
+        """Give a reference that a client has sent a lease; ValueError if it is not one to the stored item."""
         ref = ref_of(mm_item)
-        if ref is not None and not self.writer.is_cached(mm_hash):
-            raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
+        if ref is None:
+            return
+        try:
+            if self.writer.validate(ref, mm_hash):
+                ReferenceItem.adopt(mm_item, self.writer.hold(self.writer.get_cached(mm_hash)))
+                return
+        except ObjectNotFoundError:  # deleted, and readable as long as somebody holds it
+            pass
+        raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
 
     def invalidate(self, mm_hash: str) -> None:
         """Take the item out: the next request sends it again."""
@@ -117,3 +125,9 @@ def _watch(sender: Any) -> None:
         _collector = ShmStoreCollector()
         REGISTRY.register(_collector)
     _collector.watch(sender.writer)
+
+
+@lru_cache(maxsize=64)
+def _warn(why: str) -> None:
+    """Say once why items are sent inline."""
+    _log.warning("items are sent inline: %s", why)
