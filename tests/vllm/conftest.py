@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +42,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.vllm.model import make_model
 
     return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def lru(model: Path) -> Callable[..., dict[str, Any]]:
+    """What vLLM's `lru` answers in each scenario, with an engine of these settings; asked once."""
+    from tests.vllm.offline import answers, offline
+
+    made: dict[str, dict[str, Any]] = {}
+
+    def of(**settings: Any) -> dict[str, Any]:
+        key = repr(settings)
+        if key not in made:
+            with offline(model, "lru", **settings) as engine:
+                made[key] = answers(engine, ours=False)
+        return made[key]
+
+    return of

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from shmstore.inspect import find_segments
+from tests.vllm.inputs import film, film_prompt, photograph, picture_prompt
 
 Tokens = list[list[int]]
 
@@ -64,3 +65,52 @@ def offline(model: Path, cache: str, **settings: Any) -> Iterator[Offline]:
         yield engine
     finally:
         engine.close()
+
+
+# ---- what is asked of each engine
+
+
+def photographs(engine: Offline) -> Tokens:
+    prompts = [picture_prompt(photograph(number)) for number in range(12)]
+    first = [tokens for prompt in prompts for tokens in engine.ask(prompt)]
+    assert first == [tokens for prompt in prompts for tokens in engine.ask(prompt)]
+    return first
+
+
+def several_in_a_request(engine: Offline) -> Tokens:
+    return [
+        tokens
+        for first in range(3)
+        for tokens in engine.ask(picture_prompt(*(photograph(first + more) for more in range(2 + first))))
+    ]
+
+
+def films(engine: Offline) -> Tokens:
+    return engine.ask(*(film_prompt(film(number)) for number in (1, 2, 1)))
+
+
+def three_answers(engine: Offline) -> Tokens:
+    return engine.ask(*(picture_prompt(photograph(number % 5)) for number in range(7)), n=3)
+
+
+def many_at_once(engine: Offline) -> Tokens:
+    return engine.ask(*(picture_prompt(photograph(20 + number % 12)) for number in range(16)), tokens=160)
+
+
+SCENARIOS: list[Callable[[Offline], Tokens]] = [
+    photographs,
+    several_in_a_request,
+    films,
+    three_answers,
+    many_at_once,
+]
+
+
+def answers(engine: Offline, *, ours: bool) -> dict[str, Tokens]:
+    """Return the answers of each scenario; after each, a store of ours has no open lease."""
+    found = {}
+    for scenario in SCENARIOS:
+        found[scenario.__name__] = scenario(engine)
+        if ours:
+            assert 0 == store().open_leases, f"after {scenario.__name__}"
+    return found

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from shmstore.inspect import find_segments
-from tests.vllm.inputs import photograph, picture_prompt
-from tests.vllm.offline import offline
+from tests.vllm.inputs import photograph
 from tests.vllm.server import Server, server
 
 ROUNDS = 3
@@ -23,10 +22,9 @@ LONG = "w" * 8140  # fits, but not together with a picture, which is stored when
 
 
 @pytest.fixture(scope="module")
-def expected(model: Path) -> list[list[int]]:
-    """The tokens of the photographs 0 to 11 with `lru`."""
-    with offline(model, "lru") as engine:
-        return engine.ask(*(picture_prompt(photograph(number)) for number in range(12)))
+def expected(lru: Callable[[], dict[str, list[list[int]]]]) -> list[list[int]]:
+    """The tokens of the photographs 0 to 11."""
+    return lru()["photographs"]
 
 
 @pytest.fixture(scope="module")
