@@ -1,7 +1,7 @@
 """Where the plug-in meets vLLM: what it must find there, and what it changes.
 
-Known are 0.13.0 and 0.32.0. A method that our classes do not have, another parameter, or another field may mean
-anything, so the plug-in goes on only if it knows them all.
+Known are 0.13.0, 0.16.0, 0.25.0 and 0.32.0. A method that our classes do not have, another parameter, or another field
+may mean anything, so the plug-in goes on only if it knows them all.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ import inspect
 from typing import Any
 
 import vllm.multimodal.cache as _cache
+import vllm.multimodal.registry as _registry
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldElem
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.engine.output_processor import OutputProcessor
 
 try:
     import vllm.multimodal.cache.factories as _factories
-except ImportError:  # 0.13 has them in the package's one module
-    _factories = _cache
+except ImportError:  # 0.13 has them beside the caches, others in the registry
+    _factories = _registry if hasattr(_registry.MultiModalRegistry, "processor_cache_from_config") else _cache
 
 from shmstore.integrations.vllm import receiver, requests, sender
 
 __all__ = ["difference", "install"]
 
 _SENDER, _RECEIVER = "ShmObjectStoreSenderCache", "ShmObjectStoreReceiverCache"
+_OWNER = getattr(_factories, "MultiModalRegistry", _factories)
 _OURS = {_SENDER: sender.SenderCache, _RECEIVER: receiver.ReceiverCache}
 _INHERITED = {"is_cached", "get_and_update", "cache_if_fits"}
 """Methods of vLLM's base classes that work on ours as they are."""
@@ -40,7 +42,7 @@ def difference() -> str | None:
     """Return the first difference between this vLLM and those that are known, or None."""
     for name, ours in _OURS.items():
         theirs, factory = getattr(_cache, name), "processor" if name == _SENDER else "worker_receiver"
-        if name not in getattr(_factories, f"{factory}_cache_from_config").__code__.co_names:
+        if name not in getattr(_OWNER, f"{factory}_cache_from_config").__code__.co_names:
             return f"its factory does not use {name}"
         if _parameters(theirs) != _parameters(ours):
             return f"{name}{inspect.signature(theirs)} has other parameters"
