@@ -41,10 +41,10 @@ class Offline:
         self.llm = LLM(str(model), mm_processor_cache_type=cache, **common | settings)
 
     def ask(self, *prompts: dict[str, Any], n: int = 1, tokens: int = 8) -> Tokens:
-        """Return the tokens of each answer; `n` of them a prompt, which only sampling gives, if hardly at random."""
+        """Return the tokens of each answer; `n` of them a prompt, which only sampling gives, here of one token."""
         from vllm import SamplingParams
 
-        sampling = SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, temperature=0.01 if n > 1 else 0)
+        sampling = SamplingParams(n=n, max_tokens=tokens, ignore_eos=True, temperature=1 if n > 1 else 0, top_k=1)
         answers = self.llm.generate(list(prompts), sampling, use_tqdm=False)
         return [list(answer.token_ids) for request in answers for answer in request.outputs]
 
