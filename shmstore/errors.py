@@ -59,6 +59,11 @@ def cut(text: object, room: int = 300) -> str:
     return said if len(said) <= room else f"{said[: room // 2]}...{said[-(room // 2) :]}"
 
 
+def kind_of(value: object) -> str:
+    """Return the name of a value's type, for a message."""
+    return "None" if value is None else type(value).__name__
+
+
 def shown(value: object) -> str:
     """Return the repr of a caller's value for use in a message, shortened if it is long."""
     if type(value) is str and len(value) <= 80:

@@ -35,12 +35,14 @@ from shmstore.multimodal.values.items import (
     PlaceholderRange,
     ResolvedPromptUpdate,
 )
+from shmstore.multimodal.values.types import CacheTypes
 from shmstore.serde import register_type as _register_type
 
 __all__ = [
     "BaseMultiModalProcessorCache",
     "BaseMultiModalReceiverCache",
     "CacheInfo",
+    "CacheTypes",
     "LRUCache",
     "MirroredProcessingCache",
     "MultiModalBatchedField",

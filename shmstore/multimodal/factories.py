@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from numbers import Integral
+from typing import Any
 
 from shmstore.errors import StoreExistsError
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.checks import check_config
 from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
 from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache
-from shmstore.multimodal.caches.shm_receiver import ShmObjectStoreReceiverCache
+from shmstore.multimodal.caches.shm_receiver import Policy, ShmObjectStoreReceiverCache
 from shmstore.multimodal.caches.shm_sender import ShmObjectStoreSenderCache
 from shmstore.multimodal.config import MultiModalCacheConfig
+from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, UpdatesT
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 
@@ -28,17 +30,22 @@ HANDLE_VARIABLE = "SHMSTORE_HANDLE"
 """The environment variable with the store's handle as JSON, for a worker without a `handle` argument."""
 
 
-def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModalProcessorCache | None:
+def processor_cache_from_config(
+    config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL, hold: bool = False
+) -> BaseMultiModalProcessorCache[ItemT, UpdatesT] | None:
     """Return the cache of the API server: processor-only, the sender of `lru` or `shm`, or None.
+
+    `types` says what the caches must know about an engine's own items. With `hold` the leases of `shm` end only by
+    `release`, for engines that read an item more than once.
 
     The sender of `shm` creates the store. Give its `handle` to the workers, and close it at the end. Raises
     StoreExistsError if `shm_name` is taken, for example by another replica.
     """
     check_config(config)
     if not config.ipc_cache_enabled:
-        return processor_only_cache_from_config(config)
+        return processor_only_cache_from_config(config, types=types)
     if config.cache_type == "lru":
-        return MultiModalProcessorSenderCache(config)
+        return MultiModalProcessorSenderCache(config, types=types)
     try:
         writer = ObjectStoreWriter.create(
             config.shm_name,
@@ -52,37 +59,48 @@ def processor_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModal
         hint = "give each replica (data_parallel_external_lb) its own shm_name, or omit it; or "
         raise StoreExistsError(error.message, hint=hint + error.hint) from None
     try:
-        return ShmObjectStoreSenderCache(config, writer)
+        return ShmObjectStoreSenderCache(config, writer, types=types, hold=hold)
     except BaseException:
         writer.close()
         raise
 
 
-def processor_only_cache_from_config(config: MultiModalCacheConfig) -> MultiModalProcessorOnlyCache | None:
+def processor_only_cache_from_config(
+    config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL
+) -> MultiModalProcessorOnlyCache[ItemT, UpdatesT] | None:
     """Return a cache for an API server that sends no items, such as a profiling run; None if it is off."""
     check_config(config)
-    return MultiModalProcessorOnlyCache(config) if config.processor_cache_enabled else None
+    return MultiModalProcessorOnlyCache(config, types=types) if config.processor_cache_enabled else None
 
 
-def engine_receiver_cache_from_config(config: MultiModalCacheConfig) -> BaseMultiModalReceiverCache | None:
+def engine_receiver_cache_from_config(
+    config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, Any] = MULTIMODAL
+) -> BaseMultiModalReceiverCache[ItemT] | None:
     """Return the cache of the engine core: the receiver of `lru`, or None.
 
     With `shm` the engine core forwards references and needs no cache.
     """
     check_config(config)
     if config.ipc_cache_enabled and config.cache_type == "lru":
-        return MultiModalReceiverCache(config)
+        return MultiModalReceiverCache(config, types=types)
     return None
 
 
 def worker_receiver_cache_from_config(
-    config: MultiModalCacheConfig, rank: int, handle: StoreHandle | None = None
-) -> BaseMultiModalReceiverCache | None:
+    config: MultiModalCacheConfig,
+    rank: int,
+    handle: StoreHandle | None = None,
+    *,
+    types: CacheTypes[ItemT, Any] = MULTIMODAL,
+    policy: Policy = "views",
+) -> BaseMultiModalReceiverCache[ItemT] | None:
     """Return the cache of the worker with this rank: the receiver of `shm`, or None. Close it at the end.
 
-    `handle` is the sender's; without it, the environment variable `SHMSTORE_HANDLE` must hold its JSON. Raises
-    ValueError if both are missing, or if `rank` is not from 0 to world_size - 1. In any mode, raises TypeError if
-    `rank` is not an integer or `handle` is not a StoreHandle.
+    `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `handle` is the sender's;
+    without it, the environment variable `SHMSTORE_HANDLE` must hold its JSON.
+
+    Raises ValueError if both are missing, or if `rank` is not from 0 to world_size - 1. In any mode, raises TypeError
+    if `rank` is not an integer or `handle` is not a StoreHandle.
     """
     check_config(config)
     if isinstance(rank, bool) or not isinstance(rank, Integral):
@@ -99,4 +117,9 @@ def worker_receiver_cache_from_config(
         if not text:
             raise ValueError(f"handle is missing; pass the sender's handle, or set {HANDLE_VARIABLE} to its to_json()")
         handle = StoreHandle.from_json(text)
-    return ShmObjectStoreReceiverCache(ObjectStoreReader.attach(handle, rank=int(rank)))
+    reader = ObjectStoreReader.attach(handle, rank=int(rank))
+    try:
+        return ShmObjectStoreReceiverCache(reader, types=types, policy=policy)
+    except BaseException:
+        reader.close()
+        raise

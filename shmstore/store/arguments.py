@@ -14,6 +14,7 @@ from shmstore.serde import MsgpackSerde, ObjectSerde
 
 __all__ = [
     "DEFAULT_SERDE",
+    "MAX_KEY",
     "Closable",
     "checked_name",
     "checked_serde",
@@ -22,9 +23,11 @@ __all__ = [
     "int_of",
     "packed_key",
     "packed_ref",
+    "stored_key",
 ]
 
 DEFAULT_SERDE = MsgpackSerde()
+MAX_KEY = native.MAX_KEY
 _MAX_UID = 2**32 - 2
 
 
@@ -108,7 +111,12 @@ def packed_key(key: str) -> bytes:
         raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
     if not packed:
         raise ValueError("a key must not be empty")
-    return packed if len(packed) <= native.MAX_KEY else b"sha256:" + sha256(packed).hexdigest().encode()
+    return packed if len(packed) <= MAX_KEY else b"sha256:" + sha256(packed).hexdigest().encode()
+
+
+def stored_key(key: str) -> str:
+    """Return the key as `ObjectStoreWriter.keys` has it: itself, or its hash if it is too long."""
+    return key if len(key) <= MAX_KEY // 4 else packed_key(key).decode()
 
 
 def packed_ref(ref: ObjectRef) -> bytes:

@@ -269,7 +269,7 @@ def test_the_segment_is_mapped_before_its_first_use_only_if_asked_for(prefault: 
 
 
 def test_a_sender_that_cannot_be_made_leaves_no_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(settings: object, writer: object) -> Never:
+    def fail(settings: object, writer: object, **options: object) -> Never:
         raise ZeroDivisionError
 
     monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", fail)

@@ -3,7 +3,7 @@
 import pickle
 from collections import namedtuple
 from collections.abc import Callable
-from types import ModuleType
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from shmstore.multimodal import (
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
 )
-from shmstore.multimodal.caches import lru_pair, processor_only
 from shmstore.multimodal.values.items import own_memory
+from shmstore.multimodal.values.types import MULTIMODAL
 from tests.multimodal.helpers import GIB, config, item, shm_sender
 
 BYTES = 1000
@@ -116,24 +116,15 @@ def test_what_is_neither_kept_nor_sent_is_not_copied() -> None:
     assert BYTES == kept(sent), "too large to be kept, but sent"
 
 
-@pytest.mark.parametrize(
-    ("make", "module"),
-    [
-        (MultiModalProcessorOnlyCache, processor_only),
-        (MultiModalProcessorSenderCache, lru_pair),
-    ],
-)
-def test_what_is_given_for_a_hit_is_not_copied(
-    make: Callable[..., Any], module: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cache = make(config(GIB))
+@pytest.mark.parametrize("make", [MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache])
+def test_what_is_given_for_a_hit_is_not_copied(make: Callable[..., Any]) -> None:
     copied: list[MultiModalKwargsItem] = []
 
     def copying(one: MultiModalKwargsItem) -> MultiModalKwargsItem:
         copied.append(one)
         return own_memory(one)
 
-    monkeypatch.setattr(module, "own_memory", copying)
+    cache = make(config(GIB), types=replace(MULTIMODAL, own_memory=copying))
     for _ in range(3):
         cache.get_and_update([(of_a_batch()[0], [])], ["a"])
     assert 1 == len(copied)

@@ -383,7 +383,7 @@ def test_what_an_item_that_is_refused_costs_does_not_grow_with_what_is_cached(mo
         for inputs, hashes in (([bad], ["bad"]), ([bad, bad], ["bad", "worse"])):
             with pytest.raises(TypeError, match="no serializer"):
                 engine.sender.get_and_update(inputs, hashes)
-        with pytest.raises(TypeError, match="expected None or a tuple"):
+        with pytest.raises(TypeError, match="must be None or a tuple"):
             engine.sender.get_and_update([None, 5], ["k0", "bad"])
         assert len(asked) <= 4
         assert [True] * 100 == engine.sender.is_cached([f"k{n}" for n in range(100)])
@@ -603,11 +603,11 @@ def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monke
         writer = engine.sender.writer
         put = writer._put
 
-        def put_once(batch, key, value):
+        def put_once(batch, key, value, hold):
             monkeypatch.setattr(writer, "_put", close_and_fail)
-            return put(batch, key, value)
+            return put(batch, key, value, hold)
 
-        def close_and_fail(batch, key, value):
+        def close_and_fail(batch, key, value, hold):
             writer.close()
             raise ZeroDivisionError
 

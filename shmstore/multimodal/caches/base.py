@@ -16,19 +16,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
-from shmstore.multimodal.caches.checks import (
-    check_batch,
-    check_input,
-    check_pairs,
-    checked_hashes,
-    checked_sent,
-    no_features,
-)
+from shmstore.multimodal.caches.checks import check_batch, check_pairs, checked_hashes, no_features, one_or_more
 from shmstore.multimodal.caches.lru import CacheInfo
-from shmstore.multimodal.values.items import MultiModalFeatureSpec, MultiModalKwargsItem
-from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, ReceiverInput
+from shmstore.multimodal.values.types import (
+    MULTIMODAL,
+    CacheTypes,
+    ItemT,
+    ProcessorInput,
+    ProcessorOutput,
+    ReceiverInput,
+    UpdatesT,
+)
 from shmstore.refs import StoreHandle
 
 if TYPE_CHECKING:
@@ -37,8 +37,21 @@ if TYPE_CHECKING:
 __all__ = ["BaseMultiModalProcessorCache", "BaseMultiModalReceiverCache"]
 
 
+class Feature(Protocol):
+    """What `get_and_update_features` reads and sets: `MultiModalFeatureSpec`, or an engine's own class."""
+
+    data: Any
+    identifier: str
+
+
+FeatureT = TypeVar("FeatureT", bound=Feature)
+
+
 class _Cache:
     """What both have."""
+
+    types: CacheTypes[Any, Any] = MULTIMODAL
+    """The engine's types of items and prompt updates."""
 
     def close(self) -> None:
         """Release what is outside this process; idempotent. Does nothing without a store."""
@@ -50,7 +63,7 @@ class _Cache:
         self.close()
 
 
-class BaseMultiModalProcessorCache(_Cache, ABC):
+class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
     """The cache of P0: input `(item, prompt_updates)` or None, output `(item or reference or None, prompt_updates)`.
 
     Implementations are thread-safe, because an API server calls from a pool of threads.
@@ -61,7 +74,9 @@ class BaseMultiModalProcessorCache(_Cache, ABC):
         """Return whether None is enough as input for this hash; changes neither order nor counts."""
 
     @abstractmethod
-    def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
+    def get_and_update_item(
+        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
+    ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Return what to send of this item, and record it as sent; CacheMissError for None if nothing is cached."""
 
     @abstractmethod
@@ -80,17 +95,19 @@ class BaseMultiModalProcessorCache(_Cache, ABC):
         """Do `is_cached_item` for each; TypeError for a wrong hash."""
         return [self.is_cached_item(mm_hash) for mm_hash in checked_hashes(mm_hashes)]
 
-    def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
+    def get_and_update(
+        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
+    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
         """Do `get_and_update_item` for each; cached items are touched before anything is stored.
 
         Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
         missing hashes of the batch; nothing has changed then. The caches of this package also undo the batch if an
         item fails later. A cache that inherits this method has then recorded the items before it.
         """
-        check_batch(mm_items, mm_hashes, self.is_cached_item, check_input)
+        check_batch(mm_items, mm_hashes, self.is_cached_item, self.types.check_input)
         for mm_hash in mm_hashes:
             self.touch_sender_cache_item(mm_hash)
-        given: dict[str, ProcessorInput] = {}
+        given: dict[str, ProcessorInput[ItemT, UpdatesT]] = {}
         outputs = []
         for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
             if mm_item is not None:
@@ -119,39 +136,39 @@ class BaseMultiModalProcessorCache(_Cache, ABC):
         handle = writer = None
         inline_full = inline_too_large = 0
 
-    def release(self, refs: Iterable[ReceiverInput]) -> int:
+    def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before it was read, and return their number; 0 without a store.
 
         Takes what was sent of each item, which is the first part of each output. It is safe after the request was
         read, and twice. Raises TypeError for anything else, and has then ended no lease.
         """
-        checked_sent(refs)
+        self.types.checked_sent(refs)
         return 0
 
-    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Send the `mm_hashes` of a `CacheMissError`, with which a receiver has rejected a request, again.
 
         Raises TypeError for a wrong hash. Does nothing if every item is sent every time.
         """
-        checked_hashes(mm_hashes)
+        one_or_more(mm_hashes)
 
 
-class BaseMultiModalReceiverCache(_Cache, ABC):
+class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
     """The cache of P1 or of a worker: it turns what arrives into items. Thread-safe."""
 
     @abstractmethod
-    def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
+    def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item, and record it if it came; CacheMissError for None if nothing is cached."""
 
     @abstractmethod
-    def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput[ItemT] = None) -> None:
         """Mark the item as just used; ignore an absent one. `mm_item` is what arrived of it."""
 
     @abstractmethod
     def clear_cache(self) -> None:
         """Forget all items."""
 
-    def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
+    def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         """Do `get_and_update_item` for each, in order; all are touched first.
 
         Raises ValueError if the lengths differ, and TypeError for a wrong hash. The caches of this package also raise
@@ -165,7 +182,7 @@ class BaseMultiModalReceiverCache(_Cache, ABC):
             self.get_and_update_item(mm_item, mm_hash) for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
         ]
 
-    def get_and_update_features(self, features: Sequence[MultiModalFeatureSpec]) -> Sequence[MultiModalFeatureSpec]:
+    def get_and_update_features(self, features: Sequence[FeatureT]) -> Sequence[FeatureT]:
         """Replace each feature's `data` by its item and return `features`.
 
         All identifiers are touched first, so that no item of the batch evicts another. An error leaves every feature
@@ -179,13 +196,17 @@ class BaseMultiModalReceiverCache(_Cache, ABC):
         items = self.get_and_update(arrived, identifiers)
         for feature, item in zip(features, items, strict=True):
             feature.data = item
+        self._replaced(features, arrived)
         return features
 
-    def release(self, refs: Iterable[ReceiverInput]) -> int:
+    def _replaced(self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]]) -> None:
+        """Note what `get_and_update_features` has replaced."""
+
+    def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End this process's part of a request that it will not read, and return the number of references it ended.
 
         Takes what arrived of each item. It is safe after the request was read, and twice. Raises TypeError for
         anything else, and has then changed nothing. Returns 0 without a store.
         """
-        checked_sent(refs)
+        self.types.checked_sent(refs)
         return 0

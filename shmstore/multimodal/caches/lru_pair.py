@@ -7,30 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Any
 
 from shmstore.errors import shown
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.checks import (
-    check_batch,
-    check_config,
-    check_hash,
-    check_input,
-    check_item,
-    checked_hashes,
-)
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, one_or_more
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, Journal, most_entries
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.values.sizes import item_size, updates_size
-from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates, ReceiverInput
+from shmstore.multimodal.values.types import (
+    MULTIMODAL,
+    CacheTypes,
+    ItemT,
+    ProcessorInput,
+    ProcessorOutput,
+    ReceiverInput,
+    UpdatesT,
+)
 from shmstore.refs import ObjectRef
 
 __all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache", "receive"]
 
 
-class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
+class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     """P0 of `lru`: a hit returns `(None, updates)`; a miss returns the input and records it as sent. Thread-safe.
 
     Sizes of items count against `ipc_cache_gb`, as in P1. Prompt updates count against `processor_cache_gb`. If those
@@ -38,9 +37,12 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
     larger one is sent as a copy, because pickle would send the whole storage.
     """
 
-    def __init__(self, config: MultiModalCacheConfig) -> None:
+    def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
-        self._sent: SentKeys[_Kept, ProcessorOutput] = SentKeys(config.ipc_cache_bytes, config.processor_cache_bytes)
+        self.types = types
+        self._sent: SentKeys[Any, ProcessorOutput[ItemT, UpdatesT]] = SentKeys(
+            config.ipc_cache_bytes, config.processor_cache_bytes
+        )
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -54,32 +56,49 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
         check_hash(mm_hash)
         return mm_hash in self._sent
 
-    def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
+    def get_and_update_item(
+        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
+    ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Return `(None, updates)` if P1 has the item, else the input; CacheMissError if that is None."""
         return self.get_and_update([mm_item], [mm_hash])[0]
 
-    def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
+    def get_and_update(
+        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
+    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
         """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
         Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
         missing hashes of the batch. To stay in step, P1 must take the same batch at once (`get_and_update_features`).
         """
         with self._sent.journal.lock:
-            check_batch(mm_items, mm_hashes, self._sent.__contains__, check_input)
+            check_batch(mm_items, mm_hashes, self._sent.__contains__, self.types.check_input)
             offers = [
-                None if mm_item is None else _offer(mm_item, mm_hash, sent=mm_hash not in self._sent)
+                None if mm_item is None else self._offer(mm_item, mm_hash, sent=mm_hash not in self._sent)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
-            return self._sent.exchange(offers, mm_hashes, _nothing_to_send)
+            return self._sent.exchange(offers, mm_hashes, self._nothing_to_send)
+
+    def _offer(
+        self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, *, sent: bool
+    ) -> Offer[Any, ProcessorOutput[ItemT, UpdatesT]]:
+        item, updates = mm_item
+        types = self.types
+        size = types.item_size(item, mm_hash)  # first, because it rejects data that contains itself
+        alone = types.own_memory(item) if sent else item
+        output = mm_item if alone is item else (alone, updates)
+        return Offer(size, types.keep_updates(updates), types.updates_size(updates, mm_hash), output)
+
+    def _nothing_to_send(self, kept: Any) -> ProcessorOutput[ItemT, UpdatesT]:
+        return None, self.types.give_updates(kept)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; ignore an absent one."""
         check_hash(mm_hash)
         self._sent.touch(mm_hash)
 
-    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
-        self._sent.invalidate(checked_hashes(mm_hashes))
+        self._sent.invalidate(one_or_more(mm_hashes))
 
     def clear_cache(self) -> None:
         """Forget all keys, prompt updates and counts; call P1's `clear_cache`, too."""
@@ -90,35 +109,19 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache):
         return self._sent.stat(delta)
 
 
-_Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]  # not the caller's list, which may change
-
-
-def _offer(
-    mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str, *, sent: bool
-) -> Offer[_Kept, ProcessorOutput]:
-    item, updates = mm_item
-    size = item_size(item, mm_hash)  # first, because it rejects data that contains itself
-    alone = own_memory(item) if sent else item
-    output = mm_item if alone is item else (alone, updates)
-    return Offer(size, tuple(updates), updates_size(updates, mm_hash), output)
-
-
-def _nothing_to_send(updates: _Kept) -> ProcessorOutput:
-    return None, list(updates)
-
-
 def receive(
-    held: Bounded[str, MultiModalKwargsItem],
+    types: CacheTypes[ItemT, Any],
+    held: Bounded[str, ItemT],
     journal: Journal,
-    mm_items: Sequence[ReceiverInput],
+    mm_items: Sequence[ReceiverInput[ItemT]],
     mm_hashes: Sequence[str],
-) -> list[MultiModalKwargsItem]:
+) -> list[ItemT]:
     """Do `MultiModalReceiverCache.get_and_update` with the items in `held`."""
     with journal.lock:
         journal.finish()
-        check_batch(mm_items, mm_hashes, held.entries.__contains__, _check_arrived)
+        check_batch(mm_items, mm_hashes, held.entries.__contains__, partial(_check_arrived, types))
         arrived = [
-            (mm_item, item_size(mm_item, mm_hash)) if isinstance(mm_item, MultiModalKwargsItem) else None
+            (mm_item, types.item_size(mm_item, mm_hash)) if isinstance(mm_item, types.item_type) else None
             for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
         ]
         if not any(arrived):
@@ -132,7 +135,7 @@ def receive(
             if new is None:
                 change.use(mm_hash)
             elif new[1] <= held.capacity:
-                found[mm_hash] = own_memory(new[0])
+                found[mm_hash] = types.own_memory(new[0])
                 change.put(mm_hash, found[mm_hash], new[1])
             else:  # P0 knows this
                 found[mm_hash] = new[0]
@@ -142,18 +145,19 @@ def receive(
         return items
 
 
-class MultiModalReceiverCache(BaseMultiModalReceiverCache):
+class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     """P1 of `lru`: the items, up to `ipc_cache_gb` of them. Thread-safe.
 
     None returns the stored item. An item is stored, in place of one that is known, and returned. A tensor that is a
     view of a larger one is stored as a copy, so that the cache keeps no more than it counts.
     """
 
-    def __init__(self, config: MultiModalCacheConfig) -> None:
+    def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, Any] = MULTIMODAL) -> None:
         check_config(config)
+        self.types = types
         self._journal = Journal()
         capacity = config.ipc_cache_bytes
-        self._held: Bounded[str, MultiModalKwargsItem] = Bounded(capacity, most_entries(capacity))
+        self._held: Bounded[str, ItemT] = Bounded(capacity, most_entries(capacity))
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -168,19 +172,19 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
         self._journal.finish()
         return int(self._held.nbytes)
 
-    def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
+    def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item, and store it if it came; CacheMissError for None if nothing is cached."""
         return self.get_and_update([mm_item], [mm_hash])[0]
 
-    def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
+    def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
         Raises ValueError if the lengths differ, TypeError for a wrong item or hash (a reference is for the workers),
         and CacheMissError with all missing hashes of the batch.
         """
-        return receive(self._held, self._journal, mm_items, mm_hashes)
+        return receive(self.types, self._held, self._journal, mm_items, mm_hashes)
 
-    def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput[ItemT] = None) -> None:
         """Mark the item as just used; ignore an absent one, even if `mm_item` is given."""
         check_hash(mm_hash)
         with self._journal.lock:
@@ -194,10 +198,10 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache):
             self._journal.commit(self._held.clear)
 
 
-def _check_arrived(item: ReceiverInput, mm_hash: str) -> None:
+def _check_arrived(types: CacheTypes[Any, Any], item: ReceiverInput[Any], mm_hash: str) -> None:
     if isinstance(item, ObjectRef):
         raise TypeError(
             f"item of {shown(mm_hash)}: must not be a reference, which a worker's cache reads (hint: with 'shm' the "
             "engine core has no cache; forward references unchanged)"
         )
-    check_item(item, mm_hash)
+    types.check_item(item, mm_hash)

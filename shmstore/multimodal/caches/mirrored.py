@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from shmstore.multimodal.caches.checks import check_batch, check_config, check_item, checked_hashes
+from shmstore.multimodal.caches.checks import check_batch, check_config, one_or_more
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Journal, most_entries
 from shmstore.multimodal.caches.lru_pair import receive
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
 from shmstore.multimodal.values.sizes import item_size
+from shmstore.multimodal.values.types import MULTIMODAL
 
 __all__ = ["MirroredProcessingCache"]
 
@@ -42,7 +43,7 @@ class MirroredProcessingCache:
         that have no item, given or stored. The batch has then changed nothing.
         """
         with self._journal.lock:
-            check_batch(mm_items, mm_hashes, self._p0.__contains__, check_item)
+            check_batch(mm_items, mm_hashes, self._p0.__contains__, MULTIMODAL.check_item)
             offers = [
                 None if item is None else _offer(item, mm_hash, sent=mm_hash not in self._p0)
                 for item, mm_hash in zip(mm_items, mm_hashes, strict=True)
@@ -53,15 +54,15 @@ class MirroredProcessingCache:
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
     ) -> list[MultiModalKwargsItem]:
         """Return each item as it came or is stored, and store what came. Raises the errors of `get_and_update_p0`."""
-        return receive(self._p1, self._journal, mm_items, mm_hashes)
+        return receive(MULTIMODAL, self._p1, self._journal, mm_items, mm_hashes)
 
     def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
         """Return the item stored on the P0 side, which need not be preprocessed again, or None if there is none."""
         return self._p0.peek(mm_hash)
 
-    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Send these, and what their request brought, again: P1 has rejected it with `CacheMissError`."""
-        self._p0.invalidate(checked_hashes(mm_hashes))
+        self._p0.invalidate(one_or_more(mm_hashes))
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total on the P0 side; with `delta`, since the last call with `delta`."""

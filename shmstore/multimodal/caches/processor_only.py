@@ -3,31 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
-from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, check_input
+from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash
 from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
-from shmstore.multimodal.values.sizes import item_size, updates_size
-from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates
+from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
 
 __all__ = ["MultiModalProcessorOnlyCache"]
 
 
 class _Stored(NamedTuple):
-    item: MultiModalKwargsItem
-    updates: tuple[ResolvedPromptUpdate, ...]  # not the caller's list, which may change
+    item: Any
+    updates: Any  # as they are kept
 
 
 class _Offer(NamedTuple):
     stored: _Stored
     size: int
-    output: ProcessorOutput
+    output: ProcessorOutput[Any, Any]
 
 
-class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
+class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     """Items and prompt updates in P0, up to `processor_cache_gb` of both together; thread-safe.
 
     A hit returns the stored item and updates. A miss stores the input and returns it. An input that is larger than the
@@ -35,8 +33,9 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
     cache keeps no more than it counts.
     """
 
-    def __init__(self, config: MultiModalCacheConfig) -> None:
+    def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
+        self.types = types
         self._journal = Journal()
         self._lock = self._journal.lock
         capacity = config.processor_cache_bytes
@@ -58,11 +57,15 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
         check_hash(mm_hash)
         return mm_hash in self._held.entries
 
-    def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
+    def get_and_update_item(
+        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
+    ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Return the item and its updates, and store them if they are new; CacheMissError for None if not cached."""
         return self.get_and_update([mm_item], [mm_hash])[0]
 
-    def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
+    def get_and_update(
+        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
+    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
         """Do `get_and_update_item` for each, all or nothing; cached items are touched before anything is stored.
 
         Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
@@ -70,7 +73,7 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
         """
         with self._lock:
             self._journal.finish()
-            check_batch(mm_items, mm_hashes, self._held.entries.__contains__, check_input)
+            check_batch(mm_items, mm_hashes, self._held.entries.__contains__, self.types.check_input)
             offers = [
                 None if mm_item is None else self._offer(mm_item, mm_hash)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
@@ -78,14 +81,14 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
             change = Change(self._held)
             held = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := change.use(mm_hash)) is not None}
             given: dict[str, _Offer] = {}
-            outputs: list[ProcessorOutput] = []
+            outputs: list[ProcessorOutput[ItemT, UpdatesT]] = []
             hits = 0
             for offer, mm_hash in zip(offers, mm_hashes, strict=True):
                 stored = held.get(mm_hash)
                 if stored is not None:
                     hits += 1
                     change.use(mm_hash)
-                    outputs.append((stored.item, list(stored.updates)))
+                    outputs.append((stored.item, self.types.give_updates(stored.updates)))
                 else:
                     new = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
                     if new.size <= self._held.capacity:
@@ -101,13 +104,13 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache):
             self._journal.commit(apply)
             return outputs
 
-    def _offer(self, mm_item: tuple[MultiModalKwargsItem, PromptUpdates], mm_hash: str) -> _Offer:
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> _Offer:
         item, updates = mm_item
-        size = item_size(item, mm_hash) + updates_size(updates, mm_hash)
+        size = self.types.item_size(item, mm_hash) + self.types.updates_size(updates, mm_hash)
         if size <= self._held.capacity and mm_hash not in self._held.entries:
-            item = own_memory(item)
+            item = self.types.own_memory(item)
         output = mm_item if item is mm_item[0] else (item, updates)
-        return _Offer(_Stored(item, tuple(updates)), size, output)
+        return _Offer(_Stored(item, self.types.keep_updates(updates)), size, output)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; ignore an absent one."""

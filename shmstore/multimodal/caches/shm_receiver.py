@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
-from shmstore.errors import CacheMissError, StaleRefError
-from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.checks import check_hash, check_item, check_pairs, checked_sent
-from shmstore.multimodal.values.items import MultiModalKwargsItem
-from shmstore.multimodal.values.types import ReceiverInput
+from shmstore.errors import CacheMissError, StaleRefError, listed, shown
+from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache, Feature
+from shmstore.multimodal.caches.checks import check_hash, check_pairs
+from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 
-__all__ = ["ShmObjectStoreReceiverCache", "end_each"]
+__all__ = ["Policy", "ShmObjectStoreReceiverCache", "end_each"]
+
+Policy: TypeAlias = Literal["views", "until_step", "copy"]
 
 
-def end_each(end: Callable[[ObjectRef], bool], refs: Iterable[ReceiverInput]) -> int:
+def end_each(end: Callable[[ObjectRef], bool], sent: Iterable[object]) -> int:
     """Do `end` for each reference, also after a stale one, and return how many were open."""
     ended = 0
     foreign: StaleRefError | None = None
-    for ref in checked_sent(refs):
+    for ref in sent:
         if isinstance(ref, ObjectRef):
             try:
                 ended += end(ref)
@@ -30,21 +32,28 @@ def end_each(end: Callable[[ObjectRef], bool], refs: Iterable[ReceiverInput]) ->
     return ended
 
 
-def _check_arrived(mm_item: ReceiverInput, mm_hash: str) -> None:
-    if not isinstance(mm_item, ObjectRef):
-        check_item(mm_item, mm_hash)
+class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
+    """A worker of `shm`: a reference becomes the item, and an inline item passes through. Thread-safe.
 
+    Owns `reader` and closes it. `policy` says what becomes of a reference:
 
-class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
-    """A worker of `shm`: a reference becomes the item, read in place; an inline item passes through. Thread-safe.
-
-    Owns `reader` and closes it. The tensors of an item that was read by reference are read-only views of shared memory.
-    They hold its bytes until the last of them is gone. Writing into one is a segmentation fault.
+    * "views": the item's tensors are read-only views of shared memory. They hold its bytes until the last of them is
+      gone. Writing into one is a segmentation fault.
+    * "until_step": the same, and `release_step` puts the references back into the features of the step, so that no
+      feature keeps a view until its request ends. The references must be held (`hold=True`), to be read again.
+    * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
     """
 
-    def __init__(self, reader: ObjectStoreReader) -> None:
+    def __init__(
+        self, reader: ObjectStoreReader, *, types: CacheTypes[ItemT, Any] = MULTIMODAL, policy: Policy = "views"
+    ) -> None:
         if not isinstance(reader, ObjectStoreReader):
             raise TypeError(f"reader must be an ObjectStoreReader, not {type(reader).__name__}")
+        if policy not in get_args(Policy):
+            raise ValueError(f"policy must be one of {listed(get_args(Policy))}, not {shown(policy)}")
+        self._copy = policy == "copy"
+        self._step: list[tuple[Feature, ObjectRef]] | None = [] if policy == "until_step" else None
+        self.types = types
         self._reader = reader
 
     @property
@@ -52,7 +61,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         """The store's reader, for its statistics."""
         return self._reader
 
-    def get_and_update_item(self, mm_item: ReceiverInput, mm_hash: str) -> MultiModalKwargsItem:
+    def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item that the reference names, or that came inline; CacheMissError if it is not there.
 
         It is not there for None, for a reference of another store, and for one whose object is gone. An object can go
@@ -60,24 +69,24 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
         """
         if isinstance(mm_item, ObjectRef):
             try:
-                item: MultiModalKwargsItem = self._reader.get(mm_item)
+                item: ItemT = self._reader.get(mm_item, self._copy)
             except StaleRefError as stale:
                 raise CacheMissError([mm_hash]) from stale
             return item
         if mm_item is None:
             check_hash(mm_hash)
             raise CacheMissError([mm_hash])
-        check_item(mm_item, mm_hash)
+        self.types.check_item(mm_item, mm_hash)
         return mm_item
 
-    def get_and_update(self, mm_items: Sequence[ReceiverInput], mm_hashes: Sequence[str]) -> list[MultiModalKwargsItem]:
+    def get_and_update(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         """Do `get_and_update_item` for each; CacheMissError with all missing hashes before a reference is read.
 
         Before that, raises ValueError if the lengths differ, and TypeError for a wrong item, reference or hash. After
         an error, references that were not read are still open; the API server ends them with the sender's `release`.
         """
-        check_pairs(mm_items, mm_hashes, _check_arrived)
-        given: dict[str, MultiModalKwargsItem | ObjectRef] = {}
+        check_pairs(mm_items, mm_hashes, self._check_arrived)
+        given: dict[str, ItemT | ObjectRef] = {}
         missing: dict[str, None] = {}
         for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
             if mm_item is None:
@@ -94,21 +103,40 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache):
             for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
         ]
 
-    def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput = None) -> None:
+    def _replaced(self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]]) -> None:
+        if self._step is not None:
+            read = zip(features, arrived, strict=True)
+            self._step += [(feature, ref) for feature, ref in read if isinstance(ref, ObjectRef)]
+
+    def release_step(self) -> None:
+        """Put the references back into the features since the last call, after the encoder has run.
+
+        Does nothing unless the policy is "until_step".
+        """
+        if self._step:
+            step, self._step = self._step, []
+            for feature, ref in step:
+                feature.data = ref
+
+    def _check_arrived(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> None:
+        if not isinstance(mm_item, ObjectRef):
+            self.types.check_item(mm_item, mm_hash)
+
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput[ItemT] = None) -> None:
         """Do nothing but check the hash: a reference's lease keeps its item until this worker has read it."""
         check_hash(mm_hash)
 
     def clear_cache(self) -> None:
         """Do nothing: a worker keeps no item beyond the views that its user holds."""
 
-    def release(self, refs: Iterable[ReceiverInput]) -> int:
+    def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End this worker's part of each lease that it will not read, and return how many it had not read.
 
         The other workers are not affected; the sender's `release` is for all of them. It is safe after a read, and
         twice. Raises TypeError for anything else than what is sent, and has then changed nothing. Raises StaleRefError,
         after the others, if an object is here and its reference was never handed out.
         """
-        return end_each(self._reader.release, refs)
+        return end_each(self._reader.release, self.types.checked_sent(refs))
 
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""

@@ -44,19 +44,25 @@ from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
 from shmstore.multimodal.caches.checks import (
     check_config,
     check_hash,
-    check_input,
     check_known,
     check_pairs,
-    checked_hashes,
+    one_or_more,
 )
 from shmstore.multimodal.caches.lru import CacheInfo, HitCounter
 from shmstore.multimodal.caches.shm_receiver import end_each
 from shmstore.multimodal.caches.updates_book import Entry, UpdatesBook
 from shmstore.multimodal.config import MultiModalCacheConfig
-from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
-from shmstore.multimodal.values.sizes import updates_size
-from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput, PromptUpdates, ReceiverInput
+from shmstore.multimodal.values.types import (
+    MULTIMODAL,
+    CacheTypes,
+    ItemT,
+    ProcessorInput,
+    ProcessorOutput,
+    ReceiverInput,
+    UpdatesT,
+)
 from shmstore.store import ObjectStoreWriter
+from shmstore.store.arguments import MAX_KEY, stored_key
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
@@ -66,10 +72,12 @@ __all__ = ["ShmObjectStoreSenderCache"]
 
 _log = logging.getLogger(__name__)
 _NO_VALUE = (UnsupportedValueError, NestingError)
+_LONG = MAX_KEY // 4
+"""Characters above which a hash may be too long for a key."""
 _NO_ROOM = (StoreFullError, ObjectTooLargeError)
 
 
-class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
+class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     """P0 of `shm`: output `(ObjectRef, updates)` with a new lease, hit or miss; or the input if it does not fit.
 
     Owns `writer` and closes it. Thread-safe. An item goes inline if the store has no room for it or never takes its
@@ -81,13 +89,23 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     capacity is not `ipc_cache_gb`, and goes on with it. After an error the writer is still the caller's.
     """
 
-    def __init__(self, config: MultiModalCacheConfig, writer: ObjectStoreWriter, *, hold: bool = False) -> None:
+    def __init__(
+        self,
+        config: MultiModalCacheConfig,
+        writer: ObjectStoreWriter,
+        *,
+        types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL,
+        hold: bool = False,
+    ) -> None:
         check_config(config)
         if not isinstance(writer, ObjectStoreWriter):
             raise TypeError(f"writer must be an ObjectStoreWriter, not {type(writer).__name__}")
         _check_fit(config, writer)
         self._storing = threading.RLock()
         self._reporting = threading.RLock()
+        self.types = types
+        self._item_type = types.item_type
+        self._give = types.give_updates
         self._hold = bool(hold)
         self._writer = writer
         self._native = writer._writer
@@ -129,6 +147,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         """Return whether None is enough as input; changes neither order nor counts. StoreClosedError after `close`."""
         if type(mm_hash) is not str:
             check_hash(mm_hash)
+        if len(mm_hash) > _LONG:
+            mm_hash = stored_key(mm_hash)
         if mm_hash in self._book:
             return self._writer.is_cached(mm_hash)
         if self._closed:
@@ -136,7 +156,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         check_hash(mm_hash)
         return False
 
-    def get_and_update_item(self, mm_item: ProcessorInput, mm_hash: str) -> ProcessorOutput:
+    def get_and_update_item(
+        self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
+    ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Return a reference with a lease of its own, or the item if it does not fit, and the prompt updates.
 
         Raises CacheMissError for None if nothing is cached, and TypeError for a wrong input or hash or an item that
@@ -147,23 +169,27 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         if mm_item is not None and not (  # the common case without a call; a miss sees its updates when it sizes them
             type(mm_item) is tuple
             and len(mm_item) == 2
-            and type(mm_item[0]) is MultiModalKwargsItem
+            and type(mm_item[0]) is self._item_type
             and type(mm_item[1]) is list
             and mm_hash not in self._book
         ):
-            check_input(mm_item, mm_hash)
+            self.types.check_input(mm_item, mm_hash)
         return self._exchange((mm_item,), (mm_hash,))[0]
 
-    def get_and_update(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
+    def get_and_update(
+        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
+    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
         """Do `get_and_update_item` for each, all or nothing: if one fails, no lease is open and no item recorded.
 
         What is cached stays until the batch is done. Raises ValueError if the lengths differ, TypeError as for one
         item, and CacheMissError with all missing hashes of the batch.
         """
-        check_pairs(mm_items, mm_hashes, check_input)
+        check_pairs(mm_items, mm_hashes, self.types.check_input)
         return self._exchange(mm_items, mm_hashes)
 
-    def _exchange(self, mm_items: Sequence[ProcessorInput], mm_hashes: Sequence[str]) -> list[ProcessorOutput]:
+    def _exchange(
+        self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
+    ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
         native, counts, book = self._native, self._counts, self._book
         outputs: list[Any] = []
         new: dict[str, Entry] | None = None
@@ -173,6 +199,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         try:
             for mm_hash in mm_hashes:
                 if mm_hash not in book:
+                    if len(mm_hash) > _LONG or len(mm_hashes) > 1:
+                        mm_hashes = [stored_key(mm_hash) for mm_hash in mm_hashes]
                     if None in mm_items:
                         check_known(mm_items, mm_hashes, self.is_cached_item)  # before anything changes
                     break
@@ -199,11 +227,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
                 self._forget(new)
             raise
 
-    def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput | None:
+    def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput[ItemT, UpdatesT] | None:
         """Return the output of an item in the book; None if it has just gone, or all lease entries are taken."""
         book = self._book
         try:
-            updates = list(book[mm_hash][0])
+            updates = self._give(book[mm_hash][0])
             book.move_to_end(mm_hash)
             return self._writer._hand_out(
                 batch, mm_hash, self._hold
@@ -214,7 +242,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def _store(
         self,
         batch: Batch,
-        mm_items: Sequence[ProcessorInput],
+        mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]],
         mm_hashes: Sequence[str],
         outputs: list[Any],
         new: dict[str, Entry],
@@ -225,7 +253,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         """
         if self._closed:
             raise self._closed_error()
-        given: dict[str, tuple[MultiModalKwargsItem, PromptUpdates]] = {}
+        given: dict[str, tuple[ItemT, UpdatesT]] = {}
         missing: dict[str, None] = {}
         for at, mm_hash in enumerate(mm_hashes):
             if mm_hash not in given:
@@ -245,32 +273,28 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
     def _put(
         self,
         batch: Batch,
-        mm_item: tuple[MultiModalKwargsItem, PromptUpdates],
+        mm_item: tuple[ItemT, UpdatesT],
         mm_hash: str,
         new: dict[str, Entry],
         refused: list[type[ShmStoreError]],
-    ) -> ProcessorOutput:
+    ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Store the item, or hand it out if it is stored already, or send it inline if it does not fit."""
         item, updates = mm_item
-        kept = tuple(updates)  # the caller may change what it has given
-        try:
-            size = updates_size(kept, mm_hash)
-        except TypeError:  # from a wrong update: the message must name the input
-            check_input(mm_item, mm_hash)
-            raise
+        types = self.types
+        size, kept = types.updates_size(updates, mm_hash), types.keep_updates(updates)
         try:
             try:
                 ref = self._writer._put(batch, mm_hash, item, self._hold)
             except ObjectExistsError:
                 ref = self._writer._hand_out(batch, mm_hash, self._hold)
                 if mm_hash in new or mm_hash in self._book:  # a repetition, or another thread has just stored it
-                    return ref, list(kept)
+                    return ref, types.give_updates(kept)
         except _NO_VALUE as error:
             raise _of_item(error, mm_hash) from None
         except _NO_ROOM as error:
             refused.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
             self._warn(error, refused.count(type(error)))
-            alone = own_memory(item)  # a view would be pickled with all that it is a view into
+            alone = types.own_memory(item)  # a view would be pickled with all that it is a view into
             return mm_item if alone is item else (alone, updates)
         except ValueError:
             check_hash(mm_hash)  # the message must name a hash, as in the other modes, not a key
@@ -300,18 +324,18 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
             self._book.change(new, {})
             self._record({})
 
-    def release(self, refs: Iterable[ReceiverInput]) -> int:
+    def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before its workers read it; return how many were open.
 
         Takes what was sent of each item: a reference, or an inline item or None, which have no lease. It is safe after
         the workers have read, and twice. Raises TypeError for anything else, such as a whole output, and has then ended
         no lease. Raises StaleRefError for a reference that this store never gave, after the others.
         """
-        return end_each(self._writer.cancel, refs)
+        return end_each(self._writer.cancel, self.types.checked_sent(refs))
 
-    def invalidate(self, mm_hashes: Iterable[str]) -> None:
+    def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Store these items again at their next input, because a worker has raised `CacheMissError` for them."""
-        hashes = checked_hashes(mm_hashes)
+        hashes = [stored_key(mm_hash) for mm_hash in one_or_more(mm_hashes)]
         with self._storing:
             self._book.change(hashes, {})  # first: there are no updates without an item
             for mm_hash in hashes:
@@ -323,7 +347,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         check_hash(mm_hash)
         self._writer.touch(mm_hash)
         with contextlib.suppress(KeyError):
-            self._book.move_to_end(mm_hash)
+            self._book.move_to_end(stored_key(mm_hash))
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; an item that is being read stays until it has been read."""
@@ -352,13 +376,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache):
         return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
 
 
-_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache]]] = (
+_senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache[Any, Any]]]] = (
     weakref.WeakKeyDictionary()
 )
 """The senders that have asked for a writer, in order; the first that is alive has it."""
 
 
-def _claim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> None:
+def _claim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache[Any, Any]) -> None:
     # Without a lock, which another thread might hold at a fork. Each change is one operation of a dict or a list, so
     # one of several threads is the first.
     mine = weakref.ref(sender)
@@ -368,7 +392,7 @@ def _claim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> None
         raise ValueError(f"writer: {writer!r} has a sender cache already, and can have one")
 
 
-def _disclaim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache) -> None:
+def _disclaim(writer: ObjectStoreWriter, sender: ShmObjectStoreSenderCache[Any, Any]) -> None:
     mine, claims = weakref.ref(sender), _senders.get(writer, [])
     if mine in claims:  # an interrupt may come before it is
         claims.remove(mine)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from shmstore.multimodal.values.items import ResolvedPromptUpdate
+__all__ = ["Entry", "UpdatesBook"]
 
-__all__ = ["Entry", "Kept", "UpdatesBook"]
-
-Kept: TypeAlias = tuple[ResolvedPromptUpdate, ...]
-Entry: TypeAlias = tuple[Kept, int]
-"""And their size."""
+Entry: TypeAlias = tuple[Any, int]
+"""Prompt updates as they are kept, and their size."""
 
 
 class UpdatesBook(OrderedDict[str, Entry]):

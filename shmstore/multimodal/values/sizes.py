@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from shmstore.errors import NestingError, UnsupportedValueError, shown
+from shmstore.errors import NestingError, UnsupportedValueError, kind_of, shown
 from shmstore.multimodal.values.fields import MultiModalFieldElem
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate
 from shmstore.serde.advice import advice_for
 
-__all__ = ["item_size", "leaf_size", "leaves", "updates_size"]
+__all__ = ["item_size", "leaf_size", "leaves", "tree_size", "updates_size"]
 
 _UPDATE_SIZE = getsizeof(ResolvedPromptUpdate("image", 0, "insert", "", ""))  # the same for all, because it has slots
 
@@ -100,6 +100,20 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     return size
 
 
+def tree_size(tree: object, mm_hash: str) -> int:
+    """Return the bytes of the leaves of dicts, lists and tuples; raises as `item_size`."""
+    try:
+        size = 0
+        for leaf in leaves(tree):
+            _check_leaf(leaf)
+            size += leaf_size(leaf)
+        return size
+    except NestingError as error:
+        raise NestingError(f"item of {shown(mm_hash)}: {error.message}") from None
+    except UnsupportedValueError as error:
+        raise UnsupportedValueError(f"item of {shown(mm_hash)}: {error.message}", hint=error.hint) from None
+
+
 def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
     """Return the number of bytes that prompt updates keep alive in P0.
 
@@ -108,10 +122,13 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
     sparse tensor; both name the item. Raises TypeError for a value that is not a prompt update.
     """
     size = 0
+    if type(updates) is not list and (not isinstance(updates, Sequence) or isinstance(updates, str)):
+        raise _wrong_updates(mm_hash, f"must be a sequence of ResolvedPromptUpdate, not {kind_of(updates)}")
     try:
         for update in updates:
             if type(update) is not ResolvedPromptUpdate and not isinstance(update, ResolvedPromptUpdate):
-                raise TypeError(f"prompt updates must be ResolvedPromptUpdate, not {type(update).__name__}")
+                at = next(at for at, one in enumerate(updates) if one is update)
+                raise _wrong_updates(mm_hash, f"must be ResolvedPromptUpdate; number {at} is {kind_of(update)}")
             target, content = update.target, update.content
             size += _UPDATE_SIZE
             size += getsizeof(target) if type(target) is str else _piece_size(target)
@@ -125,6 +142,10 @@ def updates_size(updates: Sequence[ResolvedPromptUpdate], mm_hash: str) -> int:
     except UnsupportedValueError as error:
         raise UnsupportedValueError(f"prompt updates of {shown(mm_hash)}: {error.message}", hint=error.hint) from None
     return size
+
+
+def _wrong_updates(mm_hash: str, why: str) -> TypeError:
+    return TypeError(f"input of {shown(mm_hash)}: prompt updates {why}")
 
 
 def _piece_size(piece: Any) -> int:

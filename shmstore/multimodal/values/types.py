@@ -1,19 +1,116 @@
-"""What the caches take and give for each item."""
+"""What the caches take and give for each item, and what they must know about an engine's types."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from sys import getsizeof
+from typing import Any, Generic, TypeAlias
 
-from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate
+from typing_extensions import TypeVar
+
+from shmstore.errors import kind_of, shown
+from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
+from shmstore.multimodal.values.sizes import item_size, tree_size, updates_size
 from shmstore.refs import ObjectRef
 
-__all__ = ["ProcessorInput", "ProcessorOutput", "PromptUpdates", "ReceiverInput"]
+__all__ = [
+    "MULTIMODAL",
+    "CacheTypes",
+    "ItemT",
+    "ProcessorInput",
+    "ProcessorOutput",
+    "PromptUpdates",
+    "ReceiverInput",
+    "UpdatesT",
+]
 
 PromptUpdates: TypeAlias = Sequence[ResolvedPromptUpdate]
-ProcessorInput: TypeAlias = tuple[MultiModalKwargsItem, PromptUpdates] | None
-"""What P0 has of an item: it and its prompt updates, or None if `is_cached_item` said that None is enough."""
-ProcessorOutput: TypeAlias = tuple[MultiModalKwargsItem | ObjectRef | None, PromptUpdates]
+ItemT = TypeVar("ItemT", default=MultiModalKwargsItem)
+UpdatesT = TypeVar("UpdatesT", default=PromptUpdates)
+
+ProcessorInput: TypeAlias = tuple[ItemT, UpdatesT] | None
+"""What P0 has of an item: the item and its prompt updates, or None if `is_cached_item` has said that it is cached."""
+ProcessorOutput: TypeAlias = tuple[ItemT | ObjectRef | None, UpdatesT]
 """What P0 sends of an item (itself, a reference, nothing), and the prompt updates, which stay in P0."""
-ReceiverInput: TypeAlias = MultiModalKwargsItem | ObjectRef | None
+ReceiverInput: TypeAlias = ItemT | ObjectRef | None
 """What arrives of an item."""
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _shallow_size(updates: object, mm_hash: str) -> int:
+    return getsizeof(updates)
+
+
+@dataclass(frozen=True, repr=False)
+class CacheTypes(Generic[ItemT, UpdatesT]):
+    """What the caches must know about an engine's items and prompt updates: `processor_cache_from_config(types=...)`.
+
+    An item is any value that the store's serializer takes. Prompt updates may be any object: the caches keep them in P0
+    and do not look into them.
+    """
+
+    item_type: type[ItemT]
+    """Items are instances of this class."""
+    item_size: Callable[[ItemT, str], int] = tree_size
+    """Bytes of an item, which `lru` counts in P0 and in P1; both must get the same. The str is the hash, for errors."""
+    updates_size: Callable[[UpdatesT, str], int] = _shallow_size
+    """Bytes of the prompt updates, counted against `processor_cache_gb`; TypeError if they are wrong."""
+    keep_updates: Callable[[UpdatesT], Any] = _same
+    """Turns updates into what is kept, if the caller may change them later."""
+    give_updates: Callable[[Any], UpdatesT] = _same
+    """Turns what is kept into the updates of an output."""
+    own_memory: Callable[[ItemT], ItemT] = _same
+    """Returns the item without tensors that are views of larger ones, for an item that is pickled or kept."""
+
+    def __repr__(self) -> str:
+        return f"CacheTypes({self.item_type.__name__})"
+
+    def check_input(self, mm_item: object, mm_hash: str) -> None:
+        """Raise TypeError if this is neither None nor an item with its prompt updates."""
+        if mm_item is None:
+            return
+        got = f"tuple of {len(mm_item)}" if isinstance(mm_item, tuple) else kind_of(mm_item)
+        if isinstance(mm_item, tuple) and len(mm_item) == 2:
+            item, updates = mm_item
+            if isinstance(item, self.item_type):
+                self.updates_size(updates, mm_hash)
+                return
+            got = f"({kind_of(item)}, {kind_of(updates)})"
+        raise TypeError(
+            f"input of {shown(mm_hash)}: must be None or a tuple ({self.item_type.__name__}, prompt updates), not {got}"
+        )
+
+    def check_item(self, mm_item: object, mm_hash: str) -> None:
+        """Raise TypeError if this is neither None nor an item."""
+        if mm_item is not None and not isinstance(mm_item, self.item_type):
+            hint = " (hint: pass the first part of an output, without the prompt updates)"
+            raise TypeError(
+                f"item of {shown(mm_hash)}: must be None or a {self.item_type.__name__}, not {kind_of(mm_item)}"
+                f"{hint if isinstance(mm_item, tuple) else ''}"
+            )
+
+    def checked_sent(self, refs: Iterable[ReceiverInput[ItemT]]) -> list[ReceiverInput[ItemT]]:
+        """Return the argument of `release`, or raise TypeError for what was not sent, such as a whole output."""
+        takes = f"refs must be what was sent (ObjectRef, {self.item_type.__name__} or None)"
+        if isinstance(refs, (ObjectRef, self.item_type, str, bytes)) or not isinstance(refs, Iterable):
+            raise TypeError(f"{takes} in a list, not one {kind_of(refs)}")
+        sent = list(refs)
+        for index, ref in enumerate(sent):
+            if ref is not None and not isinstance(ref, (ObjectRef, self.item_type)):
+                raise TypeError(f"{takes}, the first part of each output; refs[{index}] is {kind_of(ref)}")
+        return sent
+
+
+MULTIMODAL: CacheTypes[Any, Any] = CacheTypes(
+    MultiModalKwargsItem,
+    item_size,
+    updates_size,
+    keep_updates=tuple,  # the caller may change its list
+    give_updates=list,
+    own_memory=own_memory,
+)
+"""The types of this package."""

@@ -1,0 +1,267 @@
+"""The caches with an engine's own types: items are any value that the store takes, updates any object at all."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore.multimodal import (
+    BaseMultiModalProcessorCache,
+    BaseMultiModalReceiverCache,
+    CacheTypes,
+    MultiModalKwargsItem,
+    ShmObjectStoreReceiverCache,
+    ShmObjectStoreSenderCache,
+    engine_receiver_cache_from_config,
+    processor_cache_from_config,
+    worker_receiver_cache_from_config,
+)
+from tests.multimodal.helpers import MIB, config, item, update
+from tests.support import raises
+
+Picture = dict[str, Any]
+KIB = 1 << 10
+
+
+class Updates:
+    """Prompt updates that hold a function, cannot be pickled or compared, and are not a sequence."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.size: Callable[[], int] = lambda: 1000
+
+
+def size_of(updates: Updates, mm_hash: str) -> int:
+    if not isinstance(updates, Updates):
+        raise TypeError(f"updates of {mm_hash!r} must be Updates")
+    return updates.size()
+
+
+TYPES: CacheTypes[Picture, Updates] = CacheTypes(dict, updates_size=size_of)
+
+
+@dataclass
+class Feature:
+    data: Any
+    identifier: str
+
+
+def picture(name: str, nbytes: int = 4 * KIB) -> Picture:
+    return {"pixels": torch.full((nbytes,), len(name), dtype=torch.uint8), "grid": [(1, 2), None], "name": name}
+
+
+def same(left: Picture, right: Picture) -> bool:
+    return bool(
+        left.keys() == right.keys() and left["name"] == right["name"] and torch.equal(left["pixels"], right["pixels"])
+    )
+
+
+Engine = tuple[BaseMultiModalProcessorCache[Picture, Updates], BaseMultiModalReceiverCache[Picture] | None]
+MODES = {
+    "only": config(MIB, 0),
+    "lru": config(MIB, cache_type="lru"),
+    "shm": config(MIB, cache_type="shm", shm_max_object_size_mb=1),
+}
+
+
+@pytest.fixture(params=[*MODES])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    settings = MODES[request.param]
+    sender = processor_cache_from_config(settings, types=TYPES)
+    assert sender is not None
+    with sender:
+        receiver = engine_receiver_cache_from_config(settings, types=TYPES)
+        receiver = receiver or worker_receiver_cache_from_config(settings, 0, sender.handle, types=TYPES)
+        yield sender, receiver
+        if receiver is not None:
+            receiver.close()
+
+
+def test_an_engines_own_items_and_updates_go_through_every_mode(engine: Engine) -> None:
+    sender, receiver = engine
+    updates = Updates("a")
+    for new in (True, False, False):
+        assert [not new] == sender.is_cached(["a"])
+        sent, given = sender.get_and_update_item((picture("a"), updates) if new else None, "a")
+        assert given is updates, "opaque: neither copied nor looked at"
+        arrived = sent if receiver is None else receiver.get_and_update_item(sent, "a")
+        assert isinstance(arrived, dict)
+        assert same(picture("a"), arrived)
+        sender.release([sent])
+    assert (2, 3) == (sender.make_stats().hits, sender.make_stats().total)
+    if receiver is not None:
+        sender.invalidate("a")
+        with pytest.raises(CacheMissError):
+            sender.get_and_update([None], ["a"])
+
+
+def test_features_of_an_engine_need_only_data_and_an_identifier(engine: Engine) -> None:
+    sender, receiver = engine
+    if receiver is None:
+        return
+    outputs = sender.get_and_update([(picture(name), Updates(name)) for name in "ab"], list("ab"))
+    features = [Feature(sent, name) for (sent, _), name in zip(outputs, "ab", strict=True)]
+    assert receiver.get_and_update_features(features) is features
+    assert all(same(picture(feature.identifier), feature.data) for feature in features)
+
+
+@pytest.mark.parametrize(
+    ("bad", "named"),
+    [
+        (item(8), "MultiModalKwargsItem"),
+        ((item(8), Updates("a")), "(MultiModalKwargsItem, Updates)"),
+        (picture("a"), "dict"),
+        ((picture("a"), [update("a")]), "Updates"),
+        ((torch.zeros(2), Updates("a")), "(Tensor, Updates)"),
+    ],
+    ids=["our item", "our item and updates", "no updates", "our updates", "a tensor"],
+)
+def test_other_types_than_the_engines_are_refused(engine: Engine, bad: Any, named: str) -> None:
+    sender, _ = engine
+    for call in (lambda: sender.get_and_update_item(bad, "a"), lambda: sender.get_and_update([bad], ["a"])):
+        with raises(TypeError, names=("'a'", named)):
+            call()
+    assert [False] == sender.is_cached(["a"])
+    assert 0 == sender.make_stats().total
+
+
+def test_a_receiver_takes_items_of_the_engine_only(engine: Engine) -> None:
+    sender, receiver = engine
+    assert 0 == sender.release([picture("a"), None])
+    caches: list[Any] = [sender, *([receiver] if receiver else [])]
+    for cache in caches:
+        with raises(TypeError, names=("MultiModalKwargsItem", "dict")):
+            cache.release([item(8)])
+    if receiver is not None:
+        assert same(picture("b"), receiver.get_and_update_item(picture("b"), "b"))
+        with raises(TypeError, names=("'b'", "dict")):
+            receiver.get_and_update_item(item(8), "b")  # type: ignore[arg-type]
+
+
+def test_updates_count_by_the_engines_own_size() -> None:
+    settings = config(2500, MIB, cache_type="shm", shm_max_object_size_mb=1)
+    sender = processor_cache_from_config(settings, types=TYPES)
+    assert sender is not None
+    with sender:
+        for name in "abc":
+            sender.get_and_update_item((picture(name), Updates(name)), name)
+        assert [False, True, True] == sender.is_cached(list("abc"))
+        again, updates = sender.get_and_update_item((picture("a"), Updates("new")), "a")
+        assert isinstance(again, ObjectRef)
+        assert "new" == updates.name
+
+
+def test_an_item_that_does_not_fit_goes_inline_in_memory_of_its_own() -> None:
+    whole = torch.zeros(10 * MIB, dtype=torch.uint8)
+
+    def own(given: Picture) -> Picture:
+        return {**given, "pixels": given["pixels"].clone()}
+
+    types: CacheTypes[Picture, Updates] = CacheTypes(dict, updates_size=size_of, own_memory=own)
+    settings = config(MIB, 2 * MIB, cache_type="shm", shm_max_object_size_mb=1)
+    sender = processor_cache_from_config(settings, types=types)
+    assert sender is not None
+    with sender:
+        large = {**picture("a"), "pixels": whole[: 2 * MIB]}
+        sent, _ = sender.get_and_update_item((large, Updates("a")), "a")
+        assert isinstance(sent, dict)
+        assert 2 * MIB == sent["pixels"].untyped_storage().nbytes()
+        assert 1 == sender.inline_too_large
+
+
+# ---- leases that last for the request, and what a worker gets
+
+
+Pair = tuple[ShmObjectStoreSenderCache[Picture, Updates], list[ObjectRef]]
+SHM = config(MIB, 64 * KIB, cache_type="shm", shm_max_object_size_mb=1, world_size=2)
+
+
+def fills(writer: ObjectStoreWriter) -> bool:
+    try:
+        writer.cancel(writer.put("large", torch.zeros(56 * KIB, dtype=torch.uint8)))
+        return True
+    except MemoryError:
+        return False
+
+
+@pytest.fixture
+def held() -> Iterator[Pair]:
+    """A sender whose leases are held, with "a" sent twice."""
+    sender = processor_cache_from_config(SHM, types=TYPES, hold=True)
+    assert isinstance(sender, ShmObjectStoreSenderCache)
+    with sender:
+        first, _ = sender.get_and_update_item((picture("a", 16 * KIB), Updates("a")), "a")
+        again, _ = sender.get_and_update_item(None, "a")
+        assert isinstance(first, ObjectRef)
+        assert isinstance(again, ObjectRef)
+        yield sender, [first, again]
+
+
+def worker(sender: ShmObjectStoreSenderCache[Picture, Updates], rank: int, policy: Any) -> Any:
+    return worker_receiver_cache_from_config(SHM, rank, sender.handle, types=TYPES, policy=policy)
+
+
+@pytest.mark.parametrize("policy", ["views", "copy", "until_step"])
+def test_held_references_are_read_again_until_the_request_ends(held: Pair, policy: str) -> None:
+    sender, refs = held
+    workers = [worker(sender, rank, policy) for rank in range(2)]
+    for _ in range(3):
+        for cache in workers:
+            for ref in refs:
+                assert same(picture("a", 16 * KIB), cache.get_and_update_item(ref, "a"))
+    assert not fills(sender.writer)
+    assert 1 == sender.release(refs[:1])
+    assert not fills(sender.writer)
+    assert [1, 0] == [sender.release(refs), sender.release(refs)]
+    assert fills(sender.writer)
+    for cache in workers:
+        cache.close()
+
+
+def test_copies_are_private_and_hold_nothing(held: Pair) -> None:
+    sender, refs = held
+    with worker(sender, 0, "copy") as cache:
+        found = cache.get_and_update_item(refs[0], "a")
+        sender.release(refs)
+        assert fills(sender.writer)
+        found["pixels"].add_(1)
+        assert 2 == found["pixels"][0]
+
+
+def test_views_hold_their_bytes_as_long_as_a_feature_keeps_them(held: Pair) -> None:
+    sender, refs = held
+    with worker(sender, 0, "views") as cache:
+        features = [Feature(refs[0], "a")]
+        cache.get_and_update_features(features)
+        cache.release_step()
+        sender.release(refs)
+        assert not fills(sender.writer)
+        features.clear()
+        assert fills(sender.writer)
+
+
+def test_views_until_the_step_go_back_to_references_which_can_be_read_again(held: Pair) -> None:
+    sender, refs = held
+    with worker(sender, 0, "until_step") as cache:
+        features = [Feature(refs[0], "a"), Feature(picture("inline"), "inline")]
+        for _ in range(2):
+            cache.get_and_update_features(features)
+            assert same(picture("a", 16 * KIB), features[0].data)
+            cache.release_step()
+            assert refs[0] == features[0].data
+            assert isinstance(features[1].data, dict)
+            cache.release_step()
+        sender.release(refs)
+        assert fills(sender.writer), "the feature keeps no view"
+
+
+def test_a_wrong_policy_is_named(held: Pair) -> None:
+    with raises(ValueError, names=("views", "until_step", "copy", "'clone'")):
+        worker(held[0], 0, "clone")
+    with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(held[0].handle)) as ours:
+        with pytest.raises(TypeError):
+            ours.get_and_update_item(picture("a"), "a")  # type: ignore[arg-type]
+        assert isinstance(ours.get_and_update_item(item(8), "a"), MultiModalKwargsItem)
