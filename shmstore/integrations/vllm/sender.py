@@ -9,16 +9,19 @@ from typing import Any
 
 from prometheus_client import REGISTRY
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
+from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
 
 from shmstore.errors import ObjectNotFoundError
-from shmstore.integrations.vllm.interim import Sender
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.receiver import HANDLE
 from shmstore.metrics import ShmStoreCollector
-from shmstore.multimodal.config import GIB
+from shmstore.multimodal import (
+    CacheTypes,
+    MultiModalCacheConfig,
+    processor_cache_from_config,
+)
 from shmstore.refs import ObjectRef
-from shmstore.store import ObjectStoreWriter
 
 __all__ = ["SenderCache"]
 
@@ -108,14 +111,14 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
 
 def _make_sender(vllm_config: Any) -> Any:
     settings = vllm_config.model_config.get_multimodal_config()
-    capacity = int(settings.mm_processor_cache_gb * GIB)
-    writer = ObjectStoreWriter.create(
-        capacity=capacity,
-        n_readers=vllm_config.parallel_config.world_size,
-        max_object_size=min(capacity, settings.mm_shm_cache_max_object_size_mb << 20),
-        prefault=True,
+    config = MultiModalCacheConfig(
+        cache_type="shm",
+        processor_cache_gb=settings.mm_processor_cache_gb,
+        shm_max_object_size_mb=settings.mm_shm_cache_max_object_size_mb,
+        world_size=vllm_config.parallel_config.world_size,
+        shm_prefault=True,
     )
-    return Sender(writer)
+    return processor_cache_from_config(config, types=CacheTypes(MultiModalKwargsItem))
 
 
 def _watch(sender: Any) -> None:
@@ -124,7 +127,7 @@ def _watch(sender: Any) -> None:
     if _collector is None:
         _collector = ShmStoreCollector()
         REGISTRY.register(_collector)
-    _collector.watch(sender.writer)
+    _collector.watch(sender, sender.writer.name)
 
 
 @lru_cache(maxsize=64)
