@@ -54,11 +54,8 @@ def follow(processor: type[Any]) -> None:
     """Wrap the three methods of `OutputProcessor` through which requests come and go; idempotent."""
     if hasattr(processor, "_shmstore_leases"):
         return
-    add_request, abort_requests, process_outputs = (
-        processor.add_request,
-        processor.abort_requests,
-        processor.process_outputs,
-    )
+    add_request, abort_requests = processor.add_request, processor.abort_requests
+    process_outputs = processor.process_outputs
 
     def leases(self: Any) -> RequestLeases:
         return self.__dict__.setdefault("_shmstore_leases", RequestLeases())  # type: ignore[no-any-return]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -16,17 +17,12 @@ from shmstore.errors import ObjectNotFoundError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.receiver import HANDLE
 from shmstore.metrics import ShmStoreCollector
-from shmstore.multimodal import (
-    CacheTypes,
-    MultiModalCacheConfig,
-    processor_cache_from_config,
-)
+from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
 from shmstore.refs import ObjectRef
 
 __all__ = ["SenderCache"]
 
 _log = logging.getLogger("vllm.shmstore")
-_collector: ShmStoreCollector | None = None
 
 
 class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
@@ -40,9 +36,10 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         register_items()
         self._sender = _make_sender(vllm_config)
         self._protection = self.writer.protection()
+        self._warned = False
         os.environ[HANDLE] = self._sender.handle.to_json()
-        _watch(self._sender)
-        _log.info("multi-modal items go through store %s of shmstore", self._sender.writer.name)
+        _collector().watch(self._sender, self.writer.name)
+        _log.info("multi-modal items go through store %s of shmstore", self.writer.name)
 
     @property
     def writer(self) -> Any:
@@ -58,14 +55,16 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
 
     def get_and_update_item(self, mm_item: Any, mm_hash: str) -> tuple[Any, Any]:
         """Return a reference to the item, or the item if it does not fit, and its prompt updates."""
-        if mm_item is not None:
-            item, updates = mm_item
-            mm_item = item, (updates, modality_of(item))
+        given = None if mm_item is None else (mm_item[0], (mm_item[1], modality_of(mm_item[0])))
         try:
-            sent, (updates, modality) = self._sender.get_and_update_item(mm_item, mm_hash)
-        except TypeError as error:  # a field or a value that the store does not know
-            _warn(str(error))
-            return item, updates
+            sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
+        except TypeError as error:  # of a field or a value that the store does not know
+            if mm_item is None:
+                raise
+            if not self._warned:
+                self._warned = True
+                _log.warning("items are sent inline, because the store cannot keep them: %s", error)
+            return tuple(mm_item)
         if isinstance(sent, ObjectRef):
             sent = ReferenceItem(self.writer.hold(sent), modality)
         return sent, updates
@@ -121,16 +120,10 @@ def _make_sender(vllm_config: Any) -> Any:
     return processor_cache_from_config(config, types=CacheTypes(MultiModalKwargsItem))
 
 
-def _watch(sender: Any) -> None:
-    """Show the store beside vLLM's own metrics."""
-    global _collector
-    if _collector is None:
-        _collector = ShmStoreCollector()
-        REGISTRY.register(_collector)
-    _collector.watch(sender, sender.writer.name)
-
-
-@lru_cache(maxsize=64)
-def _warn(why: str) -> None:
-    """Say once why items are sent inline."""
-    _log.warning("items are sent inline: %s", why)
+@cache
+def _collector() -> ShmStoreCollector:
+    """Return what shows the stores of this process beside vLLM's own metrics."""
+    collector = ShmStoreCollector()
+    with suppress(ValueError):  # the application shows stores by a collector of its own
+        REGISTRY.register(collector)
+    return collector
