@@ -29,7 +29,7 @@ _operators.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tens
 
 
 def pip(python: Path | str, *arguments: str) -> None:
-    subprocess.run([python, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True)
+    subprocess.run([python, "-m", "pip", "-qq", "--disable-pip-version-check", *arguments], check=True)
 
 
 def can_be_had() -> bool:

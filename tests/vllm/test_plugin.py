@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -45,24 +42,26 @@ FIELDS = [
 # ---- switches
 
 
-def plugged() -> bool:
-    return (SenderCache, ReceiverCache) == (factories.ShmObjectStoreSenderCache, factories.ShmObjectStoreReceiverCache)
+@pytest.mark.parametrize(("wanted", "comes"), [(None, 1), ("1", 1), ("strict", 1), ("0", 0)])
+def test_the_environment_says_whether_the_plugin_comes(
+    wanted: str | None, comes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[None] = []
+    monkeypatch.setattr(seams, "install", lambda: came.append(None))
+    monkeypatch.delenv("SHMSTORE_VLLM")
+    if wanted is not None:
+        monkeypatch.setenv("SHMSTORE_VLLM", wanted)
+    register()
+    assert comes == len(came)
 
 
-@pytest.mark.parametrize(("wanted", "comes"), [(None, True), ("1", True), ("strict", True), ("0", False)])
-def test_the_environment_says_whether_the_plugin_comes(wanted: str | None, comes: bool) -> None:
-    program = (
-        "import vllm.plugins as p; p.load_general_plugins(); import tests.vllm.test_plugin as t; print(t.plugged())"
+def test_the_factories_find_the_classes_of_the_plugin() -> None:
+    register()
+    register()
+    assert (SenderCache, ReceiverCache) == (
+        factories.ShmObjectStoreSenderCache,
+        factories.ShmObjectStoreReceiverCache,
     )
-    setting = {} if wanted is None else {"SHMSTORE_VLLM": wanted}
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=environment() | setting, capture_output=True, text=True, check=True
-    )
-    assert str(comes) == done.stdout.split()[-1]
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "SHMSTORE_VLLM"}
 
 
 @pytest.mark.parametrize("name", ["SHMSTORE_VLLM", "SHMSTORE_VLLM_READ"])
