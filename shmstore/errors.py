@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 __all__ = [
     "CacheMissError",
     "CorruptStoreError",
+    "DeviceError",
     "ForeignStoreError",
     "LayoutMismatchError",
     "NestingError",
@@ -363,6 +364,13 @@ class SerdeError(ShmStoreError, ValueError):
 
     default_message = "the serializer returned an invalid encoding"
     default_hint = "return what shmstore.serde.ObjectSerde says for encode() and layout(), as MsgpackSerde() does"
+
+
+class DeviceError(ShmStoreError, RuntimeError):
+    """This process cannot use a GPU, or the driver refuses the store's memory."""
+
+    default_message = "CUDA is not available in this process"
+    default_hint = "install torch with CUDA and check torch.cuda.is_available(), or read without `device`"
 
 
 class NestingError(ShmStoreError, ValueError):

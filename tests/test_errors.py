@@ -44,6 +44,7 @@ BUILT_IN = {
     "UnsupportedValueError": TypeError,
     "NestingError": ValueError,
     "SerdeError": ValueError,
+    "DeviceError": RuntimeError,
 }
 CLASSES: list[type[Any]] = [getattr(errors, name) for name in BUILT_IN]
 

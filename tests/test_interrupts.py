@@ -28,14 +28,16 @@ from shmstore.multimodal import (
 from shmstore.multimodal.caches import shm_receiver, shm_sender
 from shmstore.multimodal.caches import updates_book as book_module
 from shmstore.multimodal.caches.updates_book import UpdatesBook
+from shmstore.store import holds
 from shmstore.store import reader as reader_module
 from shmstore.store import writer as writer_module
+from shmstore.store.holds import Protection
 from tests.interrupts import Second, interrupted_at
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
 
 BINDINGS = [module.__file__ for module in (native, batch, handles)]
-STORE = [*BINDINGS, writer_module.__file__, reader_module.__file__, refs.__file__]
+STORE = [*BINDINGS, writer_module.__file__, reader_module.__file__, holds.__file__, refs.__file__]
 SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, book_module.__file__]
 VALUE = np.zeros(9, np.uint8)
 
@@ -89,6 +91,49 @@ class StoreWithABlock(StoreOfOne):
         assert ["whole"] == self.writer.keys()
         self.writer.delete("whole")
         self.writer.cancel(self.writer.put("old", VALUE))
+        super().check()
+
+
+class StoreWithAProtection(StoreOfOne):
+    """One whose protected keys are forgotten with the object that protects them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.protection: Protection | None = self.writer.protection(limit=1)
+
+    def protect_one(self) -> None:
+        assert self.protection is not None
+        self.protection.add("old")
+        self.protection.add("absent")
+        self.protection.add("old")
+        self.writer.cancel(self.writer.get_cached("old"))
+        self.protection.add("old")
+        self.protection.discard("old")
+        self.protection.end()
+
+    def check(self) -> None:
+        self.protection = None
+        gc.collect()
+        self.writer.cancel_all()
+        self.writer.cancel(self.writer.put("whole", np.zeros(6272, np.uint8)))
+        self.writer.delete("whole")
+        self.writer.cancel(self.writer.put("old", VALUE))
+        self.protection = self.writer.protection(limit=1)
+        super().check()
+
+
+class StoreOfAHold(StoreOfOne):
+    """One whose hand-outs end: an interrupted `hold` ends the lease that it was to hold."""
+
+    def hold(self) -> None:
+        with self.writer.hold(self.writer.get_cached("old")) as leased:
+            leased.sent()
+
+    def hold_unsent(self) -> None:
+        self.writer.hold(self.writer.get_cached("old", hold=True))
+
+    def check(self) -> None:
+        gc.collect()  # of the interrupted frames
         super().check()
 
 
@@ -199,6 +244,10 @@ CASES: dict[str, Case] = {
     "get_cached": Case(StoreOfOne, lambda s: s.writer.get_cached("old"), True),
     "reserve": Case(StoreOfOne, StoreOfOne.reserve, True),
     "protect": Case(StoreWithABlock, StoreOfOne.protect),
+    "hold": Case(StoreOfAHold, StoreOfAHold.hold),
+    "hold that is not sent": Case(StoreOfAHold, StoreOfAHold.hold_unsent),
+    "protection": Case(StoreWithAProtection, StoreWithAProtection.protect_one),
+    "put with a hold": Case(StoreOfOne, lambda s: s.writer.put("new", VALUE, hold=True), True),
     "is_cached": Case(StoreOfOne, lambda s: s.writer.is_cached("old"), True),
     "touch": Case(StoreOfOne, lambda s: s.writer.touch("old"), True),
     "keys": Case(StoreOfOne, lambda s: s.writer.keys(), True),

@@ -301,6 +301,11 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
 
 uint64_t shms_reader_store(const shms_reader *r) { return r ? r->seg.sb->store : 0; }
 
+uint64_t shms_reader_data(const shms_reader *r, uint64_t *size) {
+    *size = r ? r->seg.layout.capacity : 0;
+    return r ? (uint64_t)(uintptr_t)r->seg.data : 0;
+}
+
 uint64_t shms_reader_pid(const char *name, uint32_t rank) {
     shms_segment seg;
     if (shms_segment_open(&seg, name, SHMS_ROLE_INSPECTOR))

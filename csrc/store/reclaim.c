@@ -68,12 +68,13 @@ static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uin
     return lease_left_by(w, r, entry, number) || rank_gone(w, r);
 }
 
-static bool lease_done(struct shms_writer *w, uint32_t entry) {
-    if (shms_lease_held(&w->leases.table[entry]))
-        return false;
+/* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
+static bool lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
     uint64_t number = shms_get(&w->leases.table[entry].number);
+    if (number == 0 || shms_lease_held(&w->leases.table[entry]))
+        return false;
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (!lease_done_by(w, r, entry, number))
+        if (!lease_left_by(w, r, entry, number) && !(ask && rank_gone(w, r)))
             return false;
     return true;
 }
@@ -89,7 +90,7 @@ static bool may_go(void *context, uint32_t slot) {
         return false;
     for (uint32_t e = w->leases.first[slot], next; e != SHMS_NONE; e = next) {
         next = w->leases.next[e];
-        if (!lease_done(w, e))
+        if (!lease_done(w, e, true))
             return false;
         shms_leases_close(&w->leases, e);
     }
@@ -444,11 +445,7 @@ static void sweep(struct shms_writer *w, uint32_t n, bool ask) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t e = w->sweep_at;
         w->sweep_at = e + 1 < w->leases.n_entries ? e + 1 : 0;
-        uint64_t number = shms_get(&w->leases.table[e].number);
-        bool done = number != 0;
-        for (uint32_t r = 0; done && r < w->seg.layout.n_readers; r++)
-            done = ask ? lease_done_by(w, r, e, number) : lease_left_by(w, r, e, number);
-        if (done)
+        if (lease_done(w, e, ask))
             shms_leases_close(&w->leases, e);
     }
 }

@@ -250,6 +250,8 @@ int shms_reader_release(shms_reader *r,
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number, or 0 for NULL */
+/* The data region: its address, or 0 for a closed reader, and its size. */
+uint64_t shms_reader_data(const shms_reader *r, uint64_t *size);
 uint64_t shms_reader_pid(const char *name,
                          uint32_t rank); /* process that last attached as `rank`; 0: none, or no store */
 int shms_reader_close(

@@ -308,6 +308,14 @@ class Reader:
         payload = keeps_alive(view.payload, box)
         return _unpack(view.meta, view.meta_len), _buffer(payload, view.payload_size)
 
+    def data(self) -> tuple[int, int, Any]:
+        """Return the address and the size of the data region, and an object that keeps it mapped."""
+        size = _new("uint64_t *")
+        address = lib.shms_reader_data(self._r, size)
+        if not address:
+            raise errors.StoreClosedError
+        return address, size[0], self._hold
+
     def release(self, packed: bytes) -> bool:
         """Acknowledge without reading; return False if the lease is over."""
         return require(lib.shms_reader_release(self._r, packed)) == 1

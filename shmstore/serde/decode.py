@@ -40,8 +40,11 @@ from shmstore.serde.wire import (
 
 __all__ = ["Mode", "Plan", "make_plan"]
 
-Mode = Literal["view", "copy", "write"]
-"""The leaves that a plan makes: read-only views, private copies, or writable views."""
+Mode = Literal["view", "copy", "write", "device"]
+"""The leaves that a plan makes: read-only views, private copies, writable views, or views of a copy on a device.
+
+For "device" the payload is a pair: the buffer, and a tensor of the same bytes. Arrays are private copies of the first.
+"""
 
 Build = Callable[[Any], Any]
 
@@ -213,7 +216,12 @@ class _Compiler:
                 torch.empty(shape, dtype=dtype)
             except (RuntimeError, TypeError, ValueError, OverflowError) as error:
                 raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
+            if self.mode == "device":
+                return lambda payload: torch.empty(shape, dtype=dtype, device=payload[1].device)
             return lambda payload: torch.empty(shape, dtype=dtype)
+        if self.mode == "device":
+            end, carried = offset + nbytes, kind.carrier_torch
+            return lambda payload: payload[1][offset:end].view(carried).view(shape).view(dtype)
         view = torch_viewer(kind, shape, offset)
         if self.mode != "copy":
             return view
@@ -246,6 +254,9 @@ class _Compiler:
             except (TypeError, ValueError, OverflowError) as error:
                 raise CorruptStoreError(f"the meta bytes hold an impossible shape: {cut(error)}") from error
             return build_empty
+        if self.mode == "device":
+            of_bytes = (nbytes,)
+            return lambda payload: ndarray(shape, dtype, ndarray(of_bytes, np.uint8, payload[0], offset).copy())
         if self.mode == "copy":
             # As bytes, because numpy's copy leaves out the padding of structured dtypes.
             raw = (nbytes,)

@@ -22,7 +22,7 @@ _CACHED_META_BYTES = 2048
 _ONE_TENSOR: dict[Any, tuple[bytes, int]] = {}
 _ONE_ARRAY: dict[Any, tuple[bytes, int]] = {}
 _FLAT: dict[Any, tuple[bytes, int, tuple[tuple[int, int], ...]]] = {}
-_PLANS: dict[Mode, dict[bytes, Plan]] = {"view": {}, "copy": {}, "write": {}}
+_PLANS: dict[Mode, dict[bytes, Plan]] = {"view": {}, "copy": {}, "write": {}, "device": {}}
 _VIEW_PLANS = _PLANS["view"]
 _FLAT_LEAVES = 16
 
@@ -167,6 +167,13 @@ class MsgpackSerde:
         if len(payload) < needed:
             raise CorruptStoreError(f"the payload has {len(payload)} bytes, and the meta bytes describe {needed}")
         return build(payload)
+
+    def decode_on_device(self, meta: bytes, payload: Any, there: torch.Tensor) -> Any:
+        """Return the value with its tensors as views of `there`, the payload's bytes on a device; arrays are copies."""
+        needed, build = _PLANS["device"].get(meta) or _plan(meta, "device")
+        if len(payload) < needed:
+            raise CorruptStoreError(f"the payload has {len(payload)} bytes, and the meta bytes describe {needed}")
+        return build((payload, there))
 
     def layout(self, template: Any) -> Layout:
         """Lay out `template`, a tree whose leaves are `TensorSpec`, tensors (of any device, meta too) or arrays.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
+from collections import OrderedDict
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -24,26 +24,31 @@ class LeasedRef:
 
     Made by `ObjectStoreWriter.hold`. Readers may read the reference any number of times, and do not end the lease. Keep
     this object while the request lives. If it is collected before `sent` was called, the lease ends, so a request that
-    is rejected leaves none. After `sent` only `end` ends it, or `ObjectStoreWriter.cancel` and `cancel_all`. All
-    methods are safe in finalizers and signal handlers, twice, and after the writer was closed.
+    is rejected leaves none. After `sent` only `end` ends it, or `ObjectStoreWriter.cancel` and `cancel_all`. Make one
+    object for each lease. All methods are safe in finalizers and signal handlers, twice, and after the writer was
+    closed.
     """
 
     __slots__ = ("__weakref__", "_batch", "_writer", "ref")
 
     def __init__(self, writer: ObjectStoreWriter, ref: ObjectRef, batch: Batch) -> None:
         self._writer = writer
-        self._batch = batch  # its finalizer, which is C, ends the lease
+        self._batch: Batch | None = batch  # its finalizer, which is C, ends the lease
         self.ref = ref
 
     def sent(self) -> None:
         """Keep the lease open if this object is collected: the reference was sent."""
-        self._batch.record.keep = 1
+        if self._batch is not None:
+            self._batch.record.keep = 1
 
     def end(self) -> bool:
         """End the lease; return False if it has ended already."""
-        with contextlib.suppress(StoreClosedError):
+        try:
             return self._writer.cancel(self.ref)
-        return False
+        except StoreClosedError:
+            return False
+        finally:
+            self._batch = None  # it would keep the store mapped
 
     def __enter__(self) -> Self:
         return self
@@ -61,46 +66,47 @@ class Protection:
     """Keys that the store must not reclaim, for engines that find an item in one call and take it in a later one.
 
     Made by `ObjectStoreWriter.protection`. A key is protected until `discard`, `end`, the next `get_cached` of it, or
-    until `limit` younger ones are. So an engine that never makes the second call loses nothing but the protection.
-    The protection also ends at the end of a `with` block, and if this object is collected. Thread-safe.
+    until `limit` younger ones are. An engine that never makes the second call keeps up to `limit` objects in the store,
+    so choose a limit whose objects leave room. The protection also ends at the end of a `with` block, and if this
+    object is collected. Safe in threads, finalizers and signal handlers: it takes no lock.
     """
 
     def __init__(self, writer: ObjectStoreWriter, limit: int) -> None:
         self._writer = writer._writer
         self._limit = limit
-        self._kept: dict[str, Batch] = {}
-        self._lock = threading.RLock()
+        # Each change is one operation of the dict. A batch that is in no dict is undone as garbage at the latest.
+        self._kept: OrderedDict[bytes, Batch] = OrderedDict()
         self._registered = writer._protections
         self._registered.append(weakref.ref(self, self._registered.remove))
 
     def add(self, key: str) -> None:
         """Protect the key, stored or not, as the youngest one."""
         packed = packed_key(key)
-        with self._lock:
-            self.discard(key)
-            batch = self._kept[key] = self._writer.new_batch()
-            batch.protect([packed])
-            if len(self._kept) > self._limit:
-                self.discard(next(iter(self._kept)))
+        batch = self._writer.new_batch()
+        batch.protect([packed])
+        self.discard(key)  # after the new one, so that there is no gap
+        self._kept[packed] = batch
+        while len(self._kept) > self._limit:
+            with contextlib.suppress(KeyError):  # another thread has taken the last one
+                self._kept.popitem(last=False)[1].undo()
 
     def discard(self, key: str) -> None:
         """Protect the key no longer; ignore one that is not protected."""
-        with self._lock:
-            if key in self._kept:
-                self._kept[key].undo()
-                del self._kept[key]
+        batch = self._kept.pop(packed_key(key), None)
+        if batch is not None:
+            batch.undo()
 
     def end(self) -> None:
         """Protect no key any longer."""
-        with self._lock:
-            for key in list(self._kept):
-                self.discard(key)
+        kept, self._kept = self._kept, OrderedDict()
+        for batch in list(kept.values()):
+            batch.undo()
 
     def __len__(self) -> int:
         return len(self._kept)
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._kept
+    def __contains__(self, key: str) -> bool:
+        return packed_key(key) in self._kept
 
     def __enter__(self) -> Self:
         return self

@@ -3,9 +3,14 @@
 import os
 from typing import Any
 
+import numpy as np
+import torch
+
 from shmstore.bindings import store as native
 from shmstore.bindings.handles import hidden
+from shmstore.device import HostMemory, finish, require_cuda, upload
 from shmstore.errors import (
+    DeviceError,
     ForeignStoreError,
     LayoutMismatchError,
     RankInUseError,
@@ -15,7 +20,7 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.refs import ObjectRef, StoreHandle
-from shmstore.serde import ObjectSerde
+from shmstore.serde import MsgpackSerde, ObjectSerde
 from shmstore.store import refusals
 from shmstore.store.arguments import (
     DEFAULT_SERDE,
@@ -53,6 +58,7 @@ class ObjectStoreReader(Closable):
         self._hides = hides_payload(serde)
         self._name = name
         self._rank = rank
+        self._registered: HostMemory | None = None
         self._open = True
         self._pid = os.getpid()
 
@@ -133,20 +139,43 @@ class ObjectStoreReader(Closable):
         """The store's number, as in `ObjectRef.store_id`."""
         return self._reader.store_id
 
-    def get(self, ref: ObjectRef, copy: bool = False) -> Any:
+    def register_host_memory(self) -> int:
+        """Page-lock the store's data for CUDA, so that copies from it are fast and asynchronous; return its bytes.
+
+        Idempotent. `close` unlocks the pages. Raises DeviceError without CUDA, or if the driver refuses.
+        """
+        if self._registered is None:
+            self._registered = HostMemory(*self._reader.data())
+        return self._registered.nbytes
+
+    def get(
+        self, ref: ObjectRef, copy: bool = False, *, device: torch.device | str | None = None, stream: Any = None
+    ) -> Any:
         """Return the object as read-only views, which hold it until the last one is gone; acknowledge its lease.
 
         The same reference may be read again, as long as the object is there. Writing to a tensor view is a
         segmentation fault: torch has no read-only tensors, but the pages are read-only. With `copy` the value is
         private and writable, and holds nothing. Raises StaleRefError if the object is gone, or was never there.
+
+        With a CUDA `device`, the tensors are views of one copy of the object there, made on `stream` or the current
+        stream; arrays are private. The object is held until the copy is done, and `close` waits for it. The copy is
+        asynchronous after `register_host_memory`. Raises DeviceError without CUDA; nothing is acknowledged then.
         """
+        where = None if device is None else torch.device(device)
+        if where is not None and where.type != "cpu":
+            require_cuda()
+            if not isinstance(self._serde, MsgpackSerde):
+                raise DeviceError(f"{self._serde!r} does not decode on a device", hint="use MsgpackSerde")
         try:
             meta, payload = self._reader.acquire(packed_ref(ref))
         except StaleRefError as error:
             raise refusals.stale(error, ref, self._reader.store_id) from None
         if not self._hides:
             payload = hidden(payload)
-        return self._serde.decode(meta, payload, copy=copy)
+        if where is None or where.type == "cpu" or not isinstance(self._serde, MsgpackSerde):
+            return self._serde.decode(meta, payload, copy=copy or where is not None)
+        host = torch.from_numpy(np.ndarray((len(payload),), np.uint8, payload))
+        return self._serde.decode_on_device(meta, payload, upload(host, where, stream))
 
     def release(self, ref: ObjectRef) -> bool:
         """Acknowledge without reading; return False if the lease is over or its object is gone.
@@ -169,5 +198,8 @@ class ObjectStoreReader(Closable):
     def close(self) -> None:
         """End all calls; views stay valid, and the rank stays taken until the last of them is gone. Idempotent."""
         if self._open:
+            finish()
+            if self._registered is not None:
+                self._registered.close()
             self._reader.close()
             self._open = False

@@ -282,6 +282,8 @@ class ObjectStoreWriter(Closable):
         batch = self._writer.batch()
         try:
             ref = self._hand_out(batch, key, hold)
+            if self._protections:
+                self._unprotect([key])
             batch.record.keep = 1
             if self._writer._w:
                 self._writer.spare = batch
@@ -298,17 +300,20 @@ class ObjectStoreWriter(Closable):
             raise ObjectNotFoundError(f"{error.default_message}: {shown(key)}") from None
         except StoreFullError as error:
             raise refusals.full(batch.refusal(), error.resource) from None
-        if self._protections:
-            for protection in [found() for found in self._protections]:
-                if protection is not None:
-                    protection.discard(key)
         return ref
+
+    def _unprotect(self, keys: Iterable[str]) -> None:
+        """End the protections of keys that a lease keeps now."""
+        for protection in [found() for found in self._protections]:
+            if protection is not None:
+                for key in keys:
+                    protection.discard(key)
 
     def hold(self, ref: ObjectRef) -> LeasedRef:
         """Keep the lease of `ref` open until the returned object ends it, however often it is read.
 
-        The lease survives `recover`; the successor ends it by `cancel` or `cancel_all`. Raises StaleRefError if the
-        lease has ended.
+        The lease survives `recover`; the successor ends it by `cancel` or `cancel_all`. An interrupt ends it. Raises
+        StaleRefError if the lease has ended.
         """
         batch = self._writer.new_batch()
         leased = LeasedRef(self, ref, batch)  # before the hold, so that an interrupt leaves none
@@ -352,7 +357,7 @@ class ObjectStoreWriter(Closable):
         finally:
             batch.undo()
 
-    def protection(self, limit: int = 256) -> Protection:
+    def protection(self, limit: int = 64) -> Protection:
         """Return an object with `add(key)`, `discard(key)` and `end()`, which protects up to `limit` keys at a time.
 
         It is for engines that find an item in one call and take it in a later one; `protect` is for one block of code.

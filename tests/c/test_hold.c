@@ -109,6 +109,24 @@ static void it_survives_recovery(void) {
     end();
 }
 
+static void no_sweep_for_free_entries_ends_it(void) {
+    shms_options o = {.capacity = 1 << 14, .n_readers = 2, .max_objects = 16};
+    uint8_t ref[SHMS_REF_SIZE], other[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("sweep"), &o));
+    attach();
+    CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
+    CHECK_EQ(1, shms_writer_hold(w, ref));
+    read_all(ref);
+    CHECK_EQ(SHMS_OK, put_marked(w, "other", 512, 8, NULL));
+    while (shms_writer_hit(w, "other", 5, other) == SHMS_OK)
+        continue;
+    detach(); /* all others are over now, and the next hit finds them */
+    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "other", 5, other));
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    attach();
+    end();
+}
+
 static void a_batch_opens_and_undoes_it(void) {
     shms_batch b = {0};
     uint8_t ref[SHMS_REF_SIZE];
@@ -152,6 +170,7 @@ int main(void) {
     it_can_begin_after_all_have_read();
     the_next_lease_of_its_entry_is_an_ordinary_one();
     it_survives_recovery();
+    no_sweep_for_free_entries_ends_it();
     a_batch_opens_and_undoes_it();
     a_reference_is_compared_with_its_object();
     CHECK_EQ(0, store_names_left());

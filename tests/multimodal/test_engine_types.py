@@ -258,6 +258,65 @@ def test_views_until_the_step_go_back_to_references_which_can_be_read_again(held
         assert fills(sender.writer), "the feature keeps no view"
 
 
+def test_a_step_ends_for_a_repetition_and_leaves_alone_what_the_engine_has_replaced(held: Pair) -> None:
+    sender, refs = held
+    with worker(sender, 0, "until_step") as cache:
+        features = [Feature(refs[0], "a"), Feature(None, "a"), Feature(refs[1], "a")]
+        cache.get_and_update_features(features)
+        features[2].data = "replaced"
+        cache.release_step()
+        assert (refs[0], "replaced") == (features[0].data, features[2].data)
+        assert features[1].data in refs
+        sender.release(refs)
+        assert fills(sender.writer)
+
+
+def test_close_ends_the_step(held: Pair) -> None:
+    sender, refs = held
+    cache = worker(sender, 0, "until_step")
+    features = [Feature(refs[0], "a")]
+    cache.get_and_update_features(features)
+    cache.close()
+    assert refs[0] == features[0].data
+    worker(sender, 0, "views").close()  # the rank is free
+
+
+class Stranger:
+    """A class whose size only the engine knows."""
+
+
+@pytest.mark.parametrize("mode", ["only", "lru"])
+def test_a_leaf_of_unknown_size_is_refused_where_sizes_count(mode: str) -> None:
+    types: CacheTypes[Picture, Updates] = CacheTypes(dict, updates_size=size_of)
+    sender = processor_cache_from_config(MODES[mode], types=types)
+    assert sender is not None
+    with raises(TypeError, names=("'a'", "Stranger"), hint=["item_size"]):
+        sender.get_and_update_item(({"pixels": Stranger()}, Updates("a")), "a")
+
+
+@pytest.mark.parametrize("wrong", [list, object, str, bytes, ObjectRef, type(None)])
+def test_an_item_type_that_cannot_be_told_apart_is_refused(wrong: type[Any]) -> None:
+    with raises(ValueError, names=("item_type", wrong.__name__)):
+        CacheTypes(wrong)
+    with raises(TypeError, names=["item_type"]):
+        CacheTypes("Item")  # type: ignore[arg-type]
+
+
+def test_an_error_of_the_engines_own_functions_reaches_the_engine_and_leaves_no_lease() -> None:
+    def broken(kept: Any) -> Any:
+        raise KeyError("the engine's own")
+
+    types: CacheTypes[Picture, Any] = CacheTypes(dict, give_updates=broken)
+    sender = processor_cache_from_config(SHM, types=types)
+    assert sender is not None
+    with sender:
+        sender.release([sender.get_and_update_item((picture("a"), None), "a")[0]])
+        with pytest.raises(KeyError, match="the engine's own"):
+            sender.get_and_update_item(None, "a")
+        assert sender.writer is not None
+        assert 0 == sender.writer.stats().open_leases
+
+
 def test_a_wrong_policy_is_named(held: Pair) -> None:
     with raises(ValueError, names=("views", "until_step", "copy", "'clone'")):
         worker(held[0], 0, "clone")

@@ -7,6 +7,8 @@ import pickle
 import sys
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any, Self
 
 import pytest
 import torch
@@ -19,10 +21,9 @@ from shmstore.multimodal import (
     MultiModalKwargsItem,
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
-    processor_cache_from_config,
-    worker_receiver_cache_from_config,
 )
-from tests.multimodal.helpers import MIB, config, features, item, three_tensors, update
+from shmstore.multimodal.values.types import ProcessorInput, ProcessorOutput
+from tests.multimodal.helpers import MIB, config, features, item, shm_sender, shm_worker, three_tensors, update
 
 KIB = 1 << 10
 
@@ -30,35 +31,35 @@ KIB = 1 << 10
 class Engine:
     """A sender and its workers, in one process."""
 
-    def __init__(self, capacity, *, workers=1, book=MIB, **more):
+    def __init__(self, capacity: int, *, workers: int = 1, book: int = MIB, **more: Any) -> None:
         self.config = config(book, capacity, cache_type="shm", world_size=workers, **more)
-        self.sender = processor_cache_from_config(self.config)
-        assert isinstance(self.sender, ShmObjectStoreSenderCache)
-        self.workers = [worker_receiver_cache_from_config(self.config, r, self.sender.handle) for r in range(workers)]
+        self.sender = shm_sender(self.config)
+        self.workers = [shm_worker(self.config, rank, self.sender.handle) for rank in range(workers)]
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *exc):
+    def __exit__(self, *exc: object) -> None:
         for worker in self.workers:
             worker.close()
         self.sender.close()
 
-    def send(self, **sizes):
-        """The sender's outputs for a request of items of these sizes."""
+    def send(self, **sizes: int) -> list[ProcessorOutput]:
+        """Return the sender's outputs for a request of items of these sizes."""
         cached = self.sender.is_cached(list(sizes))
         inputs = [
             None if hit else (item(size), [update(h)]) for (h, size), hit in zip(sizes.items(), cached, strict=True)
         ]
         return self.sender.get_and_update(inputs, list(sizes))
 
-    def read(self, outputs, mm_hashes):
+    def read(self, outputs: Iterable[ProcessorOutput], mm_hashes: Iterable[str]) -> list[object]:
+        """Read what was sent in every worker; return what the last one has."""
         for worker in self.workers:
             batch = worker.get_and_update_features(features(list(mm_hashes), [sent for sent, _ in outputs]))
         return [feature.data for feature in batch]
 
-    def fits_whole(self):
-        """Nothing is held: one object of nearly the whole capacity goes in, and out again."""
+    def fits_whole(self) -> bool:
+        """Return whether nothing is held: one object of nearly the whole capacity goes in, and out again."""
         writer = self.sender.writer
         try:
             ref = writer.put("whole", torch.zeros(writer.stats().max_object_size - 128, dtype=torch.uint8))
@@ -69,14 +70,18 @@ class Engine:
         return True
 
 
-def kinds(outputs):
+def refs(outputs: Iterable[ProcessorOutput]) -> list[ObjectRef]:
+    return [sent for sent, _ in outputs if isinstance(sent, ObjectRef)]
+
+
+def kinds(outputs: Iterable[ProcessorOutput]) -> list[str]:
     return ["ref" if isinstance(sent, ObjectRef) else "inline" for sent, _ in outputs]
 
 
 # --- rows of the tables --------------------------------------------------------------------------------------------
 
 
-def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates():
+def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates() -> None:
     with Engine(MIB) as engine:
         mine = three_tensors(4 * KIB)
         updates = [update("a")]
@@ -84,8 +89,8 @@ def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates()
         hit = engine.sender.get_and_update_item(None, "a")
         again = engine.sender.get_and_update_item((mine, [update("b")]), "a")
         assert ["ref"] * 3 == kinds([miss, hit, again])
-        assert 3 == len({ref.lease for ref, _ in (miss, hit, again)})
-        assert 1 == len({ref.monotonic_id for ref, _ in (miss, hit, again)})
+        assert 3 == len({ref.lease for ref in refs([miss, hit, again])})
+        assert 1 == len({ref.monotonic_id for ref in refs([miss, hit, again])})
         assert all(got == updates for _, got in (miss, hit, again))
         assert CacheInfo(2, 3) == engine.sender.make_stats()
         for ref, _ in (miss, hit, again):
@@ -94,7 +99,7 @@ def test_hit_and_miss_give_a_reference_with_a_lease_of_its_own_and_the_updates()
             assert mine["pixel_values"].field == got["pixel_values"].field
 
 
-def test_an_item_comes_out_as_it_went_in_and_is_read_in_place():
+def test_an_item_comes_out_as_it_went_in_and_is_read_in_place() -> None:
     with Engine(8 * MIB) as engine:
         mine = three_tensors(MIB)
         ref, _ = engine.sender.get_and_update_item((mine, []), "a")
@@ -107,8 +112,8 @@ def test_an_item_comes_out_as_it_went_in_and_is_read_in_place():
         assert before == engine.workers[0].reader.stats().live_views
 
 
-def calls_of_a_miss(nbytes):
-    """How many calls, of Python and of C, the sender makes for a miss that pushes out one other item."""
+def calls_of_a_miss(nbytes: int) -> Counter[str]:
+    """Count the calls, of Python and of C, that the sender makes for a miss that evicts one other item."""
     with Engine(3 * nbytes + 4 * KIB) as engine:
         for n in range(6):
             engine.sender.release(
@@ -116,7 +121,7 @@ def calls_of_a_miss(nbytes):
             )
         mine = three_tensors(nbytes), [update("a")]
         before = engine.sender.writer.stats()
-        calls = Counter()
+        calls: Counter[str] = Counter()
         gc.disable()  # finalizers would be counted
         sys.setprofile(lambda frame, event, arg: calls.update([event]))
         try:
@@ -129,20 +134,20 @@ def calls_of_a_miss(nbytes):
         return calls
 
 
-def test_a_miss_does_the_same_for_an_item_of_any_size_but_for_the_store_s_copy():
+def test_a_miss_does_the_same_for_an_item_of_any_size_but_for_the_store_s_copy() -> None:
     small, large = calls_of_a_miss(64 * KIB), calls_of_a_miss(16 * MIB)
     assert small == large
     assert 40 < sum(small.values())
 
 
-def test_an_inline_item_passes_through_the_worker():
+def test_an_inline_item_passes_through_the_worker() -> None:
     with Engine(MIB) as engine:
         mine = item(3)
         assert engine.workers[0].get_and_update_item(mine, "a") is mine
         assert [mine, mine] == engine.workers[0].get_and_update([mine, None], ["a", "a"])
 
 
-def test_asking_changes_neither_order_nor_counts():
+def test_asking_changes_neither_order_nor_counts() -> None:
     with Engine(MIB) as engine:
         engine.send(a=10, b=10)
         before = (engine.sender.writer.stats(), engine.sender.make_stats())
@@ -159,7 +164,7 @@ def test_asking_changes_neither_order_nor_counts():
         assert [False, True, True, True] == engine.sender.is_cached(list("abcd"))
 
 
-def test_touch_is_a_use_and_of_what_is_absent_nothing():
+def test_touch_is_a_use_and_of_what_is_absent_nothing() -> None:
     with Engine(MIB) as engine:
         engine.sender.touch_sender_cache_item("missing")
         engine.workers[0].touch_receiver_cache_item("missing")
@@ -174,7 +179,7 @@ def test_touch_is_a_use_and_of_what_is_absent_nothing():
         assert [True, False, True, True] == engine.sender.is_cached(list("abcd"))
 
 
-def test_touch_is_a_use_of_the_updates_too():
+def test_touch_is_a_use_of_the_updates_too() -> None:
     with Engine(MIB, book=2500) as engine:
         for mm_hash in "ab":
             engine.sender.get_and_update_item((item(10), [update(mm_hash * 1000)]), mm_hash)
@@ -183,14 +188,14 @@ def test_touch_is_a_use_of_the_updates_too():
         assert [True, False, True] == engine.sender.is_cached(list("abc"))
 
 
-def test_different_lengths_are_a_value_error():
+def test_different_lengths_are_a_value_error() -> None:
     with Engine(MIB) as engine:
         for cache in (engine.sender, engine.workers[0]):
             with pytest.raises(ValueError, match="items but"):
                 cache.get_and_update([None], [])
 
 
-def test_none_and_nothing_cached_names_all_missing_and_changes_nothing():
+def test_none_and_nothing_cached_names_all_missing_and_changes_nothing() -> None:
     with Engine(MIB) as engine:
         engine.send(a=10)
         before = (engine.sender.writer.stats(), engine.sender.make_stats())
@@ -203,26 +208,26 @@ def test_none_and_nothing_cached_names_all_missing_and_changes_nothing():
         assert before == (engine.sender.writer.stats(), engine.sender.make_stats())
 
 
-def test_a_worker_names_all_that_is_missing_and_reads_nothing():
+def test_a_worker_names_all_that_is_missing_and_reads_nothing() -> None:
     with Engine(MIB) as engine:
         outputs = engine.send(a=10, b=10, c=10)
-        refs = [sent for sent, _ in outputs]
-        engine.sender.release([refs[1]])
+        sent = refs(outputs)
+        engine.sender.release([sent[1]])
         engine.sender.writer.delete("b")
         before = engine.workers[0].reader.stats()
-        batch = features(["a", "b", "x"], [refs[0], refs[1], None])
+        batch = features(["a", "b", "x"], [sent[0], sent[1], None])
         with pytest.raises(CacheMissError) as caught:
             engine.workers[0].get_and_update_features(batch)
         assert ("b", "x") == caught.value.mm_hashes
         assert before.gets == engine.workers[0].reader.stats().gets
-        assert [refs[0], refs[1], None] == [feature.data for feature in batch]
-        for given in (None, refs[1]):
+        assert [sent[0], sent[1], None] == [feature.data for feature in batch]
+        for given in (None, sent[1]):
             with pytest.raises(CacheMissError):
                 engine.workers[0].get_and_update_item(given, "b")
-        assert item(10) == engine.workers[0].get_and_update_item(refs[0], "a")
+        assert item(10) == engine.workers[0].get_and_update_item(sent[0], "a")
 
 
-def test_clear_forgets_items_updates_and_counts():
+def test_clear_forgets_items_updates_and_counts() -> None:
     with Engine(MIB) as engine:
         engine.send(a=10, b=10)
         engine.sender.clear_cache()
@@ -237,7 +242,7 @@ def test_clear_forgets_items_updates_and_counts():
 # --- the case of the specification ---------------------------------------------------------------------------------
 
 
-def test_ring_of_three_a_hit_is_protected_and_the_new_item_takes_the_room_of_another():
+def test_ring_of_three_a_hit_is_protected_and_the_new_item_takes_the_room_of_another() -> None:
     with Engine(int(15.2 * MIB), shm_max_object_size_mb=6) as engine:
         engine.read(engine.send(A=5 * MIB, B=5 * MIB, C=5 * MIB), "ABC")
         outputs = engine.send(G=2 * MIB, A=5 * MIB)
@@ -249,7 +254,9 @@ def test_ring_of_three_a_hit_is_protected_and_the_new_item_takes_the_room_of_ano
         assert {h for h, hit in zip("ABCG", cached, strict=True) if hit} == set(engine.sender._book)
 
 
-def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing_else_changes(caplog):
+def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing_else_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with Engine(int(15.2 * MIB), shm_max_object_size_mb=6) as engine:
         outputs = engine.send(A=5 * MIB, B=5 * MIB, C=5 * MIB)
         with caplog.at_level(logging.WARNING):
@@ -268,7 +275,9 @@ def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing
 # --- inline --------------------------------------------------------------------------------------------------------
 
 
-def test_an_item_larger_than_the_store_takes_goes_inline_and_the_setting_is_named(caplog):
+def test_an_item_larger_than_the_store_takes_goes_inline_and_the_setting_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
         for _ in range(4):
             with caplog.at_level(logging.WARNING):
@@ -280,7 +289,7 @@ def test_an_item_larger_than_the_store_takes_goes_inline_and_the_setting_is_name
         assert 0 == engine.sender.inline_too_large
 
 
-def test_the_warnings_say_what_is_so_and_do_not_contradict_themselves(caplog):
+def test_the_warnings_say_what_is_so_and_do_not_contradict_themselves(caplog: pytest.LogCaptureFixture) -> None:
     with Engine(MIB, shm_max_object_size_mb=1) as engine:
         with caplog.at_level(logging.WARNING):
             engine.send(big=2 * MIB)
@@ -294,7 +303,7 @@ def test_the_warnings_say_what_is_so_and_do_not_contradict_themselves(caplog):
 
 
 @pytest.mark.parametrize("what", ["slots", "leases"])
-def test_where_entries_run_out_the_warning_names_their_setting(caplog, what):
+def test_where_entries_run_out_the_warning_names_their_setting(caplog: pytest.LogCaptureFixture, what: str) -> None:
     with Engine(MIB, shm_max_objects=2) as engine:
         engine.send(a=KIB)
         writer = engine.sender.writer
@@ -307,20 +316,21 @@ def test_where_entries_run_out_the_warning_names_their_setting(caplog, what):
         assert len(held) == engine.sender.release(held)
 
 
-def test_a_log_record_that_is_kept_keeps_no_item(caplog):
+def test_a_log_record_that_is_kept_keeps_no_item(caplog: pytest.LogCaptureFixture) -> None:
     with Engine(MIB, shm_max_object_size_mb=1) as engine:
         engine.send(a=MIB // 2, b=MIB // 3)
         with caplog.at_level(logging.WARNING):
             assert ["inline", "inline"] == kinds(engine.send(full=MIB // 2, large=2 * MIB))
-        assert [{int, str}] * 2 == [{type(part) for part in record.args} for record in caplog.records]
+        assert [{int, str}] * 2 == [set(map(type, record.args or ())) for record in caplog.records]
 
 
-def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit():
+def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit() -> None:
     with Engine(MIB) as engine:
+        given: ProcessorInput
         for given in (None, (item(10), [])):
             outputs = engine.sender.get_and_update([(item(10), [update("a")]), given], ["a", "a"])
             assert ["ref", "ref"] == kinds(outputs)
-            assert 2 == len({ref.lease for ref, _ in outputs})
+            assert 2 == len({ref.lease for ref in refs(outputs)})
             assert [[update("a")]] * 2 == [updates for _, updates in outputs]
             assert CacheInfo(1, 2) == engine.sender.make_stats(delta=True)
             assert [item(10), item(10)] == engine.read(outputs, "aa")
@@ -328,7 +338,7 @@ def test_the_same_item_twice_in_a_batch_is_one_miss_and_one_hit():
         assert engine.fits_whole()
 
 
-def test_the_same_item_twice_and_too_large_goes_inline_twice():
+def test_the_same_item_twice_and_too_large_goes_inline_twice() -> None:
     with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
         big = (item(MIB + 1), [update("a")])
         outputs = engine.sender.get_and_update([big, None], ["a", "a"])
@@ -339,12 +349,12 @@ def test_the_same_item_twice_and_too_large_goes_inline_twice():
 # --- all or nothing ------------------------------------------------------------------------------------------------
 
 
-def unknown():
-    """An item with nothing in it that the serializer knows."""
+def unknown() -> MultiModalKwargsItem:
+    """Return an item of a type that the serializer does not know."""
     return MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())])
 
 
-def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
+def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item() -> None:
     with Engine(MIB) as engine:
         engine.read(engine.send(old=10), ["old"])
         before = engine.sender.make_stats()
@@ -358,7 +368,7 @@ def test_a_batch_in_which_one_item_fails_leaves_no_lease_and_no_item():
         assert engine.fits_whole()
 
 
-def test_a_batch_that_fails_keeps_no_updates_that_it_brought_for_an_item_already_stored():
+def test_a_batch_that_fails_keeps_no_updates_that_it_brought_for_an_item_already_stored() -> None:
     with Engine(MIB, book=2500) as engine:
         updates = [update("x" * 1000)]
         for mm_hash in "abc":
@@ -372,31 +382,36 @@ def test_a_batch_that_fails_keeps_no_updates_that_it_brought_for_an_item_already
         assert engine.fits_whole()
 
 
-def test_what_an_item_that_is_refused_costs_does_not_grow_with_what_is_cached(monkeypatch):
+def test_what_an_item_that_is_refused_costs_does_not_grow_with_what_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(MIB, shm_max_objects=256) as engine:
         for n in range(100):
             engine.read(engine.send(**{f"k{n}": 10}), [f"k{n}"])
-        asked = []
+        asked: list[str] = []
         is_cached = ObjectStoreWriter.is_cached
-        monkeypatch.setattr(ObjectStoreWriter, "is_cached", lambda *args: asked.append(args) or is_cached(*args))
-        bad = (unknown(), [])
+
+        def ask(writer: ObjectStoreWriter, key: str) -> bool:
+            asked.append(key)
+            return is_cached(writer, key)
+
+        monkeypatch.setattr(ObjectStoreWriter, "is_cached", ask)
+        bad: ProcessorInput = (unknown(), [])
         for inputs, hashes in (([bad], ["bad"]), ([bad, bad], ["bad", "worse"])):
             with pytest.raises(TypeError, match="no serializer"):
                 engine.sender.get_and_update(inputs, hashes)
         with pytest.raises(TypeError, match="must be None or a tuple"):
-            engine.sender.get_and_update([None, 5], ["k0", "bad"])
+            engine.sender.get_and_update([None, 5], ["k0", "bad"])  # type: ignore[list-item]
         assert len(asked) <= 4
         assert [True] * 100 == engine.sender.is_cached([f"k{n}" for n in range(100)])
 
 
-def test_a_batch_that_fails_gives_back_what_it_counted_inline():
+def test_a_batch_that_fails_gives_back_what_it_counted_inline() -> None:
     with Engine(4 * MIB, shm_max_object_size_mb=1) as engine:
         with pytest.raises(TypeError, match="no serializer"):
             engine.sender.get_and_update([(item(2 * MIB), []), (unknown(), [])], ["big", "bad"])
         assert (0, CacheInfo(0, 0)) == (engine.sender.inline_too_large, engine.sender.make_stats())
 
 
-def test_items_of_a_batch_that_are_cached_are_protected_from_the_rest_of_it():
+def test_items_of_a_batch_that_are_cached_are_protected_from_the_rest_of_it() -> None:
     with Engine(400 * KIB) as engine:
         engine.read(engine.send(a=120 * KIB, b=120 * KIB, c=120 * KIB), "abc")
         for _ in range(4):  # wherever the hand of the ring stands
@@ -407,7 +422,7 @@ def test_items_of_a_batch_that_are_cached_are_protected_from_the_rest_of_it():
         assert engine.fits_whole()  # the protection ended with the batch
 
 
-def test_more_hits_than_lease_entries_are_told_as_missing_and_nothing_is_kept():
+def test_more_hits_than_lease_entries_are_told_as_missing_and_nothing_is_kept() -> None:
     with Engine(64 * KIB) as engine:
         outputs = engine.send(a=10)
         error = None
@@ -428,7 +443,7 @@ def test_more_hits_than_lease_entries_are_told_as_missing_and_nothing_is_kept():
 # --- leases --------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_that_ends_early_gives_its_leases_back_once_and_safely():
+def test_a_request_that_ends_early_gives_its_leases_back_once_and_safely() -> None:
     with Engine(MIB, workers=2) as engine:
         outputs = engine.send(a=10, b=10)
         sent = [*(ref for ref, _ in outputs), item(1), None]
@@ -441,7 +456,7 @@ def test_a_request_that_ends_early_gives_its_leases_back_once_and_safely():
         engine.sender.release(ref for ref, _ in after)  # after they have read
 
 
-def test_a_lease_given_back_while_one_worker_reads_leaves_its_views_alone():
+def test_a_lease_given_back_while_one_worker_reads_leaves_its_views_alone() -> None:
     with Engine(300 * KIB, workers=2) as engine:
         outputs = engine.send(a=120 * KIB)
         reading = engine.workers[0].get_and_update_item(outputs[0][0], "a")
@@ -452,7 +467,7 @@ def test_a_lease_given_back_while_one_worker_reads_leaves_its_views_alone():
         assert item(120 * KIB) == reading
 
 
-def test_release_goes_on_after_a_foreign_reference():
+def test_release_goes_on_after_a_foreign_reference() -> None:
     with Engine(MIB) as one, Engine(MIB) as other:
         (foreign, _), (mine, _) = other.send(a=10)[0], one.send(a=10)[0]
         with pytest.raises(StaleRefError):
@@ -462,7 +477,7 @@ def test_release_goes_on_after_a_foreign_reference():
             one.workers[0].get_and_update([foreign], ["a"])
 
 
-def test_references_and_features_pickle():
+def test_references_and_features_pickle() -> None:
     with Engine(MIB) as engine:
         outputs = engine.send(a=10)
         batch = pickle.loads(pickle.dumps(features(["a"], [outputs[0][0]])))
@@ -472,7 +487,7 @@ def test_references_and_features_pickle():
 # --- prompt updates ------------------------------------------------------------------------------------------------
 
 
-def test_prompt_updates_go_exactly_when_their_item_goes():
+def test_prompt_updates_go_exactly_when_their_item_goes() -> None:
     with Engine(400 * KIB) as engine:
         for n in range(40):
             engine.read(engine.send(**{f"h{n % 11}": (60 + n % 7 * 10) * KIB}), [f"h{n % 11}"])
@@ -481,7 +496,7 @@ def test_prompt_updates_go_exactly_when_their_item_goes():
         assert engine.sender.writer.stats().evictions > 10
 
 
-def test_prompt_updates_count_and_an_item_without_them_is_not_cached_but_handed_out_again():
+def test_prompt_updates_count_and_an_item_without_them_is_not_cached_but_handed_out_again() -> None:
     with Engine(MIB, book=2500) as engine:
         updates = [update("x" * 1000)]
         for mm_hash in "abc":
@@ -496,7 +511,7 @@ def test_prompt_updates_count_and_an_item_without_them_is_not_cached_but_handed_
         assert [True, False, True] == engine.sender.is_cached(list("abc"))
 
 
-def test_a_hit_whose_updates_the_batch_itself_pushes_out_is_still_answered():
+def test_a_hit_whose_updates_the_batch_itself_pushes_out_is_still_answered() -> None:
     with Engine(MIB, book=2500) as engine:
         updates = {h: [update(h * 1000)] for h in "abc"}
         engine.sender.get_and_update([(item(10), updates[h]) for h in "ab"], list("ab"))
@@ -505,7 +520,7 @@ def test_a_hit_whose_updates_the_batch_itself_pushes_out_is_still_answered():
         assert [updates[h] for h in "cab"] == [got for _, got in outputs]
 
 
-def test_the_hits_of_a_batch_count_as_used_before_its_new_items_push_updates_out():
+def test_the_hits_of_a_batch_count_as_used_before_its_new_items_push_updates_out() -> None:
     with Engine(MIB, book=2500) as engine:
         updates = {h: [update(h * 1000)] for h in "abc"}
         engine.sender.get_and_update([(item(10), updates[h]) for h in "ab"], list("ab"))
@@ -513,7 +528,7 @@ def test_the_hits_of_a_batch_count_as_used_before_its_new_items_push_updates_out
         assert [True, False, True] == engine.sender.is_cached(list("abc"))
 
 
-def test_an_item_deleted_behind_the_senders_back_is_missing_and_its_updates_go_with_the_next_put():
+def test_an_item_deleted_behind_the_senders_back_is_missing_and_its_updates_go_with_the_next_put() -> None:
     with Engine(MIB) as engine:
         engine.send(a=10, b=10)
         engine.sender.writer.delete("a")
@@ -526,7 +541,7 @@ def test_an_item_deleted_behind_the_senders_back_is_missing_and_its_updates_go_w
         assert [True, True] == engine.sender.is_cached(["a", "b"])  # the note that "a" had gone was of the first one
 
 
-def test_a_recovered_store_serves_its_items_once_their_updates_are_known_again():
+def test_a_recovered_store_serves_its_items_once_their_updates_are_known_again() -> None:
     with Engine(MIB) as engine:
         engine.send(a=10)
         engine.sender.writer.close(unlink=False)
@@ -542,7 +557,7 @@ def test_a_recovered_store_serves_its_items_once_their_updates_are_known_again()
 # --- healing -------------------------------------------------------------------------------------------------------
 
 
-def test_a_worker_that_misses_an_item_is_served_after_invalidate():
+def test_a_worker_that_misses_an_item_is_served_after_invalidate() -> None:
     with Engine(MIB) as engine:
         outputs = engine.send(a=10, b=10)
         engine.sender.release([outputs[0][0]])
@@ -557,7 +572,7 @@ def test_a_worker_that_misses_an_item_is_served_after_invalidate():
         assert engine.fits_whole()
 
 
-def test_invalidate_takes_an_item_out_without_touching_who_reads_it():
+def test_invalidate_takes_an_item_out_without_touching_who_reads_it() -> None:
     with Engine(MIB) as engine:
         outputs = engine.send(a=10)
         engine.sender.invalidate(["a", "unknown"])
@@ -567,7 +582,7 @@ def test_invalidate_takes_an_item_out_without_touching_who_reads_it():
         assert [item(10)] == engine.read(outputs, "a")
 
 
-def test_after_close_nothing_works_and_views_live_on():
+def test_after_close_nothing_works_and_views_live_on() -> None:
     engine = Engine(MIB)
     with engine:
         got = engine.read(engine.send(a=10), "a")
@@ -577,11 +592,11 @@ def test_after_close_nothing_works_and_views_live_on():
     assert [item(10)] == got
 
 
-def test_a_closed_sender_says_so_and_not_that_items_are_missing():
+def test_a_closed_sender_says_so_and_not_that_items_are_missing() -> None:
     with Engine(MIB) as engine:
         outputs = engine.send(a=10)
         engine.sender.close()
-        calls = [
+        calls: list[Callable[[], object]] = [
             lambda: engine.sender.is_cached(["a"]),
             lambda: engine.sender.is_cached_item("b"),
             lambda: engine.sender.get_and_update_item(None, "a"),
@@ -598,16 +613,16 @@ def test_a_closed_sender_says_so_and_not_that_items_are_missing():
         assert [item(10)] == engine.read(outputs, "a")
 
 
-def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch):
+def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(MIB) as engine:
         writer = engine.sender.writer
         put = writer._put
 
-        def put_once(batch, key, value, hold):
+        def put_once(*args: Any) -> ObjectRef:
             monkeypatch.setattr(writer, "_put", close_and_fail)
-            return put(batch, key, value, hold)
+            return put(*args)
 
-        def close_and_fail(batch, key, value, hold):
+        def close_and_fail(*args: Any) -> None:
             writer.close()
             raise ZeroDivisionError
 
@@ -617,7 +632,7 @@ def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monke
         assert CacheInfo(0, 0) == engine.sender.make_stats()
 
 
-def test_a_worker_that_is_closed_reads_no_more_and_its_rank_is_free():
+def test_a_worker_that_is_closed_reads_no_more_and_its_rank_is_free() -> None:
     with Engine(MIB) as engine:
         ref, _ = engine.sender.get_and_update_item((item(3), []), "a")
         worker = engine.workers[0]
@@ -625,12 +640,12 @@ def test_a_worker_that_is_closed_reads_no_more_and_its_rank_is_free():
         worker.close()
         with pytest.raises(StoreClosedError):
             worker.get_and_update_item(ref, "a")
-        with worker_receiver_cache_from_config(engine.config, 0, engine.sender.handle) as successor:
+        with shm_worker(engine.config, 0, engine.sender.handle) as successor:
             ref, _ = engine.sender.get_and_update_item(None, "a")
             assert item(3) == successor.get_and_update_item(ref, "a")
 
 
-def test_a_sender_can_be_wired_by_hand():
+def test_a_sender_can_be_wired_by_hand() -> None:
     writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
     with ShmObjectStoreSenderCache(config(MIB, cache_type="shm"), writer) as sender:
         with ShmObjectStoreReceiverCache(ObjectStoreReader.attach(sender.handle)) as worker:
@@ -641,11 +656,11 @@ def test_a_sender_can_be_wired_by_hand():
 def test_a_successor_of_p0_takes_the_items_over_and_copies_none_again() -> None:
     settings = config(MIB, MIB, cache_type="shm", shm_name=f"successor-{os.getpid()}")
     given = (item(1000), [update("a")])
-    first = processor_cache_from_config(settings)
-    with worker_receiver_cache_from_config(settings, 0, first.handle) as worker:
+    first = shm_sender(settings)
+    with shm_worker(settings, 0, first.handle) as worker:
         first.get_and_update([given], ["a"])
         first.writer.close(unlink=False)  # as its death leaves it
-        writer = ObjectStoreWriter.recover(settings.shm_name)
+        writer = ObjectStoreWriter.recover(first.handle.name)
         assert 1 == writer.cancel_all()
         with ShmObjectStoreSenderCache(settings, writer) as successor:
             assert [False] == successor.is_cached(["a"])
@@ -654,7 +669,7 @@ def test_a_successor_of_p0_takes_the_items_over_and_copies_none_again() -> None:
             assert given[0] == worker.get_and_update_item(ref, "a")
 
 
-def test_a_writer_that_does_not_fit_the_configuration_is_refused_and_stays_its_owners():
+def test_a_writer_that_does_not_fit_the_configuration_is_refused_and_stays_its_owners() -> None:
     with ObjectStoreWriter.create(capacity=MIB, n_readers=2) as writer:
         for settings, said in (
             (config(MIB), r"^config: expected one of cache_type='shm', got cache_type='lru'$"),
@@ -667,7 +682,7 @@ def test_a_writer_that_does_not_fit_the_configuration_is_refused_and_stays_its_o
         assert ["mine"] == writer.keys()
 
 
-def test_a_writer_has_one_sender_at_a_time():
+def test_a_writer_has_one_sender_at_a_time() -> None:
     settings = config(MIB, cache_type="shm")
     writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
     first = ShmObjectStoreSenderCache(settings, writer)
@@ -680,24 +695,30 @@ def test_a_writer_has_one_sender_at_a_time():
         assert isinstance(second.get_and_update_item((item(3), []), "a")[0], ObjectRef)
 
 
-def test_of_threads_that_make_senders_for_a_writer_at_the_same_time_one_gets_it():
+def test_of_threads_that_make_senders_for_a_writer_at_the_same_time_one_gets_it() -> None:
     settings = config(MIB, cache_type="shm")
+
+    def make(
+        writer: ObjectStoreWriter,
+        start: threading.Barrier,
+        made: list[ShmObjectStoreSenderCache],
+        refused: list[ValueError],
+    ) -> None:
+        start.wait()
+        try:
+            made.append(ShmObjectStoreSenderCache(settings, writer))
+        except ValueError as error:
+            refused.append(error)
+
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
         for _ in range(100):
             with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
                 start = threading.Barrier(4)
-                made, refused = [], []
-
-                def make(writer=writer, start=start, made=made, refused=refused):
-                    start.wait()
-                    try:
-                        made.append(ShmObjectStoreSenderCache(settings, writer))
-                    except ValueError as error:
-                        refused.append(error)
-
-                threads = [threading.Thread(target=make) for _ in range(4)]
+                made: list[ShmObjectStoreSenderCache] = []
+                refused: list[ValueError] = []
+                threads = [threading.Thread(target=make, args=(writer, start, made, refused)) for _ in range(4)]
                 for thread in threads:
                     thread.start()
                 for thread in threads:
@@ -707,7 +728,7 @@ def test_of_threads_that_make_senders_for_a_writer_at_the_same_time_one_gets_it(
         sys.setswitchinterval(interval)
 
 
-def test_a_sender_that_could_not_be_made_has_no_writer(monkeypatch):
+def test_a_sender_that_could_not_be_made_has_no_writer(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = config(MIB, cache_type="shm")
     with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
         with monkeypatch.context() as patch:
@@ -719,7 +740,9 @@ def test_a_sender_that_could_not_be_made_has_no_writer(monkeypatch):
 
 
 @pytest.mark.parametrize(("capacity", "warnings"), [(MIB, 0), (MIB + 64, 1)])
-def test_a_store_of_another_capacity_than_configured_goes_on_with_a_warning(caplog, capacity, warnings):
+def test_a_store_of_another_capacity_than_configured_goes_on_with_a_warning(
+    caplog: pytest.LogCaptureFixture, capacity: int, warnings: int
+) -> None:
     writer = ObjectStoreWriter.create(capacity=capacity, n_readers=1)
     with ShmObjectStoreSenderCache(config(MIB, MIB - 63, cache_type="shm"), writer) as sender:
         assert isinstance(sender.get_and_update_item((item(3), []), "a")[0], ObjectRef)

@@ -83,7 +83,13 @@ def test_the_signatures_are_those_of_the_contract() -> None:
         "close": ["unlink"],
     }
     assert expected == {name: [p[0] for p in parameters(getattr(ObjectStoreWriter, name))] for name in expected}
-    expected = {"get": ["ref", "copy"], "release": ["ref"], "validate": ["ref"], "stats": [], "close": []}
+    expected = {
+        "get": ["ref", "copy", "device", "stream"],
+        "release": ["ref"],
+        "validate": ["ref"],
+        "stats": [],
+        "close": [],
+    }
     assert expected == {name: [p[0] for p in parameters(getattr(ObjectStoreReader, name))] for name in expected}
     assert [("unlink", True, False)] == parameters(ObjectStoreWriter.close)
     assert ("copy", False, False) == parameters(ObjectStoreReader.get)[1]

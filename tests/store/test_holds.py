@@ -19,6 +19,8 @@ from shmstore import (
     StoreClosedError,
     StoreFullError,
 )
+from shmstore.store import holds
+from tests.interrupts import interrupted_at
 from tests.support import Stores, in_child, raises
 
 KIB = 1 << 10
@@ -219,6 +221,48 @@ def test_a_protection_is_bounded_and_garbage_ends_it(writer: ObjectStoreWriter) 
             writer.protection(wrong)  # type: ignore[arg-type]
 
 
+def test_a_key_that_is_protected_again_is_protected_all_the_time(
+    writer: ObjectStoreWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protection = writer.protection()
+    discard, seen = protection.discard, []
+    writer.cancel(writer.put("a", VALUE))
+    protection.add("a")
+
+    def looked_at(key: str) -> None:
+        discard(key)
+        seen.append(fills(writer))
+
+    monkeypatch.setattr(protection, "discard", looked_at)
+    protection.add("a")
+    assert [False, False] == [*seen, fills(writer)]
+
+
+def test_a_protection_in_a_handler_of_a_protection_raises_nothing(writer: ObjectStoreWriter) -> None:
+    protection = writer.protection(limit=1)
+    for key in "ab":
+        writer.cancel(writer.put(key, 1))
+    number, again = 0, True
+
+    def handler() -> None:
+        for key in "ab":
+            writer.cancel(writer.get_cached(key))
+        protection.add("b")
+
+    def call() -> None:
+        for key in "aba":
+            protection.add(key)
+        writer.cancel(writer.get_cached("b"))
+        protection.end()
+
+    while again:
+        number += 1
+        again = interrupted_at(number, call, holds.__file__, exact=True, handler=handler)
+        protection.end()
+    assert number > 10
+    assert fills(writer)
+
+
 def test_a_protection_outlives_its_writer(writer: ObjectStoreWriter) -> None:
     protection = writer.protection()
     protection.add("a")
@@ -226,6 +270,7 @@ def test_a_protection_outlives_its_writer(writer: ObjectStoreWriter) -> None:
     protection.end()
     with pytest.raises(StoreClosedError):
         protection.add("b")
+    assert 0 == len(protection)
 
 
 def test_a_reference_is_validated_with_and_without_its_key(stores: Stores, writer: ObjectStoreWriter) -> None:

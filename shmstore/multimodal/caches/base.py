@@ -194,13 +194,15 @@ class BaseMultiModalReceiverCache(_Cache, ABC, Generic[ItemT]):
         except (AttributeError, TypeError):
             raise no_features(features) from None
         items = self.get_and_update(arrived, identifiers)
+        self._replacing(features, arrived, items)
         for feature, item in zip(features, items, strict=True):
             feature.data = item
-        self._replaced(features, arrived)
         return features
 
-    def _replaced(self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]]) -> None:
-        """Note what `get_and_update_features` has replaced."""
+    def _replacing(
+        self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]], items: Sequence[ItemT]
+    ) -> None:
+        """Note what `get_and_update_features` is going to replace."""
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End this process's part of a request that it will not read, and return the number of references it ended.

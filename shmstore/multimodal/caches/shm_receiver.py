@@ -52,7 +52,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         if policy not in get_args(Policy):
             raise ValueError(f"policy must be one of {listed(get_args(Policy))}, not {shown(policy)}")
         self._copy = policy == "copy"
-        self._step: list[tuple[Feature, ObjectRef]] | None = [] if policy == "until_step" else None
+        self._step: list[tuple[Feature, ItemT, ObjectRef]] | None = [] if policy == "until_step" else None
         self.types = types
         self._reader = reader
 
@@ -103,20 +103,27 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
             for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
         ]
 
-    def _replaced(self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]]) -> None:
-        if self._step is not None:
-            read = zip(features, arrived, strict=True)
-            self._step += [(feature, ref) for feature, ref in read if isinstance(ref, ObjectRef)]
+    def _replacing(
+        self, features: Sequence[Feature], arrived: Sequence[ReceiverInput[ItemT]], items: Sequence[ItemT]
+    ) -> None:
+        if self._step is None:
+            return
+        given = {feature.identifier: ref for feature, ref in zip(features, arrived, strict=True) if ref is not None}
+        for feature, came, item in zip(features, arrived, items, strict=True):
+            ref = given[feature.identifier] if came is None else came  # a repetition may come without data
+            if isinstance(ref, ObjectRef):
+                self._step.append((feature, item, ref))
 
     def release_step(self) -> None:
         """Put the references back into the features since the last call, after the encoder has run.
 
-        Does nothing unless the policy is "until_step".
+        Leaves a feature alone if its `data` was replaced since. Does nothing unless the policy is "until_step".
         """
-        if self._step:
-            step, self._step = self._step, []
-            for feature, ref in step:
+        while self._step:
+            feature, item, ref = self._step[-1]
+            if feature.data is item:
                 feature.data = ref
+            self._step.pop()  # last, so that an interrupt loses none
 
     def _check_arrived(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> None:
         if not isinstance(mm_item, ObjectRef):
@@ -140,4 +147,5 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
 
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
+        self.release_step()
         self._reader.close()

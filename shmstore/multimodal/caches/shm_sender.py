@@ -33,6 +33,7 @@ from shmstore.errors import (
     CacheMissError,
     NestingError,
     ObjectExistsError,
+    ObjectNotFoundError,
     ObjectTooLargeError,
     ShmStoreError,
     StoreClosedError,
@@ -211,6 +212,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                 with self._storing:
                     new = {}
                     misses, full, large = self._store(batch, mm_items, mm_hashes, outputs, new)
+            if self._writer._protections:
+                self._writer._unprotect(mm_hashes)
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]
@@ -231,12 +234,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """Return the output of an item in the book; None if it has just gone, or all lease entries are taken."""
         book = self._book
         try:
-            updates = self._give(book[mm_hash][0])
+            kept = book[mm_hash][0]
             book.move_to_end(mm_hash)
-            return self._writer._hand_out(
-                batch, mm_hash, self._hold
-            ), updates  # last: with the lease nothing is left to fail
-        except (KeyError, StoreFullError):  # ObjectNotFoundError is a KeyError
+        except KeyError:
+            return None
+        updates = self._give(kept)
+        try:
+            return self._writer._hand_out(batch, mm_hash, self._hold), updates
+        except (ObjectNotFoundError, StoreFullError):
             return None
 
     def _store(

@@ -1,4 +1,4 @@
-"""What P0 of `shm` keeps beside the items of the store: their prompt updates, bounded by their sizes."""
+"""The prompt updates that P0 of `shm` keeps for the items in the store, bounded by their sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Entry: TypeAlias = tuple[Any, int]
 
 
 class UpdatesBook(OrderedDict[str, Entry]):
-    """Prompt updates by hash, the least recently used first; changed by `change`, in one thread at a time.
+    """Prompt updates by hash, the least recently used first; only one thread at a time may call `change`.
 
-    Between an entry's change and that of `nbytes` nothing is called: an interrupt comes before both or after both.
+    No call comes between the change of an entry and that of `nbytes`, so an interrupt finds both changed or neither.
     """
 
     __slots__ = ("_capacity", "nbytes")
@@ -26,11 +26,11 @@ class UpdatesBook(OrderedDict[str, Entry]):
         self.nbytes = 0
 
     def change(self, gone: Iterable[str], new: Mapping[str, Entry]) -> None:
-        """Drop the updates of `gone`, then keep `new`; for them the oldest may go.
+        """Drop the updates of `gone`, then keep `new` and drop the oldest to make room.
 
-        Ignores an absent key, and updates that are larger than the whole book.
+        Ignore absent keys, and updates that are larger than the capacity.
         """
-        for mm_hash in gone:  # not a method for one: this is a part of what each miss costs
+        for mm_hash in gone:  # inline, not a method: each miss pays for it
             if mm_hash in self:
                 self.nbytes -= self[mm_hash][1]
                 del self[mm_hash]
@@ -42,7 +42,7 @@ class UpdatesBook(OrderedDict[str, Entry]):
             if size > self._capacity:
                 continue
             while self.nbytes + size > self._capacity:
-                for oldest in self:  # not `next(iter(self))`: a hit of another thread could come between the two calls
+                for oldest in self:  # not `next(iter(self))`: another thread's hit could come between the two calls
                     self.nbytes -= self[oldest][1]
                     del self[oldest]
                     break

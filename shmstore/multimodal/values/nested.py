@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from shmstore.device import upload
+
 __all__ = ["NestedTensors", "alone", "nested_equal", "page_locked", "to_device"]
 
 NestedTensors: TypeAlias = Any
@@ -90,7 +92,15 @@ def to_device(data: NestedTensors, device: torch.device | str | None) -> NestedT
     """Return the data with its tensors moved to `device`; None leaves them in place."""
     if device is None:
         return data
-    return _changed(data, lambda leaf: leaf.to(device, non_blocking=True) if isinstance(leaf, torch.Tensor) else leaf)
+    where = torch.device(device)
+
+    def move(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        # A leaf of the host may be a view of a store, which must live until the copy is done.
+        return upload(leaf, where) if where.type == "cuda" and leaf.device.type == "cpu" else leaf.to(where)
+
+    return _changed(data, move)
 
 
 def page_locked(data: NestedTensors) -> NestedTensors:

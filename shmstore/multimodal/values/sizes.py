@@ -100,11 +100,22 @@ def item_size(item: MultiModalKwargsItem, mm_hash: str) -> int:
     return size
 
 
+_LEAVES = (torch.Tensor, np.ndarray, np.generic, str, bytes, bytearray, int, float, complex, type(None))
+
+
 def tree_size(tree: object, mm_hash: str) -> int:
-    """Return the bytes of the leaves of dicts, lists and tuples; raises as `item_size`."""
+    """Return the bytes of the leaves of dicts, lists and tuples.
+
+    Raises TypeError for a leaf of another class, whose size only its engine knows, and else as `item_size`.
+    """
     try:
         size = 0
         for leaf in leaves(tree):
+            if not isinstance(leaf, _LEAVES):
+                raise TypeError(
+                    f"item of {shown(mm_hash)}: the size of a {type(leaf).__name__} is not known "
+                    "(hint: pass item_size to CacheTypes)"
+                )
             _check_leaf(leaf)
             size += leaf_size(leaf)
         return size

@@ -66,6 +66,16 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     own_memory: Callable[[ItemT], ItemT] = _same
     """Returns the item without tensors that are views of larger ones, for an item that is pickled or kept."""
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.item_type, type):
+            raise TypeError(f"item_type must be a class, not {kind_of(self.item_type)}")
+        others: tuple[object, ...] = ([], "", b"", None, ObjectRef(bytes(40)))
+        if any(isinstance(other, self.item_type) for other in others):
+            raise ValueError(
+                f"item_type must not be {self.item_type.__name__}: "
+                "lists, str, bytes, None and references are told apart from items"
+            )
+
     def __repr__(self) -> str:
         return f"CacheTypes({self.item_type.__name__})"
 

@@ -1,0 +1,119 @@
+"""Copies from host memory to a GPU: what they read stays alive until they are done.
+
+torch knows when its own page-locked memory may be reused. It does not know this of a store's memory, whose bytes the
+writer may reuse as soon as no view is left. So each copy is recorded here with its source and an event behind it, and
+the source is dropped after the event has come: at the next call here, or when a reader is closed.
+"""
+
+import threading
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+
+from shmstore.errors import DeviceError
+
+__all__ = ["HostMemory", "finish", "release_done", "require_cuda", "upload"]
+
+_cuda: Any = torch.cuda  # tests have a stand-in
+_READ_ONLY = 8  # cudaHostRegisterReadOnly: the device needs it for pages that this process may not write
+_lock = threading.RLock()
+
+
+class _Copy:
+    """A copy in flight."""
+
+    __slots__ = ("event", "source")
+
+    def __init__(self, source: torch.Tensor) -> None:
+        self.source = source
+        self.event: Any = None
+
+
+_in_flight: list[_Copy] = []
+
+
+def require_cuda() -> None:
+    """Raise DeviceError if this process cannot use CUDA."""
+    if not _cuda.is_available():
+        raise DeviceError
+
+
+def upload(source: torch.Tensor, device: torch.device, stream: Any = None) -> torch.Tensor:
+    """Copy a host tensor to a CUDA device, on `stream` or the current one, and keep it until the copy is done.
+
+    Returns at once if the memory is page-locked. Work on the same stream sees the copy; other streams must wait for it.
+    """
+    release_done()
+    copy = _Copy(source)
+    with _lock:
+        _in_flight.append(copy)  # before the copy begins, so that an interrupt leaves the source alive
+    try:
+        with _cuda.device(device), nullcontext() if stream is None else _cuda.stream(stream):
+            there = _to(source, device)
+            event = _cuda.Event()
+            event.record()
+            copy.event = event
+            return there
+    except BaseException:
+        _cuda.synchronize()
+        _forget([copy])
+        raise
+
+
+def _to(source: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return source.to(device, non_blocking=True)
+
+
+def _forget(copies: list[_Copy]) -> None:
+    with _lock:
+        _in_flight[:] = [copy for copy in _in_flight if copy not in copies]
+
+
+def release_done() -> None:
+    """Drop the sources of the copies that are done."""
+    if _in_flight:
+        _forget([copy for copy in list(_in_flight) if copy.event is not None and copy.event.query()])
+
+
+def finish() -> None:
+    """Wait for all copies that have begun, and drop their sources."""
+    copies = [copy for copy in list(_in_flight) if copy.event is not None]
+    for copy in copies:
+        copy.event.synchronize()
+    _forget(copies)
+
+
+class HostMemory:
+    """Host memory that is page-locked for CUDA as long as this object lives; DeviceError if the driver refuses.
+
+    `owner` keeps the mapping alive.
+    """
+
+    def __init__(self, address: int, nbytes: int, owner: Any) -> None:
+        self._owner = owner
+        self._address = 0
+        self.nbytes = nbytes
+        require_cuda()
+        self._cudart = cudart = _cuda.cudart()
+        codes = []
+        for flags in (_READ_ONLY, 0):  # a device that does not know the flag may not need it
+            code = int(cudart.cudaHostRegister(address, nbytes, flags))
+            if code == 0:
+                self._address = address
+                return
+            codes.append(code)
+        raise DeviceError(
+            f"cudaHostRegister of {nbytes} bytes failed: {codes[0]} read-only, {codes[1]} without flags",
+            hint="check `ulimit -l` and the container's memory limit, or go on without it: copies are slower then",
+        )
+
+    def close(self) -> None:
+        """Wait for the copies, and unlock the pages; idempotent."""
+        address, self._address = self._address, 0
+        if address:
+            finish()
+            self._cudart.cudaHostUnregister(address)
+
+    def __del__(self) -> None:
+        self.close()

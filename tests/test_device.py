@@ -1,0 +1,273 @@
+"""Copies to a device: what they read stays in the store until they are done. A stand-in decides when that is."""
+
+import ctypes
+import gc
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from shmstore import DeviceError, ObjectStoreReader, ObjectStoreWriter, PickleSerde, StoreClosedError, StoreFullError
+from shmstore import device as module
+from shmstore.multimodal import MultiModalKwargsItems
+from tests.multimodal.helpers import item
+from tests.support import Stores, raises
+
+KIB = 1 << 10
+GPU = torch.device("cuda")
+needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+
+
+class Event:
+    def __init__(self, cuda: "Cuda") -> None:
+        self.cuda = cuda
+
+    def record(self) -> None:
+        self.copies = list(self.cuda.waiting)
+
+    def query(self) -> bool:
+        return not any(copy in self.cuda.waiting for copy in self.copies)
+
+    def synchronize(self) -> None:
+        self.cuda.waits += 1
+        self.cuda.run()
+
+
+class Cuda:
+    """A device whose copies are made when `run` is called, from whatever is in the source's memory then."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Any] = []
+        self.waits = 0
+        self.registered: list[tuple[int, int, int]] = []
+        self.unregistered: list[int] = []
+        self.refused: tuple[int, ...] = ()
+        self.streams: list[Any] = []
+
+    def is_available(self) -> bool:
+        return True
+
+    def Event(self) -> Event:  # noqa: N802 - torch's name
+        return Event(self)
+
+    def device(self, device: torch.device) -> Any:
+        return nullcontext()
+
+    def stream(self, stream: Any) -> Any:
+        self.streams.append(stream)
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        self.run()
+
+    def copy(self, source: torch.Tensor, device: torch.device) -> torch.Tensor:
+        there = torch.full_like(source, 99)
+        self.waiting.append((there, source.data_ptr(), source.numel() * source.element_size()))
+        return there
+
+    def run(self) -> None:
+        for there, address, nbytes in self.waiting:
+            there.view(torch.uint8).view(-1).copy_(torch.tensor(list(ctypes.string_at(address, nbytes))))
+        self.waiting = []
+
+    def cudart(self) -> "Cuda":
+        return self
+
+    def cudaHostRegister(self, address: int, nbytes: int, flags: int) -> int:  # noqa: N802 - CUDA's name
+        if flags in self.refused:
+            return 801
+        self.registered.append((address, nbytes, flags))
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> int:  # noqa: N802 - CUDA's name
+        self.unregistered.append(address)
+        return 0
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    stand_in = Cuda()
+    monkeypatch.setattr(module, "_cuda", stand_in)
+    monkeypatch.setattr(module, "_to", stand_in.copy)
+    yield stand_in
+    module.finish()
+
+
+@pytest.fixture
+def writer(stores: Stores) -> ObjectStoreWriter:
+    return stores.create(capacity=64 * KIB, n_readers=1)
+
+
+@pytest.fixture
+def reader(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreReader:
+    return stores.attach(writer)
+
+
+def fills(writer: ObjectStoreWriter) -> bool:
+    try:
+        writer.cancel(writer.put("large", torch.full((56 * KIB,), 7, dtype=torch.uint8)))
+        return True
+    except StoreFullError:
+        return False
+
+
+VALUE = {
+    "pixels": torch.arange(4 * KIB, dtype=torch.int32).reshape(64, 64),
+    "half": torch.ones(3, dtype=torch.bfloat16),
+    "flags": torch.tensor([True, False]),
+    "scalar": torch.tensor(3.5),
+    "empty": torch.empty(0, 3),
+    "rest": [(1, "text"), None],
+    "array": np.arange(5),
+}
+
+
+def check(found: Any) -> None:
+    assert VALUE.keys() == found.keys()
+    for key, expected in VALUE.items():
+        if isinstance(expected, torch.Tensor):
+            assert (expected.dtype, expected.shape) == (found[key].dtype, found[key].shape)
+            assert torch.equal(expected, found[key])
+        elif isinstance(expected, np.ndarray):
+            assert np.array_equal(expected, found[key])
+        else:
+            assert expected == found[key]
+
+
+def test_the_object_is_held_until_the_copy_is_done(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
+) -> None:
+    found = reader.get(writer.put("a", VALUE), device=GPU)
+    gc.collect()
+    assert 99 == found["flags"].view(torch.uint8)[0], "the copy has not been made yet"
+    module.release_done()
+    assert not fills(writer)
+    cuda.run()
+    check(found)
+    assert not fills(writer), "nobody has looked at the event"
+    module.release_done()  # as the next copy does
+    assert fills(writer)
+    check(found)
+
+
+def test_a_copy_goes_to_the_stream_that_was_given(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
+) -> None:
+    reader.get(writer.put("a", VALUE), device="cuda", stream="side")
+    reader.get(writer.get_cached("a"), device="cuda:0")
+    assert ["side"] == cuda.streams
+
+
+def test_close_waits_for_the_copies_and_unlocks_the_pages(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
+) -> None:
+    assert 64 * KIB == reader.register_host_memory() == reader.register_host_memory()
+    ((address, nbytes, flags),) = cuda.registered
+    assert (64 * KIB, module._READ_ONLY, 0) == (nbytes, flags, address % 4096)
+    found = reader.get(writer.put("a", VALUE), device=GPU)
+    reader.close()
+    check(found)
+    assert ([address], 1) == (cuda.unregistered, cuda.waits)
+    reader.close()
+    assert [address] == cuda.unregistered
+    assert fills(writer)
+    with pytest.raises(StoreClosedError):
+        ObjectStoreReader.register_host_memory(closed(writer))
+
+
+def closed(writer: ObjectStoreWriter) -> ObjectStoreReader:
+    with ObjectStoreReader.attach(writer.handle) as reader:
+        return reader
+
+
+def test_close_waits_for_the_copies_from_pages_that_are_not_locked(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
+) -> None:
+    found = reader.get(writer.put("a", VALUE), device=GPU)
+    reader.close()
+    check(found)
+    assert fills(writer)
+
+
+def test_a_reader_that_is_garbage_waits_and_unlocks_its_pages(writer: ObjectStoreWriter, cuda: Cuda) -> None:
+    reader = ObjectStoreReader.attach(writer.handle)
+    reader.register_host_memory()
+    found = reader.get(writer.put("a", VALUE), device=GPU)
+    with pytest.warns(ResourceWarning):
+        del reader
+        gc.collect()
+    check(found)
+    assert 1 == len(cuda.unregistered)
+
+
+def test_a_device_that_does_not_know_read_only_memory_is_asked_without(reader: ObjectStoreReader, cuda: Cuda) -> None:
+    cuda.refused = (module._READ_ONLY,)
+    reader.register_host_memory()
+    assert [0] == [flags for _, _, flags in cuda.registered]
+
+
+def test_a_refusal_of_the_driver_is_one_typed_error(reader: ObjectStoreReader, cuda: Cuda) -> None:
+    cuda.refused = (module._READ_ONLY, 0)
+    with raises(DeviceError, names=("801", str(64 * KIB))):
+        reader.register_host_memory()
+    assert [] == cuda.unregistered
+
+
+def test_an_error_while_a_copy_begins_keeps_nothing(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(cuda, "Event", fail)
+    with pytest.raises(ZeroDivisionError):
+        reader.get(writer.put("a", VALUE), device=GPU)
+    gc.collect()
+    assert [] == cuda.waiting, "the copy that had begun was waited for"
+    assert fills(writer)
+
+
+def test_items_that_are_joined_on_a_device_are_held_until_then(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
+) -> None:
+    ref = writer.put("a", item(32 * KIB, 5))
+    joined = MultiModalKwargsItems.from_seq([reader.get(ref)]).get_data(device=GPU)["pixels"]
+    gc.collect()
+    assert not fills(writer)
+    cuda.run()
+    module.release_done()
+    assert fills(writer)
+    assert isinstance(joined, torch.Tensor)
+    assert torch.full((1, 32 * KIB), 5, dtype=torch.uint8).equal(joined)
+
+
+def test_the_cpu_as_a_device_means_a_private_copy(writer: ObjectStoreWriter, reader: ObjectStoreReader) -> None:
+    found = reader.get(writer.put("a", VALUE), device="cpu")
+    check(found)
+    found["pixels"].zero_()
+    assert fills(writer)
+
+
+def test_another_serializer_is_refused_before_anything_is_acknowledged(stores: Stores, cuda: Cuda) -> None:
+    writer = stores.create(capacity=64 * KIB, n_readers=1, serde=PickleSerde())
+    reader = ObjectStoreReader.attach(writer.handle, serde=PickleSerde())
+    ref = writer.put("a", VALUE)
+    with raises(DeviceError, names=["PickleSerde"]):
+        reader.get(ref, device=GPU)
+    assert (1, 0) == (writer.stats().open_leases, reader.stats().gets)
+    reader.close()
+
+
+@needs_no_gpu
+def test_without_cuda_one_typed_error_says_so_and_nothing_is_acknowledged(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader
+) -> None:
+    ref = writer.put("a", VALUE)
+    for call in (reader.register_host_memory, lambda: reader.get(ref, device="cuda")):
+        with raises(DeviceError, names=["CUDA"], hint=["torch.cuda.is_available()"]):
+            call()
+    assert 0 == reader.stats().gets
+    check(reader.get(ref))
