@@ -100,6 +100,7 @@ def one_engine(mode: str, workers: int, items: int, model: Path) -> dict[str, li
         environment |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
         environment |= {PROBE: f"{folder}/probe", "PYTHONPATH": f"{folder}:{ROOT}", "SHMSTORE_VLLM": "strict"}
         command = [sys.executable, "-m", "bench.vllm", "--one", mode, str(workers), str(items), str(model)]
+        before = set(Path("/dev/shm").iterdir())
         done = subprocess.run(
             command,
             env=os.environ | environment | MODES[mode][0],
@@ -108,6 +109,8 @@ def one_engine(mode: str, workers: int, items: int, model: Path) -> dict[str, li
             text=True,
             check=False,
         )
+    for path in set(Path("/dev/shm").glob("vllm_dist_*")) - before:  # what two workers leave
+        path.unlink()
     if done.returncode:
         sys.exit(f"{mode}, {workers} workers:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}")
     times: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
