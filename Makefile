@@ -2,11 +2,12 @@
 # What `shmstore demo --help` lists goes into ARGS: make demo ARGS="--workers 3".
 PYTHON ?= python3
 VENV := .venv
+VLLM_VENV ?= .venv-vllm
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python lint model bench peers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-vllm lint model bench bench-vllm peers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/shmstore demo $(ARGS)
@@ -27,6 +28,13 @@ test-python: $(VENV)/.dev $(VENV)/.demo $(VENV)/.built
 	$(BIN)/python -m pytest -m 'alone and not slow' $(ARGS); \
 	case "$$most $$?" in "0 0"$(if $(ARGS), | "0 5" | "5 0")) ;; *) exit 1 ;; esac
 
+# In a real vLLM, with an environment of its own; some 4 GB and, once it is there, 6 minutes.
+test-vllm: $(VLLM_VENV)/.made
+	$(VLLM_VENV)/bin/python -m pytest tests/vllm -o addopts=-ra -p no:cacheprovider --timeout 900 $(ARGS)
+
+$(VLLM_VENV)/.made: tests/vllm/environment.py pyproject.toml $(SOURCES)
+	$(PYTHON) tests/vllm/environment.py $(VLLM_VENV)
+
 lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,6 +50,10 @@ bench: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/python -m pytest bench --benchmark-only -o addopts= -o python_files='bench_*.py' -q \
 		--benchmark-json=$(VENV)/bench.json $(ARGS) > $(VENV)/bench.log || { cat $(VENV)/bench.log; false; }
 	$(BIN)/python bench/table.py $(VENV)/bench.json
+
+# The caches of a real vLLM beside each other; some 15 minutes.
+bench-vllm: $(VLLM_VENV)/.made
+	$(VLLM_VENV)/bin/python -m bench.vllm $(ARGS)
 
 # Beside what people use today; writes docs/contributing/benchmarks.md and its plots. Some minutes.
 peers: $(VENV)/.bench $(VENV)/.built
@@ -87,4 +99,4 @@ docs: $(VENV)/.docs $(VENV)/.built
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --clean $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*
+	rm -rf $(VENV) $(VLLM_VENV) build dist site *.egg-info shmstore/bindings/_shmstore.*

@@ -1,0 +1,1 @@
+"""Plug-ins for inference engines; nothing here is imported unless its engine is."""

@@ -1,0 +1,44 @@
+"""The plug-in for vLLM: its multi-modal cache of type `shm` on a store of shmstore.
+
+vLLM calls `register` in each of its processes, through the entry point group ``vllm.general_plugins``. With
+``--mm-processor-cache-type shm`` the API server then puts each item once into a store, and sends a reference. A lease
+keeps the item until the request is over, however often and by however many workers it is read.
+
+    SHMSTORE_VLLM       1 (default); 0: stay out; strict: fail where the plug-in would stay out
+    SHMSTORE_VLLM_READ  copy (default), views or until_step: how a worker reads; see `receiver`
+
+`register` first compares vLLM's names and signatures with those that the plug-in knows. If they differ, it changes
+nothing and logs one line.
+"""
+
+import logging
+import os
+
+__all__ = ["register"]
+
+_log = logging.getLogger("vllm.shmstore")  # a child of vLLM's own logger, so that its settings apply
+
+
+def register() -> None:
+    """Put the caches of shmstore in the place of vLLM's two classes for shared memory; idempotent.
+
+    Raises RuntimeError if the environment says ``SHMSTORE_VLLM=strict`` and vLLM is not as the plug-in knows it, and
+    ValueError for another value of that variable than 0, 1 and strict.
+    """
+    wanted = os.environ.get("SHMSTORE_VLLM", "1")
+    if wanted not in ("0", "1", "strict"):
+        raise ValueError(f"SHMSTORE_VLLM must be 0, 1 or strict, not {wanted!r}")
+    if wanted == "0":
+        return
+    try:
+        from shmstore.integrations.vllm import seams
+
+        problem = seams.difference()
+    except (ImportError, AttributeError) as error:
+        problem = str(error)
+    if problem is None:
+        seams.install()
+    elif wanted == "strict":
+        raise RuntimeError(f"shmstore does not know this vLLM: {problem} (hint: unset SHMSTORE_VLLM to go on without)")
+    else:
+        _log.warning("shmstore stays out, and vLLM uses its own caches: %s", problem)

@@ -1,0 +1,118 @@
+"""vLLM's items: how they are stored, and the item that travels in the place of a stored one."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from functools import lru_cache
+from typing import Any
+
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+)
+
+from shmstore.errors import shown
+from shmstore.refs import ObjectRef
+from shmstore.serde import register_type
+from shmstore.store import LeasedRef
+
+__all__ = ["ReferenceItem", "modality_of", "ref_of", "register_items"]
+
+ADDRESS = "address"
+"""The key of a reference. vLLM sends an item with this key to the workers even if the prefix cache covers it."""
+
+_FIELDS = {cls.__name__: cls for cls in (MultiModalBatchedField, MultiModalFlatField, MultiModalSharedField)}
+_OLD = "modality" in {field.name for field in dataclasses.fields(MultiModalFieldElem)}  # 0.13
+
+
+class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
+    """What the API server sends of a stored item. Its lease lasts as long as it, or a request that it was sent for."""
+
+    lease: LeasedRef
+
+    def __init__(self, lease: LeasedRef, modality: str | None) -> None:
+        super().__init__({ADDRESS: _elem(ADDRESS, modality, list(lease.ref.to_words()), MultiModalBatchedField())})
+        self.lease = lease
+
+    @classmethod
+    def adopt(cls, item: Any, lease: LeasedRef) -> None:
+        """Make a reference that came from outside one of this process's."""
+        new = cls(lease, modality_of(item))
+        item.__class__, item.data, item.lease = cls, new.data, lease
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MultiModalKwargsItem, (self.data,)  # without the lease, which is this process's
+
+
+def ref_of(item: Any) -> ObjectRef | None:
+    """Return the reference that an item carries, or None if it is the item itself; ValueError if it is broken."""
+    elem = item.get(ADDRESS)
+    if elem is None:
+        return None
+    try:
+        return ObjectRef.from_words(elem.data)
+    except TypeError:
+        raise ValueError(f"not a reference to a stored item: {shown(elem.data)}") from None
+
+
+def modality_of(item: Any) -> str | None:
+    """Return the modality that the elements of an item name in 0.13; None where they name none."""
+    return next(iter(item.values())).modality if _OLD else None
+
+
+def _elem(key: str, modality: str | None, data: Any, field: Any) -> Any:
+    if _OLD:
+        return MultiModalFieldElem(modality=modality, key=key, data=data, field=field)
+    return MultiModalFieldElem(data=data, field=field)
+
+
+def register_items() -> None:
+    """Let this process store vLLM's items, and read them."""
+    register_type("vllm.MultiModalKwargsItem", MultiModalKwargsItem, _to_tree, _from_tree)
+
+
+def _to_tree(item: Any) -> list[Any]:
+    head = [modality_of(item), *(_field_to_json(elem.field) for elem in item.values())]
+    return [json.dumps(head), {key: elem.data for key, elem in item.items()}]
+
+
+def _from_tree(tree: Any) -> Any:
+    if type(tree) is not list or len(tree) != 2 or type(tree[0]) is not str or type(tree[1]) is not dict:
+        raise ValueError("not the tree of an item")
+    modality, fields = _parse_head(tree[0])
+    pairs = zip(tree[1].items(), fields, strict=True)
+    return MultiModalKwargsItem({key: _elem(key, modality, data, field) for (key, data), field in pairs})
+
+
+def _field_to_json(field: Any) -> list[Any]:
+    name = type(field).__name__
+    if _FIELDS.get(name) is not type(field):
+        raise TypeError(f"no serializer for a field of type {name}")
+    return [name, {part.name: _slices_to_json(getattr(field, part.name)) for part in dataclasses.fields(field)}]
+
+
+def _slices_to_json(value: Any) -> Any:
+    if isinstance(value, slice):
+        return [None if bound is None else int(bound) for bound in (value.start, value.stop, value.step)]
+    return [_slices_to_json(part) for part in value] if isinstance(value, (list, tuple)) else value
+
+
+def _slices_from_json(value: Any) -> Any:
+    if value and not isinstance(value[0], list):
+        return slice(*value)
+    return [_slices_from_json(part) for part in value]
+
+
+@lru_cache(maxsize=1024)
+def _parse_head(text: str) -> tuple[str | None, list[Any]]:
+    modality, *parts = json.loads(text)
+    fields = []
+    for name, settings in parts:
+        if "slices" in settings:
+            settings["slices"] = _slices_from_json(settings["slices"])
+        fields.append(_FIELDS[name](**settings))
+    return modality, fields

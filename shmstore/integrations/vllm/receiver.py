@@ -1,0 +1,88 @@
+"""The cache of vLLM's worker: it turns references into items.
+
+A worker keeps the items of a request until the request ends, though the encoder needs them once. Hence three ways:
+
+    copy        a private copy, the default; nothing of the store is held, and models may write to it
+    views       read-only views, which hold the item in the store until the request has ended; a write is a fault
+    until_step  an item that reads itself whenever it is used, and holds nothing in between
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from vllm.multimodal.cache import BaseMultiModalReceiverCache
+from vllm.multimodal.inputs import MultiModalKwargsItem
+
+from shmstore.integrations.vllm.items import ref_of, register_items
+from shmstore.refs import ObjectRef, StoreHandle
+from shmstore.store import ObjectStoreReader
+
+__all__ = ["HANDLE", "ReceiverCache", "policy"]
+
+HANDLE = "SHMSTORE_VLLM_HANDLE"
+"""The variable in which the API server leaves the store's handle for the processes that it starts."""
+POLICIES = ("copy", "views", "until_step")
+
+
+def policy() -> str:
+    """Return how workers read; ValueError if SHMSTORE_VLLM_READ says anything else."""
+    chosen = os.environ.get("SHMSTORE_VLLM_READ", "copy")
+    if chosen not in POLICIES:
+        raise ValueError(f"SHMSTORE_VLLM_READ must be copy, views or until_step, not {chosen!r}")
+    return chosen
+
+
+class LazyItem(MultiModalKwargsItem):  # type: ignore[misc]
+    """An item that reads itself whenever it is used; the views are gone when their user is."""
+
+    def __init__(self, reader: ObjectStoreReader, ref: ObjectRef) -> None:
+        self._reader, self._ref = reader, ref
+
+    @property
+    def data(self) -> Any:
+        """The elements, as they are in the store."""
+        return self._reader.get(self._ref).data
+
+    @property
+    def modality(self) -> Any:
+        """The modality, which items of 0.13 have."""
+        return self._reader.get(self._ref).modality
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MultiModalKwargsItem, (self.data,)
+
+
+class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
+    """The cache of a worker; made by vLLM's factory in the place of its own. It attaches as any rank that is free."""
+
+    def __init__(self, vllm_config: Any, shared_worker_lock: Any) -> None:
+        super().__init__()
+        register_items()
+        self._policy = policy()
+        if HANDLE not in os.environ:
+            raise RuntimeError(f"{HANDLE} is not set; a worker must be started by its API server, on the same host")
+        self.reader = ObjectStoreReader.attach(StoreHandle.from_json(os.environ[HANDLE]), rank=None)
+
+    def get_and_update_features(self, mm_features: list[Any]) -> list[Any]:
+        """Put the item in the place of each reference; vLLM sends no data of an item that no encoder will need."""
+        for feature in mm_features:
+            if feature.data is not None:
+                feature.data = self.get_and_update_item(feature.data, feature.identifier)
+        return mm_features
+
+    def get_and_update_item(self, mm_item: Any, mm_hash: str) -> Any:
+        """Return the stored item of a reference; an item that came itself passes through."""
+        ref = ref_of(mm_item)
+        if ref is None:
+            return mm_item
+        if self._policy == "until_step":
+            return LazyItem(self.reader, ref)
+        return self.reader.get(ref, copy=self._policy == "copy")
+
+    def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:
+        """Do nothing: the API server's lease keeps what is sent."""
+
+    def clear_cache(self) -> None:
+        """Do nothing: a worker keeps no items."""

@@ -1,0 +1,71 @@
+"""Tests of the plug-in in a real vLLM, which `make test-vllm` runs in an environment of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmstore.files import PREFIX
+from shmstore.inspect.segments import holders
+
+collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*"]
+
+os.environ |= {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
+    "SHMSTORE_VLLM": "strict",
+}
+
+VLLMS = ("psm_", "vllm_dist_", "sem.loky-")
+"""How the names of vLLM's own files in /dev/shm begin."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_behind() -> None:
+    """Engines are shared by tests; what they leave is looked at when a module is done."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_segment_left_behind() -> Iterator[None]:
+    """Fail if a store is left; remove what a vLLM that was killed has left of its own."""
+    before = set(os.listdir("/dev/shm"))
+    yield
+    left = set(os.listdir("/dev/shm")) - before
+    for path in (Path("/dev/shm", name) for name in left if name.startswith(VLLMS)):
+        about = path.stat()
+        if not holders(about.st_dev, about.st_ino).pids:
+            path.unlink()
+    assert set() == {name for name in left if name.startswith(PREFIX)}
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.vllm.model import make_model
+
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="session")
+def lru(model: Path) -> Callable[..., dict[str, Any]]:
+    """What vLLM's `lru` answers in each scenario, with an engine of these settings; asked once."""
+    from tests.vllm.offline import answers, offline
+
+    made: dict[str, dict[str, Any]] = {}
+
+    def of(**settings: Any) -> dict[str, Any]:
+        key = repr(settings)
+        if key not in made:
+            with offline(model, "lru", **settings) as engine:
+                made[key] = answers(engine, ours=False)
+        return made[key]
+
+    return of

@@ -1,0 +1,148 @@
+"""`vllm serve` with the plug-in, as a process of its own, and its clients."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+from PIL import Image
+
+from shmstore.inspect import find_segments
+from tests.vllm.inputs import message
+
+START, END = 240.0, 60.0
+"""Seconds within which a server is up, or gone."""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Server:
+    """One server, and the store that it has made."""
+
+    def __init__(self, model: Path, log: Path, *settings: str) -> None:
+        self.port = free_port()
+        self.log = log
+        command: list[str | Path] = [
+            Path(sys.executable).parent / "vllm",
+            "serve",
+            model,
+            "--served-model-name",
+            "tiny",
+        ]
+        command += [
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--dtype",
+            "float32",
+            "--enforce-eager",
+            "--seed",
+            "0",
+        ]
+        command += ["--max-model-len", "8192", "--mm-processor-cache-type", "shm", *settings]
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+
+    def wait(self) -> None:
+        """Return when it answers."""
+        deadline = time.monotonic() + START
+        while self.process.poll() is None and time.monotonic() < deadline:
+            try:
+                if self.get("/health")[0] == 200:
+                    return
+            except OSError:
+                time.sleep(0.2)
+        raise AssertionError(f"no server: {self.log.read_text()[-3000:]}")
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+
+    def get(self, path: str) -> tuple[int, str]:
+        connection = self.connect()
+        try:
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+        finally:
+            connection.close()
+
+    def send(self, *pictures: Image.Image, text: str = "what is this", **settings: Any) -> http.client.HTTPConnection:
+        """Send one request, and return the connection on which its answer will come."""
+        body = {"model": "tiny", "messages": message(*pictures, text=text), "temperature": 0, "ignore_eos": True}
+        body |= {"max_tokens": 8, "return_token_ids": True} | settings
+        connection = self.connect()
+        connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
+        return connection
+
+    def ask(self, *pictures: Image.Image, **settings: Any) -> tuple[int, list[list[int]]]:
+        """Return the status, and the tokens of each choice."""
+        connection = self.send(*pictures, **settings)
+        try:
+            answer = connection.getresponse()
+            said = json.loads(answer.read())
+            return answer.status, [choice["token_ids"] for choice in said.get("choices", [])]
+        finally:
+            connection.close()
+
+    def metric(self, name: str) -> float:
+        """Return the sum of a metric's series; KeyError without one."""
+        values = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", self.get("/metrics")[1], re.MULTILINE)
+        if not values:
+            raise KeyError(name)
+        return sum(map(float, values))
+
+    def store(self) -> Any:
+        """Return what can be seen of its store from outside."""
+        (found,) = [info for info in find_segments() if info.facts and info.facts.writer_pid == self.process.pid]
+        return found
+
+    def family(self) -> list[psutil.Process]:
+        """Return its processes, the API server first."""
+        first = psutil.Process(self.process.pid)
+        return [first, *first.children(recursive=True)]
+
+    def worker(self) -> psutil.Process:
+        """Return one of its workers: a process that has the store mapped, and is not its writer."""
+        path = f"/dev/shm/{self.store().name}"
+        mapped = [one for one in self.family()[1:] if path in {part.path for part in one.memory_maps()}]
+        return mapped[-1]
+
+    def stop(self, how: int = signal.SIGTERM) -> None:
+        """End it, and wait for all of its processes; those of a server that was killed do not go by themselves."""
+        family = self.family() if self.process.poll() is None else []
+        if family:
+            os.kill(self.process.pid, how)
+        self.process.wait(END)
+        _, alive = psutil.wait_procs(family[1:], END if how == signal.SIGTERM else 0)
+        for one in alive:
+            one.kill()
+        psutil.wait_procs(alive)
+        assert how == signal.SIGKILL or [] == alive
+
+
+@contextmanager
+def server(model: Path, log: Path, *settings: str) -> Iterator[Server]:
+    running = Server(model, log, *settings)
+    try:
+        running.wait()
+        yield running
+    finally:
+        running.stop()

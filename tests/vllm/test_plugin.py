@@ -1,0 +1,377 @@
+"""The parts of the plug-in, without an engine: its switches, its look at vLLM, items, and the leases of requests."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from vllm.multimodal.cache import ShmObjectStoreSenderCache, factories
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFeatureSpec,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+    MultiModalSharedField,
+)
+from vllm.v1.engine.output_processor import OutputProcessor
+from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+import shmstore
+from shmstore.integrations.vllm import register, seams
+from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
+from shmstore.integrations.vllm.receiver import ReceiverCache
+from shmstore.integrations.vllm.requests import follow
+from shmstore.integrations.vllm.sender import SenderCache
+from tests.support import segments
+
+FIELDS = [
+    MultiModalBatchedField(),
+    MultiModalBatchedField(keep_on_cpu=True),
+    MultiModalSharedField(batch_size=3),
+    MultiModalFlatField(slices=[slice(0, 4), slice(4, 9)], dim=1),
+    MultiModalFlatField(slices=[[slice(0, 4), slice(6, None)], [slice(4, 6, 1)]]),
+]
+
+
+# ---- switches
+
+
+@pytest.mark.parametrize(("wanted", "comes"), [(None, 1), ("1", 1), ("strict", 1), ("0", 0)])
+def test_the_environment_says_whether_the_plugin_comes(
+    wanted: str | None, comes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came: list[None] = []
+    monkeypatch.setattr(seams, "install", lambda: came.append(None))
+    monkeypatch.delenv("SHMSTORE_VLLM")
+    if wanted is not None:
+        monkeypatch.setenv("SHMSTORE_VLLM", wanted)
+    register()
+    assert comes == len(came)
+
+
+def test_the_factories_find_the_classes_of_the_plugin() -> None:
+    register()
+    register()
+    assert (SenderCache, ReceiverCache) == (
+        factories.ShmObjectStoreSenderCache,
+        factories.ShmObjectStoreReceiverCache,
+    )
+
+
+@pytest.mark.parametrize("name", ["SHMSTORE_VLLM", "SHMSTORE_VLLM_READ"])
+def test_a_setting_that_means_nothing_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "perhaps")
+    with pytest.raises(ValueError, match=name):
+        register()
+
+
+# ---- a look at vLLM
+
+
+def unknown_parameter(self: Any, mm_item: Any, mm_hash: str, priority: int) -> Any: ...
+
+
+DIFFERENCES: list[tuple[Any, str, Any]] = [
+    (SenderCache.__mro__[1], "get_and_update_item", unknown_parameter),
+    (SenderCache.__mro__[1], "rotate", unknown_parameter),
+    (ReceiverCache.__mro__[1], "rotate", unknown_parameter),
+    (OutputProcessor, "add_request", unknown_parameter),
+    (OutputProcessor, "process_outputs", unknown_parameter),
+    (OutputProcessor, "__init__", unknown_parameter),
+    (ShmObjectStoreSenderCache, "__init__", unknown_parameter),
+    (factories, "processor_cache_from_config", unknown_parameter),
+    (factories, "worker_receiver_cache_from_config", unknown_parameter),
+    (seams, "MultiModalFieldElem", MultiModalFeatureSpec),
+    (seams, "EngineCoreOutput", object),
+]
+
+
+def test_this_vllm_is_known() -> None:
+    assert seams.difference() is None
+
+
+@pytest.mark.parametrize(("where", "name", "other"), DIFFERENCES, ids=lambda value: getattr(value, "__name__", value))
+def test_what_differs_keeps_the_plugin_out(
+    where: Any, name: str, other: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(seams, "install", lambda: pytest.fail("it was changed"))
+    monkeypatch.setattr(where, name, other, raising=False)
+    monkeypatch.setenv("SHMSTORE_VLLM", "1")
+    register()
+    assert 1 == len([record for record in caplog.records if record.name == "vllm.shmstore"])
+    monkeypatch.setenv("SHMSTORE_VLLM", "strict")
+    with pytest.raises(RuntimeError):
+        register()
+
+
+# ---- items
+
+
+def item(*fields: Any) -> MultiModalKwargsItem:
+    return MultiModalKwargsItem(
+        {f"key {n}": MultiModalFieldElem(data=torch.arange(5.0) + n, field=field) for n, field in enumerate(fields)}
+    )
+
+
+def same(one: MultiModalKwargsItem, other: MultiModalKwargsItem) -> bool:
+    return list(one) == list(other) and all(
+        one[key].field == other[key].field and torch.equal(one[key].data, other[key].data) for key in one
+    )
+
+
+def test_an_item_comes_back_with_its_fields() -> None:
+    register_items()
+    whole = item(*FIELDS)
+    with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        with shmstore.ObjectStoreReader.attach(writer.handle) as reader:
+            found = reader.get(writer.put("item", whole))
+            assert type(whole) is type(found)
+            assert same(whole, found)
+            nested = MultiModalKwargsItem(
+                {"several": MultiModalFieldElem(data=[torch.zeros(2), [1, 2.5]], field=FIELDS[0])}
+            )
+            assert nested == reader.get(writer.put("nested", nested))
+
+
+def test_a_reference_travels_as_vllms_messages_do() -> None:
+    with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        ref = writer.put("item", b"")
+        sent = ReferenceItem(writer.hold(ref), None)
+        messages = MsgpackEncoder().encode(sent)
+        arrived = MsgpackDecoder(MultiModalKwargsItem).decode(messages)
+        assert [ref, ref, None] == [ref_of(arrived), ref_of(pickle.loads(pickle.dumps(sent))), ref_of(item(*FIELDS))]
+    for wrong in ([1, 2], 5, torch.zeros(5)):
+        with pytest.raises(ValueError):  # noqa: PT011 - it is what vLLM catches
+            ref_of({"address": MultiModalFieldElem(data=wrong, field=FIELDS[0])})
+
+
+# ---- the leases of requests
+
+
+class Desk:
+    """What `follow` needs of an `OutputProcessor`, and a store with one item for each request."""
+
+    stopped: tuple[str, ...] = ()
+    """Requests that the next output ends, though the core has not finished them."""
+
+    def __init__(self, writer: shmstore.ObjectStoreWriter) -> None:
+        self.writer = writer
+        self.request_states: dict[str, Any] = {}
+
+    @property
+    def opened(self) -> int:
+        return self.writer.stats().open_leases
+
+    def item(self, name: str) -> ReferenceItem:
+        return ReferenceItem(self.writer.hold(self.writer.put(name, b"")), None)
+
+    def request(self, name: str, *, children: int = 1) -> None:
+        features = [SimpleNamespace(data=self.item(name))]
+        for child in range(children):
+            request_id = name if children == 1 else f"{child}_{name}"
+            self.add_request(SimpleNamespace(request_id=request_id, mm_features=features))
+
+    def output(self, name: str, *, finished: bool = False) -> None:
+        self.process_outputs(
+            [SimpleNamespace(request_id=name, new_token_ids=[1], pooling_output=None, finished=finished)]
+        )
+
+    def add_request(self, request: Any) -> None:
+        self.request_states[request.request_id] = request
+
+    def abort_requests(self, request_ids: list[str]) -> list[str]:
+        return [request_id for request_id in request_ids if self.request_states.pop(request_id, None)]
+
+    def process_outputs(self, engine_core_outputs: list[Any]) -> None:
+        for output in engine_core_outputs:
+            if output.finished or output.request_id in self.stopped:
+                self.request_states.pop(output.request_id, None)
+
+
+follow(Desk)
+
+
+@pytest.fixture
+def writer() -> Iterator[shmstore.ObjectStoreWriter]:
+    with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as made:
+        yield made
+
+
+@pytest.fixture
+def desk(writer: shmstore.ObjectStoreWriter) -> Desk:
+    return Desk(writer)
+
+
+def test_a_lease_ends_when_the_core_has_finished_its_request(desk: Desk) -> None:
+    desk.request("a")
+    desk.output("a")
+    assert 1 == desk.opened
+    desk.output("a", finished=True)
+    assert 0 == desk.opened
+
+
+def test_the_children_of_a_request_share_its_lease_until_the_last_has_ended(desk: Desk) -> None:
+    desk.request("a", children=3)
+    for child in (1, 0):
+        desk.output(f"{child}_a", finished=True)
+        assert 1 == desk.opened
+    desk.output("2_a", finished=True)
+    assert 0 == desk.opened
+
+
+def test_a_lease_of_an_aborted_request_lasts_until_a_later_one_has_a_token(desk: Desk) -> None:
+    for name in "abc":
+        desk.request(name)
+    desk.abort_requests(["b"])
+    desk.output("a")
+    desk.output("c")  # both were there before
+    assert 3 == desk.opened
+    desk.request("d")
+    assert 4 == desk.opened
+    desk.output("d")
+    assert 3 == desk.opened
+
+
+def test_a_request_that_a_stop_string_ended_may_be_in_the_core_still(desk: Desk) -> None:
+    desk.request("a")
+    desk.stopped = ("a",)
+    desk.output("a")
+    assert 1 == desk.opened
+    desk.request("b")
+    desk.output("b", finished=True)
+    assert 0 == desk.opened
+
+
+def test_an_item_that_nobody_has_sent_ends_its_lease(desk: Desk) -> None:
+    sent = desk.item("a")
+    assert 1 == desk.opened
+    del sent
+    assert 0 == desk.opened
+
+
+def test_two_processors_know_nothing_of_each_other(desk: Desk) -> None:
+    other = Desk(desk.writer)
+    desk.request("a")
+    other.add_request(SimpleNamespace(request_id="a", mm_features=[]))
+    other.output("a", finished=True)
+    assert 1 == desk.opened
+
+
+# ---- both caches, without an engine
+
+
+def config(gib: float = 2**-10, workers: int = 1, most: int = 1) -> Any:
+    """Return what the caches read of vLLM's configuration."""
+    settings = SimpleNamespace(mm_processor_cache_gb=gib, mm_shm_cache_max_object_size_mb=most)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(get_multimodal_config=lambda: settings),
+        parallel_config=SimpleNamespace(world_size=workers),
+    )
+
+
+@pytest.fixture
+def sender() -> Iterator[SenderCache]:
+    made = SenderCache(config(workers=3))
+    yield made
+    made.close()
+
+
+def received(cache: ReceiverCache, sent: Any) -> Any:
+    feature = SimpleNamespace(data=sent, identifier="a")
+    assert [feature] == cache.get_and_update_features([feature, SimpleNamespace(data=None)])[:1]
+    return feature.data
+
+
+def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: SenderCache) -> None:
+    whole, updates = item(*FIELDS), ["update"]
+    assert not sender.is_cached_item("a")
+    sent = [sender.get_and_update_item((whole, updates), "a"), sender.get_and_update_item(None, "a")]
+    assert sender.is_cached_item("a")
+    assert [updates, updates] == [list(found) for _, found in sent]
+    cache = ReceiverCache(None, None)
+    for reference, _ in sent:
+        assert same(whole, received(cache, reference))
+        assert same(whole, received(cache, reference))
+    assert (1, 2) == (sender.make_stats().hits, sender.make_stats(delta=True).total)
+    assert (0, 0) == (sender.make_stats(delta=True).hits, sender.make_stats(delta=True).total)
+    del sent, reference
+    assert 0 == sender.writer.stats().open_leases
+
+
+def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = item(*FIELDS)
+    sent, _ = sender.get_and_update_item((whole, []), "a")
+    for setting, pinned in (("copy", 0), ("views", 1), ("until_step", 0)):
+        monkeypatch.setenv("SHMSTORE_VLLM_READ", setting)
+        cache = ReceiverCache(None, None)
+        found = received(cache, sent)
+        assert same(whole, found)
+        assert isinstance(found, MultiModalKwargsItem)
+        assert pinned == cache.reader.stats().live_views
+        assert same(whole, pickle.loads(pickle.dumps(found)))
+        del found
+        gc.collect()
+        assert 0 == cache.reader.stats().live_views
+
+
+def test_what_was_found_stays_until_it_is_taken(sender: SenderCache) -> None:
+    big = MultiModalKwargsItem({"data": MultiModalFieldElem(data=torch.zeros(100 << 10), field=FIELDS[0])})  # 400 KiB
+    sender.get_and_update_item((big, []), "a")
+    assert sender.is_cached_item("a")
+    for name in "bcde":  # each of them is let go at once, and two fit
+        sender.get_and_update_item((big, []), name)
+    assert sender.get_and_update_item(None, "a")[1] == []
+    assert sender.is_cached_item("e")
+    sender.release_sender_touches()
+    for name in "fghi":
+        sender.get_and_update_item((big, []), name)
+    assert not sender.is_cached_item("e")
+
+
+def test_what_cannot_be_stored_is_sent_inline(sender: SenderCache, caplog: pytest.LogCaptureFixture) -> None:
+    class OtherField(MultiModalBatchedField):  # type: ignore[misc]
+        pass
+
+    large = MultiModalKwargsItem({"data": MultiModalFieldElem(data=torch.zeros(1 << 20), field=FIELDS[0])})
+    for given in (item(OtherField()), large):
+        assert given is sender.get_and_update_item((given, ["update"]), "a")[0]
+        assert given is received(ReceiverCache(None, None), given)
+        assert not sender.is_cached_item("a")
+    assert any(record.name.endswith("shmstore") for record in caplog.records)
+
+
+def test_a_reference_that_comes_from_outside_gets_a_lease_if_it_is_one_to_its_item(sender: SenderCache) -> None:
+    whole = item(*FIELDS)
+    came, other = (pickle.loads(pickle.dumps(sender.get_and_update_item((whole, []), name)[0])) for name in "ab")
+    assert 0 == sender.writer.stats().open_leases
+    for wrong in (other, {"address": MultiModalFieldElem(data=[1, 2, 3, 4, 5], field=FIELDS[0])}):
+        with pytest.raises(ValueError):  # noqa: PT011
+            sender.validate_input_item(wrong, "a")
+    sender.validate_input_item(whole, "a")
+    assert 0 == sender.writer.stats().open_leases
+    sender.validate_input_item(came, "a")
+    assert 1 == sender.writer.stats().open_leases
+    assert same(whole, received(ReceiverCache(None, None), came))
+    del came
+    assert 0 == sender.writer.stats().open_leases
+    sender.invalidate("b")
+    assert not sender.is_cached_item("b")
+    with pytest.raises(ValueError):  # noqa: PT011
+        sender.validate_input_item(other, "b")
+
+
+def test_clear_and_close_forget_everything(sender: SenderCache) -> None:
+    sent, _ = sender.get_and_update_item((item(*FIELDS), []), "a")
+    sender.clear_cache()
+    assert not sender.is_cached_item("a")
+    assert (0, 0) == (sender.make_stats().hits, sender.make_stats().total)
+    name = sender.writer.name
+    sender.close()
+    assert name not in segments()
+    del sent  # late
