@@ -19,6 +19,7 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
     MultiModalSharedField,
 )
+from vllm.v1.engine import FinishReason
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
@@ -89,6 +90,8 @@ DIFFERENCES: list[tuple[Any, str, Any]] = [
     (factories, "worker_receiver_cache_from_config", unknown_parameter),
     (seams, "MultiModalFieldElem", MultiModalFeatureSpec),
     (seams, "EngineCoreOutput", object),
+    (seams, "MultiModalFeatureSpec", object),
+    (OutputProcessor, "abort_requests", unknown_parameter),
 ]
 
 
@@ -177,10 +180,9 @@ class Desk:
             request_id = name if children == 1 else f"{child}_{name}"
             self.add_request(SimpleNamespace(request_id=request_id, mm_features=features))
 
-    def output(self, name: str, *, finished: bool = False) -> None:
-        self.process_outputs(
-            [SimpleNamespace(request_id=name, new_token_ids=[1], pooling_output=None, finished=finished)]
-        )
+    def output(self, name: str, *, finished: bool = False, reason: Any = FinishReason.STOP) -> None:
+        of = {"request_id": name, "new_token_ids": [1], "pooling_output": None}
+        self.process_outputs([SimpleNamespace(**of, finished=finished, finish_reason=reason if finished else None)])
 
     def add_request(self, request: Any) -> None:
         self.request_states[request.request_id] = request
@@ -242,6 +244,29 @@ def test_a_request_that_a_stop_string_ended_may_be_in_the_core_still(desk: Desk)
     desk.request("a")
     desk.stopped = ("a",)
     desk.output("a")
+    assert 1 == desk.opened
+    desk.request("b")
+    desk.output("b", finished=True)
+    assert 0 == desk.opened
+
+
+def test_a_token_of_a_streams_first_part_says_nothing_about_what_came_before_its_second(desk: Desk) -> None:
+    desk.request("stream")
+    desk.request("b")
+    desk.abort_requests(["b"])
+    desk.add_request(SimpleNamespace(request_id="stream", mm_features=[SimpleNamespace(data=desk.item("second"))]))
+    desk.output("stream")
+    assert 3 == desk.opened
+    desk.request("c")
+    desk.output("c")
+    assert 3 == desk.opened
+    desk.output("stream", finished=True)
+    assert 1 == desk.opened
+
+
+def test_a_request_that_the_core_aborts_may_be_on_its_way_to_the_workers(desk: Desk) -> None:
+    desk.request("a")
+    desk.output("a", finished=True, reason=FinishReason.ABORT)
     assert 1 == desk.opened
     desk.request("b")
     desk.output("b", finished=True)

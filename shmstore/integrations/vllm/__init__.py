@@ -34,8 +34,8 @@ def register() -> None:
         from shmstore.integrations.vllm import seams
 
         problem = seams.difference()
-    except (ImportError, AttributeError) as error:
-        problem = str(error)
+    except Exception as error:  # whatever another vLLM makes of our questions
+        problem = f"{type(error).__name__}: {error}"
     if problem is None:
         seams.install()
     elif wanted == "strict":

@@ -27,10 +27,11 @@ class RequestLeases:
 
     def add(self, request: Any) -> None:
         """Keep what this request, or one more part of it, sends. The children of one request share their items."""
-        _, items = self._sent.get(request.request_id, (0, []))
         self._added += 1
+        # The first part's number: a token of it says nothing about requests that came between it and a later part.
+        number, items = self._sent.get(request.request_id, (self._added, []))
         found = [feature.data for feature in request.mm_features or () if isinstance(feature.data, ReferenceItem)]
-        self._sent[request.request_id] = self._added, items + found
+        self._sent[request.request_id] = number, items + found
 
     def finish(self, request_id: str) -> None:
         """Let go: the engine core has finished the request."""
@@ -84,7 +85,9 @@ def follow(processor: type[Any]) -> None:
         done = process_outputs(self, engine_core_outputs, *args, **kwargs)
         for output in engine_core_outputs:
             if output.request_id not in self.request_states:
-                ours.finish(output.request_id) if output.finished else ours.abort([output.request_id])
+                # The core may abort requests whose steps are still on their way to the workers.
+                over = output.finished and str(output.finish_reason) != "abort"
+                ours.finish(output.request_id) if over else ours.abort([output.request_id])
         return done
 
     processor._shmstore_leases = None

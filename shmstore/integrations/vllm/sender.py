@@ -35,7 +35,9 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         super().__init__()
         register_items()
         self._sender = _make_sender(vllm_config)
-        self._protection = self.writer.protection()
+        # 0.13 never says that a request is merged: then a key stays protected until 64 others are.
+        merges = hasattr(BaseMultiModalProcessorCache, "release_sender_touches")
+        self._protection = self.writer.protection(limit=4096 if merges else 64)
         self._warned = False
         os.environ[HANDLE] = self._sender.handle.to_json()
         _collector().watch(self._sender, self.writer.name)
@@ -74,7 +76,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._sender.touch_sender_cache_item(mm_hash)
 
     def release_sender_touches(self) -> None:
-        """Let go of what was found and not taken; 0.13 has no such call, and loses nothing by it."""
+        """Let go of what was found and not taken; 0.13 has no such call."""
         self._protection.end()
 
     def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:
