@@ -347,7 +347,7 @@ def test_errors_of_c_are_told_apart_by_their_code_and_not_by_their_text(
         monkeypatch.setattr(module, "fail", reworded)
     foreign.write_bytes(b"hello")
     handle = stores.create().handle
-    with pytest.raises(StoreNotFoundError, match="containers"):
+    with pytest.raises(StoreNotFoundError, match="container"):
         ObjectStoreReader.attach(replace(handle, name=store_name()))
     with pytest.raises(LayoutMismatchError, match="is no store"):
         ObjectStoreReader.attach(foreign.name)
