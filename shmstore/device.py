@@ -5,7 +5,7 @@ writer may reuse as soon as no view is left. So each copy is recorded here with 
 the source is dropped after the event has come: at the next call here, or when a reader is closed.
 """
 
-import threading
+import os
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +17,6 @@ __all__ = ["HostMemory", "finish", "release_done", "require_cuda", "upload"]
 
 _cuda: Any = torch.cuda  # tests have a stand-in
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: the device needs it for pages that this process may not write
-_lock = threading.RLock()
 
 
 class _Copy:
@@ -30,7 +29,8 @@ class _Copy:
         self.event: Any = None
 
 
-_in_flight: list[_Copy] = []
+_in_flight: set[_Copy] = set()  # without a lock: each change is one operation
+os.register_at_fork(after_in_child=_in_flight.clear)  # they are the parent's, and CUDA does not survive a fork
 
 
 def require_cuda() -> None:
@@ -46,8 +46,7 @@ def upload(source: torch.Tensor, device: torch.device, stream: Any = None) -> to
     """
     release_done()
     copy = _Copy(source)
-    with _lock:
-        _in_flight.append(copy)  # before the copy begins, so that an interrupt leaves the source alive
+    _in_flight.add(copy)  # before the copy begins, so that an interrupt leaves the source alive
     try:
         with _cuda.device(device), nullcontext() if stream is None else _cuda.stream(stream):
             there = _to(source, device)
@@ -57,7 +56,7 @@ def upload(source: torch.Tensor, device: torch.device, stream: Any = None) -> to
             return there
     except BaseException:
         _cuda.synchronize()
-        _forget([copy])
+        _in_flight.discard(copy)
         raise
 
 
@@ -65,23 +64,19 @@ def _to(source: torch.Tensor, device: torch.device) -> torch.Tensor:
     return source.to(device, non_blocking=True)
 
 
-def _forget(copies: list[_Copy]) -> None:
-    with _lock:
-        _in_flight[:] = [copy for copy in _in_flight if copy not in copies]
-
-
 def release_done() -> None:
     """Drop the sources of the copies that are done."""
-    if _in_flight:
-        _forget([copy for copy in list(_in_flight) if copy.event is not None and copy.event.query()])
+    for copy in list(_in_flight):
+        if copy.event is not None and copy.event.query():
+            _in_flight.discard(copy)
 
 
 def finish() -> None:
     """Wait for all copies that have begun, and drop their sources."""
-    copies = [copy for copy in list(_in_flight) if copy.event is not None]
-    for copy in copies:
-        copy.event.synchronize()
-    _forget(copies)
+    for copy in list(_in_flight):
+        if copy.event is not None:
+            copy.event.synchronize()
+            _in_flight.discard(copy)
 
 
 class HostMemory:
@@ -93,6 +88,7 @@ class HostMemory:
     def __init__(self, address: int, nbytes: int, owner: Any) -> None:
         self._owner = owner
         self._address = 0
+        self._pid = os.getpid()
         self.nbytes = nbytes
         require_cuda()
         self._cudart = cudart = _cuda.cudart()
@@ -111,7 +107,7 @@ class HostMemory:
     def close(self) -> None:
         """Wait for the copies, and unlock the pages; idempotent."""
         address, self._address = self._address, 0
-        if address:
+        if address and self._pid == os.getpid():
             finish()
             self._cudart.cudaHostUnregister(address)
 

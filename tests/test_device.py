@@ -14,7 +14,7 @@ from shmstore import DeviceError, ObjectStoreReader, ObjectStoreWriter, PickleSe
 from shmstore import device as module
 from shmstore.multimodal import MultiModalKwargsItems
 from tests.multimodal.helpers import item
-from tests.support import Stores, raises
+from tests.support import Stores, in_child, raises
 
 KIB = 1 << 10
 GPU = torch.device("cuda")
@@ -228,6 +228,25 @@ def test_an_error_while_a_copy_begins_keeps_nothing(
     gc.collect()
     assert [] == cuda.waiting, "the copy that had begun was waited for"
     assert fills(writer)
+
+
+def test_a_forked_child_waits_for_no_copy_and_unlocks_no_page_of_its_parent(
+    writer: ObjectStoreWriter, reader: ObjectStoreReader, cuda: Cuda
+) -> None:
+    reader.register_host_memory()
+    found = reader.get(writer.put("a", VALUE), device=GPU)
+
+    def forget() -> tuple[int, int, int]:
+        registered = reader._registered
+        assert registered is not None
+        registered.close()
+        module.finish()
+        return len(module._in_flight), cuda.waits, len(cuda.unregistered)
+
+    assert (0, 0, 0) == in_child(forget)
+    assert not fills(writer)
+    cuda.run()
+    check(found)
 
 
 def test_items_that_are_joined_on_a_device_are_held_until_then(

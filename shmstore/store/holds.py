@@ -38,8 +38,9 @@ class LeasedRef:
 
     def sent(self) -> None:
         """Keep the lease open if this object is collected: the reference was sent."""
-        if self._batch is not None:
-            self._batch.record.keep = 1
+        batch = self._batch
+        if batch is not None:  # else it has ended
+            batch.record.keep = 1
 
     def end(self) -> bool:
         """End the lease; return False if it has ended already."""
