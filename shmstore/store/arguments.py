@@ -14,6 +14,7 @@ from shmstore.serde import MsgpackSerde, ObjectSerde
 
 __all__ = [
     "DEFAULT_SERDE",
+    "MAX_EXTRA",
     "MAX_KEY",
     "Closable",
     "checked_name",
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 DEFAULT_SERDE = MsgpackSerde()
+MAX_EXTRA = native.MAX_EXTRA
 MAX_KEY = native.MAX_KEY
 _MAX_UID = 2**32 - 2
 

@@ -206,25 +206,27 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _put(self, batch: Batch, key: str, value: Any, hold: bool) -> ObjectRef:
-        """Do `put`, as a part of a batch."""
+    def _put(self, batch: Batch, key: str, value: Any, hold: bool, extra: bytes = b"") -> ObjectRef:
+        """Do `put`, as a part of a batch; `extra` is stored behind the object, and no reader gets it."""
         packed = packed_key(key)
         encoded = self._serde.encode(value)
         try:
             if encoded.fills:
-                return self._fill(batch, packed, encoded, hold)
-            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold))
+                return self._fill(batch, packed, encoded, hold, extra)
+            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, extra))
         except _ORDINARY as error:
-            raise self._explain(batch, error, key, encoded.nbytes, len(packed) + len(encoded.meta)) from None
+            raise self._explain(
+                batch, error, key, encoded.nbytes, len(packed) + len(encoded.meta) + len(extra)
+            ) from None
         except _BROKEN as error:
             if (wrong := refusals.wrong_encoding(encoded)) is not None:
                 raise wrong from error
             raise
 
-    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool) -> ObjectRef:
+    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes) -> ObjectRef:
         if (wrong := refusals.wrong_encoding(encoded)) is not None:
             raise wrong  # C does not see the fills: one might get less than its size
-        batch.begin(key, encoded.meta, encoded.nbytes)
+        batch.begin(key, encoded.meta, encoded.nbytes, extra=extra)
         batch.copy(encoded.spans)
         with memoryview(batch.buffer()) as payload:
             for offset, size, source in encoded.fills:
@@ -338,7 +340,7 @@ class ObjectStoreWriter(Closable):
 
     def is_cached(self, key: str) -> bool:
         """Return whether `get_cached` would find `key`; changes neither order nor counts."""
-        return self._writer.has(packed_key(key))
+        return self._writer.has(packed_key(key)) > 0
 
     def touch(self, key: str) -> bool:
         """Count a use of `key` without handing it out; return False if it is absent."""
@@ -418,7 +420,7 @@ class ObjectStoreWriter(Closable):
 
     def __contains__(self, key: object) -> bool:
         try:
-            return self._writer.has(packed_key(key))  # type: ignore[arg-type]
+            return self._writer.has(packed_key(key)) > 0  # type: ignore[arg-type]
         except (TypeError, StoreClosedError):
             if isinstance(key, str):
                 raise
