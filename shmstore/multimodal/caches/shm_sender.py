@@ -178,27 +178,28 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         outputs: list[Any] = []
         missed: list[type[ShmStoreError] | None] = []
         total = len(mm_hashes)
+        misses = full = large = 0
         batch = native.batch()
         try:
             for mm_hash in mm_hashes:
                 if len(mm_hash) > _LONG:
                     mm_hashes = [stored_key(mm_hash) for mm_hash in mm_hashes]
                     break
-            cached = [self._updates.is_cached(mm_hash) for mm_hash in mm_hashes]
-            if False in cached and None in mm_items:  # before anything changes
-                check_known(mm_items, mm_hashes, dict(zip(mm_hashes, cached, strict=True)).__getitem__)
+            if total > 1 and None in mm_items:
+                check_known(mm_items, mm_hashes, self._updates.is_cached)  # before anything changes
             # What is cached comes first: its leases keep it while the rest is stored.
-            for mm_item, mm_hash, known in zip(mm_items, mm_hashes, cached, strict=True):
+            for at, mm_hash in enumerate(mm_hashes):
+                known = (mm_item := mm_items[at]) is None or self._updates.is_cached(mm_hash)
                 if known and mm_item is not None:
                     self.types.check_input(mm_item, mm_hash)
                 outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
                 with self._storing:
                     self._store(batch, mm_items, mm_hashes, outputs, missed)
+                misses = len(missed)
+                full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
             if self._writer._protections:
                 self._writer._unprotect(mm_hashes)
-            full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
-            misses = len(missed)
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]

@@ -22,6 +22,8 @@ _log = logging.getLogger(__name__)
 UNKNOWN: Any = object()
 """The updates of an object that are not known."""
 _MAX_DECODED = 16384
+_ID = slice(16, 24)
+"""Where a packed reference has the object's id."""
 _WITH_UPDATES = 2
 """Answer of the store for an object that has extra bytes."""
 
@@ -36,7 +38,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
         self._give = types.give_updates
         self._writer = writer
         self._native = writer._writer
-        self._decoded: dict[int, Any] = {}
+        self._decoded: dict[bytes, Any] = {}
         """By object id. Ids are never reused, so an entry may stay when its object goes."""
         self._beside: dict[str, tuple[int, Any]] = {}
         """By key, with the object's id: what is not stored."""
@@ -50,7 +52,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
     def of(self, ref: ObjectRef, mm_hash: str) -> UpdatesT:
         """Return the updates of an object that has just been handed out, or UNKNOWN."""
         try:
-            kept = self._decoded[ref.monotonic_id]
+            kept = self._decoded[ref._packed[_ID]]
         except KeyError:
             kept = self._find(ref, mm_hash)
             if kept is UNKNOWN:
@@ -84,7 +86,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
     def _keep_decoded(self, ref: ObjectRef, kept: Any) -> None:
         if len(self._decoded) >= _MAX_DECODED:
             self._decoded.clear()
-        self._decoded[ref.monotonic_id] = kept
+        self._decoded[ref._packed[_ID]] = kept
 
     def written(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> tuple[Any, bytes]:
         """Return the updates of an input as they are kept, and as bytes, which are empty if they are not data.
