@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.multimodal import processing
 from vllm.multimodal.cache import ShmObjectStoreSenderCache, factories
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -29,8 +32,11 @@ from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_ite
 from shmstore.integrations.vllm.receiver import ReceiverCache
 from shmstore.integrations.vllm.requests import follow
 from shmstore.integrations.vllm.sender import SenderCache
+from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from tests.support import segments
 
+PromptUpdateDetails = processing.PromptUpdateDetails
+processor: Any = sys.modules[PromptUpdateDetails.__module__]
 FIELDS = [
     MultiModalBatchedField(),
     MultiModalBatchedField(keep_on_cpu=True),
@@ -327,6 +333,57 @@ def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: Sender
     assert (0, 0) == (sender.make_stats(delta=True).hits, sender.make_stats(delta=True).total)
     del sent, reference
     assert 0 == sender.writer.stats().open_leases
+
+
+def prompt_updates() -> list[Any]:
+    """Return updates as models make them: with a mask, without, and many tokens."""
+    details = [
+        PromptUpdateDetails.select_token_id([1, 2, 2, 3], 2),
+        PromptUpdateDetails.from_seq([7] * 5000),
+        PromptUpdateDetails.select_token_ids(list(range(300)), [5, 299]),
+    ]
+    return [
+        processor.ResolvedPromptUpdate("image", number, processor.UpdateMode(mode), [151655, number], content)
+        for number, (mode, content) in enumerate(zip(["insert", "replace", "replace"], details, strict=True))
+    ]
+
+
+def plain(updates: list[Any]) -> list[Any]:
+    """Return updates as values that compare: the masks in the place of their functions."""
+    return [
+        (one.modality, one.item_idx, one.mode, one.target, one.content.full)
+        + ((one.content.is_embed(one.content.full).tolist(),) if one.content.is_embed else ())
+        for one in updates
+    ]
+
+
+def test_prompt_updates_come_back_with_the_answers_of_their_functions() -> None:
+    packed = encode_updates((prompt_updates(), "image"))
+    assert packed is not None
+    updates, modality = decode_updates(packed)
+    assert (plain(prompt_updates()), "image") == (plain(updates), modality)
+    assert updates[0].with_content([1]).content.full == [1]
+    at_start = processor.PromptIndexTargets.start()
+    for odd in (prompt_updates()[0].with_target(at_start), "update"):
+        assert encode_updates(([odd], None)) is None
+
+
+def test_the_next_api_server_has_the_items_and_their_updates(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHMSTORE_VLLM_STORE", f"vllm-plugin-{os.getpid()}")
+    first = SenderCache(config())
+    sent = first.get_and_update_item((item(*FIELDS), prompt_updates()), "a")[0]
+    first.get_and_update_item((item(*FIELDS), ["not data"]), "b")
+    first.writer.close(unlink=False)
+    del sent
+    second = SenderCache(config())
+    try:
+        assert [True, False] == [second.is_cached_item("a"), second.is_cached_item("b")]
+        for _ in range(2):
+            sent, updates = second.get_and_update_item(None, "a")
+            assert plain(prompt_updates()) == plain(updates)
+            assert same(item(*FIELDS), received(ReceiverCache(None, None), sent))
+    finally:
+        second.close()
 
 
 def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:
