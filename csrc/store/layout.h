@@ -42,7 +42,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 6u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 7u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
 #define SHMS_MAX_ZONES 4096u
