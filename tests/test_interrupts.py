@@ -490,7 +490,7 @@ def test_a_handle_whose_opening_is_interrupted_leaves_no_lock_and_nothing_mapped
                 ObjectStoreWriter.recover(name).close(unlink=False)
                 number += 1
             gc.collect()
-            assert number > 4
+            assert number > 5
         ObjectStoreWriter.recover(name).close()
 
 
