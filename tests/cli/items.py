@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
@@ -52,6 +53,39 @@ class RandomItems:
     def __iter__(self) -> Iterator[Picture]:
         for number, rows in enumerate(self.rows):
             yield RandomPicture(number, rows, self.process_s)
+
+
+@dataclass(frozen=True)
+class NotedPicture(RandomPicture):
+    """Adds a line with the process's id to a file whenever it is processed."""
+
+    notes: Path = Path()
+
+    def process(self) -> Processed:
+        with self.notes.open("a") as notes:
+            print(os.getpid(), file=notes)
+        return super().process()
+
+
+@dataclass(frozen=True)
+class NotedItems(RandomItems):
+    """Pictures that note who processes them."""
+
+    notes: Path = Path()
+
+    def __iter__(self) -> Iterator[Picture]:
+        for number, rows in enumerate(self.rows):
+            yield NotedPicture(number, rows, notes=self.notes)
+
+
+@dataclass(frozen=True)
+class LosesTheStore(RandomItems):
+    """The second API process finds nothing: its pictures remove the segment that the first one has left."""
+
+    def __iter__(self) -> Iterator[Picture]:
+        for left in Path("/dev/shm").glob(f"shmstore-demo-{os.getppid()}-*"):
+            left.unlink()
+        yield from super().__iter__()
 
 
 class LateTerminationError(ImageError):

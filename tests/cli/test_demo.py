@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from shutil import which
 
@@ -23,8 +24,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
+from shmstore import ObjectStoreWriter
 from shmstore.cli.command import parse_size
-from shmstore.cli.demo.api import default_capacity, percentile, request_order
+from shmstore.cli.demo.api import default_capacity, percentile, request_order, room_for_all
 from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
 from shmstore.cli.demo.main import ProgressBar, execute, run
 from shmstore.cli.demo.memory import Memory, parse_smaps
@@ -36,7 +38,7 @@ from shmstore.cli.demo.report import print_report
 from shmstore.cli.demo.supervisor import GRACE_S, DemoError, Observer
 from shmstore.cli.main import COMMANDS, main
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
-from tests.cli.items import BrokenImage, FailingProcessor, RandomItems, StuckProcessor
+from tests.cli.items import BrokenImage, FailingProcessor, LosesTheStore, NotedItems, RandomItems, StuckProcessor
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = 1176 * 4
@@ -211,6 +213,83 @@ def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
     assert {"ok": False, "error": expected} == json.loads(captured.out)
 
 
+class Generations(Observer):
+    """Notes the processes of each generation, and kills one of the second."""
+
+    def __init__(self, victim: str | None = None) -> None:
+        self.pids: list[dict[str, int]] = []
+        self._victim = victim
+
+    def started(self, mode: str, pids: dict[str, int]) -> None:
+        self.pids.append(pids)
+        if self._victim and len(self.pids) == 2:
+            os.kill(pids[self._victim], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(
+    ("kill", "victim"), [("api", "the API process"), ("engine", "the engine process"), ("worker", "worker 0")]
+)
+def test_after_a_kill_new_processes_take_the_store_over_and_no_image_is_processed_again(
+    kill: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    killed: list[tuple[str, int | None]] = []
+    really_kill = BaseProcess.kill
+
+    def kill_and_note(process: BaseProcess) -> None:
+        process.join(0.5)  # it must not end by itself
+        really_kill(process)
+        process.join()
+        killed.append((process.name, process.exitcode))
+
+    monkeypatch.setattr(BaseProcess, "kill", kill_and_note)
+    settings = RunSettings(workers=2 if kill == "worker" else 1, rounds=3, in_flight=2, kill=kill)
+    observer = Generations()
+    source = NotedItems(rows=(10, 20, 300), notes=tmp_path / "processed")
+    status = execute(settings, source, modes=["shm"], as_json=True, observer=observer)
+    captured = capfd.readouterr()
+    assert (0, "") == (status, captured.err)
+    assert [(f"shmstore demo: {victim}", -signal.SIGKILL)] == killed, "the others end by themselves"
+    first, second = observer.pids
+    assert first.keys() == second.keys()
+    assert not set(first.values()) & set(second.values())
+    assert [str(first["the API process"])] * 6 == source.notes.read_text().split(), "once to know it, once to store it"
+    report = json.loads(captured.out)
+    assert (True, kill, 3) == (report["ok"], report["kill"], report["distinct_items"])
+    (figures,), restart = report["modes"].values(), report["restart"]
+    assert (3, 3) == (restart["recovered"], restart["hits_kept"])
+    assert 0 < restart["opening_ms"] / 1000 < restart["opened_s"] < restart["answered_s"]
+    assert (5, 5, 0) == (figures["requests"], figures["hits"], figures["processed"]), "of 9 requests the other half"
+    assert (5 * settings.workers, 0) == (figures["checked"], figures["mismatches"])
+    assert (0, 0, 0) == (figures["evictions"], figures["held_at_end"], figures["processing_ms"])
+
+
+def test_a_hit_that_a_restart_has_lost_exits_1(capfd: pytest.CaptureFixture[str]) -> None:
+    settings = RunSettings(workers=1, rounds=2, kill="api")
+    assert execute(settings, LosesTheStore(rows=(10, 20, 30)), modes=["shm"]) == 1
+    said = capfd.readouterr().out
+    rows = dict([cell.strip() for cell in line.split("│")[1:3]] for line in said.splitlines() if line.startswith("│"))
+    assert ("0", "0 of 3", "3", "3", "0") == tuple(
+        rows[label]
+        for label in (
+            "objects recovered",
+            "hits kept",
+            "images processed again",
+            "checked byte for byte",
+            "wrong",
+        )
+    )
+    assert "3 images were processed again: hits were lost" in said.splitlines()
+
+
+def test_a_process_that_dies_after_the_kill_ends_the_run_with_its_name(capfd: pytest.CaptureFixture[str]) -> None:
+    """At that moment the store belongs to no process."""
+    observer = Generations("the API process")
+    settings = RunSettings(workers=1, rounds=2, kill="engine")
+    assert execute(settings, RandomItems(rows=(10,)), modes=["shm"], observer=observer) == 1
+    pid = observer.pids[1]["the API process"]
+    assert capfd.readouterr().err == f"shmstore demo: the API process (pid {pid}) was ended by SIGKILL\n"
+
+
 def test_a_defect_in_a_process_is_told_in_one_line() -> None:
     with pytest.raises(DemoError, match=r"^the API process: ZeroDivisionError: a defect$"):
         run(RunSettings(workers=1), FailingProcessor())
@@ -294,7 +373,8 @@ def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixt
 
 
 SCRIPT = """
-import signal, sys
+import signal, sys, time
+from multiprocessing.process import BaseProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground, wherever the tests run
 sys.path.insert(0, ".")
 from tests.cli.items import RandomItems
@@ -307,8 +387,16 @@ class Teller(Observer):
         if progress.stage == "sending" and progress.done == 4:
             print("under way", flush=True)
 
+def wait_instead(process):
+    print("under way", flush=True)
+    time.sleep(3600)
+
 source = RandomItems(rows=(10, 20, 30))
-sys.exit(execute(RunSettings(workers=1, rounds=100_000), source, modes=["shm"], observer=Teller()))
+settings = RunSettings(workers=1, rounds=100_000)
+if sys.argv[1:]:
+    BaseProcess.kill = wait_instead
+    settings = RunSettings(workers=1, rounds=2, kill=sys.argv[1])
+sys.exit(execute(settings, source, modes=["shm"], observer=Teller()))
 """
 
 
@@ -324,19 +412,23 @@ def processes_of_session(session: int) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("kill", [[], ["api"]], ids=["", "before a kill"])
 @pytest.mark.parametrize(
     ("number", "whole_group", "status", "said"),
     [(signal.SIGINT, True, 130, "shmstore demo: interrupted\n"), (signal.SIGKILL, False, -signal.SIGKILL, "")],
     ids=["ctrl_c", "kill"],
 )
 def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
-    number: int, whole_group: bool, status: int, said: str
+    number: int, whole_group: bool, status: int, said: str, kill: list[str]
 ) -> None:
-    """Ctrl-C reaches every process, as from a terminal; SIGKILL only the first, and the others find out."""
+    """Ctrl-C reaches every process, as from a terminal; SIGKILL only the first, and the others find out.
+
+    Before a kill the API process is about to leave its store to the next one.
+    """
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited, as by tests that a shell runs in the background
     try:
         demo = subprocess.Popen(
-            [sys.executable, "-c", SCRIPT],
+            [sys.executable, "-c", SCRIPT, *kill],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -549,11 +641,42 @@ def test_a_missing_extra_is_one_line_that_names_it(
         ["demo", "--capacity", "0"],
         ["demo", "--no-such-option"],
         ["demo", "--mode", "pickle"],
+        ["demo", "--kill", "store"],
     ],
 )
 def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
     assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--mode", "lru"], "use --mode shm"),
+        (["--capacity", "1G"], "leave out --capacity"),
+        (["--rounds", "1"], "use --rounds 2 or more"),
+    ],
+)
+def test_options_that_do_not_go_with_kill_are_a_usage_error_with_a_hint(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["demo", "--kill", "api", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("shmstore demo: --kill api needs ")
+    assert line.endswith(hint)
+
+
+@needs_extra
+@pytest.mark.parametrize(("arguments", "modes"), [([], ("none", "lru", "shm")), (["--kill", "worker"], ("shm",))])
+def test_the_command_runs_all_modes_but_with_kill_only_shm(
+    arguments: list[str], modes: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def execute(settings: RunSettings, source: object, **options: object) -> int:
+        assert (arguments[-1:], modes) == ([settings.kill] if settings.kill else [], options["modes"])
+        return 7
+
+    monkeypatch.setattr("shmstore.cli.demo.main.execute", execute)
+    assert main(["demo", *arguments]) == 7
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
@@ -617,6 +740,14 @@ def test_the_default_capacity_is_less_than_the_data_and_holds_its_largest_item()
     assert int(10 * one * 0.6) == default_capacity([one] * 10, free_shm=1 << 40)
     assert one < default_capacity([one], free_shm=1 << 40)
     assert default_capacity([one] * 10, free_shm=1_000_000) == 800_000
+
+
+def test_a_run_with_a_kill_has_room_for_all_items_also_if_some_are_small() -> None:
+    sizes = [8_000_000] * 19 + [10] * 300
+    with ObjectStoreWriter.create(None, capacity=room_for_all(sizes), n_readers=1) as writer:
+        for number, size in enumerate(sorted(sizes)):
+            writer.cancel(writer.put(f"{number:064x}", torch.zeros(size, dtype=torch.uint8)))
+        assert len(sizes) == len(writer.keys())
 
 
 def test_each_mode_keeps_the_capacity_in_bytes_where_it_says() -> None:

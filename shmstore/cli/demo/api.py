@@ -11,10 +11,14 @@ processor and checking. A step consists of attempts. A request goes into the nex
 * Its item was cached when the step was prepared, but an earlier request of the step evicted it: it is processed.
 * The engine or a worker rejected it, because an item is missing there. Its leases are released, the missing items are
   invalidated, and it is repeated. Its clock goes on.
+
+With `RunSettings.kill` there are two API processes, one after the other. The first one repeats the first half of the
+requests until a process is killed, and leaves the store. The second one takes the store over and sends the other half.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import random
 import signal
 import sys
@@ -29,6 +33,8 @@ from typing import Literal, NamedTuple, NoReturn, TypeVar
 from shmstore import CacheMissError
 from shmstore.cli.demo.messages import (
     FeatureCodec,
+    Halfway,
+    Killed,
     Link,
     Opening,
     Progress,
@@ -41,7 +47,7 @@ from shmstore.cli.demo.messages import (
 )
 from shmstore.cli.demo.modes import MODES
 from shmstore.cli.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
-from shmstore.cli.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, RunSettings
+from shmstore.cli.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, Restart, RunSettings
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     MultiModalFeatureSpec,
@@ -54,12 +60,17 @@ _Result = TypeVar("_Result")
 
 SHARE_OF_SHM = 0.8
 """The default capacity is at most this share of the free shared memory."""
+OVERHEAD = 1 << 16
+"""More bytes than the key, the metadata and the prompt updates of one item take."""
 MAX_ATTEMPTS = 10
 """Attempts of one step. A rejected request needs one more; two requests that evict each other need another."""
 
 
 class Expected(NamedTuple):
-    """One image and what its workers must get; computed once before the run, without keeping the item."""
+    """One image and what its workers must get; computed once before the run, without keeping the item.
+
+    The last three are an entry of `Halfway.known`.
+    """
 
     picture: Picture
     mm_hash: str
@@ -73,6 +84,7 @@ def api_process(
     source: PictureSource,
     store_name: str,
     free_shm: int,
+    killed: Killed | None,
     engine: Link,
     status: Connection,
 ) -> None:
@@ -88,18 +100,36 @@ def api_process(
     def load_and_send(supervisor: Link) -> DemoReport:
         expected: list[Expected] = []
         for picture in source:
-            expected.append(_expect(picture))
-            supervisor.send(Progress("processing", len(expected), len(source)))
-        capacity = settings.capacity or default_capacity([one.nbytes for one in expected], free_shm)
+            expected.append(Expected(picture, *killed.known[len(expected)]) if killed else _expect(picture))
+            supervisor.send(Progress("loading" if killed else "processing", len(expected), len(source)))
+        sizes = [one.nbytes for one in expected]
+        capacity = settings.capacity or (room_for_all(sizes) if settings.kill else default_capacity(sizes, free_shm))
         config = MODES[mode].config(workers=settings.workers, capacity=capacity, store_name=store_name)
+        opening_ns = time.monotonic_ns()
         cache = processor_cache_from_config(config)
+        opened_ns = time.monotonic_ns()
         if cache is None:
             raise TypeError(f"this configuration has no cache to compare: {config.describe()}")
         try:
             engine.send(Opening(config, cache.handle))
-            return _Run(settings, expected, cache, engine, supervisor).measure(mode, capacity)
+            run = _Run(settings, expected, cache, engine, supervisor, second=killed is not None)
+            report = run.measure(mode, capacity)
+            if killed and cache.writer:
+                report = replace(
+                    report,
+                    restart=Restart(
+                        opened_s=(opened_ns - killed.at_ns) / 1e9,
+                        opening_ms=(opened_ns - opening_ns) / 1e6,
+                        answered_s=(run.answered_ns - killed.at_ns) / 1e9,
+                        recovered=cache.writer.recovered,
+                        hits_kept=run.hits_kept,
+                    ),
+                )
+            return report
         finally:
             ignore_termination()
+            if settings.kill and not killed and cache.writer and _supervisor_lives():
+                cache.writer.close(unlink=False)  # for the next API process
             cache.close()
 
     def body() -> None:
@@ -120,6 +150,11 @@ def default_capacity(sizes: Sequence[int], free_shm: int) -> int:
     return max(1, min(wanted, int(free_shm * SHARE_OF_SHM)))
 
 
+def room_for_all(sizes: Sequence[int]) -> int:
+    """Return a capacity that holds all items, even if a part of it is for small ones only."""
+    return int(sum(sizes) * 1.05) + len(sizes) * OVERHEAD
+
+
 def request_order(items: int, rounds: int, seed: int) -> list[int]:
     """Return the index of each request's image: each image once a round, and each round in another order."""
     chooser = random.Random(seed)
@@ -136,6 +171,11 @@ def percentile(values: Sequence[int], percent: int) -> int:
     ordered = sorted(values)
     rank = -(-percent * len(ordered) // 100)  # rounded up, in integers
     return ordered[max(rank, 1) - 1]
+
+
+def _supervisor_lives() -> bool:
+    parent = multiprocessing.parent_process()
+    return parent is not None and parent.is_alive()
 
 
 def _expect(picture: Picture) -> Expected:
@@ -159,11 +199,11 @@ class _Stopwatch:
 
     @property
     def mean_ms(self) -> float:
-        return self.seconds * 1e3 / self.times
+        return self.seconds * 1e3 / max(self.times, 1)
 
 
 class _Run:
-    """The requests of one mode: their order, their steps, and their figures."""
+    """The requests of one API process: their order, their steps, and their figures."""
 
     def __init__(
         self,
@@ -172,6 +212,8 @@ class _Run:
         cache: BaseMultiModalProcessorCache,
         engine: Link,
         supervisor: Link,
+        *,
+        second: bool,
     ) -> None:
         self._settings = settings
         self._expected = expected
@@ -179,6 +221,11 @@ class _Run:
         self._engine = engine
         self._supervisor = supervisor
         self._order = request_order(len(expected), settings.rounds, settings.seed)
+        self._numbers = range(len(self._order))
+        self._to_be_killed = bool(settings.kill) and not second
+        if settings.kill:
+            half = len(self._order) // 2
+            self._numbers = self._numbers[half:] if second else self._numbers[:half]
         self._codec = FeatureCodec()
         self._hashing = _Stopwatch()
         self._processing = _Stopwatch()
@@ -188,21 +235,37 @@ class _Run:
         self._mismatched: list[str] = []
         self._checked = 0
         self._rejected = 0
-        self._entered = 0
+        self._entered = sum(cache.is_cached([one.mm_hash for one in expected]))
+        self._first_hits: dict[str, bool] = {}
         self._released = 0
         self._to_abort, self._to_go_stale = {settings.faults.abort}, {settings.faults.stale}
+
+    @property
+    def answered_ns(self) -> int:
+        """When each worker had the item of the first request, as `Taken.taken_ns`."""
+        return self._taken[self._numbers.start]
+
+    @property
+    def hits_kept(self) -> int:
+        """Images that were cached when they were requested for the first time."""
+        return sum(self._first_hits.values())
 
     def measure(self, mode: str, capacity: int) -> DemoReport:
         """Send all steps, end the other processes, and return the figures."""
         for _ in range(self._settings.workers):
             self._engine.receive()  # READY
         before = self._accounts()
-        requests, length = len(self._order), self._settings.in_flight
+        requests, length = len(self._numbers), self._settings.in_flight
+        steps = [self._numbers[first : first + length] for first in range(0, requests, length)]
         start = time.perf_counter()
-        for first in range(0, requests, length):
-            step = range(first, min(first + length, requests))
+        for step in steps:
             self._run_step(step)
-            self._supervisor.send(Progress("sending", step.stop, requests))
+            self._supervisor.send(Progress("sending", step.stop, len(self._order)))
+        if self._to_be_killed:
+            self._supervisor.send(Halfway(str(self._settings.kill), tuple(one[1:] for one in self._expected)))
+            while _supervisor_lives():  # so the kill comes amid requests
+                for step in steps:
+                    self._run_step(step)
         total_s = time.perf_counter() - start
         after = self._accounts()
         sizes = {one.mm_hash: one.nbytes for one in self._expected}
@@ -212,12 +275,12 @@ class _Run:
         self._cache.clear_cache()  # the counts, too
         held_at_end = self._store_stat("objects")  # before the workers end and drop what they hold
         self._engine.send(Signal.FINISH)
-        latencies_ns = [self._taken[number] - self._started[number] for number in range(requests)]
+        latencies_ns = [self._taken[number] - self._started[number] for number in self._numbers]
         transport_s = self._transport_ns / 1e9
         figures = ModeFigures(
             requests=requests,
             items_per_s=requests / transport_s,
-            megabytes_per_s=sum(self._of(number).nbytes for number in range(requests)) / MEGABYTE / transport_s,
+            megabytes_per_s=sum(self._of(number).nbytes for number in self._numbers) / MEGABYTE / transport_s,
             latency_median_us=median(latencies_ns) / 1e3,
             latency_p99_us=percentile(latencies_ns, 99) / 1e3,
             hit_ratio=lookups.hits / lookups.total,
@@ -292,7 +355,9 @@ class _Run:
     def _prepare(self, one: Expected) -> Processed | None:
         """Return the item and its prompt updates, or None if they are cached."""
         mm_hash = self._hashing.time(one.picture.mm_hash)
-        return None if self._cache.is_cached_item(mm_hash) else self._processing.time(one.picture.process)
+        known = self._cache.is_cached_item(mm_hash)
+        self._first_hits.setdefault(mm_hash, known)
+        return None if known else self._processing.time(one.picture.process)
 
     def _send_one(self, number: int, given: Processed | None, sent: dict[int, ReceiverInput]) -> bool:
         """Send one request and record its data in `sent`; return whether it was sent."""

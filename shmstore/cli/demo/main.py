@@ -29,7 +29,7 @@ from shmstore.cli.demo import messages
 from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from shmstore.cli.demo.modes import MODES
 from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
-from shmstore.cli.demo.records import MAX_WORKERS, DemoReport, RunSettings
+from shmstore.cli.demo.records import KILLABLE, MAX_WORKERS, DemoReport, RunSettings
 from shmstore.cli.demo.report import print_report
 from shmstore.cli.demo.supervisor import DemoError, Observer, run_mode
 
@@ -101,6 +101,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--in-flight", type=positive_argument, default=4, metavar="N", help="requests in flight at a time (default 4)"
     )
     parser.add_argument(
+        "--kill",
+        choices=KILLABLE,
+        help="kill this process halfway, start all again, and show that the store kept every hit (mode shm only)",
+    )
+    parser.add_argument(
         "--images",
         type=Path,
         metavar="DIR",
@@ -117,7 +122,10 @@ def _run(arguments: argparse.Namespace) -> int:
         rounds=arguments.rounds,
         seed=arguments.seed,
         in_flight=arguments.in_flight,
+        kill=arguments.kill,
     )
+    if settings.kill and (problem := _misfit(arguments)):
+        return complain("demo", f"--kill {settings.kill} {problem}", EXIT_USAGE)
     try:
         paths = folder_photographs(arguments.images) if arguments.images else None
         needed = PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES
@@ -131,8 +139,20 @@ def _run(arguments: argparse.Namespace) -> int:
         return complain("demo", error, EXIT_USAGE)
     except KeyboardInterrupt:
         return complain("demo", "interrupted", EXIT_INTERRUPTED)
-    modes = tuple(MODES) if arguments.mode == ALL else (arguments.mode,)
+    mode = "shm" if settings.kill else arguments.mode
+    modes = tuple(MODES) if mode == ALL else (mode,)
     return execute(settings, PhotographSource(paths), modes=modes, as_json=arguments.json)
+
+
+def _misfit(arguments: argparse.Namespace) -> str | None:
+    """Return which option does not go with --kill, and what to do; None if all do."""
+    if arguments.mode not in (ALL, "shm"):
+        return f"needs the mode whose items survive, not --mode {arguments.mode}: use --mode shm"
+    if arguments.capacity is not None:
+        return "needs a store that holds all images: leave out --capacity"
+    if arguments.rounds < 2:
+        return "needs each image before and after the kill, not --rounds 1: use --rounds 2 or more"
+    return None
 
 
 def _usable(folder: Path, paths: Sequence[Path]) -> tuple[Path, ...]:

@@ -105,6 +105,26 @@ class Progress:
 
 
 @dataclass(frozen=True)
+class Halfway:
+    """API to supervisor: half of the requests are answered, and a process is to be killed."""
+
+    victim: str
+    """One of `KILLABLE`."""
+    known: tuple[tuple[str, bytes, int], ...]
+    """Hash, digest and size of each image's item, so that the next API process need not process it to check it."""
+
+
+@dataclass(frozen=True)
+class Killed:
+    """Supervisor to the API process that it starts after a kill."""
+
+    at_ns: int
+    """`time.monotonic_ns` of the kill."""
+    known: tuple[tuple[str, bytes, int], ...]
+    """As in `Halfway`."""
+
+
+@dataclass(frozen=True)
 class Failure:
     """Any process to supervisor: why it is about to end."""
 

@@ -12,6 +12,8 @@ SHARE_OF_DATA = 0.6
 MEGABYTE = 1_000_000
 MAX_WORKERS = 64
 """A store allows more, but here each worker is a process with its own interpreter and torch, some 150 MB."""
+KILLABLE = ("api", "engine", "worker")
+"""The processes that a run can kill, in the order in which they start; of the workers it is rank 0."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class RunSettings:
     """Seed of the order of the requests."""
     in_flight: int = 4
     """Requests of one step; all of them are sent before the first one is reported."""
+    kill: str | None = None
+    """The process of `KILLABLE` to kill when half of the requests are answered; new processes send the other half."""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -79,13 +83,29 @@ class ModeFigures:
     processed: int
     """Requests for which the image processor ran, because their item was not cached."""
     processing_ms: float
-    """Mean time of the image processor; transport excludes it."""
+    """Mean time of the image processor, 0 if it did not run; transport excludes it."""
     hashing_ms: float
     """Mean time of the content hash per request; transport excludes it."""
     total_s: float
     """Wall time of all requests, with processing and checking."""
     memory: dict[str, Memory]
     """The memory of each process after the last request: "API", "engine", "worker 0", ..."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """What the processes that were started after a kill found in the store; their other figures are their mode's."""
+
+    opened_s: float
+    """From the kill until the API process had opened the store."""
+    opening_ms: float
+    """How much of that time `processor_cache_from_config` took."""
+    answered_s: float
+    """From the kill until each worker had the item of the first request."""
+    recovered: int
+    """Objects that were in the store when it was opened."""
+    hits_kept: int
+    """Images whose first request was a hit; before the kill all of them were cached."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +122,14 @@ class DemoReport:
     capacity: int
     """Bytes of items that each mode may keep."""
     modes: dict[str, ModeFigures]
+    restart: Restart | None = None
+    """None if no process was killed."""
 
     @property
     def ok(self) -> bool:
-        """Whether every byte that a worker checked was right."""
-        return all(figures.mismatches == 0 for figures in self.modes.values())
+        """Whether every byte that a worker checked was right, and no image was processed again after a kill."""
+        kept = self.restart is None or all(figures.processed == 0 for figures in self.modes.values())
+        return kept and all(figures.mismatches == 0 for figures in self.modes.values())
 
     def as_json(self) -> dict[str, Any]:
         """Return the report as values that `json.dumps` takes."""
@@ -114,6 +137,6 @@ class DemoReport:
         settings = values.pop("settings")
         return {
             "ok": self.ok,
-            **{name: settings[name] for name in ("workers", "rounds", "seed", "in_flight")},
+            **{name: settings[name] for name in ("workers", "rounds", "seed", "in_flight", "kill")},
             **values,
         }

@@ -1,4 +1,4 @@
-"""Shows the figures of the modes as a table."""
+"""Shows the figures of the modes as a table, or what a restart after a kill has kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.text import Text
 
 from shmstore.cli.demo.memory import Memory
 from shmstore.cli.demo.modes import MODES
-from shmstore.cli.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures
+from shmstore.cli.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, Restart
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),
@@ -32,8 +32,11 @@ _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
 
 
 def print_report(report: DemoReport, console: Console) -> None:
-    """Print the modes side by side, with warnings and explanations."""
+    """Print the modes side by side with warnings and explanations, or the figures of a restart."""
     settings = report.settings
+    if report.restart is not None:
+        _print_restart(report, report.restart, console)
+        return
     too_small = ", too small for all of them, so it evicts" if settings.capacity is None else ""
     console.print(
         f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, "
@@ -79,10 +82,50 @@ def print_report(report: DemoReport, console: Console) -> None:
         highlight=False,
     )
     for mode, figures in report.modes.items():
-        if figures.mismatches:
-            names = ", ".join(figures.mismatched_names)
-            message = f"{mode}: {figures.mismatches} of {figures.checked} arrived wrong: {names}"
-            console.print(Text(message, style="bold red"))
+        _print_wrong(mode, figures, console)
+
+
+def _print_restart(report: DemoReport, restart: Restart, console: Console) -> None:
+    ((mode, figures),) = report.modes.items()
+    settings = report.settings
+    console.print(
+        f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, all of them in the store; "
+        f"{settings.rounds} rounds, {settings.workers} workers, {settings.in_flight} in flight\n"
+        f"Halfway, SIGKILL ended one process ({settings.kill}); then the others ended, and new ones were started.",
+        highlight=False,
+    )
+    table = Table(show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for label, value in (
+        ("kill to store open, s", f"{restart.opened_s:.2f}"),
+        ("  of that: opening the store, ms", f"{restart.opening_ms:.1f}"),
+        ("kill to first answer, s", f"{restart.answered_s:.2f}"),
+        ("objects recovered", f"{restart.recovered:,d}"),
+        ("hits kept", f"{restart.hits_kept:,d} of {report.distinct_items:,d}"),
+        ("images processed again", f"{figures.processed:,d}"),
+        ("checked byte for byte", f"{figures.checked:,d}"),
+        ("wrong", f"{figures.mismatches:,d}"),
+    ):
+        table.add_row(label, value)
+    console.print(table)
+    console.print(
+        "Both times contain the end of the old processes, the start of a Python for each new one, its imports of torch "
+        "and transformers, and the decoding of all images; an engine would also load its model. The first answer is "
+        "the first item in the last worker. A hit is kept if the first request for the image after the kill was one.",
+        style="dim",
+        highlight=False,
+    )
+    if figures.processed:
+        console.print(Text(f"{figures.processed} images were processed again: hits were lost", style="bold red"))
+    _print_wrong(mode, figures, console)
+
+
+def _print_wrong(mode: str, figures: ModeFigures, console: Console) -> None:
+    if figures.mismatches:
+        names = ", ".join(figures.mismatched_names)
+        message = f"{mode}: {figures.mismatches} of {figures.checked} arrived wrong: {names}"
+        console.print(Text(message, style="bold red"))
 
 
 def _too_small(report: DemoReport) -> Iterator[str]:

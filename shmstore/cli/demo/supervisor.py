@@ -3,6 +3,9 @@
 The sentinel of a process shows its end, without a timeout. A process that stops only because another one is gone says
 nothing, so the error names the process that ended first. At the end, also after an error or Ctrl-C, every process is
 ended and reaped, and the segment is unlinked if the API process could not do so.
+
+With `RunSettings.kill` a run has two generations of processes and one store. The supervisor kills a process of the
+first generation, waits until the others have ended because of it, and starts the second one.
 """
 
 from __future__ import annotations
@@ -24,11 +27,11 @@ from typing import Any
 
 from shmstore.cli.demo.api import api_process
 from shmstore.cli.demo.images import ImageError
-from shmstore.cli.demo.messages import Failure, Link, Progress
+from shmstore.cli.demo.messages import Failure, Halfway, Killed, Link, Progress
 from shmstore.cli.demo.modes import MODES
 from shmstore.cli.demo.processes import engine_process, worker_process
 from shmstore.cli.demo.processing import PictureSource
-from shmstore.cli.demo.records import DemoReport, RunSettings
+from shmstore.cli.demo.records import KILLABLE, DemoReport, RunSettings
 
 _SHM = Path("/dev/shm")
 GRACE_S = 10.0
@@ -65,17 +68,23 @@ def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: 
     """
     store_name = f"shmstore-demo-{os.getpid()}-{secrets.token_hex(4)}"
     children: list[_Child] = []
+    killed: Killed | None = None
     clean = False
     try:
-        with _interrupts_held_back():
-            try:
-                _start(mode, settings, source, store_name, children)
-            except OSError as error:  # no more processes or file descriptors, for example
-                raise DemoError(f"the processes could not be started: {error} (use fewer --workers)") from error
-        observer.started(mode, {child.name: child.process.pid or 0 for child in children})
-        report = _watch(mode, children, observer)
-        clean = True
-        return report
+        while True:  # twice if a process is to be killed
+            with _interrupts_held_back():
+                try:
+                    _start(mode, settings, source, store_name, killed, children)
+                except OSError as error:  # no more processes or file descriptors, for example
+                    raise DemoError(f"the processes could not be started: {error} (use fewer --workers)") from error
+            observer.started(mode, {child.name: child.process.pid or 0 for child in children})
+            outcome = _watch(mode, children, observer)
+            if isinstance(outcome, DemoReport):
+                clean = True
+                return outcome
+            killed = Killed(time.monotonic_ns(), outcome.known)
+            children[KILLABLE.index(outcome.victim)].process.kill()
+            _end(children, in_order=True)  # the others end because their peer is gone
     finally:
         with _interrupts_held_back():  # a second Ctrl-C must not interrupt this
             _end(children, in_order=clean)
@@ -97,7 +106,14 @@ def _interrupts_held_back() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: str, children: list[_Child]) -> None:
+def _start(
+    mode: str,
+    settings: RunSettings,
+    source: PictureSource,
+    store_name: str,
+    killed: Killed | None,
+    children: list[_Child],
+) -> None:
     """Start API, engine and workers, and append each to `children` as soon as it runs."""
     context = multiprocessing.get_context("spawn")
     mine: list[Link] = []
@@ -112,7 +128,7 @@ def _start(mode: str, settings: RunSettings, source: PictureSource, store_name: 
         api_side, engine_to_api = link_pair()
         worker_links = [link_pair() for _ in range(settings.workers)]
         stat = os.statvfs(_SHM)
-        api_arguments = (mode, settings, source, store_name, stat.f_bavail * stat.f_frsize, api_side)
+        api_arguments = (mode, settings, source, store_name, stat.f_bavail * stat.f_frsize, killed, api_side)
         _start_one(context, "the API process", api_process, api_arguments, children)
         engine_arguments = (tuple(mine for mine, _ in worker_links), engine_to_api)
         _start_one(context, "the engine process", engine_process, engine_arguments, children)
@@ -138,8 +154,8 @@ def _start_one(
     children.append(_Child(name, process, status))
 
 
-def _watch(mode: str, children: list[_Child], observer: Observer) -> DemoReport:
-    """Return the figures of the API process when every process has ended normally."""
+def _watch(mode: str, children: list[_Child], observer: Observer) -> DemoReport | Halfway:
+    """Return the figures of the API process when every process has ended normally, or its `Halfway` at once."""
     by_handle: dict[Any, _Child] = {}
     for child in children:
         by_handle[child.status] = by_handle[child.process.sentinel] = child
@@ -155,6 +171,8 @@ def _watch(mode: str, children: list[_Child], observer: Observer) -> DemoReport:
                     raise ImageError(message.text) if message.usage else DemoError(f"{child.name}: {message.text}")
                 elif isinstance(message, Progress):
                     observer.progressed(mode, message)
+                elif isinstance(message, Halfway):
+                    return message
                 else:
                     report = message
             elif child.status not in by_handle:  # its messages come first
@@ -181,15 +199,17 @@ def _how_it_ended(process: BaseProcess) -> str:
 
 
 def _end(children: list[_Child], *, in_order: bool) -> None:
-    """Reap every process; unless the run ended in order, first ask them to end."""
+    """Reap every process and forget it; unless the run ended in order, first ask them to end."""
     if not in_order:
         for child in children:
             child.process.terminate()
     deadline = time.monotonic() + GRACE_S
-    for child in children:
+    while children:
+        child = children[0]
         child.process.join(max(0.0, deadline - time.monotonic()))
         if child.process.exitcode is None:
             child.process.kill()
             child.process.join()
+        del children[0]  # first: after an interrupt this is called again
         child.process.close()
         child.status.close()
