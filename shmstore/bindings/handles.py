@@ -5,8 +5,6 @@ import os
 from functools import partial
 from typing import Any, Literal, NoReturn
 
-import numpy as np
-
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
 
@@ -102,6 +100,8 @@ def held(handle: Any) -> Any:
     Otherwise the collector could free the handle of a garbage store before generators and `__del__` methods of the
     same garbage have used it for the last time.
     """
+    import numpy as np  # here, for `shmstore verify --quick`, which needs none of it
+
     cell = np.empty((), object)
     cell[()] = handle
     return cell
@@ -112,4 +112,6 @@ def hidden(payload: Any) -> memoryview:
 
     Otherwise it could end the pin of a garbage view before `__del__` methods of the same garbage have read it.
     """
+    import numpy as np
+
     return np.ndarray((len(payload),), np.uint8, payload).data
