@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.handles import held, owned, require
+from shmstore.bindings.handles import owned, require
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,6 +90,8 @@ class Inspector:
     __slots__ = ("_hold", "_i")
 
     def __init__(self, name: str) -> None:
+        from shmstore.bindings.hidden import held  # here, because it loads numpy
+
         box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
         require(lib.shms_inspector_open(box, os.fsencode(name)))
         self._i = owned(box)
