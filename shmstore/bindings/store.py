@@ -12,7 +12,8 @@ from typing import Any
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import fail, held, keeps_alive, owned, require
+from shmstore.bindings.handles import fail, keeps_alive, owned, require
+from shmstore.bindings.hidden import held
 
 _new = ffi.new
 _buffer = ffi.buffer

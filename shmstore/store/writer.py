@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from shmstore.bindings import store as native
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import hidden
+from shmstore.bindings.hidden import hidden
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
