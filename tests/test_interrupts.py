@@ -426,7 +426,7 @@ def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_thou
     assert len(kept) > 5
 
 
-OPENING = ("create", "_create", "open", "_recover", "recover", "make_room", "__init__")
+OPENING = ("create", "_create", "open", "_recover", "recover", "cancel_all", "make_room", "__init__")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
