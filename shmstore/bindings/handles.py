@@ -63,6 +63,8 @@ def _error(code: int) -> Exception:
         return errors.LayoutMismatchError(
             "it does not have as many ranks as its handle says", hint="use the handle that its writer made"
         )
+    if code == lib.SHMS_EOPTIONS:
+        return errors.LayoutMismatchError("it was created with other options", hint="open it with those options")
     if code == lib.SHMS_ECREATING:
         return errors.StoreNotFoundError(
             "its creation is not over", hint="attach when the writer has sent its handle, or try again"

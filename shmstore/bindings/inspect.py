@@ -73,9 +73,9 @@ def check(name: str) -> None:
     require(lib.shms_inspector_open(box, os.fsencode(name)))
 
 
-def remove(name: str, device: int, inode: int, force: bool) -> None:
+def remove(name: str, device: int, inode: int, size: int, force: bool) -> None:
     """Remove the name of a segment whose writer is dead."""
-    require(lib.shms_segment_remove(os.fsencode(name), device, inode, force))
+    require(lib.shms_segment_remove(os.fsencode(name), device, inode, size, force))
 
 
 def crc32c(data: bytes, portable: bool = False) -> int:

@@ -112,4 +112,4 @@ def remove_segment(info: SegmentInfo, *, force: bool = False) -> None:
     Holds the writer's lock meanwhile, so that no process recovers it. Raises WriterActiveError; RankInUseError if a
     reader is attached, unless `force`; StoreNotFoundError if it is no longer that file.
     """
-    native.remove(info.name, info.device, info.inode, force)
+    native.remove(info.name, info.device, info.inode, info.file_bytes, force)
