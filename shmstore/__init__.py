@@ -9,7 +9,15 @@ from shmstore import errors
 from shmstore.errors import *  # noqa: F403 - the public errors, as errors.__all__ lists them
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
-from shmstore.store import LeasedRef, ObjectStoreReader, ObjectStoreWriter, Protection, ReaderStats, StoreStats
+from shmstore.store import (
+    LeasedRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    Protection,
+    ReaderStats,
+    StoreEvent,
+    StoreStats,
+)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # quiet unless the application asks
 
@@ -26,6 +34,7 @@ __all__ = [
     "PickleSerde",
     "Protection",
     "ReaderStats",
+    "StoreEvent",
     "StoreHandle",
     "StoreStats",
     "TensorSpec",

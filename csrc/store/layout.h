@@ -42,7 +42,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 6u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 7u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_SUPERBLOCK_SIZE 4096u
 #define SHMS_MAX_ZONES 4096u
@@ -60,6 +60,9 @@ enum shms_counter {
     SHMS_C_DELETES,
     SHMS_C_REFUSALS,
     SHMS_C_CANCELS,
+    SHMS_C_MORE_4X, /* puts that would have been hits with that much capacity; see ghosts.h */
+    SHMS_C_MORE_2X,
+    SHMS_C_MORE_1_5X,
     SHMS_C_COUNT
 };
 
