@@ -39,7 +39,7 @@ static void the_distance_is_that_of_an_lru_stack(bool slots) {
             lost += fits == 0 && low > 0;
             CHECK(fits <= high && (fits >= low || fits == 0));
             seen[fits]++;
-            CHECK_EQ(0, shms_ghosts_put(&g, hash(key), UNIT)); /* it is no ghost any more */
+            CHECK_EQ(0, shms_ghosts_put(&g, hash(key), UNIT)); /* not a ghost any more */
         }
         shms_ghosts_add(&g, hash(key), UNIT, false);
         stack[n++] = key;
