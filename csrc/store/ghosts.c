@@ -50,12 +50,14 @@ static void next_epoch(shms_ghosts *g) {
 }
 
 void shms_ghosts_add(shms_ghosts *g, uint64_t hash, uint64_t span, bool used) {
-    hash ^= g->salt;
-    uint64_t *bucket = bucket_of(g, hash), *oldest = bucket;
-    for (int i = 0; i < WAYS && *oldest; i++)
-        if (bucket[i] == 0 || age_of(g, bucket[i]) > age_of(g, *oldest))
-            oldest = &bucket[i];
-    *oldest = tag_of(hash) | (used ? USED : 0) | g->epoch;
+    uint64_t *bucket = bucket_of(g, hash), *cell = find(g, hash); /* its own from before a clear */
+    if (!cell) {
+        cell = bucket;
+        for (int i = 0; i < WAYS && *cell; i++)
+            if (bucket[i] == 0 || age_of(g, bucket[i]) > age_of(g, *cell))
+                cell = &bucket[i];
+    }
+    *cell = tag_of(hash) | (used ? USED : 0) | g->epoch;
     shms_ghost_sum *sum = sum_at(g, used, g->epoch);
     sum->bytes += (float)span;
     sum->n++;
@@ -69,7 +71,7 @@ void shms_ghosts_add(shms_ghosts *g, uint64_t hash, uint64_t span, bool used) {
 }
 
 int shms_ghosts_put(shms_ghosts *g, uint64_t hash, uint64_t span) {
-    uint64_t *ghost = g->any ? find(g, hash ^ g->salt) : NULL, n = 0;
+    uint64_t *ghost = g->any ? find(g, hash) : NULL, n = 0;
     double bytes = 0;
     if (!ghost)
         return 0;
@@ -97,14 +99,13 @@ int shms_ghosts_put(shms_ghosts *g, uint64_t hash, uint64_t span) {
 }
 
 void shms_ghosts_forget(shms_ghosts *g, uint64_t hash) {
-    uint64_t *ghost = g->any ? find(g, hash ^ g->salt) : NULL;
+    uint64_t *ghost = g->any ? find(g, hash) : NULL;
     if (ghost)
         *ghost = 0;
 }
 
 void shms_ghosts_clear(shms_ghosts *g) {
-    g->salt += UINT64_C(0x9e3779b97f4a7c15);
-    g->epoch += SHMS_GHOST_EPOCHS; /* what is in the cells is older than all that comes */
+    g->epoch += SHMS_GHOST_EPOCHS; /* what is in the cells is too old now */
     memset(g->sums, 0, sizeof g->sums);
     g->any = false;
 }

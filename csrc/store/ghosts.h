@@ -35,7 +35,6 @@ typedef struct shms_ghosts {
     uint64_t *cells;
     uint64_t n_buckets;
     uint64_t capacity, n_slots;
-    uint64_t salt;          /* changed by _clear, so that no older ghost is found */
     uint64_t evicted, went; /* bytes and objects evicted in this epoch */
     uint16_t epoch;
     bool any;

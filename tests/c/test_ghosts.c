@@ -54,10 +54,10 @@ static void the_distance_is_that_of_an_lru_stack(bool slots) {
 }
 
 /* An object that was used stays in a CLOCK for one more lap, which is longer in a larger store. */
-static void a_used_object_stays_twice_as_long(void) {
-    for (uint64_t behind = 1; behind < 600; behind++)
+static void a_used_object_stays_twice_as_long(bool slots) {
+    for (uint64_t behind = 1; behind < (slots ? 80 : 600); behind++) /* no bucket overflows */
         for (int used = 0; used <= 1; used++) {
-            begin(SLOTS * UNIT, 4 * SLOTS);
+            begin(slots ? UINT64_C(1) << 40 : SLOTS * UNIT, slots ? SLOTS : 4 * SLOTS);
             shms_ghosts_add(&g, hash(0), UNIT, used);
             for (uint64_t i = 1; i <= behind; i++)
                 shms_ghosts_add(&g, hash(i), UNIT, false);
@@ -74,6 +74,8 @@ static void an_old_a_deleted_and_a_cleared_key_are_no_ghosts(void) {
     shms_ghosts_forget(&g, hash(1));
     CHECK_EQ(0, shms_ghosts_put(&g, hash(1), UNIT));
     CHECK_EQ(3, shms_ghosts_put(&g, hash(2), UNIT));
+    for (uint64_t i = 1000; i < 1400; i++)
+        shms_ghosts_add(&g, hash(i), UNIT, false);
     shms_ghosts_add(&g, hash(3), UNIT, false);
     shms_ghosts_clear(&g);
     CHECK_EQ(0, shms_ghosts_put(&g, hash(3), UNIT));
@@ -98,6 +100,24 @@ static void put(shms_writer *w, int key) {
     char name[8];
     snprintf(name, sizeof name, "k%d", key);
     CHECK_EQ(SHMS_OK, put_marked(w, name, 64, 1, NULL));
+}
+
+static void the_store_remembers_whether_an_object_was_used(bool used) {
+    shms_options o = {.capacity = 100 * 128, .n_readers = 1, .max_objects = 256};
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("used"), &o));
+    put(w, 0);
+    CHECK_EQ(used, shms_writer_touch(w, used ? "k0" : "none", used ? 2 : 4));
+    int next = 1;
+    while (shms_writer_has(w, "k0", 2))
+        put(w, next++);
+    for (int i = 0; i < 80; i++)
+        put(w, next++);
+    put(w, 0);
+    CHECK_EQ(used, stats(w).more_hits_at_1_5x);
+    CHECK_EQ(1, stats(w).more_hits_at_2x);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
 }
 
 static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
@@ -144,9 +164,12 @@ static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
 int main(void) {
     the_distance_is_that_of_an_lru_stack(false);
     the_distance_is_that_of_an_lru_stack(true);
-    a_used_object_stays_twice_as_long();
+    a_used_object_stays_twice_as_long(false);
+    a_used_object_stays_twice_as_long(true);
     an_old_a_deleted_and_a_cleared_key_are_no_ghosts();
     the_store_counts_puts_that_a_larger_one_would_not_need();
+    the_store_remembers_whether_an_object_was_used(false);
+    the_store_remembers_whether_an_object_was_used(true);
     free(memory);
     CHECK_EQ(0, store_names_left());
     return 0;
