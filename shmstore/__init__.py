@@ -12,7 +12,15 @@ from shmstore.refs import ObjectRef, StoreHandle
 
 if TYPE_CHECKING:
     from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
-    from shmstore.store import LeasedRef, ObjectStoreReader, ObjectStoreWriter, Protection, ReaderStats, StoreStats
+    from shmstore.store import (
+        LeasedRef,
+        ObjectStoreReader,
+        ObjectStoreWriter,
+        Protection,
+        ReaderStats,
+        StoreEvent,
+        StoreStats,
+    )
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # quiet unless the application asks
 
@@ -29,6 +37,7 @@ __all__ = [
     "PickleSerde",
     "Protection",
     "ReaderStats",
+    "StoreEvent",
     "StoreHandle",
     "StoreStats",
     "TensorSpec",

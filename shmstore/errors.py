@@ -14,6 +14,7 @@ __all__ = [
     "CacheMissError",
     "CorruptStoreError",
     "DeviceError",
+    "EventsLostError",
     "ForeignStoreError",
     "LayoutMismatchError",
     "NestingError",
@@ -329,6 +330,24 @@ class StoreClosedError(ShmStoreError, ValueError):
 
     default_message = "the store is closed"
     default_hint = "use it before close(); after a fork, attach again in the child"
+
+
+class EventsLostError(ShmStoreError, LookupError):
+    """A listener was too slow, or the writer is another one, and the log does not have its next events any more.
+
+    `lost` is how many positions are missing.
+    """
+
+    default_message = "events were lost"
+    default_hint = "forget what the events have said, and start again with events()"
+
+    lost: int | None
+
+    def __init__(self, message: str | None = None, *, lost: int | None = None, hint: str | None = None) -> None:
+        self.lost = lost
+        if message is None and lost is not None:
+            message = f"{lost} events were lost"
+        super().__init__(message, hint=hint)
 
 
 class CacheMissError(ShmStoreError, LookupError):

@@ -29,6 +29,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
 )
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store.stats import MORE_HITS
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -101,6 +102,11 @@ _STORE = _families(
     refusals=("shmstore_refusals_total", "Puts and hand-outs refused with StoreFullError."),
     cancels=("shmstore_cancels_total", "Leases ended by cancel."),
 )
+_MORE_HITS = _Family(
+    "shmstore_more_hits_total",
+    "Puts that would have been hits with `factor` times the capacity, as the store estimates.",
+    ("store", "factor"),
+)
 _READER = _families(
     ("store", "rank"),
     gets=("shmstore_reader_gets_total", "References turned into values."),
@@ -122,7 +128,7 @@ _INLINE = _Family(
 )
 
 
-_FAMILIES = (*_STORE.values(), *_READER.values(), *_CACHE.values(), _INLINE)
+_FAMILIES = (*_STORE.values(), _MORE_HITS, *_READER.values(), *_CACHE.values(), _INLINE)
 
 _Found: TypeAlias = Iterator[tuple[_Family, _Sample]]
 
@@ -132,6 +138,8 @@ def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     for field, family in _STORE.items():
         value = getattr(stats, field)
         yield family, ((name,), value - 1 if field == "next_lease" else value)  # the first lease has number 1
+    for factor, field in MORE_HITS.items():
+        yield _MORE_HITS, ((name, str(factor)), getattr(stats, field))
 
 
 def _read_reader(reader: ObjectStoreReader, name: str) -> _Found:

@@ -222,7 +222,10 @@ ROWS = [
     {"store/step.h", "store/shmstore.h", "store/crc.h", "kv/errors.h"},
     {"store/layout.h", "store/batch.h", "inspect/inspect.h", "kv/hashlist.h"},
     {"store/segment.h", "store/slots.h", "kv/blockhash.h", "kv/blockpool.h"},
-    {"store/ring.h", "store/leases.h", "store/index.h", "store/readers.h", "store/ref.h", "kv/blockpool_impl.h"},
+    {
+        *("store/ring.h", "store/leases.h", "store/index.h", "store/readers.h", "store/ref.h", "store/events.h"),
+        *("store/ghosts.h", "kv/blockpool_impl.h"),
+    },
     {"store/zones.h", "inspect/inspector.h", "kv/kvcache.h"},
     {"store/writer.h", "kv/kvcache_impl.h"},
 ]
@@ -237,6 +240,8 @@ SOURCES = {
     "store/zones.c": set(),
     "store/leases.c": set(),
     "store/index.c": set(),
+    "store/events.c": set(),
+    "store/ghosts.c": set(),
     "store/readers.c": set(),
     "store/ref.c": set(),
     "store/reader.c": {"store/readers.h", "store/ref.h", "store/segment.h"},

@@ -106,7 +106,10 @@ static void read_facts(const shms_inspector *i, shms_facts *out) {
                         .evicted_bytes = shms_get(&c[SHMS_C_EVICTED_BYTES]),
                         .deletes = shms_get(&c[SHMS_C_DELETES]),
                         .refusals = shms_get(&c[SHMS_C_REFUSALS]),
-                        .cancels = shms_get(&c[SHMS_C_CANCELS])};
+                        .cancels = shms_get(&c[SHMS_C_CANCELS]),
+                        .more_hits_at_1_5x = shms_get(&c[SHMS_C_MORE_1_5X]),
+                        .more_hits_at_2x = shms_get(&c[SHMS_C_MORE_2X]),
+                        .more_hits_at_4x = shms_get(&c[SHMS_C_MORE_4X])};
 }
 
 int shms_inspector_facts(shms_inspector *i, shms_facts *out) {

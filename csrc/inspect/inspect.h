@@ -58,6 +58,7 @@ typedef struct shms_facts {
     uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries */
     uint64_t next_id, next_lease, hand, used_bytes, objects, open_leases;
     uint64_t puts, put_bytes, hits, misses, evictions, evicted_bytes, deletes, refusals, cancels;
+    uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
     uint64_t moving;
 } shms_facts;
 

@@ -122,7 +122,7 @@ static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
     if (item->lease && shms_get(&w->leases.table[item->entry].number) == item->lease)
         shms_end_lease(w, item->slot, item->entry);
     if (item->fresh && !shms_slot_deleted(s))
-        (void)shms_delete_slot(w, item->slot); /* without memory to log its key it stays, as a cached object */
+        shms_delete_slot(w, item->slot);
 }
 
 void shms_batch_undo(shms_writer *w, shms_batch *b) {

@@ -62,6 +62,9 @@ enum shms_counter {
     SHMS_C_DELETES,
     SHMS_C_REFUSALS,
     SHMS_C_CANCELS,
+    SHMS_C_MORE_4X, /* puts that would have been hits with that much capacity; see ghosts.h */
+    SHMS_C_MORE_2X,
+    SHMS_C_MORE_1_5X,
     SHMS_C_COUNT
 };
 

@@ -148,11 +148,11 @@ static bool yield_mutex(struct shms_writer *w) {
 /* W2 to W4: evicts all objects from `first` to `end`, or none (SHMS_EFULL). `behind` is set to the object after them.
  * The caller holds `placing`, or there is only one victim. */
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
-    uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0, promised = w->evicted.promised;
+    uint64_t bytes = 0, evicted_bytes = 0;
     const uint32_t *next = w->ring.next;
     uint32_t *victims =
         w->free_slots + w->n_free_slots; /* their final place; the stack has room for all slots that are not free */
-    uint32_t n = 0, last = SHMS_NONE;
+    uint32_t n = 0, evicted = 0, last = SHMS_NONE;
     for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end;
          s = next[s]) { /* W1 may have been long ago: check again */
         const shms_slot *slot = shms_writer_slot(w, s);
@@ -160,7 +160,6 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
         if (shms_get(&slot->state) != SHMS_LIVE || w->protected[s] || w->leases.first[s] != SHMS_NONE)
             return SHMS_EFULL;
         if (!shms_slot_deleted(slot)) {
-            keys += shms_slot_key_len(slot);
             evicted++;
             evicted_bytes += span;
         }
@@ -168,8 +167,6 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
         last = victims[n++] = s;
     }
     *behind = next[last];
-    if (evicted && !shms_room_for_keys(w, evicted, keys))
-        return SHMS_ENOMEM; /* nothing has changed yet */
     shms_slot *slots = w->seg.slots;
     /* Readers may wait from here to W4. So touch no line of memory that is not needed, and let no load depend on the
      * one before. */
@@ -187,20 +184,17 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
             SHMS_STEP("W5");
         atomic_store_explicit(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
     }
-    if (!go) {
-        w->evicted.promised = promised;
+    if (!go)
         return SHMS_EFULL;
-    }
     atomic_thread_fence(memory_order_release); /* orders W4 before the stores that reuse the bytes */
     shms_add(&w->seg.sb->objects, -(uint64_t)n);
     shms_add(&w->seg.sb->used_bytes, -bytes);
-    shms_count(w, SHMS_C_EVICTIONS, evicted);
     shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
     shms_ring_cut(&w->ring, first, last, n);
-    w->indexed_free += (uint32_t)evicted;
+    w->indexed_free += evicted;
     for (uint32_t s = first, i = 1; i <= n; i++, s = next[s]) { /* the objects that were cut out keep their links */
         if (!shms_slot_deleted(shms_writer_slot(w, s))) {
-            shms_forget_key(w, s);
+            shms_forget_key(w, SHMS_EVENT_EVICTED, s);
             w->indexed_free--;
         }
         w->free_slots[w->n_free_slots++] = s;

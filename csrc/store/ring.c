@@ -13,6 +13,8 @@
 #define SMALL_AREA 128    /* the area for small objects is at least 1/128, and at most twice that */
 #define SMALL_OBJECT 4096 /* a small object is at most 1/4096 */
 
+#define USED_BEFORE UINT8_MAX /* in an earlier lap; the laps are below it */
+
 static uint64_t zone_start(const shms_ring *r, uint32_t z) { return (uint64_t)z << r->zone_shift; }
 
 uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones) {
@@ -242,13 +244,13 @@ static void end_second_chances(shms_ring *r, uint64_t from, uint64_t to) {
         bool whole = at == zone_start(r, z) && end <= to;
         if (whole) {
             zone->uses = false;
-            if (zone->lap++ < UINT8_MAX)
+            if (zone->lap++ < USED_BEFORE - 1)
                 continue;
             zone->lap = 1; /* laps start again, so no old lap may match */
         }
         for (uint32_t s = zone->first; s != SHMS_NONE && shms_ring_start(r, s) < (end < to ? end : to); s = r->next[s])
             if (shms_ring_start(r, s) >= at)
-                r->used[s] = 0;
+                r->used[s] = r->used[s] ? USED_BEFORE : 0;
     }
 }
 

@@ -83,6 +83,11 @@
 
 #define SHMS_DISPOSABLE 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
 
+#define SHMS_EVENT_PUT 1     /* committed */
+#define SHMS_EVENT_EVICTED 2
+#define SHMS_EVENT_DELETED 3
+#define SHMS_MIN_LOG 131072  /* bytes of a log of events: room for a key of any length */
+
 #define SHMS_ANY_STORE -1 /* any store of that name */
 #define SHMS_OWN_UID -1   /* a store of the caller's own, whose mode admits no other user */
 
@@ -152,8 +157,17 @@ typedef struct shms_stats {
     uint64_t next_id, next_lease, open_leases, max_leases;
     uint64_t puts, put_bytes, hits, misses;  /* put_bytes: payload; hits and misses: of shms_writer_hit */
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
+    /* puts that would have been hits with 1.5, 2 and 4 times the capacity */
+    uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
     uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
 } shms_stats;
+
+/* The head of an event; the key's bytes follow it. */
+typedef struct shms_event {
+    uint64_t id; /* of the object */
+    uint32_t kind; /* SHMS_EVENT_* */
+    uint32_t key_len;
+} shms_event;
 
 /* What a refusal (SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE) has found, in bytes of the data region. */
 typedef struct shms_refusal {
@@ -243,11 +257,16 @@ int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
 int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
 int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0 before the first */
-/* With `on`, logs the keys that leave the store; without, stops and forgets the log. */
-int shms_writer_track_evictions(shms_writer *w, int on);
-/* The log from position `from` on (keys as in _keys), and in size[1] the position of its end, for the next call.
- * Forgets the log before `from`. Another call with the same `from` returns the same keys, and any since. */
-int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
+/* Records events from now on, in a log of `bytes` bytes (at least SHMS_MIN_LOG), which drops the oldest ones. Keeps a
+ * log that is there. With 0, stops and forgets it. Returns the position behind the last event, or an error. */
+int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes);
+/* Copies events from position `from` on; size[0] is the room, and is set to the bytes used, or to those that one event
+ * needs. Sets size[1] to the position behind them, and size[2] to the first position that the log has: if it is above
+ * `from`, the events between are lost and nothing is copied. SHMS_EINVAL: no event has had that position. */
+int shms_writer_events(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
+/* Copies each stored object as a put, in order of age. size[0] as for _keys; sets size[1] to the position at which they
+ * hold. */
+int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 
 /* ---- a reader ---- */

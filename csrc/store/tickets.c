@@ -148,6 +148,13 @@ void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     ticket_ended(w, entry);
 }
 
+/* Counts the put for each factor by which a larger store would have made it a hit. */
+static void count_more_hits(struct shms_writer *w, uint32_t slot) {
+    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
+    for (int i = shms_ghosts_put(&w->ghosts, shms_slot_hash(w, slot), span); i-- > 0;)
+        shms_count(w, SHMS_C_MORE_4X + i, 1);
+}
+
 int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
@@ -174,8 +181,10 @@ int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t 
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
     shms_add(&w->seg.sb->objects, 1);
-    shms_count(w, SHMS_C_PUTS, 1);
+    shms_event_now(w, SHMS_EVENT_PUT, t->slot);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
+    if (w->ghosts.any)
+        count_more_hits(w, t->slot);
     ticket_ended(w, t->entry);
     shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
     if (out)

@@ -171,8 +171,9 @@ static int build(struct shms_writer *w) {
              polled_size = ranks * (sizeof(shms_polled) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
-    uint64_t size =
-        zones_size + polled_size + ring_size + index_size + lease_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
+    uint64_t ghosts_size = shms_ghosts_memory(n);
+    uint64_t size = zones_size + polled_size + ring_size + index_size + lease_size + ghosts_size +
+                    (sizeof(uint32_t) + 1) * (uint64_t)n;
     uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
@@ -192,7 +193,8 @@ static int build(struct shms_writer *w) {
     shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, at += ring_size, n, sb->secret, w->seg.slots, w->seg.data);
     shms_leases_init(&w->leases, at += index_size, l, sb, w->seg.leases, w->seg.slots);
-    w->free_slots = (uint32_t *)(at += lease_size);
+    shms_ghosts_init(&w->ghosts, at += lease_size, l->capacity, n);
+    w->free_slots = (uint32_t *)(at += ghosts_size);
     w->protected = (uint8_t *)(w->free_slots + n);
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
@@ -297,7 +299,7 @@ void shms_writer_free(shms_writer *w) {
         return;
     end(w, false, false); /* the caller has not said whether the store stays */
     shms_segment_close(&w->seg);
-    free(w->evicted.bytes);
+    shms_events_stop(&w->events);
     free(w->kept);
     free(w->memory);
     free(w);
@@ -342,6 +344,9 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .deletes = shms_get(&sb->counters[SHMS_C_DELETES]),
                         .refusals = shms_get(&sb->counters[SHMS_C_REFUSALS]),
                         .cancels = shms_get(&sb->counters[SHMS_C_CANCELS]),
+                        .more_hits_at_1_5x = shms_get(&sb->counters[SHMS_C_MORE_1_5X]),
+                        .more_hits_at_2x = shms_get(&sb->counters[SHMS_C_MORE_2X]),
+                        .more_hits_at_4x = shms_get(&sb->counters[SHMS_C_MORE_4X]),
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .heap_bytes = w->heap_bytes};
     pthread_mutex_unlock(&w->mutex);

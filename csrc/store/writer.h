@@ -8,6 +8,8 @@
 
 #include <pthread.h>
 
+#include "events.h"
+#include "ghosts.h"
 #include "index.h"
 #include "leases.h"
 #include "readers.h"
@@ -30,13 +32,6 @@ typedef struct shms_room_for {
     bool moves; /* the hand moves behind the object */
     bool lap;   /* it has gone round once before */
 } shms_room_for;
-
-typedef struct shms_keylist { /* a log: uint32_t length, bytes; repeated */
-    uint8_t *bytes;
-    uint64_t start; /* position in the log of bytes[0] */
-    uint64_t size, room;
-    uint64_t promised; /* bytes of `room` that a call in progress will need */
-} shms_keylist;
 
 /* A cell: the hash of a protected key, and how often it is protected. Another key with the same hash is, too. */
 typedef struct shms_kept {
@@ -71,8 +66,8 @@ struct shms_writer {
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
     uint64_t longest; /* the longest run that the last failed search has found; see ring.changed */
-    bool tracking;
-    shms_keylist evicted;
+    shms_events events;
+    shms_ghosts ghosts;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */
     uint32_t n_random;
     void *memory;
@@ -128,12 +123,14 @@ int shms_key_ok(const char *key, uint32_t key_len);
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* The slot of an object that may be handed out, or SHMS_NONE. */
 uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Removes the slot's key from the index, and logs it if evictions are tracked; there is room in the log. */
-void shms_forget_key(struct shms_writer *w, uint32_t slot);
-/* Reserves room in the log for n keys of `bytes` bytes together, for _forget_key. False: there is no memory. */
-bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
-/* Deletes a LIVE object that is not deleted. SHMS_ENOMEM changes nothing. */
-int shms_delete_slot(struct shms_writer *w, uint32_t slot);
+/* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
+void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
+/* Removes the slot's key from the index. `kind`: why it leaves. */
+void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot);
+/* The hash of the slot's key. */
+uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot);
+/* Deletes a LIVE object that is not deleted. */
+void shms_delete_slot(struct shms_writer *w, uint32_t slot);
 /* Is the key protected? */
 bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len);
 /* Protects the object that is, or will be, stored under the key. False: there is no memory. */

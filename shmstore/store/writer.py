@@ -42,6 +42,7 @@ from shmstore.store.arguments import (
     packed_ref,
     store_options,
 )
+from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.stats import StoreStats
 
@@ -519,12 +520,41 @@ class ObjectStoreWriter(Closable):
         """Return the store's current figures."""
         return StoreStats(**self._writer.stats())
 
+    def track_events(self, log_bytes: int = LOG_BYTES) -> None:
+        """Record events from now on, in a log of `log_bytes` bytes (at least 128 KiB); with 0 stop, and forget them.
+
+        A full log drops its oldest events. A log that is there already is kept. Until it is called, or `events`, a
+        store records nothing.
+        """
+        self._writer.track_events(int_of("log_bytes", log_bytes, 0, native.MAX_CAPACITY))
+
+    def events(self, position: int | None = None) -> Iterator[StoreEvent]:
+        """Return an iterator of the events from `position` on, which ends when there are no more; for routers.
+
+        A listener keeps the `position` of the last event that it has used, and calls again with it. Any number of
+        listeners may do so. Without a position it yields a put for each stored object, oldest first, with the position
+        at which they hold; use all of them before you go on from there.
+        Raises EventsLostError if the log does not have the next event any more, and ValueError for a position that no
+        event has had.
+        """
+        self.track_events()
+        if position is None:
+            return stored_events(self._writer)
+        return events_from(self._writer.events, int_of("position", position, 0, 2**63 - 1))
+
     def track_evictions(self, on: bool = True) -> None:
-        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget them."""
-        self._writer.track_evictions(on)
+        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget all events."""
+        end = self._writer.track_events(LOG_BYTES if on else 0)
+        if not on:
+            self._writer.position = -1
+        elif self._writer.position < 0:
+            self._writer.position = end
 
     def take_evicted(self) -> list[str]:
-        """Return the keys evicted or deleted since the last call, in that order; for caches beside the store."""
+        """Return the keys evicted or deleted since the last call, in that order; for caches beside the store.
+
+        Raises EventsLostError once if the log was too small for all that has happened.
+        """
         while True:
             before = self._writer.position
             keys, position = self._writer.evicted()

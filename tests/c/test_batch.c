@@ -9,7 +9,7 @@ static const char *name;
 static void begin(void) {
     shms_options o = {.capacity = 8192, .n_readers = 1, .max_objects = 16};
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("batch"), &o));
-    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    CHECK(shms_writer_track_events(w, 1) > 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "old", 64, 1, NULL));
 }
 
@@ -61,10 +61,15 @@ static void everything_is_undone_and_again_is_nothing(void) {
     shms_batch_undo(w, &b);
     after = stats();
     CHECK(!memcmp(&before, &after, sizeof before));
-    uint8_t out[100];
-    uint64_t sizes[2] = {sizeof out};
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, sizes));
-    CHECK_EQ(9 * 5, sizes[0]); /* who keeps something beside the objects is told */
+    uint8_t out[2000], *at = out;
+    uint64_t sizes[3] = {sizeof out};
+    CHECK_EQ(SHMS_OK, shms_writer_events(w, w->events.first, out, sizes));
+    shms_event e; /* old; nine objects, then their undoing; other */
+    for (int i = 0; i < 20; i++, at += sizeof e + e.key_len) {
+        memcpy(&e, at, sizeof e);
+        CHECK_EQ(i < 10 || i == 19 ? SHMS_EVENT_PUT : SHMS_EVENT_DELETED, e.kind);
+    }
+    CHECK(at == out + sizes[0]);
     end();
 }
 

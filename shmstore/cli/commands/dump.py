@@ -29,6 +29,7 @@ from shmstore.inspect import (
     ring_map,
 )
 from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of
+from shmstore.store.stats import MORE_HITS
 
 _ROWS = 20
 _RING_ROWS = 8
@@ -134,6 +135,8 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
         f"{facts.evictions} evictions, {facts.deletes} deletes, {facts.refusals} refusals, {facts.cancels} cancels; "
         f"next id {facts.next_id}, next lease {facts.next_lease}"
     )
+    larger = ", ".join(f"{ratio(facts.hit_ratio_at(factor))} at {factor}x" for factor in MORE_HITS)
+    console.print(f"  hit ratio with a larger capacity, estimated: {larger}")
     console.print()
 
 

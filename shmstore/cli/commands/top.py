@@ -23,8 +23,9 @@ from shmstore.cli.commands.dump import readers_table
 from shmstore.cli.commands.tables import make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
+from shmstore.store.stats import MORE_HITS
 
-_RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals")
+_RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals", *MORE_HITS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +177,10 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
             label, per_second(rate[name]), size(facts.put_bytes) if name == "put_bytes" else str(getattr(facts, name))
         )
     table.add_row("hit ratio", ratio(sample.recent_hit_ratio), ratio(facts.hit_ratio))
+    given = rate["hits"] + rate["puts"]
+    for factor, name in MORE_HITS.items():
+        recent = (rate["hits"] + rate[name]) / given if given else None
+        table.add_row(f"hit ratio at {factor}x capacity", ratio(recent), ratio(facts.hit_ratio_at(factor)))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("fallbacks (refusals)", f"{rate['refusals']:.1f}", str(facts.refusals))
     ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
