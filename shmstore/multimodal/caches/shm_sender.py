@@ -296,7 +296,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """Forget all items, prompt updates and counts; an item that is being read stays until it has been read."""
         with self._storing:
             self._writer.clear()
-            self._updates.clear()
             self._counts.clear()
             self._inline_full = self._inline_too_large = 0
 
@@ -311,7 +310,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         A call of another thread that is storing at the time raises StoreClosedError.
         """
         self._writer.close()
-        self._updates.clear()
 
 
 _senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache[Any, Any]]]] = (
