@@ -211,6 +211,9 @@ static int build(struct shms_writer *w) {
             shms_index_add(&w->index, order[i]);
     }
     free(order);
+    w->kinds = (shms_kinds){.table = sb->kinds, .slots = w->seg.slots, .ring = &w->ring};
+    if (rc == SHMS_OK)
+        rc = shms_kinds_build(&w->kinds, n, &w->heap_bytes);
     if (rc) /* the segment must show its last writer, not one that refused it */
         return rc;
     shms_set(&sb->used_bytes, used);
@@ -249,6 +252,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         if (options)
             shms_segment_unlink(&w->seg);
         shms_segment_close(&w->seg);
+        free(w->kinds.next);
         free(w->memory);
         free(w);
         errno = saved;
@@ -299,6 +303,7 @@ void shms_writer_free(shms_writer *w) {
     shms_segment_close(&w->seg);
     free(w->evicted.bytes);
     free(w->kept);
+    free(w->kinds.next);
     free(w->memory);
     free(w);
 }
@@ -349,7 +354,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
 }
 
 void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why) {
-    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE))
+    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA))
         *why = w->refusal;
 }
 
@@ -369,7 +374,7 @@ static int check(struct shms_writer *w) {
     int rc;
     if ((rc = shms_slots_valid(w->seg.slots, n, l->capacity, shms_get(&w->seg.sb->next_id))) ||
         (rc = shms_ring_valid(&w->ring, n)) || (rc = shms_index_valid(&w->index, n)) ||
-        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)))
+        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)) || (rc = shms_kinds_valid(&w->kinds, n)))
         return rc;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t state = shms_get(&w->seg.slots[i].state);

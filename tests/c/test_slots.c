@@ -16,7 +16,7 @@ static int valid(uint64_t next_id) {
         const shms_slot *a = &slots[i];
         if (a->state == SHMS_FREE)
             continue;
-        if (a->state > SHMS_EVICTING || (a->flags & UINT32_MAX) > 3 || (!(a->flags & 2) && a->flags >> 32) ||
+        if (a->state > SHMS_EVICTING || (a->flags & UINT32_MAX) >= 4 * SHMS_KINDS || (!(a->flags & 2) && a->flags >> 32) ||
             a->id == 0 || a->id >= next_id || !bounded(a->offset, a->length, a->head & UINT32_MAX, a->head >> 32))
             return SHMS_ECORRUPT;
         for (int j = 0; j < i; j++) {
@@ -62,7 +62,7 @@ static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
                              .offset = at,
                              .length = 64 * spans - below(&seed, 32),
                              .head = 1 + below(&seed, 20),
-                             .flags = below(&seed, 4)};
+                             .flags = below(&seed, 4 * SHMS_KINDS)};
             at += 64 * spans;
         }
         if (below(&seed, 2)) { /* with one word changed */
