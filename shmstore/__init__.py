@@ -9,7 +9,15 @@ from shmstore import errors
 from shmstore.errors import *  # noqa: F403 - the public errors, as errors.__all__ lists them
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
-from shmstore.store import LeasedRef, ObjectStoreReader, ObjectStoreWriter, Protection, ReaderStats, StoreStats
+from shmstore.store import (
+    KindStats,
+    LeasedRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    Protection,
+    ReaderStats,
+    StoreStats,
+)
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # quiet unless the application asks
 
@@ -17,6 +25,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     *errors.__all__,
+    "KindStats",
     "LeasedRef",
     "MsgpackSerde",
     "ObjectRef",

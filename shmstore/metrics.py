@@ -77,7 +77,8 @@ def _families(labels: tuple[str, ...], **named: tuple[str, str]) -> dict[str, _F
     return {source: _Family(name, text, labels) for source, (name, text) in named.items()}
 
 
-# The metric of each field of StoreStats, ReaderStats and CacheInfo. next_id is left out, because it counts puts again.
+# The metric of each field of StoreStats, KindStats, ReaderStats and CacheInfo. next_id is left out, because it counts
+# puts again.
 _STORE = _families(
     ("store",),
     capacity=("shmstore_capacity_bytes", "Size of the data region."),
@@ -101,6 +102,12 @@ _STORE = _families(
     refusals=("shmstore_refusals_total", "Puts and hand-outs refused with StoreFullError."),
     cancels=("shmstore_cancels_total", "Leases ended by cancel."),
 )
+_KIND = _families(
+    ("store", "kind"),
+    bytes=("shmstore_kind_bytes", "Part of the data region under objects of the kind."),
+    objects=("shmstore_kind_objects", "Objects of the kind, and unfinished puts."),
+    quota=("shmstore_kind_quota_bytes", "Bytes that the kind may have; not there without a quota."),
+)
 _READER = _families(
     ("store", "rank"),
     gets=("shmstore_reader_gets_total", "References turned into values."),
@@ -122,7 +129,7 @@ _INLINE = _Family(
 )
 
 
-_FAMILIES = (*_STORE.values(), *_READER.values(), *_CACHE.values(), _INLINE)
+_FAMILIES = (*_STORE.values(), *_KIND.values(), *_READER.values(), *_CACHE.values(), _INLINE)
 
 _Found: TypeAlias = Iterator[tuple[_Family, _Sample]]
 
@@ -132,6 +139,10 @@ def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     for field, family in _STORE.items():
         value = getattr(stats, field)
         yield family, ((name,), value - 1 if field == "next_lease" else value)  # the first lease has number 1
+    for kind, has in stats.kinds.items():
+        for field, family in _KIND.items():
+            if (value := getattr(has, field)) is not None:
+                yield family, ((name, kind), value)
 
 
 def _read_reader(reader: ObjectStoreReader, name: str) -> _Found:

@@ -79,6 +79,7 @@ def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores: S
     shown = {field: samples[family.name, (("store", writer.name),)] for field, family in metrics._STORE.items()}
     expected = {field.name: getattr(stats, field.name) for field in fields(StoreStats)}
     expected.pop("next_id")  # the puts, counted again
+    assert {} == expected.pop("kinds")
     assert {**expected, "next_lease": len(refs) + 2} == shown, "hand-outs: five puts, one hit, one put"
     assert len(shown) == len(samples)
 
@@ -191,12 +192,12 @@ def registry_of(collector: ShmStoreCollector) -> CollectorRegistry:
 
 def all_names() -> set[str]:
     """Return the name of every sample that the collector can show."""
-    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
+    groups = (metrics._STORE, metrics._KIND, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
     return {family.name for group in groups for family in group.values()}
 
 
 def all_labels() -> dict[str, set[str]]:
-    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
+    groups = (metrics._STORE, metrics._KIND, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
     return {family.name: set(family.labels) for group in groups for family in group.values()}
 
 

@@ -5,7 +5,6 @@
 #define SHMS_INSPECTOR_H
 
 #include "inspect.h"
-#include "store/kinds.h"
 #include "store/readers.h"
 #include "store/segment.h"
 

@@ -4,8 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "writer.h"
-
 static uint32_t kind_of(const shms_kinds *k, uint32_t slot) { return shms_slot_kind(&k->slots[slot]); }
 static uint64_t span_of(const shms_kinds *k, uint32_t slot) { return shms_span(shms_get(&k->slots[slot].length)); }
 
@@ -160,56 +158,4 @@ int shms_kinds_valid(const shms_kinds *k, uint32_t n_slots) {
             return SHMS_ECORRUPT;
     }
     return SHMS_OK;
-}
-
-/* ---- calls ---- */
-
-int shms_writer_kind(shms_writer *w, const char *name, uint32_t len) {
-    uint64_t words[3] = {0};
-    if (!name || len == 0 || len >= sizeof words || memchr(name, 0, len))
-        return SHMS_EINVAL;
-    memcpy(words, name, len);
-    int rc = shms_writer_enter(w), number = 0;
-    if (rc)
-        return rc;
-    for (int k = 1; k < SHMS_KINDS && !number; k++) {
-        shms_kind *kind = &w->kinds.table[k];
-        if (!shms_kind_named(kind)) { /* the first word last, which says that there is a name */
-            shms_set(&kind->name[1], words[1]);
-            shms_set(&kind->name[2], words[2]);
-            atomic_store_explicit(&kind->name[0], words[0], memory_order_release);
-        }
-        bool same = true;
-        for (int i = 0; i < 3; i++)
-            same &= shms_get(&kind->name[i]) == words[i];
-        number = same ? k : 0;
-    }
-    return shms_writer_leave(w, number);
-}
-
-int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
-    int rc = shms_writer_enter_to_place(w); /* no put is choosing from the lists */
-    if (rc)
-        return rc;
-    if (number == 0 || number >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[number])) {
-        rc = SHMS_EINVAL;
-    } else {
-        shms_word *word = &w->kinds.table[number].quota;
-        uint64_t before = shms_get(word);
-        shms_set(word, quota);
-        if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
-            shms_set(word, before);
-    }
-    shms_writer_leave(w, rc);
-    pthread_mutex_unlock(&w->placing);
-    return rc;
-}
-
-int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    for (int k = 0; k < SHMS_KINDS; k++)
-        shms_kind_read(&w->kinds.table[k], &out[k]);
-    return shms_writer_leave(w, SHMS_OK);
 }

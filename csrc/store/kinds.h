@@ -44,15 +44,6 @@ typedef struct shms_kind_choice {
     uint64_t kept, held[SHMS_MAX_READERS]; /* of the objects visited that stay, as in shms_refusal */
 } shms_kind_choice;
 
-static inline bool shms_kind_named(const shms_kind *kind) { return shms_get(&kind->name[0]) != 0; }
-static inline void shms_kind_read(const shms_kind *kind, shms_kind_info *out) {
-    *out = (shms_kind_info){.name = {atomic_load_explicit(&kind->name[0], memory_order_acquire)},
-                            .bytes = shms_get(&kind->bytes),
-                            .objects = shms_get(&kind->objects),
-                            .quota = shms_get(&kind->quota)};
-    out->name[1] = shms_get(&kind->name[1]); /* after the first word, which is written last */
-    out->name[2] = shms_get(&kind->name[2]);
-}
 /* How many bytes of the kind must go before an object of `span` bytes comes. */
 static inline uint64_t shms_kinds_over(const shms_kinds *k, uint32_t kind, uint64_t span) {
     uint64_t quota = shms_get(&k->table[kind].quota), need = shms_get(&k->table[kind].bytes) + span;

@@ -52,6 +52,16 @@ uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out);
 /* The same in the order of their ids. */
 uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out);
 
+static inline bool shms_kind_named(const shms_kind *kind) { return shms_get(&kind->name[0]) != 0; }
+static inline void shms_kind_read(const shms_kind *kind, shms_kind_info *out) {
+    *out = (shms_kind_info){.name = {atomic_load_explicit(&kind->name[0], memory_order_acquire)},
+                            .bytes = shms_get(&kind->bytes),
+                            .objects = shms_get(&kind->objects),
+                            .quota = shms_get(&kind->quota)};
+    out->name[1] = shms_get(&kind->name[1]); /* after the first word, which is written last */
+    out->name[2] = shms_get(&kind->name[2]);
+}
+
 static inline bool shms_lease_held(const shms_lease *e) { return (shms_get(&e->slot) & SHMS_LEASE_HELD) != 0; }
 static inline uint64_t shms_lease_slot(const shms_lease *e) { return shms_get(&e->slot) & ~SHMS_LEASE_HELD; }
 

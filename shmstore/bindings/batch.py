@@ -48,10 +48,16 @@ class Batch:
         self.undo: Callable[[], None] = partial(_undo, writer, self.record)
 
     def put(
-        self, key: bytes, meta: bytes, nbytes: int, pieces: Sequence[tuple[int, int, int]], hold: bool = False
+        self,
+        key: bytes,
+        meta: bytes,
+        nbytes: int,
+        pieces: Sequence[tuple[int, int, int]],
+        hold: bool = False,
+        kind: int = 0,
     ) -> bytes:
         """Store pieces of (offset, bytes, address), hand the object out, and return the packed reference."""
-        code = _put(self._w, self.record, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), hold)
+        code = _put(self._w, self.record, key, len(key), meta, len(meta), nbytes, pieces, len(pieces), kind, hold)
         if code:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
@@ -63,9 +69,9 @@ class Batch:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
 
-    def begin(self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True) -> None:
+    def begin(self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, kind: int = 0) -> None:
         """Take space for an object and, with `hand_out`, an entry for its lease."""
-        require(lib.shms_batch_begin(self._w, self.record, key, len(key), meta, len(meta), nbytes, hand_out))
+        require(lib.shms_batch_begin(self._w, self.record, key, len(key), meta, len(meta), nbytes, kind, hand_out))
 
     def buffer(self) -> Any:
         """Return the object's payload area as a writable buffer, which keeps the mapping alive."""

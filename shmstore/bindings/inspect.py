@@ -12,6 +12,7 @@ import numpy as np
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.handles import held, owned, require
+from shmstore.bindings.kinds import KindFigures, read_kinds
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 ALIGN: int = lib.SHMS_ALIGN
@@ -93,6 +94,10 @@ class Inspector:
         record = ffi.new("shms_facts *")
         require(lib.shms_inspector_facts(self._i, record))
         return _dict("shms_facts", record)
+
+    def kinds(self) -> dict[int, tuple[str, KindFigures]]:
+        """Return the name and the figures of each kind, by number."""
+        return read_kinds(lib.shms_inspector_kinds, self._i)
 
     def ranks(self, n_readers: int) -> list[dict[str, Any]]:
         """Return the fields of shms_rank_record for each rank."""

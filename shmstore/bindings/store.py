@@ -9,10 +9,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from shmstore import errors
+from shmstore import errors, scopes
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.handles import fail, held, keeps_alive, owned, require
+from shmstore.bindings.kinds import KindFigures, read_kinds
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -46,24 +47,37 @@ def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
     return {name: getattr(record, name) for name, _ in ffi.typeof(kind).fields}
 
 
-def _split(packed: Any, size: int) -> list[str]:
-    keys, at = [], 0
-    try:
-        while at < size:
-            start = at + 4
-            at = start + _length(packed, at)[0]
-            keys.append(str(packed[start:at], "utf-8"))
-    except UnicodeDecodeError as error:
-        raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
+def _split(packed: Any, size: int) -> list[Any]:
+    """Return packed keys as str, and those of a scope as pairs of scope and key."""
+    keys: list[Any] = []
+    at = 0
+    while at < size:
+        start = at + 4
+        at = start + _length(packed, at)[0]
+        stored = packed[start:at]
+        try:
+            keys.append(str(stored, "utf-8"))
+        except UnicodeDecodeError as error:
+            keys.append(_of_scope(bytes(stored), error))
     return keys
 
 
-def _key_list(call: Callable[..., int], handle: Any) -> list[str]:
+def _of_scope(stored: bytes, error: UnicodeDecodeError) -> tuple[str, str]:
+    try:
+        scope, key = scopes.split(stored)
+    except UnicodeDecodeError:
+        scope = None
+    if scope is None:
+        raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
+    return scope, key
+
+
+def _key_list(handle: Any, prefix: bytes) -> list[Any]:
     room = 0
     size = _new(_SIZE, room)
     while True:
         out = _new(_BYTES, room)
-        code = call(handle, out, size)
+        code = lib.shms_writer_keys_prefix(handle, prefix, len(prefix), out, size)
         if code:
             fail(code)
         needed = size[0]
@@ -103,12 +117,14 @@ def _expected(store_id: int, n_readers: int, allow_uid: int) -> Any:
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_hold", "_room", "_w", "max_object_size", "n_readers", "position", "spare", "store_id")
+    __slots__ = ("_hold", "_room", "_w", "kinds", "max_object_size", "n_readers", "position", "spare", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._w = owned(box)
         self._hold = held(self._w)
         self._room: tuple[Any, Any, Any] | None = None
+        self.kinds: dict[str | None, int] = {None: 0}
+        """The numbers of the kinds that calls have named."""
         self.position = 0
         """In the log of evicted keys; the keys before it have been used."""
         self.spare: Batch | None = None
@@ -216,24 +232,36 @@ class Writer:
         """Delete a key; return False if it is absent."""
         return require(lib.shms_writer_delete(self._w, key, len(key))) == 1
 
-    def clear(self) -> None:
-        """Delete all keys."""
-        require(lib.shms_writer_clear(self._w))
+    def clear(self, prefix: bytes) -> None:
+        """Delete all keys that begin with `prefix`."""
+        require(lib.shms_writer_clear_prefix(self._w, prefix, len(prefix)))
 
     def count(self) -> int:
         """Return the number of keys."""
         return require(lib.shms_writer_count(self._w))
 
-    def key_list(self) -> list[str]:
-        """Return the keys, oldest object first."""
-        return _key_list(lib.shms_writer_keys, self._w)
+    def key_list(self, prefix: bytes) -> list[Any]:
+        """Return the keys that begin with `prefix`, oldest object first; those of a scope as pairs with it."""
+        return _key_list(self._w, prefix)
+
+    def kind(self, name: bytes) -> int:
+        """Return the number of a kind, or 0 if there is none left."""
+        return require(lib.shms_writer_kind(self._w, name, len(name)))
+
+    def set_quota(self, kind: int, nbytes: int) -> None:
+        """Limit the bytes of a kind; 0 is no limit."""
+        require(lib.shms_writer_quota(self._w, kind, nbytes))
+
+    def read_kinds(self) -> dict[int, tuple[str, KindFigures]]:
+        """Return the name and the figures of each kind, by number."""
+        return read_kinds(lib.shms_writer_kinds, self._w)
 
     def track_evictions(self, on: bool) -> None:
         """Record the keys that leave, or stop and forget them."""
         require(lib.shms_writer_track_evictions(self._w, on))
 
-    def evicted(self) -> tuple[list[str], int]:
-        """Return the keys that have left since `position`, and the position behind them.
+    def evicted(self) -> tuple[list[Any], int]:
+        """Return the keys that have left since `position`, as in `key_list`, and the position behind them.
 
         The caller stores that position after it has used the keys; otherwise it gets them again. A key that is not
         UTF-8 raises CorruptStoreError, and is skipped from then on.

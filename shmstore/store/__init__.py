@@ -2,7 +2,15 @@
 
 from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.reader import ObjectStoreReader
-from shmstore.store.stats import ReaderStats, StoreStats
+from shmstore.store.stats import KindStats, ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter
 
-__all__ = ["LeasedRef", "ObjectStoreReader", "ObjectStoreWriter", "Protection", "ReaderStats", "StoreStats"]
+__all__ = [
+    "KindStats",
+    "LeasedRef",
+    "ObjectStoreReader",
+    "ObjectStoreWriter",
+    "Protection",
+    "ReaderStats",
+    "StoreStats",
+]

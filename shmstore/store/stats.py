@@ -1,8 +1,20 @@
 """The figures of a store, and of one of its ranks, as frozen records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["ReaderStats", "StoreStats"]
+__all__ = ["KindStats", "ReaderStats", "StoreStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class KindStats:
+    """What a store holds of one kind of objects."""
+
+    bytes: int
+    """Bytes of the data region under its objects and unfinished puts, with their padding."""
+    objects: int
+    """Its objects and unfinished puts."""
+    quota: int | None
+    """Bytes that it may have; None without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,8 @@ class StoreStats:
     """Bytes of the segment besides the data region."""
     heap_bytes: int
     """Bytes of the writer's private memory."""
+    kinds: dict[str, KindStats] = field(default_factory=dict)
+    """By kind; objects without a kind are in none of them."""
 
     @property
     def hit_ratio(self) -> float:

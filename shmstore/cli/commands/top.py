@@ -33,9 +33,10 @@ from shmstore.cli.commands.common import (
     span,
     store_argument,
 )
-from shmstore.cli.commands.dump import readers_table
+from shmstore.cli.commands.dump import kinds_table, readers_table
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
+from shmstore.store import KindStats
 
 _RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals")
 
@@ -48,6 +49,8 @@ class Sample:
     """Its file and superblock."""
     readers: tuple[ReaderInfo, ...]
     """Its ranks; empty if the store cannot be read."""
+    kinds: dict[str, KindStats]
+    """Its kinds of objects."""
     taken_at: float
     """Seconds of the monotonic clock."""
     per_second: dict[str, float]
@@ -64,10 +67,11 @@ class Sample:
 def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
     """Return a sample of a store; `before` is the previous one, and is ignored if it is of another segment."""
     readers: tuple[ReaderInfo, ...] = ()
+    kinds: dict[str, KindStats] = {}
     if info.facts is not None:
         try:
             with StoreInspector.open(info.name) as inspector:
-                readers = inspector.readers()
+                readers, kinds = inspector.readers(), inspector.kinds()
         except (ShmStoreError, OSError):  # it has just been removed, as the next sample will find
             pass
     now = time.monotonic()
@@ -80,7 +84,7 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
         per_second = {name: grown[name] / elapsed for name in _RATES}
         given = grown["hits"] + grown["puts"]
         recent = grown["hits"] / given if given else None
-    return Sample(info, readers, now, per_second, recent)
+    return Sample(info, readers, kinds, now, per_second, recent)
 
 
 class Watcher:
@@ -192,13 +196,15 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("fallbacks (refusals)", f"{rate['refusals']:.1f}", str(facts.refusals))
     ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
-    return Group(head, used, Text(), table, Text(), ranks)
+    kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
+    return Group(head, used, Text(), table, *kinds, Text(), ranks)
 
 
 def _as_json(sample: Sample) -> dict[str, Any]:
     return {
         "segment": sample.info,
         "readers": sample.readers,
+        "kinds": sample.kinds,
         "per_second": sample.per_second,
         "recent_hit_ratio": sample.recent_hit_ratio,
         "oldest_lease_seconds": sample.oldest_lease_seconds,
