@@ -33,7 +33,7 @@ def split(stored: bytes, errors: str = "strict") -> tuple[str | None, str]:
 
     Bytes with an incomplete prefix have no scope.
     """
-    if stored[:1] == MARK and 2 + max(1, *stored[1:2]) < len(stored):
+    if stored[:1] == MARK and 0 < int.from_bytes(stored[1:2], "little") < len(stored) - 2:
         end = 2 + stored[1]
         return stored[2:end].decode(errors=errors), stored[end:].decode(errors=errors)
     return None, stored.decode(errors=errors)
