@@ -142,6 +142,7 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
         shms_set(&copy.length, shms_get(&s->length));
         shms_set(&copy.head, shms_get(&s->head));
         uint64_t flags = shms_get(&s->flags);
+        shms_set(&copy.flags, flags);
         *out = (shms_slot_record){.slot = slot,
                                   .state = state,
                                   .id = id,
@@ -149,6 +150,7 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
                                   .length = shms_get(&copy.length),
                                   .key_len = shms_slot_key_len(&copy),
                                   .meta_len = shms_slot_meta_len(&copy),
+                                  .extra_len = shms_slot_extra_len(&copy),
                                   .put_ns = state == SHMS_WRITING ? 0 : shms_get(&s->put_ns),
                                   .deleted = (flags & SHMS_SLOT_DELETED) != 0,
                                   .checked = (flags & SHMS_SLOT_CHECKED) != 0,

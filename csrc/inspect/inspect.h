@@ -75,7 +75,7 @@ typedef struct shms_rank_record {
 
 /* An occupied slot. pinned: one bit for each live rank that has it pinned. */
 typedef struct shms_slot_record {
-    uint64_t slot, state, id, offset, length, span, key_len, meta_len, put_ns;
+    uint64_t slot, state, id, offset, length, span, key_len, meta_len, extra_len, put_ns;
     /* bounded: its offset and lengths are within the data region */
     uint64_t deleted, checked, kind, crc, bounded, moving;
     uint64_t pinned[4];

@@ -6,6 +6,8 @@
 #include "step.h"
 #include "writer.h"
 
+#define COPY_AT_ONCE 65536 /* bytes between two yields of the mutex */
+
 void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, bool hold, uint8_t *out) {
     shms_slot *s = shms_writer_slot(w, slot);
     shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
@@ -50,7 +52,10 @@ int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *
 
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
-    return rc ? rc : shms_writer_leave(w, shms_find_live(w, key, key_len) != SHMS_NONE);
+    if (rc)
+        return rc;
+    uint32_t slot = shms_find_live(w, key, key_len);
+    return shms_writer_leave(w, slot == SHMS_NONE ? 0 : shms_slot_extra_len(shms_writer_slot(w, slot)) ? 2 : 1);
 }
 
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
@@ -116,6 +121,26 @@ int shms_writer_validate(shms_writer *w, const uint8_t *packed, const char *key,
         rc = shms_slot_key_len(s) == key_len && memcmp(w->seg.data + shms_get(&s->offset), key, key_len) == 0;
     }
     return shms_writer_leave(w, rc);
+}
+
+int shms_writer_extra(shms_writer *w, const uint8_t *packed, uint8_t *out, uint64_t *size) {
+    shms_ref ref;
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    uint64_t room = *size;
+    for (uint64_t at = 0;; at += COPY_AT_ONCE) {
+        if ((rc = find_ref(w, packed, &ref)) != 1) /* again after each yield: it may have been evicted */
+            return shms_writer_leave(w, rc ? rc : SHMS_ESTALE);
+        const shms_slot *s = shms_writer_slot(w, ref.slot);
+        uint64_t length = shms_slot_extra_len(s), n = length - at < COPY_AT_ONCE ? length - at : COPY_AT_ONCE;
+        *size = length;
+        if (at >= length || length > room)
+            return shms_writer_leave(w, SHMS_OK);
+        memcpy(out + at, w->seg.data + shms_get(&s->offset) + shms_get(&s->length) - length + at, n);
+        if (shms_writer_yield(w) && w->closed)
+            return shms_writer_leave(w, SHMS_ECLOSED);
+    }
 }
 
 int64_t shms_writer_cancel_all(shms_writer *w) {

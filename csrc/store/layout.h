@@ -19,8 +19,10 @@
  *
  * An object in the data region starts at slot.offset, a multiple of 64:
  *
- *     | key | metadata | zero to 63 bytes | payload ... | zero to 63 bytes |
- *     ^ offset         ^ multiple of 64 -^             ^ offset + length  ^ the next object at the earliest
+ *     | key | metadata | zero to 63 bytes | payload ... | extra | zero to 63 bytes |
+ *     ^ offset         ^ multiple of 64 -^                     ^ offset + length  ^ the next object at the earliest
+ *
+ * The extra bytes are the writer's own, and no reader gets them.
  *
  * An example, which tests/c/test_layout.c checks: key "k", metadata "mm" and a payload of 5 bytes, at offset 128:
  *
@@ -114,9 +116,10 @@ typedef struct shms_superblock {
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
 
 #define SHMS_SLOT_DELETED UINT64_C(1) /* not handed out any more; reclaimed once nothing holds it */
-#define SHMS_SLOT_CHECKED UINT64_C(2) /* bits 32 to 63: CRC-32C of key, metadata and payload, without padding */
+#define SHMS_SLOT_CHECKED UINT64_C(2) /* bits 32 to 63: CRC-32C of the object, without padding */
 #define SHMS_SLOT_KIND_SHIFT 2 /* bits 2 to 7: the kind, below SHMS_KINDS */
 #define SHMS_SLOT_KIND_MASK UINT64_C(0x3f)
+#define SHMS_SLOT_EXTRA_SHIFT 8 /* bits 8 to 31: how many extra bytes */
 #define SHMS_SLOT_CRC_SHIFT 32
 
 typedef struct shms_slot {
@@ -124,7 +127,7 @@ typedef struct shms_slot {
     shms_word id;      /* P2; stored before P4 makes the object LIVE */
     shms_word secret;  /* random; the other half of the key of the tags */
     shms_word offset;  /* offset of the key */
-    shms_word length;  /* bytes from the key to the end of the payload */
+    shms_word length;  /* bytes from the key to the end of the payload and of the extra bytes */
     shms_word head;    /* key_len | meta_len << 32 */
     shms_word flags;   /* SHMS_SLOT_*; the upper half is the checksum if SHMS_SLOT_CHECKED is set */
     shms_word put_ns;  /* CLOCK_REALTIME of the commit */

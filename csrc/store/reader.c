@@ -170,6 +170,7 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     shms_set(&seen->offset, shms_get(&s->offset));
     shms_set(&seen->length, shms_get(&s->length));
     shms_set(&seen->head, shms_get(&s->head));
+    shms_set(&seen->flags, shms_get(&s->flags));
     int rc = !shms_ref_sealed(packed, sb->secret, shms_get(&s->secret)) || shms_get(&seen->offset) != ref->address
                  ? SHMS_ESTALE
              : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
@@ -201,12 +202,11 @@ int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **ou
     shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease, ref.address);
     atomic_fetch_add_explicit(&r->table->gets, 1, memory_order_relaxed);
     uint32_t key_len = shms_slot_key_len(&seen), meta_len = shms_slot_meta_len(&seen);
-    uint64_t payload_at = shms_payload_at(key_len, meta_len), length = shms_get(&seen.length);
     const char *at = (const char *)r->seg.data + ref.address;
     *v = (shms_view){.key = at,
                      .meta = at + key_len,
-                     .payload = at + payload_at,
-                     .payload_size = length > payload_at ? length - payload_at : 0,
+                     .payload = at + shms_payload_at(key_len, meta_len),
+                     .payload_size = shms_slot_payload_size(&seen),
                      .key_len = key_len,
                      .meta_len = meta_len,
                      .id = ref.id,

@@ -75,6 +75,7 @@
 #define SHMS_MAX_KEY 65536      /* bytes of a key */
 #define SHMS_KINDS 16           /* kinds of objects; number 0 is for those without one */
 #define SHMS_MAX_META 0x40000000 /* bytes of an object's metadata */
+#define SHMS_MAX_EXTRA 0xffffff /* extra bytes of an object, which only the writer reads */
 
 #define SHMS_PREFAULT 1   /* map every page of the writer's data now, not at the first touch */
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
@@ -219,7 +220,11 @@ int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
 int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
-int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; changes nothing */
+/* 1; 2 if the object has extra bytes; 0; or an error. Changes nothing. */
+int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);
+/* Copies the extra bytes of the object of `ref`. *size is the room, and is set to the bytes needed. SHMS_ESTALE: it has
+ * been evicted. */
+int shms_writer_extra(shms_writer *w, const uint8_t *ref, uint8_t *out, uint64_t *size);
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
 /* Keeps objects of this key, now or later, from being reclaimed until _unprotect; pairs nest. An object that is deleted
  * meanwhile stays, too. */

@@ -14,7 +14,9 @@ bool shms_slot_bounded(const shms_slot *s, uint64_t capacity) {
     return offset % SHMS_ALIGN == 0 && length <= capacity && offset <= capacity - shms_span(length) &&
            shms_span(length) <= capacity &&
            shms_payload_at(shms_slot_key_len(s), shms_slot_meta_len(s)) <= shms_span(length) &&
-           (uint64_t)shms_slot_key_len(s) + shms_slot_meta_len(s) <= length;
+           (uint64_t)shms_slot_key_len(s) + shms_slot_meta_len(s) <= length &&
+           (shms_slot_extra_len(s) == 0 ||
+            shms_payload_at(shms_slot_key_len(s), shms_slot_meta_len(s)) + shms_slot_extra_len(s) <= length);
 }
 
 typedef struct at {

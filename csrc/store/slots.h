@@ -32,10 +32,19 @@ static inline uint32_t shms_slot_meta_len(const shms_slot *s) { return (uint32_t
 static inline uint32_t shms_slot_kind(const shms_slot *s) {
     return (uint32_t)(shms_get(&s->flags) >> SHMS_SLOT_KIND_SHIFT & SHMS_SLOT_KIND_MASK);
 }
+static inline uint32_t shms_slot_extra_len(const shms_slot *s) {
+    return (uint32_t)shms_get(&s->flags) >> SHMS_SLOT_EXTRA_SHIFT;
+}
+/* Bytes of the payload of an object that is bounded. */
+static inline uint64_t shms_slot_payload_size(const shms_slot *s) {
+    uint64_t at = shms_payload_at(shms_slot_key_len(s), shms_slot_meta_len(s)) + shms_slot_extra_len(s);
+    return shms_get(&s->length) > at ? shms_get(&s->length) - at : 0;
+}
+
 static inline bool shms_slot_deleted(const shms_slot *s) { return shms_get(&s->flags) & SHMS_SLOT_DELETED; }
 /* Can this build have written these flags? Without a checksum, the upper half is zero. */
 static inline bool shms_slot_flags_valid(uint64_t flags) {
-    return (uint32_t)flags < SHMS_KINDS << SHMS_SLOT_KIND_SHIFT &&
+    return (flags & 0xff) < SHMS_KINDS << SHMS_SLOT_KIND_SHIFT &&
            (flags & SHMS_SLOT_CHECKED || flags >> SHMS_SLOT_CRC_SHIFT == 0);
 }
 

@@ -31,12 +31,13 @@ static void untake(struct shms_writer *w, uint32_t entry) {
 }
 
 /* Takes space for the object, and everything that a commit needs. The mutex and `placing` are held. */
-static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint64_t payload_size,
-                 uint32_t kind, bool leased, shms_ticket *out) {
+static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint32_t extra_len,
+                 uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out) {
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
-    if (meta_len > SHMS_MAX_META || payload_size > w->seg.layout.capacity)
+    if (meta_len > SHMS_MAX_META || extra_len > SHMS_MAX_EXTRA || payload_size > w->seg.layout.capacity)
         return SHMS_ETOOLARGE;
-    uint64_t length = payload_size ? payload_at + payload_size : (uint64_t)key_len + meta_len;
+    uint64_t behind = payload_size + extra_len;
+    uint64_t length = behind ? payload_at + behind : (uint64_t)key_len + meta_len;
     uint64_t span = shms_span(length), secret;
     if (length > w->seg.layout.max_object_size || span > w->seg.layout.capacity)
         return SHMS_ETOOLARGE;
@@ -74,7 +75,7 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     shms_set(&s->offset, room.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
-    shms_set(&s->flags, (uint64_t)kind << SHMS_SLOT_KIND_SHIFT);
+    shms_set(&s->flags, (uint64_t)extra_len << SHMS_SLOT_EXTRA_SHIFT | (uint64_t)kind << SHMS_SLOT_KIND_SHIFT);
     shms_ring_insert(&w->ring, slot, room.behind);
     if (room.moves) {
         shms_ring_move_hand(&w->ring, room.area, slot, room.lap);
@@ -95,29 +96,33 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
 }
 
 int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-               uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out, shms_refusal *why) {
+               const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased,
+               shms_ticket *out, shms_refusal *why) {
     int rc = shms_key_ok(key, key_len);
     if (rc || (rc = shms_writer_enter_to_place(w)))
         return rc;
-    rc = place(w, key, key_len, meta_len, payload_size, kind, leased, out);
+    rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
     shms_writer_refused(w, rc, why);
     shms_writer_leave(w, rc);
     pthread_mutex_unlock(&w->placing);
-    if (rc || meta_len == 0)
+    if (rc)
         return rc;
-    SHMS_STEP("P3c"); /* outside the mutex like the payload, because it may have any size */
-    memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
+    SHMS_STEP("P3c"); /* outside the mutex like the payload, because they may have any size */
+    if (meta_len)
+        memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
+    if (extra_len)
+        memcpy(out->payload + payload_size, extra, extra_len);
     return SHMS_OK;
 }
 
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out) {
-    return shms_begin(w, key, key_len, meta, meta_len, payload_size, 0, true, out, NULL);
+    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, 0, true, out, NULL);
 }
 
 int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                         uint64_t payload_size, shms_ticket *out) {
-    return shms_begin(w, key, key_len, meta, meta_len, payload_size, 0, false, out, NULL);
+    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, 0, false, out, NULL);
 }
 
 /* Enters the writer, even a closed one, and checks that the ticket has not ended. */
@@ -171,8 +176,7 @@ int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t 
         shms_end_unborn(w, t->slot, t->entry);
         return shms_writer_leave(w, SHMS_ECLOSED);
     }
-    if (flags)
-        shms_set(&s->flags, shms_get(&s->flags) | flags);
+    shms_set(&s->flags, shms_get(&s->flags) | flags);
     shms_set(&s->put_ns, shms_now_ns());
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
@@ -222,11 +226,11 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pie
 }
 
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, bool hold,
-             uint8_t *out, shms_refusal *why) {
+             const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
+             uint32_t kind, bool hold, uint8_t *out, shms_refusal *why) {
     shms_ticket t;
     int rc = pieces_fit(pieces, n_pieces, payload_size);
-    if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, payload_size, kind, true, &t, why)))
+    if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, true, &t, why)))
         return rc;
     copy_pieces(&t, pieces, n_pieces);
     return shms_commit(w, &t, hold, out);
@@ -234,5 +238,5 @@ int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const cha
 
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
-    return shms_put(w, key, key_len, meta, meta_len, payload_size, pieces, n_pieces, 0, false, out, NULL);
+    return shms_put(w, key, key_len, meta, meta_len, NULL, 0, payload_size, pieces, n_pieces, 0, false, out, NULL);
 }

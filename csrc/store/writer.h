@@ -108,10 +108,11 @@ shms_look shms_reclaim_look;
 /* Like shms_writer_begin or _reserve, and _put. After a refusal, `*why` is filled before another thread has the mutex.
  * `why` may be NULL. */
 int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-               uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out, shms_refusal *why);
+               const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased,
+               shms_ticket *out, shms_refusal *why);
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, bool hold,
-             uint8_t *out, shms_refusal *why);
+             const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
+             uint32_t kind, bool hold, uint8_t *out, shms_refusal *why);
 int shms_commit(struct shms_writer *w, const shms_ticket *ticket, bool hold, uint8_t *out);
 /* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);

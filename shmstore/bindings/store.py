@@ -34,6 +34,7 @@ MAX_OBJECTS: int = lib.SHMS_MAX_OBJECTS
 MAX_CAPACITY: int = lib.SHMS_MAX_CAPACITY
 MAX_NAME: int = lib.SHMS_MAX_NAME
 MAX_KEY: int = lib.SHMS_MAX_KEY
+MAX_EXTRA: int = lib.SHMS_MAX_EXTRA
 ALIGN: int = lib.SHMS_ALIGN
 ANY_STORE: int = lib.SHMS_ANY_STORE
 OWN_UID: int = lib.SHMS_OWN_UID
@@ -200,12 +201,21 @@ class Writer:
         """Return an empty batch that outlives the call."""
         return Batch(self._w, self._hold)
 
-    def has(self, key: bytes) -> bool:
-        """Return whether the key can be handed out."""
-        code = _has(self._w, key, len(key))
+    def has(self, key: bytes) -> int:
+        """Return 0 if the key cannot be handed out, 2 if it can and its object has extra bytes, else 1."""
+        code: int = _has(self._w, key, len(key))
         if code < 0:
             fail(code)
-        return bool(code)
+        return code
+
+    def extra(self, packed: bytes) -> bytes:
+        """Return the extra bytes of an object that has just been handed out; StaleRefError if it has been evicted."""
+        size, out = _new(_SIZE, _FEW_KEYS), _new(_BYTES, _FEW_KEYS)
+        require(lib.shms_writer_extra(self._w, packed, out, size))
+        if size[0] > len(out):
+            out = _new(_BYTES, size[0])
+            require(lib.shms_writer_extra(self._w, packed, out, size))
+        return bytes(_buffer(out, size[0]))
 
     def touch(self, key: bytes) -> bool:
         """Count a use of the key; return False if it is absent."""

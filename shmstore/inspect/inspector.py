@@ -196,6 +196,7 @@ class StoreInspector:
             span=raw["span"],
             key_len=raw["key_len"],
             meta_len=raw["meta_len"],
+            extra_len=raw["extra_len"],
             stored_at=seconds(raw["put_ns"]) if raw["put_ns"] else None,
             deleted=bool(raw["deleted"]),
             crc=raw["crc"] if raw["checked"] else None,

@@ -152,13 +152,15 @@ class SlotInfo:
     offset: int
     """Offset of the key in the data region."""
     length: int
-    """Bytes from `offset` to the end of the payload."""
+    """Bytes from `offset` to the end of the payload and of the extra bytes."""
     span: int
     """Bytes of the data region that the object takes."""
     key_len: int
     """Bytes of the key."""
     meta_len: int
     """Bytes of the metadata, which follow the key."""
+    extra_len: int
+    """Bytes behind the payload that only the writer reads, such as the prompt updates of an item."""
     stored_at: float | None
     """When the object was committed."""
     deleted: bool
@@ -184,7 +186,7 @@ class SlotInfo:
     @property
     def payload_bytes(self) -> int:
         """Bytes of the payload."""
-        return max(0, self.length - self.payload_at)
+        return max(0, self.length - self.payload_at - self.extra_len)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from shmstore.serde import MsgpackSerde, ObjectSerde
 
 __all__ = [
     "DEFAULT_SERDE",
+    "MAX_EXTRA",
     "MAX_KEY",
     "Closable",
     "checked_name",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 DEFAULT_SERDE = MsgpackSerde()
+MAX_EXTRA = native.MAX_EXTRA
 MAX_KEY = native.MAX_KEY
 _MAX_UID = 2**32 - 2
 

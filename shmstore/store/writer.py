@@ -224,7 +224,7 @@ class ObjectStoreWriter(Closable):
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value, hold, kind, scope)
+            ref = self._put(batch, key, value, hold, kind=kind, scope=scope)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch
@@ -234,28 +234,35 @@ class ObjectStoreWriter(Closable):
             raise
 
     def _put(
-        self, batch: Batch, key: str, value: Any, hold: bool, kind: str | None = None, scope: str | None = None
+        self,
+        batch: Batch,
+        key: str,
+        value: Any,
+        hold: bool,
+        extra: bytes = b"",
+        kind: str | None = None,
+        scope: str | None = None,
     ) -> ObjectRef:
-        """Do `put`, as a part of a batch."""
+        """Do `put`, as a part of a batch; `extra` is stored behind the object, and no reader gets it."""
         packed = packed_key(key, scope)
         number = 0 if kind is None else number_of(self._writer, kind)
         encoded = self._serde.encode(value)
         try:
             if encoded.fills:
-                return self._fill(batch, packed, encoded, hold, number)
-            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, number))
+                return self._fill(batch, packed, encoded, hold, extra, number)
+            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, extra, number))
         except _ORDINARY as error:
-            extra = len(packed) + len(encoded.meta)
-            raise self._explain(batch, error, named(key, scope), encoded.nbytes, extra, kind) from None
+            more = len(packed) + len(encoded.meta) + len(extra)
+            raise self._explain(batch, error, named(key, scope), encoded.nbytes, more, kind) from None
         except _BROKEN as error:
             if (wrong := refusals.wrong_encoding(encoded)) is not None:
                 raise wrong from error
             raise
 
-    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool, kind: int) -> ObjectRef:
+    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes, kind: int) -> ObjectRef:
         if (wrong := refusals.wrong_encoding(encoded)) is not None:
             raise wrong  # C does not see the fills: one might get less than its size
-        batch.begin(key, encoded.meta, encoded.nbytes, kind=kind)
+        batch.begin(key, encoded.meta, encoded.nbytes, extra=extra, kind=kind)
         batch.copy(encoded.spans)
         with memoryview(batch.buffer()) as payload:
             for offset, size, source in encoded.fills:
@@ -382,7 +389,7 @@ class ObjectStoreWriter(Closable):
 
     def is_cached(self, key: str, *, scope: str | None = None) -> bool:
         """Return whether `get_cached` would find `key`; changes neither order nor counts."""
-        return self._writer.has(packed_key(key, scope))
+        return self._writer.has(packed_key(key, scope)) > 0
 
     def touch(self, key: str, *, scope: str | None = None) -> bool:
         """Count a use of `key` without handing it out; return False if it is absent."""
@@ -468,7 +475,7 @@ class ObjectStoreWriter(Closable):
 
     def __contains__(self, key: object) -> bool:
         try:
-            return self._writer.has(packed_key(key))  # type: ignore[arg-type]
+            return self._writer.has(packed_key(key)) > 0  # type: ignore[arg-type]
         except (TypeError, StoreClosedError):
             if isinstance(key, str):
                 raise

@@ -39,7 +39,7 @@ static int put(uint64_t i, uint64_t size, uint32_t kind) {
     char key[16];
     snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
     shms_ticket t;
-    int rc = shms_begin(w, key, 8, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
+    int rc = shms_begin(w, key, 8, NULL, 0, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
     return rc ? rc : shms_commit(w, &t, false, ref);
 }
 
@@ -113,7 +113,7 @@ static void every_way_in_and_out_is_counted(uint32_t flags) {
     has(image, 8 * KIB, 1);
     has(encoder, 8 * KIB, 1);
     has(0, 8 * KIB, 1);
-    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, "m", 1, 4 * KIB, encoder, false, &t, NULL));
+    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, "m", 1, NULL, 0, 4 * KIB, encoder, false, &t, NULL));
     has(encoder, 12 * KIB + 64, 2); /* also what is not committed */
     CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
     has(encoder, 8 * KIB, 1);
@@ -138,7 +138,7 @@ static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
     for (uint64_t i = 0; i < 5; i++)
         put_free(i, 8 * KIB, i % 2 ? image : encoder);
-    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, NULL, 0, 4 * KIB, image, false, &t, NULL));
+    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, NULL, 0, NULL, 0, 4 * KIB, image, false, &t, NULL));
     shms_set(&w->seg.sb->kinds[image].bytes, 1); /* as after a death between two stores */
     shms_set(&w->seg.sb->kinds[encoder].objects, 77);
     shms_segment_unlock(&w->seg);

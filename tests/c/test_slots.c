@@ -16,8 +16,11 @@ static int valid(uint64_t next_id) {
         const shms_slot *a = &slots[i];
         if (a->state == SHMS_FREE)
             continue;
-        if (a->state > SHMS_EVICTING || (a->flags & UINT32_MAX) >= 4 * SHMS_KINDS || (!(a->flags & 2) && a->flags >> 32) ||
-            a->id == 0 || a->id >= next_id || !bounded(a->offset, a->length, a->head & UINT32_MAX, a->head >> 32))
+        uint64_t extra = a->flags >> 8 & SHMS_MAX_EXTRA,
+                 at = shms_align_up((a->head & UINT32_MAX) + (a->head >> 32), 64);
+        if (a->state > SHMS_EVICTING || (a->flags & 0xff) >= 4 * SHMS_KINDS || (extra && at + extra > a->length) ||
+            (!(a->flags & 2) && a->flags >> 32) || a->id == 0 || a->id >= next_id ||
+            !bounded(a->offset, a->length, a->head & UINT32_MAX, a->head >> 32))
             return SHMS_ECORRUPT;
         for (int j = 0; j < i; j++) {
             const shms_slot *b = &slots[j];
@@ -57,12 +60,13 @@ static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
             uint64_t spans = below(&seed, 3);
             if (spans == 0 || at + 64 * spans > CAPACITY)
                 continue;
+            uint64_t length = 64 * spans - below(&seed, 32);
             *s = (shms_slot){.state = 1 + below(&seed, 3),
                              .id = 1 + (uint64_t)i,
                              .offset = at,
-                             .length = 64 * spans - below(&seed, 32),
+                             .length = length,
                              .head = 1 + below(&seed, 20),
-                             .flags = below(&seed, 4 * SHMS_KINDS)};
+                             .flags = below(&seed, 4 * SHMS_KINDS) | below(&seed, length - 64 * (spans - 1)) * (spans > 1) << 8};
             at += 64 * spans;
         }
         if (below(&seed, 2)) { /* with one word changed */

@@ -135,9 +135,9 @@ def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name: 
         assert [0, 0] == [sender.writer.stats().open_leases, sender.make_stats().total]
         with pytest.raises(WriterActiveError):
             create_or_recover(config)
-        assert not sender.is_cached_item("a")
+        assert sender.is_cached_item("a")
         copied = sender.writer.stats().put_bytes
-        (ref, _), *_ = sender.get_and_update([(item(1 << 10), [])], ["a"])
+        (ref, _), *_ = sender.get_and_update([None], ["a"])
         assert copied == sender.writer.stats().put_bytes
         with ObjectStoreReader.attach(sender.handle, rank=0) as reader:
             assert item(1 << 10) == reader.get(ref, copy=True)

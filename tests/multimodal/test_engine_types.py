@@ -141,19 +141,6 @@ def test_a_receiver_takes_items_of_the_engine_only(engine: Engine) -> None:
             receiver.get_and_update_item(item(8), "b")  # type: ignore[arg-type]
 
 
-def test_updates_count_by_the_engines_own_size() -> None:
-    settings = config(2500, MIB, cache_type="shm", shm_max_object_size_mb=1)
-    sender = processor_cache_from_config(settings, types=TYPES)
-    assert sender is not None
-    with sender:
-        for name in "abc":
-            sender.get_and_update_item((picture(name), Updates(name)), name)
-        assert [False, True, True] == sender.is_cached(list("abc"))
-        again, updates = sender.get_and_update_item((picture("a"), Updates("new")), "a")
-        assert isinstance(again, ObjectRef)
-        assert "new" == updates.name
-
-
 def test_an_item_that_does_not_fit_goes_inline_in_memory_of_its_own() -> None:
     whole = torch.zeros(10 * MIB, dtype=torch.uint8)
 

@@ -1,8 +1,5 @@
 """A call of the `shm` sender that fails leaves everything as it was; tests/test_interrupts.py interrupts each."""
 
-import contextlib
-import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,14 +14,13 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
     processor_cache_from_config,
 )
-from shmstore.multimodal.caches.updates_book import UpdatesBook
 from tests.multimodal.helpers import MIB, config, features, item, shm_sender, update
 from tests.support import is_mapped, store_name
 
 
-def _sender(book: int = 2500) -> ShmObjectStoreSenderCache:
-    """Return a sender that has cached a and b; c is stored without updates, and those of d do not fit in."""
-    sender = processor_cache_from_config(config(book, MIB, cache_type="shm", shm_max_object_size_mb=1))
+def _sender() -> ShmObjectStoreSenderCache:
+    """Return a sender that has cached a, b and c."""
+    sender = processor_cache_from_config(config(MIB, MIB, cache_type="shm", shm_max_object_size_mb=1))
     assert isinstance(sender, ShmObjectStoreSenderCache)
     for mm_hash in "cab":
         sender.release([sender.get_and_update_item(_given(mm_hash), mm_hash)[0]])
@@ -44,8 +40,6 @@ def _state(sender: ShmObjectStoreSenderCache) -> dict[str, Any]:
     return {
         "leases": sender.writer.stats().open_leases,
         "keys": sender.writer.keys(),
-        "updates": dict(sender._book),
-        "nbytes": sender._book.nbytes,
         "counts": sender.make_stats(),
         "inline": (sender.inline_full, sender.inline_too_large),
         "cached": sender.is_cached(list("abcd")),
@@ -68,18 +62,9 @@ def test_a_batch_that_fails_keeps_the_updates_of_an_item_whose_lease_was_refused
         assert len(held) == sender.release(held)
 
 
-def test_a_batch_that_fails_pushes_no_updates_out() -> None:
-    with _sender() as sender:
-        before = _state(sender)
-        with pytest.raises(TypeError, match="no serializer"):
-            sender.get_and_update([_given("d"), (_unknown(), [])], ["d", "bad"])
-        assert before == _state(sender)
-        assert [True, True, False, False] == sender.is_cached(list("abcd"))
-
-
 @pytest.mark.parametrize("left", [0, 1])
 def test_where_leases_run_out_all_that_is_missing_is_named_and_nothing_dropped(left: int) -> None:
-    with _sender(book=MIB) as sender:
+    with _sender() as sender:
         held = _leases(sender, left)
         before = _state(sender)
         inputs: Sequence[Any] = [None, None, _given("d"), None, None, None]
@@ -155,34 +140,6 @@ def test_an_item_that_a_signal_handler_invalidates_right_after_its_hand_out_leav
         outputs = sender.get_and_update([(item(8), [update("a")]), (item(8), [update("b")])], ["a", "b"])
         sender.release([sent for sent, _ in outputs])
         assert 0 == sender.writer.stats().open_leases
-
-
-def test_hits_of_other_threads_disturb_no_eviction_from_the_book() -> None:
-    book = UpdatesBook(100)
-    keys = [str(number) for number in range(100)]
-    for key in keys:
-        book.change([], {key: ((), 1)})
-    done = threading.Event()
-
-    def hit() -> None:
-        while not done.is_set():
-            for key in keys:
-                with contextlib.suppress(KeyError):
-                    book.move_to_end(key)
-
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)
-    thread = threading.Thread(target=hit)
-    thread.start()
-    try:
-        for number in range(100_000):
-            book.change([], {keys[number % 100] if number % 2 else "new": ((), 1)})
-            book.change([], {"large": ((), 50 + number % 2)})
-    finally:
-        sys.setswitchinterval(interval)
-        done.set()
-        thread.join()
-    assert book.nbytes == sum(size for _, size in book.values())
 
 
 def test_a_writer_that_is_closed_during_a_put_does_not_stay_mapped() -> None:

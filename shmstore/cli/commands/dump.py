@@ -285,9 +285,8 @@ def _one_object(console: Console, slot: SlotInfo, tree: TreeNode) -> None:
     console.print(f"[bold]object {slot.object_id}[/]  {escape(_title(slot))}, slot {slot.slot}, offset {slot.offset}")
     crc = "none" if slot.crc is None else f"{slot.crc:08x}"
     stored = "" if slot.stored_at is None else f", stored {when(slot.stored_at)}"
-    console.print(
-        f"  {_flags(slot)}; payload {size(slot.payload_bytes)}, metadata {slot.meta_len} B, checksum {crc}{stored}"
-    )
+    parts = f"payload {size(slot.payload_bytes)}, metadata {slot.meta_len} B, extra {slot.extra_len} B"
+    console.print(f"  {_flags(slot)}; {parts}, checksum {crc}{stored}")
     console.print(f"  pinned by {_ranks(slot.pinned_by)}; leased to {_lessees(slot)}")
     root = Tree("", hide_root=True)
     _draw_node(root, tree)

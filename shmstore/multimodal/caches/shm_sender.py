@@ -1,20 +1,14 @@
 """P0 of `shm`: it puts each item once into shared memory and sends a reference; workers read it in place.
 
-The store knows who still reads what, so it decides what stays. The sender keeps only the prompt updates, in a book. An
-item is *cached* if both the store and the book have it:
-
-* The store evicts inside `put`, and logs the keys (`track_evictions`). The book drops them before anything is recorded.
-* The book is bounded by `processor_cache_gb`. An item whose updates it drops may still be stored. The item then counts
-  as not cached: its next input brings the updates again, and the stored object is handed out.
+The store knows who still reads what, so it decides what stays. It also keeps the prompt updates, behind their item
+(`stored_updates`). So the next process that opens the store goes on with all of it.
 
 Each call is a batch (`bindings.batch`); a single item is a batch of one. The call hands out what is cached, and the
-leases then keep it. It stores the rest, records the updates, and commits. If it fails or is interrupted before, the
-store undoes it: no lease is open, and no new object is there. What was evicted to make room stays evicted.
+leases then keep it. It stores the rest, and commits. If it fails or is interrupted before, the store undoes it: no
+lease is open, and no new object is there. What was evicted to make room stays evicted.
 
-Threads that store or delete take the lock `_storing`, also while bytes are copied. Hits take no lock and never wait.
-Between a put and its record the key cannot go while a rank is expected: its lease is open, and `invalidate` waits for
-the lock. So every log entry that is found when a key is recorded is older than the key. If no rank is expected, a key
-may be recorded whose object has gone. That is harmless, because the store is asked as well.
+Threads that store or delete take the lock `_storing`, also while bytes are copied: a key that one of them is storing
+can be handed out to none of the others yet. Hits take no lock and never wait.
 
 Each hand-out opens a lease, which ends when every worker has read it. If a request ends earlier, `release` ends its
 leases. The store never overwrites an item that a worker may still read.
@@ -22,7 +16,6 @@ leases. The store never overwrites an item that a worker may still read.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import weakref
@@ -36,7 +29,6 @@ from shmstore.errors import (
     ObjectNotFoundError,
     ObjectTooLargeError,
     ShmStoreError,
-    StoreClosedError,
     StoreFullError,
     UnsupportedValueError,
     shown,
@@ -52,7 +44,7 @@ from shmstore.multimodal.caches.checks import (
 )
 from shmstore.multimodal.caches.lru import CacheInfo, HitCounter
 from shmstore.multimodal.caches.shm_receiver import end_each
-from shmstore.multimodal.caches.updates_book import Entry, UpdatesBook
+from shmstore.multimodal.caches.stored_updates import UNKNOWN, StoredUpdates
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
@@ -107,20 +99,16 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self._reporting = threading.RLock()
         self.types = checked_types(types)
         self._item_type = types.item_type
-        self._give = types.give_updates
         self._hold = bool(hold)
         self._writer = writer
         self._native = writer._writer
-        self._book_bytes = config.processor_cache_bytes
-        self._book = UpdatesBook(self._book_bytes)
+        self._updates = StoredUpdates(types, writer)
         self._counts = HitCounter()
         self._inline_full = 0
         self._inline_too_large = 0
-        self._closed = False
         try:
             _claim(writer, self)
             _compare_capacity(config, writer)
-            writer.track_evictions(True)
         except BaseException:
             _disclaim(writer, self)  # its traceback may keep it alive
             raise
@@ -147,16 +135,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether None is enough as input; changes neither order nor counts. StoreClosedError after `close`."""
-        if type(mm_hash) is not str:
+        if type(mm_hash) is not str or not mm_hash or not mm_hash.isascii():
             check_hash(mm_hash)
         if len(mm_hash) > _LONG:
             mm_hash = stored_key(mm_hash)
-        if mm_hash in self._book:
-            return self._writer.is_cached(mm_hash)
-        if self._closed:
-            raise self._closed_error()
-        check_hash(mm_hash)
-        return False
+        return self._updates.is_cached(mm_hash)
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
@@ -166,14 +149,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         Raises CacheMissError for None if nothing is cached, and TypeError for a wrong input or hash or an item that
         cannot be stored. An error or an interrupt leaves no lease, item or count of this call.
         """
-        if type(mm_hash) is not str:
+        if type(mm_hash) is not str or not mm_hash or not mm_hash.isascii():
             check_hash(mm_hash)
         if mm_item is not None and not (  # the common case without a call; a miss sees its updates when it sizes them
             type(mm_item) is tuple
             and len(mm_item) == 2
             and type(mm_item[0]) is self._item_type
             and type(mm_item[1]) is list
-            and mm_hash not in self._book
         ):
             self.types.check_input(mm_item, mm_hash)
         return self._exchange((mm_item,), (mm_hash,))[0]
@@ -192,27 +174,30 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def _exchange(
         self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
     ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
-        native, counts, book = self._native, self._counts, self._book
+        native, counts = self._native, self._counts
         outputs: list[Any] = []
-        new: dict[str, Entry] | None = None
+        missed: list[type[ShmStoreError] | None] = []
         total = len(mm_hashes)
         misses = full = large = 0
         batch = native.batch()
         try:
             for mm_hash in mm_hashes:
-                if mm_hash not in book:
-                    if len(mm_hash) > _LONG or len(mm_hashes) > 1:
-                        mm_hashes = [stored_key(mm_hash) for mm_hash in mm_hashes]
-                    if None in mm_items:
-                        check_known(mm_items, mm_hashes, self.is_cached_item)  # before anything changes
+                if len(mm_hash) > _LONG:
+                    mm_hashes = [stored_key(mm_hash) for mm_hash in mm_hashes]
                     break
+            if total > 1 and None in mm_items:
+                check_known(mm_items, mm_hashes, self._updates.is_cached)  # before anything changes
             # What is cached comes first: its leases keep it while the rest is stored.
-            for mm_hash in mm_hashes:
-                outputs.append(self._hit(batch, mm_hash) if mm_hash in book else None)
+            for at, mm_hash in enumerate(mm_hashes):
+                known = (mm_item := mm_items[at]) is None or self._updates.is_cached(mm_hash)
+                if known and mm_item is not None:
+                    self.types.check_input(mm_item, mm_hash)
+                outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
                 with self._storing:
-                    new = {}
-                    misses, full, large = self._store(batch, mm_items, mm_hashes, outputs, new)
+                    self._store(batch, mm_items, mm_hashes, outputs, missed)
+                misses = len(missed)
+                full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
             if self._writer._protections:
                 self._writer._unprotect(mm_hashes)
             # The commit: without a call, so that nothing comes in between.
@@ -227,23 +212,19 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             return outputs
         except BaseException:
             batch.undo()
-            if new is not None:
-                self._forget(new)
             raise
 
     def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput[ItemT, UpdatesT] | None:
-        """Return the output of an item in the book; None if it has just gone, or all lease entries are taken."""
-        book = self._book
+        """Return the output of a cached item; None if it is not cached, or all lease entries are taken."""
         try:
-            kept = book[mm_hash][0]
-            book.move_to_end(mm_hash)
-        except KeyError:
-            return None
-        updates = self._give(kept)
-        try:
-            return self._writer._hand_out(batch, mm_hash, self._hold), updates
+            ref = self._writer._hand_out(batch, mm_hash, self._hold)
         except (ObjectNotFoundError, StoreFullError):
             return None
+        updates = self._updates.of(ref, mm_hash)
+        if updates is UNKNOWN:
+            self._writer.cancel(ref)
+            return None
+        return ref, updates
 
     def _store(
         self,
@@ -251,14 +232,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]],
         mm_hashes: Sequence[str],
         outputs: list[Any],
-        new: dict[str, Entry],
-    ) -> tuple[int, int, int]:
-        """Fill the gaps in `outputs` by puts, and note their updates in `new`.
-
-        Return the number of misses, and how many of them went inline because the store was full, or they too large.
-        """
-        if self._closed:
-            raise self._closed_error()
+        missed: list[type[ShmStoreError] | None],
+    ) -> None:
+        """Fill the gaps in `outputs` by puts; `missed` gets an entry for each, with the error of what goes inline."""
         given: dict[str, tuple[ItemT, UpdatesT]] = {}
         missing: dict[str, None] = {}
         for at, mm_hash in enumerate(mm_hashes):
@@ -269,43 +245,38 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     missing[mm_hash] = None
         if missing:
             raise CacheMissError(missing)
-        refused: list[type[ShmStoreError]] = []
         for at, mm_hash in enumerate(mm_hashes):
             if outputs[at] is None:
-                outputs[at] = self._put(batch, given[mm_hash], mm_hash, new, refused)
-        self._record(new)
-        return len(new) + len(refused), refused.count(StoreFullError), refused.count(ObjectTooLargeError)
+                outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed)
 
     def _put(
         self,
         batch: Batch,
         mm_item: tuple[ItemT, UpdatesT],
         mm_hash: str,
-        new: dict[str, Entry],
-        refused: list[type[ShmStoreError]],
+        missed: list[type[ShmStoreError] | None],
     ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Store the item, or hand it out if it is stored already, or send it inline if it does not fit."""
         item, updates = mm_item
-        types = self.types
-        size, kept = types.updates_size(updates, mm_hash), types.keep_updates(updates)
+        kept, extra = self._updates.written(mm_item, mm_hash)
         try:
             try:
-                ref = self._writer._put(batch, mm_hash, item, self._hold)
-            except ObjectExistsError:
+                ref = self._writer._put(batch, mm_hash, item, self._hold, extra)
+            except ObjectExistsError:  # a repetition, or another thread has just stored it, or its updates are unknown
                 ref = self._writer._hand_out(batch, mm_hash, self._hold)
-                if mm_hash in new or mm_hash in self._book:  # a repetition, or another thread has just stored it
-                    return ref, types.give_updates(kept)
+                known = self._updates.of(ref, mm_hash)
+                if known is not UNKNOWN:
+                    return ref, known
+                extra = b""
         except _NO_VALUE as error:
             raise _of_item(error, mm_hash) from None
         except _NO_ROOM as error:
-            refused.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
-            self._warn(error, refused.count(type(error)))
-            alone = types.own_memory(item)  # a view would be pickled with all that it is a view into
+            missed.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
+            self._warn(error, missed.count(type(error)))
+            alone = self.types.own_memory(item)  # a view would be pickled with all that it is a view into
             return mm_item if alone is item else (alone, updates)
-        except ValueError:
-            check_hash(mm_hash)  # the message must name a hash, as in the other modes, not a key
-            raise
-        new[mm_hash] = kept, size
+        missed.append(None)
+        self._updates.record(ref, mm_hash, kept, beside=not extra)
         return ref, updates
 
     def _warn(self, error: ShmStoreError, more: int) -> None:
@@ -316,19 +287,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             # Not the store's hint: here its limits are settings, and the item is sent inline already.
             limit = "that is shm_max_object_size_mb, at most ipc_cache_gb"
             _warn(self._inline_too_large + more, error.message, limit)
-
-    def _record(self, new: dict[str, Entry]) -> None:
-        """Drop the updates of what the store has evicted, and add the new ones; with `_storing`."""
-        evicted, position = self._native.evicted()
-        self._book.change(evicted, new)
-        if self._native.position < position:  # else a call of a signal handler has gone further
-            self._native.position = position
-
-    def _forget(self, new: Iterable[str]) -> None:
-        """Drop the updates of a call that has failed, and of what the store has evicted for it."""
-        with self._storing, contextlib.suppress(StoreClosedError):
-            self._book.change(new, {})
-            self._record({})
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before its workers read it; return how many were open.
@@ -343,24 +301,19 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """Store these items again at their next input, because a worker has raised `CacheMissError` for them."""
         hashes = [stored_key(mm_hash) for mm_hash in one_or_more(mm_hashes)]
         with self._storing:
-            self._book.change(hashes, {})  # first: there are no updates without an item
             for mm_hash in hashes:
                 self._writer.delete(mm_hash)
-            self._record({})
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; ignore an absent one."""
         check_hash(mm_hash)
         self._writer.touch(mm_hash)
-        with contextlib.suppress(KeyError):
-            self._book.move_to_end(stored_key(mm_hash))
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; an item that is being read stays until it has been read."""
         with self._storing:
-            self._book = UpdatesBook(self._book_bytes)
             self._writer.clear()
-            self._record({})
+            self._updates.clear()
             self._counts.clear()
             self._inline_full = self._inline_too_large = 0
 
@@ -374,12 +327,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
 
         A call of another thread that is storing at the time raises StoreClosedError.
         """
-        self._closed = True  # so that no call takes the empty book for an empty cache
-        self._book = UpdatesBook(self._book_bytes)
         self._writer.close()
-
-    def _closed_error(self) -> StoreClosedError:
-        return StoreClosedError(f"{self._writer!r}: its sender cache is closed")
+        self._updates.clear()
 
 
 _senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache[Any, Any]]]] = (

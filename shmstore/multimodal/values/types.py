@@ -12,6 +12,7 @@ from typing_extensions import TypeVar
 from shmstore.errors import kind_of, shown
 from shmstore.multimodal.values.items import MultiModalKwargsItem, ResolvedPromptUpdate, own_memory
 from shmstore.multimodal.values.sizes import item_size, tree_size, updates_size
+from shmstore.multimodal.values.updates import decode_updates, encode_updates
 from shmstore.refs import ObjectRef
 
 __all__ = [
@@ -49,8 +50,9 @@ def _shallow_size(updates: object, mm_hash: str) -> int:
 class CacheTypes(Generic[ItemT, UpdatesT]):
     """What the caches must know about an engine's items and prompt updates: `processor_cache_from_config(types=...)`.
 
-    An item is any value that the store's serializer takes. Prompt updates may be any object: the caches keep them in P0
-    and do not look into them.
+    An item is any value that the store's serializer takes. Prompt updates may be any object: the caches do not look
+    into them. With a codec for updates, `shm` stores them with their item, so that they survive the process. Without
+    one, and where it fails, they are kept in P0.
     """
 
     item_type: type[ItemT]
@@ -63,6 +65,10 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     """Turns updates into what is kept, if the caller may change them later."""
     give_updates: Callable[[Any], UpdatesT] = _same
     """Turns what is kept into the updates of an output."""
+    encode_updates: Callable[[UpdatesT], bytes | None] | None = None
+    """Turns updates into bytes that `shm` stores with the item; None for updates that cannot be written as data."""
+    decode_updates: Callable[[bytes], UpdatesT] | None = None
+    """Turns these bytes into updates, perhaps in a later process; an exception makes the item count as not cached."""
     own_memory: Callable[[ItemT], ItemT] = _same
     """Returns the item without tensors that are views of larger ones, for an item that is pickled or kept."""
 
@@ -75,6 +81,8 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
                 f"item_type must not be {self.item_type.__name__}: "
                 "lists, str, bytes, None and references are told apart from items"
             )
+        if (self.encode_updates is None) != (self.decode_updates is None):
+            raise ValueError("pass both encode_updates and decode_updates, or neither")
 
     def __repr__(self) -> str:
         return f"CacheTypes({self.item_type.__name__})"
@@ -121,6 +129,8 @@ MULTIMODAL: CacheTypes[Any, Any] = CacheTypes(
     updates_size,
     keep_updates=tuple,  # the caller may change its list
     give_updates=list,
+    encode_updates=encode_updates,
+    decode_updates=decode_updates,
     own_memory=own_memory,
 )
 """The types of this package."""

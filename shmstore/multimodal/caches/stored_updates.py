@@ -1,0 +1,124 @@
+"""The prompt updates of the items in a store.
+
+They are stored behind their item, as bytes of the codec in `CacheTypes`. Without a codec, and for updates that it
+cannot write, they stay in this process. An item whose updates are lost counts as not cached: its next input brings
+them again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Generic
+
+from shmstore.errors import StaleRefError, shown
+from shmstore.multimodal.values.types import CacheTypes, ItemT, UpdatesT
+from shmstore.refs import ObjectRef
+from shmstore.store import ObjectStoreWriter
+from shmstore.store.arguments import MAX_EXTRA, packed_key
+
+__all__ = ["UNKNOWN", "StoredUpdates"]
+
+_log = logging.getLogger(__name__)
+UNKNOWN: Any = object()
+"""The updates of an object that are not known."""
+_MAX_DECODED = 16384
+_ID = slice(16, 24)
+"""Where a packed reference has the object's id."""
+_WITH_UPDATES = 2
+"""Answer of the store for an object that has extra bytes."""
+
+
+class StoredUpdates(Generic[ItemT, UpdatesT]):
+    """Finds the updates of a stored object; only one thread at a time may call `record`."""
+
+    def __init__(self, types: CacheTypes[ItemT, UpdatesT], writer: ObjectStoreWriter) -> None:
+        self._types = types
+        self._encode = types.encode_updates
+        self._decode = types.decode_updates
+        self._give = types.give_updates
+        self._writer = writer
+        self._native = writer._writer
+        self._decoded: dict[bytes, Any] = {}
+        """By object id. Ids are never reused, so an entry may stay when its object goes."""
+        self._beside: dict[str, tuple[int, Any]] = {}
+        """By key, with the object's id: what is not stored."""
+        self._drop_at = 1024
+
+    def is_cached(self, mm_hash: str) -> bool:
+        """Return whether the item is stored and its updates are known."""
+        found = self._native.has(packed_key(mm_hash))
+        return (found == _WITH_UPDATES and self._decode is not None) or (found > 0 and mm_hash in self._beside)
+
+    def of(self, ref: ObjectRef, mm_hash: str) -> UpdatesT:
+        """Return the updates of an object that has just been handed out, or UNKNOWN."""
+        try:
+            kept = self._decoded[ref._packed[_ID]]
+        except KeyError:
+            kept = self._find(ref, mm_hash)
+            if kept is UNKNOWN:
+                return kept  # type: ignore[no-any-return]
+        return self._give(kept)
+
+    def _find(self, ref: ObjectRef, mm_hash: str) -> Any:
+        object_id, kept = self._beside.get(mm_hash, (0, UNKNOWN))
+        if object_id == ref.monotonic_id:
+            return kept
+        self._beside.pop(mm_hash, None)  # an earlier object's
+        if self._decode is None:
+            return UNKNOWN
+        try:
+            packed = self._native.extra(ref.to_bytes())
+        except StaleRefError:  # no rank is expected, and it has gone already
+            return UNKNOWN
+        if not packed:
+            return UNKNOWN
+        try:
+            kept = self._types.keep_updates(self._decode(packed))
+        except Exception as error:  # of another version, or another engine's
+            _log.warning(
+                "item %s is stored again, because its prompt updates cannot be decoded: %s", shown(mm_hash), error
+            )
+            self._writer.delete(mm_hash)
+            return UNKNOWN
+        self._keep_decoded(ref, kept)
+        return kept
+
+    def _keep_decoded(self, ref: ObjectRef, kept: Any) -> None:
+        if len(self._decoded) >= _MAX_DECODED:
+            self._decoded.clear()
+        self._decoded[ref._packed[_ID]] = kept
+
+    def written(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> tuple[Any, bytes]:
+        """Return the updates of an input as they are kept, and as bytes, which are empty if they are not data.
+
+        Raises TypeError if they are wrong.
+        """
+        updates, packed = mm_item[1], None
+        try:
+            if self._encode is not None:
+                packed = self._encode(updates)
+        except Exception:
+            self._types.check_input(mm_item, mm_hash)
+            raise
+        if not packed:
+            self._types.check_input(mm_item, mm_hash)
+        if not packed or len(packed) > MAX_EXTRA:
+            packed = b""
+        return self._types.keep_updates(updates), packed
+
+    def record(self, ref: ObjectRef, mm_hash: str, kept: Any, *, beside: bool) -> None:
+        """Keep the updates of an object that has just been stored or, with `beside`, whose updates are not stored."""
+        if not beside:
+            self._keep_decoded(ref, kept)
+            return
+        self._beside[mm_hash] = ref.monotonic_id, kept
+        if len(self._beside) > self._drop_at:
+            for old in list(self._beside):
+                if not self._native.has(packed_key(old)):
+                    self._beside.pop(old, None)
+            self._drop_at = 2 * len(self._beside) + 1024
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._decoded.clear()
+        self._beside.clear()

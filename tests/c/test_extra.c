@@ -1,0 +1,122 @@
+/* test_extra.c - the extra bytes of an object are the writer's own, and survive it. */
+#include "inspect/inspect.h"
+#include "store/batch.h"
+#include "store/writer.h"
+#include "support.h"
+
+#define LARGE 200000 /* more than is copied at once */
+
+static shms_writer *w;
+static shms_reader *r;
+static const char *name;
+static shms_batch b;
+static char extra[LARGE], payload[100];
+
+static void begin(uint64_t capacity) {
+    shms_options o = {.capacity = capacity, .n_readers = 1, .flags = SHMS_CHECKSUMS};
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("extra"), &o));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    memset(extra, 'e', sizeof extra);
+    memset(payload, 'p', sizeof payload);
+}
+
+static void end(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    b.keep = 1;
+    shms_batch_drop(w, &b);
+    shms_reader_close(r);
+    shms_reader_free(r);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+static int put(const char *key, uint64_t n_payload, uint32_t n_extra) {
+    shms_piece piece = {0, n_payload, (uint64_t)(uintptr_t)payload};
+    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0, 0);
+}
+
+static bool has_extra(const uint8_t *ref, uint64_t n) {
+    static uint8_t out[LARGE];
+    uint64_t size = sizeof out;
+    memset(out, 0, sizeof out);
+    return shms_writer_extra(w, ref, out, &size) == SHMS_OK && size == n && memcmp(out, extra, n) == 0 &&
+           (n == LARGE || out[n] == 0);
+}
+
+static void readers_do_not_get_them(void) {
+    begin(1 << 20);
+    for (uint32_t n_payload = 0; n_payload <= 100; n_payload += 50)
+        for (uint32_t n_extra = 0; n_extra < 130; n_extra += 43) {
+            char key[20];
+            snprintf(key, sizeof key, "k%u-%u", n_payload, n_extra);
+            CHECK_EQ(SHMS_OK, put(key, n_payload, n_extra));
+            shms_view *v = shms_reader_acquire(r, b.ref);
+            CHECK(v && v->payload_size == n_payload && memcmp(v->payload, payload, n_payload) == 0);
+            CHECK(v->meta_len == 4 && memcmp(v->meta, "meta", 4) == 0);
+            shms_view_release(v);
+            CHECK(has_extra(b.ref, n_extra));
+            CHECK_EQ(n_extra ? 2 : 1, shms_writer_has(w, key, (uint32_t)strlen(key)));
+        }
+    end();
+}
+
+static void they_survive_the_writer(void) {
+    begin(1 << 20);
+    CHECK_EQ(SHMS_OK, put("k", 100, LARGE));
+    CHECK(has_extra(b.ref, LARGE));
+    b.keep = 1;
+    shms_batch_drop(w, &b);
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 0));
+    CHECK(has_extra(b.ref, LARGE));
+    shms_inspector *i;
+    shms_slot_record s;
+    shms_finding finding;
+    uint64_t at = 0;
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name));
+    CHECK_EQ(1, shms_inspector_slots(i, &at, &s, 1));
+    CHECK_EQ(LARGE, s.extra_len);
+    CHECK_EQ(1, shms_inspector_check(i, s.slot, s.id, &finding));
+    shms_inspector_free(i);
+    end();
+}
+
+static void they_are_gone_with_the_object(void) {
+    uint8_t ref[SHMS_REF_SIZE], out[1];
+    uint64_t size = 0;
+    begin(1024);
+    CHECK_EQ(SHMS_OK, put("k", 100, 100));
+    memcpy(ref, b.ref, sizeof ref);
+    CHECK_EQ(SHMS_OK, shms_writer_extra(w, ref, out, &size)); /* no room: only the size */
+    CHECK_EQ(100, size);
+    CHECK_EQ(1, shms_writer_cancel(w, ref));
+    CHECK_EQ(SHMS_OK, put("other", 100, 700));
+    CHECK_EQ(SHMS_ESTALE, shms_writer_extra(w, ref, out, &size));
+    ref[39] ^= 1; /* a forged tag */
+    CHECK_EQ(SHMS_ESTALE, shms_writer_extra(w, ref, out, &size));
+    CHECK_EQ(SHMS_ETOOLARGE, put("too large", 100, 1024));
+    CHECK_EQ(SHMS_ETOOLARGE, put("too large", 100, SHMS_MAX_EXTRA + 1));
+    end();
+}
+
+static void more_than_the_object_has_is_damage(void) {
+    begin(1024);
+    CHECK_EQ(SHMS_OK, put("k", 100, 10));
+    shms_slot *s = shms_writer_slot(w, 0);
+    uint64_t flags = shms_get(&s->flags);
+    shms_set(&s->flags, flags + ((uint64_t)101 << SHMS_SLOT_EXTRA_SHIFT));
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
+    errno = 0;
+    CHECK(shms_reader_acquire(r, b.ref) == NULL && errno == -SHMS_ECORRUPT);
+    shms_set(&s->flags, flags);
+    end();
+}
+
+int main(void) {
+    readers_do_not_get_them();
+    they_survive_the_writer();
+    they_are_gone_with_the_object();
+    more_than_the_object_has_is_damage();
+    return 0;
+}
