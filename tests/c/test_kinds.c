@@ -228,18 +228,16 @@ static void what_was_used_has_a_second_chance(uint32_t flags) {
 }
 
 static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
-    at_the_quota(0, 12, 4 * KIB);
-    put_free(16, 4 * KIB, 0); /* evicts 0; the hand is behind it, in front of 1 */
-    for (uint64_t i = 1; i < 12; i++)
-        CHECK_EQ(1, shms_writer_delete(w, i < 10 ? (char[]){'k', '0', '0', '0', '0', '0', '0', (char)('0' + i)}
-                                                 : (char[]){'k', '0', '0', '0', '0', '0', '1', (char)('0' + i - 10)},
-                                       8));
-    /* the gap at the hand reaches to the encoder outputs: the place of the oldest one begins at the hand */
-    put_free(17, 4 * KIB, encoder);
-    CHECK_EQ(0, there(12));
-    for (uint64_t i = 20; i < 30; i++)
-        put_free(i, 4 * KIB, image);
+    begin(64 * KIB, 256, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
+    for (uint64_t i = 0; i < 16; i++)
+        put_free(i, 4 * KIB, i > 0 && i < 5 ? encoder : image);
+    put_free(16, 4 * KIB, image); /* in the place of 0; the hand is in front of 1 now */
+    put_free(17, 4 * KIB, encoder); /* in the place of 1 */
+    CHECK_EQ(0, there(0) + there(1));
+    put_free(18, 4 * KIB, image);
     CHECK_EQ(1, there(17));
+    CHECK_EQ(0, there(2));
     end();
 }
 
