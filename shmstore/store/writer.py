@@ -224,7 +224,7 @@ class ObjectStoreWriter(Closable):
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value, hold, kind=kind, scope=scope)
+            ref = self._put(batch, key, value, hold, b"", kind, scope)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch

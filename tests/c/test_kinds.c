@@ -227,6 +227,17 @@ static void what_was_used_has_a_second_chance(uint32_t flags) {
     end();
 }
 
+static void a_search_surveys_again_what_has_lost_its_second_chance(void) {
+    int64_t budget = INT64_MAX;
+    at_the_quota(0, 12, 64 * KIB);
+    CHECK_EQ(1, touch(12));
+    CHECK(shms_zones_survey(&w->zones, &budget));
+    put_free(16, 64 * KIB, encoder); /* passes 12, takes 13 */
+    CHECK_EQ(1, there(12));
+    CHECK_EQ(1, w->ring.zones[shms_ring_zone(&w->ring, 12 * 64 * KIB)].stale);
+    end();
+}
+
 static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
     begin(64 * KIB, 256, 0);
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
@@ -358,6 +369,20 @@ static void a_quota_may_change(void) {
     for (uint64_t i = 30; i < 38; i++)
         put_free(i, 4 * KIB, encoder);
     has(encoder, 40 * KIB, 10);
+    end();
+}
+
+static void an_object_whose_eviction_cannot_be_logged_stays(void) {
+    at_the_quota(0, 12, 4 * KIB);
+    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    uint64_t size = w->evicted.size;
+    w->evicted.size = UINT64_MAX / 8; /* no memory for another one */
+    CHECK_EQ(SHMS_ENOMEM, put(16, 4 * KIB, encoder));
+    w->evicted.size = size;
+    CHECK_EQ(1, there(12));
+    has(encoder, 16 * KIB, 4);
+    put_free(16, 4 * KIB, encoder);
+    CHECK_EQ(12, w->evicted.size);
     end();
 }
 
@@ -494,12 +519,14 @@ int main(void) {
             no_kind_exceeds_its_quota_whatever_is_done(seed, flags);
     }
     a_kind_without_a_quota_takes_any_place();
+    a_search_surveys_again_what_has_lost_its_second_chance();
     the_new_object_is_not_the_next_victim_of_the_hand();
     a_kind_whose_own_are_held_is_refused();
     a_refusal_is_remembered_until_something_changes();
     nothing_goes_for_a_put_that_finds_no_place();
     neighbours_that_go_make_one_place();
     a_quota_may_change();
+    an_object_whose_eviction_cannot_be_logged_stays();
     a_choice_yields_to_waiting_threads();
     others_may_delete_and_use_what_is_chosen();
     return 0;
