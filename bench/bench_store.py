@@ -1,4 +1,4 @@
-"""Measure the store: put and get by size, hits, many objects, refusals, attach, recover, bookkeeping.
+"""Measure the store: put and get by size, hits, many objects, refusals, attach, recover, open, bookkeeping.
 
 Run with ``make bench``, which prints the table. The reference of a put is numpy.copyto of the same bytes into warm
 shared memory of the same size. It cycles through that memory, so its destination is as cold as that of the ring.
@@ -101,9 +101,8 @@ class Populated:
 
     def __init__(self, count: int, *, retired: bool) -> None:
         self.count = count
-        self.writer = ObjectStoreWriter.create(
-            capacity=count * 1216, n_readers=2, max_objects=count, prefault=True, eviction="fifo"
-        )
+        self.options = {"capacity": count * 1216, "n_readers": 2, "max_objects": count, "eviction": "fifo"}
+        self.writer = ObjectStoreWriter.create(**self.options, prefault=True)
         if retired:
             self.writer.retire(1)
             self.writer.retire(0)
@@ -207,6 +206,21 @@ def test_recover(figure, held):
         f"recover {MANY} objects", recover, limit_us=150_000.0, rounds=11, setup=lambda: held.writer.close(unlink=False)
     )
     assert len(held.writer) == MANY
+
+
+def test_open(figure, held):
+    """With a lease on each object, which it ends."""
+
+    def leave() -> None:
+        for number in range(MANY - held.writer.stats().open_leases):
+            held.writer.get_cached(f"{number:032x}")
+        held.writer.close(unlink=False)
+
+    def open_it() -> None:
+        held.writer = ObjectStoreWriter.open(held.writer.name, **held.options, prefault=True)
+
+    figure.rounds(f"open {MANY} objects", open_it, limit_us=150_000.0, rounds=11, setup=leave)
+    assert (held.writer.recovered, held.writer.stats().open_leases) == (MANY, 0)
 
 
 @pytest.mark.parametrize("n_readers", [1, 8, 64])

@@ -270,7 +270,7 @@ class StoreExistsError(ShmStoreError, FileExistsError):
     _number = _errno.EEXIST
     default_message = "a store with this name already exists"
     default_hint = (
-        "choose another name, or omit it; if its writer is dead, take it over with recover(name), or remove it with "
+        "choose another name, or omit it; if its writer is dead, take it over with open(name, ...), or remove it with "
         "shmstore gc --yes --force NAME"
     )
 
@@ -279,7 +279,7 @@ class WriterActiveError(ShmStoreError, RuntimeError):
     """Another process writes to this store; a store has one writer."""
 
     default_message = "the store has a live writer"
-    default_hint = "close that writer, or wait until its process has ended, then call recover"
+    default_hint = "close that writer, or wait until its process has ended"
 
 
 class RankInUseError(ShmStoreError, RuntimeError):

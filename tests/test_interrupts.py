@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shmstore import CacheMissError, ObjectStoreReader, ObjectStoreWriter, refs
-from shmstore.bindings import batch, handles
+from shmstore.bindings import batch, handles, hidden
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
@@ -27,7 +27,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
 )
 from shmstore.multimodal.caches import shm_receiver, shm_sender, stored_updates
-from shmstore.store import holds
+from shmstore.store import holds, leftovers
 from shmstore.store import reader as reader_module
 from shmstore.store import writer as writer_module
 from shmstore.store.holds import Protection
@@ -35,7 +35,7 @@ from tests.interrupts import Second, interrupted_at
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
 
-BINDINGS = [module.__file__ for module in (native, batch, handles)]
+BINDINGS = [module.__file__ for module in (native, batch, handles, hidden)]
 STORE = [*BINDINGS, writer_module.__file__, reader_module.__file__, holds.__file__, refs.__file__]
 SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, stored_updates.__file__]
 VALUE = np.zeros(9, np.uint8)
@@ -388,18 +388,48 @@ def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_thou
     assert len(kept) > 5
 
 
+OPENING = ("create", "_create", "open", "_recover", "recover", "cancel_all", "make_room", "__init__")
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize("files", [BINDINGS, [writer_module.__file__]], ids=["bindings", "store"])
-def test_a_creation_that_is_interrupted_leaves_no_store(files: list[str]) -> None:
+@pytest.mark.parametrize("make", [ObjectStoreWriter.create, ObjectStoreWriter.open])
+def test_a_creation_that_is_interrupted_leaves_no_store(files: list[str], make: Callable[..., Any]) -> None:
     number, writers = 0, list[ObjectStoreWriter]()
     while not writers:
         number += 1
         name = store_name()
-        create = lambda name=name: writers.append(ObjectStoreWriter.create(name, capacity=6400, n_readers=1))  # noqa: E731
-        if interrupted_at(number, create, *files, exact=True, only=("create", "__init__")):
+        create = lambda name=name: writers.append(make(name, capacity=6400, n_readers=1))  # noqa: E731
+        if interrupted_at(number, create, *files, exact=True, only=OPENING):
+            gc.collect()  # of the interrupted frames
             assert name not in segments(), f"interrupt {number}"
     writers[0].close()
-    assert number > 5
+    assert number > 4
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.parametrize("fits", [True, False])
+def test_an_open_that_is_interrupted_leaves_what_was_there_or_nothing(fits: bool) -> None:
+    """A store that fits stays whole and without a writer; one that does not is there or gone, and no other is."""
+    files = [*BINDINGS, writer_module.__file__, leftovers.__file__]
+    number, writers = 0, list[ObjectStoreWriter]()
+    while not writers:
+        number += 1
+        name = store_name()
+        with ObjectStoreWriter.create(name, capacity=6400 if fits else 64, n_readers=1) as writer:
+            writer.put("old", 1)
+            made = writer.handle.store_id
+            writer.close(unlink=False)
+        again = lambda name=name: writers.append(ObjectStoreWriter.open(name, capacity=6400, n_readers=1))  # noqa: E731
+        if interrupted_at(number, again, *files, exact=True, only=OPENING):
+            gc.collect()
+            assert fits <= (name in segments()), f"interrupt {number}"
+            if name in segments():
+                with ObjectStoreWriter.recover(name) as heir:
+                    assert (made, ["old"]) == (heir.handle.store_id, heir.keys()), f"interrupt {number}"
+    assert fits == writers[0].recovered
+    writers[0].close()
+    assert number > 10
 
 
 def test_a_handle_whose_opening_is_interrupted_leaves_no_lock_and_nothing_mapped() -> None:

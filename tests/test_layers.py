@@ -242,6 +242,7 @@ SOURCES = {
     "store/readers.c": set(),
     "store/ref.c": set(),
     "store/reader.c": {"store/readers.h", "store/ref.h", "store/segment.h"},
+    "store/watch.c": {"store/shmstore.h"},
     "store/writer.c": set(),
     "store/batch.c": {"store/writer.h"},
     "store/tickets.c": {"store/crc.h", "store/writer.h"},

@@ -158,10 +158,10 @@ int64_t shms_inspector_verify(shms_inspector *i, shms_finding *out, uint64_t roo
 int shms_inspector_check(shms_inspector *i, uint64_t slot, uint64_t id, shms_finding *out);
 
 /* Removes the name of a segment, or of the remains of one, whose writer is dead. The file must be the one that was
- * probed (device and inode); else SHMS_ENOSTORE. SHMS_EWRITERACTIVE: its writer is alive. SHMS_ERANKINUSE: a rank is
+ * probed (device, inode and size); else SHMS_ENOSTORE. SHMS_EWRITERACTIVE: its writer is alive. SHMS_ERANKINUSE: a rank is
  * alive, and `force` is 0. The writer's lock is held meanwhile, so that no process recovers the segment. Processes that
  * have mapped it keep it. */
-int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int force);
+int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force);
 /* cdef: end */
 
 #endif

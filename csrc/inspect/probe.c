@@ -60,7 +60,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
     return rc;
 }
 
-int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int force) {
+int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint64_t size, int force) {
     shms_segment seg = {.fd = -1};
     struct stat st;
     int rc = shms_segment_name(&seg, name);
@@ -72,8 +72,10 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, int f
         rc = SHMS_ESYS;
     else if (!S_ISREG(st.st_mode) || st.st_dev != device || st.st_ino != inode)
         rc = SHMS_ENOSTORE;
-    else
-        rc = shms_segment_lock(&seg, SHMS_ROLE_WRITER);
+    else if ((rc = shms_segment_lock(&seg, SHMS_ROLE_WRITER)) == SHMS_OK && fstat(seg.fd, &st))
+        rc = SHMS_ESYS;
+    else if (rc == SHMS_OK && (uint64_t)st.st_size != size)
+        rc = SHMS_ENOSTORE; /* empty when the caller looked, and finished since */
     SHMS_LOOK("remove");
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;

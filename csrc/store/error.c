@@ -51,6 +51,8 @@ const char *shms_strerror(int code) {
         return "the store belongs to another user, or its mode lets other users open it";
     case SHMS_ERANKS:
         return "the store has a different number of ranks";
+    case SHMS_EOPTIONS:
+        return "the store was created with other options";
     case SHMS_ESPARSE:
         return "the file of the store is sparse; a store has no holes";
     case SHMS_EQUOTA:

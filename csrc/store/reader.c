@@ -30,6 +30,7 @@ struct shms_reader {
     shms_reader_table *table;
     uint32_t rank;
     _Atomic int closed;
+    _Atomic uint64_t writer_epoch; /* the last that shms_reader_took_over has returned */
     _Atomic uint64_t live; /* views, plus calls in progress */
     /* the handle, plus views; the last one frees, because a garbage collector releases them in any order */
     _Atomic uint64_t refs;
@@ -53,6 +54,7 @@ static int take_rank(struct shms_reader *r) {
     if (rc)
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
+    atomic_store(&r->writer_epoch, shms_get(&r->seg.sb->writer_epoch));
     shms_reader_table_attach(r->table, &r->seg.layout, r->seg.sb, r->rank, (uint64_t)getpid(), realtime_ns());
     return SHMS_OK;
 }
@@ -300,6 +302,15 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
 }
 
 uint64_t shms_reader_store(const shms_reader *r) { return r ? r->seg.sb->store : 0; }
+
+uint64_t shms_reader_writer_epoch(const shms_reader *r) { return r ? shms_get(&r->seg.sb->writer_epoch) : 0; }
+
+uint64_t shms_reader_took_over(shms_reader *r) {
+    uint64_t now = shms_reader_writer_epoch(r), seen = r ? atomic_load(&r->writer_epoch) : 0;
+    return now > seen && atomic_compare_exchange_strong(&r->writer_epoch, &seen, now) ? now : 0;
+}
+
+int shms_reader_named(const shms_reader *r) { return r ? shms_segment_named(&r->seg) : SHMS_ECLOSED; }
 
 uint64_t shms_reader_data(const shms_reader *r, uint64_t *size) {
     *size = r ? r->seg.layout.capacity : 0;

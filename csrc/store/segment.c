@@ -131,6 +131,25 @@ uint64_t shms_space_free(void) {
     return statvfs("/dev/shm", &fs) ? 0 : (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
+/* Flags that are no part of the geometry, because a word that changes has them. */
+static shms_options without_disposable(const shms_options *options) {
+    shms_options stored = *options;
+    stored.flags &= ~(uint32_t)SHMS_DISPOSABLE;
+    return stored;
+}
+
+int shms_options_round(shms_options *options) {
+    shms_layout l;
+    shms_options stored = without_disposable(options);
+    int rc = shms_layout_compute(&l, &stored, page_size());
+    if (rc)
+        return rc;
+    options->capacity = l.capacity;
+    options->max_object_size = l.max_object_size;
+    options->max_objects = (uint32_t)l.max_objects;
+    return SHMS_OK;
+}
+
 uint64_t shms_space_needed(const shms_options *options) {
     shms_layout l;
     return shms_layout_compute(&l, options, page_size()) ? 0 : l.file_size;
@@ -247,6 +266,9 @@ static int create_locked(shms_segment *seg) {
     int rc;
     if ((rc = identify(seg, &size)) || (rc = shms_segment_lock(seg, SHMS_ROLE_WRITER)))
         return rc;
+    /* First, so that a file that a dead creator has left is known as ours, or is empty. */
+    if (pwrite(seg->fd, &(uint64_t){SHMS_MAGIC}, sizeof(uint64_t), offsetof(shms_superblock, magic)) < 0)
+        return errno == ENOSPC ? SHMS_ENOSPC : SHMS_ESYS;
     if (ftruncate(seg->fd, (off_t)l->file_size))
         return SHMS_ESYS; /* EFBIG: RLIMIT_FSIZE */
     /* The part between the tables and a data region aligned for huge pages stays a hole. */
@@ -296,8 +318,7 @@ static int create_locked(shms_segment *seg) {
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
-    shms_options stored = *options;
-    stored.flags &= ~(uint32_t)SHMS_DISPOSABLE; /* a word that changes, so not part of the geometry */
+    shms_options stored = without_disposable(options);
     int rc;
     if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, &stored, page_size())))
         return rc;
@@ -317,6 +338,8 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
 
 void shms_segment_publish(shms_segment *seg) {
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
+    if (is_segment_fd(seg, seg->fd))
+        futimens(seg->fd, NULL); /* wakes shms_watch, which sees no store to memory */
 }
 
 static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
@@ -433,6 +456,12 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
     return rc;
 }
 
+static bool has_options(const shms_segment *seg, const shms_options *options) {
+    shms_layout l;
+    shms_options stored = without_disposable(options);
+    return shms_layout_compute(&l, &stored, seg->layout.page) == SHMS_OK && memcmp(&l, &seg->layout, sizeof l) == 0;
+}
+
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
     static const shms_expected any = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID};
     const shms_expected *e = expected ? expected : &any;
@@ -443,7 +472,9 @@ int shms_segment_is(const shms_segment *seg, const shms_expected *expected) {
         return SHMS_EFOREIGN;
     if (e->store != SHMS_ANY_STORE && (uint64_t)e->store != seg->sb->store)
         return SHMS_EOTHERSTORE;
-    return e->n_readers && e->n_readers != seg->layout.n_readers ? SHMS_ERANKS : SHMS_OK;
+    if (e->n_readers && e->n_readers != seg->layout.n_readers)
+        return SHMS_ERANKS;
+    return e->options && !has_options(seg, e->options) ? SHMS_EOPTIONS : SHMS_OK;
 }
 
 int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {

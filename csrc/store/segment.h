@@ -71,8 +71,8 @@ int shms_segment_reserve_again(const shms_segment *seg);
 /* Opens a published segment in a role, without taking a lock. SHMS_EINVAL if the rank is not below n_readers. */
 int shms_segment_open(shms_segment *seg, const char *name, int role);
 
-/* SHMS_EFOREIGN, SHMS_EOTHERSTORE or SHMS_ERANKS if the segment is not what the caller expects. Call it before taking a
- * lock. A rank that attaches briefly and goes counts as dead, and leases no longer expect it. */
+/* SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS if the segment is not what the caller expects. Call it
+ * before taking a lock. A rank that attaches briefly and goes counts as dead, and leases no longer expect it. */
 int shms_segment_is(const shms_segment *seg, const shms_expected *expected);
 
 /* For tests under ThreadSanitizer, which does not see races between two mappings: a second role on `of`'s mapping. */

@@ -64,7 +64,8 @@
 #define SHMS_EFOREIGN -22      /* the segment is another user's, or its mode admits others */
 #define SHMS_ERANKS -23        /* the store has another number of ranks */
 #define SHMS_ESPARSE -24       /* parts of the segment's file are holes */
-#define SHMS_EQUOTA -25        /* the objects of the kind fill its quota, and are held */
+#define SHMS_EOPTIONS -25      /* the store was created with other options */
+#define SHMS_EQUOTA -26        /* the objects of the kind fill its quota, and are held */
 
 #define SHMS_REF_SIZE 40        /* bytes of a packed reference */
 #define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
@@ -103,6 +104,7 @@ typedef struct shms_expected {
     int64_t store;      /* its number, or SHMS_ANY_STORE */
     int64_t allow_uid;  /* its owner, whatever the mode; or SHMS_OWN_UID */
     uint32_t n_readers; /* 0: any number */
+    const shms_options *options; /* those it was created with, but for SHMS_DISPOSABLE; NULL: any */
 } shms_expected;
 
 /* A reference, unpacked. Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then id,
@@ -186,12 +188,18 @@ void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
 uint64_t shms_space_free(void); /* bytes free in the file system of segments, after SHMS_ENOSPC */
 uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
+int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
+/* Watches /dev/shm, so that a process can wait for a store without polling. A descriptor, or SHMS_ESYS. */
+int shms_watch(void);
+/* 1: since the last call a file of that name came, or the creation of a store ended; 0; or SHMS_ESYS. Never waits. */
+int shms_watch_read(int watch, const char *name);
 
 /* ---- the writer ---- */
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
 int shms_writer_recover(shms_writer **out, const char *name);
-/* Accepts only the expected store. SHMS_EFOREIGN, SHMS_EOTHERSTORE or SHMS_ERANKS: it is another, left as it was. */
+/* Accepts only the expected store. SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS: it is another, left
+ * as it was. */
 int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected);
 /* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
  * _free. Without `unlink` the store stays, and is no longer disposable. */
@@ -273,6 +281,10 @@ int shms_reader_release(shms_reader *r,
 int shms_reader_validate(shms_reader *r, const uint8_t *ref); /* 1, 0 or an error; changes nothing */
 int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out);
 uint64_t shms_reader_store(const shms_reader *r); /* the store's number, or 0 for NULL */
+uint64_t shms_reader_writer_epoch(const shms_reader *r); /* 1 + number of takeovers; 0 for NULL */
+/* The writer's epoch, if it has grown since the last call or the attachment; else 0. Each epoch comes once. */
+uint64_t shms_reader_took_over(shms_reader *r);
+int shms_reader_named(const shms_reader *r); /* 1: the name still names this store; 0: it was removed */
 /* The data region: its address, or 0 for a closed reader, and its size. */
 uint64_t shms_reader_data(const shms_reader *r, uint64_t *size);
 uint64_t shms_reader_pid(const char *name,

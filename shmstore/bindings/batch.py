@@ -23,7 +23,8 @@ from functools import partial
 from typing import Any
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.handles import fail, held, keeps_alive, require
+from shmstore.bindings.handles import fail, keeps_alive, require
+from shmstore.bindings.hidden import held
 
 _new = ffi.new
 _buffer = ffi.buffer

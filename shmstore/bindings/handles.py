@@ -1,11 +1,9 @@
-"""What every C handle needs in Python: an owner, a reference that the cycle collector does not see, and errors."""
+"""What every C handle needs in Python: an owner, and errors."""
 
 import operator
 import os
 from functools import partial
 from typing import Any, Literal, NoReturn
-
-import numpy as np
 
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
@@ -66,6 +64,8 @@ def _error(code: int) -> Exception:
         return errors.LayoutMismatchError(
             "it does not have as many ranks as its handle says", hint="use the handle that its writer made"
         )
+    if code == lib.SHMS_EOPTIONS:
+        return errors.LayoutMismatchError("it was created with other options", hint="open it with those options")
     if code == lib.SHMS_ECREATING:
         return errors.StoreNotFoundError(
             "its creation is not over", hint="attach when the writer has sent its handle, or try again"
@@ -95,22 +95,3 @@ def keeps_alive(pointer: Any, owner: Any) -> Any:
 def owned(box: Any) -> Any:
     """Return the handle in `box`; it keeps the box alive, whose destructor frees the handle."""
     return keeps_alive(box[0], box)
-
-
-def held(handle: Any) -> Any:
-    """Return a reference to the handle that the cycle collector does not see, because it does not look into arrays.
-
-    Otherwise the collector could free the handle of a garbage store before generators and `__del__` methods of the
-    same garbage have used it for the last time.
-    """
-    cell = np.empty((), object)
-    cell[()] = handle
-    return cell
-
-
-def hidden(payload: Any) -> memoryview:
-    """Return the same bytes as a buffer whose owner the cycle collector does not see, because it is an array.
-
-    Otherwise it could end the pin of a garbage view before `__del__` methods of the same garbage have read it.
-    """
-    return np.ndarray((len(payload),), np.uint8, payload).data

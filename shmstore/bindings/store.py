@@ -5,14 +5,17 @@ After `close` the pointer is NULL, which C takes for a closed handle.
 """
 
 import os
+import select
 import struct
+import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from shmstore import errors, scopes
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import fail, held, keeps_alive, owned, require
+from shmstore.bindings.handles import fail, keeps_alive, owned, require
+from shmstore.bindings.hidden import held
 from shmstore.bindings.kinds import KindFigures, read_kinds
 
 _new = ffi.new
@@ -24,6 +27,7 @@ _evicted = lib.shms_writer_evicted
 _SIZE = ffi.typeof("uint64_t *")
 _BYTES = ffi.typeof("uint8_t[]")
 _FEW_KEYS = 256  # bytes
+_LONGEST = 3600  # seconds; a poll takes milliseconds as an int
 _length = struct.Struct("=I").unpack_from
 _acquire = lib.shms_reader_acquire_to
 _drop_view = lib.shms_view_drop
@@ -39,7 +43,9 @@ ALIGN: int = lib.SHMS_ALIGN
 ANY_STORE: int = lib.SHMS_ANY_STORE
 OWN_UID: int = lib.SHMS_OWN_UID
 NO_STORE: int = lib.SHMS_ENOSTORE
+CREATING: int = lib.SHMS_ECREATING
 OTHER_RANKS: int = lib.SHMS_ERANKS
+OTHER_OPTIONS: int = lib.SHMS_EOPTIONS
 
 
 def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
@@ -89,8 +95,8 @@ def _key_list(handle: Any, prefix: bytes) -> list[Any]:
 
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
     """Return the bytes that a segment with these options takes, and the free bytes of its file system."""
-    options = _options(capacity, n_readers, max_objects, max_object_size, 0)
-    return lib.shms_space_needed(options), lib.shms_space_free()
+    options = Options(capacity, max_object_size, n_readers, max_objects)
+    return lib.shms_space_needed(_packed(options)), lib.shms_space_free()
 
 
 def rank_pid(name: str, rank: int) -> int:
@@ -98,21 +104,57 @@ def rank_pid(name: str, rank: int) -> int:
     return int(lib.shms_reader_pid(os.fsencode(name), rank))
 
 
-def _options(capacity: int, n_readers: int, max_objects: int, max_object_size: int, flags: int) -> Any:
+class Options(NamedTuple):
+    """What a store is created with, as in shms_options; 0 is a default."""
+
+    capacity: int
+    max_object_size: int
+    n_readers: int
+    max_objects: int
+    flags: int = 0
+
+    def rounded(self) -> "Options":
+        """Return the options that a store created with these has."""
+        packed = _packed(self)
+        require(lib.shms_options_round(packed))
+        return Options(*(getattr(packed, name) for name in self._fields))
+
+
+def _packed(options: Options) -> Any:
+    return _new("shms_options *", options._asdict())
+
+
+def _expected(store_id: int, n_readers: int, allow_uid: int, options: Any = ffi.NULL) -> Any:
     return _new(
-        "shms_options *",
-        {
-            "capacity": capacity,
-            "max_object_size": max_object_size,
-            "n_readers": n_readers,
-            "max_objects": max_objects,
-            "flags": flags,
-        },
+        "shms_expected *", {"store": store_id, "n_readers": n_readers, "allow_uid": allow_uid, "options": options}
     )
 
 
-def _expected(store_id: int, n_readers: int, allow_uid: int) -> Any:
-    return _new("shms_expected *", {"store": store_id, "n_readers": n_readers, "allow_uid": allow_uid})
+class Watch:
+    """Tells when a store comes; a context manager. Start it before the first look."""
+
+    def __init__(self, name: str) -> None:
+        self._name = os.fsencode(name)
+        self._fd = -1
+
+    def __enter__(self) -> "Watch":
+        self._fd = require(lib.shms_watch())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+
+    def wait(self, end: float) -> bool:
+        """Return True when the store may have come, and False at `end`, in seconds of the monotonic clock."""
+        poll = select.poll()
+        poll.register(self._fd, select.POLLIN)
+        while not require(lib.shms_watch_read(self._fd, self._name)):
+            left = end - time.monotonic()
+            if left <= 0:
+                return False
+            poll.poll(min(left, _LONGEST) * 1000)
+        return True
 
 
 class Writer:
@@ -139,27 +181,17 @@ class Writer:
     def create(
         cls,
         name: str,
-        *,
-        capacity: int,
-        n_readers: int,
-        max_objects: int,
-        max_object_size: int,
-        prefault: bool,
-        huge_pages: bool,
-        fifo: bool,
-        checksums: bool,
-        disposable: bool,
+        options: Options,
+        disposable: bool = False,
     ) -> "Writer":
         """Create a segment; the caller has checked the numbers."""
-        flags = prefault * lib.SHMS_PREFAULT | huge_pages * lib.SHMS_HUGE_PAGES | fifo * lib.SHMS_FIFO
-        flags |= checksums * lib.SHMS_CHECKSUMS | disposable * lib.SHMS_DISPOSABLE
-        options = _options(capacity, n_readers, max_objects, max_object_size, flags)
+        packed = _packed(options)
+        packed.flags |= disposable * lib.SHMS_DISPOSABLE
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         try:
-            code = lib.shms_writer_create(box, os.fsencode(name), options)
+            code = lib.shms_writer_create(box, os.fsencode(name), packed)
             if code == lib.SHMS_ENOSPC:
-                needed, free = space(capacity, n_readers, max_objects, max_object_size)
-                raise errors.StoreSpaceError(needed=needed, free=free)
+                raise errors.StoreSpaceError(needed=lib.shms_space_needed(_packed(options)), free=lib.shms_space_free())
             require(code)
             writer = cls(box)
             return writer  # not the call itself: its value is not yet the caller's, and this block would be over
@@ -168,13 +200,22 @@ class Writer:
             raise
 
     @classmethod
-    def recover(cls, name: str, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID) -> "Writer":
+    def recover(
+        cls,
+        name: str,
+        store_id: int = ANY_STORE,
+        n_readers: int = 0,
+        allow_uid: int = OWN_UID,
+        options: Options | None = None,
+    ) -> "Writer":
         """Take over the segment of a writer that is dead or closed, if it is as expected.
 
-        ANY_STORE, 0 ranks and OWN_UID accept every store of the caller's own.
+        ANY_STORE, 0 ranks, OWN_UID and no options accept every store of the caller's own.
         """
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
-        code = lib.shms_writer_recover_to(box, os.fsencode(name), _expected(store_id, n_readers, allow_uid))
+        packed = ffi.NULL if options is None else _packed(options)
+        expected = _expected(store_id, n_readers, allow_uid, packed)
+        code = lib.shms_writer_recover_to(box, os.fsencode(name), expected)
         if code == lib.SHMS_ENOSPC:
             raise errors.StoreSpaceError("the segment is a sparse copy, and there is no room for all of it")
         require(code)
@@ -318,7 +359,7 @@ class Reader:
         self.store_id: int = lib.shms_reader_store(self._r)
 
     @classmethod
-    def attach(cls, name: str, rank: int, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID) -> "Reader":
+    def attach(cls, name: str, rank: int, store_id: int, n_readers: int = 0, allow_uid: int = OWN_UID) -> Self:
         """Attach as `rank`, if it is as expected; see `Writer.recover`."""
         box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
         expected = _expected(store_id, n_readers, allow_uid)
@@ -345,6 +386,18 @@ class Reader:
         view = box[0]
         payload = keeps_alive(view.payload, box)
         return _unpack(view.meta, view.meta_len), _buffer(payload, view.payload_size)
+
+    def writer_epoch(self) -> int:
+        """Return the writer's epoch: 1, and one more for each takeover."""
+        return require(lib.shms_reader_writer_epoch(self._r)) or fail(lib.SHMS_ECLOSED)
+
+    def took_over(self) -> int:
+        """Return the writer's epoch if it has grown since the last call or the attachment, else 0."""
+        return int(lib.shms_reader_took_over(self._r))
+
+    def named(self) -> bool:
+        """Return whether the name still names this segment."""
+        return require(lib.shms_reader_named(self._r)) == 1
 
     def data(self) -> tuple[int, int, Any]:
         """Return the address and the size of the data region, and an object that keeps it mapped."""

@@ -18,7 +18,7 @@ from shmstore.errors import (
     StoreNotFoundError,
     shown,
 )
-from shmstore.files import classify
+from shmstore.files import classify, no_store
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, ReaderState, SlotInfo, StoreFacts, StoreSnapshot
 from shmstore.store.refusals import cannot_open
 from shmstore.store.stats import KindStats
@@ -254,8 +254,3 @@ class StoreInspector:
     def wrong_checksum(self, slot: SlotInfo) -> dict[str, int] | None:
         """Return the raw finding if an object's checksum is wrong, else None; also None if the object is gone."""
         return self._native.check(slot.slot, slot.object_id)
-
-
-def no_store(name: str) -> StoreNotFoundError:
-    """Return the error for a name that no file in /dev/shm has."""
-    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="list the stores with shmstore ls")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from numbers import Integral
 from typing import Any
 
-from shmstore.errors import StoreExistsError
+from shmstore.errors import WriterActiveError
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.checks import check_config
 from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
@@ -38,30 +39,32 @@ def processor_cache_from_config(
     `types` says what the caches must know about an engine's own items. With `hold` the leases of `shm` end only by
     `release`, for engines that read an item more than once.
 
-    The sender of `shm` creates the store. Give its `handle` to the workers, and close it at the end. Raises
-    StoreExistsError if `shm_name` is taken, for example by another replica.
+    The sender of `shm` creates the store. With a `shm_name` it takes over what a dead or closed writer left there, as
+    `ObjectStoreWriter.open` does. Give its `handle` to the workers, and close it at the end. Raises WriterActiveError
+    if another process has the store, for example another replica.
     """
     check_config(config)
     if not config.ipc_cache_enabled:
         return processor_only_cache_from_config(config, types=types)
     if config.cache_type == "lru":
         return MultiModalProcessorSenderCache(config, types=types)
+    name = config.shm_name
+    make = ObjectStoreWriter.create if name is None else partial(ObjectStoreWriter.open, name)
     try:
-        writer = ObjectStoreWriter.create(
-            config.shm_name,
+        writer = make(
             capacity=config.ipc_cache_bytes,
             n_readers=config.world_size,
             max_object_size=config.max_object_bytes,
             max_objects=config.shm_max_objects,
             prefault=config.shm_prefault,
         )
-    except StoreExistsError as error:
+    except WriterActiveError as error:
         hint = "give each replica (data_parallel_external_lb) its own shm_name, or omit it; or "
-        raise StoreExistsError(error.message, hint=hint + error.hint) from None
+        raise WriterActiveError(error.message, hint=hint + error.hint) from None
     try:
         return ShmObjectStoreSenderCache(config, writer, types=types, hold=hold)
     except BaseException:
-        writer.close()
+        writer.close(unlink=not writer.recovered)
         raise
 
 

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from shmstore.bindings import store as native
+from shmstore.bindings.inspect import FLAGS
 from shmstore.errors import StoreClosedError, shown
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.scopes import prefix_of
@@ -25,6 +26,8 @@ __all__ = [
     "int_of",
     "packed_key",
     "packed_ref",
+    "seconds_of",
+    "store_options",
     "stored_key",
 ]
 
@@ -47,6 +50,15 @@ def int_of(name: str, value: Any, low: int, high: int) -> int:
     return number
 
 
+def seconds_of(name: str, value: Any) -> float:
+    """Return `value` as seconds; TypeError or ValueError, which name the argument, if it is not a number from 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds, not {type(value).__name__}")
+    if not value >= 0:  # also true for a NaN
+        raise ValueError(f"{name} must be at least 0 seconds, not {shown(value)}")
+    return float(value)
+
+
 def checked_name(name: Any) -> str:
     """Return the name; TypeError or ValueError if no store can have it."""
     if not isinstance(name, str):
@@ -63,6 +75,26 @@ def checked_name(name: Any) -> str:
             f"not a store's name: {shown(name)}; up to {native.MAX_NAME} bytes, without a slash, not . or .."
         )
     return name
+
+
+def store_options(
+    *,
+    capacity: Any,
+    n_readers: Any,
+    max_object_size: Any,
+    max_objects: Any,
+    eviction: Any,
+    **flags: Any,
+) -> native.Options:
+    """Return the options of `create` and `open`, checked and rounded."""
+    capacity = int_of("capacity", capacity, 1, native.MAX_CAPACITY)
+    n_readers = int_of("n_readers", n_readers, 1, native.MAX_READERS)
+    size = 0 if max_object_size is None else int_of("max_object_size", max_object_size, 1, capacity)
+    objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
+    if eviction not in ("clock", "fifo"):
+        raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
+    bits = sum(FLAGS[name] for name, on in flags.items() if on) | (eviction == "fifo") * FLAGS["fifo"]
+    return native.Options(capacity, size, n_readers, objects, bits).rounded()
 
 
 def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:

@@ -1,4 +1,4 @@
-"""Stores with generated names, which nobody will ask for: they end with their process, or at the next `create`."""
+"""What earlier processes have left: stores with generated names, which nobody will ask for, and files in the way."""
 
 import atexit
 import logging
@@ -9,10 +9,12 @@ from multiprocessing import util
 from typing import Protocol
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import ShmStoreError
+from shmstore.bindings.store import OWN_UID
+from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, StoreNotFoundError, WriterActiveError
 from shmstore.files import DIRECTORY, PREFIX, classify
+from shmstore.store import refusals
 
-__all__ = ["close_at_exit", "remove_dead"]
+__all__ = ["close_at_exit", "look", "make_room", "remove_dead"]
 
 _log = logging.getLogger(__name__)
 
@@ -62,5 +64,39 @@ def remove_dead() -> None:
 def _remove_if_dead(name: str) -> None:
     file = classify(name)
     if file.nameless and file.owner_uid == os.geteuid():
-        native.remove(name, file.device, file.inode, False)  # probes the locks again, and holds the writer's
+        native.remove(name, file.device, file.inode, file.file_bytes, False)  # probes again, under the writer's lock
         _log.warning("removed store %s of %d bytes, whose process ended without closing it", name, file.file_bytes)
+
+
+def look(name: str) -> os.stat_result | None:
+    """Return which file has the name now, for `make_room`; None if no file has it."""
+    with suppress(OSError):
+        return os.lstat(f"{DIRECTORY}/{name}")
+    return None
+
+
+def make_room(
+    name: str, seen: os.stat_result | None, error: LayoutMismatchError | CorruptStoreError, keep: bool
+) -> None:
+    """Remove and log the store that was refused with `error`, if it is still the file that was `seen` before.
+
+    Does nothing if it is another one by now. Raises WriterActiveError while its writer lives, ForeignStoreError, and
+    `error` if the file must stay: with `keep`, and a file that has contents and is not a store.
+    """
+    with suppress(StoreNotFoundError):
+        file = classify(name)
+        if file.owner_uid != os.geteuid():
+            raise refusals.foreign(name, OWN_UID)
+        if file.state in ("foreign", "unreadable") or (file.state == "blank" and file.file_bytes):
+            raise error
+        if file.writer_alive:
+            raise refusals.active(name)
+        if keep:
+            raise error
+        if seen is None:
+            return
+        try:
+            native.remove(name, seen.st_dev, seen.st_ino, seen.st_size, True)
+        except WriterActiveError:
+            raise refusals.active(name) from None
+        _log.warning("removed store %s, to create it again: %s", name, error.message)

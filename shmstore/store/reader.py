@@ -1,13 +1,16 @@
 """`ObjectStoreReader` turns references into read-only views."""
 
 import os
+import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
 from shmstore.bindings import store as native
-from shmstore.bindings.handles import hidden
+from shmstore.bindings.hidden import hidden
 from shmstore.device import HostMemory, finish, require_cuda, upload
 from shmstore.errors import (
     DeviceError,
@@ -30,10 +33,58 @@ from shmstore.store.arguments import (
     hides_payload,
     int_of,
     packed_ref,
+    seconds_of,
 )
 from shmstore.store.stats import ReaderStats
 
 __all__ = ["ObjectStoreReader"]
+
+
+class _Watching(native.Reader):
+    """Looks before each call whether another writer has taken over."""
+
+    __slots__ = ("_on_takeover",)
+    _on_takeover: Callable[[int], object]
+
+    @classmethod
+    def attach_with(cls, on_takeover: Callable[[int], object], *expected: Any) -> "_Watching":
+        reader = cls.attach(*expected)
+        reader._on_takeover = on_takeover
+        return reader
+
+    def _look(self) -> None:
+        if epoch := self.took_over():
+            self._on_takeover(epoch)
+
+    def acquire(self, packed: bytes) -> tuple[bytes, Any]:
+        self._look()
+        return super().acquire(packed)
+
+    def release(self, packed: bytes) -> bool:
+        self._look()
+        return super().release(packed)
+
+    def validate(self, packed: bytes) -> bool:
+        self._look()
+        return super().validate(packed)
+
+    def stats(self) -> dict[str, int]:
+        self._look()
+        return super().stats()
+
+
+def _waiting(seconds: float, name: str, attach: Callable[[], native.Reader]) -> native.Reader:
+    """Do `attach`, again whenever the store may have come, until the time is over."""
+    end = time.monotonic() + seconds
+    with native.Watch(name) as watch:
+        more = True
+        while True:
+            try:
+                return attach()
+            except StoreNotFoundError as error:
+                if error._code not in (native.NO_STORE, native.CREATING) or not more:
+                    raise
+            more = watch.wait(end)  # once more after the end, because the creator may have died
 
 
 class ObjectStoreReader(Closable):
@@ -68,25 +119,38 @@ class ObjectStoreReader(Closable):
         handle_or_name: StoreHandle | str,
         rank: int | None = 0,
         *,
+        wait: float | None = None,
+        on_takeover: Callable[[int], object] | None = None,
         serde: ObjectSerde | None = None,
         allow_uid: int | None = None,
     ) -> "ObjectStoreReader":
         """Attach to a store as `rank`, from 0 to n_readers - 1, or None for the first free one.
 
-        `serde` must be the writer's.
+        With `wait`, waits so many seconds for a store that is not there yet or is being created. The first call of this
+        reader that notices another writer calls `on_takeover` with the new `writer_epoch`, before it does anything
+        else; what that raises, the call raises. `serde` must be the writer's.
         If a rank attaches again, older leases do not expect it. The store must be this user's and closed to others;
         with `allow_uid` it must be that user's, whatever its mode. Raises StoreNotFoundError, ValueError for a rank out
         of range, and RankInUseError while a process (or a view of a closed reader) has the rank. Raises
         ForeignStoreError, LayoutMismatchError or CorruptStoreError if it is not an intact store, or not the store of
         the handle; SharedMemoryError if shared memory cannot be used.
         """
+        if on_takeover is not None and not callable(on_takeover):
+            raise TypeError(f"on_takeover must be a callable, not {type(on_takeover).__name__}")
+        wait = None if wait is None else seconds_of("wait", wait)
         if rank is None:
-            return cls._attach_free(handle_or_name, serde=serde, allow_uid=allow_uid)
+            return cls._attach_free(
+                handle_or_name, wait=wait, on_takeover=on_takeover, serde=serde, allow_uid=allow_uid
+            )
         chosen_serde = checked_serde(serde)
         name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid)
         rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
+        attach = native.Reader.attach if on_takeover is None else partial(_Watching.attach_with, on_takeover)
         try:
-            reader = native.Reader.attach(name, rank, store_id, ranks, uid)
+            if wait is None:
+                reader = attach(name, rank, store_id, ranks, uid)
+            else:
+                reader = _waiting(wait, name, lambda: attach(name, rank, store_id, ranks, uid))
         except StoreNotFoundError as error:
             raise refusals.not_found(error, name, isinstance(handle_or_name, StoreHandle)) from None
         except RankInUseError:
@@ -139,6 +203,11 @@ class ObjectStoreReader(Closable):
         """The store's number, as in `ObjectRef.store_id`."""
         return self._reader.store_id
 
+    @property
+    def writer_epoch(self) -> int:
+        """How many writers the store has had; it grows when another writer has taken over."""
+        return self._reader.writer_epoch()
+
     def register_host_memory(self) -> int:
         """Page-lock the store's data for CUDA, so that copies from it are fast and asynchronous; return its bytes.
 
@@ -156,6 +225,8 @@ class ObjectStoreReader(Closable):
         The same reference may be read again, as long as the object is there. Writing to a tensor view is a
         segmentation fault: torch has no read-only tensors, but the pages are read-only. With `copy` the value is
         private and writable, and holds nothing. Raises StaleRefError if the object is gone, or was never there.
+        If so because the store itself was removed: StoreNotFoundError, or StoreClosedError if there is a new one under
+        its name. What is still there can be read all the same.
 
         With a CUDA `device`, the tensors are views of one copy of the object there, made on `stream` or the current
         stream; arrays are private. The object is held until the copy is done, and `close` waits for it. The copy is
@@ -169,7 +240,7 @@ class ObjectStoreReader(Closable):
         try:
             meta, payload = self._reader.acquire(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._reader.store_id) from None
+            raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
         if not self._hides:
             payload = hidden(payload)
         if where is None or where.type == "cpu" or not isinstance(self._serde, MsgpackSerde):
@@ -180,12 +251,13 @@ class ObjectStoreReader(Closable):
     def release(self, ref: ObjectRef) -> bool:
         """Acknowledge without reading; return False if the lease is over or its object is gone.
 
-        Raises StaleRefError if the object is here and this reference was never handed out for it.
+        Raises StaleRefError if the object is here and this reference was never handed out for it, and like `get` if the
+        store was removed.
         """
         try:
             return self._reader.release(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._reader.store_id) from None
+            raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
 
     def validate(self, ref: ObjectRef) -> bool:
         """Return whether `get` would find the object; changes nothing."""

@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any, Final, Literal
 
 from shmstore.bindings import store as native
+from shmstore.bindings.inspect import FLAGS, Inspector
 from shmstore.errors import (
     ForeignStoreError,
     LayoutMismatchError,
@@ -15,9 +16,11 @@ from shmstore.errors import (
     SharedMemoryError,
     ShmStoreError,
     StaleRefError,
+    StoreClosedError,
     StoreExistsError,
     StoreFullError,
     StoreNotFoundError,
+    WriterActiveError,
     held_by,
     listed,
     shown,
@@ -26,6 +29,7 @@ from shmstore.files import DIRECTORY, SegmentFile, classify
 from shmstore.refs import ObjectRef
 
 __all__ = [
+    "active",
     "another_layout",
     "cannot_open",
     "exists",
@@ -33,8 +37,10 @@ __all__ = [
     "full",
     "in_use",
     "not_found",
+    "other_options",
     "shown",
     "stale",
+    "stale_or_gone",
     "unusable",
     "wrong_encoding",
     "wrong_layout",
@@ -50,6 +56,50 @@ def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
             "under the same name does not accept earlier references"
         )
     return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
+
+
+def stale_or_gone(error: StaleRefError, ref: ObjectRef, reader: native.Reader, name: str) -> ShmStoreError:
+    """Return the error for a reader's stale reference, which may be so because its store was removed."""
+    if reader.named():
+        return stale(error, ref, reader.store_id)
+    if os.path.lexists(f"{DIRECTORY}/{name}"):
+        return StoreClosedError(
+            f"store {shown(name)} was removed and created again, and this reader still maps the removed one",
+            hint="close this reader, and attach again with the new writer's handle or by name",
+        )
+    return StoreNotFoundError(
+        f"store {shown(name)} was removed, and {ref!r} is not in what this reader still maps",
+        hint="close this reader, and attach again once a writer has created the store (attach(name, wait=seconds))",
+    )
+
+
+def active(name: str) -> WriterActiveError:
+    """Return the error for a store whose writer is alive; it names the process."""
+    who = ""
+    with suppress(ShmStoreError, OSError):  # it is being created, or of another version
+        inspector = Inspector(name)
+        who = f": process {inspector.facts()['writer_pid']}"
+        inspector.close()
+    return WriterActiveError(f"the writer of store {shown(name)} is alive{who}")
+
+
+def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
+    """Return the error for a store that was created with other options; it says which."""
+    inspector = Inspector(name)
+    facts = inspector.facts()
+    inspector.close()
+    differ = [
+        f"{option} is {facts[option]}, not {wanted}"
+        for option, wanted in asked._asdict().items()
+        if option != "flags" and facts[option] != wanted
+    ]
+    for flag, bit in FLAGS.items():
+        if (facts["flags"] ^ asked.flags) & bit:
+            differ.append(f"{flag} is {'on' if facts['flags'] & bit else 'off'}")
+    return LayoutMismatchError(
+        f"store {shown(name)} was created with other options: {', '.join(differ)}",
+        hint="open it with its own options, or let on_mismatch='recreate' replace it",
+    )
 
 
 def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStoreError:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from shmstore.bindings import store as native
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import hidden
+from shmstore.bindings.hidden import hidden
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -41,6 +41,7 @@ from shmstore.store.arguments import (
     int_of,
     packed_key,
     packed_ref,
+    store_options,
 )
 from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.kinds import checked_quotas, kind_stats, number_of, set_quotas
@@ -56,22 +57,25 @@ _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
 
 
 class ObjectStoreWriter(Closable):
-    """The one process that puts objects into a store and hands out references; made by `create` or `recover`.
+    """The one process that puts objects into a store and hands out references; made by `open` or `create`.
 
     Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager. A store with a chosen
-    name that is not closed stays in /dev/shm, where `recover` finds it.
+    name that is not closed stays in /dev/shm, where `open` finds it.
     """
 
     def __init__(
         self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
     ) -> None:
-        """Wrap an opened segment; callers use `create` or `recover`."""
+        """Wrap an opened segment; callers use `open`, `create` or `recover`."""
         if not isinstance(writer, native.Writer) or options:
-            raise TypeError("an ObjectStoreWriter is made by ObjectStoreWriter.create(...) or .recover(name)")
+            raise TypeError(
+                "an ObjectStoreWriter is made by ObjectStoreWriter.open(...), .create(...) or .recover(name)"
+            )
         self._writer = writer
         self._serde = serde
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
         self._protections: list[weakref.ref[Protection]] = []
+        self._recovered = 0
         self._open = True
         self._pid = os.getpid()
 
@@ -95,58 +99,62 @@ class ObjectStoreWriter(Closable):
 
         `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. With `name` None the name is unique
         and the store ends with its process: a normal exit removes it, and after a kill the next `create` does. A store
-        that `recover` must find needs a name.
+        that `open` must find later needs a name.
         An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
         `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
         "clock" spares objects used since they were last considered; "fifo" spares none.
 
         `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
         for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at its commit, for
-        `shmstore verify`. `recover` keeps these.
+        `shmstore verify`.
 
         `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
         A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
         StoreSpaceError if /dev/shm is too small, SharedMemoryError if it cannot be used, and ValueError for numbers out
         of range.
         """
-        capacity = int_of("capacity", capacity, 1, native.MAX_CAPACITY)
-        n_readers = int_of("n_readers", n_readers, 1, native.MAX_READERS)
-        size = capacity if max_object_size is None else int_of("max_object_size", max_object_size, 1, capacity)
-        objects = 0 if max_objects is None else int_of("max_objects", max_objects, 1, native.MAX_OBJECTS)
-        if eviction not in ("clock", "fifo"):
-            raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
-        limits = checked_quotas(quotas, capacity)
+        options = store_options(
+            capacity=capacity,
+            n_readers=n_readers,
+            max_object_size=max_object_size,
+            max_objects=max_objects,
+            eviction=eviction,
+            prefault=prefault,
+            huge_pages=huge_pages,
+            checksums=checksums,
+        )
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
+        limits = checked_quotas(quotas, options.capacity)
+        return cls._create(chosen, options, chosen_serde, limits, disposable=name is None)
+
+    @classmethod
+    def _create(
+        cls,
+        name: str,
+        options: native.Options,
+        serde: ObjectSerde,
+        quotas: Mapping[str, int] | None,
+        disposable: bool = False,
+    ) -> "ObjectStoreWriter":
         leftovers.remove_dead()
         writer = None
         try:
-            writer = native.Writer.create(
-                chosen,
-                capacity=capacity,
-                n_readers=n_readers,
-                max_objects=objects,
-                max_object_size=size if max_object_size is not None else 0,
-                prefault=bool(prefault),
-                huge_pages=bool(huge_pages),
-                fifo=eviction == "fifo",
-                checksums=bool(checksums),
-                disposable=name is None,
-            )
-            if limits:
-                set_quotas(writer, limits)
-            _log.debug("created store %s: %d bytes for %d readers", chosen, capacity, n_readers)
-            made = cls(writer, chosen, chosen_serde)
-            if name is None:
+            writer = native.Writer.create(name, options, disposable)
+            if quotas:
+                set_quotas(writer, quotas)
+            _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)
+            made = cls(writer, name, serde)
+            if disposable:
                 leftovers.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
-            raise refusals.exists(chosen) from None
+            raise refusals.exists(name) from None
         except BaseException as error:
             if writer is not None:
                 writer.close(unlink=True)  # an interrupt: nobody else knows of it
             if isinstance(error, OSError):
-                raise refusals.unusable(error, chosen) from None
+                raise refusals.unusable(error, name) from None
             raise
 
     @classmethod
@@ -168,32 +176,114 @@ class ObjectStoreWriter(Closable):
         """
         chosen_serde = checked_serde(serde)
         wanted, store_id, ranks, uid = expected_store(name, allow_uid)
+        by_handle = isinstance(name, StoreHandle)
+        return cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle)
+
+    @classmethod
+    def _recover(
+        cls,
+        name: str,
+        serde: ObjectSerde,
+        store_id: int = native.ANY_STORE,
+        ranks: int = 0,
+        uid: int = native.OWN_UID,
+        *,
+        options: native.Options | None = None,
+        quotas: Mapping[str, float] | None = None,
+        by_handle: bool = False,
+    ) -> "ObjectStoreWriter":
         try:
-            writer = native.Writer.recover(wanted, store_id, ranks, uid)
+            writer = native.Writer.recover(name, store_id, ranks, uid, options)
         except StoreNotFoundError as error:
-            raise refusals.not_found(error, wanted, isinstance(name, StoreHandle)) from None
+            raise refusals.not_found(error, name, by_handle) from None
         except WriterActiveError:
-            raise WriterActiveError(f"the writer of store {shown(wanted)} is alive") from None
+            raise refusals.active(name) from None
         except LayoutMismatchError as error:
-            raise refusals.another_layout(error, wanted) from None
+            if options is not None and error._code == native.OTHER_OPTIONS:
+                raise refusals.other_options(name, options) from None
+            raise refusals.another_layout(error, name) from None
         except ForeignStoreError:
-            raise refusals.foreign(wanted, uid) from None
+            raise refusals.foreign(name, uid) from None
         except OSError as error:
-            raise refusals.unusable(error, wanted) from None
+            raise refusals.unusable(error, name) from None
         except CorruptStoreError:
             raise CorruptStoreError(
-                f"the tables of store {shown(wanted)} contradict themselves",
+                f"the tables of store {shown(name)} contradict themselves",
                 hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
             ) from None
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)
-            _log.info("recovered store %s with %d objects", wanted, writer.count())
-            made = cls(writer, wanted, chosen_serde)
+            made = cls(writer, name, serde)
+            made._recovered = writer.count()
+            _log.info("recovered store %s with %d objects", name, made._recovered)
             return made  # as in `create`
         except BaseException:
             writer.close(unlink=False)  # another call can recover it
             raise
+
+    @classmethod
+    def open(
+        cls,
+        name: str,
+        *,
+        capacity: int,
+        n_readers: int,
+        max_object_size: int | None = None,
+        max_objects: int | None = None,
+        eviction: Literal["clock", "fifo"] = "clock",
+        prefault: bool = False,
+        huge_pages: bool = False,
+        checksums: bool = False,
+        quotas: Mapping[str, float] | None = None,
+        serde: ObjectSerde | None = None,
+        on_mismatch: Literal["recreate", "raise"] = "recreate",
+        keep_leases: bool = False,
+    ) -> "ObjectStoreWriter":
+        """Take over the store that a dead or closed writer left under this name, or create it.
+
+        This is the call for a process that restarts. The options are those of `create`. If the store that is there was
+        created with the same options, all its objects come along; `recovered` is their number. Its leases end, because
+        the requests of the dead writer died with it; `keep_leases` keeps them.
+
+        A store with other options, of another version or damaged is removed and created again, with a warning in the
+        log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
+        wrong. A file that is not a store is never removed: LayoutMismatchError. Raises WriterActiveError while a writer
+        lives, and ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like `recover` and `create`.
+        """
+        options = store_options(
+            capacity=capacity,
+            n_readers=n_readers,
+            max_object_size=max_object_size,
+            max_objects=max_objects,
+            eviction=eviction,
+            prefault=prefault,
+            huge_pages=huge_pages,
+            checksums=checksums,
+        )
+        limits = checked_quotas(quotas, options.capacity)
+        chosen, chosen_serde = checked_name(name), checked_serde(serde)
+        if on_mismatch not in ("recreate", "raise"):
+            raise ValueError(f"on_mismatch must be 'recreate' or 'raise', not {shown(on_mismatch)}")
+        while True:  # again if another process has changed meanwhile what the name names
+            seen = leftovers.look(chosen)
+            try:
+                made = cls._recover(chosen, chosen_serde, options=options, quotas=quotas)
+            except StoreNotFoundError:
+                try:
+                    return cls._create(chosen, options, chosen_serde, limits)
+                except (StoreExistsError, StoreNotFoundError, WriterActiveError):
+                    continue
+            except (LayoutMismatchError, CorruptStoreError) as error:
+                leftovers.make_room(chosen, seen, error, keep=on_mismatch == "raise")
+                continue
+            try:
+                if not keep_leases:
+                    made.cancel_all()
+                return made
+            except BaseException:
+                made.close(unlink=False)
+                raise
 
     def __repr__(self) -> str:
         return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"
@@ -207,6 +297,11 @@ class ObjectStoreWriter(Closable):
     def name(self) -> str:
         """The store's POSIX name, without a slash."""
         return self._handle.name
+
+    @property
+    def recovered(self) -> int:
+        """How many objects came along when this writer took the store over; 0 after `create`."""
+        return self._recovered
 
     # ---- putting and handing out
 
@@ -432,8 +527,8 @@ class ObjectStoreWriter(Closable):
     def cancel_all(self) -> int:
         """End every open lease and return their number, including complete ones not noticed yet.
 
-        Call it after `recover` if the requests of the dead writer died with it. No process knows a reference that was
-        handed out but never sent, so its lease would keep its object forever.
+        `open` does this. Call it after `recover` if the requests of the dead writer died with it. No process knows a
+        reference that was handed out but never sent, so its lease would keep its object forever.
         """
         return self._writer.cancel_all()
 
@@ -510,7 +605,7 @@ class ObjectStoreWriter(Closable):
     def close(self, unlink: bool = True) -> None:
         """Close the store, and with `unlink` remove its name; idempotent.
 
-        Readers keep what they have; views stay valid. Without `unlink` the segment stays for `recover`.
+        Readers keep what they have; views stay valid. Without `unlink` the segment stays for `open`.
         """
         if self._open:
             self._writer.close(unlink)

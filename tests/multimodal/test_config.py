@@ -10,7 +10,7 @@ from typing import Any, Never
 import numpy as np
 import pytest
 
-from shmstore import ObjectStoreReader, StoreExistsError, StoreNotFoundError
+from shmstore import ObjectStoreReader, StoreNotFoundError, WriterActiveError
 from shmstore.bindings import store as native
 from shmstore.errors import shown
 from shmstore.multimodal import (
@@ -96,8 +96,8 @@ def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own() -> None:
 def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own() -> None:
     settings = config(MIB, cache_type="shm", shm_name=f"replica-{os.getpid()}", data_parallel_external_lb=True)
     with shm_sender(settings):
-        hint = ("shm_name", "each replica", StoreExistsError.default_hint)
-        with raises(StoreExistsError, names=[repr(settings.shm_name)], hint=hint):
+        hint = ("shm_name", "each replica", WriterActiveError.default_hint)
+        with raises(WriterActiveError, names=[repr(settings.shm_name), f"process {os.getpid()}"], hint=hint):
             processor_cache_from_config(settings)
 
 

@@ -9,15 +9,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, WriterActiveError
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, WriterActiveError
 from shmstore.bindings.store import space
-from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate
-from tests.multimodal.helpers import item, processor_cache
+from shmstore.multimodal import MultiModalCacheConfig, ResolvedPromptUpdate, factories
+from tests.multimodal.helpers import item, processor_cache, shm_sender
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs" / "guides" / "engine.md"
@@ -36,7 +35,7 @@ def run(script: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_example_runs_and_prints_what_it_should(tmp_path: Path) -> None:
-    code = GUIDE.read_text().split("```python\n")[1].split("```")[0]
+    code = GUIDE.read_text().split("```python\n")[-1].split("```")[0]
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) < 60
     script = tmp_path / "example.py"
@@ -121,28 +120,43 @@ def _name() -> Iterator[str]:
     Path(f"/dev/shm/{name}").unlink(missing_ok=True)
 
 
-def test_a_restarted_api_server_takes_over_the_store_as_the_fragment_says(name: str) -> None:
-    fragment = re.search(r'```python title="Fragment: [^\n]*\n(.*?)```', DETAILS.read_text(), re.S)
-    assert fragment
-    names: dict[str, Any] = {}
-    exec(fragment[1], names)
-    create_or_recover = names["create_or_recover"]
+def test_a_restarted_api_server_takes_over_the_store_as_the_page_says(name: str) -> None:
     config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=name)
     process = multiprocessing.get_context("fork").Process(target=die_with, args=(config,))
     process.start()
     process.join()
-    with create_or_recover(config) as sender:
-        assert [0, 0] == [sender.writer.stats().open_leases, sender.make_stats().total]
+    with shm_sender(config) as sender:
+        assert [1, 0, 0] == [sender.writer.recovered, sender.writer.stats().open_leases, sender.make_stats().total]
         with pytest.raises(WriterActiveError):
-            create_or_recover(config)
+            processor_cache(config)
         assert sender.is_cached_item("a")
         copied = sender.writer.stats().put_bytes
         (ref, _), *_ = sender.get_and_update([None], ["a"])
         assert copied == sender.writer.stats().put_bytes
         with ObjectStoreReader.attach(sender.handle, rank=0) as reader:
+            assert isinstance(ref, ObjectRef)
             assert item(1 << 10) == reader.get(ref, copy=True)
-    with create_or_recover(config) as sender:  # nothing is left: it creates
+    with shm_sender(config) as sender:  # nothing is left: it creates
         assert [] == sender.writer.keys()
+
+
+def test_a_sender_that_cannot_be_made_leaves_what_it_took_over_and_nothing_that_it_created(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=name)
+    with monkeypatch.context() as patch:
+        patch.setattr(factories, "ShmObjectStoreSenderCache", None)
+        with pytest.raises(TypeError):
+            processor_cache(config)
+        assert not Path(f"/dev/shm/{name}").exists()
+    process = multiprocessing.get_context("fork").Process(target=die_with, args=(config,))
+    process.start()
+    process.join()
+    monkeypatch.setattr(factories, "ShmObjectStoreSenderCache", None)
+    with pytest.raises(TypeError):
+        processor_cache(config)
+    with ObjectStoreWriter.recover(name) as writer:
+        assert ["a"] == writer.keys()
 
 
 def test_the_table_of_sizes_is_what_stores_take() -> None:

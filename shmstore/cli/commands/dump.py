@@ -14,24 +14,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
-from shmstore.cli.commands.common import (
-    add_json,
-    add_name,
-    age,
-    cell,
-    complain,
-    make_console,
-    make_fitting_table,
-    make_picture,
-    make_table,
-    print_json,
-    ratio,
-    save_picture,
-    shown,
-    size,
-    span,
-    when,
-)
+from shmstore.cli.commands.common import add_json, add_name, age, complain, print_json, ratio, shown, size, span, when
+from shmstore.cli.commands.tables import cell, make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.inspect import (
     LeaseInfo,
     ReaderInfo,

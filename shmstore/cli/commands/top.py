@@ -18,22 +18,9 @@ from rich.live import Live
 from rich.text import Text
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, number_argument, positive_argument
-from shmstore.cli.commands.common import (
-    add_json,
-    complain,
-    make_console,
-    make_fitting_table,
-    make_picture,
-    make_table,
-    print_json,
-    ratio,
-    save_picture,
-    shown,
-    size,
-    span,
-    store_argument,
-)
+from shmstore.cli.commands.common import add_json, complain, print_json, ratio, shown, size, span, store_argument
 from shmstore.cli.commands.dump import kinds_table, readers_table
+from shmstore.cli.commands.tables import make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
 from shmstore.store import KindStats

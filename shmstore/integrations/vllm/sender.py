@@ -16,6 +16,7 @@ from vllm.utils.cache import CacheInfo
 from shmstore.errors import ObjectNotFoundError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.receiver import HANDLE
+from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
 from shmstore.refs import ObjectRef
@@ -61,8 +62,6 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         try:
             sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
         except TypeError as error:  # of a field or a value that the store does not know
-            if mm_item is None:
-                raise
             if not self._warned:
                 self._warned = True
                 _log.warning("items are sent inline, because the store cannot keep them: %s", error)
@@ -118,8 +117,12 @@ def _make_sender(vllm_config: Any) -> Any:
         shm_max_object_size_mb=settings.mm_shm_cache_max_object_size_mb,
         world_size=vllm_config.parallel_config.world_size,
         shm_prefault=True,
+        shm_name=os.environ.get("SHMSTORE_VLLM_STORE"),
     )
-    return processor_cache_from_config(config, types=CacheTypes(MultiModalKwargsItem))
+    types: CacheTypes[Any, Any] = CacheTypes(
+        MultiModalKwargsItem, encode_updates=encode_updates, decode_updates=decode_updates
+    )
+    return processor_cache_from_config(config, types=types)
 
 
 @cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias, get_args
 
 from shmstore.errors import CacheMissError, StaleRefError, listed, shown
@@ -65,7 +66,8 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         """Return the item that the reference names, or that came inline; CacheMissError if it is not there.
 
         It is not there for None, for a reference of another store, and for one whose object is gone. An object can go
-        only after its lease is over: every worker has read it, or it was released. Raises TypeError for anything else.
+        only after its lease is over: every worker has read it, or it was released. Raises TypeError for anything else,
+        and StoreNotFoundError or StoreClosedError if the store was removed, like `ObjectStoreReader.get`.
         """
         if isinstance(mm_item, ObjectRef):
             try:
@@ -87,6 +89,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         """
         check_pairs(mm_items, mm_hashes, self._check_arrived)
         given: dict[str, ItemT | ObjectRef] = {}
+        stale: ObjectRef | None = None
         missing: dict[str, None] = {}
         for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
             if mm_item is None:
@@ -94,9 +97,13 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
                     missing[mm_hash] = None
             elif isinstance(mm_item, ObjectRef) and not self._reader.validate(mm_item):
                 missing[mm_hash] = None
+                stale = mm_item
             else:
                 given[mm_hash] = mm_item
         if missing:
+            if stale is not None:
+                with suppress(StaleRefError):
+                    self._reader.get(stale)  # raises if the store itself was removed
             raise CacheMissError(missing)
         return [
             self.get_and_update_item(given[mm_hash] if mm_item is None else mm_item, mm_hash)

@@ -9,10 +9,10 @@ import msgpack
 
 from shmstore.multimodal.values.items import ResolvedPromptUpdate
 
-__all__ = ["decode_updates", "encode_updates"]
+__all__ = ["decode_updates", "encode_updates", "pack", "shortened", "unpack"]
 
-_TUPLE = 0
-"""Code of a tuple, which msgpack would turn into a list."""
+_TUPLE, _RUN = 0, 1
+"""Codes: a tuple, which msgpack would turn into a list; a list that repeats one int."""
 
 
 def encode_updates(updates: Sequence[ResolvedPromptUpdate]) -> bytes | None:
@@ -21,25 +21,37 @@ def encode_updates(updates: Sequence[ResolvedPromptUpdate]) -> bytes | None:
     for update in updates:
         if type(update) is not ResolvedPromptUpdate:
             return None
-        content, times = update.content, 0
-        # Most contents repeat one placeholder token. To write it once takes a tenth of the time.
-        if type(content) is list and content and type(content[0]) is int and content.count(content[0]) == len(content):
-            times, content = len(content), content[0]
-        rows.append([update.modality, update.item_idx, update.mode, update.target, content, times])
-    try:
-        packed: bytes = msgpack.packb(rows, strict_types=True, default=_pack_tuple)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    return packed
+        rows.append([update.modality, update.item_idx, update.mode, update.target, shortened(update.content)])
+    return pack(rows)
 
 
 def decode_updates(packed: bytes) -> list[ResolvedPromptUpdate]:
-    """Return what `encode_updates` has encoded; an exception if it has not."""
-    rows = msgpack.unpackb(packed, ext_hook=_unpack_tuple, strict_map_key=False)
-    return [
-        ResolvedPromptUpdate(modality, item_idx, mode, target, [content] * times if times else content)
-        for modality, item_idx, mode, target, content, times in rows
-    ]
+    """Return what `encode_updates` has encoded; TypeError or ValueError for other bytes."""
+    return [ResolvedPromptUpdate(*row) for row in unpack(packed)]
+
+
+def pack(value: Any) -> bytes | None:
+    """Return plain data as bytes, or None if there is anything else in it."""
+    try:
+        return msgpack.packb(value, strict_types=True, default=_pack_tuple)  # type: ignore[no-any-return]
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def unpack(packed: bytes) -> Any:
+    """Return what `pack` has packed; ValueError for other bytes."""
+    return msgpack.unpackb(packed, ext_hook=_unpack_ext, strict_map_key=False)
+
+
+def shortened(value: Any) -> Any:
+    """Return a list that repeats one int as a short value for `pack`, and any other value as it is.
+
+    Most contents repeat one placeholder token, and to pack it once takes a tenth of the time.
+    """
+    if type(value) is list and value and type(value[0]) is int and value.count(value[0]) == len(value):
+        packed = pack([value[0], len(value)])
+        return value if packed is None else msgpack.ExtType(_RUN, packed)
+    return value
 
 
 def _pack_tuple(value: Any) -> msgpack.ExtType:
@@ -48,7 +60,10 @@ def _pack_tuple(value: Any) -> msgpack.ExtType:
     raise TypeError(f"no code for {type(value).__name__}")
 
 
-def _unpack_tuple(code: int, packed: bytes) -> tuple[Any, ...]:
-    if code != _TUPLE:
-        raise ValueError(f"no type has the code {code}")
-    return tuple(msgpack.unpackb(packed, ext_hook=_unpack_tuple, strict_map_key=False))
+def _unpack_ext(code: int, packed: bytes) -> tuple[Any, ...] | list[Any]:
+    value = unpack(packed)
+    if code == _TUPLE:
+        return tuple(value)
+    if code == _RUN:
+        return [value[0]] * value[1]
+    raise ValueError(f"no type has the code {code}")

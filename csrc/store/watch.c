@@ -1,0 +1,49 @@
+/*
+ * watch.c - tells when a store comes, without polling.
+ *
+ * An inotify watch on /dev/shm. A file's creation is one event. The stamp, which ends the creation of a store, is a
+ * store to memory and no event, so shms_segment_publish sets the file's times (IN_ATTRIB). Who starts the watch before
+ * its first look misses nothing: a store that comes between the look and the wait has left an event.
+ */
+#include <errno.h>
+#include <string.h>
+#include <sys/inotify.h>
+#include <unistd.h>
+
+#include "shmstore.h"
+
+int shms_watch(void) {
+    int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    if (watch < 0)
+        return SHMS_ESYS;
+    if (inotify_add_watch(watch, "/dev/shm", IN_CREATE | IN_MOVED_TO | IN_ATTRIB) < 0) {
+        int saved = errno;
+        close(watch);
+        errno = saved;
+        return SHMS_ESYS;
+    }
+    return watch;
+}
+
+int shms_watch_read(int watch, const char *name) {
+    union {
+        struct inotify_event first;
+        char bytes[4096];
+    } events;
+    int found = 0;
+    for (;;) {
+        ssize_t size = read(watch, events.bytes, sizeof events.bytes);
+        if (size < 0 && errno == EINTR)
+            continue;
+        if (size < 0 && errno != EAGAIN)
+            return SHMS_ESYS;
+        if (size <= 0)
+            return found;
+        for (ssize_t at = 0; at < size;) {
+            const struct inotify_event *event = (const struct inotify_event *)(events.bytes + at);
+            /* without a name: events were lost */
+            found |= event->len == 0 || strcmp(event->name, name) == 0;
+            at += (ssize_t)(sizeof *event + event->len);
+        }
+    }
+}

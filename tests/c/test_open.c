@@ -1,0 +1,151 @@
+/*
+ * test_open.c - a successor that asks for options gets a store of these, or leaves it as it was; a reader notices it,
+ * and a removal; a watch tells when a store comes.
+ */
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/resource.h>
+
+#include "support.h"
+
+enum { SIZE = 64 };
+
+static const shms_options asked = {.capacity = 5000, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO};
+
+static shms_writer *leave(const char *name, const shms_options *options) {
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, options));
+    CHECK_EQ(SHMS_OK, put_marked(w, "a", SIZE, 1, NULL));
+    return w;
+}
+
+static void rounding_gives_the_options_of_a_store_made_with_them(void) {
+    const char *name = store_name("round");
+    shms_options o = {.capacity = 5000, .n_readers = 2, .flags = SHMS_FIFO | SHMS_DISPOSABLE}, has;
+    shms_writer *w = leave(name, &o);
+    shms_writer_options(w, &has);
+    CHECK_EQ(SHMS_OK, shms_options_round(&o));
+    CHECK_EQ(has.capacity, o.capacity);
+    CHECK_EQ(has.max_object_size, o.max_object_size);
+    CHECK_EQ(has.max_objects, o.max_objects);
+    CHECK_EQ(SHMS_FIFO | SHMS_DISPOSABLE, o.flags);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+    o.capacity = 0;
+    CHECK_EQ(SHMS_EINVAL, shms_options_round(&o));
+}
+
+static void a_store_of_other_options_stays_as_it_was(void) {
+    static const shms_options others[] = {
+        {.capacity = 5057, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO},
+        {.capacity = 5000, .n_readers = 1, .max_objects = 8, .flags = SHMS_FIFO},
+        {.capacity = 5000, .n_readers = 2, .max_objects = 9, .flags = SHMS_FIFO},
+        {.capacity = 5000, .n_readers = 2, .max_objects = 8},
+        {.capacity = 5000, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO | SHMS_CHECKSUMS},
+        {.capacity = 5000, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO, .max_object_size = 5000},
+        {.capacity = 0, .n_readers = 2, .max_objects = 8, .flags = SHMS_FIFO},
+    };
+    const char *name = store_name("options");
+    shms_writer *w = leave(name, &asked);
+    uint64_t size = w->seg.layout.file_size;
+    shms_writer_free(w);
+    uint8_t *before = malloc(size), *after = malloc(size);
+    int fd = shm_open(name, O_RDONLY, 0);
+    CHECK(before && after && fd >= 0 && pread(fd, before, size, 0) == (ssize_t)size);
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &others[i]};
+        CHECK_EQ(SHMS_EOPTIONS, shms_writer_recover_to(&w, name, &e));
+    }
+    CHECK(pread(fd, after, size, 0) == (ssize_t)size && memcmp(before, after, size) == 0);
+    shms_options disposable = asked;
+    disposable.flags |= SHMS_DISPOSABLE;
+    shms_expected same = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &disposable};
+    CHECK_EQ(SHMS_OK, shms_writer_recover_to(&w, name, &same));
+    CHECK_EQ(1, shms_writer_has(w, "a", 1));
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+    close(fd);
+    free(before);
+    free(after);
+}
+
+static void a_reader_sees_each_takeover_once_and_a_removal(void) {
+    const char *name = store_name("takeover");
+    shms_writer *w = leave(name, &asked);
+    shms_reader *r;
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(1, shms_reader_writer_epoch(r));
+    for (uint64_t epoch = 2; epoch < 5; epoch++) {
+        CHECK_EQ(0, shms_reader_took_over(r));
+        shms_writer_free(w);
+        CHECK_EQ(0, shms_reader_took_over(r));
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        CHECK_EQ(epoch, shms_reader_writer_epoch(r));
+        CHECK_EQ(epoch, shms_reader_took_over(r));
+    }
+    CHECK_EQ(1, shms_reader_named(r));
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+    CHECK_EQ(0, shms_reader_named(r));
+    w = leave(name, &asked);
+    CHECK_EQ(0, shms_reader_named(r));
+    shms_reader_free(r);
+    CHECK_EQ(0, shms_reader_writer_epoch(NULL));
+    CHECK_EQ(0, shms_reader_took_over(NULL));
+    CHECK_EQ(SHMS_ECLOSED, shms_reader_named(NULL));
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
+    const char *name = store_name("watch"), *other = store_name("watch");
+    int watch = shms_watch();
+    struct pollfd wait = {.fd = watch, .events = POLLIN};
+    shms_segment seg;
+    CHECK(watch >= 0);
+    CHECK_EQ(0, shms_watch_read(watch, name));
+    shms_writer *w = leave(other, &asked);
+    CHECK_EQ(1, poll(&wait, 1, 10000));
+    CHECK_EQ(0, shms_watch_read(watch, name));
+    CHECK_EQ(SHMS_OK, shms_segment_create(&seg, name, &asked));
+    CHECK_EQ(1, poll(&wait, 1, 10000));
+    CHECK_EQ(1, shms_watch_read(watch, name));
+    CHECK_EQ(0, shms_watch_read(watch, name));
+    shms_segment_publish(&seg);
+    CHECK_EQ(1, poll(&wait, 1, 10000));
+    CHECK_EQ(1, shms_watch_read(watch, name));
+    shms_segment_unlink(&seg);
+    shms_segment_close(&seg);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+    close(watch);
+    CHECK_EQ(SHMS_ESYS, shms_watch_read(watch, name));
+}
+
+static void a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours(void) {
+    const char *name = store_name("magic");
+    uint64_t magic = 0;
+    pid_t child = fork_child();
+    if (child == 0) {
+        shms_segment seg;
+        setrlimit(RLIMIT_CORE, &(struct rlimit){0, 0});
+        setrlimit(RLIMIT_FSIZE, &(struct rlimit){512, 512}); /* the kernel kills it when it sets the file's size */
+        shms_segment_create(&seg, name, &asked);
+        _exit(0);
+    }
+    CHECK_EQ(1000 + SIGXFSZ, reap(child));
+    int fd = shm_open(name, O_RDONLY, 0);
+    CHECK(pread(fd, &magic, sizeof magic, 0) == sizeof magic && magic == SHMS_MAGIC);
+    close(fd);
+    shm_unlink(name);
+}
+
+int main(void) {
+    rounding_gives_the_options_of_a_store_made_with_them();
+    a_store_of_other_options_stays_as_it_was();
+    a_reader_sees_each_takeover_once_and_a_removal();
+    a_watch_tells_of_a_file_and_of_the_end_of_a_creation();
+    a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

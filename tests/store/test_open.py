@@ -1,0 +1,401 @@
+"""One call for a process that restarts: what it takes over, what it replaces, and what it leaves alone."""
+
+import logging
+import os
+import signal
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmstore import (
+    CorruptStoreError,
+    ForeignStoreError,
+    LayoutMismatchError,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    SharedMemoryError,
+    ShmStoreError,
+    StoreHandle,
+    WriterActiveError,
+)
+from shmstore.bindings import inspect as native
+from shmstore.files import classify
+from tests.store.test_segments import FIELDS, FOREIGN, put_word
+from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, segments, store_name
+
+VALUE = random_tensor(1, 5000)
+OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Return a name for a store, and remove what has it in the end."""
+    made = store_name()
+    yield made
+    (SHM / made).unlink(missing_ok=True)
+
+
+def reopened(stores: Stores, name: str, **options: Any) -> ObjectStoreWriter:
+    return stores.keep(ObjectStoreWriter.open(name, **OPTIONS | options))
+
+
+def left(name: str, **options: Any) -> StoreHandle:
+    """Leave a store of one object, which has an open lease and a held one, by a clean end."""
+    writer = ObjectStoreWriter.create(name, **OPTIONS | options)
+    writer.put("k", VALUE)
+    writer.get_cached("k", hold=True)
+    writer.close(unlink=False)
+    return writer.handle
+
+
+def left_by_kill(name: str) -> StoreHandle:
+    """Leave the same by SIGKILL."""
+    ready = Signal()
+
+    def live() -> None:
+        writer = ObjectStoreWriter.create(name, **OPTIONS)
+        writer.put("k", VALUE)
+        writer.get_cached("k", hold=True)
+        ready.send()
+        while writer:
+            time.sleep(60)
+
+    child = Child(live)
+    try:
+        ready.wait()
+    finally:
+        child.kill()
+        ready.close()
+    with ObjectStoreWriter.recover(name) as writer:
+        writer.close(unlink=False)
+        return writer.handle
+
+
+def test_where_nothing_is_it_creates(stores: Stores, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    writer = reopened(stores, name)
+    assert (0, [], name) == (writer.recovered, writer.keys(), writer.name)
+    assert 0 == stores.create().recovered
+    writer.close()
+    assert name not in segments()
+    assert [] == caplog.records
+
+
+@pytest.mark.parametrize("leave", [left, left_by_kill])
+def test_it_takes_over_what_a_dead_or_closed_writer_left(
+    stores: Stores, name: str, leave: Callable[[str], StoreHandle], caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = leave(name)
+    reader = stores.attach(handle)
+    writer = reopened(stores, name)
+    assert (handle, 1, ["k"]) == (writer.handle, writer.recovered, writer.keys())
+    assert 0 == writer.stats().open_leases
+    assert bits(VALUE) == bits(reader.get(writer.get_cached("k")))
+    assert [] == caplog.records
+    writer.check_valid()
+
+
+def test_leases_stay_where_they_are_wanted(stores: Stores, name: str) -> None:
+    left(name)
+    assert 2 == reopened(stores, name, keep_leases=True).stats().open_leases
+
+
+def test_options_are_compared_as_rounded(stores: Stores, name: str) -> None:
+    left(name, capacity=64 * 1024 - 5, max_objects=None, max_object_size=None)
+    assert 1 == reopened(stores, name, capacity=64 * 1024 - 60).recovered
+    stores.close()
+    left(name)
+    assert 1 == reopened(stores, name, max_objects=256, max_object_size=64 * 1024, eviction="clock").recovered
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "named"),
+    [
+        ("capacity", 128 * 1024, ("capacity", "65536", "131072")),
+        ("n_readers", 3, ("n_readers", "2", "3")),
+        ("max_object_size", 4096, ("max_object_size", "65536", "4096")),
+        ("max_objects", 7, ("max_objects", "256", "7")),
+        ("eviction", "fifo", ("fifo", "off")),
+        ("prefault", True, ("prefault", "off")),
+        ("huge_pages", True, ("huge_pages", "off")),
+        ("checksums", True, ("checksums", "off")),
+    ],
+)
+def test_a_store_of_other_options_is_replaced_or_named(
+    stores: Stores, name: str, option: str, value: Any, named: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    handle = left(name)
+    before = (SHM / name).read_bytes()
+    with raises(LayoutMismatchError, names=(repr(name), *named)):
+        ObjectStoreWriter.open(name, **OPTIONS | {option: value}, on_mismatch="raise")
+    assert before == (SHM / name).read_bytes()
+    assert [] == caplog.records
+    writer = reopened(stores, name, **{option: value})
+    assert (0, []) == (writer.recovered, writer.keys())
+    assert handle.store_id != writer.handle.store_id
+    (record,) = caplog.records
+    assert (logging.WARNING, True) == (record.levelno, all(part in record.getMessage() for part in (name, *named)))
+
+
+def spoil_superblock(path: Path) -> None:
+    put_word(path, FIELDS["capacity"], 12345)
+
+
+def spoil_tables(path: Path) -> None:
+    put_word(path, FIELDS["next_id"], 1)
+
+
+def make_version_old(path: Path) -> None:
+    put_word(path, FIELDS["stamp"], 12345)
+
+
+def leave_creation(path: Path) -> None:
+    put_word(path, FIELDS["stamp"], 0)
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 4096)
+
+
+def empty(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (spoil_superblock, CorruptStoreError),
+        (spoil_tables, CorruptStoreError),
+        (make_version_old, LayoutMismatchError),
+        (leave_creation, LayoutMismatchError),
+        (truncate, LayoutMismatchError),
+        (empty, LayoutMismatchError),
+    ],
+)
+def test_a_damaged_or_unfinished_store_or_one_of_another_version_is_replaced_or_named(
+    stores: Stores,
+    name: str,
+    damage: Callable[[Path], None],
+    error: type[ShmStoreError],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    left(name)
+    damage(SHM / name)
+    before = (SHM / name).read_bytes()
+    with pytest.raises(error):
+        ObjectStoreWriter.open(name, **OPTIONS, on_mismatch="raise")
+    assert before == (SHM / name).read_bytes()
+    assert 0 == reopened(stores, name).recovered
+    assert [logging.WARNING] == [record.levelno for record in caplog.records]
+
+
+@pytest.mark.parametrize("kind", ["text", "random", "zeros", "one byte"])
+def test_a_file_that_is_not_a_store_is_never_removed(name: str, kind: str) -> None:
+    (SHM / name).write_bytes(FOREIGN[kind])
+    with pytest.raises(LayoutMismatchError):
+        ObjectStoreWriter.open(name, **OPTIONS)
+    assert FOREIGN[kind] == (SHM / name).read_bytes()
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, lambda path: path.symlink_to("/etc/passwd")])
+def test_what_is_not_a_regular_file_is_never_removed(name: str, make: Callable[[Path], None]) -> None:
+    path = SHM / name
+    make(path)
+    try:
+        with pytest.raises((LayoutMismatchError, SharedMemoryError)):
+            ObjectStoreWriter.open(name, **OPTIONS)
+        assert path.is_symlink() or path.exists()
+    finally:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+
+
+def test_a_store_of_a_living_writer_stays_and_its_process_is_named(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+    writer.put("k", VALUE)
+
+    def attempts() -> None:
+        other = OPTIONS | {"n_readers": 1}
+        calls: list[Callable[[], Any]] = [
+            lambda: ObjectStoreWriter.recover(writer.name),
+            lambda: ObjectStoreWriter.open(writer.name, **OPTIONS),
+            lambda: ObjectStoreWriter.open(writer.name, **other),
+            lambda: ObjectStoreWriter.open(writer.name, **other, on_mismatch="raise"),
+        ]
+        for attempt in calls:
+            with raises(WriterActiveError, names=(repr(writer.name), f"process {os.getppid()}")):
+                attempt()
+
+    in_child(attempts)
+    spoil_superblock(SHM / writer.name)  # its process is alive all the same
+    with pytest.raises(WriterActiveError):
+        ObjectStoreWriter.open(writer.name, **OPTIONS)
+    assert writer.name in segments()
+    writer.put("k2", VALUE)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user, which root alone may")
+@pytest.mark.parametrize("damage", [None, make_version_old, spoil_superblock])
+def test_a_store_of_another_user_is_never_removed(name: str, damage: Callable[[Path], None] | None) -> None:
+    left(name, n_readers=1)
+    if damage:
+        damage(SHM / name)
+    os.chown(SHM / name, 65534, 65534)
+    with pytest.raises(ForeignStoreError):
+        ObjectStoreWriter.open(name, **OPTIONS)
+    assert (SHM / name).exists()
+
+
+@pytest.mark.parametrize("moment", ["classify", "native.remove"])
+def test_a_file_that_took_the_place_of_the_refused_one_is_not_removed(
+    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Another process replaces it, puts, and ends, just before that call."""
+    left(name, n_readers=1)
+    call: Callable[..., Any] = classify if moment == "classify" else native.remove
+    replaced: list[StoreHandle] = []
+
+    def late(*which: Any) -> Any:
+        if not replaced:
+            (SHM / name).unlink()
+            replaced.append(left(name))
+        return call(*which)
+
+    monkeypatch.setattr(f"shmstore.store.leftovers.{moment}", late)
+    writer = reopened(stores, name)
+    assert (replaced, 1) == ([writer.handle], writer.recovered)
+
+
+def test_an_empty_file_whose_creator_goes_on_is_not_removed(
+    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the first instant of a creation no lock tells that somebody goes on; the file keeps device and inode."""
+    (SHM / name).touch(0o600)
+    remove = native.remove
+    finished: list[StoreHandle] = []
+
+    def late(*which: Any) -> None:
+        if not finished:
+            source = store_name()
+            finished.append(StoreHandle(name, left(source).store_id, OPTIONS["n_readers"]))
+            (SHM / name).write_bytes((SHM / source).read_bytes())
+            (SHM / source).unlink()
+        remove(*which)
+
+    monkeypatch.setattr(native, "remove", late)
+    writer = reopened(stores, name)
+    assert (finished, 1) == ([writer.handle], writer.recovered)
+
+
+@pytest.mark.parametrize("wrong", [{"on_mismatch": "keep"}, {"capacity": 0}, {"eviction": "lru"}, {"max_objects": -1}])
+def test_wrong_options_are_refused_before_anything_is_looked_at(name: str, wrong: dict[str, Any]) -> None:
+    left(name)
+    before = (SHM / name).read_bytes()
+    with raises(ValueError, names=wrong):
+        ObjectStoreWriter.open(name, **OPTIONS | wrong)
+    assert before == (SHM / name).read_bytes()
+
+
+# ---- two at once
+
+
+def leave_nothing(name: str) -> None:
+    pass
+
+
+def leave_other(name: str) -> None:
+    left(name, capacity=8192)
+
+
+def leave_empty(name: str) -> None:
+    (SHM / name).touch(0o600)
+
+
+def race(name: str, start: int, told: int, end: int) -> str:
+    """Open when `start` is closed, hold what was opened until `end` is closed; tell one byte in between."""
+    os.read(start, 1)
+    try:
+        writer = ObjectStoreWriter.open(name, **OPTIONS)
+    except WriterActiveError:
+        os.write(told, b"a")
+        return ""
+    writer.put(f"by {os.getpid()}", VALUE)
+    os.write(told, b"g")
+    os.read(end, 1)
+    writer.close(unlink=False)
+    return f"by {os.getpid()}"
+
+
+@pytest.mark.parametrize("leave", [leave_nothing, left, leave_other, leave_empty])
+def test_of_two_that_open_at_once_one_gets_the_store_and_the_other_is_refused(
+    stores: Stores, leave: Callable[[str], Any]
+) -> None:
+    for _ in range(15):
+        name = store_name()
+        leave(name)
+        start, go = os.pipe()
+        end, done = os.pipe()
+        telling, told = os.pipe()
+
+        def run(name: str = name, go: int = go, done: int = done, pipes: Any = (start, told, end)) -> str:
+            os.close(go)
+            os.close(done)
+            return race(name, *pipes)
+
+        racers = [Child(run) for _ in range(2)]
+        try:
+            os.close(go)
+            said = sorted(os.read(telling, 1) + os.read(telling, 1))
+            os.close(done)
+            (winner,) = [key for racer in racers if (key := racer.join())]
+            assert list(b"ag") == said
+        finally:
+            for racer in racers:
+                racer.kill()
+            for pipe in (start, end, telling, told):
+                os.close(pipe)
+        writer = stores.recover(name)
+        assert [*(["k"] if leave is left else []), winner] == writer.keys()
+        assert 1 == sum(made.startswith(name) for made in segments())
+        writer.close()
+
+
+def test_a_creator_that_is_killed_at_any_moment_is_no_obstacle_to_the_next(stores: Stores) -> None:
+    name = store_name()
+    for number in range(40):
+        ready = Signal()
+
+        def create(ready: Signal = ready) -> None:
+            ready.send()
+            ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 4 << 20}, prefault=True)
+            signal.pause()
+
+        child = Child(create)
+        ready.wait()
+        until = time.perf_counter() + number % 20 * 0.0002
+        while time.perf_counter() < until:
+            pass
+        child.kill()
+        ready.close()
+        ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 4 << 20}, prefault=True).close(unlink=number % 2 == 0)
+    (SHM / name).unlink()
+    assert name not in segments()
+
+
+def test_what_a_creator_left_in_its_first_moments_is_replaced(stores: Stores, name: str) -> None:
+    (SHM / name).write_bytes(struct.pack("8s", b"SHMSTOR1"))
+    (SHM / name).chmod(0o600)
+    assert 0 == reopened(stores, name).recovered
+    stores.attach(name)
+
+
+def test_a_reader_keeps_its_rank_over_a_restart(stores: Stores, name: str) -> None:
+    left(name)
+    reader = stores.attach(name)
+    writer = reopened(stores, name)
+    assert 5 == reader.get(writer.put("new", 5))
+    with pytest.raises(ShmStoreError):
+        ObjectStoreReader.attach(name, 0)

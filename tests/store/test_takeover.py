@@ -1,0 +1,284 @@
+"""What a reader notices: another writer, a store that was removed, and one that comes while it waits."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shmstore import (
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    RankInUseError,
+    StaleRefError,
+    StoreClosedError,
+    StoreHandle,
+    StoreNotFoundError,
+)
+from shmstore.bindings import store as native
+from shmstore.multimodal import ShmObjectStoreReceiverCache
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, store_name
+
+OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
+VALUE = random_tensor(1, 5000)
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Return a name for a store, and remove what has it in the end."""
+    made = store_name()
+    yield made
+    (SHM / made).unlink(missing_ok=True)
+
+
+def reopened(stores: Stores, writer: ObjectStoreWriter) -> ObjectStoreWriter:
+    writer.close(unlink=False)
+    return stores.keep(ObjectStoreWriter.open(writer.name, **OPTIONS))
+
+
+# ---- another writer
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda reader, ref: reader.get(ref),
+        lambda reader, ref: reader.release(ref),
+        lambda reader, ref: reader.validate(ref),
+        lambda reader, _: reader.stats(),
+    ],
+    ids=["get", "release", "validate", "stats"],
+)
+def test_the_first_call_behind_a_takeover_tells_of_it_and_no_other(
+    stores: Stores, call: Callable[[ObjectStoreReader, ObjectRef], Any]
+) -> None:
+    writer = stores.create(**OPTIONS)
+    told: list[int] = []
+    reader = stores.attach(writer, on_takeover=told.append)
+    for epoch in (2, 3):
+        ref = writer.put(f"k{epoch}", epoch)
+        call(reader, ref)
+        writer = reopened(stores, writer)
+        assert told == list(range(2, epoch))
+        assert epoch == reader.writer_epoch
+        call(reader, ref)
+        call(reader, ref)
+        assert told == list(range(2, epoch + 1))
+    assert [3] == [stores.attach(writer, 1, on_takeover=told.append).writer_epoch]
+    assert [2, 3] == told
+
+
+def test_what_the_hook_raises_comes_out_of_the_call_which_has_done_nothing(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+
+    def refuse(epoch: int) -> None:
+        raise KeyError(epoch)
+
+    reader = stores.attach(writer, on_takeover=refuse)
+    writer = reopened(stores, writer)
+    ref = writer.put("k", 5)
+    with pytest.raises(KeyError, match="2"):
+        reader.get(ref)
+    assert (0, 1) == (reader.stats().gets, writer.stats().open_leases)
+    assert 5 == reader.get(ref)
+
+
+def test_the_hook_may_use_the_reader(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+    seen: list[Any] = []
+
+    def look(epoch: int) -> None:
+        seen.append((epoch, reader.get(ref)))
+
+    reader: ObjectStoreReader = stores.attach(writer, on_takeover=look)
+    writer = reopened(stores, writer)
+    ref: ObjectRef = writer.put("k", 5)
+    reader.get(ref)
+    assert [(2, 5)] == seen
+
+
+def test_of_many_threads_one_tells(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+    told: list[int] = []
+    reader = stores.attach(writer, on_takeover=told.append)
+    ref = writer.put("k", 5, hold=True)
+    for _ in range(20):
+        writer.close(unlink=False)
+        writer = stores.keep(ObjectStoreWriter.open(writer.name, **OPTIONS, keep_leases=True))
+        threads = [threading.Thread(target=reader.get, args=(ref,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert list(range(2, 22)) == told
+
+
+def test_a_closed_reader_has_no_epoch(stores: Stores) -> None:
+    reader = stores.attach(stores.create(**OPTIONS))
+    reader.close()
+    with pytest.raises(StoreClosedError):
+        _ = reader.writer_epoch
+
+
+@pytest.mark.parametrize("hook", [5, "print"])
+def test_a_hook_that_cannot_be_called_is_a_type_error(stores: Stores, hook: Any) -> None:
+    with raises(TypeError, names=("on_takeover", type(hook).__name__)):
+        ObjectStoreReader.attach(stores.create(**OPTIONS).handle, on_takeover=hook)
+
+
+# ---- a store that was removed
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_reader_of_a_removed_store_is_told_so_and_reads_what_is_left(stores: Stores, again: bool) -> None:
+    writer = stores.create(**OPTIONS)
+    reader = stores.attach(writer)
+    ref = writer.put("k", VALUE)
+    gone = writer.put("gone", 1)
+    writer.cancel(gone)
+    writer.delete("gone")
+    with pytest.raises(StaleRefError):
+        reader.get(gone)
+    writer.close()
+    if again:
+        writer = stores.keep(ObjectStoreWriter.open(writer.name, **OPTIONS))
+        gone = writer.put("k", VALUE)
+    assert bits(VALUE) == bits(reader.get(ref))
+    for call in (reader.get, *([reader.release] if again else [])):
+        with raises(StoreClosedError if again else StoreNotFoundError, names=[repr(writer.name)], hint=["attach"]):
+            call(gone)
+    cache: ShmObjectStoreReceiverCache[Any] = ShmObjectStoreReceiverCache(reader)
+    for deliver in (lambda: cache.get_and_update([gone], ["h"]), lambda: cache.get_and_update_item(gone, "h")):
+        with pytest.raises(StoreClosedError if again else StoreNotFoundError):
+            deliver()
+    assert bits(VALUE) == bits(reader.get(ref))
+
+
+# ---- a store that comes
+
+
+def attach_late(name: str, ready: Signal, seconds: float) -> tuple[int, float]:
+    """Wait for a store; return its number, and the processor time that this took."""
+    ready.send()
+    before = time.process_time()
+    with ObjectStoreReader.attach(name, wait=seconds) as reader:
+        return reader.store_id, time.process_time() - before
+
+
+def test_a_reader_waits_for_its_store_without_spinning(stores: Stores, name: str) -> None:
+    ready = Signal()
+    child = Child(attach_late, name, ready, 60)
+    try:
+        ready.wait()
+        time.sleep(1)  # in which it has nothing to do
+        writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS))
+        store_id, spent = child.join()
+    finally:
+        child.kill()
+        ready.close()
+    assert writer.handle.store_id == store_id
+    assert spent < 0.3
+
+
+@pytest.mark.parametrize("when", ["before the watch", "before the look", "behind the look"])
+def test_no_store_comes_unnoticed(stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
+    """It waits for an hour, so a missed event is a timeout of the test."""
+    enter, attach = native.Watch.__enter__, native.Reader.attach.__func__  # type: ignore[attr-defined]
+    created: list[ObjectStoreWriter] = []
+
+    def create() -> None:
+        if not created:
+            created.append(stores.keep(ObjectStoreWriter.open(name, **OPTIONS)))
+
+    def entering(watch: native.Watch) -> native.Watch:
+        if when == "before the watch":
+            create()
+        return enter(watch)
+
+    def attaching(cls: Any, *expected: Any) -> Any:
+        if when == "before the look":
+            create()
+        try:
+            return attach(cls, *expected)
+        except StoreNotFoundError:
+            create()
+            raise
+
+    monkeypatch.setattr(native.Watch, "__enter__", entering)
+    monkeypatch.setattr(native.Reader, "attach", classmethod(attaching))
+    reader = stores.keep(ObjectStoreReader.attach(name, wait=3600))
+    assert created[0].handle.store_id == reader.store_id
+
+
+def test_a_creation_that_is_going_on_is_waited_for(stores: Stores, name: str) -> None:
+    """The creator is stopped behind its first word, so what wakes the reader is the end of the creation."""
+
+    def create() -> None:
+        with ObjectStoreWriter.open(name, capacity=256 << 20, n_readers=2, prefault=True) as writer:
+            writer.put("k", 5)
+            signal.pause()
+
+    child = Child(create)
+    try:
+        while not (SHM / name).exists() or (SHM / name).stat().st_size < 1 << 20:
+            pass
+        child.signal(signal.SIGSTOP)
+        with pytest.raises(StoreNotFoundError, match="creation is not over"):
+            ObjectStoreReader.attach(name, wait=0.1)
+        threading.Timer(0.2, child.signal, (signal.SIGCONT,)).start()
+        reader = stores.keep(ObjectStoreReader.attach(name, wait=60))
+        assert 1 == reader.writer_epoch
+    finally:
+        child.kill()
+
+
+def test_the_time_is_over_at_its_end_and_a_free_rank_is_found_too(stores: Stores, name: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(StoreNotFoundError):
+        ObjectStoreReader.attach(name, wait=0.2)
+    assert 0.2 <= time.monotonic() - begin < 10
+    with pytest.raises(StoreNotFoundError):
+        ObjectStoreReader.attach(name, wait=0)
+    writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS))
+    stores.attach(writer, 0)
+    assert 1 == stores.keep(ObjectStoreReader.attach(name, None, wait=60)).rank
+    with pytest.raises(RankInUseError):  # it is there, so nothing is waited for
+        ObjectStoreReader.attach(name, 0, wait=3600)
+
+
+def test_a_handle_of_a_store_that_is_gone_for_good_is_not_waited_for(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS)
+    old = StoreHandle(writer.name, writer.handle.store_id ^ 1, 2)
+    with pytest.raises(StoreNotFoundError):
+        ObjectStoreReader.attach(old, wait=3600)
+
+
+def test_an_interrupt_ends_the_waiting(name: str) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            ObjectStoreReader.attach(name, wait=3600)
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert descriptors == len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    ("wait", "error"), [(-1, ValueError), (float("nan"), ValueError), ("5", TypeError), (True, TypeError)]
+)
+def test_a_time_that_is_not_one_is_refused(stores: Stores, wait: Any, error: type[Exception]) -> None:
+    handle = stores.create(**OPTIONS).handle
+    for rank in (0, None):
+        with raises(error, names=["wait"]):
+            ObjectStoreReader.attach(handle, rank, wait=wait)
