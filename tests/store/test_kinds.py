@@ -207,3 +207,13 @@ def test_threads_of_several_kinds_stay_within_their_quotas(stores: Stores) -> No
     assert kinds["a"].bytes <= 1 << 19
     assert kinds["b"].bytes <= 1 << 19
     writer.check_valid()
+
+
+def test_open_sets_the_quotas_of_a_new_store_and_of_one_that_it_takes_over(stores: Stores) -> None:
+    name = store_name()
+    for quota in (0.25, 0.5):
+        writer = stores.keep(ObjectStoreWriter.open(name, capacity=1 << 20, n_readers=1, quotas={"encoder": quota}))
+        assert int(quota * (1 << 20)) == writer.stats().kinds["encoder"].quota
+        writer.close(unlink=False)
+    writer = stores.keep(ObjectStoreWriter.open(name, capacity=1 << 20, n_readers=1))
+    assert 1 << 19 == writer.stats().kinds["encoder"].quota
