@@ -13,6 +13,7 @@ from shmstore.refs import ObjectRef, StoreHandle
 if TYPE_CHECKING:
     from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
     from shmstore.store import (
+        KindStats,
         LeasedRef,
         ObjectStoreReader,
         ObjectStoreWriter,
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     *errors.__all__,
+    "KindStats",
     "LeasedRef",
     "MsgpackSerde",
     "ObjectRef",

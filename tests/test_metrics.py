@@ -83,6 +83,7 @@ def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores: S
     for factor, field in MORE_HITS.items():
         labels = (("factor", str(factor)), ("store", writer.name))
         assert expected.pop(field) == samples["shmstore_more_hits_total", labels]
+    assert {} == expected.pop("kinds")
     assert {**expected, "next_lease": len(refs) + 2} == shown, "hand-outs: five puts, one hit, one put"
     assert len(shown) + len(MORE_HITS) == len(samples)
 
@@ -193,14 +194,31 @@ def registry_of(collector: ShmStoreCollector) -> CollectorRegistry:
     return registry
 
 
+SINGLE = {"inline": metrics._INLINE, "more hits": metrics._MORE_HITS}
+
+
 def all_names() -> set[str]:
     """Return the name of every sample that the collector can show."""
-    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE}, {"": metrics._MORE_HITS})
+    groups = (
+        metrics._STORE,
+        metrics._KIND,
+        metrics._READER,
+        metrics._CACHE,
+        {"": metrics._INLINE},
+        {"": metrics._MORE_HITS},
+    )
     return {family.name for group in groups for family in group.values()}
 
 
 def all_labels() -> dict[str, set[str]]:
-    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE}, {"": metrics._MORE_HITS})
+    groups = (
+        metrics._STORE,
+        metrics._KIND,
+        metrics._READER,
+        metrics._CACHE,
+        {"": metrics._INLINE},
+        {"": metrics._MORE_HITS},
+    )
     return {family.name: set(family.labels) for group in groups for family in group.values()}
 
 

@@ -169,21 +169,30 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
 
-int shms_writer_clear(shms_writer *w) {
+/* Does the slot's key begin with these bytes? */
+static bool begins(const struct shms_writer *w, const shms_slot *s, const char *prefix, uint32_t prefix_len) {
+    return shms_slot_key_len(s) >= prefix_len && memcmp(w->seg.data + shms_get(&s->offset), prefix, prefix_len) == 0;
+}
+
+int shms_writer_clear(shms_writer *w) { return shms_writer_clear_prefix(w, "", 0); }
+
+int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
     shms_reclaim_begin(w);
     for (uint32_t s = w->ring.first, next; s != SHMS_NONE; s = next) {
         next = w->ring.next[s];
-        if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE)
+        if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE ||
+            !begins(w, shms_writer_slot(w, s), prefix, prefix_len))
             continue;
         if (shms_slot_deleted(shms_writer_slot(w, s)))
             shms_reclaim_slot(w, s);
         else
             shms_delete_slot(w, s);
     }
-    shms_ghosts_clear(&w->ghosts);
+    if (prefix_len == 0)
+        shms_ghosts_clear(&w->ghosts);
     return shms_writer_leave(w, SHMS_OK);
 }
 
@@ -202,8 +211,9 @@ static int by_id(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Copies the keys in order of age, each behind its length, or behind the head of an event. */
-static int list_keys(struct shms_writer *w, bool events, uint8_t *out, uint64_t *size) {
+/* Copies the keys that begin with `prefix`, in order of age, each behind its length, or behind the head of an event. */
+static int list_keys(struct shms_writer *w, bool events, const char *prefix, uint32_t prefix_len, uint8_t *out,
+                     uint64_t *size) {
     aged *found = malloc(((size_t)w->ring.count + 1) * sizeof *found);
     if (!found)
         return SHMS_ENOMEM;
@@ -211,7 +221,7 @@ static int list_keys(struct shms_writer *w, bool events, uint8_t *out, uint64_t 
     uint64_t need = 0;
     for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i]) {
         const shms_slot *s = shms_writer_slot(w, i);
-        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s)) {
+        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s) && begins(w, s, prefix, prefix_len)) {
             found[n++] = (aged){shms_get(&s->id), i};
             need += (events ? sizeof(shms_event) : 4) + shms_slot_key_len(s);
         }
@@ -237,8 +247,12 @@ static int list_keys(struct shms_writer *w, bool events, uint8_t *out, uint64_t 
 }
 
 int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
+    return shms_writer_keys_prefix(w, "", 0, out, size);
+}
+
+int shms_writer_keys_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
     int rc = shms_writer_enter(w);
-    return rc ? rc : shms_writer_leave(w, list_keys(w, false, out, size));
+    return rc ? rc : shms_writer_leave(w, list_keys(w, false, prefix, prefix_len, out, size));
 }
 
 int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size) {
@@ -246,7 +260,7 @@ int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size) {
     if (rc)
         return rc;
     size[1] = position(w);
-    return shms_writer_leave(w, list_keys(w, true, out, size));
+    return shms_writer_leave(w, list_keys(w, true, "", 0, out, size));
 }
 
 int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes) {

@@ -81,7 +81,7 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
                      .zone_shift = (uint32_t)l->zone_shift,
                      .capacity = l->capacity,
                      .fifo = l->flags & SHMS_FIFO,
-                     .changed = true};
+                     .changes = 1};
     r->zones = memory;
     r->next = (uint32_t *)(r->zones + r->n_zones);
     r->prev = r->next + n_slots;
@@ -318,6 +318,11 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
 
 bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {
     return !r->fifo && r->used[slot] == r->zones[shms_ring_zone(r, shms_ring_start(r, slot))].lap;
+}
+
+void shms_ring_pass(shms_ring *r, uint32_t slot) {
+    r->used[slot] = 0;
+    mark_zones_stale(r, slot);
 }
 
 int shms_ring_valid(const shms_ring *r, uint32_t n_slots) {

@@ -213,6 +213,9 @@ static int build(struct shms_writer *w) {
             shms_index_add(&w->index, order[i]);
     }
     free(order);
+    w->kinds = (shms_kinds){.table = sb->kinds, .slots = w->seg.slots, .ring = &w->ring};
+    if (rc == SHMS_OK)
+        rc = shms_kinds_build(&w->kinds, n, &w->heap_bytes);
     if (rc) /* the segment must show its last writer, not one that refused it */
         return rc;
     shms_set(&sb->used_bytes, used);
@@ -251,6 +254,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         if (options)
             shms_segment_unlink(&w->seg);
         shms_segment_close(&w->seg);
+        free(w->kinds.next);
         free(w->memory);
         free(w);
         errno = saved;
@@ -301,6 +305,7 @@ void shms_writer_free(shms_writer *w) {
     shms_segment_close(&w->seg);
     shms_events_stop(&w->events);
     free(w->kept);
+    free(w->kinds.next);
     free(w->memory);
     free(w);
 }
@@ -353,8 +358,58 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
     return SHMS_OK;
 }
 
+int shms_writer_kind(shms_writer *w, const char *name, uint32_t len) {
+    uint64_t words[3] = {0};
+    if (!name || len == 0 || len >= sizeof words || memchr(name, 0, len))
+        return SHMS_EINVAL;
+    memcpy(words, name, len);
+    int rc = shms_writer_enter(w), number = 0;
+    if (rc)
+        return rc;
+    for (int k = 1; k < SHMS_KINDS && !number; k++) {
+        shms_kind *kind = &w->kinds.table[k];
+        if (!shms_kind_named(kind)) { /* the first word last, which says that there is a name */
+            shms_set(&kind->name[1], words[1]);
+            shms_set(&kind->name[2], words[2]);
+            atomic_store_explicit(&kind->name[0], words[0], memory_order_release);
+        }
+        bool same = true;
+        for (int i = 0; i < 3; i++)
+            same &= shms_get(&kind->name[i]) == words[i];
+        number = same ? k : 0;
+    }
+    return shms_writer_leave(w, number);
+}
+
+int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
+    int rc = shms_writer_enter_to_place(w); /* no put is choosing from the lists */
+    if (rc)
+        return rc;
+    if (number == 0 || number >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[number])) {
+        rc = SHMS_EINVAL;
+    } else {
+        shms_word *word = &w->kinds.table[number].quota;
+        uint64_t before = shms_get(word);
+        shms_set(word, quota);
+        if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
+            shms_set(word, before);
+    }
+    shms_writer_leave(w, rc);
+    pthread_mutex_unlock(&w->placing);
+    return rc;
+}
+
+int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    for (int k = 0; k < SHMS_KINDS; k++)
+        shms_kind_read(&w->kinds.table[k], &out[k]);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
 void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why) {
-    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE))
+    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA))
         *why = w->refusal;
 }
 
@@ -374,7 +429,7 @@ static int check(struct shms_writer *w) {
     int rc;
     if ((rc = shms_slots_valid(w->seg.slots, n, l->capacity, shms_get(&w->seg.sb->next_id))) ||
         (rc = shms_ring_valid(&w->ring, n)) || (rc = shms_index_valid(&w->index, n)) ||
-        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)))
+        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)) || (rc = shms_kinds_valid(&w->kinds, n)))
         return rc;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t state = shms_get(&w->seg.slots[i].state);

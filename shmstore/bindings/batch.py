@@ -56,13 +56,15 @@ class Batch:
         pieces: Sequence[tuple[int, int, int]],
         hold: bool = False,
         extra: bytes = b"",
+        kind: int = 0,
     ) -> bytes:
         """Store pieces of (offset, bytes, address), hand the object out, and return the packed reference.
 
         `extra` is what `Writer.extra` returns.
         """
+        n = len(pieces)
         code = _put(
-            self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, pieces, len(pieces), hold
+            self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, pieces, n, kind, hold
         )
         if code:
             fail(code)
@@ -75,11 +77,13 @@ class Batch:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
 
-    def begin(self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, extra: bytes = b"") -> None:
+    def begin(
+        self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, extra: bytes = b"", kind: int = 0
+    ) -> None:
         """Take space for an object and, with `hand_out`, an entry for its lease."""
         require(
             lib.shms_batch_begin(
-                self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, hand_out
+                self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, kind, hand_out
             )
         )
 

@@ -28,10 +28,11 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ENOMEM: MemoryError,
 }
 
-_FULL: dict[int, Literal["bytes", "slots", "leases"]] = {
+_FULL: dict[int, Literal["bytes", "slots", "leases", "quota"]] = {
     lib.SHMS_EFULL: "bytes",
     lib.SHMS_ENOSLOT: "slots",
     lib.SHMS_ENOLEASE: "leases",
+    lib.SHMS_EQUOTA: "quota",
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.handles import owned, require
+from shmstore.bindings.kinds import KindFigures, read_kinds
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,6 +107,10 @@ class Inspector:
         record = ffi.new("shms_facts *")
         require(lib.shms_inspector_facts(self._i, record))
         return _dict("shms_facts", record)
+
+    def kinds(self) -> dict[int, tuple[str, KindFigures]]:
+        """Return the name and the figures of each kind, by number."""
+        return read_kinds(lib.shms_inspector_kinds, self._i)
 
     def ranks(self, n_readers: int) -> list[dict[str, Any]]:
         """Return the fields of shms_rank_record for each rank."""

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-from shmstore import errors
+from shmstore import errors, scopes
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.handles import fail, keeps_alive, owned, require
 from shmstore.bindings.hidden import held
+from shmstore.bindings.kinds import KindFigures, read_kinds
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -60,22 +61,25 @@ def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
 
 
 def unpacked_key(packed: bytes) -> tuple[str | None, str]:
-    """Return the scope, or None, and the key. A scoped key is 0xFF, the length of the scope, the scope, the key."""
+    """Return the scope, or None, and the key; CorruptStoreError if they are not UTF-8."""
     try:
-        if packed.startswith(b"\xff"):
-            start = 2 + packed[1]
-            return packed[2:start].decode(), packed[start:].decode()
-        return None, packed.decode()
-    except (IndexError, UnicodeDecodeError) as error:
+        return scopes.split(packed)
+    except UnicodeDecodeError as error:
         raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
 
 
-def _split(packed: Any, size: int) -> list[str]:
+def _named_key(packed: bytes) -> Any:
+    """Return the key, or the key of a scope as a pair with it."""
+    scope, key = unpacked_key(packed)
+    return key if scope is None else (scope, key)
+
+
+def _split(packed: Any, size: int) -> list[Any]:
     keys, at = [], 0
     while at < size:
         start = at + 4
         at = start + _length(packed, at)[0]
-        keys.append(unpacked_key(packed[start:at])[1])
+        keys.append(_named_key(packed[start:at]))
     return keys
 
 
@@ -170,11 +174,13 @@ class Watch:
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_hold", "_w", "max_object_size", "n_readers", "position", "spare", "store_id")
+    __slots__ = ("_hold", "_w", "kinds", "max_object_size", "n_readers", "position", "spare", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._w = owned(box)
         self._hold = held(self._w)
+        self.kinds: dict[str | None, int] = {None: 0}
+        """The numbers of the kinds that calls have named."""
         self.position = -1
         """Of `take_evicted` in the log of events; the events before it have been used. -1: it takes none."""
         self.spare: Batch | None = None
@@ -290,18 +296,34 @@ class Writer:
         """Delete a key; return False if it is absent."""
         return require(lib.shms_writer_delete(self._w, key, len(key))) == 1
 
-    def clear(self) -> None:
-        """Delete all keys."""
-        require(lib.shms_writer_clear(self._w))
+    def clear(self, prefix: bytes) -> None:
+        """Delete all keys that begin with `prefix`."""
+        require(lib.shms_writer_clear_prefix(self._w, prefix, len(prefix)))
 
     def count(self) -> int:
         """Return the number of keys."""
         return require(lib.shms_writer_count(self._w))
 
-    def key_list(self) -> list[str]:
-        """Return the keys, oldest object first."""
-        packed, _ = _filled(lib.shms_writer_keys, self._w)
+    def key_list(self, prefix: bytes) -> list[Any]:
+        """Return the keys that begin with `prefix`, oldest object first; those of a scope as pairs with it."""
+
+        def keys(handle: Any, out: Any, words: Any) -> int:
+            return lib.shms_writer_keys_prefix(handle, prefix, len(prefix), out, words)  # type: ignore[no-any-return]
+
+        packed, _ = _filled(keys, self._w)
         return _split(packed, len(packed))
+
+    def kind(self, name: bytes) -> int:
+        """Return the number of a kind, or 0 if there is none left."""
+        return require(lib.shms_writer_kind(self._w, name, len(name)))
+
+    def set_quota(self, kind: int, nbytes: int) -> None:
+        """Limit the bytes of a kind; 0 is no limit."""
+        require(lib.shms_writer_quota(self._w, kind, nbytes))
+
+    def read_kinds(self) -> dict[int, tuple[str, KindFigures]]:
+        """Return the name and the figures of each kind, by number."""
+        return read_kinds(lib.shms_writer_kinds, self._w)
 
     def track_events(self, log_bytes: int) -> int:
         """Record events in a log of that many bytes, unless there is one; with 0 stop. Return the log's end."""
@@ -327,13 +349,13 @@ class Writer:
                 return _split_events(_buffer(out, words[0]), words[0]), words[1], words[2]
             room = words[0]
 
-    def evicted(self) -> tuple[list[str], int]:
-        """Return the keys that have left since `position`, and the position behind them.
+    def evicted(self) -> tuple[list[Any], int]:
+        """Return the keys that have left since `position`, as in `key_list`, and the position behind them.
 
         The caller stores that position after it has used the keys; otherwise it gets them again. Raises EventsLostError
         if events were lost, and CorruptStoreError for a key that is not UTF-8; these are skipped from then on.
         """
-        keys: list[str] = []
+        keys: list[Any] = []
         at = self.position
         if at < 0:
             self.count()  # a closed store is an error
@@ -346,7 +368,7 @@ class Writer:
                 break
             at = end
             try:
-                keys += [unpacked_key(key)[1] for kind, key, _ in events if kind != "put"]
+                keys += [_named_key(key) for kind, key, _ in events if kind != "put"]
             except errors.CorruptStoreError:
                 self.position = at
                 raise

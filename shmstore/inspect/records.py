@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shmstore.files import SegmentFile
-from shmstore.store.stats import more_hits_at
+from shmstore.store.stats import KindStats, more_hits_at
 
 __all__ = ["LeaseInfo", "ReaderInfo", "SegmentInfo", "SlotInfo", "StoreFacts", "StoreSnapshot"]
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
@@ -156,6 +156,10 @@ class SlotInfo:
     """Id of the object; a store never uses an id twice."""
     key: str | None
     """Key of the object; None if the object is gone or the key cannot be read."""
+    scope: str | None
+    """Scope of the key; None without one."""
+    kind: str | None
+    """Kind of the object; None without one."""
     offset: int
     """Offset of the key in the data region."""
     length: int
@@ -236,3 +240,5 @@ class StoreSnapshot:
     """The occupied slots, in address order."""
     leases: tuple[LeaseInfo, ...]
     """The open leases, oldest first."""
+    kinds: dict[str, KindStats]
+    """The kinds of objects, by name."""

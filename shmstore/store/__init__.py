@@ -3,10 +3,11 @@
 from shmstore.store.events import StoreEvent
 from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.reader import ObjectStoreReader
-from shmstore.store.stats import ReaderStats, StoreStats
+from shmstore.store.stats import KindStats, ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter
 
 __all__ = [
+    "KindStats",
     "LeasedRef",
     "ObjectStoreReader",
     "ObjectStoreWriter",

@@ -1,11 +1,11 @@
 """The figures of a store, and of one of its ranks, as frozen records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from shmstore.errors import shown
 
-__all__ = ["MORE_HITS", "ReaderStats", "StoreStats", "more_hits_at"]
+__all__ = ["MORE_HITS", "KindStats", "ReaderStats", "StoreStats", "more_hits_at"]
 
 MORE_HITS = {1.5: "more_hits_at_1_5x", 2: "more_hits_at_2x", 4: "more_hits_at_4x"}
 """The fields that say what a larger store would have done, by factors of the capacity."""
@@ -17,6 +17,18 @@ def more_hits_at(counts: Any, factor: float) -> int:
         raise ValueError(f"factor must be 1.5, 2 or 4, not {shown(factor)}")
     more: int = getattr(counts, MORE_HITS[factor])
     return more
+
+
+@dataclass(frozen=True, slots=True)
+class KindStats:
+    """What a store holds of one kind of objects."""
+
+    bytes: int
+    """Bytes of the data region under its objects and unfinished puts, with their padding."""
+    objects: int
+    """Its objects and unfinished puts."""
+    quota: int | None
+    """Bytes that it may have; None without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +83,8 @@ class StoreStats:
     """Bytes of the segment besides the data region."""
     heap_bytes: int
     """Bytes of the writer's private memory."""
+    kinds: dict[str, KindStats] = field(default_factory=dict)
+    """By kind; objects without a kind are in none of them."""
 
     @property
     def hit_ratio(self) -> float:

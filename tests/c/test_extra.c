@@ -32,7 +32,7 @@ static void end(void) {
 
 static int put(const char *key, uint64_t n_payload, uint32_t n_extra) {
     shms_piece piece = {0, n_payload, (uint64_t)(uintptr_t)payload};
-    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0);
+    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0, 0);
 }
 
 static bool has_extra(const uint8_t *ref, uint64_t n) {

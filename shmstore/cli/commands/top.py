@@ -19,11 +19,11 @@ from rich.text import Text
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, number_argument, positive_argument
 from shmstore.cli.commands.common import add_json, complain, print_json, ratio, shown, size, span, store_argument
-from shmstore.cli.commands.dump import readers_table
+from shmstore.cli.commands.dump import kinds_table, readers_table
 from shmstore.cli.commands.tables import make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
-from shmstore.store.stats import MORE_HITS
+from shmstore.store.stats import MORE_HITS, KindStats
 
 _RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals", *MORE_HITS.values())
 
@@ -36,6 +36,8 @@ class Sample:
     """Its file and superblock."""
     readers: tuple[ReaderInfo, ...]
     """Its ranks; empty if the store cannot be read."""
+    kinds: dict[str, KindStats]
+    """Its kinds of objects."""
     taken_at: float
     """Seconds of the monotonic clock."""
     per_second: dict[str, float]
@@ -52,10 +54,11 @@ class Sample:
 def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
     """Return a sample of a store; `before` is the previous one, and is ignored if it is of another segment."""
     readers: tuple[ReaderInfo, ...] = ()
+    kinds: dict[str, KindStats] = {}
     if info.facts is not None:
         try:
             with StoreInspector.open(info.name) as inspector:
-                readers = inspector.readers()
+                readers, kinds = inspector.readers(), inspector.kinds()
         except (ShmStoreError, OSError):  # it has just been removed, as the next sample will find
             pass
     now = time.monotonic()
@@ -68,7 +71,7 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
         per_second = {name: grown[name] / elapsed for name in _RATES}
         given = grown["hits"] + grown["puts"]
         recent = grown["hits"] / given if given else None
-    return Sample(info, readers, now, per_second, recent)
+    return Sample(info, readers, kinds, now, per_second, recent)
 
 
 class Watcher:
@@ -184,13 +187,15 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("fallbacks (refusals)", f"{rate['refusals']:.1f}", str(facts.refusals))
     ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
-    return Group(head, used, Text(), table, Text(), ranks)
+    kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
+    return Group(head, used, Text(), table, *kinds, Text(), ranks)
 
 
 def _as_json(sample: Sample) -> dict[str, Any]:
     return {
         "segment": sample.info,
         "readers": sample.readers,
+        "kinds": sample.kinds,
         "per_second": sample.per_second,
         "recent_hit_ratio": sample.recent_hit_ratio,
         "oldest_lease_seconds": sample.oldest_lease_seconds,
