@@ -4,12 +4,24 @@ One writer puts objects into shared memory, once; readers take them in place by 
 """
 
 import logging
+from typing import TYPE_CHECKING, Any
 
 from shmstore import errors
 from shmstore.errors import *  # noqa: F403 - the public errors, as errors.__all__ lists them
 from shmstore.refs import ObjectRef, StoreHandle
-from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
-from shmstore.store import LeasedRef, ObjectStoreReader, ObjectStoreWriter, Protection, ReaderStats, StoreStats
+
+if TYPE_CHECKING:
+    from shmstore.serde import MsgpackSerde, ObjectSerde, PickleSerde, TensorSpec
+    from shmstore.store import (
+        KindStats,
+        LeasedRef,
+        ObjectStoreReader,
+        ObjectStoreWriter,
+        Protection,
+        ReaderStats,
+        StoreEvent,
+        StoreStats,
+    )
 
 logging.getLogger(__name__).addHandler(logging.NullHandler())  # quiet unless the application asks
 
@@ -17,6 +29,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     *errors.__all__,
+    "KindStats",
     "LeasedRef",
     "MsgpackSerde",
     "ObjectRef",
@@ -26,8 +39,27 @@ __all__ = [
     "PickleSerde",
     "Protection",
     "ReaderStats",
+    "StoreEvent",
     "StoreHandle",
     "StoreStats",
     "TensorSpec",
     "__version__",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the rest of the public names, and torch with them, when the first one is used.
+
+    So `shmstore verify --quick`, which an orchestrator runs every few seconds, starts without torch.
+    """
+    if name not in (*__all__, "serde", "store"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import shmstore.serde as serde
+    import shmstore.store as store
+
+    globals().update({late: getattr(home, late) for home in (serde, store) for late in home.__all__ if late in __all__})
+    return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -14,6 +14,7 @@ __all__ = [
     "CacheMissError",
     "CorruptStoreError",
     "DeviceError",
+    "EventsLostError",
     "ForeignStoreError",
     "LayoutMismatchError",
     "NestingError",
@@ -138,8 +139,9 @@ class StoreFullError(ShmStoreError, MemoryError):
     """The store has no room, even if it evicts every object that it may evict.
 
     `needed` is the requested size in bytes. `held_bytes_by_rank` says how many bytes each rank holds or has been
-    promised. `resource` says what has run out: "bytes", "slots" (one per object) or "leases". A lease is needed for
-    each reference that not every rank has read. Each attribute is None if it is not known.
+    promised. `resource` says what has run out: "bytes", "slots" (one per object), "leases" or "quota". A lease is
+    needed for each reference that not every rank has read. If a kind has filled its quota, the bytes by rank are of
+    that kind. Each attribute is None if it is not known.
     """
 
     default_message = "the store is full"
@@ -148,11 +150,12 @@ class StoreFullError(ShmStoreError, MemoryError):
         "slots": "release references, cancel the leases of aborted requests, or create the store with more max_objects",
         "leases": "get or release each reference in every rank, cancel those that are not sent, or create the store "
         "with more max_objects",
+        "quota": "release references to objects of this kind, cancel leases of aborted requests, or raise the quota",
     }
 
     needed: int | None
     held_bytes_by_rank: dict[int, int] | None
-    resource: Literal["bytes", "slots", "leases"] | None
+    resource: Literal["bytes", "slots", "leases", "quota"] | None
 
     def __init__(
         self,
@@ -160,7 +163,7 @@ class StoreFullError(ShmStoreError, MemoryError):
         *,
         needed: int | None = None,
         held_bytes_by_rank: Mapping[int, int] | None = None,
-        resource: Literal["bytes", "slots", "leases"] | None = None,
+        resource: Literal["bytes", "slots", "leases", "quota"] | None = None,
         hint: str | None = None,
     ) -> None:
         self.needed = needed
@@ -329,6 +332,24 @@ class StoreClosedError(ShmStoreError, ValueError):
 
     default_message = "the store is closed"
     default_hint = "use it before close(); after a fork, attach again in the child"
+
+
+class EventsLostError(ShmStoreError, LookupError):
+    """A listener was too slow, or the writer is another one, and the log does not have its next events any more.
+
+    `lost` is how many positions are missing.
+    """
+
+    default_message = "events were lost"
+    default_hint = "forget what the events have said, and start again with events()"
+
+    lost: int | None
+
+    def __init__(self, message: str | None = None, *, lost: int | None = None, hint: str | None = None) -> None:
+        self.lost = lost
+        if message is None and lost is not None:
+            message = f"{lost} events were lost"
+        super().__init__(message, hint=hint)
 
 
 class CacheMissError(ShmStoreError, LookupError):

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, LayoutMismatchError, SparseStoreError
+from shmstore.errors import CorruptStoreError, LayoutMismatchError, SparseStoreError, StoreNotFoundError, shown
 
-__all__ = ["DIRECTORY", "PREFIX", "FileState", "SegmentFile", "classify"]
+__all__ = ["DIRECTORY", "PREFIX", "FileState", "SegmentFile", "classify", "no_store"]
 
 DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "shmstore-"
@@ -68,6 +68,8 @@ def classify(name: str) -> SegmentFile:
         return _not_opened(name, "unreadable")
     except LayoutMismatchError:  # not a regular file
         return _not_opened(name, "foreign")
+    except (StoreNotFoundError, ValueError):
+        raise no_store(name) from None
     except OSError as error:
         if error.errno != errno.ENXIO:  # a socket, which cannot be opened
             raise
@@ -89,6 +91,11 @@ def classify(name: str) -> SegmentFile:
     )
 
 
+def no_store(name: str) -> StoreNotFoundError:
+    """Return the error for a name that no file in /dev/shm has."""
+    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="list the stores with shmstore ls")
+
+
 def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None]:
     if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):
         return ("blank", "is empty: its creation was not completed, or it is no store") if seen["blank"] else _FOREIGN
@@ -97,7 +104,7 @@ def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None]:
     if not seen["same_version"]:
         return "other version", "laid out by another version of shmstore"
     try:
-        native.Inspector(name).close()
+        native.check(name)
     except SparseStoreError as error:
         return "sparse", error.default_message
     except CorruptStoreError:

@@ -29,6 +29,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
 )
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.store.stats import MORE_HITS
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -77,7 +78,8 @@ def _families(labels: tuple[str, ...], **named: tuple[str, str]) -> dict[str, _F
     return {source: _Family(name, text, labels) for source, (name, text) in named.items()}
 
 
-# The metric of each field of StoreStats, ReaderStats and CacheInfo. next_id is left out, because it counts puts again.
+# The metric of each field of StoreStats, KindStats, ReaderStats and CacheInfo. next_id is left out, because it counts
+# puts again.
 _STORE = _families(
     ("store",),
     capacity=("shmstore_capacity_bytes", "Size of the data region."),
@@ -101,6 +103,17 @@ _STORE = _families(
     refusals=("shmstore_refusals_total", "Puts and hand-outs refused with StoreFullError."),
     cancels=("shmstore_cancels_total", "Leases ended by cancel."),
 )
+_MORE_HITS = _Family(
+    "shmstore_more_hits_total",
+    "Puts that would have been hits with `factor` times the capacity, as the store estimates.",
+    ("store", "factor"),
+)
+_KIND = _families(
+    ("store", "kind"),
+    bytes=("shmstore_kind_bytes", "Part of the data region under objects of the kind."),
+    objects=("shmstore_kind_objects", "Objects of the kind, and unfinished puts."),
+    quota=("shmstore_kind_quota_bytes", "Bytes that the kind may have; not there without a quota."),
+)
 _READER = _families(
     ("store", "rank"),
     gets=("shmstore_reader_gets_total", "References turned into values."),
@@ -122,7 +135,7 @@ _INLINE = _Family(
 )
 
 
-_FAMILIES = (*_STORE.values(), *_READER.values(), *_CACHE.values(), _INLINE)
+_FAMILIES = (*_STORE.values(), *_KIND.values(), _MORE_HITS, *_READER.values(), *_CACHE.values(), _INLINE)
 
 _Found: TypeAlias = Iterator[tuple[_Family, _Sample]]
 
@@ -132,6 +145,12 @@ def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     for field, family in _STORE.items():
         value = getattr(stats, field)
         yield family, ((name,), value - 1 if field == "next_lease" else value)  # the first lease has number 1
+    for factor, field in MORE_HITS.items():
+        yield _MORE_HITS, ((name, str(factor)), getattr(stats, field))
+    for kind, has in stats.kinds.items():
+        for field, family in _KIND.items():
+            if (value := getattr(has, field)) is not None:
+                yield family, ((name, kind), value)
 
 
 def _read_reader(reader: ObjectStoreReader, name: str) -> _Found:

@@ -148,7 +148,7 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 
 def test_every_command_that_a_page_names_exists() -> None:
-    from shmstore.cli.main import COMMANDS
+    from shmstore.cli.subcommands import COMMANDS
 
     known = {command.name for command in COMMANDS}
     for block in BLOCKS:

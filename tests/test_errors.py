@@ -40,6 +40,7 @@ BUILT_IN = {
     "SparseStoreError": ValueError,
     "StoreClosedError": ValueError,
     "CacheMissError": LookupError,
+    "EventsLostError": LookupError,
     "UnknownTypeError": ValueError,
     "UnsupportedValueError": TypeError,
     "NestingError": ValueError,

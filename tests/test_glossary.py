@@ -15,7 +15,8 @@ GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = (shmstore, shmstore.multimodal, shmstore.scheduler, shmstore.inspect)
 ENGLISH = """all active at attach base check clear close corrupt create delete error exists facts find foreign found
-from full get in info is large layout lifetime like load look make map memory mismatch name nesting not only open parse
+from full get in info is large layout lifetime like load look lost make map memory mismatch name nesting not only open
+parse
 processing put range register remove report resolved shared space spec take too touch track unknown unsupported update
 use validate value verify version"""
 MACHINE = (

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from shmstore import CacheMissError, ObjectStoreReader, ObjectStoreWriter, refs
-from shmstore.bindings import batch, handles
+from shmstore.bindings import batch, handles, hidden
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
@@ -35,7 +35,7 @@ from tests.interrupts import Second, interrupted_at
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
 
-BINDINGS = [module.__file__ for module in (native, batch, handles)]
+BINDINGS = [module.__file__ for module in (native, batch, handles, hidden)]
 STORE = [*BINDINGS, writer_module.__file__, reader_module.__file__, holds.__file__, refs.__file__]
 SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, stored_updates.__file__]
 VALUE = np.zeros(9, np.uint8)
@@ -388,7 +388,7 @@ def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_thou
     assert len(kept) > 5
 
 
-OPENING = ("create", "_create", "open", "_recover", "recover", "make_room", "__init__")
+OPENING = ("create", "_create", "open", "_recover", "recover", "cancel_all", "make_room", "__init__")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

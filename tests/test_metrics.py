@@ -37,6 +37,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shmstore import metrics
 from shmstore.metrics import ShmStoreCollector
+from shmstore.store.stats import MORE_HITS
 
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARD = ROOT / "docs" / "guides" / "grafana-dashboard.json"
@@ -79,8 +80,12 @@ def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores: S
     shown = {field: samples[family.name, (("store", writer.name),)] for field, family in metrics._STORE.items()}
     expected = {field.name: getattr(stats, field.name) for field in fields(StoreStats)}
     expected.pop("next_id")  # the puts, counted again
+    for factor, field in MORE_HITS.items():
+        labels = (("factor", str(factor)), ("store", writer.name))
+        assert expected.pop(field) == samples["shmstore_more_hits_total", labels]
+    assert {} == expected.pop("kinds")
     assert {**expected, "next_lease": len(refs) + 2} == shown, "hand-outs: five puts, one hit, one put"
-    assert len(shown) == len(samples)
+    assert len(shown) + len(MORE_HITS) == len(samples)
 
 
 def test_every_field_of_a_readers_statistics_is_shown_with_its_value(stores: Stores) -> None:
@@ -189,14 +194,31 @@ def registry_of(collector: ShmStoreCollector) -> CollectorRegistry:
     return registry
 
 
+SINGLE = {"inline": metrics._INLINE, "more hits": metrics._MORE_HITS}
+
+
 def all_names() -> set[str]:
     """Return the name of every sample that the collector can show."""
-    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
+    groups = (
+        metrics._STORE,
+        metrics._KIND,
+        metrics._READER,
+        metrics._CACHE,
+        {"": metrics._INLINE},
+        {"": metrics._MORE_HITS},
+    )
     return {family.name for group in groups for family in group.values()}
 
 
 def all_labels() -> dict[str, set[str]]:
-    groups = (metrics._STORE, metrics._READER, metrics._CACHE, {"": metrics._INLINE})
+    groups = (
+        metrics._STORE,
+        metrics._KIND,
+        metrics._READER,
+        metrics._CACHE,
+        {"": metrics._INLINE},
+        {"": metrics._MORE_HITS},
+    )
     return {family.name: set(family.labels) for group in groups for family in group.values()}
 
 

@@ -106,7 +106,10 @@ static void read_facts(const shms_inspector *i, shms_facts *out) {
                         .evicted_bytes = shms_get(&c[SHMS_C_EVICTED_BYTES]),
                         .deletes = shms_get(&c[SHMS_C_DELETES]),
                         .refusals = shms_get(&c[SHMS_C_REFUSALS]),
-                        .cancels = shms_get(&c[SHMS_C_CANCELS])};
+                        .cancels = shms_get(&c[SHMS_C_CANCELS]),
+                        .more_hits_at_1_5x = shms_get(&c[SHMS_C_MORE_1_5X]),
+                        .more_hits_at_2x = shms_get(&c[SHMS_C_MORE_2X]),
+                        .more_hits_at_4x = shms_get(&c[SHMS_C_MORE_4X])};
 }
 
 int shms_inspector_facts(shms_inspector *i, shms_facts *out) {
@@ -154,6 +157,7 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
                                   .put_ns = state == SHMS_WRITING ? 0 : shms_get(&s->put_ns),
                                   .deleted = (flags & SHMS_SLOT_DELETED) != 0,
                                   .checked = (flags & SHMS_SLOT_CHECKED) != 0,
+                                  .kind = flags >> SHMS_SLOT_KIND_SHIFT & SHMS_SLOT_KIND_MASK,
                                   .crc = flags >> SHMS_SLOT_CRC_SHIFT,
                                   .bounded = shms_slot_bounded(&copy, l->capacity)};
         out->span = out->bounded ? shms_span(out->length) : 0;
@@ -225,6 +229,13 @@ int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record
     for (; *at < i->seg.layout.max_leases && n < room; ++*at)
         n += shms_inspector_lease(i, &who, (uint32_t)*at, &out[n]);
     return (int64_t)n;
+}
+
+int shms_inspector_kinds(shms_inspector *i, shms_kind_info *out) {
+    int rc = shms_inspector_enter(i);
+    for (int k = 0; rc == SHMS_OK && k < SHMS_KINDS; k++)
+        shms_kind_read(&i->seg.sb->kinds[k], &out[k]);
+    return rc;
 }
 
 static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out) {

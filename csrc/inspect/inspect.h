@@ -58,6 +58,7 @@ typedef struct shms_facts {
     uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries */
     uint64_t next_id, next_lease, hand, used_bytes, objects, open_leases;
     uint64_t puts, put_bytes, hits, misses, evictions, evicted_bytes, deletes, refusals, cancels;
+    uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
     uint64_t moving;
 } shms_facts;
 
@@ -77,7 +78,7 @@ typedef struct shms_rank_record {
 typedef struct shms_slot_record {
     uint64_t slot, state, id, offset, length, span, key_len, meta_len, extra_len, put_ns;
     /* bounded: its offset and lengths are within the data region */
-    uint64_t deleted, checked, crc, bounded, moving;
+    uint64_t deleted, checked, kind, crc, bounded, moving;
     uint64_t pinned[4];
 } shms_slot_record;
 
@@ -109,6 +110,10 @@ typedef struct shms_finding {
 #define SHMS_F_SAME_KEY 16    /* value: the other slot; both can be handed out */
 #define SHMS_F_KEY 17         /* value: length of the key; 0, or too long */
 #define SHMS_F_CRC 18         /* value: as computed, expected: as stored */
+#define SHMS_F_KIND 19        /* value: kind, which has no name */
+/* of a kind */
+#define SHMS_F_KIND_BYTES 40   /* where: kind; bytes is not the sum of its spans */
+#define SHMS_F_KIND_OBJECTS 41 /* where: kind; objects is not the number of its slots */
 /* of a lease entry */
 #define SHMS_F_LEASE_NUMBER 20 /* value: number, expected: next_lease */
 #define SHMS_F_LEASE_SLOT 21   /* value: slot, expected: number of slots */
@@ -138,6 +143,8 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out);
 int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *out, uint64_t room);
 /* The same for open leases. */
 int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record *out, uint64_t room);
+/* The kinds, by number. `out` has room for SHMS_KINDS records. */
+int shms_inspector_kinds(shms_inspector *i, shms_kind_info *out);
 
 /* Copies `size` bytes of the object `id` in `slot`, starting `from` bytes after its start. Nothing is pinned.
  * SHMS_ESTALE: the object is not there, or not any more; ignore the copy. SHMS_EINVAL: the object does not have that

@@ -79,6 +79,8 @@ static bool check_slot(const shms_inspector *i, const shms_slot_record *s, uint6
         add(f, SHMS_F_ID, s->slot, s->id, limit);
     if (!shms_slot_flags_valid(flags))
         add(f, SHMS_F_FLAGS, s->slot, flags, 0);
+    else if (s->kind && !shms_kind_named(&i->seg.sb->kinds[s->kind]))
+        add(f, SHMS_F_KIND, s->slot, s->kind, 0);
     if (!s->bounded || s->length > i->seg.layout.max_object_size) {
         add(f, SHMS_F_BOUNDS, s->slot, s->offset, s->length);
         return false;
@@ -90,7 +92,7 @@ static bool check_slot(const shms_inspector *i, const shms_slot_record *s, uint6
 
 static void check_slots(const shms_inspector *i, const shms_attendance *who, object *objects, findings *f) {
     const uint8_t *data = i->seg.data;
-    uint64_t used = 0, occupied = 0;
+    uint64_t used = 0, occupied = 0, kinds[SHMS_SLOT_KIND_MASK + 1][2] = {0}; /* bytes, slots */
     size_t n = 0;
     for (uint32_t k = 0; k < i->seg.layout.max_objects; k++) {
         shms_slot_record s;
@@ -99,6 +101,8 @@ static void check_slots(const shms_inspector *i, const shms_attendance *who, obj
         uint64_t flags = shms_get(&i->seg.slots[k].flags);
         used += s.span;
         occupied += s.state != SHMS_WRITING;
+        kinds[s.kind][0] += s.span;
+        kinds[s.kind][1]++;
         if (check_slot(i, &s, flags, f))
             objects[n++] = (object){.slot = k,
                                     .offset = s.offset,
@@ -130,6 +134,13 @@ static void check_slots(const shms_inspector *i, const shms_attendance *who, obj
     said = shms_get(&i->seg.sb->objects);
     if (said != occupied)
         add(f, SHMS_F_OBJECTS, 0, said, occupied);
+    for (uint32_t k = 0; k < SHMS_KINDS; k++) {
+        uint64_t bytes = shms_get(&i->seg.sb->kinds[k].bytes), slots = shms_get(&i->seg.sb->kinds[k].objects);
+        if (bytes != kinds[k][0])
+            add(f, SHMS_F_KIND_BYTES, k, bytes, kinds[k][0]);
+        if (slots != kinds[k][1])
+            add(f, SHMS_F_KIND_OBJECTS, k, slots, kinds[k][1]);
+    }
 }
 
 static void check_leases(const shms_inspector *i, const shms_attendance *who, shms_lease_record *open, findings *f) {
@@ -211,7 +222,8 @@ static void pass(const shms_inspector *i, object *objects, shms_lease_record *op
 /* Are two findings the same? For a sum, `expected` must also be the same. Elsewhere it is a limit that keeps
  * growing. */
 static bool same_finding(const shms_finding *a, const shms_finding *b) {
-    bool sum = a->kind == SHMS_F_USED || a->kind == SHMS_F_OBJECTS || a->kind == SHMS_F_OPEN_LEASES;
+    bool sum = a->kind == SHMS_F_USED || a->kind == SHMS_F_OBJECTS || a->kind == SHMS_F_OPEN_LEASES ||
+               a->kind == SHMS_F_KIND_BYTES || a->kind == SHMS_F_KIND_OBJECTS;
     return a->kind == b->kind && a->where == b->where && a->value == b->value && (!sum || a->expected == b->expected);
 }
 

@@ -31,21 +31,22 @@ static void note_hand_out(shms_batch *b, int fresh) {
 
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
-                   const shms_piece *pieces, uint32_t n_pieces, int hold) {
+                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, int hold) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_put(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, pieces, n_pieces, hold, b->ref,
-                      &b->refusal);
+        rc = shms_put(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, pieces, n_pieces, kind, hold,
+                      b->ref, &b->refusal);
     if (rc == SHMS_OK)
         note_hand_out(b, 1);
     return rc;
 }
 
 int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, int leased) {
+                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
+                     int leased) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, leased, &b->ticket,
+        rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, leased, &b->ticket,
                         &b->refusal);
     if (rc == SHMS_OK)
         b->items[b->n_items++] = (shms_batch_item){b->ticket.id, 0, b->ticket.slot, b->ticket.entry, 1};
@@ -122,7 +123,7 @@ static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
     if (item->lease && shms_get(&w->leases.table[item->entry].number) == item->lease)
         shms_end_lease(w, item->slot, item->entry);
     if (item->fresh && !shms_slot_deleted(s))
-        (void)shms_delete_slot(w, item->slot); /* without memory to log its key it stays, as a cached object */
+        shms_delete_slot(w, item->slot);
 }
 
 void shms_batch_undo(shms_writer *w, shms_batch *b) {

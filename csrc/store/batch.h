@@ -36,13 +36,14 @@ typedef struct shms_batch {
     uint64_t keys_size;
 } shms_batch;
 
-/* Like shms_writer_put, _begin or (if not `leased`) _reserve, _commit and _hit. `extra` is for shms_writer_extra. With
- * `hold` only the writer ends the lease. */
+/* Like shms_writer_put, _begin or (if not `leased`) _reserve, _commit and _hit. `extra` is for shms_writer_extra, and
+ * `kind` from shms_writer_kind, or 0. With `hold` only the writer ends the lease. */
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
-                   const shms_piece *pieces, uint32_t n_pieces, int hold);
+                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, int hold);
 int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, int leased);
+                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
+                     int leased);
 int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n_pieces);
 int shms_batch_commit(shms_writer *w, shms_batch *b, int hold);
 int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, int hold);

@@ -55,6 +55,8 @@ const char *shms_strerror(int code) {
         return "the store was created with other options";
     case SHMS_ESPARSE:
         return "the file of the store is sparse; a store has no holes";
+    case SHMS_EQUOTA:
+        return "every object of the kind is held, and its quota is full; release objects or raise the quota";
     default:
         return "not an error code of shmstore";
     }

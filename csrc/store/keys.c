@@ -1,5 +1,5 @@
 /*
- * keys.c - finds, protects, deletes and lists objects by key, and logs the keys that have left.
+ * keys.c - finds, protects, deletes and lists objects by key, and records what comes and goes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -21,34 +21,34 @@ int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t 
     return rc ? rc : shms_writer_enter(w);
 }
 
-bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes) {
-    shms_keylist *list = &w->evicted;
-    uint64_t promised = list->promised + 4 * n + bytes, need = list->size + promised;
-    if (!w->tracking)
-        return true;
-    if (need > list->room) {
-        uint8_t *grown = realloc(list->bytes, 2 * need + 4096);
-        if (!grown)
-            return false;
-        list->bytes = grown;
-        list->room = 2 * need + 4096;
-    }
-    list->promised = promised;
-    return true;
+/* The position behind the last event; see events.h. */
+static uint64_t position(const struct shms_writer *w) {
+    const shms_word *c = w->seg.sb->counters;
+    return shms_get(&c[SHMS_C_PUTS]) + shms_get(&c[SHMS_C_EVICTIONS]) + shms_get(&c[SHMS_C_DELETES]) +
+           shms_get(&w->seg.sb->writer_epoch);
 }
 
-void shms_forget_key(struct shms_writer *w, uint32_t slot) {
+void shms_event_now(struct shms_writer *w, int kind, uint32_t slot) {
+    static const enum shms_counter counters[] = {
+        [SHMS_EVENT_PUT] = SHMS_C_PUTS, [SHMS_EVENT_EVICTED] = SHMS_C_EVICTIONS, [SHMS_EVENT_DELETED] = SHMS_C_DELETES};
     const shms_slot *s = shms_writer_slot(w, slot);
-    if (!shms_index_remove(&w->index, slot) || !w->tracking)
-        return;
-    shms_keylist *list = &w->evicted;
-    uint32_t len = shms_slot_key_len(s);
-    if (list->promised < 4 + (uint64_t)len) /* tracking began in the middle of an eviction */
-        return;
-    list->promised -= 4 + len;
-    memcpy(list->bytes + list->size, &len, 4);
-    memcpy(list->bytes + list->size + 4, w->seg.data + shms_get(&s->offset), len);
-    list->size += 4 + len;
+    if (w->events.cells)
+        shms_events_add(&w->events, position(w), kind, shms_get(&s->id), w->seg.data + shms_get(&s->offset),
+                        shms_slot_key_len(s));
+    shms_count(w, counters[kind], 1);
+}
+
+uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot) {
+    const shms_slot *s = shms_writer_slot(w, slot);
+    return shms_hash_key(w->index.seed, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
+}
+
+void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot) {
+    shms_index_remove(&w->index, slot);
+    shms_event_now(w, kind, slot);
+    if (kind == SHMS_EVENT_EVICTED) /* what was deleted would not be in a larger store either */
+        shms_ghosts_add(&w->ghosts, shms_slot_hash(w, slot), shms_span(shms_get(&shms_writer_slot(w, slot)->length)),
+                        w->ring.used[slot] != 0);
 }
 
 /* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
@@ -146,18 +146,14 @@ int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
-int shms_delete_slot(struct shms_writer *w, uint32_t slot) {
+void shms_delete_slot(struct shms_writer *w, uint32_t slot) {
     shms_slot *s = shms_writer_slot(w, slot);
-    if (!shms_room_for_keys(w, 1, shms_slot_key_len(s)))
-        return SHMS_ENOMEM;
-    shms_forget_key(w, slot);
+    shms_forget_key(w, SHMS_EVENT_DELETED, slot);
     SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
     atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;
     w->lingering += w->protected[slot];
-    shms_count(w, SHMS_C_DELETES, 1);
     shms_reclaim_slot(w, slot);
-    return SHMS_OK;
 }
 
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
@@ -166,26 +162,38 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
         return rc;
     uint32_t slot = shms_find_live(w, key, key_len);
     shms_reclaim_begin(w);
-    if (slot != SHMS_NONE && (rc = shms_delete_slot(w, slot)))
-        return shms_writer_leave(w, rc);
+    if (slot != SHMS_NONE)
+        shms_delete_slot(w, slot);
+    else
+        shms_ghosts_forget(&w->ghosts, shms_hash_key(w->index.seed, key, key_len));
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
 
-int shms_writer_clear(shms_writer *w) {
+/* Does the slot's key begin with these bytes? */
+static bool begins(const struct shms_writer *w, const shms_slot *s, const char *prefix, uint32_t prefix_len) {
+    return shms_slot_key_len(s) >= prefix_len && memcmp(w->seg.data + shms_get(&s->offset), prefix, prefix_len) == 0;
+}
+
+int shms_writer_clear(shms_writer *w) { return shms_writer_clear_prefix(w, "", 0); }
+
+int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
     shms_reclaim_begin(w);
-    for (uint32_t s = w->ring.first, next; s != SHMS_NONE && rc == SHMS_OK; s = next) {
+    for (uint32_t s = w->ring.first, next; s != SHMS_NONE; s = next) {
         next = w->ring.next[s];
-        if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE)
+        if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE ||
+            !begins(w, shms_writer_slot(w, s), prefix, prefix_len))
             continue;
         if (shms_slot_deleted(shms_writer_slot(w, s)))
             shms_reclaim_slot(w, s);
         else
-            rc = shms_delete_slot(w, s);
+            shms_delete_slot(w, s);
     }
-    return shms_writer_leave(w, rc);
+    if (prefix_len == 0)
+        shms_ghosts_clear(&w->ghosts);
+    return shms_writer_leave(w, SHMS_OK);
 }
 
 int64_t shms_writer_count(shms_writer *w) {
@@ -203,20 +211,19 @@ static int by_id(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
+/* Copies the keys that begin with `prefix`, in order of age, each behind its length, or behind the head of an event. */
+static int list_keys(struct shms_writer *w, bool events, const char *prefix, uint32_t prefix_len, uint8_t *out,
+                     uint64_t *size) {
     aged *found = malloc(((size_t)w->ring.count + 1) * sizeof *found);
     if (!found)
-        return shms_writer_leave(w, SHMS_ENOMEM);
+        return SHMS_ENOMEM;
     uint32_t n = 0;
     uint64_t need = 0;
     for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i]) {
         const shms_slot *s = shms_writer_slot(w, i);
-        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s)) {
+        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s) && begins(w, s, prefix, prefix_len)) {
             found[n++] = (aged){shms_get(&s->id), i};
-            need += 4 + shms_slot_key_len(s);
+            need += (events ? sizeof(shms_event) : 4) + shms_slot_key_len(s);
         }
     }
     if (need <= *size) {
@@ -224,44 +231,64 @@ int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
         for (uint32_t i = 0; i < n; i++) {
             const shms_slot *s = shms_writer_slot(w, found[i].slot);
             uint32_t len = shms_slot_key_len(s);
-            memcpy(out, &len, 4);
-            memcpy(out + 4, w->seg.data + shms_get(&s->offset), len);
-            out += 4 + len;
+            if (events) {
+                shms_event_pack(&out, SHMS_EVENT_PUT, found[i].id, len);
+            } else {
+                memcpy(out, &len, 4);
+                out += 4;
+            }
+            memcpy(out, w->seg.data + shms_get(&s->offset), len);
+            out += len;
         }
     }
     *size = need;
     free(found);
-    return shms_writer_leave(w, SHMS_OK);
+    return SHMS_OK;
 }
 
-static void forget_evicted(shms_keylist *list, uint64_t bytes) {
-    list->size -= bytes;
-    list->start += bytes;
-    memmove(list->bytes, list->bytes + bytes, list->size);
+int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
+    return shms_writer_keys_prefix(w, "", 0, out, size);
 }
 
-int shms_writer_track_evictions(shms_writer *w, int on) {
+int shms_writer_keys_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
+    int rc = shms_writer_enter(w);
+    return rc ? rc : shms_writer_leave(w, list_keys(w, false, prefix, prefix_len, out, size));
+}
+
+int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
-    w->tracking = on != 0;
-    if (!on && w->evicted.bytes) {
-        forget_evicted(&w->evicted, w->evicted.size);
-        w->evicted.promised = 0;
+    size[1] = position(w);
+    return shms_writer_leave(w, list_keys(w, true, "", 0, out, size));
+}
+
+int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    if (bytes == 0)
+        shms_events_stop(&w->events);
+    else if (!w->events.cells)
+        rc = shms_events_start(&w->events, bytes, position(w));
+    uint64_t end = position(w);
+    shms_writer_leave(w, rc);
+    return rc ? rc : (int64_t)end;
+}
+
+int shms_writer_events(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    uint64_t end = position(w), room = size[0];
+    size[0] = 0;
+    size[1] = from;
+    size[2] = w->events.cells ? w->events.first : end;
+    if (from > end)
+        return shms_writer_leave(w, SHMS_EINVAL);
+    if (from >= size[2] && from < end) {
+        size[0] = room;
+        size[1] = shms_events_read(&w->events, from, end, out, size);
     }
-    return shms_writer_leave(w, SHMS_OK);
-}
-
-int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    shms_keylist *list = &w->evicted;
-    if (from > list->start && from - list->start <= list->size)
-        forget_evicted(list, from - list->start);
-    if (list->size && list->size <= *size)
-        memcpy(out, list->bytes, list->size);
-    size[0] = list->size;
-    size[1] = list->start + list->size;
     return shms_writer_leave(w, SHMS_OK);
 }

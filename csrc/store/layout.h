@@ -62,8 +62,19 @@ enum shms_counter {
     SHMS_C_DELETES,
     SHMS_C_REFUSALS,
     SHMS_C_CANCELS,
+    SHMS_C_MORE_4X, /* puts that would have been hits with that much capacity; see ghosts.h */
+    SHMS_C_MORE_2X,
+    SHMS_C_MORE_1_5X,
     SHMS_C_COUNT
 };
+
+/* A kind of objects; number 0 counts those without a kind. See kinds.h. */
+typedef struct shms_kind {
+    shms_word name[3]; /* UTF-8, padded with zeros; written once, its first word last; 0: none yet */
+    shms_word bytes;   /* as in used_bytes: spans of occupied slots */
+    shms_word objects; /* occupied slots, also of unfinished puts */
+    shms_word quota;   /* what `bytes` may be at most; 0: no limit */
+} shms_kind;
 
 typedef struct shms_superblock {
     uint64_t magic;
@@ -102,12 +113,15 @@ typedef struct shms_superblock {
     shms_word counters[24]; /* enum shms_counter */
     /* T1: epoch[r] + 1 as of shms_writer_retire; void once A3 raises the epoch; pairs with A4 */
     shms_word retired[SHMS_MAX_READERS];
+    shms_kind kinds[SHMS_KINDS];
 } shms_superblock;
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
 
 #define SHMS_SLOT_DELETED UINT64_C(1) /* not handed out any more; reclaimed once nothing holds it */
 #define SHMS_SLOT_CHECKED UINT64_C(2) /* bits 32 to 63: CRC-32C of the object, without padding */
+#define SHMS_SLOT_KIND_SHIFT 2 /* bits 2 to 7: the kind, below SHMS_KINDS */
+#define SHMS_SLOT_KIND_MASK UINT64_C(0x3f)
 #define SHMS_SLOT_EXTRA_SHIFT 8 /* bits 8 to 31: how many extra bytes */
 #define SHMS_SLOT_CRC_SHIFT 32
 
@@ -190,9 +204,15 @@ AT(shms_superblock, small_hand, 328);
 AT(shms_superblock, disposable, 336);
 AT(shms_superblock, counters, 384);
 AT(shms_superblock, retired, 576);
-_Static_assert(sizeof(shms_superblock) == 576 + 8 * SHMS_MAX_READERS, "superblock");
+AT(shms_superblock, kinds, 2624);
+_Static_assert(sizeof(shms_superblock) == 2624 + SHMS_KINDS * sizeof(shms_kind), "superblock");
 _Static_assert(sizeof(shms_superblock) <= SHMS_SUPERBLOCK_SIZE, "superblock");
 _Static_assert(SHMS_C_COUNT <= 24, "counters");
+AT(shms_kind, name, 0);
+AT(shms_kind, bytes, 24);
+AT(shms_kind, objects, 32);
+AT(shms_kind, quota, 40);
+_Static_assert(sizeof(shms_kind) == 48, "kind");
 AT(shms_slot, state, 0);
 AT(shms_slot, id, 8);
 AT(shms_slot, secret, 16);
@@ -226,7 +246,7 @@ typedef struct shms_layout {
 
 /* Computes the geometry. SHMS_EINVAL if an option is out of range. There is one lease entry for each object. Above
  * 1,024 entries, there are as many as fit the promise for large stores: 256 + 4 * n_readers bytes of bookkeeping for
- * each object. */
+ * each object. Quotas add 8 bytes for each. */
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page);
 
 /* A number that differs if two builds would read a segment differently: version, sizes or architecture. */

@@ -145,31 +145,26 @@ static bool yield_mutex(struct shms_writer *w) {
     return others;
 }
 
-/* W2 to W4: evicts all objects from `first` to `end`, or none (SHMS_EFULL). `behind` is set to the object after them.
- * The caller holds `placing`, or there is only one victim. */
-static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
-    uint64_t bytes = 0, keys = 0, evicted = 0, evicted_bytes = 0, promised = w->evicted.promised;
-    const uint32_t *next = w->ring.next;
-    uint32_t *victims =
-        w->free_slots + w->n_free_slots; /* their final place; the stack has room for all slots that are not free */
-    uint32_t n = 0, last = SHMS_NONE;
-    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end;
-         s = next[s]) { /* W1 may have been long ago: check again */
-        const shms_slot *slot = shms_writer_slot(w, s);
+/* Where the next victims are listed: their final place. The stack has room for all slots that are not free. */
+static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }
+
+/* W2 to W4: frees the slots of all n victims, or none (SHMS_EFULL). They are still in the ring then, and
+ * `forget` must follow. The caller holds `placing`, or there is only one victim. */
+static int vacate(struct shms_writer *w, uint32_t n) {
+    uint64_t bytes = 0, evicted_bytes = 0;
+    uint32_t evicted = 0;
+    const uint32_t *victims = victims_of(w);
+    for (uint32_t i = 0; i < n; i++) { /* W1 may have been long ago: check again */
+        const shms_slot *slot = shms_writer_slot(w, victims[i]);
         uint64_t span = shms_span(shms_get(&slot->length));
-        if (shms_get(&slot->state) != SHMS_LIVE || w->protected[s] || w->leases.first[s] != SHMS_NONE)
+        if (shms_get(&slot->state) != SHMS_LIVE || w->protected[victims[i]] || w->leases.first[victims[i]] != SHMS_NONE)
             return SHMS_EFULL;
         if (!shms_slot_deleted(slot)) {
-            keys += shms_slot_key_len(slot);
             evicted++;
             evicted_bytes += span;
         }
         bytes += span;
-        last = victims[n++] = s;
     }
-    *behind = next[last];
-    if (evicted && !shms_room_for_keys(w, evicted, keys))
-        return SHMS_ENOMEM; /* nothing has changed yet */
     shms_slot *slots = w->seg.slots;
     /* Readers may wait from here to W4. So touch no line of memory that is not needed, and let no load depend on the
      * one before. */
@@ -187,26 +182,62 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
             SHMS_STEP("W5");
         atomic_store_explicit(&slots[victims[i]].state, go ? SHMS_FREE : SHMS_LIVE, memory_order_release);
     }
-    if (!go) {
-        w->evicted.promised = promised;
+    if (!go)
         return SHMS_EFULL;
-    }
     atomic_thread_fence(memory_order_release); /* orders W4 before the stores that reuse the bytes */
     shms_add(&w->seg.sb->objects, -(uint64_t)n);
     shms_add(&w->seg.sb->used_bytes, -bytes);
-    shms_count(w, SHMS_C_EVICTIONS, evicted);
     shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
-    shms_ring_cut(&w->ring, first, last, n);
-    w->indexed_free += (uint32_t)evicted;
-    for (uint32_t s = first, i = 1; i <= n; i++, s = next[s]) { /* the objects that were cut out keep their links */
+    w->indexed_free += evicted;
+    return SHMS_OK;
+}
+
+/* Ends an eviction: the n slots from `first` on, which are cut out of the ring and linked among themselves, leave the
+ * index and the lists. True: other threads have had the mutex. */
+static bool forget(struct shms_writer *w, uint32_t first, uint32_t n) {
+    bool others = false;
+    for (uint32_t s = first, i = 1; i <= n; i++, s = w->ring.next[s]) {
         if (!shms_slot_deleted(shms_writer_slot(w, s))) {
-            shms_forget_key(w, s);
+            shms_forget_key(w, SHMS_EVENT_EVICTED, s);
             w->indexed_free--;
         }
+        shms_kinds_leave(&w->kinds, s);
         w->free_slots[w->n_free_slots++] = s;
-        if (i % FORGET_AT_ONCE == 0 && yield_mutex(w))
-            *behind = shms_ring_at(&w->ring, end);
+        if (i % FORGET_AT_ONCE == 0)
+            others |= yield_mutex(w);
     }
+    return others;
+}
+
+/* Evicts all objects from `first` to `end`, or none. `behind` is set to the object after them. */
+static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
+    const uint32_t *next = w->ring.next;
+    uint32_t *victims = victims_of(w), n = 0, last = SHMS_NONE;
+    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s])
+        last = victims[n++] = s;
+    *behind = next[last];
+    int rc = vacate(w, n);
+    if (rc)
+        return rc;
+    shms_ring_cut(&w->ring, first, last, n);
+    if (forget(w, first, n))
+        *behind = shms_ring_at(&w->ring, end);
+    return SHMS_OK;
+}
+
+/* Evicts the chosen objects of a kind, or none. */
+static int evict_chosen(struct shms_writer *w, const shms_kind_choice *c) {
+    uint32_t *victims = victims_of(w), *next = w->ring.next;
+    for (uint32_t i = 0, s = w->kinds.lists[c->kind].first; i < c->n; i++, s = w->kinds.next[s])
+        victims[i] = s;
+    int rc = vacate(w, c->n);
+    if (rc)
+        return rc;
+    for (uint32_t i = 0; i < c->n; i++)
+        shms_ring_remove(&w->ring, victims[i]);
+    for (uint32_t i = 0; i + 1 < c->n; i++)
+        next[victims[i]] = victims[i + 1];
+    forget(w, victims[0], c->n);
     return SHMS_OK;
 }
 
@@ -255,7 +286,7 @@ typedef struct search {
 
 /* Did the last failed search cover everything, with no change since? */
 static bool known_full(const struct shms_writer *w, const search *f) {
-    return !w->ring.changed && f->place.span > w->longest;
+    return w->searched_at == w->ring.changes && f->place.span > w->longest;
 }
 
 /* Finds a place by zones. 1: found. 0: full. -1: out of budget, call again after a yield. */
@@ -269,7 +300,7 @@ static int find_by_zones(struct shms_writer *w, search *f, int64_t *budget) {
     }
     int rc = shms_zones_find(&w->zones, 0, r->capacity, 0, f->place.span, SHMS_ANY, budget, &anywhere, &f->longest);
     if (rc == 0) {
-        r->changed = false;
+        w->searched_at = r->changes;
         w->longest = f->longest;
     }
     if (rc <= 0)
@@ -367,6 +398,7 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     why->reclaimable = w->zones.total_free;
     why->longest = longest;
     why->kept = w->zones.total_kept;
+    why->kind = why->quota = why->kind_bytes = 0;
     for (uint32_t r = 0; r < l->n_readers; r++) {
         why->held[r] = w->zones.total[r];
         why->awaited[r] = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0 &&
@@ -390,6 +422,68 @@ static int survey_and_refuse(struct shms_writer *w, int code) {
     return refuse(w, code, longest);
 }
 
+/* The same for a kind that fills its quota with objects that are held. */
+static int refuse_quota(struct shms_writer *w, const shms_kind_choice *c) {
+    refuse(w, SHMS_EQUOTA, 0);
+    shms_refusal *why = &w->refusal;
+    why->kind = c->kind;
+    why->quota = shms_get(&w->kinds.table[c->kind].quota);
+    why->kind_bytes = shms_get(&w->kinds.table[c->kind].bytes);
+    why->kept = c->kept;
+    memcpy(why->held, c->held, sizeof why->held);
+    w->quota_over = shms_kinds_over(&w->kinds, c->kind, c->span);
+    w->quota_at = w->ring.changes;
+    return SHMS_EQUOTA;
+}
+
+/* Was the last refusal for this quota, with no change since? */
+static bool known_over(const struct shms_writer *w, uint32_t kind, uint64_t over) {
+    return w->refusal.kind == kind && w->quota_at == w->ring.changes && over >= w->quota_over;
+}
+
+/* Is there a gap of that size, once one of the chosen objects has gone? */
+static bool gap_of_chosen(const struct shms_writer *w, const shms_kind_choice *c, search *f) {
+    const shms_ring *r = &w->ring;
+    for (uint32_t i = 0, s = w->kinds.lists[c->kind].first; i < c->n; i++, s = w->kinds.next[s]) {
+        uint64_t from = r->prev[s] == SHMS_NONE ? 0 : shms_ring_end(r, r->prev[s]);
+        uint64_t to = r->next[s] == SHMS_NONE ? r->capacity : shms_ring_start(r, r->next[s]);
+        if (to - from < f->place.span)
+            continue;
+        f->place.at = from;
+        f->area = from < r->areas[SHMS_LARGE].to ? SHMS_LARGE : SHMS_SMALL;
+        f->moves = from == r->areas[f->area].hand; /* else the hand would meet the new object first */
+        f->lap = false;
+        return true;
+    }
+    return false;
+}
+
+/* Evicts objects of the kind itself, so that it stays within its quota. 1: one of them leaves a place. -1: call again.
+ * SHMS_EQUOTA. 0 or SHMS_EFULL: as for find and evict. */
+static int find_in_quota(struct shms_writer *w, search *f, shms_kind_choice *c, int64_t *budget) {
+    uint64_t over = shms_kinds_over(&w->kinds, c->kind, c->span);
+    if (!f->polled && known_over(w, c->kind, over)) {
+        poll_ranks(w);
+        f->polled = true;
+    }
+    if (known_over(w, c->kind, over)) {
+        shms_count(w, SHMS_C_REFUSALS, 1);
+        return SHMS_EQUOTA;
+    }
+    int rc = shms_kinds_choose(&w->kinds, c, shms_reclaim_look, w, (uint32_t)w->seg.layout.n_readers, budget);
+    if (rc <= 0)
+        return rc ? rc : refuse_quota(w, c);
+    bool fits = gap_of_chosen(w, c, f);
+    if (!fits && (rc = find(w, f, budget)) <= 0) /* nothing goes for a put that finds no place */
+        return rc;
+    if ((rc = evict_chosen(w, c)))
+        return rc;
+    if (!fits)
+        return -1; /* now gaps may do, instead of the place found */
+    f->place.first = shms_ring_at(&w->ring, f->place.at);
+    return 1;
+}
+
 /* SHMS_OK: the place is a gap in front of place.first, and a slot is free. SHMS_EFULL: a victim is held by now. */
 static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
     shms_ring *r = &w->ring;
@@ -410,19 +504,23 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
     return SHMS_OK;
 }
 
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out) {
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out) {
     search f = {.place.span = span};
+    shms_kind_choice choice;
+    shms_kinds_begin(&w->kinds, &choice, kind, span);
     int failed = 0;
     for (int64_t allowed = BUDGET; failed < MAX_SEARCHES; allowed = raise_budget(allowed)) {
         int64_t budget = allowed;
-        int rc = find(w, &f, &budget);
+        int rc = shms_kinds_over(&w->kinds, kind, span) ? find_in_quota(w, &f, &choice, &budget) : find(w, &f, &budget);
         if (rc == 0)
             return refuse(w, SHMS_EFULL, f.longest);
+        if (rc == SHMS_EQUOTA)
+            return rc;
         if (rc > 0) {
             rc = make_room(w, &f, &budget);
             if (rc == SHMS_ENOSLOT)
                 return survey_and_refuse(w, rc);
-            if (rc == SHMS_OK || rc == SHMS_ENOMEM) {
+            if (rc == SHMS_OK) {
                 *out = (shms_room_for){
                     .at = f.place.at, .behind = f.place.first, .area = f.area, .moves = f.moves, .lap = f.lap};
                 return rc;

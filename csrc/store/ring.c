@@ -13,6 +13,8 @@
 #define SMALL_AREA 128    /* the area for small objects is at least 1/128, and at most twice that */
 #define SMALL_OBJECT 4096 /* a small object is at most 1/4096 */
 
+#define USED_BEFORE UINT8_MAX /* in an earlier lap; the laps are below it */
+
 static uint64_t zone_start(const shms_ring *r, uint32_t z) { return (uint64_t)z << r->zone_shift; }
 
 uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones) {
@@ -79,7 +81,7 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
                      .zone_shift = (uint32_t)l->zone_shift,
                      .capacity = l->capacity,
                      .fifo = l->flags & SHMS_FIFO,
-                     .changed = true};
+                     .changes = 1};
     r->zones = memory;
     r->next = (uint32_t *)(r->zones + r->n_zones);
     r->prev = r->next + n_slots;
@@ -242,13 +244,13 @@ static void end_second_chances(shms_ring *r, uint64_t from, uint64_t to) {
         bool whole = at == zone_start(r, z) && end <= to;
         if (whole) {
             zone->uses = false;
-            if (zone->lap++ < UINT8_MAX)
+            if (zone->lap++ < USED_BEFORE - 1)
                 continue;
             zone->lap = 1; /* laps start again, so no old lap may match */
         }
         for (uint32_t s = zone->first; s != SHMS_NONE && shms_ring_start(r, s) < (end < to ? end : to); s = r->next[s])
             if (shms_ring_start(r, s) >= at)
-                r->used[s] = 0;
+                r->used[s] = r->used[s] ? USED_BEFORE : 0;
     }
 }
 
@@ -316,6 +318,11 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
 
 bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {
     return !r->fifo && r->used[slot] == r->zones[shms_ring_zone(r, shms_ring_start(r, slot))].lap;
+}
+
+void shms_ring_pass(shms_ring *r, uint32_t slot) {
+    r->used[slot] = 0;
+    mark_zones_stale(r, slot);
 }
 
 int shms_ring_valid(const shms_ring *r, uint32_t n_slots) {

@@ -35,22 +35,22 @@ typedef struct shms_area {
 typedef struct shms_zone {
     uint32_t first; /* the first object that has bytes in it; SHMS_NONE */
     uint8_t stale;  /* something may have changed since its survey */
-    uint8_t lap;    /* how many times a hand has passed used objects in it, 1 to 255; see shms_ring_is_used */
+    uint8_t lap;    /* how many times a hand has passed used objects in it, 1 to 254; see shms_ring_is_used */
     bool uses;      /* objects were used in this lap */
 } shms_zone;
 
 typedef struct shms_ring {
     const shms_slot *slots;
     uint32_t *next, *prev; /* per slot, in address order; SHMS_NONE at the ends */
-    uint8_t *used;         /* per slot: lap of its zone at the last use; 0: not used since the hand passed */
+    uint8_t *used; /* per slot: lap of its zone at the last use, or UINT8_MAX for an earlier lap; 0: never used */
     shms_zone *zones;
     uint32_t first, last, count;
     uint32_t n_zones, zone_shift;
     uint64_t capacity;
-    uint64_t small;   /* objects up to this many bytes are small; 0 if the store itself is small */
-    uint64_t gap;     /* no gap is longer, except those at the hands */
+    uint64_t small; /* objects up to this many bytes are small; 0 if the store itself is small */
+    uint64_t gap; /* no gap is longer, except those at the hands */
     bool fifo;
-    bool changed; /* a zone has become stale since this was set to false */
+    uint64_t changes; /* how many times a zone has become stale, from 1 on */
     shms_area areas[SHMS_AREAS];
 } shms_ring;
 
@@ -93,12 +93,14 @@ void shms_ring_gap_before(shms_ring *r, uint32_t behind);
 /* Records a use. _is_used: was there one since the hand last passed? */
 void shms_ring_use(shms_ring *r, uint32_t slot);
 bool shms_ring_is_used(const shms_ring *r, uint32_t slot);
+/* The hand of a kind passes the object, which loses its second chance. */
+void shms_ring_pass(shms_ring *r, uint32_t slot);
 
 int shms_ring_valid(const shms_ring *r, uint32_t n_slots);
 
 static inline void shms_ring_stale(shms_ring *r, uint32_t zone) {
     r->zones[zone].stale = 1;
-    r->changed = true;
+    r->changes++;
 }
 static inline uint64_t shms_ring_start(const shms_ring *r, uint32_t slot) { return shms_get(&r->slots[slot].offset); }
 static inline uint64_t shms_ring_end(const shms_ring *r, uint32_t slot) { return shms_slot_end(&r->slots[slot]); }

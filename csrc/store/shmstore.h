@@ -65,6 +65,7 @@
 #define SHMS_ERANKS -23        /* the store has another number of ranks */
 #define SHMS_ESPARSE -24       /* parts of the segment's file are holes */
 #define SHMS_EOPTIONS -25      /* the store was created with other options */
+#define SHMS_EQUOTA -26        /* the objects of the kind fill its quota, and are held */
 
 #define SHMS_REF_SIZE 40        /* bytes of a packed reference */
 #define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
@@ -73,6 +74,7 @@
 #define SHMS_MAX_CAPACITY 0x1000000000000 /* bytes of the data region: 2^48, what a reference's address holds */
 #define SHMS_MAX_NAME 200       /* bytes of a store's name */
 #define SHMS_MAX_KEY 65536      /* bytes of a key */
+#define SHMS_KINDS 16           /* kinds of objects; number 0 is for those without one */
 #define SHMS_MAX_META 0x40000000 /* bytes of an object's metadata */
 #define SHMS_MAX_EXTRA 0xffffff /* extra bytes of an object, which only the writer reads */
 
@@ -82,6 +84,11 @@
 #define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
 #define SHMS_DISPOSABLE 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
+
+#define SHMS_EVENT_PUT 1     /* committed */
+#define SHMS_EVENT_EVICTED 2
+#define SHMS_EVENT_DELETED 3
+#define SHMS_MIN_LOG 131072  /* bytes of a log of events: room for a key of any length */
 
 #define SHMS_ANY_STORE -1 /* any store of that name */
 #define SHMS_OWN_UID -1   /* a store of the caller's own, whose mode admits no other user */
@@ -152,15 +159,32 @@ typedef struct shms_stats {
     uint64_t next_id, next_lease, open_leases, max_leases;
     uint64_t puts, put_bytes, hits, misses;  /* put_bytes: payload; hits and misses: of shms_writer_hit */
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
+    /* puts that would have been hits with 1.5, 2 and 4 times the capacity */
+    uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
     uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
 } shms_stats;
 
-/* What a refusal (SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE) has found, in bytes of the data region. */
+/* The head of an event; the key's bytes follow it. */
+typedef struct shms_event {
+    uint64_t id; /* of the object */
+    uint32_t kind; /* SHMS_EVENT_* */
+    uint32_t key_len;
+} shms_event;
+
+/* A kind of objects, as in the superblock. */
+typedef struct shms_kind_info {
+    uint64_t name[3]; /* UTF-8, padded with zeros; all 0: no name */
+    uint64_t bytes, objects, quota; /* of the data region and of slots, with unfinished puts; quota 0: no limit */
+} shms_kind_info;
+
+/* What a refusal (SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE, SHMS_EQUOTA) has found, in bytes of the data region. For
+ * SHMS_EQUOTA, `kept` and `held` are about objects of the kind only. */
 typedef struct shms_refusal {
     uint64_t capacity, used_bytes, max_objects, max_leases; /* as in shms_stats */
     uint64_t reclaimable; /* of objects that nobody holds */
     uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room */
     uint64_t kept; /* of objects that only the writer holds: protected, or unfinished */
+    uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota, and what it has of that; else 0 */
     uint64_t held[SHMS_MAX_READERS];   /* by rank: pinned, or promised and not yet read */
     uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached and is not retired */
 } shms_refusal;
@@ -238,16 +262,29 @@ int64_t shms_writer_cancel_all(shms_writer *w);
 int shms_writer_retire(shms_writer *w, uint32_t rank);
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
 int shms_writer_clear(shms_writer *w);
+/* The same for the keys that begin with `prefix`. */
+int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len);
 int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
 /* Keys in order of age, each as a uint32_t length and its bytes. *size is the room, and is set to the bytes needed. */
 int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
+int shms_writer_keys_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
+/* The number of the kind of that name (1 to 23 bytes without a 0), from 1 on; 0: all numbers have other names. */
+int shms_writer_kind(shms_writer *w, const char *name, uint32_t len);
+/* Sets how many bytes objects of a kind may take; 0: no limit. */
+int shms_writer_quota(shms_writer *w, uint32_t kind, uint64_t quota);
+int shms_writer_kinds(shms_writer *w, shms_kind_info *out); /* SHMS_KINDS records, by number */
 int shms_writer_stats(shms_writer *w, shms_stats *out);
 int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0 before the first */
-/* With `on`, logs the keys that leave the store; without, stops and forgets the log. */
-int shms_writer_track_evictions(shms_writer *w, int on);
-/* The log from position `from` on (keys as in _keys), and in size[1] the position of its end, for the next call.
- * Forgets the log before `from`. Another call with the same `from` returns the same keys, and any since. */
-int shms_writer_evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
+/* Records events from now on, in a log of `bytes` bytes (at least SHMS_MIN_LOG), which drops the oldest ones. Keeps a
+ * log that is there. With 0, stops and forgets it. Returns the position behind the last event, or an error. */
+int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes);
+/* Copies events from position `from` on; size[0] is the room, and is set to the bytes used, or to those that one event
+ * needs. Sets size[1] to the position behind them, and size[2] to the first position that the log has: if it is above
+ * `from`, the events between are lost and nothing is copied. SHMS_EINVAL: no event has had that position. */
+int shms_writer_events(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size);
+/* Copies each stored object as a put, in order of age. size[0] as for _keys; sets size[1] to the position at which they
+ * hold. */
+int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size);
 int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT at the first broken one */
 
 /* ---- a reader ---- */

@@ -42,20 +42,23 @@ static void sort(at *a, at *spare, uint32_t n) {
     }
 }
 
-uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out) {
+static uint32_t occupied(const shms_slot *slots, uint32_t n, uint32_t *out, bool by_age) {
     at *order = malloc(2 * ((size_t)n + 1) * sizeof *order);
     if (!order)
         return SHMS_NONE;
     uint32_t count = 0;
     for (uint32_t i = 0; i < n; i++)
         if (shms_get(&slots[i].state) != SHMS_FREE)
-            order[count++] = (at){shms_get(&slots[i].offset), i};
+            order[count++] = (at){shms_get(by_age ? &slots[i].id : &slots[i].offset), i};
     sort(order, order + n, count);
     for (uint32_t i = 0; i < count; i++)
         out[i] = order[i].slot;
     free(order);
     return count;
 }
+
+uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out) { return occupied(slots, n, out, false); }
+uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out) { return occupied(slots, n, out, true); }
 
 int shms_slots_valid(const shms_slot *slots, uint32_t n, uint64_t capacity, uint64_t next_id) {
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);

@@ -29,6 +29,9 @@ static inline uint64_t shms_slot_end(const shms_slot *s) {
 static inline uint32_t shms_slot_key_len(const shms_slot *s) { return (uint32_t)shms_get(&s->head); }
 static inline uint32_t shms_slot_meta_len(const shms_slot *s) { return (uint32_t)(shms_get(&s->head) >> 32); }
 
+static inline uint32_t shms_slot_kind(const shms_slot *s) {
+    return (uint32_t)(shms_get(&s->flags) >> SHMS_SLOT_KIND_SHIFT & SHMS_SLOT_KIND_MASK);
+}
 static inline uint32_t shms_slot_extra_len(const shms_slot *s) {
     return (uint32_t)shms_get(&s->flags) >> SHMS_SLOT_EXTRA_SHIFT;
 }
@@ -41,7 +44,7 @@ static inline uint64_t shms_slot_payload_size(const shms_slot *s) {
 static inline bool shms_slot_deleted(const shms_slot *s) { return shms_get(&s->flags) & SHMS_SLOT_DELETED; }
 /* Can this build have written these flags? Without a checksum, the upper half is zero. */
 static inline bool shms_slot_flags_valid(uint64_t flags) {
-    return (flags & 0xff) <= (SHMS_SLOT_DELETED | SHMS_SLOT_CHECKED) &&
+    return (flags & 0xff) < SHMS_KINDS << SHMS_SLOT_KIND_SHIFT &&
            (flags & SHMS_SLOT_CHECKED || flags >> SHMS_SLOT_CRC_SHIFT == 0);
 }
 
@@ -55,6 +58,18 @@ int shms_slots_valid(const shms_slot *slots, uint32_t n, uint64_t capacity, uint
 
 /* Stores the occupied slots (not FREE) in address order in `out`, which has room for n. Returns how many. */
 uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out);
+/* The same in the order of their ids. */
+uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out);
+
+static inline bool shms_kind_named(const shms_kind *kind) { return shms_get(&kind->name[0]) != 0; }
+static inline void shms_kind_read(const shms_kind *kind, shms_kind_info *out) {
+    *out = (shms_kind_info){.name = {atomic_load_explicit(&kind->name[0], memory_order_acquire)},
+                            .bytes = shms_get(&kind->bytes),
+                            .objects = shms_get(&kind->objects),
+                            .quota = shms_get(&kind->quota)};
+    out->name[1] = shms_get(&kind->name[1]); /* after the first word, which is written last */
+    out->name[2] = shms_get(&kind->name[2]);
+}
 
 static inline bool shms_lease_held(const shms_lease *e) { return (shms_get(&e->slot) & SHMS_LEASE_HELD) != 0; }
 static inline uint64_t shms_lease_slot(const shms_lease *e) { return shms_get(&e->slot) & ~SHMS_LEASE_HELD; }

@@ -32,7 +32,7 @@ static void untake(struct shms_writer *w, uint32_t entry) {
 
 /* Takes space for the object, and everything that a commit needs. The mutex and `placing` are held. */
 static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t meta_len, uint32_t extra_len,
-                 uint64_t payload_size, bool leased, shms_ticket *out) {
+                 uint64_t payload_size, uint32_t kind, bool leased, shms_ticket *out) {
     uint64_t payload_at = shms_payload_at(key_len, meta_len);
     if (meta_len > SHMS_MAX_META || extra_len > SHMS_MAX_EXTRA || payload_size > w->seg.layout.capacity)
         return SHMS_ETOOLARGE;
@@ -40,6 +40,11 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     uint64_t length = behind ? payload_at + behind : (uint64_t)key_len + meta_len;
     uint64_t span = shms_span(length), secret;
     if (length > w->seg.layout.max_object_size || span > w->seg.layout.capacity)
+        return SHMS_ETOOLARGE;
+    if (kind && (kind >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[kind])))
+        return SHMS_EINVAL;
+    uint64_t quota = shms_get(&w->kinds.table[kind].quota);
+    if (quota && span > quota)
         return SHMS_ETOOLARGE;
     if (shms_index_find(&w->index, key, key_len) != SHMS_NONE)
         return SHMS_EEXISTS;
@@ -53,7 +58,7 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     if (leased && (entry = shms_reclaim_lease(w)) == SHMS_NONE)
         return SHMS_ENOLEASE;
     shms_room_for room;
-    if ((rc = shms_reclaim_space(w, span, &room))) {
+    if ((rc = shms_reclaim_space(w, span, kind, &room))) {
         untake(w, entry);
         return rc;
     }
@@ -70,13 +75,14 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     shms_set(&s->offset, room.at);
     shms_set(&s->length, length);
     shms_set(&s->head, key_len | (uint64_t)meta_len << 32);
-    shms_set(&s->flags, (uint64_t)extra_len << SHMS_SLOT_EXTRA_SHIFT);
+    shms_set(&s->flags, (uint64_t)extra_len << SHMS_SLOT_EXTRA_SHIFT | (uint64_t)kind << SHMS_SLOT_KIND_SHIFT);
     shms_ring_insert(&w->ring, slot, room.behind);
     if (room.moves) {
         shms_ring_move_hand(&w->ring, room.area, slot, room.lap);
         shms_set(room.area == SHMS_LARGE ? &w->seg.sb->hand : &w->seg.sb->small_hand, w->ring.areas[room.area].hand);
     }
     shms_add(&w->seg.sb->used_bytes, span);
+    shms_kinds_enter(&w->kinds, slot);
     w->protected[slot] = shms_key_kept(w, key, key_len);
     char *at = (char *)w->seg.data + room.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
@@ -90,12 +96,12 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
 }
 
 int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-               const char *extra, uint32_t extra_len, uint64_t payload_size, bool leased, shms_ticket *out,
-               shms_refusal *why) {
+               const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased,
+               shms_ticket *out, shms_refusal *why) {
     int rc = shms_key_ok(key, key_len);
     if (rc || (rc = shms_writer_enter_to_place(w)))
         return rc;
-    rc = place(w, key, key_len, meta_len, extra_len, payload_size, leased, out);
+    rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
     shms_writer_refused(w, rc, why);
     shms_writer_leave(w, rc);
     pthread_mutex_unlock(&w->placing);
@@ -111,12 +117,12 @@ int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const c
 
 int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                       uint64_t payload_size, shms_ticket *out) {
-    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, true, out, NULL);
+    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, 0, true, out, NULL);
 }
 
 int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                         uint64_t payload_size, shms_ticket *out) {
-    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, false, out, NULL);
+    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, 0, false, out, NULL);
 }
 
 /* Enters the writer, even a closed one, and checks that the ticket has not ended. */
@@ -142,10 +148,18 @@ void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     SHMS_STEP("P5");
     atomic_store_explicit(&s->state, SHMS_FREE, memory_order_seq_cst);
     shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&s->length)));
+    shms_kinds_leave(&w->kinds, slot);
     shms_ring_remove(&w->ring, slot);
     w->free_slots[w->n_free_slots++] = slot;
     untake(w, entry);
     ticket_ended(w, entry);
+}
+
+/* Counts the put for each factor by which a larger store would have made it a hit. */
+static void count_more_hits(struct shms_writer *w, uint32_t slot) {
+    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
+    for (int i = shms_ghosts_put(&w->ghosts, shms_slot_hash(w, slot), span); i-- > 0;)
+        shms_count(w, SHMS_C_MORE_4X + i, 1);
 }
 
 int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t *out) {
@@ -174,8 +188,10 @@ int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t 
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
     shms_add(&w->seg.sb->objects, 1);
-    shms_count(w, SHMS_C_PUTS, 1);
+    shms_event_now(w, SHMS_EVENT_PUT, t->slot);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
+    if (w->ghosts.any)
+        count_more_hits(w, t->slot);
     ticket_ended(w, t->entry);
     shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
     if (out)
@@ -220,10 +236,10 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pie
 
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
              const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
-             bool hold, uint8_t *out, shms_refusal *why) {
+             uint32_t kind, bool hold, uint8_t *out, shms_refusal *why) {
     shms_ticket t;
     int rc = pieces_fit(pieces, n_pieces, payload_size);
-    if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, true, &t, why)))
+    if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, true, &t, why)))
         return rc;
     copy_pieces(&t, pieces, n_pieces);
     return shms_commit(w, &t, hold, out);
@@ -231,5 +247,5 @@ int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const cha
 
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
-    return shms_put(w, key, key_len, meta, meta_len, NULL, 0, payload_size, pieces, n_pieces, false, out, NULL);
+    return shms_put(w, key, key_len, meta, meta_len, NULL, 0, payload_size, pieces, n_pieces, 0, false, out, NULL);
 }

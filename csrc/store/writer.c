@@ -171,8 +171,9 @@ static int build(struct shms_writer *w) {
              polled_size = ranks * (sizeof(shms_polled) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
-    uint64_t size =
-        zones_size + polled_size + ring_size + index_size + lease_size + (sizeof(uint32_t) + 1) * (uint64_t)n;
+    uint64_t ghosts_size = shms_ghosts_memory(n);
+    uint64_t size = zones_size + polled_size + ring_size + index_size + lease_size + ghosts_size +
+                    (sizeof(uint32_t) + 1) * (uint64_t)n;
     uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
@@ -192,7 +193,8 @@ static int build(struct shms_writer *w) {
     shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, at += ring_size, n, sb->secret, w->seg.slots, w->seg.data);
     shms_leases_init(&w->leases, at += index_size, l, sb, w->seg.leases, w->seg.slots);
-    w->free_slots = (uint32_t *)(at += lease_size);
+    shms_ghosts_init(&w->ghosts, at += lease_size, l->capacity, n);
+    w->free_slots = (uint32_t *)(at += ghosts_size);
     w->protected = (uint8_t *)(w->free_slots + n);
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
@@ -211,6 +213,9 @@ static int build(struct shms_writer *w) {
             shms_index_add(&w->index, order[i]);
     }
     free(order);
+    w->kinds = (shms_kinds){.table = sb->kinds, .slots = w->seg.slots, .ring = &w->ring};
+    if (rc == SHMS_OK)
+        rc = shms_kinds_build(&w->kinds, n, &w->heap_bytes);
     if (rc) /* the segment must show its last writer, not one that refused it */
         return rc;
     shms_set(&sb->used_bytes, used);
@@ -249,6 +254,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         if (options)
             shms_segment_unlink(&w->seg);
         shms_segment_close(&w->seg);
+        free(w->kinds.next);
         free(w->memory);
         free(w);
         errno = saved;
@@ -297,8 +303,9 @@ void shms_writer_free(shms_writer *w) {
         return;
     end(w, false, false); /* the caller has not said whether the store stays */
     shms_segment_close(&w->seg);
-    free(w->evicted.bytes);
+    shms_events_stop(&w->events);
     free(w->kept);
+    free(w->kinds.next);
     free(w->memory);
     free(w);
 }
@@ -342,14 +349,67 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .deletes = shms_get(&sb->counters[SHMS_C_DELETES]),
                         .refusals = shms_get(&sb->counters[SHMS_C_REFUSALS]),
                         .cancels = shms_get(&sb->counters[SHMS_C_CANCELS]),
+                        .more_hits_at_1_5x = shms_get(&sb->counters[SHMS_C_MORE_1_5X]),
+                        .more_hits_at_2x = shms_get(&sb->counters[SHMS_C_MORE_2X]),
+                        .more_hits_at_4x = shms_get(&sb->counters[SHMS_C_MORE_4X]),
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .heap_bytes = w->heap_bytes};
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
 }
 
+int shms_writer_kind(shms_writer *w, const char *name, uint32_t len) {
+    uint64_t words[3] = {0};
+    if (!name || len == 0 || len >= sizeof words || memchr(name, 0, len))
+        return SHMS_EINVAL;
+    memcpy(words, name, len);
+    int rc = shms_writer_enter(w), number = 0;
+    if (rc)
+        return rc;
+    for (int k = 1; k < SHMS_KINDS && !number; k++) {
+        shms_kind *kind = &w->kinds.table[k];
+        if (!shms_kind_named(kind)) { /* the first word last, which says that there is a name */
+            shms_set(&kind->name[1], words[1]);
+            shms_set(&kind->name[2], words[2]);
+            atomic_store_explicit(&kind->name[0], words[0], memory_order_release);
+        }
+        bool same = true;
+        for (int i = 0; i < 3; i++)
+            same &= shms_get(&kind->name[i]) == words[i];
+        number = same ? k : 0;
+    }
+    return shms_writer_leave(w, number);
+}
+
+int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
+    int rc = shms_writer_enter_to_place(w); /* no put is choosing from the lists */
+    if (rc)
+        return rc;
+    if (number == 0 || number >= SHMS_KINDS || !shms_kind_named(&w->kinds.table[number])) {
+        rc = SHMS_EINVAL;
+    } else {
+        shms_word *word = &w->kinds.table[number].quota;
+        uint64_t before = shms_get(word);
+        shms_set(word, quota);
+        if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
+            shms_set(word, before);
+    }
+    shms_writer_leave(w, rc);
+    pthread_mutex_unlock(&w->placing);
+    return rc;
+}
+
+int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    for (int k = 0; k < SHMS_KINDS; k++)
+        shms_kind_read(&w->kinds.table[k], &out[k]);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
 void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why) {
-    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE))
+    if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA))
         *why = w->refusal;
 }
 
@@ -369,7 +429,7 @@ static int check(struct shms_writer *w) {
     int rc;
     if ((rc = shms_slots_valid(w->seg.slots, n, l->capacity, shms_get(&w->seg.sb->next_id))) ||
         (rc = shms_ring_valid(&w->ring, n)) || (rc = shms_index_valid(&w->index, n)) ||
-        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)))
+        (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)) || (rc = shms_kinds_valid(&w->kinds, n)))
         return rc;
     for (uint32_t i = 0; i < n; i++) {
         uint64_t state = shms_get(&w->seg.slots[i].state);

@@ -8,7 +8,10 @@
 
 #include <pthread.h>
 
+#include "events.h"
+#include "ghosts.h"
 #include "index.h"
+#include "kinds.h"
 #include "leases.h"
 #include "readers.h"
 #include "ref.h"
@@ -31,13 +34,6 @@ typedef struct shms_room_for {
     bool lap;   /* it has gone round once before */
 } shms_room_for;
 
-typedef struct shms_keylist { /* a log: uint32_t length, bytes; repeated */
-    uint8_t *bytes;
-    uint64_t start; /* position in the log of bytes[0] */
-    uint64_t size, room;
-    uint64_t promised; /* bytes of `room` that a call in progress will need */
-} shms_keylist;
-
 /* A cell: the hash of a protected key, and how often it is protected. Another key with the same hash is, too. */
 typedef struct shms_kept {
     uint64_t hash; /* 0: never used since the table was built */
@@ -58,6 +54,7 @@ struct shms_writer {
     uint64_t *polled_zones; /* [rank][zone]: the ranks' counts of releases */
     shms_index index;
     shms_leases leases;
+    shms_kinds kinds;
     shms_kept *kept; /* protected keys: a hash table of 2^n cells */
     uint32_t kept_cells, kept_used, n_kept;
     uint8_t *protected;   /* per slot: is it protected? */
@@ -70,9 +67,10 @@ struct shms_writer {
     uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
-    uint64_t longest; /* the longest run that the last failed search has found; see ring.changed */
-    bool tracking;
-    shms_keylist evicted;
+    uint64_t longest, searched_at; /* the longest run that the last failed search has found, and ring.changes then */
+    uint64_t quota_over, quota_at; /* bytes too many at the last SHMS_EQUOTA, and ring.changes then */
+    shms_events events;
+    shms_ghosts ghosts;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */
     uint32_t n_random;
     void *memory;
@@ -88,9 +86,9 @@ static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64
 
 /* Forgets which ranks are alive. Every operation that may reclaim starts with this. */
 void shms_reclaim_begin(struct shms_writer *w);
-/* Makes room for `span` bytes and a slot. SHMS_EFULL, SHMS_ENOSLOT and SHMS_ENOMEM change nothing. `placing` is held,
- * too. Other threads may have had the mutex in the meantime. */
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, shms_room_for *out);
+/* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change nothing.
+ * `placing` is held, too. Other threads may have had the mutex in the meantime. */
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out);
 /* Takes a lease entry, or returns SHMS_NONE; then other threads may have had the mutex. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);
 /* Closes some of the leases that are complete, if few entries are free; for after each hand-out. */
@@ -105,11 +103,11 @@ shms_look shms_reclaim_look;
 /* Like shms_writer_begin or _reserve, and _put. After a refusal, `*why` is filled before another thread has the mutex.
  * `why` may be NULL. */
 int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-               const char *extra, uint32_t extra_len, uint64_t payload_size, bool leased, shms_ticket *out,
-               shms_refusal *why);
+               const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased,
+               shms_ticket *out, shms_refusal *why);
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
              const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
-             bool hold, uint8_t *out, shms_refusal *why);
+             uint32_t kind, bool hold, uint8_t *out, shms_refusal *why);
 int shms_commit(struct shms_writer *w, const shms_ticket *ticket, bool hold, uint8_t *out);
 /* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
@@ -128,12 +126,14 @@ int shms_key_ok(const char *key, uint32_t key_len);
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* The slot of an object that may be handed out, or SHMS_NONE. */
 uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Removes the slot's key from the index, and logs it if evictions are tracked; there is room in the log. */
-void shms_forget_key(struct shms_writer *w, uint32_t slot);
-/* Reserves room in the log for n keys of `bytes` bytes together, for _forget_key. False: there is no memory. */
-bool shms_room_for_keys(struct shms_writer *w, uint64_t n, uint64_t bytes);
-/* Deletes a LIVE object that is not deleted. SHMS_ENOMEM changes nothing. */
-int shms_delete_slot(struct shms_writer *w, uint32_t slot);
+/* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
+void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
+/* Removes the slot's key from the index. `kind`: why it leaves. */
+void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot);
+/* The hash of the slot's key. */
+uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot);
+/* Deletes a LIVE object that is not deleted. */
+void shms_delete_slot(struct shms_writer *w, uint32_t slot);
 /* Is the key protected? */
 bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len);
 /* Protects the object that is, or will be, stored under the key. False: there is no memory. */

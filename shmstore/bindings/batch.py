@@ -23,7 +23,8 @@ from functools import partial
 from typing import Any
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.handles import fail, held, keeps_alive, require
+from shmstore.bindings.handles import fail, keeps_alive, require
+from shmstore.bindings.hidden import held
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -55,13 +56,15 @@ class Batch:
         pieces: Sequence[tuple[int, int, int]],
         hold: bool = False,
         extra: bytes = b"",
+        kind: int = 0,
     ) -> bytes:
         """Store pieces of (offset, bytes, address), hand the object out, and return the packed reference.
 
         `extra` is what `Writer.extra` returns.
         """
+        n = len(pieces)
         code = _put(
-            self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, pieces, len(pieces), hold
+            self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, pieces, n, kind, hold
         )
         if code:
             fail(code)
@@ -74,11 +77,13 @@ class Batch:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
 
-    def begin(self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, extra: bytes = b"") -> None:
+    def begin(
+        self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, extra: bytes = b"", kind: int = 0
+    ) -> None:
         """Take space for an object and, with `hand_out`, an entry for its lease."""
         require(
             lib.shms_batch_begin(
-                self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, hand_out
+                self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, kind, hand_out
             )
         )
 

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.handles import held
 from shmstore.bindings.hashlist import HASH_BYTES, HashList, exact_bytes
+from shmstore.bindings.hidden import held
 from shmstore.bindings.kv_errors import FULL, check, check_valid, meaning
 
 FREE_ORDERS: Final[dict[str, int]] = {

@@ -1,11 +1,9 @@
-"""What every C handle needs in Python: an owner, a reference that the cycle collector does not see, and errors."""
+"""What every C handle needs in Python: an owner, and errors."""
 
 import operator
 import os
 from functools import partial
 from typing import Any, Literal, NoReturn
-
-import numpy as np
 
 from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
@@ -30,10 +28,11 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ENOMEM: MemoryError,
 }
 
-_FULL: dict[int, Literal["bytes", "slots", "leases"]] = {
+_FULL: dict[int, Literal["bytes", "slots", "leases", "quota"]] = {
     lib.SHMS_EFULL: "bytes",
     lib.SHMS_ENOSLOT: "slots",
     lib.SHMS_ENOLEASE: "leases",
+    lib.SHMS_EQUOTA: "quota",
 }
 
 
@@ -96,22 +95,3 @@ def keeps_alive(pointer: Any, owner: Any) -> Any:
 def owned(box: Any) -> Any:
     """Return the handle in `box`; it keeps the box alive, whose destructor frees the handle."""
     return keeps_alive(box[0], box)
-
-
-def held(handle: Any) -> Any:
-    """Return a reference to the handle that the cycle collector does not see, because it does not look into arrays.
-
-    Otherwise the collector could free the handle of a garbage store before generators and `__del__` methods of the
-    same garbage have used it for the last time.
-    """
-    cell = np.empty((), object)
-    cell[()] = handle
-    return cell
-
-
-def hidden(payload: Any) -> memoryview:
-    """Return the same bytes as a buffer whose owner the cycle collector does not see, because it is an array.
-
-    Otherwise it could end the pin of a garbage view before `__del__` methods of the same garbage have read it.
-    """
-    return np.ndarray((len(payload),), np.uint8, payload).data

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.handles import held
+from shmstore.bindings.hidden import held
 from shmstore.bindings.kv_errors import check, check_valid, refusal
 
 HASH_BYTES: Final = 32

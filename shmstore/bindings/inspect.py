@@ -6,12 +6,14 @@ All fields are `uint64_t`, so a table of records is one numpy array and needs no
 import os
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.handles import held, owned, require
+from shmstore.bindings.handles import owned, require
+from shmstore.bindings.kinds import KindFigures, read_kinds
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 ALIGN: int = lib.SHMS_ALIGN
@@ -41,6 +43,8 @@ def _fields(kind: str) -> dict[str, int]:
 
 @cache
 def _dtype(kind: str) -> "np.dtype[Any]":
+    import numpy as np  # here, for `shmstore verify --quick`, which needs none of it
+
     return np.dtype([(name, "<u8", (n,)) if n > 1 else (name, "<u8") for name, n in _fields(kind).items()])
 
 
@@ -49,6 +53,8 @@ def _dict(kind: str, record: Any) -> dict[str, int]:
 
 
 def _dicts(kind: str, records: Any, n: int) -> list[dict[str, Any]]:
+    import numpy as np
+
     names = list(_fields(kind))
     array = np.frombuffer(ffi.buffer(records), _dtype(kind), n)
     columns = [array[name].tolist() for name in names]
@@ -60,6 +66,12 @@ def probe(name: str) -> dict[str, int]:
     record = ffi.new("shms_probe *")
     require(lib.shms_probe_file(record, os.fsencode(name)))
     return _dict("shms_probe", record)
+
+
+def check(name: str) -> None:
+    """Raise the error of `Inspector` if a file in /dev/shm is not a store of this version with a sound superblock."""
+    box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
+    require(lib.shms_inspector_open(box, os.fsencode(name)))
 
 
 def remove(name: str, device: int, inode: int, size: int, force: bool) -> None:
@@ -79,6 +91,8 @@ class Inspector:
     __slots__ = ("_hold", "_i")
 
     def __init__(self, name: str) -> None:
+        from shmstore.bindings.hidden import held  # here, because it loads numpy
+
         box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
         require(lib.shms_inspector_open(box, os.fsencode(name)))
         self._i = owned(box)
@@ -93,6 +107,10 @@ class Inspector:
         record = ffi.new("shms_facts *")
         require(lib.shms_inspector_facts(self._i, record))
         return _dict("shms_facts", record)
+
+    def kinds(self) -> dict[int, tuple[str, KindFigures]]:
+        """Return the name and the figures of each kind, by number."""
+        return read_kinds(lib.shms_inspector_kinds, self._i)
 
     def ranks(self, n_readers: int) -> list[dict[str, Any]]:
         """Return the fields of shms_rank_record for each rank."""

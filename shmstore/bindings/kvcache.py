@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.blockpool import Pool
-from shmstore.bindings.handles import held
 from shmstore.bindings.hashlist import HashList
+from shmstore.bindings.hidden import held
 from shmstore.bindings.kv_errors import ARGUMENT, FULL, check_valid, refusal
 
 KINDS: Final[dict[str, int]] = {

@@ -11,25 +11,32 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
-from shmstore import errors
+from shmstore import errors, scopes
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import fail, held, keeps_alive, owned, require
+from shmstore.bindings.handles import fail, keeps_alive, owned, require
+from shmstore.bindings.hidden import held
+from shmstore.bindings.kinds import KindFigures, read_kinds
 
 _new = ffi.new
 _buffer = ffi.buffer
 _gc = ffi.gc
 _unpack = ffi.unpack
 _has = lib.shms_writer_has
-_evicted = lib.shms_writer_evicted
 _SIZE = ffi.typeof("uint64_t *")
+_WORDS = ffi.typeof("uint64_t[3]")
 _BYTES = ffi.typeof("uint8_t[]")
-_FEW_KEYS = 256  # bytes
+_FEW = 256  # bytes
 _LONGEST = 3600  # seconds; a poll takes milliseconds as an int
 _length = struct.Struct("=I").unpack_from
+_event = struct.Struct("=QII")
+_EVENTS_AT_ONCE = 65536  # bytes
 _acquire = lib.shms_reader_acquire_to
 _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
+
+Event = tuple[str, bytes, int]
+"""Kind, key and object id."""
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
 MAX_OBJECTS: int = lib.SHMS_MAX_OBJECTS
@@ -40,6 +47,7 @@ MAX_EXTRA: int = lib.SHMS_MAX_EXTRA
 ALIGN: int = lib.SHMS_ALIGN
 ANY_STORE: int = lib.SHMS_ANY_STORE
 OWN_UID: int = lib.SHMS_OWN_UID
+_KINDS = {lib.SHMS_EVENT_PUT: "put", lib.SHMS_EVENT_EVICTED: "evicted", lib.SHMS_EVENT_DELETED: "deleted"}
 NO_STORE: int = lib.SHMS_ENOSTORE
 CREATING: int = lib.SHMS_ECREATING
 OTHER_RANKS: int = lib.SHMS_ERANKS
@@ -52,30 +60,51 @@ def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
     return {name: getattr(record, name) for name, _ in ffi.typeof(kind).fields}
 
 
-def _split(packed: Any, size: int) -> list[str]:
-    keys, at = [], 0
+def unpacked_key(packed: bytes) -> tuple[str | None, str]:
+    """Return the scope, or None, and the key; CorruptStoreError if they are not UTF-8."""
     try:
-        while at < size:
-            start = at + 4
-            at = start + _length(packed, at)[0]
-            keys.append(str(packed[start:at], "utf-8"))
+        return scopes.split(packed)
     except UnicodeDecodeError as error:
         raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
+
+
+def _named_key(packed: bytes) -> Any:
+    """Return the key, or the key of a scope as a pair with it."""
+    scope, key = unpacked_key(packed)
+    return key if scope is None else (scope, key)
+
+
+def _split(packed: Any, size: int) -> list[Any]:
+    keys, at = [], 0
+    while at < size:
+        start = at + 4
+        at = start + _length(packed, at)[0]
+        keys.append(_named_key(packed[start:at]))
     return keys
 
 
-def _key_list(call: Callable[..., int], handle: Any) -> list[str]:
-    room = 0
-    size = _new(_SIZE, room)
+def _split_events(packed: Any, size: int) -> list[Event]:
+    events, at = [], 0
+    while at < size:
+        object_id, kind, length = _event.unpack_from(packed, at)
+        start = at + _event.size
+        at = start + length
+        events.append((_KINDS[kind], packed[start:at], object_id))
+    return events
+
+
+def _filled(call: Callable[..., int], handle: Any) -> tuple[Any, Any]:
+    """Return the buffer that the call has filled, and its words; the first of them is the size."""
+    room, words = 0, _new(_WORDS)
     while True:
         out = _new(_BYTES, room)
-        code = call(handle, out, size)
+        words[0] = room
+        code = call(handle, out, words)
         if code:
             fail(code)
-        needed = size[0]
-        if needed <= room:
-            return _split(_buffer(out, needed), needed) if needed else []
-        room = needed
+        if words[0] <= room:
+            return _buffer(out, words[0]), words
+        room = words[0]
 
 
 def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int) -> tuple[int, int]:
@@ -145,14 +174,15 @@ class Watch:
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_hold", "_room", "_w", "max_object_size", "n_readers", "position", "spare", "store_id")
+    __slots__ = ("_hold", "_w", "kinds", "max_object_size", "n_readers", "position", "spare", "store_id")
 
     def __init__(self, box: Any) -> None:
         self._w = owned(box)
         self._hold = held(self._w)
-        self._room: tuple[Any, Any, Any] | None = None
-        self.position = 0
-        """In the log of evicted keys; the keys before it have been used."""
+        self.kinds: dict[str | None, int] = {None: 0}
+        """The numbers of the kinds that calls have named."""
+        self.position = -1
+        """Of `take_evicted` in the log of events; the events before it have been used. -1: it takes none."""
         self.spare: Batch | None = None
         """An empty batch for the next call."""
         options = _new("shms_options *")
@@ -234,7 +264,7 @@ class Writer:
 
     def extra(self, packed: bytes) -> bytes:
         """Return the extra bytes of an object that has just been handed out; StaleRefError if it has been evicted."""
-        size, out = _new(_SIZE, _FEW_KEYS), _new(_BYTES, _FEW_KEYS)
+        size, out = _new(_SIZE, _FEW), _new(_BYTES, _FEW)
         require(lib.shms_writer_extra(self._w, packed, out, size))
         if size[0] > len(out):
             out = _new(_BYTES, size[0])
@@ -266,49 +296,83 @@ class Writer:
         """Delete a key; return False if it is absent."""
         return require(lib.shms_writer_delete(self._w, key, len(key))) == 1
 
-    def clear(self) -> None:
-        """Delete all keys."""
-        require(lib.shms_writer_clear(self._w))
+    def clear(self, prefix: bytes) -> None:
+        """Delete all keys that begin with `prefix`."""
+        require(lib.shms_writer_clear_prefix(self._w, prefix, len(prefix)))
 
     def count(self) -> int:
         """Return the number of keys."""
         return require(lib.shms_writer_count(self._w))
 
-    def key_list(self) -> list[str]:
-        """Return the keys, oldest object first."""
-        return _key_list(lib.shms_writer_keys, self._w)
+    def key_list(self, prefix: bytes) -> list[Any]:
+        """Return the keys that begin with `prefix`, oldest object first; those of a scope as pairs with it."""
 
-    def track_evictions(self, on: bool) -> None:
-        """Record the keys that leave, or stop and forget them."""
-        require(lib.shms_writer_track_evictions(self._w, on))
+        def keys(handle: Any, out: Any, words: Any) -> int:
+            return lib.shms_writer_keys_prefix(handle, prefix, len(prefix), out, words)  # type: ignore[no-any-return]
 
-    def evicted(self) -> tuple[list[str], int]:
-        """Return the keys that have left since `position`, and the position behind them.
+        packed, _ = _filled(keys, self._w)
+        return _split(packed, len(packed))
 
-        The caller stores that position after it has used the keys; otherwise it gets them again. A key that is not
-        UTF-8 raises CorruptStoreError, and is skipped from then on.
+    def kind(self, name: bytes) -> int:
+        """Return the number of a kind, or 0 if there is none left."""
+        return require(lib.shms_writer_kind(self._w, name, len(name)))
+
+    def set_quota(self, kind: int, nbytes: int) -> None:
+        """Limit the bytes of a kind; 0 is no limit."""
+        require(lib.shms_writer_quota(self._w, kind, nbytes))
+
+    def read_kinds(self) -> dict[int, tuple[str, KindFigures]]:
+        """Return the name and the figures of each kind, by number."""
+        return read_kinds(lib.shms_writer_kinds, self._w)
+
+    def track_events(self, log_bytes: int) -> int:
+        """Record events in a log of that many bytes, unless there is one; with 0 stop. Return the log's end."""
+        return require(lib.shms_writer_track_events(self._w, log_bytes))
+
+    def stored(self) -> tuple[list[Event], int]:
+        """Return the stored objects as puts, oldest first, and the position at which they hold."""
+        packed, words = _filled(lib.shms_writer_stored, self._w)
+        return _split_events(packed, len(packed)), words[1]
+
+    def events(self, position: int) -> tuple[list[Event], int, int]:
+        """Return some events from `position` on, the position behind them, and the first one in the log.
+
+        If the last is above `position`, the events between are lost, and none is returned. ValueError for a position
+        above the end.
         """
-        room, self._room = self._room, None  # no other thread gets it while it is in use
-        if room is None:
-            out = _new(_BYTES, _FEW_KEYS)
-            room = _new("uint64_t[2]"), out, _buffer(out)
-        sizes, out, packed = room
-        sizes[0] = _FEW_KEYS
-        code = _evicted(self._w, self.position, out, sizes)
-        while code == 0 and sizes[0] > len(packed):
-            out = _new(_BYTES, sizes[0])
-            packed = _buffer(out)
-            code = _evicted(self._w, self.position, out, sizes)
-        if code:
-            fail(code)
-        needed, position = sizes[0], sizes[1]
-        try:
-            keys = _split(packed, needed) if needed else []
-        except errors.CorruptStoreError:
-            self.position = position
-            raise
-        self._room = room
-        return keys, position
+        room = _EVENTS_AT_ONCE
+        while True:
+            out, words = _new(_BYTES, room), _new(_WORDS)
+            words[0] = room
+            require(lib.shms_writer_events(self._w, position, out, words))
+            if words[0] <= room:
+                return _split_events(_buffer(out, words[0]), words[0]), words[1], words[2]
+            room = words[0]
+
+    def evicted(self) -> tuple[list[Any], int]:
+        """Return the keys that have left since `position`, as in `key_list`, and the position behind them.
+
+        The caller stores that position after it has used the keys; otherwise it gets them again. Raises EventsLostError
+        if events were lost, and CorruptStoreError for a key that is not UTF-8; these are skipped from then on.
+        """
+        keys: list[Any] = []
+        at = self.position
+        if at < 0:
+            self.count()  # a closed store is an error
+        while at >= 0:
+            events, end, first = self.events(at)
+            if first > at:
+                self.position = first
+                raise errors.EventsLostError(lost=first - at)
+            if not events:
+                break
+            at = end
+            try:
+                keys += [_named_key(key) for kind, key, _ in events if kind != "put"]
+            except errors.CorruptStoreError:
+                self.position = at
+                raise
+        return keys, at
 
     def stats(self) -> dict[str, int]:
         """Return the fields of shms_stats."""

@@ -7,6 +7,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self
 
+from shmstore import scopes
 from shmstore.bindings import inspect as native
 from shmstore.errors import (
     CorruptStoreError,
@@ -17,9 +18,10 @@ from shmstore.errors import (
     StoreNotFoundError,
     shown,
 )
-from shmstore.files import classify
+from shmstore.files import classify, no_store
 from shmstore.inspect.records import LeaseInfo, ReaderInfo, ReaderState, SlotInfo, StoreFacts, StoreSnapshot
 from shmstore.store.refusals import cannot_open
+from shmstore.store.stats import KindStats
 
 __all__ = ["StoreInspector", "facts_from"]
 
@@ -129,6 +131,10 @@ class StoreInspector:
         """Return the current superblock."""
         return facts_from(self._native.facts())
 
+    def kinds(self) -> dict[str, KindStats]:
+        """Return the figures of each kind of objects."""
+        return {kind: KindStats(*figures) for kind, figures in self._native.kinds().values()}
+
     def readers(self) -> tuple[ReaderInfo, ...]:
         """Return a record for each rank."""
         n_readers = self._native.facts()["n_readers"]
@@ -165,16 +171,26 @@ class StoreInspector:
             owed.setdefault((lease.slot, lease.object_id), set()).update(lease.waiting_for)
             if lease.held:
                 held.add((lease.slot, lease.object_id))
-        found = [self._slot(raw, owed, held) for raw in self._native.slots()]
+        kinds = {number: name for number, (name, _) in self._native.kinds().items()}
+        found = [self._slot(raw, owed, held, kinds) for raw in self._native.slots()]
         return tuple(sorted(found, key=lambda slot: slot.offset))
 
-    def _slot(self, raw: dict[str, Any], owed: dict[tuple[int, int], set[int]], held: set[tuple[int, int]]) -> SlotInfo:
+    def _slot(
+        self,
+        raw: dict[str, Any],
+        owed: dict[tuple[int, int], set[int]],
+        held: set[tuple[int, int]],
+        kinds: dict[int, str],
+    ) -> SlotInfo:
         moving = bool(raw["moving"])
+        scope, key = (None, None) if moving or not raw["bounded"] else self._key(raw)
         return SlotInfo(
             slot=raw["slot"],
             state=native.STATES.get(raw["state"], str(raw["state"])),
             object_id=raw["id"],
-            key=None if moving or not raw["bounded"] else self._key(raw),
+            key=key,
+            scope=scope,
+            kind=kinds.get(raw["kind"]),
             offset=raw["offset"],
             length=raw["length"],
             span=raw["span"],
@@ -191,29 +207,30 @@ class StoreInspector:
             moving=moving,
         )
 
-    def _key(self, raw: dict[str, Any]) -> str | None:
+    def _key(self, raw: dict[str, Any]) -> tuple[str | None, str | None]:
         try:
             key = self._native.copy(raw["slot"], raw["id"], 0, min(raw["key_len"], _MAX_SHOWN_KEY))
         except (StaleRefError, CorruptStoreError, ValueError):
-            return None
-        return key.decode(errors="backslashreplace")
+            return None, None
+        return scopes.split(bytes(key), errors="backslashreplace")
 
     def snapshot(self) -> StoreSnapshot:
         """Return the facts, readers, slots and leases together."""
         leases = self.leases()
         slots = self._slots(leases)
-        return StoreSnapshot(self.name, time.time(), self.facts(), self.readers(), slots, leases)
+        return StoreSnapshot(self.name, time.time(), self.facts(), self.readers(), slots, leases, self.kinds())
 
-    def find(self, *, key: str | None = None, object_id: int | None = None) -> SlotInfo:
-        """Return the slot of an object, by its key or its id.
+    def find(self, *, key: str | None = None, object_id: int | None = None, scope: str | None = None) -> SlotInfo:
+        """Return the slot of an object, by its key (and scope, if it has one) or its id.
 
         If several objects have the key, it returns one that is not deleted. Raises ObjectNotFoundError.
         """
         if (key is None) == (object_id is None):
             raise TypeError("pass either key or object_id")
-        found = [s for s in self.slots() if (s.key == key if object_id is None else s.object_id == object_id)]
+        wanted = (key, scope) if object_id is None else object_id
+        found = [s for s in self.slots() if wanted == ((s.key, s.scope) if object_id is None else s.object_id)]
         if not found:
-            what = f"object {object_id}" if object_id is not None else f"object of key {shown(key)}"
+            what = f"object {object_id}" if object_id is not None else f"object of key {scopes.named(key, scope)}"
             raise ObjectNotFoundError(
                 f"there is no {what} in {shown(self.name)}", hint="list the objects with shmstore dump"
             )
@@ -237,8 +254,3 @@ class StoreInspector:
     def wrong_checksum(self, slot: SlotInfo) -> dict[str, int] | None:
         """Return the raw finding if an object's checksum is wrong, else None; also None if the object is gone."""
         return self._native.check(slot.slot, slot.object_id)
-
-
-def no_store(name: str) -> StoreNotFoundError:
-    """Return the error for a name that no file in /dev/shm has."""
-    return StoreNotFoundError(f"there is no store named {shown(name)}", hint="list the stores with shmstore ls")

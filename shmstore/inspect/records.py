@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shmstore.files import SegmentFile
+from shmstore.store.stats import KindStats, more_hits_at
 
 __all__ = ["LeaseInfo", "ReaderInfo", "SegmentInfo", "SlotInfo", "StoreFacts", "StoreSnapshot"]
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
@@ -69,6 +70,12 @@ class StoreFacts:
     """Puts and hand-outs refused with StoreFullError; the engine had to send each such item another way."""
     cancels: int
     """Leases ended by `cancel`."""
+    more_hits_at_1_5x: int
+    """Puts that would have been hits with 1.5 times the capacity, as the store estimates."""
+    more_hits_at_2x: int
+    """The same for twice the capacity."""
+    more_hits_at_4x: int
+    """The same for four times the capacity."""
     moving: bool
     """Whether the writer was faster than the read, so that the counts may be from two moments."""
 
@@ -77,6 +84,11 @@ class StoreFacts:
         """Share of hits in all hits and puts; None if there were none."""
         given = self.hits + self.puts
         return self.hits / given if given else None
+
+    def hit_ratio_at(self, factor: float) -> float | None:
+        """Return the hit ratio that a store of 1.5, 2 or 4 times the capacity would have had, as this one estimates."""
+        given = self.hits + self.puts
+        return (self.hits + more_hits_at(self, factor)) / given if given else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +156,10 @@ class SlotInfo:
     """Id of the object; a store never uses an id twice."""
     key: str | None
     """Key of the object; None if the object is gone or the key cannot be read."""
+    scope: str | None
+    """Scope of the key; None without one."""
+    kind: str | None
+    """Kind of the object; None without one."""
     offset: int
     """Offset of the key in the data region."""
     length: int
@@ -224,3 +240,5 @@ class StoreSnapshot:
     """The occupied slots, in address order."""
     leases: tuple[LeaseInfo, ...]
     """The open leases, oldest first."""
+    kinds: dict[str, KindStats]
+    """The kinds of objects, by name."""

@@ -4,9 +4,9 @@ import os
 from dataclasses import dataclass, fields
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import ShmStoreError, StoreNotFoundError
+from shmstore.errors import ShmStoreError
 from shmstore.files import DIRECTORY, PREFIX, classify
-from shmstore.inspect.inspector import StoreInspector, no_store
+from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import SegmentInfo
 from shmstore.store.refusals import cannot_open
 
@@ -35,10 +35,7 @@ def look_at(name: str) -> SegmentInfo:
 
     Raises StoreNotFoundError if there is no such file, LayoutMismatchError if it is not a store.
     """
-    try:
-        file = classify(name)
-    except (StoreNotFoundError, ValueError):
-        raise no_store(name) from None
+    file = classify(name)
     if file.state in ("foreign", "blank") or (file.state == "unreadable" and not name.startswith(PREFIX)):
         raise cannot_open(file)
     facts = None

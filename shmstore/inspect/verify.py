@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shmstore.bindings import inspect as native
-from shmstore.errors import CorruptStoreError, StaleRefError, shown
+from shmstore.errors import CorruptStoreError, StaleRefError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
+from shmstore.scopes import named
 
 __all__ = ["Finding", "VerifyReport", "verify"]
 
@@ -46,7 +47,7 @@ class VerifyReport:
         return not any(finding.wrong for finding in self.findings)
 
 
-_LEFT_BY_A_DEATH = {"used", "objects", "open_leases", "lease_object"}
+_LEFT_BY_A_DEATH = {"used", "objects", "open_leases", "lease_object", "kind_bytes", "kind_objects"}
 
 _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "hand": lambda w, v, e: f"the hand is at {v}; it must be aligned and inside the data region of {e} bytes",
@@ -64,6 +65,9 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "same_key": lambda w, v, e: f"slots {v} and {w} both can be handed out and have the same key",
     "key": lambda w, v, e: f"slot {w} has a key of {v} bytes; it must have 1 to {e}",
     "crc": lambda w, v, e: f"slot {w} has bytes with checksum {v:08x}, but they were stored with {e:08x}",
+    "kind": lambda w, v, e: f"slot {w} has kind {v}, which has no name",
+    "kind_bytes": lambda w, v, e: f"kind {w} has {v} bytes, but its objects take {e}",
+    "kind_objects": lambda w, v, e: f"kind {w} has {v} objects, but {e} slots are occupied by it",
     "lease_number": lambda w, v, e: f"lease entry {w} has number {v}, but the next number is {e}",
     "lease_slot": lambda w, v, e: f"lease entry {w} names slot {v}, but there are {e} slots",
     "lease_object": lambda w, v, e: f"lease entry {w} names object {e} in slot {v}, which does not hold it",
@@ -101,16 +105,17 @@ def _from_tables(inspector: StoreInspector, facts: StoreFacts) -> list[Finding]:
 
 
 def _from_object(inspector: StoreInspector, slot: SlotInfo) -> Finding | None:
+    name = named(slot.key, slot.scope)
     broken = inspector.wrong_checksum(slot)
     if broken is not None:
         text = _TEXTS["crc"](slot.slot, broken["value"], broken["expected"])
-        return Finding("crc", f"{text} (object {slot.object_id}, key {shown(slot.key)})", True)
+        return Finding("crc", f"{text} (object {slot.object_id}, key {name})", True)
     try:
         parse_tree(inspector.metadata(slot), slot.payload_bytes)
     except StaleRefError:
         return None
     except CorruptStoreError as error:
-        return Finding("metadata", f"slot {slot.slot}, object {slot.object_id}, key {shown(slot.key)}: {error}", False)
+        return Finding("metadata", f"slot {slot.slot}, object {slot.object_id}, key {name}: {error}", False)
     return None
 
 

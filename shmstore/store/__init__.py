@@ -1,8 +1,18 @@
 """The store: `ObjectStoreWriter` puts and hands out, `ObjectStoreReader` reads in place. Two roles, two types."""
 
+from shmstore.store.events import StoreEvent
 from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.reader import ObjectStoreReader
-from shmstore.store.stats import ReaderStats, StoreStats
+from shmstore.store.stats import KindStats, ReaderStats, StoreStats
 from shmstore.store.writer import ObjectStoreWriter
 
-__all__ = ["LeasedRef", "ObjectStoreReader", "ObjectStoreWriter", "Protection", "ReaderStats", "StoreStats"]
+__all__ = [
+    "KindStats",
+    "LeasedRef",
+    "ObjectStoreReader",
+    "ObjectStoreWriter",
+    "Protection",
+    "ReaderStats",
+    "StoreEvent",
+    "StoreStats",
+]

@@ -11,6 +11,7 @@ from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS
 from shmstore.errors import StoreClosedError, shown
 from shmstore.refs import ObjectRef, StoreHandle
+from shmstore.scopes import prefix_of
 from shmstore.serde import MsgpackSerde, ObjectSerde
 
 __all__ = [
@@ -135,8 +136,11 @@ def hides_payload(serde: ObjectSerde) -> bool:
     return type(serde) is MsgpackSerde
 
 
-def packed_key(key: str) -> bytes:
-    """Return the key in UTF-8, or its hash if it is too long; TypeError or ValueError if no store can have it."""
+def packed_key(key: str, scope: str | None = None) -> bytes:
+    """Return the key in UTF-8, or its hash if it is too long; TypeError or ValueError if no store can have it.
+
+    With a scope, its prefix comes first.
+    """
     try:
         packed = key.encode()
     except AttributeError:
@@ -145,7 +149,14 @@ def packed_key(key: str) -> bytes:
         raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
     if not packed:
         raise ValueError("a key must not be empty")
-    return packed if len(packed) <= MAX_KEY else b"sha256:" + sha256(packed).hexdigest().encode()
+    if scope is not None:
+        prefix = prefix_of(scope)
+        return prefix + _fitting(packed, MAX_KEY - len(prefix))
+    return packed if len(packed) <= MAX_KEY else _fitting(packed, MAX_KEY)
+
+
+def _fitting(packed: bytes, room: int) -> bytes:
+    return packed if len(packed) <= room else b"sha256:" + sha256(packed).hexdigest().encode()
 
 
 def stored_key(key: str) -> str:

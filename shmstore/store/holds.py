@@ -83,20 +83,20 @@ class Protection:
         self._registered = writer._protections
         self._registered.append(weakref.ref(self, self._registered.remove))
 
-    def add(self, key: str) -> None:
+    def add(self, key: str, *, scope: str | None = None) -> None:
         """Protect the key, stored or not, as the youngest one."""
-        packed = packed_key(key)
+        packed = packed_key(key, scope)
         batch = self._writer.new_batch()
         batch.protect([packed])
-        self.discard(key)  # after the new one, so that there is no gap
+        self.discard(key, scope=scope)  # after the new one, so that there is no gap
         self._kept[packed] = batch
         while len(self._kept) > self._limit:
             with contextlib.suppress(KeyError):  # another thread has taken the last one
                 self._kept.popitem(last=False)[1].undo()
 
-    def discard(self, key: str) -> None:
+    def discard(self, key: str, *, scope: str | None = None) -> None:
         """Protect the key no longer; ignore one that is not protected."""
-        batch = self._kept.pop(packed_key(key), None)
+        batch = self._kept.pop(packed_key(key, scope), None)
         if batch is not None:
             batch.undo()
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from shmstore.bindings import store as native
-from shmstore.bindings.handles import hidden
+from shmstore.bindings.hidden import hidden
 from shmstore.device import HostMemory, finish, require_cuda, upload
 from shmstore.errors import (
     DeviceError,

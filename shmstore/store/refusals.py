@@ -225,23 +225,29 @@ def _aligned(nbytes: int) -> int:
 
 def full(
     refusal: dict[str, Any],
-    resource: Literal["bytes", "slots", "leases"] | None,
+    resource: Literal["bytes", "slots", "leases", "quota"] | None,
     nbytes: int | None = None,
     extra: int = 0,
+    kind: str | None = None,
 ) -> StoreFullError:
     """Return the error for a store that has run out of `resource`; it says how much each rank holds and what is left.
 
     `extra` is the size of key and metadata, which lie in front of the payload's `nbytes`.
     """
+    span = _aligned(extra) + _aligned(nbytes or 0)
     held = refusal["held"]
     hint = None
     if resource == "leases":
         what = f"all {refusal['max_leases']} lease entries are taken by unread references and unfinished puts"
     elif resource == "slots":
         what = f"all {refusal['max_objects']} slots are taken by objects that are held"
+    elif resource == "quota":
+        what = (
+            f"{nbytes} bytes ({span} with key and metadata) needed, and kind {shown(kind)} has "
+            f"{refusal['kind_bytes']} of its quota of {refusal['quota']} bytes, too much of it held"
+        )
     else:
         free = refusal["capacity"] - refusal["used_bytes"]
-        span = _aligned(extra) + _aligned(nbytes or 0)
         what = (
             f"{nbytes} bytes ({span} with key and metadata) needed in one piece, {free} of {refusal['capacity']} free, "
             f"{refusal['reclaimable']} reclaimable, at most {refusal['longest']} of both in one piece"

@@ -1,8 +1,34 @@
 """The figures of a store, and of one of its ranks, as frozen records."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-__all__ = ["ReaderStats", "StoreStats"]
+from shmstore.errors import shown
+
+__all__ = ["MORE_HITS", "KindStats", "ReaderStats", "StoreStats", "more_hits_at"]
+
+MORE_HITS = {1.5: "more_hits_at_1_5x", 2: "more_hits_at_2x", 4: "more_hits_at_4x"}
+"""The fields that say what a larger store would have done, by factors of the capacity."""
+
+
+def more_hits_at(counts: Any, factor: float) -> int:
+    """Return the field of that factor; ValueError if there is none."""
+    if factor not in MORE_HITS:
+        raise ValueError(f"factor must be 1.5, 2 or 4, not {shown(factor)}")
+    more: int = getattr(counts, MORE_HITS[factor])
+    return more
+
+
+@dataclass(frozen=True, slots=True)
+class KindStats:
+    """What a store holds of one kind of objects."""
+
+    bytes: int
+    """Bytes of the data region under its objects and unfinished puts, with their padding."""
+    objects: int
+    """Its objects and unfinished puts."""
+    quota: int | None
+    """Bytes that it may have; None without a limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +73,29 @@ class StoreStats:
     """Puts and hand-outs answered with StoreFullError."""
     cancels: int
     """Leases ended by `cancel`."""
+    more_hits_at_1_5x: int
+    """Puts that would have been hits with 1.5 times the capacity, as the store estimates."""
+    more_hits_at_2x: int
+    """The same for twice the capacity."""
+    more_hits_at_4x: int
+    """The same for four times the capacity."""
     control_bytes: int
     """Bytes of the segment besides the data region."""
     heap_bytes: int
     """Bytes of the writer's private memory."""
+    kinds: dict[str, KindStats] = field(default_factory=dict)
+    """By kind; objects without a kind are in none of them."""
 
     @property
     def hit_ratio(self) -> float:
         """Hits / (hits + puts); 0 before the first. Misses do not count: after `is_cached` there are none."""
         given = self.hits + self.puts
         return self.hits / given if given else 0.0
+
+    def hit_ratio_at(self, factor: float) -> float:
+        """Return the hit ratio that a store of 1.5, 2 or 4 times the capacity would have had, as this one estimates."""
+        given = self.hits + self.puts
+        return (self.hits + more_hits_at(self, factor)) / given if given else 0.0
 
 
 @dataclass(frozen=True, slots=True)

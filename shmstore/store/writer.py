@@ -4,13 +4,13 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
 from shmstore.bindings import store as native
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import hidden
+from shmstore.bindings.hidden import hidden
 from shmstore.errors import (
     CorruptStoreError,
     ForeignStoreError,
@@ -28,6 +28,7 @@ from shmstore.errors import (
 )
 from shmstore.files import PREFIX
 from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
+from shmstore.scopes import MARK, named, prefix_of
 from shmstore.serde import ObjectSerde
 from shmstore.store import leftovers, refusals
 from shmstore.store.arguments import (
@@ -42,7 +43,9 @@ from shmstore.store.arguments import (
     packed_ref,
     store_options,
 )
+from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.holds import LeasedRef, Protection
+from shmstore.store.kinds import checked_quotas, kind_stats, number_of, set_quotas
 from shmstore.store.stats import StoreStats
 
 __all__ = ["Batch", "ObjectStoreWriter"]
@@ -90,6 +93,7 @@ class ObjectStoreWriter(Closable):
         prefault: bool = False,
         huge_pages: bool = False,
         checksums: bool = False,
+        quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
     ) -> "ObjectStoreWriter":
         """Create a store and be its writer; all its space is reserved before this returns.
@@ -103,8 +107,12 @@ class ObjectStoreWriter(Closable):
 
         `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
         for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at its commit, for
-        `shmstore verify`. Raises StoreExistsError, StoreSpaceError if /dev/shm is too small, SharedMemoryError if it
-        cannot be used, and ValueError for numbers out of range.
+        `shmstore verify`.
+
+        `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
+        A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
+        StoreSpaceError if /dev/shm is too small, SharedMemoryError if it cannot be used, and ValueError for numbers out
+        of range.
         """
         options = store_options(
             capacity=capacity,
@@ -118,16 +126,24 @@ class ObjectStoreWriter(Closable):
         )
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
-        return cls._create(chosen, options, chosen_serde, disposable=name is None)
+        limits = checked_quotas(quotas, options.capacity)
+        return cls._create(chosen, options, chosen_serde, limits, disposable=name is None)
 
     @classmethod
     def _create(
-        cls, name: str, options: native.Options, serde: ObjectSerde, disposable: bool = False
+        cls,
+        name: str,
+        options: native.Options,
+        serde: ObjectSerde,
+        quotas: Mapping[str, int] | None,
+        disposable: bool = False,
     ) -> "ObjectStoreWriter":
         leftovers.remove_dead()
         writer = None
         try:
             writer = native.Writer.create(name, options, disposable)
+            if quotas:
+                set_quotas(writer, quotas)
             _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)
             made = cls(writer, name, serde)
             if disposable:
@@ -144,18 +160,25 @@ class ObjectStoreWriter(Closable):
 
     @classmethod
     def recover(
-        cls, name: str | StoreHandle, *, serde: ObjectSerde | None = None, allow_uid: int | None = None
+        cls,
+        name: str | StoreHandle,
+        *,
+        quotas: Mapping[str, float] | None = None,
+        serde: ObjectSerde | None = None,
+        allow_uid: int | None = None,
     ) -> "ObjectStoreWriter":
         """Take over the store of a writer that is dead or closed: every committed object, its key and open leases.
 
-        Objects that were not committed are dropped. The store must be this user's and closed to others; with
+        Objects that were not committed are dropped. With `quotas`, as for `create`, these replace the store's quotas; a
+        kind that exceeds its new one shrinks at its next put. The store must be this user's and closed to others; with
         `allow_uid` it must be that user's, whatever its mode. Raises WriterActiveError while a writer lives,
         StoreNotFoundError, ForeignStoreError, CorruptStoreError if it is damaged, LayoutMismatchError if it is not a
         store of this version or not the store of the handle, and SharedMemoryError if shared memory cannot be used.
         """
         chosen_serde = checked_serde(serde)
         wanted, store_id, ranks, uid = expected_store(name, allow_uid)
-        return cls._recover(wanted, chosen_serde, store_id, ranks, uid, by_handle=isinstance(name, StoreHandle))
+        by_handle = isinstance(name, StoreHandle)
+        return cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle)
 
     @classmethod
     def _recover(
@@ -167,6 +190,7 @@ class ObjectStoreWriter(Closable):
         uid: int = native.OWN_UID,
         *,
         options: native.Options | None = None,
+        quotas: Mapping[str, float] | None = None,
         by_handle: bool = False,
     ) -> "ObjectStoreWriter":
         try:
@@ -188,10 +212,16 @@ class ObjectStoreWriter(Closable):
                 f"the tables of store {shown(name)} contradict themselves",
                 hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
             ) from None
-        made = cls(writer, name, serde)
-        made._recovered = writer.count()
-        _log.info("recovered store %s with %d objects", name, made._recovered)
-        return made
+        try:
+            if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
+                set_quotas(writer, limits)
+            made = cls(writer, name, serde)
+            made._recovered = writer.count()
+            _log.info("recovered store %s with %d objects", name, made._recovered)
+            return made  # as in `create`
+        except BaseException:
+            writer.close(unlink=False)  # another call can recover it
+            raise
 
     @classmethod
     def open(
@@ -206,6 +236,7 @@ class ObjectStoreWriter(Closable):
         prefault: bool = False,
         huge_pages: bool = False,
         checksums: bool = False,
+        quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
         on_mismatch: Literal["recreate", "raise"] = "recreate",
         keep_leases: bool = False,
@@ -231,16 +262,17 @@ class ObjectStoreWriter(Closable):
             huge_pages=huge_pages,
             checksums=checksums,
         )
+        limits = checked_quotas(quotas, options.capacity)
         chosen, chosen_serde = checked_name(name), checked_serde(serde)
         if on_mismatch not in ("recreate", "raise"):
             raise ValueError(f"on_mismatch must be 'recreate' or 'raise', not {shown(on_mismatch)}")
         while True:  # again if another process has changed meanwhile what the name names
             seen = leftovers.look(chosen)
             try:
-                made = cls._recover(chosen, chosen_serde, options=options)
+                made = cls._recover(chosen, chosen_serde, options=options, quotas=quotas)
             except StoreNotFoundError:
                 try:
-                    return cls._create(chosen, options, chosen_serde)
+                    return cls._create(chosen, options, chosen_serde, limits)
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:
@@ -274,17 +306,21 @@ class ObjectStoreWriter(Closable):
 
     # ---- putting and handing out
 
-    def put(self, key: str, value: Any, *, hold: bool = False) -> ObjectRef:
+    def put(
+        self, key: str, value: Any, *, hold: bool = False, kind: str | None = None, scope: str | None = None
+    ) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
         With `hold` only the writer ends the lease, by `cancel`; readers may read the reference any number of times.
+        `kind` is a name for statistics and quotas, of up to 23 bytes; a store has up to 15. `scope` (a model, a
+        processor, a tenant) sets keys apart: a key is found only with its scope, of up to 255 bytes.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
         for a value that the serializer refuses, and SerdeError if the caller's own serializer is wrong. A put that
         fails leaves the store as it was.
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value, hold)
+            ref = self._put(batch, key, value, hold, b"", kind, scope)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch
@@ -293,27 +329,36 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _put(self, batch: Batch, key: str, value: Any, hold: bool, extra: bytes = b"") -> ObjectRef:
+    def _put(
+        self,
+        batch: Batch,
+        key: str,
+        value: Any,
+        hold: bool,
+        extra: bytes = b"",
+        kind: str | None = None,
+        scope: str | None = None,
+    ) -> ObjectRef:
         """Do `put`, as a part of a batch; `extra` is stored behind the object, and no reader gets it."""
-        packed = packed_key(key)
+        packed = packed_key(key, scope)
+        number = 0 if kind is None else number_of(self._writer, kind)
         encoded = self._serde.encode(value)
         try:
             if encoded.fills:
-                return self._fill(batch, packed, encoded, hold, extra)
-            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, extra))
+                return self._fill(batch, packed, encoded, hold, extra, number)
+            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, extra, number))
         except _ORDINARY as error:
-            raise self._explain(
-                batch, error, key, encoded.nbytes, len(packed) + len(encoded.meta) + len(extra)
-            ) from None
+            more = len(packed) + len(encoded.meta) + len(extra)
+            raise self._explain(batch, error, named(key, scope), encoded.nbytes, more, kind) from None
         except _BROKEN as error:
             if (wrong := refusals.wrong_encoding(encoded)) is not None:
                 raise wrong from error
             raise
 
-    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes) -> ObjectRef:
+    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes, kind: int) -> ObjectRef:
         if (wrong := refusals.wrong_encoding(encoded)) is not None:
             raise wrong  # C does not see the fills: one might get less than its size
-        batch.begin(key, encoded.meta, encoded.nbytes, extra=extra)
+        batch.begin(key, encoded.meta, encoded.nbytes, extra=extra, kind=kind)
         batch.copy(encoded.spans)
         with memoryview(batch.buffer()) as payload:
             for offset, size, source in encoded.fills:
@@ -327,33 +372,44 @@ class ObjectStoreWriter(Closable):
         key: str,
         nbytes: int,
         extra: int,
+        kind: str | None,
     ) -> Exception:
         """Return the same error with details for the caller."""
         if isinstance(error, ObjectExistsError):
-            return ObjectExistsError(f"{error.default_message}: {shown(key)}")
+            return ObjectExistsError(f"{error.default_message}: {key}")
         if isinstance(error, ObjectTooLargeError):
             limit = self._writer.max_object_size
-            return ObjectTooLargeError(f"{nbytes} bytes (and {extra} of key and metadata) exceed the limit of {limit}")
-        return refusals.full(batch.refusal(), error.resource, nbytes, extra)
+            what = f"{nbytes} bytes (and {extra} of key and metadata) exceed"
+            quota = None if kind is None else kind_stats(self._writer)[kind].quota
+            if quota is None or quota >= limit:
+                return ObjectTooLargeError(f"{what} the limit of {limit}")
+            return ObjectTooLargeError(
+                f"{what} the quota of kind {shown(kind)}, {quota} bytes",
+                hint="raise the quota of this kind, or send this object inline",
+            )
+        return refusals.full(batch.refusal(), error.resource, nbytes, extra, kind)
 
     @contextmanager
-    def reserve(self, key: str, template: Any) -> Iterator[Any]:
+    def reserve(self, key: str, template: Any, *, kind: str | None = None, scope: str | None = None) -> Iterator[Any]:
         """Yield writable views laid out like `template`, to be filled in place without a copy.
 
         `template` is a tree whose tensors, arrays and `TensorSpec` stand for shapes and dtypes; the rest of it is
-        stored as it is. A clean exit commits without a lease; `get_cached(key)` then hands the object out. An
-        exception rolls everything back. Raises as `put` does. Do not write to the views after the block.
+        stored as it is. A clean exit commits without a lease; `get_cached(key)` then hands the object out. An exception
+        rolls everything back. `kind` and `scope` are as in `put`. Raises as `put` does. Do not write to the views after
+        the block.
         """
-        packed = packed_key(key)
+        packed = packed_key(key, scope)
         layout = self._serde.layout(template)
         if (wrong := refusals.wrong_layout(layout)) is not None:
             raise wrong
+        number = 0 if kind is None else number_of(self._writer, kind)
         batch = self._writer.batch()
         try:
             try:
-                batch.begin(packed, layout.meta, layout.nbytes, hand_out=False)
+                batch.begin(packed, layout.meta, layout.nbytes, hand_out=False, kind=number)
             except _ORDINARY as error:
-                raise self._explain(batch, error, key, layout.nbytes, len(packed) + len(layout.meta)) from None
+                extra = len(packed) + len(layout.meta)
+                raise self._explain(batch, error, named(key, scope), layout.nbytes, extra, kind) from None
             payload = batch.buffer()
             yield layout.build(payload if hides_payload(self._serde) else hidden(payload))
             batch.commit()
@@ -362,17 +418,17 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def get_cached(self, key: str, *, hold: bool = False) -> ObjectRef:
+    def get_cached(self, key: str, *, hold: bool = False, scope: str | None = None) -> ObjectRef:
         """Hand out the object stored under `key`: open another lease and count a use.
 
-        `hold` is as in `put`. A `Protection` of this key ends. Raises ObjectNotFoundError, and StoreFullError if every
-        lease entry is taken by an open lease.
+        `hold` and `scope` are as in `put`. A `Protection` of this key ends. Raises ObjectNotFoundError, and
+        StoreFullError if every lease entry is taken by an open lease.
         """
         batch = self._writer.batch()
         try:
-            ref = self._hand_out(batch, key, hold)
+            ref = self._hand_out(batch, key, hold, scope)
             if self._protections:
-                self._unprotect([key])
+                self._unprotect([key], scope)
             batch.record.keep = 1
             if self._writer._w:
                 self._writer.spare = batch
@@ -381,22 +437,22 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _hand_out(self, batch: Batch, key: str, hold: bool) -> ObjectRef:
+    def _hand_out(self, batch: Batch, key: str, hold: bool, scope: str | None = None) -> ObjectRef:
         """Do `get_cached`, as a part of a batch."""
         try:
-            ref = trusted_ref(batch.hit(packed_key(key), hold))
+            ref = trusted_ref(batch.hit(packed_key(key, scope), hold))
         except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{error.default_message}: {shown(key)}") from None
+            raise ObjectNotFoundError(f"{error.default_message}: {named(key, scope)}") from None
         except StoreFullError as error:
             raise refusals.full(batch.refusal(), error.resource) from None
         return ref
 
-    def _unprotect(self, keys: Iterable[str]) -> None:
+    def _unprotect(self, keys: Iterable[str], scope: str | None = None) -> None:
         """End the protections of keys that a lease keeps now."""
         for protection in [found() for found in self._protections]:
             if protection is not None:
                 for key in keys:
-                    protection.discard(key)
+                    protection.discard(key, scope=scope)
 
     def hold(self, ref: ObjectRef) -> LeasedRef:
         """Keep the lease of `ref` open until the returned object ends it, however often it is read.
@@ -415,30 +471,32 @@ class ObjectStoreWriter(Closable):
             f"the lease of {ref!r} has ended", hint="hold a reference before it is sent, or put with hold=True"
         )
 
-    def validate(self, ref: ObjectRef, key: str | None = None) -> bool:
-        """Return whether the object of `ref` is stored, and if a key is given, under that key; changes nothing.
+    def validate(self, ref: ObjectRef, key: str | None = None, *, scope: str | None = None) -> bool:
+        """Return whether the object of `ref` is stored, and if a key is given, under that key and scope.
+
+        It changes nothing.
 
         Raises StaleRefError if the object is here and this reference was never handed out for it.
         """
         try:
-            return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key))
+            return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key, scope))
         except StaleRefError as error:
             raise refusals.stale(error, ref, self._handle.store_id) from None
 
-    def is_cached(self, key: str) -> bool:
+    def is_cached(self, key: str, *, scope: str | None = None) -> bool:
         """Return whether `get_cached` would find `key`; changes neither order nor counts."""
-        return self._writer.has(packed_key(key)) > 0
+        return self._writer.has(packed_key(key, scope)) > 0
 
-    def touch(self, key: str) -> bool:
+    def touch(self, key: str, *, scope: str | None = None) -> bool:
         """Count a use of `key` without handing it out; return False if it is absent."""
-        return self._writer.touch(packed_key(key))
+        return self._writer.touch(packed_key(key, scope))
 
     @contextmanager
-    def protect(self, keys: Iterable[str]) -> Iterator[None]:
+    def protect(self, keys: Iterable[str], *, scope: str | None = None) -> Iterator[None]:
         """Keep `keys` from being reclaimed inside the block, whether they are stored before it or in it."""
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{shown(keys)}])")
-        packed = [packed_key(key) for key in keys]
+        packed = [packed_key(key, scope) for key in keys]
         batch = self._writer.batch()
         try:
             batch.protect(packed)
@@ -485,22 +543,28 @@ class ObjectStoreWriter(Closable):
         """
         self._writer.retire(int_of("rank", rank, 0, self._writer.n_readers - 1))
 
-    def delete(self, key: str) -> bool:
+    def delete(self, key: str, *, scope: str | None = None) -> bool:
         """Remove `key`: no new hand-outs; the bytes are free when nobody holds them. Return False if it is absent."""
-        return self._writer.delete(packed_key(key))
+        return self._writer.delete(packed_key(key, scope))
 
-    def clear(self) -> None:
-        """Delete every key; ids continue."""
-        self._writer.clear()
+    def clear(self, *, scope: str | None = None) -> None:
+        """Delete every key, with or without a scope; if `scope` is given, every key of that scope. Ids continue."""
+        self._writer.clear(b"" if scope is None else prefix_of(scope))
 
     # ---- inspecting
 
-    def keys(self) -> list[str]:
-        """Return the keys that can be handed out, oldest object first."""
-        return self._writer.key_list()
+    def keys(self, *, scope: str | None = None) -> list[str]:
+        """Return the keys of `scope`, or those without a scope, that can be handed out, oldest object first."""
+        if scope is None:
+            return [key for key in self._writer.key_list(b"") if type(key) is str]
+        return [key[1] for key in self._writer.key_list(prefix_of(scope))]
+
+    def scopes(self) -> list[str]:
+        """Return the scopes that have keys, the one of the oldest object first."""
+        return list(dict.fromkeys(key[0] for key in self._writer.key_list(MARK)))
 
     def __len__(self) -> int:
-        return self._writer.count()
+        return self._writer.count()  # with the keys of all scopes
 
     def __bool__(self) -> bool:
         return True  # a writer of an empty store is still a writer
@@ -517,14 +581,44 @@ class ObjectStoreWriter(Closable):
 
     def stats(self) -> StoreStats:
         """Return the store's current figures."""
-        return StoreStats(**self._writer.stats())
+        return StoreStats(**self._writer.stats(), kinds=kind_stats(self._writer))
+
+    def track_events(self, log_bytes: int = LOG_BYTES) -> None:
+        """Record events from now on, in a log of `log_bytes` bytes (at least 128 KiB); with 0 stop, and forget them.
+
+        A full log drops its oldest events. A log that is there already is kept. Until it is called, or `events`, a
+        store records nothing.
+        """
+        self._writer.track_events(int_of("log_bytes", log_bytes, 0, native.MAX_CAPACITY))
+
+    def events(self, position: int | None = None) -> Iterator[StoreEvent]:
+        """Return an iterator of the events from `position` on, which ends when there are no more; for routers.
+
+        A listener keeps the `position` of the last event that it has used, and calls again with it. Any number of
+        listeners may do so. Without a position it yields a put for each stored object, oldest first, with the position
+        at which they hold; use all of them before you go on from there.
+        Raises EventsLostError if the log does not have the next event any more, and ValueError for a position that no
+        event has had.
+        """
+        self.track_events()
+        if position is None:
+            return stored_events(self._writer)
+        return events_from(self._writer.events, int_of("position", position, 0, 2**63 - 1))
 
     def track_evictions(self, on: bool = True) -> None:
-        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget them."""
-        self._writer.track_evictions(on)
+        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget all events."""
+        end = self._writer.track_events(LOG_BYTES if on else 0)
+        if not on:
+            self._writer.position = -1
+        elif self._writer.position < 0:
+            self._writer.position = end
 
-    def take_evicted(self) -> list[str]:
-        """Return the keys evicted or deleted since the last call, in that order; for caches beside the store."""
+    def take_evicted(self) -> list[str | tuple[str, str]]:
+        """Return the keys evicted or deleted since the last call, in that order; for caches beside the store.
+
+        A key of a scope comes as a pair of the scope and the key. Raises EventsLostError once if the log was too small
+        for all that has happened.
+        """
         while True:
             before = self._writer.position
             keys, position = self._writer.evicted()

@@ -9,7 +9,7 @@ static const char *name;
 static void begin(void) {
     shms_options o = {.capacity = 8192, .n_readers = 1, .max_objects = 16};
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("batch"), &o));
-    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    CHECK(shms_writer_track_events(w, 1) > 0);
     CHECK_EQ(SHMS_OK, put_marked(w, "old", 64, 1, NULL));
 }
 
@@ -28,7 +28,7 @@ static shms_stats stats(void) {
 }
 
 static int put(const char *key) {
-    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "m", 1, NULL, 0, 0, NULL, 0, 0);
+    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "m", 1, NULL, 0, 0, NULL, 0, 0, 0);
 }
 
 static void only_the_old_object_is_left(void) {
@@ -61,10 +61,15 @@ static void everything_is_undone_and_again_is_nothing(void) {
     shms_batch_undo(w, &b);
     after = stats();
     CHECK(!memcmp(&before, &after, sizeof before));
-    uint8_t out[100];
-    uint64_t sizes[2] = {sizeof out};
-    CHECK_EQ(SHMS_OK, shms_writer_evicted(w, 0, out, sizes));
-    CHECK_EQ(9 * 5, sizes[0]); /* who keeps something beside the objects is told */
+    uint8_t out[2000], *at = out;
+    uint64_t sizes[3] = {sizeof out};
+    CHECK_EQ(SHMS_OK, shms_writer_events(w, w->events.first, out, sizes));
+    shms_event e; /* old; nine objects, then their undoing; other */
+    for (int i = 0; i < 20; i++, at += sizeof e + e.key_len) {
+        memcpy(&e, at, sizeof e);
+        CHECK_EQ(i < 10 || i == 19 ? SHMS_EVENT_PUT : SHMS_EVENT_DELETED, e.kind);
+    }
+    CHECK(at == out + sizes[0]);
     end();
 }
 
@@ -85,7 +90,7 @@ static void a_ticket_is_undone_in_each_of_its_states(void) {
     for (int leased = 0; leased < 2; leased++)
         for (int committed = 0; committed < 2; committed++) {
             begin();
-            CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, leased));
+            CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, leased));
             if (committed)
                 CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, 0));
             CHECK_EQ((uint64_t)(leased && committed), stats().open_leases);
@@ -98,7 +103,7 @@ static void a_ticket_is_undone_in_each_of_its_states(void) {
 static void a_ticket_of_a_closed_writer_is_ended_and_no_more(void) {
     begin();
     CHECK_EQ(SHMS_OK, put("a"));
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 1));
+    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_batch_undo(w, &b);
     CHECK_EQ(0, w->unfinished);
@@ -112,8 +117,8 @@ static void a_ticket_of_a_closed_writer_is_ended_and_no_more(void) {
 
 static void a_refusal_is_in_the_batch_that_met_it(void) {
     begin();
-    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 1));
-    CHECK_EQ(SHMS_EFULL, shms_batch_begin(w, &b, "large", 5, "m", 1, NULL, 0, 8000, 1));
+    CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, 1));
+    CHECK_EQ(SHMS_EFULL, shms_batch_begin(w, &b, "large", 5, "m", 1, NULL, 0, 8000, 0, 1));
     CHECK(b.refusal.capacity == 8192 && b.refusal.used_bytes == 256 && b.refusal.kept == 128);
     CHECK(b.refusal.awaited[0] == 1 && b.refusal.reclaimable == 128);
     shms_batch_undo(w, &b);

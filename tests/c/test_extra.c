@@ -16,7 +16,7 @@ static void begin(uint64_t capacity) {
     shms_options o = {.capacity = capacity, .n_readers = 1, .flags = SHMS_CHECKSUMS};
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("extra"), &o));
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
-    memset(extra, 'e', sizeof extra);
+    fill(extra, sizeof extra, 1);
     memset(payload, 'p', sizeof payload);
 }
 
@@ -32,7 +32,7 @@ static void end(void) {
 
 static int put(const char *key, uint64_t n_payload, uint32_t n_extra) {
     shms_piece piece = {0, n_payload, (uint64_t)(uintptr_t)payload};
-    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0);
+    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0, 0);
 }
 
 static bool has_extra(const uint8_t *ref, uint64_t n) {
@@ -96,6 +96,8 @@ static void they_are_gone_with_the_object(void) {
     ref[39] ^= 1; /* a forged tag */
     CHECK_EQ(SHMS_ESTALE, shms_writer_extra(w, ref, out, &size));
     CHECK_EQ(SHMS_ETOOLARGE, put("too large", 100, 1024));
+    end();
+    begin(UINT64_C(32) << 20);
     CHECK_EQ(SHMS_ETOOLARGE, put("too large", 100, SHMS_MAX_EXTRA + 1));
     end();
 }

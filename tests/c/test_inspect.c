@@ -187,6 +187,7 @@ static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(vo
     CHECK_EQ(0, shms_reader_attach(&r, name, 0));
     shms_writer_free(w);
     CHECK_EQ(0, shms_probe_file(&p, name));
+    CHECK_EQ(SHMS_ENOSTORE, shms_segment_remove(name, p.device, p.inode, p.size - 1, 1)); /* changed since the probe */
     shms_step_hook = fork_here;
     CHECK_EQ(SHMS_ERANKINUSE, shms_segment_remove(name, p.device, p.inode, p.size, 0));
     shms_step_hook = NULL;

@@ -518,36 +518,6 @@ static void a_close_waits_for_the_end_of_a_search(void) {
 
 /* ---- what is not trusted, and what is not lost ---- */
 
-static void a_key_whose_eviction_cannot_be_recorded_stays(void) {
-    begin(65536, 64, 0);
-    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
-    put_and_release("k", 0, 40000);
-    uint64_t size = w->evicted.size;
-    w->evicted.size = UINT64_MAX / 8; /* no memory for another one */
-    CHECK_EQ(SHMS_ENOMEM, put_sized("new", 0, 40000));
-    CHECK_EQ(SHMS_ENOMEM, shms_writer_delete(w, "k0", 2));
-    CHECK_EQ(SHMS_ENOMEM, shms_writer_clear(w));
-    w->evicted.size = size;
-    CHECK_EQ(1, shms_writer_has(w, "k0", 2));
-    CHECK_EQ(0, shms_writer_has(w, "new0", 4));
-    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    CHECK_EQ(SHMS_OK, put_sized("new", 0, 40000));
-    CHECK_EQ(6, w->evicted.size);
-    end();
-}
-
-static void memory_that_one_call_has_reserved_is_not_used_by_another(void) {
-    begin(65536, 64, 0);
-    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
-    put_and_release("k", 0, 100);
-    CHECK(shms_room_for_keys(w, 100, 5000)); /* an eviction that yields */
-    CHECK_EQ(1, shms_writer_delete(w, "k0", 2));
-    CHECK_EQ(5400, w->evicted.promised);
-    CHECK_EQ(6, w->evicted.size);
-    CHECK(w->evicted.room >= 5400 + 6);
-    end();
-}
-
 static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
     begin(65536, 64, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
@@ -584,8 +554,6 @@ int main(void) {
     leases_without_a_live_rank_do_not_exhaust_the_entries();
     leases_that_are_complete_at_their_commit_are_found();
     a_close_waits_for_the_end_of_a_search();
-    a_key_whose_eviction_cannot_be_recorded_stays();
-    memory_that_one_call_has_reserved_is_not_used_by_another();
     a_slot_number_in_the_lease_table_is_not_read_back();
     CHECK_EQ(0, store_names_left());
     return 0;

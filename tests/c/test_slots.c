@@ -18,7 +18,7 @@ static int valid(uint64_t next_id) {
             continue;
         uint64_t extra = a->flags >> 8 & SHMS_MAX_EXTRA,
                  at = shms_align_up((a->head & UINT32_MAX) + (a->head >> 32), 64);
-        if (a->state > SHMS_EVICTING || (a->flags & 0xff) > 3 || (extra && at + extra > a->length) ||
+        if (a->state > SHMS_EVICTING || (a->flags & 0xff) >= 4 * SHMS_KINDS || (extra && at + extra > a->length) ||
             (!(a->flags & 2) && a->flags >> 32) || a->id == 0 || a->id >= next_id ||
             !bounded(a->offset, a->length, a->head & UINT32_MAX, a->head >> 32))
             return SHMS_ECORRUPT;
@@ -66,7 +66,8 @@ static void a_table_is_valid_when_no_two_objects_overlap_or_share_an_id(void) {
                              .offset = at,
                              .length = length,
                              .head = 1 + below(&seed, 20),
-                             .flags = below(&seed, 4) | below(&seed, length - 64 * (spans - 1)) * (spans > 1) << 8};
+                             .flags = below(&seed, 4 * SHMS_KINDS) |
+                                      below(&seed, length - 64 * (spans - 1)) * (spans > 1) << 8};
             at += 64 * spans;
         }
         if (below(&seed, 2)) { /* with one word changed */

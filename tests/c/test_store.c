@@ -246,8 +246,9 @@ static void every_call_on_a_closed_handle_returns_eclosed(void) {
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_unprotect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_refusal(h, &why));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_track_evictions(h, 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_evicted(h, 0, NULL, sizes));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_track_events(h, 1));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_events(h, 0, NULL, sizes));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_stored(h, NULL, sizes));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));
         shms_reader_stats s;
         CHECK(shms_reader_acquire(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
@@ -435,24 +436,14 @@ static void a_view_has_the_checked_lengths_even_if_the_slot_changes(void) {
     end(w);
 }
 
-static int evicted(shms_writer *w, uint64_t from, uint8_t *out, uint64_t *size, uint64_t *end) {
-    uint64_t sizes[2] = {*size};
-    int rc = shms_writer_evicted(w, from, out, sizes);
-    *size = sizes[0];
-    *end = sizes[1];
-    return rc;
-}
-
-static void keys_come_in_order_of_age_and_evicted_ones_are_recorded(void) {
+static void keys_come_in_order_of_age(void) {
     const char *name = store_name("keys");
     shms_writer *w = make(name, 1024, 1, 64);
     uint8_t out[200];
-    uint64_t size = sizeof out;
-    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 1));
+    uint64_t size = 0;
     for (char c = 'a'; c < 'a' + 10; c++) /* 8 fit: a and b go */
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "d", 1));
-    size = 0;
     CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size)); /* asks how much room it needs */
     CHECK_EQ(7 * 5, size);
     CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size));
@@ -460,34 +451,7 @@ static void keys_come_in_order_of_age_and_evicted_ones_are_recorded(void) {
     for (const char *expected = "cefghij"; *expected; expected++, p += 5)
         CHECK(!memcmp(p, "\1\0\0", 4) && p[4] == (uint8_t)*expected);
     CHECK_EQ(7, shms_writer_count(w));
-    uint64_t position;
-    size = 14;
-    CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position));
-    CHECK_EQ(15, size); /* too little room */
-    for (int again = 0; again < 2; again++) {
-        size = sizeof out;
-        CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position));
-        CHECK(size == 15 && out[4] == 'a' && out[9] == 'b' && out[14] == 'd' && position == 15);
-    }
-    size = sizeof out;
-    CHECK_EQ(SHMS_OK, evicted(w, 10, out, &size, &position)); /* as one who has used a and b */
-    CHECK(size == 5 && out[4] == 'd' && position == 15);
-    size = sizeof out;
-    CHECK_EQ(SHMS_OK, evicted(w, 0, out, &size, &position)); /* what was used is forgotten */
-    CHECK(size == 5 && out[4] == 'd' && position == 15);
-    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
-    CHECK_EQ(0, size);
-    shms_ticket t; /* an aborted put was never in the store */
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 10, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
-    size = sizeof out;
-    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
-    CHECK_EQ(0, size); /* nothing was evicted for it: the room of d was enough */
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
-    CHECK_EQ(SHMS_OK, shms_writer_track_evictions(w, 0));
-    size = sizeof out;
-    CHECK_EQ(SHMS_OK, evicted(w, position, out, &size, &position));
-    CHECK_EQ(0, size);
     CHECK_EQ(0, stats_of(w).objects);
     end(w);
 }
@@ -631,7 +595,7 @@ int main(void) {
     a_view_outlives_close_and_keeps_its_rank();
     a_stale_reference_leaves_no_pin();
     a_view_has_the_checked_lengths_even_if_the_slot_changes();
-    keys_come_in_order_of_age_and_evicted_ones_are_recorded();
+    keys_come_in_order_of_age();
     a_writer_keeps_its_lock_while_bytes_are_being_copied();
     a_store_that_its_writer_unlinked_meanwhile_is_not_recovered();
     a_reservation_ends_under_periodic_signals();

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -19,9 +20,10 @@ from rich.console import Console
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
 from shmstore.cli.commands import bench
-from shmstore.cli.commands.common import make_fitting_table
+from shmstore.cli.commands.tables import make_fitting_table
+from shmstore.cli.subcommands import COMMANDS
 from shmstore.inspect import StoreInspector, ring_map
-from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, running
+from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, poke, running
 from tests.support import SHM, Child, Stores, store_name
 
 pytestmark = pytest.mark.alone
@@ -54,6 +56,38 @@ def test_a_command_ends_in_time_with_its_status_and_changes_no_byte(command: str
         assert "\x1b" not in ran.out, "an escape sequence in a pipe"
         if ran.status == 1:
             assert re.fullmatch(rf"shmstore {command}: .*\n", ran.err), "an error is one line"
+
+
+@pytest.mark.parametrize("condition", [*CONDITIONS, "being created"])
+def test_a_quick_look_tells_a_living_writer_from_every_other_condition(condition: str) -> None:
+    with case("live" if condition == "being created" else condition) as name:
+        if condition == "being created":
+            poke(SHM / name, 8, 0)
+        before = (SHM / name).read_bytes()
+        ran, as_json = piped("verify", name, "--quick"), piped("verify", name, "--quick", "--json")
+        assert (0 if condition in ("live", "stopped") else 1) == ran.status == as_json.status, ran
+        assert before == (SHM / name).read_bytes()
+        assert name in (ran.err if ran.status else ran.out)
+        assert (ran.status == 0, as_json.json["problem"] is None) == (as_json.json["ok"], as_json.json["ok"])
+        assert ("", 1 if condition in ("live", "stopped", "being created") else 0) == (
+            as_json.err,
+            as_json.json["file"]["ranks_alive"],
+        )
+    gone = piped("verify", name, "--quick")
+    assert (1, True) == (gone.status, name in gone.err)
+
+
+def test_a_quick_look_starts_without_what_takes_long_to_load() -> None:
+    program = """
+import sys
+from shmstore.cli.main import main
+status = main(["verify", sys.argv[1], "--quick"])
+print(status, *{"numpy", "rich", "torch"}.intersection(sys.modules))
+"""
+    with case("live") as name:
+        command = [sys.executable, "-c", program, name]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert ("", "0") == (ran.stderr, ran.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("prefix", ["/dev/shm/", "/"])
@@ -148,7 +182,7 @@ def test_a_pipe_and_other_odd_files_of_that_name_neither_block_nor_crash() -> No
 
 
 def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in cli.COMMANDS:
+    for command in COMMANDS:
         assert 0 == cli.main([command.name, "--help"])
         assert f"example: {command.example}" in capsys.readouterr().out
         assert 2 == cli.main([command.name, "--no-such-option"])
@@ -163,7 +197,7 @@ def test_without_a_command_all_of_them_are_listed() -> None:
     ran = piped()
     assert (2, "") == (ran.status, ran.out)
     listed = {words[0] for words in map(str.split, ran.err.splitlines()) if words}
-    assert {command.name for command in cli.COMMANDS} <= listed
+    assert {command.name for command in COMMANDS} <= listed
 
 
 @pytest.mark.parametrize("command", NAMED)
@@ -477,7 +511,7 @@ def test_completion_knows_the_commands_and_the_stores(shell: str, capsys: pytest
     pytest.importorskip("shtab", reason="shtab, the extra `completion`, is not installed")
     assert 0 == cli.main(["completion", shell])
     script = capsys.readouterr().out
-    assert all(command.name in script for command in cli.COMMANDS)
+    assert all(command.name in script for command in COMMANDS)
     assert "_shmstore_names" in script.partition("_shmstore_names")[2], "defined, and used"
 
 

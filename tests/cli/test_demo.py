@@ -36,7 +36,8 @@ from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, 
 from shmstore.cli.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigures, RunSettings
 from shmstore.cli.demo.report import print_report
 from shmstore.cli.demo.supervisor import GRACE_S, DemoError, Observer
-from shmstore.cli.main import COMMANDS, main
+from shmstore.cli.main import main
+from shmstore.cli.subcommands import COMMANDS
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from tests.cli.items import BrokenImage, FailingProcessor, LosesTheStore, NotedItems, RandomItems, StuckProcessor
 

@@ -40,6 +40,7 @@ def fields_of(struct_name: str) -> dict[str, int]:
 
 
 SUPER = fields_of("shms_superblock")
+SUPER["kinds"] = SUPER["retired"] + 8 * native.MAX_READERS
 
 
 def slot_at(path: Path, index: int, field: str = "state") -> int:
@@ -91,12 +92,15 @@ def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
         "state": [(slot_at(path, one), 9)],
         "bounds": [(slot_at(path, one, "offset"), 1 << 50)],
         "id": [(slot_at(path, one, "id"), 1 << 40)],
-        "flags": [(slot_at(path, one, "flags"), 4)],
+        "flags": [(slot_at(path, one, "flags"), 1 << 7)],
         "overlap": [(slot_at(path, one, "offset"), offset)],
         "same_id": [(slot_at(path, one, "id"), 2)],
         "same_key": [(slot_at(path, one, "offset"), offset)],
         "key": [(slot_at(path, one, "head"), 5 << 32)],
         "crc": [(slot_at(path, five, "flags"), peek(path, slot_at(path, five, "flags")) ^ 1 << 40)],
+        "kind": [(slot_at(path, one, "flags"), peek(path, slot_at(path, one, "flags")) | 7 << 2)],
+        "kind_bytes": [(SUPER["kinds"] + 24, 64)],
+        "kind_objects": [(SUPER["kinds"] + 48 + 32, 99)],
         "lease_number": [(lease_at(path, 0, "number"), 1 << 40)],
         "lease_slot": [(lease_at(path, 0, "slot"), 16)],
         "lease_object": [(lease_at(path, 0, "id"), 3), (lease_at(path, 0, "slot"), free)],

@@ -239,13 +239,13 @@ def test_what_a_batch_has_found_is_sent_even_if_it_goes_while_the_batch_waits(
     serde.go_on.set()
     stored.result(timeout=30)
     sender.release([stored.result()[0]])
-    store, leases = sender._store, sender.writer.stats().open_leases
+    put, leases = sender._put, sender.writer.stats().open_leases
 
     def overtaken(*args: Any) -> Any:
         sender.invalidate(["0"])
-        return store(*args)
+        return put(*args)
 
-    monkeypatch.setattr(sender, "_store", overtaken)
+    monkeypatch.setattr(sender, "_put", overtaken)
     outputs = sender.get_and_update([(item(15 << 10), []), None, None, None], ["new", "0", "1", "slow"])
     assert not sender.is_cached_item("0")
     with ObjectStoreReader.attach(sender.handle) as reader:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore.bindings import store as native
 from shmstore.inspect import StoreInspector
 from shmstore.multimodal import CacheTypes, ResolvedPromptUpdate, ShmObjectStoreSenderCache
 from shmstore.multimodal.caches import stored_updates
@@ -77,6 +78,13 @@ def test_data_comes_back_as_it_was(content: Any) -> None:
     assert packed is not None
     assert updates == decode_updates(packed)
     assert repr(updates) == repr(decode_updates(packed))
+
+
+def test_equal_parts_of_what_comes_back_are_not_one_object() -> None:
+    packed = encode_updates([ResolvedPromptUpdate("image", 0, "insert", "", [[1], [1]])])
+    assert packed is not None
+    (one,) = decode_updates(packed)
+    assert one.content[0] is not one.content[1]
 
 
 @pytest.mark.parametrize("content", [{1, 2}, torch.zeros(2), 2**64, len, type("S", (str,), {})("s"), "\ud800"])
@@ -157,6 +165,7 @@ def test_updates_belong_to_one_object_and_not_to_its_successor() -> None:
             sender.get_and_update_item(None, "a")
         assert not sender.is_cached_item("a")
         send(sender, "a", [update("new")])
+        assert sender.is_cached_item("a")
         assert [update("new")] == hit(sender, "a")
         sender.invalidate("a")
         send(sender, "a", [update("newer")])
@@ -191,6 +200,30 @@ def test_an_item_whose_updates_cannot_be_decoded_is_stored_again(caplog: pytest.
         assert (False, 0) == (sender.is_cached_item("a"), writer.stats().open_leases)
         sender.release([sender.get_and_update_item(({"x": 2}, "new"), "a")[0]])
         assert "new" == hit(sender, "a")
+        writer = restarted(writer)
+    with sender_of(writer, newer) as sender:
+        sent, _ = sender.get_and_update_item(({"x": 3}, "newer"), "a")
+        assert (1, 2, "newer") == (writer.stats().open_leases, writer.stats().next_id - 2, hit(sender, "a"))
+        assert 1 == sender.release([sent])
+
+
+def test_an_item_that_goes_between_its_hand_out_and_the_look_at_its_updates_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with sender_of(make()) as sender:
+        send(sender, "a", [update("a")])
+        writer = restarted(sender.writer)
+    with sender_of(writer) as sender:
+        writer.retire(0)  # no lease waits for anybody
+        extra = native.Writer.extra
+
+        def overtaken(self: native.Writer, packed: bytes) -> bytes:
+            writer.delete("a")
+            return extra(self, packed)
+
+        monkeypatch.setattr(native.Writer, "extra", overtaken)
+        with pytest.raises(CacheMissError):
+            sender.get_and_update_item(None, "a")
 
 
 def test_without_a_codec_stored_updates_are_not_known() -> None:

@@ -61,24 +61,25 @@ def test_the_signatures_are_those_of_the_contract() -> None:
         ("prefault", False, True),
         ("huge_pages", False, True),
         ("checksums", False, True),
+        ("quotas", None, True),
         ("serde", None, True),
     ]
     assert parameters(ObjectStoreWriter.recover)[0] == ("name", empty, False)
     assert parameters(ObjectStoreReader.attach)[:2] == [("handle_or_name", empty, False), ("rank", 0, False)]
     expected = {
-        "put": ["key", "value", "hold"],
-        "get_cached": ["key", "hold"],
+        "put": ["key", "value", "hold", "kind", "scope"],
+        "get_cached": ["key", "hold", "scope"],
         "hold": ["ref"],
-        "validate": ["ref", "key"],
-        "is_cached": ["key"],
-        "touch": ["key"],
-        "protect": ["keys"],
-        "reserve": ["key", "template"],
+        "validate": ["ref", "key", "scope"],
+        "is_cached": ["key", "scope"],
+        "touch": ["key", "scope"],
+        "protect": ["keys", "scope"],
+        "reserve": ["key", "template", "kind", "scope"],
         "cancel": ["ref"],
         "retire": ["rank"],
-        "delete": ["key"],
-        "clear": [],
-        "keys": [],
+        "delete": ["key", "scope"],
+        "clear": ["scope"],
+        "keys": ["scope"],
         "stats": [],
         "close": ["unlink"],
     }
@@ -173,7 +174,7 @@ def test_every_refusal_has_its_error_and_changes_nothing(stores: Stores) -> None
 
 
 def test_a_full_store_refuses_and_leaves_keys_order_and_figures_as_they_were(stores: Stores) -> None:
-    def evicted_in_turn(refused: int) -> list[list[str]]:
+    def evicted_in_turn(refused: int) -> list[list[Any]]:
         writer = stores.create(8192, n_readers=1)
         reader = stores.attach(writer)
         held = writer.put("held", random_tensor(0, 3000))

@@ -23,6 +23,7 @@ from shmstore import (
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
+from shmstore.files import classify
 from tests.store.test_segments import FIELDS, FOREIGN, put_word
 from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, segments, store_name
 
@@ -248,21 +249,22 @@ def test_a_store_of_another_user_is_never_removed(name: str, damage: Callable[[P
     assert (SHM / name).exists()
 
 
+@pytest.mark.parametrize("moment", ["classify", "native.remove"])
 def test_a_file_that_took_the_place_of_the_refused_one_is_not_removed(
-    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch
+    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """Another process replaces it, puts, and ends, just before the removal."""
+    """Another process replaces it, puts, and ends, just before that call."""
     left(name, n_readers=1)
-    remove = native.remove
+    call: Callable[..., Any] = classify if moment == "classify" else native.remove
     replaced: list[StoreHandle] = []
 
-    def late(*which: Any) -> None:
+    def late(*which: Any) -> Any:
         if not replaced:
             (SHM / name).unlink()
             replaced.append(left(name))
-        remove(*which)
+        return call(*which)
 
-    monkeypatch.setattr(native, "remove", late)
+    monkeypatch.setattr(f"shmstore.store.leftovers.{moment}", late)
     writer = reopened(stores, name)
     assert (replaced, 1) == ([writer.handle], writer.recovered)
 

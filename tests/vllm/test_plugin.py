@@ -6,12 +6,15 @@ import gc
 import os
 import pickle
 import sys
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from prometheus_client import REGISTRY, generate_latest
 from vllm.multimodal import processing
 from vllm.multimodal.cache import ShmObjectStoreSenderCache, factories
 from vllm.multimodal.inputs import (
@@ -27,9 +30,11 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 import shmstore
-from shmstore.integrations.vllm import register, seams
+from shmstore.inspect import StoreInspector
+from shmstore.integrations.vllm import items, register, seams
+from shmstore.integrations.vllm import sender as sender_module
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
-from shmstore.integrations.vllm.receiver import ReceiverCache
+from shmstore.integrations.vllm.receiver import HANDLE, ReceiverCache
 from shmstore.integrations.vllm.requests import follow
 from shmstore.integrations.vllm.sender import SenderCache
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
@@ -43,7 +48,12 @@ FIELDS = [
     MultiModalSharedField(batch_size=3),
     MultiModalFlatField(slices=[slice(0, 4), slice(4, 9)], dim=1),
     MultiModalFlatField(slices=[[slice(0, 4), slice(6, None)], [slice(4, 6, 1)]]),
+    MultiModalFlatField(slices=[slice(np.int64(0), np.int64(4))]),
+    MultiModalFlatField(slices=[]),
 ]
+
+
+METHODS = ("add_request", "abort_requests", "process_outputs")
 
 
 # ---- switches
@@ -64,7 +74,10 @@ def test_the_environment_says_whether_the_plugin_comes(
 
 def test_the_factories_find_the_classes_of_the_plugin() -> None:
     register()
+    followed = [getattr(OutputProcessor, name) for name in METHODS]
+    assert all(hasattr(method, "__wrapped__") for method in followed)
     register()
+    assert followed == [getattr(OutputProcessor, name) for name in METHODS]
     assert (SenderCache, ReceiverCache) == (
         factories.ShmObjectStoreSenderCache,
         factories.ShmObjectStoreReceiverCache,
@@ -148,6 +161,21 @@ def test_an_item_comes_back_with_its_fields() -> None:
             assert nested == reader.get(writer.put("nested", nested))
 
 
+def test_slices_may_be_in_tuples() -> None:
+    register_items()
+    field = MultiModalFlatField(slices=[(slice(0, 4), slice(4, 9))])
+    with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        with shmstore.ObjectStoreReader.attach(writer.handle) as reader:
+            found = reader.get(writer.put("item", item(field)))["key 0"].field
+    assert [[slice(0, 4), slice(4, 9)]] == found.slices
+
+
+@pytest.mark.parametrize("tree", [5, [], ["[null]"], ["[null]", {}, 3], [5, {}], ["[null]", 5], ["[null]", {"a": 1}]])
+def test_the_bytes_of_something_else_are_not_an_item(tree: Any) -> None:
+    with pytest.raises(ValueError):  # noqa: PT011 - it is what the reader turns into a typed error
+        items._from_tree(tree)
+
+
 def test_a_reference_travels_as_vllms_messages_do() -> None:
     with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
         ref = writer.put("item", b"")
@@ -186,20 +214,34 @@ class Desk:
             request_id = name if children == 1 else f"{child}_{name}"
             self.add_request(SimpleNamespace(request_id=request_id, mm_features=features))
 
-    def output(self, name: str, *, finished: bool = False, reason: Any = FinishReason.STOP) -> None:
-        of = {"request_id": name, "new_token_ids": [1], "pooling_output": None}
-        self.process_outputs([SimpleNamespace(**of, finished=finished, finish_reason=reason if finished else None)])
+    def output(
+        self,
+        name: str,
+        *,
+        finished: bool = False,
+        reason: Any = FinishReason.STOP,
+        tokens: tuple[int, ...] = (1,),
+        pooled: Any = None,
+    ) -> str:
+        of = {"request_id": name, "new_token_ids": tokens, "pooling_output": pooled}
+        return self.process_outputs(
+            [SimpleNamespace(**of, finished=finished, finish_reason=reason if finished else None)]
+        )
 
-    def add_request(self, request: Any) -> None:
+    def add_request(self, request: Any) -> str:
         self.request_states[request.request_id] = request
+        if getattr(request, "last", False):
+            del self.request_states[request.request_id]
+        return "added"
 
     def abort_requests(self, request_ids: list[str]) -> list[str]:
         return [request_id for request_id in request_ids if self.request_states.pop(request_id, None)]
 
-    def process_outputs(self, engine_core_outputs: list[Any]) -> None:
+    def process_outputs(self, engine_core_outputs: list[Any]) -> str:
         for output in engine_core_outputs:
             if output.finished or output.request_id in self.stopped:
                 self.request_states.pop(output.request_id, None)
+        return "processed"
 
 
 follow(Desk)
@@ -241,9 +283,40 @@ def test_a_lease_of_an_aborted_request_lasts_until_a_later_one_has_a_token(desk:
     desk.output("c")  # both were there before
     assert 3 == desk.opened
     desk.request("d")
+    desk.output("d", tokens=())  # not a token yet
     assert 4 == desk.opened
     desk.output("d")
     assert 3 == desk.opened
+
+
+def test_an_embedding_is_as_good_as_a_token(desk: Desk) -> None:
+    for name in "ab":
+        desk.request(name)
+        desk.abort_requests([name])
+    desk.request("c")
+    desk.output("c", tokens=(), pooled=torch.zeros(1), finished=True)
+    assert 0 == desk.opened
+
+
+def test_an_item_that_was_sent_itself_is_not_kept(desk: Desk) -> None:
+    feature = SimpleNamespace(data=item(*FIELDS))
+    seen = weakref.ref(feature.data)
+    desk.add_request(SimpleNamespace(request_id="a", mm_features=[feature]))
+    feature.data = None
+    assert seen() is None
+
+
+def test_the_methods_return_what_they_returned_and_a_text_has_no_items(desk: Desk) -> None:
+    assert "added" == desk.add_request(SimpleNamespace(request_id="text", mm_features=None))
+    assert "processed" == desk.output("text")
+    assert ["text"] == desk.abort_requests(["text", "unknown"])
+
+
+def test_the_last_part_of_a_stream_ends_the_leases_of_all_parts(desk: Desk) -> None:
+    desk.request("stream")
+    desk.request("b")
+    desk.add_request(SimpleNamespace(request_id="stream", mm_features=None, last=True))
+    assert 1 == desk.opened
 
 
 def test_a_request_that_a_stop_string_ended_may_be_in_the_core_still(desk: Desk) -> None:
@@ -322,6 +395,7 @@ def received(cache: ReceiverCache, sent: Any) -> Any:
 def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: SenderCache) -> None:
     whole, updates = item(*FIELDS), ["update"]
     assert not sender.is_cached_item("a")
+    assert 0 == len(sender._protection)
     sent = [sender.get_and_update_item((whole, updates), "a"), sender.get_and_update_item(None, "a")]
     assert sender.is_cached_item("a")
     assert [updates, updates] == [list(found) for _, found in sent]
@@ -402,6 +476,33 @@ def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeyp
         assert 0 == cache.reader.stats().live_views
 
 
+def test_the_settings_of_vllm_are_those_of_the_store() -> None:
+    cache = SenderCache(config(gib=2**-8, workers=3))
+    try:
+        with StoreInspector.open(cache.writer.name) as inspector:
+            facts = inspector.facts()
+        assert (1 << 22, 1 << 20, 3, ("prefault",)) == (
+            *(facts.capacity, facts.max_object_size, facts.n_readers, facts.options),
+        )
+    finally:
+        cache.close()
+
+
+def test_a_worker_without_the_handle_of_a_store_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HANDLE, raising=False)
+    with pytest.raises(RuntimeError, match=HANDLE):
+        ReceiverCache(None, None)
+
+
+def test_a_touch_counts_as_a_use(sender: SenderCache) -> None:
+    big = MultiModalKwargsItem({"data": MultiModalFieldElem(data=torch.zeros(100 << 10), field=FIELDS[0])})  # 400 KiB
+    for name in "ab":
+        sender.get_and_update_item((big, []), name)
+    sender.touch_sender_cache_item("a")
+    sender.get_and_update_item((big, []), "c")
+    assert sender.is_cached_item("a")
+
+
 def test_what_was_found_stays_until_it_is_taken(sender: SenderCache) -> None:
     big = MultiModalKwargsItem({"data": MultiModalFieldElem(data=torch.zeros(100 << 10), field=FIELDS[0])})  # 400 KiB
     sender.get_and_update_item((big, []), "a")
@@ -416,16 +517,45 @@ def test_what_was_found_stays_until_it_is_taken(sender: SenderCache) -> None:
     assert not sender.is_cached_item("e")
 
 
+def test_what_is_evicted_before_it_is_protected_counts_as_absent(
+    sender: SenderCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender.get_and_update_item((item(*FIELDS), []), "a")
+    monkeypatch.setattr(sender._protection, "add", sender.invalidate)
+    assert not sender.is_cached_item("a")
+
+
+@pytest.mark.parametrize(("merges", "limit"), [(True, 4096), (False, 64)])
+def test_a_vllm_that_never_says_that_a_request_is_merged_protects_few_items(
+    merges: bool, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not merges:
+        monkeypatch.delattr(SenderCache.__mro__[1], "release_sender_touches")
+    cache = SenderCache(config())
+    try:
+        for number in range(limit + 1):
+            cache._protection.add(str(number))
+        assert limit == len(cache._protection)
+    finally:
+        cache.close()
+
+
+def test_the_store_shows_beside_the_metrics_of_the_process(sender: SenderCache) -> None:
+    assert f'"{sender.writer.name}"' in generate_latest(REGISTRY).decode()
+    sender_module._collector.__wrapped__()  # of an application that shows them by a collector of its own
+
+
 def test_what_cannot_be_stored_is_sent_inline(sender: SenderCache, caplog: pytest.LogCaptureFixture) -> None:
     class OtherField(MultiModalBatchedField):  # type: ignore[misc]
         pass
 
+    OtherField.__name__ = MultiModalBatchedField.__name__
     large = MultiModalKwargsItem({"data": MultiModalFieldElem(data=torch.zeros(1 << 20), field=FIELDS[0])})
-    for given in (item(OtherField()), large):
+    for given in (item(OtherField()), item(OtherField()), large):
         assert given is sender.get_and_update_item((given, ["update"]), "a")[0]
         assert given is received(ReceiverCache(None, None), given)
         assert not sender.is_cached_item("a")
-    assert any(record.name.endswith("shmstore") for record in caplog.records)
+    assert 1 == len([record for record in caplog.records if record.name == "vllm.shmstore"])
 
 
 def test_a_reference_that_comes_from_outside_gets_a_lease_if_it_is_one_to_its_item(sender: SenderCache) -> None:
@@ -440,9 +570,12 @@ def test_a_reference_that_comes_from_outside_gets_a_lease_if_it_is_one_to_its_it
     sender.validate_input_item(came, "a")
     assert 1 == sender.writer.stats().open_leases
     assert same(whole, received(ReceiverCache(None, None), came))
+    assert came.lease.ref == ref_of(came) == ref_of(pickle.loads(pickle.dumps(came)))
     del came
     assert 0 == sender.writer.stats().open_leases
+    kept = sender.get_and_update_item(None, "b")[0]
     sender.invalidate("b")
+    assert same(whole, received(ReceiverCache(None, None), kept))
     assert not sender.is_cached_item("b")
     with pytest.raises(ValueError):  # noqa: PT011
         sender.validate_input_item(other, "b")

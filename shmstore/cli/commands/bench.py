@@ -17,7 +17,8 @@ import torch
 
 from shmstore.bindings.store import space
 from shmstore.cli.command import EXIT_OK, Command
-from shmstore.cli.commands.common import add_json, make_console, make_table, print_json, size
+from shmstore.cli.commands.common import add_json, print_json, size
+from shmstore.cli.commands.tables import make_console, make_table
 from shmstore.errors import StoreSpaceError
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
 

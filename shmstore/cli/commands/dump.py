@@ -1,7 +1,7 @@
 """`shmstore dump`: shows everything in one store, and who holds it."""
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -14,23 +14,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
-from shmstore.cli.commands.common import (
-    add_json,
-    add_name,
-    age,
-    complain,
-    make_console,
-    make_fitting_table,
-    make_picture,
-    make_table,
-    print_json,
-    ratio,
-    save_picture,
-    shown,
-    size,
-    span,
-    when,
-)
+from shmstore.cli.commands.common import add_json, add_name, age, complain, print_json, ratio, shown, size, span, when
+from shmstore.cli.commands.tables import cell, make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.inspect import (
     LeaseInfo,
     ReaderInfo,
@@ -44,6 +29,7 @@ from shmstore.inspect import (
     ring_map,
 )
 from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of
+from shmstore.store.stats import MORE_HITS, KindStats
 
 _ROWS = 20
 _RING_ROWS = 8
@@ -112,6 +98,15 @@ def readers_table(console: Console, readers: Sequence[ReaderInfo], title: str = 
     return make_fitting_table(console, title, tuple(_READER_COLUMNS), rows, left=("state",), spare=spare)
 
 
+def kinds_table(console: Console, kinds: Mapping[str, KindStats]) -> Table:
+    """Return the table of the kinds of objects."""
+    table = make_table(console, "kinds", "kind", "objects", "bytes", "quota", left=("kind",))
+    for kind, has in kinds.items():
+        quota = "-" if has.quota is None else f"{size(has.quota)} ({100 * has.bytes / has.quota:.0f} % used)"
+        table.add_row(cell(kind), str(has.objects), size(has.bytes), quota)
+    return table
+
+
 def _by_use(snapshot: StoreSnapshot) -> list[tuple[str, int, int]]:
     """Return (use, objects, bytes) of the ring, held objects first; the bytes add up to the capacity."""
     groups = {"pinned": [0, 0], "leased": [0, 0], "being written": [0, 0], "held by nobody": [0, 0], "deleted": [0, 0]}
@@ -149,6 +144,8 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
         f"{facts.evictions} evictions, {facts.deletes} deletes, {facts.refusals} refusals, {facts.cancels} cancels; "
         f"next id {facts.next_id}, next lease {facts.next_lease}"
     )
+    larger = ", ".join(f"{ratio(facts.hit_ratio_at(factor))} at {factor}x" for factor in MORE_HITS)
+    console.print(f"  hit ratio with a larger capacity, estimated: {larger}")
     console.print()
 
 
@@ -168,6 +165,13 @@ def _short_key(key: str | None) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def _title(slot: SlotInfo) -> str:
+    """Return the key of an object, and its scope and kind if it has them."""
+    more = (("scope", slot.scope), ("kind", slot.kind))
+    parts = [("key", slot.key), *(pair for pair in more if pair[1] is not None)]
+    return ", ".join(f"{what} {_short_key(name)}" for what, name in parts)
+
+
 def _lessees(slot: SlotInfo) -> str:
     """Return the ranks that have not read the object, and the writer if it holds a lease."""
     ranks = _ranks(slot.leased_to) if slot.leased_to or not slot.held else ""
@@ -183,6 +187,8 @@ _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
     "pinned by": lambda slot: _ranks(slot.pinned_by),
     "leased to": _lessees,
     "state": _flags,
+    "kind": lambda slot: _short_key(slot.kind or ""),
+    "scope": lambda slot: _short_key(slot.scope or ""),
     "key": lambda slot: _short_key(slot.key),
 }
 
@@ -192,9 +198,10 @@ def _slots_table(console: Console, slots: Sequence[SlotInfo], everything: bool) 
     if not everything and len(slots) > _ROWS:
         title = f"objects: {_ROWS} of {len(slots)} (--all: all), held ones first, then the largest"
         slots = sorted(slots, key=lambda slot: (mark_of(slot) in (LIVE, DELETED), -slot.span))[:_ROWS]
-    rows = [([text(slot) for text in _SLOT_COLUMNS.values()], "") for slot in slots]
-    spare = ("slot", "offset", "age")
-    return make_fitting_table(console, title, tuple(_SLOT_COLUMNS), rows, left=("state", "key"), spare=spare)
+    names = [name for name in _SLOT_COLUMNS if name not in ("kind", "scope") or any(getattr(s, name) for s in slots)]
+    rows = [([_SLOT_COLUMNS[name](slot) for name in names], "") for slot in slots]
+    spare, left = ("slot", "offset", "age"), ("state", "kind", "scope", "key")
+    return make_fitting_table(console, title, names, rows, left=left, spare=spare)
 
 
 def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool) -> None:
@@ -228,6 +235,9 @@ def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = 
         )
     console.print(table)
     console.print()
+    if snapshot.kinds:
+        console.print(kinds_table(console, snapshot.kinds))
+        console.print()
     console.print(readers_table(console, snapshot.readers))
     console.print()
     console.print(_slots_table(console, snapshot.slots, everything))
@@ -258,9 +268,7 @@ def _node_json(node: TreeNode) -> dict[str, Any]:
 
 
 def _one_object(console: Console, slot: SlotInfo, tree: TreeNode) -> None:
-    console.print(
-        f"[bold]object {slot.object_id}[/]  key {escape(_short_key(slot.key))}, slot {slot.slot}, offset {slot.offset}"
-    )
+    console.print(f"[bold]object {slot.object_id}[/]  {escape(_title(slot))}, slot {slot.slot}, offset {slot.offset}")
     crc = "none" if slot.crc is None else f"{slot.crc:08x}"
     stored = "" if slot.stored_at is None else f", stored {when(slot.stored_at)}"
     parts = f"payload {size(slot.payload_bytes)}, metadata {slot.meta_len} B, extra {slot.extra_len} B"
@@ -276,6 +284,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--key", metavar="K", help="only the object with this key, and its tree of shapes and dtypes")
     which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
+    parser.add_argument("--scope", metavar="S", help="scope of --key, if it has one")
     parser.add_argument("--tensor", metavar="PATH", help="copy this tensor of the object to --out; PATH as in its tree")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all objects and leases, not only the first ones")
@@ -284,7 +293,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
-    slot = inspector.find(key=arguments.key, object_id=arguments.object)
+    slot = inspector.find(key=arguments.key, object_id=arguments.object, scope=arguments.scope)
     if arguments.tensor is not None:
         array = load_tensor(inspector, slot, arguments.tensor)
         with open(arguments.out, "wb") as file:  # np.save would append .npy to a name
@@ -305,6 +314,8 @@ def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
     if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor is not None and not one):
         return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
+    if arguments.scope is not None and arguments.key is None:
+        return complain("dump", "--scope needs --key", EXIT_USAGE)
     if arguments.svg and arguments.json:
         return complain("dump", "--svg and --json exclude each other", EXIT_USAGE)
     console = make_picture() if arguments.svg else make_console()

@@ -5,18 +5,9 @@ import time
 from dataclasses import dataclass
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command
-from shmstore.cli.commands.common import (
-    add_json,
-    age,
-    cell,
-    complain,
-    make_console,
-    make_table,
-    print_json,
-    size,
-    store_argument,
-)
+from shmstore.cli.commands.common import add_json, age, complain, print_json, size, store_argument
 from shmstore.cli.commands.ls import owner
+from shmstore.cli.commands.tables import cell, make_console, make_table
 from shmstore.errors import ShmStoreError, listed
 from shmstore.inspect import Holders, SegmentInfo, find_segments, holders, look_at, remove_segment
 

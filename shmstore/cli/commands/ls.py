@@ -3,16 +3,8 @@
 import argparse
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.cli.commands.common import (
-    add_json,
-    age,
-    complain,
-    make_console,
-    make_fitting_table,
-    print_json,
-    ratio,
-    size,
-)
+from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size
+from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.inspect import SegmentInfo, find_segments
 
 

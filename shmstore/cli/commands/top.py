@@ -18,26 +18,14 @@ from rich.live import Live
 from rich.text import Text
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, number_argument, positive_argument
-from shmstore.cli.commands.common import (
-    add_json,
-    complain,
-    make_console,
-    make_fitting_table,
-    make_picture,
-    make_table,
-    print_json,
-    ratio,
-    save_picture,
-    shown,
-    size,
-    span,
-    store_argument,
-)
-from shmstore.cli.commands.dump import readers_table
+from shmstore.cli.commands.common import add_json, complain, print_json, ratio, shown, size, span, store_argument
+from shmstore.cli.commands.dump import kinds_table, readers_table
+from shmstore.cli.commands.tables import make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
+from shmstore.store.stats import MORE_HITS, KindStats
 
-_RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals")
+_RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals", *MORE_HITS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +36,8 @@ class Sample:
     """Its file and superblock."""
     readers: tuple[ReaderInfo, ...]
     """Its ranks; empty if the store cannot be read."""
+    kinds: dict[str, KindStats]
+    """Its kinds of objects."""
     taken_at: float
     """Seconds of the monotonic clock."""
     per_second: dict[str, float]
@@ -64,10 +54,11 @@ class Sample:
 def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
     """Return a sample of a store; `before` is the previous one, and is ignored if it is of another segment."""
     readers: tuple[ReaderInfo, ...] = ()
+    kinds: dict[str, KindStats] = {}
     if info.facts is not None:
         try:
             with StoreInspector.open(info.name) as inspector:
-                readers = inspector.readers()
+                readers, kinds = inspector.readers(), inspector.kinds()
         except (ShmStoreError, OSError):  # it has just been removed, as the next sample will find
             pass
     now = time.monotonic()
@@ -80,7 +71,7 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
         per_second = {name: grown[name] / elapsed for name in _RATES}
         given = grown["hits"] + grown["puts"]
         recent = grown["hits"] / given if given else None
-    return Sample(info, readers, now, per_second, recent)
+    return Sample(info, readers, kinds, now, per_second, recent)
 
 
 class Watcher:
@@ -189,16 +180,22 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
             label, per_second(rate[name]), size(facts.put_bytes) if name == "put_bytes" else str(getattr(facts, name))
         )
     table.add_row("hit ratio", ratio(sample.recent_hit_ratio), ratio(facts.hit_ratio))
+    given = rate["hits"] + rate["puts"]
+    for factor, name in MORE_HITS.items():
+        recent = (rate["hits"] + rate[name]) / given if given else None
+        table.add_row(f"hit ratio at {factor}x capacity", ratio(recent), ratio(facts.hit_ratio_at(factor)))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
     table.add_row("fallbacks (refusals)", f"{rate['refusals']:.1f}", str(facts.refusals))
     ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
-    return Group(head, used, Text(), table, Text(), ranks)
+    kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
+    return Group(head, used, Text(), table, *kinds, Text(), ranks)
 
 
 def _as_json(sample: Sample) -> dict[str, Any]:
     return {
         "segment": sample.info,
         "readers": sample.readers,
+        "kinds": sample.kinds,
         "per_second": sample.per_second,
         "recent_hit_ratio": sample.recent_hit_ratio,
         "oldest_lease_seconds": sample.oldest_lease_seconds,

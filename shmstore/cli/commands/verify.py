@@ -1,19 +1,44 @@
-"""`shmstore verify`: checks whether a store is sound."""
+"""`shmstore verify`: checks whether a store is sound, or only whether it and its writer are there."""
 
 import argparse
 from contextlib import suppress
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.cli.commands.common import add_json, add_name, print_json, shown, size
-from shmstore.inspect import verify
+from shmstore.cli.commands.common import add_json, add_name, complain, print_json, shown, size
+from shmstore.files import classify
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="check only, in milliseconds, that its superblock is intact and its writer alive: for probes",
+    )
     add_json(parser)
 
 
+def _run_quick(arguments: argparse.Namespace) -> int:
+    file = classify(arguments.name)
+    problem = file.problem
+    if file.state == "being created":
+        problem = "its creation is not over (hint: wait for its writer)"
+    elif file.state == "ok" and not file.writer_alive:
+        problem = "its writer is dead (hint: ObjectStoreWriter.open takes the store over, with all its objects)"
+    if arguments.json:
+        print_json({"ok": problem is None, "problem": problem, "file": file})
+    elif problem is None:
+        print(f"{shown(file.name)}: its writer is alive; readers attached: {file.ranks_alive}")
+    else:
+        complain("verify", f"{file.name}: {problem}")
+    return EXIT_OK if problem is None else EXIT_WRONG
+
+
 def _run(arguments: argparse.Namespace) -> int:
+    if arguments.quick:
+        return _run_quick(arguments)
+    from shmstore.inspect import verify  # not at the top, because it loads torch
+
     report = verify(arguments.name)
     if arguments.json:
         print_json({"ok": report.ok, "report": report})

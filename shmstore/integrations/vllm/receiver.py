@@ -35,7 +35,10 @@ def policy() -> str:
 
 
 class LazyItem(MultiModalKwargsItem):  # type: ignore[misc]
-    """An item that reads itself whenever it is used; the views are gone when their user is."""
+    """An item that reads itself whenever it is used; the views are gone when their user is.
+
+    A request of one image makes seven reads, 20 us each. To read once, it would have to hold the item until some call.
+    """
 
     def __init__(self, reader: ObjectStoreReader, ref: ObjectRef) -> None:
         self._reader, self._ref = reader, ref

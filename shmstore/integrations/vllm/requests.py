@@ -41,8 +41,7 @@ class RequestLeases:
         """Let go as soon as the workers are past these requests, which the engine core has not finished."""
         for request_id in request_ids:
             _, items = self._sent.pop(request_id, (0, []))
-            if items:
-                self._aborted.append((self._added, items))
+            self._aborted.append((self._added, items))
 
     def answer(self, request_id: str) -> None:
         """Let go of all that was aborted before this request was added, whose tokens have come."""

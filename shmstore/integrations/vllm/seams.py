@@ -31,6 +31,7 @@ _OURS = {_SENDER: sender.SenderCache, _RECEIVER: receiver.ReceiverCache}
 _INHERITED = {"is_cached", "get_and_update", "cache_if_fits"}
 """Methods of vLLM's base classes that work on ours as they are."""
 _OUTPUT = {"request_id", "new_token_ids", "pooling_output", "finished", "finish_reason"}
+"""What the wrapped methods read of an output."""
 _METHODS = {
     "add_request": ("self", "request", "prompt", "parent_req", "request_index", "queue"),
     "abort_requests": ("self", "request_ids"),
@@ -62,9 +63,7 @@ def difference() -> str | None:
         return "MultiModalFieldElem has other fields"
     if not {"data", "identifier"} <= _fields(MultiModalFeatureSpec):
         return "MultiModalFeatureSpec has other fields"
-    if missing := {"request_id", "new_token_ids", "pooling_output", "finished", "finish_reason"} - set(
-        dir(EngineCoreOutput)
-    ):
+    if missing := _OUTPUT - set(dir(EngineCoreOutput)):
         return f"EngineCoreOutput has no {missing.pop()}"
     return None
 

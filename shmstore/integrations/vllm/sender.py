@@ -62,8 +62,6 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         try:
             sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
         except TypeError as error:  # of a field or a value that the store does not know
-            if mm_item is None:
-                raise
             if not self._warned:
                 self._warned = True
                 _log.warning("items are sent inline, because the store cannot keep them: %s", error)

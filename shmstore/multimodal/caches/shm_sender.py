@@ -194,8 +194,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     self.types.check_input(mm_item, mm_hash)
                 outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
+                given = _given(mm_items, mm_hashes, outputs)
                 with self._storing:
-                    self._store(batch, mm_items, mm_hashes, outputs, missed)
+                    for at, mm_hash in enumerate(mm_hashes):
+                        if outputs[at] is None:
+                            outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
             if self._writer._protections:
@@ -226,29 +229,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             return None
         return ref, updates
 
-    def _store(
-        self,
-        batch: Batch,
-        mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]],
-        mm_hashes: Sequence[str],
-        outputs: list[Any],
-        missed: list[type[ShmStoreError] | None],
-    ) -> None:
-        """Fill the gaps in `outputs` by puts; `missed` gets an entry for each, with the error of what goes inline."""
-        given: dict[str, tuple[ItemT, UpdatesT]] = {}
-        missing: dict[str, None] = {}
-        for at, mm_hash in enumerate(mm_hashes):
-            if mm_hash not in given:
-                if (mm_item := mm_items[at]) is not None:
-                    given[mm_hash] = mm_item
-                elif outputs[at] is None:
-                    missing[mm_hash] = None
-        if missing:
-            raise CacheMissError(missing)
-        for at, mm_hash in enumerate(mm_hashes):
-            if outputs[at] is None:
-                outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed)
-
     def _put(
         self,
         batch: Batch,
@@ -256,7 +236,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         mm_hash: str,
         missed: list[type[ShmStoreError] | None],
     ) -> ProcessorOutput[ItemT, UpdatesT]:
-        """Store the item, or hand it out if it is stored already, or send it inline if it does not fit."""
+        """Store the item, or hand it out if it is stored already, or send it inline if it does not fit.
+
+        `missed` gets an entry for an item that was not cached: the error, if it goes inline.
+        """
         item, updates = mm_item
         kept, extra = self._updates.written(mm_item, mm_hash)
         try:
@@ -313,7 +296,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """Forget all items, prompt updates and counts; an item that is being read stays until it has been read."""
         with self._storing:
             self._writer.clear()
-            self._updates.clear()
             self._counts.clear()
             self._inline_full = self._inline_too_large = 0
 
@@ -328,7 +310,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         A call of another thread that is storing at the time raises StoreClosedError.
         """
         self._writer.close()
-        self._updates.clear()
 
 
 _senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache[Any, Any]]]] = (
@@ -374,6 +355,23 @@ def _compare_capacity(config: MultiModalCacheConfig, writer: ObjectStoreWriter) 
             capacity,
             wanted,
         )
+
+
+def _given(
+    mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str], outputs: Sequence[Any]
+) -> dict[str, tuple[ItemT, UpdatesT]]:
+    """Return the inputs by hash; CacheMissError if there is none for an output that is missing."""
+    given: dict[str, tuple[ItemT, UpdatesT]] = {}
+    missing: dict[str, None] = {}
+    for mm_item, mm_hash, output in zip(mm_items, mm_hashes, outputs, strict=True):
+        if mm_hash not in given:
+            if mm_item is not None:
+                given[mm_hash] = mm_item
+            elif output is None:
+                missing[mm_hash] = None
+    if missing:
+        raise CacheMissError(missing)
+    return given
 
 
 def _of_item(error: UnsupportedValueError | NestingError, mm_hash: str) -> Exception:

@@ -117,8 +117,3 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
                 if not self._native.has(packed_key(old)):
                     self._beside.pop(old, None)
             self._drop_at = 2 * len(self._beside) + 1024
-
-    def clear(self) -> None:
-        """Forget all."""
-        self._decoded.clear()
-        self._beside.clear()

@@ -1,0 +1,172 @@
+/* test_events.c - the log of events: kinds, ids and positions; what a slow listener loses, and a listener of a dead
+ * writer. */
+#include "support.h"
+
+#define ROOM (1 << 20)
+
+static shms_writer *w;
+static uint8_t out[ROOM];
+static uint64_t sizes[3];
+
+static void begin(const char *name, uint64_t capacity) {
+    shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = 64};
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
+}
+
+static void end(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+static int listen(uint64_t from, uint64_t room) {
+    sizes[0] = room;
+    return shms_writer_events(w, from, out, sizes);
+}
+
+/* Checks the events in `out`: a kind, an id and a key of one character each. */
+static void expect(const char *kinds, const char *ids, const char *keys) {
+    const uint8_t *at = out;
+    for (; *kinds; kinds++, ids++, keys++, at += sizeof(shms_event) + 1) {
+        shms_event e;
+        memcpy(&e, at, sizeof e);
+        CHECK_EQ(*kinds == '+' ? SHMS_EVENT_PUT : *kinds == '-' ? SHMS_EVENT_EVICTED : SHMS_EVENT_DELETED, e.kind);
+        CHECK_EQ(*ids - '0', e.id);
+        CHECK_EQ(1, e.key_len);
+        CHECK_EQ(*keys, at[sizeof e]);
+    }
+    CHECK_EQ(at - out, sizes[0]);
+}
+
+static void what_comes_and_goes_is_recorded_from_the_start_of_the_log(void) {
+    begin(store_name("events"), 256);
+    CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
+    CHECK_EQ(SHMS_OK, listen(0, ROOM)); /* there is no log yet */
+    CHECK_EQ(0, sizes[0]);
+    uint64_t start = sizes[2];
+    CHECK(start > 0);
+    CHECK(shms_writer_track_events(w, 1) > 0);
+    CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, NULL));
+    CHECK_EQ(SHMS_OK, put_marked(w, "c", 64, 1, NULL)); /* evicts a */
+    CHECK_EQ(1, shms_writer_delete(w, "b", 1));
+    CHECK_EQ(0, shms_writer_delete(w, "b", 1));
+    shms_ticket t;
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 64, &t)); /* was never in the store */
+    CHECK_EQ(SHMS_OK, listen(start, ROOM));
+    expect("+-+x", "2132", "bacb");
+    CHECK_EQ(start + 4, sizes[1]);
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK(shms_writer_track_events(w, ROOM) > 0); /* keeps the log */
+    CHECK_EQ(SHMS_OK, listen(start + 2, ROOM));
+    expect("+x", "32", "cb");
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, listen(start + 4, ROOM));
+    expect("x", "3", "c");
+    CHECK_EQ(SHMS_OK, listen(start + 5, ROOM));
+    expect("", "", "");
+    CHECK_EQ(start + 5, sizes[1]);
+    CHECK_EQ(SHMS_EINVAL, listen(start + 6, ROOM));
+    end();
+}
+
+static void a_small_room_gets_whole_events_and_learns_what_one_needs(void) {
+    begin(store_name("room"), 4096);
+    CHECK(shms_writer_track_events(w, 1) > 0);
+    uint64_t start = w->events.first, one = sizeof(shms_event) + 1;
+    for (char c = 'a'; c < 'e'; c++)
+        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
+    CHECK_EQ(SHMS_OK, listen(start, one - 1));
+    CHECK_EQ(one, sizes[0]);
+    CHECK_EQ(start, sizes[1]);
+    CHECK_EQ(SHMS_OK, listen(start, 3 * one - 1));
+    expect("++", "12", "ab");
+    CHECK_EQ(SHMS_OK, listen(sizes[1], 2 * one));
+    expect("++", "34", "cd");
+    end();
+}
+
+static void what_is_stored_comes_with_the_position_at_which_it_holds(void) {
+    begin(store_name("stored"), 4096);
+    for (char c = 'a'; c < 'e'; c++)
+        CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
+    CHECK_EQ(1, shms_writer_delete(w, "b", 1));
+    CHECK(shms_writer_track_events(w, 1) > 0);
+    sizes[0] = 0;
+    CHECK_EQ(SHMS_OK, shms_writer_stored(w, out, sizes));
+    CHECK_EQ(3 * (sizeof(shms_event) + 1), sizes[0]);
+    CHECK_EQ(SHMS_OK, shms_writer_stored(w, out, sizes));
+    expect("+++", "134", "acd");
+    uint64_t at = sizes[1];
+    CHECK_EQ(1, shms_writer_delete(w, "c", 1));
+    CHECK_EQ(SHMS_OK, listen(at, ROOM));
+    expect("x", "3", "c");
+    end();
+}
+
+/* Keys of `len` bytes come until each ring has gone round several times. */
+static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
+    begin(store_name("lost"), 1 << 20);
+    CHECK(shms_writer_track_events(w, 1) > 0);
+    static char key[SHMS_MAX_KEY];
+    uint64_t start = w->events.first, n = 0;
+    for (; n < 20000 && n * len < 5 * SHMS_MIN_LOG; n += 2) {
+        memset(key, 'a' + (int)(n / 2 % 26), len);
+        CHECK_EQ(SHMS_OK, shms_writer_put(w, key, len, NULL, 0, 0, NULL, 0, out));
+        CHECK_EQ(1, shms_writer_delete(w, key, len));
+    }
+    CHECK_EQ(SHMS_OK, listen(start, ROOM));
+    CHECK_EQ(0, sizes[0]);
+    uint64_t first = sizes[2];
+    CHECK(first > start && first < start + n);
+    CHECK_EQ(SHMS_OK, listen(first, ROOM));
+    CHECK_EQ(start + n, sizes[1]);
+    CHECK_EQ((start + n - first) * (sizeof(shms_event) + len), sizes[0]);
+    uint64_t log = w->events.n_cells, keys = w->events.n_bytes;
+    CHECK_EQ(SHMS_MIN_LOG, log * sizeof(shms_event_cell) + keys);
+    CHECK_EQ(keys / len < log ? keys / len : log, start + n - first); /* as many as the fuller ring has room for */
+    for (uint64_t i = first - start; i < n; i++) {
+        shms_event e;
+        const uint8_t *at = out + (i + start - first) * (sizeof e + len);
+        memcpy(&e, at, sizeof e);
+        CHECK_EQ(i / 2 + 1, e.id);
+        CHECK_EQ(i % 2 ? SHMS_EVENT_DELETED : SHMS_EVENT_PUT, e.kind);
+        for (uint32_t b = 0; b < len; b++)
+            CHECK(at[sizeof e + b] == 'a' + i / 2 % 26);
+    }
+    end();
+}
+
+static void a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile(void) {
+    const char *name = store_name("again");
+    begin(name, 4096);
+    CHECK(shms_writer_track_events(w, 1) > 0);
+    CHECK_EQ(SHMS_OK, put_marked(w, "a", 64, 1, NULL));
+    uint64_t at = w->events.first + 1;
+    CHECK(shms_writer_track_events(w, 0) > 0);
+    CHECK_EQ(SHMS_OK, listen(at, ROOM)); /* nothing has come */
+    CHECK_EQ(at, sizes[2]);
+    CHECK_EQ(SHMS_OK, put_marked(w, "b", 64, 1, NULL));
+    CHECK(shms_writer_track_events(w, 1) > 0);
+    CHECK_EQ(SHMS_OK, listen(at, ROOM));
+    CHECK(sizes[0] == 0 && sizes[2] == at + 1);
+    at = sizes[2];
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK(shms_writer_track_events(w, 1) > 0);
+    CHECK_EQ(SHMS_OK, listen(at, ROOM));
+    CHECK(sizes[0] == 0 && sizes[2] > at); /* a death may swallow an event: its position must not look recent */
+    end();
+}
+
+int main(void) {
+    what_comes_and_goes_is_recorded_from_the_start_of_the_log();
+    a_small_room_gets_whole_events_and_learns_what_one_needs();
+    what_is_stored_comes_with_the_position_at_which_it_holds();
+    a_slow_listener_is_told_what_it_has_lost(1);
+    a_slow_listener_is_told_what_it_has_lost(100);
+    a_slow_listener_is_told_what_it_has_lost(SHMS_MAX_KEY);
+    a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

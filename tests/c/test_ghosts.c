@@ -1,0 +1,176 @@
+/* test_ghosts.c - the list of evicted keys, in caller's memory, compared with a plain LRU stack; and in a store. */
+#include "store/ghosts.h"
+
+#include "support.h"
+
+#define SLOTS 64
+#define UNIT 100
+
+static shms_ghosts g;
+static void *memory;
+
+static void begin(uint64_t capacity, uint32_t slots) {
+    free(memory);
+    memory = zeroed(shms_ghosts_memory(slots));
+    shms_ghosts_init(&g, memory, capacity, slots);
+}
+
+static uint64_t hash(uint64_t key) { return shms_hash_key(7, (const char *)&key, sizeof key); }
+
+/* The factors that fit, of a ghost behind which `behind` of `capacity` are still ghosts; the largest first. */
+static int expected(uint64_t behind, uint64_t capacity) {
+    return behind > 3 * capacity ? 0 : behind > capacity ? 1 : 2 * behind > capacity ? 2 : 3;
+}
+
+/* Objects of equal sizes that are never used: the distance is exact, whether bytes or slots are the limit. */
+static void the_distance_is_that_of_an_lru_stack(bool slots) {
+    begin(slots ? UINT64_C(1) << 40 : SLOTS * UNIT, slots ? SLOTS : 100000);
+    uint64_t stack[2000], n = 0, seed = 3; /* ghosts, the oldest first */
+    int seen[4] = {0}, lost = 0;
+    for (uint64_t i = 0; i < 20000; i++) {
+        uint64_t key = i;
+        if (n > 20 && below(&seed, 2)) { /* an older one comes back, and another goes for it */
+            uint64_t at = n - 1 - below(&seed, n < 250 ? n : 250);
+            key = stack[at];
+            memmove(&stack[at], &stack[at + 1], (n - at - 1) * sizeof *stack);
+            n--;
+            int fits = shms_ghosts_put(&g, hash(key), UNIT), low = expected(n - at + 1, SLOTS);
+            int high = n - at > 2 ? expected(n - at - 2, SLOTS) : 3;
+            lost += fits == 0 && low > 0;
+            CHECK(fits <= high && (fits >= low || fits == 0));
+            seen[fits]++;
+            CHECK_EQ(0, shms_ghosts_put(&g, hash(key), UNIT)); /* not a ghost any more */
+        }
+        shms_ghosts_add(&g, hash(key), UNIT, false);
+        stack[n++] = key;
+        if (n == 1000) { /* far behind the last factor */
+            memmove(stack, stack + 500, 500 * sizeof *stack);
+            n = 500;
+        }
+    }
+    for (int i = 0; i < 4; i++)
+        CHECK(seen[i] > 50);
+    CHECK(lost <= (seen[0] + seen[1] + seen[2] + seen[3]) / 100); /* where a bucket has overflowed */
+}
+
+/* An object that was used stays in a CLOCK for one more lap, which is longer in a larger store. */
+static void a_used_object_stays_twice_as_long(bool slots) {
+    for (uint64_t behind = 1; behind < (slots ? 80 : 600); behind++) /* no bucket overflows */
+        for (int used = 0; used <= 1; used++) {
+            begin(slots ? UINT64_C(1) << 40 : SLOTS * UNIT, slots ? SLOTS : 4 * SLOTS);
+            shms_ghosts_add(&g, hash(0), UNIT, used);
+            for (uint64_t i = 1; i <= behind; i++)
+                shms_ghosts_add(&g, hash(i), UNIT, false);
+            int fits = shms_ghosts_put(&g, hash(0), UNIT);
+            CHECK_EQ(expected((used ? (behind + 1) / 2 : behind) - 1, SLOTS), fits);
+        }
+}
+
+static void an_old_a_deleted_and_a_cleared_key_are_no_ghosts(void) {
+    begin(SLOTS * UNIT, SLOTS);
+    CHECK_EQ(0, shms_ghosts_put(&g, hash(1), UNIT));
+    shms_ghosts_add(&g, hash(1), UNIT, false);
+    shms_ghosts_add(&g, hash(2), UNIT, false);
+    shms_ghosts_forget(&g, hash(1));
+    CHECK_EQ(0, shms_ghosts_put(&g, hash(1), UNIT));
+    CHECK_EQ(3, shms_ghosts_put(&g, hash(2), UNIT));
+    for (uint64_t i = 1000; i < 1400; i++)
+        shms_ghosts_add(&g, hash(i), UNIT, false);
+    shms_ghosts_add(&g, hash(3), UNIT, false);
+    shms_ghosts_clear(&g);
+    CHECK_EQ(0, shms_ghosts_put(&g, hash(3), UNIT));
+    shms_ghosts_add(&g, hash(4), UNIT, false);
+    CHECK_EQ(0, shms_ghosts_put(&g, hash(3), UNIT));
+    CHECK_EQ(3, shms_ghosts_put(&g, hash(4), UNIT));
+    shms_ghosts_add(&g, hash(5), UNIT, false);
+    for (uint64_t i = 100; i < 100 + SHMS_GHOST_EPOCHS; i++) { /* each comes back, so that the distance stays small */
+        shms_ghosts_add(&g, hash(i), UNIT, false);
+        CHECK_EQ(3, shms_ghosts_put(&g, hash(i), UNIT));
+    }
+    CHECK_EQ(0, shms_ghosts_put(&g, hash(5), UNIT));
+}
+
+static shms_stats stats(shms_writer *w) {
+    shms_stats s;
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &s));
+    return s;
+}
+
+static void put(shms_writer *w, int key) {
+    char name[8];
+    snprintf(name, sizeof name, "k%d", key);
+    CHECK_EQ(SHMS_OK, put_marked(w, name, 64, 1, NULL));
+}
+
+static void the_store_remembers_whether_an_object_was_used(bool used) {
+    shms_options o = {.capacity = 100 * 128, .n_readers = 1, .max_objects = 256};
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("used"), &o));
+    put(w, 0);
+    CHECK_EQ(used, shms_writer_touch(w, used ? "k0" : "none", used ? 2 : 4));
+    int next = 1;
+    while (shms_writer_has(w, "k0", 2))
+        put(w, next++);
+    for (int i = 0; i < 80; i++)
+        put(w, next++);
+    put(w, 0);
+    CHECK_EQ(used, stats(w).more_hits_at_1_5x);
+    CHECK_EQ(1, stats(w).more_hits_at_2x);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
+    const char *name = store_name("ghosts");
+    shms_options o = {.capacity = 10 * 128, .n_readers = 1, .max_objects = 64};
+    shms_writer *w;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    for (int i = 0; i < 40; i++) /* 30 to 39 stay */
+        put(w, i);
+    put(w, 26);
+    CHECK(stats(w).more_hits_at_1_5x == 1 && stats(w).more_hits_at_2x == 1 && stats(w).more_hits_at_4x == 1);
+    put(w, 22);
+    CHECK(stats(w).more_hits_at_1_5x == 1 && stats(w).more_hits_at_2x == 2 && stats(w).more_hits_at_4x == 2);
+    put(w, 3);
+    CHECK(stats(w).more_hits_at_1_5x == 1 && stats(w).more_hits_at_2x == 2 && stats(w).more_hits_at_4x == 3);
+    CHECK_EQ(1, shms_writer_delete(w, "k26", 3)); /* here: no ghost. k32 has gone: it would go from a larger store */
+    CHECK_EQ(0, shms_writer_delete(w, "k32", 3));
+    put(w, 26);
+    put(w, 32);
+    shms_ticket t;
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k31", 3, NULL, 0, 64, &t)); /* not a put until it is committed */
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(3, stats(w).more_hits_at_4x);
+    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k31", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+    CHECK_EQ(4, stats(w).more_hits_at_4x);
+    shms_stats before = stats(w);
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(before.more_hits_at_1_5x, stats(w).more_hits_at_1_5x); /* the counts go on, without ghosts at first */
+    put(w, 29);
+    CHECK_EQ(4, stats(w).more_hits_at_4x);
+    for (int i = 50; i < 60; i++)
+        put(w, i);
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    put(w, 29);
+    put(w, 59);
+    CHECK_EQ(4, stats(w).more_hits_at_4x);
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+int main(void) {
+    the_distance_is_that_of_an_lru_stack(false);
+    the_distance_is_that_of_an_lru_stack(true);
+    a_used_object_stays_twice_as_long(false);
+    a_used_object_stays_twice_as_long(true);
+    an_old_a_deleted_and_a_cleared_key_are_no_ghosts();
+    the_store_counts_puts_that_a_larger_one_would_not_need();
+    the_store_remembers_whether_an_object_was_used(false);
+    the_store_remembers_whether_an_object_was_used(true);
+    free(memory);
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

@@ -1,0 +1,518 @@
+/*
+ * test_kinds.c - kinds of objects: their counts, also after a recovery, and quotas that keep one kind from pushing out
+ * the others.
+ */
+#include <pthread.h>
+
+#include "support.h"
+
+#define KIB (UINT64_C(1) << 10)
+
+static shms_writer *w;
+static shms_reader *r;
+static const char *name;
+static uint8_t ref[SHMS_REF_SIZE];
+static shms_refusal why;
+static uint32_t image, encoder;
+
+static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
+    shms_options o = {.capacity = capacity, .n_readers = 2, .max_objects = max_objects, .flags = flags};
+    name = store_name("kinds");
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    image = (uint32_t)shms_writer_kind(w, "image", 5);
+    encoder = (uint32_t)shms_writer_kind(w, "encoder", 7);
+}
+
+static void end(void) {
+    shms_step_hook = NULL;
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_reader_close(r);
+    shms_reader_free(r);
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
+}
+
+/* Puts an object of `size` bytes, key included, which is held. */
+static int put(uint64_t i, uint64_t size, uint32_t kind) {
+    char key[16];
+    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
+    shms_ticket t;
+    int rc = shms_begin(w, key, 8, NULL, 0, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
+    return rc ? rc : shms_commit(w, &t, false, ref);
+}
+
+static void put_free(uint64_t i, uint64_t size, uint32_t kind) {
+    CHECK_EQ(SHMS_OK, put(i, size, kind));
+    CHECK_EQ(1, shms_reader_release(r, ref));
+}
+
+static int there(uint64_t i) {
+    char key[16];
+    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
+    return shms_writer_has(w, key, 8);
+}
+
+static int touch(uint64_t i) {
+    char key[16];
+    snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
+    return shms_writer_touch(w, key, 8);
+}
+
+static shms_kind_info info(uint32_t kind) {
+    shms_kind_info all[SHMS_KINDS];
+    CHECK_EQ(SHMS_OK, shms_writer_kinds(w, all));
+    return all[kind];
+}
+
+static void has(uint32_t kind, uint64_t bytes, uint64_t objects) {
+    CHECK_EQ(bytes, info(kind).bytes);
+    CHECK_EQ(objects, info(kind).objects);
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+}
+
+static uint64_t evictions(void) { return shms_get(&w->seg.sb->counters[SHMS_C_EVICTIONS]); }
+
+/* ---- names and counts ---- */
+
+static void a_name_gets_one_number_and_there_are_fifteen(void) {
+    char text[32] = "kind0";
+    begin(64 * KIB, 16, 0);
+    CHECK_EQ(1, image);
+    CHECK_EQ(2, encoder);
+    for (int k = 3; k < SHMS_KINDS; k++) {
+        text[4] = (char)('a' + k);
+        CHECK_EQ(k, shms_writer_kind(w, text, 5));
+        CHECK_EQ(k, shms_writer_kind(w, text, 5));
+    }
+    CHECK_EQ(0, shms_writer_kind(w, "another", 7));
+    CHECK_EQ(image, shms_writer_kind(w, "image", 5));
+    CHECK_EQ(0, shms_writer_kind(w, "imag", 4));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "", 0));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a\0b", 3));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_kind(w, "a name of 24 bytes is to", 24));
+    CHECK_EQ(SHMS_EINVAL, put(1, 128, SHMS_KINDS));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, SHMS_KINDS, 1));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, 0, 1));
+    end();
+    begin(64 * KIB, 16, 0);
+    CHECK_EQ(3, shms_writer_kind(w, "a name of only 23 bytes", 23));
+    CHECK(memcmp(info(3).name, "a name of only 23 bytes", 24) == 0);
+    CHECK_EQ(SHMS_EINVAL, put(1, 128, 4)); /* it has no name yet */
+    CHECK_EQ(SHMS_EINVAL, shms_writer_quota(w, 4, 1));
+    end();
+}
+
+static void every_way_in_and_out_is_counted(uint32_t flags) {
+    shms_ticket t;
+    begin(64 * KIB, 16, flags);
+    put_free(1, 8 * KIB, image);
+    put_free(2, 8 * KIB, encoder);
+    put_free(3, 8 * KIB, 0);
+    has(image, 8 * KIB, 1);
+    has(encoder, 8 * KIB, 1);
+    has(0, 8 * KIB, 1);
+    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, "m", 1, NULL, 0, 4 * KIB, encoder, false, &t, NULL));
+    has(encoder, 12 * KIB + 64, 2); /* also what is not committed */
+    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    has(encoder, 8 * KIB, 1);
+    CHECK_EQ(1, shms_writer_delete(w, "k0000002", 8));
+    has(encoder, 0, 0);
+    CHECK_EQ(SHMS_OK, put(4, 8 * KIB, encoder));
+    CHECK_EQ(1, shms_writer_delete(w, "k0000004", 8));
+    has(encoder, 8 * KIB, 1); /* a reader has not read it yet */
+    CHECK_EQ(1, shms_reader_release(r, ref));
+    put_free(5, 64 * KIB, image); /* evicts all */
+    has(image, 64 * KIB, 1);
+    has(encoder, 0, 0);
+    has(0, 0, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    has(image, 0, 0);
+    end();
+}
+
+static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
+    shms_ticket t;
+    begin(64 * KIB, 16, SHMS_CHECKSUMS);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
+    for (uint64_t i = 0; i < 5; i++)
+        put_free(i, 8 * KIB, i % 2 ? image : encoder);
+    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, NULL, 0, NULL, 0, 4 * KIB, image, false, &t, NULL));
+    shms_set(&w->seg.sb->kinds[image].bytes, 1); /* as after a death between two stores */
+    shms_set(&w->seg.sb->kinds[encoder].objects, 77);
+    shms_segment_unlock(&w->seg);
+    shms_writer *next;
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name));
+    shms_writer_free(w);
+    w = next;
+    has(image, 16 * KIB, 2);
+    has(encoder, 16 * KIB, 2);
+    CHECK_EQ(16 * KIB, info(encoder).quota);
+    CHECK_EQ(0, info(image).quota);
+    CHECK_EQ(encoder, shms_writer_kind(w, "encoder", 7));
+    CHECK_EQ(0, there(0)); /* 2 and 4 are the others of the quota */
+    put_free(10, 8 * KIB, encoder);
+    CHECK_EQ(0, there(2)); /* the oldest one */
+    CHECK_EQ(1, there(4));
+    has(encoder, 16 * KIB, 2);
+    /* a kind without a name is damage */
+    CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
+    shms_set(&w->seg.sb->kinds[image].name[0], 0);
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&next, name));
+    memcpy(&w->seg.sb->kinds[image].name[0], "image\0\0", 8);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name));
+    shms_writer_free(w);
+    w = next;
+    end();
+}
+
+/* ---- quotas ---- */
+
+/* Fills the store: `n` images, and 4 encoder outputs, which are the whole quota. All objects have `size` bytes. */
+static void at_the_quota(uint32_t flags, uint64_t n, uint64_t size) {
+    begin((n + 4) * size, 256, flags);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 4 * size));
+    for (uint64_t i = 0; i < n + 4; i++)
+        put_free(i, size, i < n ? image : encoder);
+    has(image, n * size, n);
+    has(encoder, 4 * size, 4);
+}
+
+static void a_kind_at_its_quota_takes_the_places_of_its_own(uint32_t flags, uint64_t size) {
+    at_the_quota(flags, 12, size);
+    for (uint64_t i = 16; i < 100; i++) {
+        put_free(i, size, encoder);
+        has(encoder, 4 * size, 4);
+        CHECK_EQ(1, there(i - 3));
+        CHECK_EQ(0, there(i - 4)); /* the oldest one goes */
+    }
+    for (uint64_t i = 0; i < 12; i++)
+        CHECK_EQ(1, there(i));
+    end();
+}
+
+static void a_kind_without_a_quota_takes_any_place(void) {
+    at_the_quota(0, 12, 4 * KIB);
+    for (uint64_t i = 100; i < 116; i++)
+        put_free(i, 4 * KIB, image);
+    has(image, 64 * KIB, 16);
+    has(encoder, 0, 0);
+    for (uint64_t i = 200; i < 210; i++) /* it grows back to its quota, at the cost of the others */
+        put_free(i, 4 * KIB, encoder);
+    has(encoder, 16 * KIB, 4);
+    has(image, 48 * KIB, 12);
+    end();
+}
+
+static void what_was_used_has_a_second_chance(uint32_t flags) {
+    at_the_quota(flags, 12, 4 * KIB);
+    bool fifo = flags & SHMS_FIFO;
+    CHECK_EQ(1, touch(12));
+    CHECK_EQ(1, touch(13));
+    put_free(16, 4 * KIB, encoder);
+    CHECK_EQ(!fifo, there(12));
+    CHECK_EQ(1, there(13));
+    CHECK_EQ(fifo, there(14));
+    put_free(17, 4 * KIB, encoder);
+    CHECK_EQ(!fifo, there(13));
+    put_free(18, 4 * KIB, encoder); /* 16 is younger than 12, whose chance is over */
+    CHECK_EQ(0, there(12) && !fifo);
+    CHECK_EQ(1, there(16));
+    for (uint64_t i = 13; i < 19; i++) /* all of them used: the second lap takes one */
+        touch(i);
+    put_free(19, 4 * KIB, encoder);
+    has(encoder, 16 * KIB, 4);
+    has(image, 48 * KIB, 12);
+    end();
+}
+
+static void a_search_surveys_again_what_has_lost_its_second_chance(void) {
+    int64_t budget = INT64_MAX;
+    at_the_quota(0, 12, 64 * KIB);
+    CHECK_EQ(1, touch(12));
+    CHECK(shms_zones_survey(&w->zones, &budget));
+    put_free(16, 64 * KIB, encoder); /* passes 12, takes 13 */
+    CHECK_EQ(1, there(12));
+    CHECK_EQ(1, w->ring.zones[shms_ring_zone(&w->ring, 12 * 64 * KIB)].stale);
+    end();
+}
+
+static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
+    begin(64 * KIB, 256, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
+    for (uint64_t i = 0; i < 16; i++)
+        put_free(i, 4 * KIB, i > 0 && i < 5 ? encoder : image);
+    put_free(16, 4 * KIB, image); /* in the place of 0; the hand is in front of 1 now */
+    put_free(17, 4 * KIB, encoder); /* in the place of 1 */
+    CHECK_EQ(0, there(0) + there(1));
+    put_free(18, 4 * KIB, image);
+    CHECK_EQ(1, there(17));
+    CHECK_EQ(0, there(2));
+    end();
+}
+
+static void a_kind_whose_own_are_held_is_refused(void) {
+    uint8_t refs[4][SHMS_REF_SIZE];
+    begin(64 * KIB, 256, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
+    for (uint64_t i = 0; i < 4; i++)
+        put_free(i, 4 * KIB, image);
+    for (uint64_t i = 4; i < 8; i++) {
+        CHECK_EQ(SHMS_OK, put(i, 4 * KIB, encoder));
+        memcpy(refs[i - 4], ref, sizeof ref);
+    }
+    CHECK_EQ(SHMS_ETOOLARGE, put(9, 16 * KIB + 64, encoder));
+    CHECK_EQ(SHMS_EQUOTA, put(9, 4 * KIB, encoder));
+    CHECK_EQ(encoder, why.kind);
+    CHECK_EQ(16 * KIB, why.quota);
+    CHECK_EQ(16 * KIB, why.kind_bytes);
+    CHECK_EQ(16 * KIB, why.held[0]);
+    CHECK_EQ(0, why.held[1]);
+    CHECK_EQ(0, why.kept);
+    has(encoder, 16 * KIB, 4);
+    put_free(10, 4 * KIB, image); /* there is room for others */
+    CHECK_EQ(1, shms_reader_release(r, refs[1]));
+    CHECK_EQ(SHMS_EQUOTA, put(9, 8 * KIB, encoder)); /* two must go, and one may: none goes */
+    CHECK_EQ(12 * KIB, why.held[0]);
+    CHECK_EQ(0, evictions());
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k0000005", 8));
+    CHECK_EQ(SHMS_EQUOTA, put(9, 4 * KIB, encoder));
+    CHECK_EQ(4 * KIB, why.kept);
+    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k0000005", 8));
+    put_free(9, 4 * KIB, encoder);
+    CHECK_EQ(0, there(5));
+    CHECK_EQ(1, evictions());
+    CHECK_EQ(3, shms_get(&w->seg.sb->counters[SHMS_C_REFUSALS]));
+    CHECK_EQ(SHMS_EFULL, put(11, 64 * KIB, 0)); /* the next refusal is for bytes */
+    CHECK_EQ(0, why.kind);
+    CHECK_EQ(0, why.quota);
+    end();
+}
+
+static uint64_t looks;
+static void count_looks(const char *label) { looks += !strcmp(label, "W1a"); }
+
+static void a_refusal_is_remembered_until_something_changes(void) {
+    enum { N = 2000 };
+    uint8_t refs[N][SHMS_REF_SIZE];
+    begin(N * KIB + 64 * KIB, 4096, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, N * KIB));
+    for (uint64_t i = 0; i < N; i++) {
+        CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
+        memcpy(refs[i], ref, sizeof ref);
+    }
+    shms_step_hook = count_looks;
+    CHECK_EQ(SHMS_EQUOTA, put(N, KIB, encoder));
+    CHECK(looks >= N);
+    CHECK_EQ(SHMS_EQUOTA, put(N, KIB, encoder)); /* the first poll of the ranks finds a change */
+    looks = 0;
+    for (int i = 0; i < 100; i++)
+        CHECK_EQ(SHMS_EQUOTA, put(N, KIB, encoder));
+    CHECK_EQ(0, looks);
+    CHECK_EQ(N * KIB, why.held[0]);
+    shms_step_hook = NULL;
+    CHECK_EQ(1, shms_reader_release(r, refs[N / 2])); /* the reader's own word: the writer learns it by a poll */
+    CHECK_EQ(SHMS_EQUOTA, put(N, 2 * KIB, encoder));
+    CHECK_EQ(SHMS_OK, put(N, KIB, encoder));
+    CHECK_EQ(0, there(N / 2));
+    end();
+}
+
+/* Held objects among the victims' neighbours leave no place of the new size. So nothing of the kind itself goes. */
+static void nothing_goes_for_a_put_that_finds_no_place(void) {
+    uint8_t refs[8][SHMS_REF_SIZE];
+    begin(32 * KIB, 64, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
+    for (uint64_t i = 0; i < 8; i++) {
+        CHECK_EQ(SHMS_OK, put(i, 4 * KIB, i % 2 ? image : encoder));
+        memcpy(refs[i], ref, sizeof ref);
+        if (i % 2 == 0)
+            CHECK_EQ(1, shms_reader_release(r, ref));
+    }
+    CHECK_EQ(SHMS_EFULL, put(9, 8 * KIB, encoder));
+    CHECK_EQ(0, evictions());
+    has(encoder, 16 * KIB, 4);
+    CHECK_EQ(1, shms_reader_release(r, refs[5]));
+    CHECK_EQ(SHMS_OK, put(9, 8 * KIB, encoder)); /* 0 and 2 go for the quota; 4, 5 or 5, 6 for the place */
+    CHECK_EQ(0, there(0) + there(2) + there(5));
+    CHECK_EQ(1, there(4) + there(6));
+    CHECK_EQ(1, there(1) + there(3) + there(7) - 2);
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    end();
+}
+
+/* Several victims make one place: then no other kind loses an object. */
+static void neighbours_that_go_make_one_place(void) {
+    at_the_quota(0, 12, 64 * KIB);
+    put_free(20, 128 * KIB, encoder);
+    has(encoder, 256 * KIB, 3);
+    has(image, 12 * 64 * KIB, 12);
+    put_free(21, 256 * KIB, encoder);
+    has(encoder, 256 * KIB, 1);
+    has(image, 12 * 64 * KIB, 12);
+    end();
+}
+
+static void a_quota_may_change(void) {
+    at_the_quota(0, 12, 4 * KIB);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
+    has(encoder, 16 * KIB, 4); /* until the next put */
+    put_free(20, 4 * KIB, encoder);
+    has(encoder, 8 * KIB, 2);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, image, 16 * KIB));
+    put_free(21, 4 * KIB, image);
+    has(image, 16 * KIB, 4);
+    CHECK_EQ(1, there(11));
+    CHECK_EQ(0, there(8));
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 0));
+    for (uint64_t i = 30; i < 38; i++)
+        put_free(i, 4 * KIB, encoder);
+    has(encoder, 40 * KIB, 10);
+    end();
+}
+
+/* ---- threads ---- */
+
+static _Atomic int asking;
+static void *ask(void *arg) {
+    (void)arg;
+    while (asking)
+        CHECK(shms_writer_count(w) >= 0);
+    return NULL;
+}
+
+static uint32_t yields, last_handovers;
+static bool fresh;
+static void count_yields(const char *label) {
+    if (strcmp(label, "W1a"))
+        return;
+    yields += !fresh && w->handovers != last_handovers;
+    last_handovers = w->handovers;
+    fresh = false;
+}
+
+static void a_choice_yields_to_waiting_threads(void) {
+    pthread_t thread;
+    begin(KIB * KIB, 4096, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 512 * KIB));
+    for (uint64_t i = 0; i < 512; i++)
+        CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
+    asking = 1;
+    CHECK_EQ(0, pthread_create(&thread, NULL, ask, NULL));
+    shms_step_hook = count_yields;
+    for (int i = 0; i < 3000 && yields < 20; i++) {
+        fresh = true;
+        shms_zones_stale_all(&w->zones);
+        CHECK_EQ(SHMS_EQUOTA, put(1000, KIB, encoder));
+    }
+    shms_step_hook = NULL;
+    CHECK(yields >= 20);
+    asking = 0;
+    pthread_join(thread, NULL);
+    end();
+}
+
+static void *delete_some(void *arg) {
+    uint64_t seed = (uintptr_t)arg;
+    while (asking) {
+        char key[16];
+        snprintf(key, sizeof key, "k%07llu", (unsigned long long)below(&seed, 3000));
+        shms_writer_delete(w, key, 8);
+        shms_writer_touch(w, key, 8);
+    }
+    return NULL;
+}
+
+/* Objects of the kind leave and are used while a put chooses among them. */
+static void others_may_delete_and_use_what_is_chosen(void) {
+    pthread_t threads[2];
+    uint64_t seed = 5;
+    begin(600 * KIB, 4096, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 300 * KIB));
+    asking = 1;
+    for (uintptr_t i = 0; i < 2; i++)
+        CHECK_EQ(0, pthread_create(&threads[i], NULL, delete_some, (void *)(i + 1)));
+    for (int i = 0; i < 20000; i++) {
+        int rc = put(below(&seed, 3000), 128 + 64 * below(&seed, i % 50 ? 20 : 2000), below(&seed, 3));
+        CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS);
+        if (rc == SHMS_OK)
+            CHECK_EQ(1, shms_reader_release(r, ref));
+        CHECK(info(encoder).bytes <= 300 * KIB);
+        if (i % 500 == 0)
+            CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    }
+    asking = 0;
+    for (int i = 0; i < 2; i++)
+        pthread_join(threads[i], NULL);
+    end();
+}
+
+/* ---- at random ---- */
+
+static void no_kind_exceeds_its_quota_whatever_is_done(uint64_t seed, uint32_t flags) {
+    enum { KEYS = 400 };
+    static uint8_t refs[KEYS][SHMS_REF_SIZE];
+    bool held[KEYS] = {0};
+    uint64_t refused = 0, quotas[] = {0, 0, 200 * KIB, 100 * KIB};
+    begin(1000 * KIB, 512, flags);
+    uint32_t third = (uint32_t)shms_writer_kind(w, "third", 5);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, quotas[encoder]));
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, third, quotas[third]));
+    for (int step = 0; step < 6000; step++) {
+        uint64_t i = below(&seed, KEYS), size = 128 + 64 * below(&seed, below(&seed, 8) ? 60 : 900);
+        uint32_t kind = (uint32_t)below(&seed, 4);
+        char key[16];
+        snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
+        switch (below(&seed, 8)) {
+        case 0:
+            shms_writer_delete(w, key, 8);
+            break;
+        case 1:
+            shms_writer_touch(w, key, 8);
+            break;
+        default:
+            if (held[i])
+                shms_reader_release(r, refs[i]);
+            held[i] = false;
+            int rc = put(i, size, kind);
+            CHECK(rc == SHMS_OK || rc == SHMS_EEXISTS || rc == SHMS_EQUOTA || rc == SHMS_EFULL);
+            refused += rc == SHMS_EQUOTA;
+            if (rc == SHMS_OK) {
+                memcpy(refs[i], ref, sizeof ref);
+                if (!(held[i] = below(&seed, 3) == 0))
+                    CHECK_EQ(1, shms_reader_release(r, ref));
+            }
+        }
+        for (uint32_t k = 2; k < 4; k++)
+            CHECK(info(k).bytes <= quotas[k]);
+        CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    }
+    CHECK(refused > 10);
+    end();
+}
+
+int main(void) {
+    a_name_gets_one_number_and_there_are_fifteen();
+    every_way_in_and_out_is_counted(0);
+    every_way_in_and_out_is_counted(SHMS_CHECKSUMS);
+    a_successor_counts_again_and_keeps_names_and_quotas();
+    for (uint32_t flags = 0; flags <= SHMS_FIFO; flags += SHMS_FIFO) {
+        a_kind_at_its_quota_takes_the_places_of_its_own(flags, 128);
+        a_kind_at_its_quota_takes_the_places_of_its_own(flags, 64 * KIB);
+        what_was_used_has_a_second_chance(flags);
+        for (uint64_t seed = 1; seed < 4; seed++)
+            no_kind_exceeds_its_quota_whatever_is_done(seed, flags);
+    }
+    a_kind_without_a_quota_takes_any_place();
+    a_search_surveys_again_what_has_lost_its_second_chance();
+    the_new_object_is_not_the_next_victim_of_the_hand();
+    a_kind_whose_own_are_held_is_refused();
+    a_refusal_is_remembered_until_something_changes();
+    nothing_goes_for_a_put_that_finds_no_place();
+    neighbours_that_go_make_one_place();
+    a_quota_may_change();
+    a_choice_yields_to_waiting_threads();
+    others_may_delete_and_use_what_is_chosen();
+    return 0;
+}

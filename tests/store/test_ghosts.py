@@ -1,0 +1,97 @@
+"""The estimate of what a larger store would have hit, against a replay of the same requests in a larger store."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from shmstore import StoreStats
+from shmstore.store.stats import MORE_HITS
+from tests.support import Stores, raises, span_of
+
+DATA = np.zeros(50 << 10, np.uint8)
+
+
+def requests(zipf: float, n_keys: int, n: int, scan: float) -> list[int]:
+    """Return keys by Zipf's law; a part `scan` of them comes once."""
+    choose = np.random.default_rng(7)
+    weights = 1 / np.arange(1, n_keys + 1) ** zipf
+    keys = choose.permutation(n_keys)[choose.choice(n_keys, n, p=weights / weights.sum())]
+    fresh = itertools.count(n_keys)
+    return [next(fresh) if once else int(key) for key, once in zip(keys, choose.random(n) < scan, strict=True)]
+
+
+def sizes(n_keys: int, mixed: bool) -> list[int]:
+    spread = np.exp(np.random.default_rng(8).uniform(0, np.log(50 if mixed else 1), n_keys))
+    return [int(1024 * size) for size in spread]
+
+
+def replay(stores: Stores, capacity: int, slots: int, keys: list[int], nbytes: list[int]) -> StoreStats:
+    writer = stores.create(capacity, n_readers=1, max_objects=slots)
+    writer.retire(0)
+    for number in keys:
+        key = str(number)
+        if key in writer:
+            writer.get_cached(key)
+        else:
+            writer.put(key, DATA[: nbytes[number]])
+    stats = writer.stats()
+    writer.close()
+    return stats
+
+
+@pytest.mark.parametrize(
+    ("zipf", "working_set", "scan", "mixed"),
+    [
+        *((zipf, working_set, 0.0, False) for zipf in (0.7, 0.9, 1.1) for working_set in (1, 2, 4, 6)),
+        *((zipf, 4, 0.2, False) for zipf in (0.7, 0.9, 1.1)),
+        *((zipf, working_set, 0.0, True) for zipf in (0.7, 0.9, 1.1) for working_set in (2, 4, 6)),
+        *((zipf, 4, 0.2, True) for zipf in (0.7, 0.9, 1.1)),
+    ],
+)
+def test_the_estimate_is_within_a_hundredth_of_a_replay(
+    stores: Stores, zipf: float, working_set: int, scan: float, mixed: bool
+) -> None:
+    n = 1000
+    keys = requests(zipf, n * working_set, 20 * n, scan)
+    nbytes = sizes(max(keys) + 1, mixed)
+    capacity = sum(span_of("1", DATA[:size]) for size in nbytes[: n * working_set]) // working_set
+    found = replay(stores, capacity, 8 * n, keys, nbytes)
+    for factor in MORE_HITS:
+        replayed = replay(stores, int(capacity * factor), int(8 * n * factor), keys, nbytes)
+        assert abs(found.hit_ratio_at(factor) - replayed.hit_ratio) <= 0.01, f"{factor} times the capacity"
+
+
+def test_only_what_was_evicted_counts_and_a_successor_goes_on_counting(stores: Stores) -> None:
+    writer = stores.create(10 * 1088, n_readers=1)
+    writer.retire(0)
+    for number in range(30):
+        writer.put(str(number), DATA[:1024])
+    more = [writer.stats()]
+    for key in ("17", "12", "0"):  # not long ago; longer; longest
+        writer.put(key, DATA[:1024])
+        more.append(writer.stats())
+    fields = [[getattr(stats, name) for name in MORE_HITS.values()] for stats in more]
+    assert [[0, 0, 0], [1, 1, 1], [1, 2, 2], [1, 2, 3]] == fields
+    writer.delete("17")
+    writer.put("17", DATA[:1024])
+    writer.close(unlink=False)
+    successor = stores.recover(writer.name)
+    assert [1, 2, 3] == [getattr(successor.stats(), name) for name in MORE_HITS.values()]
+    successor.put("16", DATA[:1024])
+    assert [1, 2, 3] == [getattr(successor.stats(), name) for name in MORE_HITS.values()]
+
+
+def test_the_ratio_at_a_factor_is_of_hits_and_puts(stores: Stores) -> None:
+    writer = stores.create(2048, n_readers=1)
+    writer.retire(0)
+    assert 0.0 == writer.stats().hit_ratio_at(2)
+    for key in ("a", "b", "a", "a"):
+        if key in writer:
+            writer.get_cached(key)
+        else:
+            writer.put(key, DATA[:1024])
+    stats = writer.stats()
+    assert (0.25, 0.5, 0.5) == (stats.hit_ratio, stats.hit_ratio_at(2), stats.hit_ratio_at(4))
+    with raises(ValueError, names=["factor", "3"]):
+        stats.hit_ratio_at(3)
