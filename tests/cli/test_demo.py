@@ -744,7 +744,7 @@ def test_the_default_capacity_is_less_than_the_data_and_holds_its_largest_item()
 
 
 def test_a_run_with_a_kill_has_room_for_all_items_also_if_some_are_small() -> None:
-    sizes = [8_000_000] * 19 + [10] * 300
+    sizes = [20_000_000] * 8 + [10] * 3
     with ObjectStoreWriter.create(None, capacity=room_for_all(sizes), n_readers=1) as writer:
         for number, size in enumerate(sorted(sizes)):
             writer.cancel(writer.put(f"{number:064x}", torch.zeros(size, dtype=torch.uint8)))
