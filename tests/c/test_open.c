@@ -100,10 +100,10 @@ static void a_reader_sees_each_takeover_once_and_a_removal(void) {
 
 static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
     const char *name = store_name("watch"), *other = store_name("watch");
-    int watch = shms_watch();
+    int watch;
+    CHECK_EQ(SHMS_OK, shms_watch(&watch));
     struct pollfd wait = {.fd = watch, .events = POLLIN};
     shms_segment seg;
-    CHECK(watch >= 0);
     CHECK_EQ(0, shms_watch_read(watch, name));
     shms_writer *w = leave(other, &asked);
     CHECK_EQ(1, poll(&wait, 1, 10000));
@@ -119,8 +119,9 @@ static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
     shms_segment_close(&seg);
     shms_writer_close(w, 1);
     shms_writer_free(w);
-    close(watch);
-    CHECK_EQ(SHMS_ESYS, shms_watch_read(watch, name));
+    shms_watch_close(&watch);
+    shms_watch_close(&watch);
+    CHECK_EQ(SHMS_ESYS, shms_watch_read(wait.fd, name));
 }
 
 static void a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours(void) {
