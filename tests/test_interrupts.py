@@ -6,6 +6,7 @@ works. Who has another subject adds it to `CASES`.
 """
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -454,6 +455,20 @@ def test_a_handle_whose_opening_is_interrupted_leaves_no_lock_and_nothing_mapped
             gc.collect()
             assert number > 5
         ObjectStoreWriter.recover(name).close()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_a_wait_for_a_store_that_is_interrupted_leaves_no_descriptor() -> None:
+    def wait() -> None:
+        with native.Watch("none") as watch:
+            watch.wait(0)
+
+    number, before = 1, len(os.listdir("/proc/self/fd"))
+    while interrupted_at(number, wait, *BINDINGS, exact=True):
+        gc.collect()  # of the interrupted frames
+        assert before == len(os.listdir("/proc/self/fd")), f"interrupt {number}"
+        number += 1
+    assert number > 5
 
 
 def test_a_close_that_is_interrupted_gives_the_memory_back_all_the_same() -> None:

@@ -262,7 +262,7 @@ void shms_ring_move_hand(shms_ring *r, enum shms_area_name name, uint32_t slot, 
         end_second_chances(r, area->from, area->to);
     } else if (start >= area->hand) {
         end_second_chances(r, area->hand, start);
-    } else if (shms_ring_zone(r, start) != shms_ring_zone(r, area->hand)) {
+    } else {
         end_second_chances(r, area->hand, area->to);
         end_second_chances(r, area->from, start);
     }

@@ -326,7 +326,8 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         return errno == EEXIST ? SHMS_ESTOREEXISTS : SHMS_ESYS;
     if ((rc = create_locked(seg))) {
         int saved = errno;
-        shms_segment_unlink(seg);
+        if (rc != SHMS_EWRITERACTIVE) /* else a process removes the empty file, and the name may soon be another's */
+            shms_segment_unlink(seg);
         shms_segment_close(seg);
         errno = saved;
         return rc;

@@ -203,8 +203,10 @@ void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the 
 uint64_t shms_space_free(void); /* bytes free in the file system of segments, after SHMS_ENOSPC */
 uint64_t shms_space_needed(const shms_options *options); /* bytes of the segment file; 0: options out of range */
 int shms_options_round(shms_options *options); /* to what a store created with them has; SHMS_EINVAL */
-/* Watches /dev/shm, so that a process can wait for a store without polling. A descriptor, or SHMS_ESYS. */
-int shms_watch(void);
+/* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
+ * _watch_close must follow all the same. */
+int shms_watch(int *out);
+void shms_watch_close(int *watch); /* idempotent; -1 is none */
 /* 1: since the last call a file of that name came, or the creation of a store ended; 0; or SHMS_ESYS. Never waits. */
 int shms_watch_read(int watch, const char *name);
 

@@ -12,17 +12,16 @@
 
 #include "shmstore.h"
 
-int shms_watch(void) {
-    int watch = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
-    if (watch < 0)
-        return SHMS_ESYS;
-    if (inotify_add_watch(watch, "/dev/shm", IN_CREATE | IN_MOVED_TO | IN_ATTRIB) < 0) {
-        int saved = errno;
-        close(watch);
-        errno = saved;
-        return SHMS_ESYS;
-    }
-    return watch;
+int shms_watch(int *out) {
+    *out = inotify_init1(IN_CLOEXEC | IN_NONBLOCK);
+    return *out >= 0 && inotify_add_watch(*out, "/dev/shm", IN_CREATE | IN_MOVED_TO | IN_ATTRIB) >= 0 ? SHMS_OK
+                                                                                                      : SHMS_ESYS;
+}
+
+void shms_watch_close(int *watch) {
+    if (*watch >= 0)
+        close(*watch);
+    *watch = -1;
 }
 
 int shms_watch_read(int watch, const char *name) {

@@ -149,11 +149,16 @@ static int settle_slots(struct shms_writer *w) {
     return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.sb->next_id));
 }
 
-/* The two counters start at 1 and would take centuries to reach INT64_MAX, so a larger value is damage. A death between
- * L1 and L3 leaves one lease number that is not published, and V4 publishes it. */
+/* The two counters start at 1 and would take centuries to reach INT64_MAX, so a larger value is damage. So is a position
+ * in the events, a sum of four, that could exceed it. A death between L1 and L3 leaves one lease number that is not
+ * published, and V4 publishes it. */
 static bool counters_valid(const shms_superblock *sb) {
+    const shms_word *c = sb->counters;
     uint64_t id = shms_get(&sb->next_id), lease = shms_get(&sb->next_lease);
-    return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX && lease - shms_get(&sb->published) <= 1;
+    uint64_t any = shms_get(&c[SHMS_C_PUTS]) | shms_get(&c[SHMS_C_EVICTIONS]) | shms_get(&c[SHMS_C_DELETES]) |
+                   shms_get(&sb->writer_epoch);
+    return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX && lease - shms_get(&sb->published) <= 1 &&
+           any <= INT64_MAX / 4;
 }
 
 bool shms_writer_has_numbers(const struct shms_writer *w) {
@@ -206,8 +211,9 @@ static int build(struct shms_writer *w) {
         used += shms_span(shms_get(&s->length));
         if (shms_slot_deleted(s))
             continue;
-        if (shms_slot_key_len(s) == 0 || shms_index_find(&w->index, (const char *)w->seg.data + shms_get(&s->offset),
-                                                         shms_slot_key_len(s)) != SHMS_NONE)
+        const char *key = (const char *)w->seg.data + shms_get(&s->offset);
+        if (shms_key_ok(key, shms_slot_key_len(s)) || /* the log of events has room for a valid one */
+            shms_index_find(&w->index, key, shms_slot_key_len(s)) != SHMS_NONE)
             rc = SHMS_ECORRUPT; /* D1 ensures that a key is there only once */
         else
             shms_index_add(&w->index, order[i]);

@@ -4,6 +4,7 @@ A C handle is freed when the last Python object that needs its mapping is gone, 
 After `close` the pointer is NULL, which C takes for a closed handle.
 """
 
+import errno
 import os
 import select
 import struct
@@ -149,21 +150,29 @@ class Watch:
 
     def __init__(self, name: str) -> None:
         self._name = os.fsencode(name)
-        self._fd = -1
+        self._fd = _gc(_new("int *", -1), lib.shms_watch_close)  # the owner exists before the descriptor
 
     def __enter__(self) -> "Watch":
-        self._fd = require(lib.shms_watch())
+        try:
+            require(lib.shms_watch(self._fd))
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+            raise errors.SharedMemoryError(
+                "this user has no inotify instance left to wait with, or this process no file descriptor",
+                number=error.errno,
+                hint="raise fs.inotify.max_user_instances, or ulimit -n; or attach without wait",
+            ) from None
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
+        lib.shms_watch_close(self._fd)
 
     def wait(self, end: float) -> bool:
         """Return True when the store may have come, and False at `end`, in seconds of the monotonic clock."""
         poll = select.poll()
-        poll.register(self._fd, select.POLLIN)
-        while not require(lib.shms_watch_read(self._fd, self._name)):
+        poll.register(self._fd[0], select.POLLIN)
+        while not require(lib.shms_watch_read(self._fd[0], self._name)):
             left = end - time.monotonic()
             if left <= 0:
                 return False

@@ -1,5 +1,7 @@
 /* test_events.c - the log of events: kinds, ids and positions; what a slow listener loses, and a listener of a dead
  * writer. */
+#include <fcntl.h>
+
 #include "support.h"
 
 #define ROOM (1 << 20)
@@ -159,6 +161,34 @@ static void a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile(void) {
     end();
 }
 
+/* Otherwise the log would be written or read out of bounds. */
+static void a_damaged_key_or_position_is_not_taken_over(void) {
+    const char *name = store_name("damage");
+    static const enum shms_counter counts[] = {SHMS_C_PUTS, SHMS_C_EVICTIONS, SHMS_C_DELETES};
+    begin(name, 1 << 20);
+    CHECK_EQ(SHMS_OK, put_marked(w, "a", 200000, 1, NULL));
+    shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY);
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY + 1);
+    shms_writer_free(w);
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name));
+    begin(name = store_name("counts"), 4096);
+    for (int i = 0; i <= 3; i++) {
+        shms_word *word = i < 3 ? &w->seg.sb->counters[counts[i]] : &w->seg.sb->writer_epoch;
+        int fd = shm_open(name, O_RDWR, 0);
+        uint64_t before = shms_get(word), damage = UINT64_MAX - 5;
+        off_t at = (off_t)((uint8_t *)word - (uint8_t *)w->seg.sb);
+        CHECK(fd >= 0 && pwrite(fd, &damage, 8, at) == 8);
+        shms_writer_free(w);
+        CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name));
+        CHECK(pwrite(fd, &before, 8, at) == 8);
+        close(fd);
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    }
+    end();
+}
+
 int main(void) {
     what_comes_and_goes_is_recorded_from_the_start_of_the_log();
     a_small_room_gets_whole_events_and_learns_what_one_needs();
@@ -167,6 +197,7 @@ int main(void) {
     a_slow_listener_is_told_what_it_has_lost(100);
     a_slow_listener_is_told_what_it_has_lost(SHMS_MAX_KEY);
     a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile();
-    CHECK_EQ(0, store_names_left());
+    a_damaged_key_or_position_is_not_taken_over();
+    CHECK_EQ(1, store_names_left()); /* the damaged one */
     return 0;
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 
 #include "support.h"
 
@@ -99,10 +100,10 @@ static void a_reader_sees_each_takeover_once_and_a_removal(void) {
 
 static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
     const char *name = store_name("watch"), *other = store_name("watch");
-    int watch = shms_watch();
+    int watch;
+    CHECK_EQ(SHMS_OK, shms_watch(&watch));
     struct pollfd wait = {.fd = watch, .events = POLLIN};
     shms_segment seg;
-    CHECK(watch >= 0);
     CHECK_EQ(0, shms_watch_read(watch, name));
     shms_writer *w = leave(other, &asked);
     CHECK_EQ(1, poll(&wait, 1, 10000));
@@ -118,8 +119,9 @@ static void a_watch_tells_of_a_file_and_of_the_end_of_a_creation(void) {
     shms_segment_close(&seg);
     shms_writer_close(w, 1);
     shms_writer_free(w);
-    close(watch);
-    CHECK_EQ(SHMS_ESYS, shms_watch_read(watch, name));
+    shms_watch_close(&watch);
+    shms_watch_close(&watch);
+    CHECK_EQ(SHMS_ESYS, shms_watch_read(wait.fd, name));
 }
 
 static void a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours(void) {
@@ -140,12 +142,40 @@ static void a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours(void) 
     shm_unlink(name);
 }
 
+/* The library's calls come here: a file that is to be created is locked at once, as by a process that removes it. */
+static int remover = -1;
+static bool removing;
+
+int shm_open(const char *name, int flags, mode_t mode) {
+    char path[sizeof "/dev/shm" + SHMS_MAX_NAME + 2];
+    snprintf(path, sizeof path, "/dev/shm/%s", name + (*name == '/'));
+    int fd = (int)syscall(SYS_openat, AT_FDCWD, path, flags | O_NOFOLLOW | O_CLOEXEC, mode);
+    if (removing && fd >= 0 && flags & O_EXCL) {
+        struct flock writer = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 1};
+        remover = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR | O_CLOEXEC, 0);
+        CHECK(remover >= 0 && fcntl(remover, F_OFD_SETLK, &writer) == 0);
+    }
+    return fd;
+}
+
+/* Otherwise it could remove the next store of that name. */
+static void a_creator_leaves_its_name_to_the_process_that_removes_it(void) {
+    const char *name = store_name("removed");
+    shms_writer *w;
+    removing = true;
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_create(&w, name, &asked));
+    removing = false;
+    CHECK_EQ(0, shm_unlink(name));
+    close(remover);
+}
+
 int main(void) {
     rounding_gives_the_options_of_a_store_made_with_them();
     a_store_of_other_options_stays_as_it_was();
     a_reader_sees_each_takeover_once_and_a_removal();
     a_watch_tells_of_a_file_and_of_the_end_of_a_creation();
     a_creator_that_dies_early_leaves_a_file_that_is_known_as_ours();
+    a_creator_leaves_its_name_to_the_process_that_removes_it();
     CHECK_EQ(0, store_names_left());
     return 0;
 }

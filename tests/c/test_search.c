@@ -131,6 +131,25 @@ static void the_hand_passes_many_held_objects(uint32_t flags) {
     }
 }
 
+/* One use is worth one lap: objects that are not used again leave. The hand starts in the middle of a zone, and the only
+ * object that was not used is right behind it. */
+static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objects, uint64_t size) {
+    uint64_t last = 0, puts = 0;
+    char key[32];
+    begin(capacity, max_objects, 0);
+    for (; w->seg.sb->counters[SHMS_C_EVICTIONS] < 2; last++)
+        put_and_release("old", last, size);
+    for (uint64_t i = 0; i + 1 < last; i++) {
+        snprintf(key, sizeof key, "old%llu", (unsigned long long)i);
+        shms_writer_touch(w, key, (uint32_t)strlen(key));
+    }
+    for (; puts < 2 * last; puts++)
+        put_and_release("new", puts, size);
+    for (uint64_t i = 0; i < last; i++)
+        CHECK(!there("old", i));
+    end();
+}
+
 static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
     shms_ticket t;
     begin(4 * MIB, 65536, 0);
@@ -543,6 +562,9 @@ int main(void) {
     a_slot_is_found_however_long_it_takes();
     an_object_as_large_as_the_store_replaces_small_ones();
     a_gap_away_from_the_hands_is_filled_before_an_eviction();
+    used_objects_leave_after_a_lap(4096, 64, 256);       /* one zone */
+    used_objects_leave_after_a_lap(4 * MIB, 512, 15000);   /* large objects, several in a zone */
+    used_objects_leave_after_a_lap(4 * MIB, 16384, 900); /* small ones, in both areas */
     nothing_but_states_changes_between_w2_and_w4();
     the_copy_of_metadata_does_not_hold_the_mutex();
     a_search_yields_to_waiting_threads();

@@ -1,6 +1,7 @@
 """What a reader notices: another writer, a store that was removed, and one that comes while it waits."""
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -14,6 +15,7 @@ from shmstore import (
     ObjectStoreReader,
     ObjectStoreWriter,
     RankInUseError,
+    SharedMemoryError,
     StaleRefError,
     StoreClosedError,
     StoreHandle,
@@ -272,6 +274,19 @@ def test_an_interrupt_ends_the_waiting(name: str) -> None:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
     assert descriptors == len(os.listdir("/proc/self/fd"))
+
+
+def test_a_user_without_inotify_instances_is_told_so(stores: Stores) -> None:
+    """The limit is of the user, and descriptors of the process may be left."""
+    handle = stores.create(**OPTIONS).handle
+
+    def attach() -> None:
+        os.close(lowest := os.dup(0))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        with raises(SharedMemoryError, names=["inotify"], hint=["max_user_instances"]):
+            ObjectStoreReader.attach(handle, wait=1)
+
+    Child(attach).join()
 
 
 @pytest.mark.parametrize(
