@@ -24,8 +24,8 @@ int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t 
 /* The position behind the last event; see events.h. */
 static uint64_t position(const struct shms_writer *w) {
     const shms_word *c = w->seg.sb->counters;
-    return shms_get(&c[SHMS_C_PUTS]) + shms_get(&c[SHMS_C_EVICTIONS]) + shms_get(&c[SHMS_C_DELETES]) +
-           shms_get(&w->seg.sb->writer_epoch);
+    return w->seg.sb->created_ns / 1000 + shms_get(&c[SHMS_C_PUTS]) + shms_get(&c[SHMS_C_EVICTIONS]) +
+           shms_get(&c[SHMS_C_DELETES]) + shms_get(&w->seg.sb->writer_epoch);
 }
 
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot) {

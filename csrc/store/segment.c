@@ -460,6 +460,8 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
 static bool has_options(const shms_segment *seg, const shms_options *options) {
     shms_layout l;
     shms_options stored = without_disposable(options);
+    /* whether to prefault is the process's own matter */
+    stored.flags = (stored.flags & ~(uint32_t)SHMS_PREFAULT) | (uint32_t)(seg->layout.flags & SHMS_PREFAULT);
     return shms_layout_compute(&l, &stored, seg->layout.page) == SHMS_OK && memcmp(&l, &seg->layout, sizeof l) == 0;
 }
 

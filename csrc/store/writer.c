@@ -250,8 +250,11 @@ static int start(shms_writer **out, const char *name, const shms_options *option
             rc = shms_segment_reserve_again(&w->seg);
         if (rc == SHMS_OK)
             rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
-        if (rc == SHMS_OK)
+        if (rc == SHMS_OK) {
+            if (expected && expected->options)
+                w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
             shms_segment_warm(&w->seg); /* after V2, which readers may be waiting for */
+        }
     }
     if (rc == SHMS_OK)
         rc = build(w);

@@ -94,8 +94,9 @@ def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
         if option != "flags" and facts[option] != wanted
     ]
     for flag, bit in FLAGS.items():
-        if (facts["flags"] ^ asked.flags) & bit:
-            differ.append(f"{flag} is {'on' if facts['flags'] & bit else 'off'}")
+        if (facts["flags"] ^ asked.flags) & bit and flag != "prefault":
+            has = bool(facts["flags"] & bit)
+            differ.append(f"eviction is {'fifo' if has else 'clock'}" if flag == "fifo" else f"{flag} is {has}")
     return LayoutMismatchError(
         f"store {shown(name)} was created with other options: {', '.join(differ)}",
         hint="open it with its own options, or let on_mismatch='recreate' replace it",
@@ -195,7 +196,7 @@ def cannot_open(file: SegmentFile) -> LayoutMismatchError:
     store = f"store {shown(file.name)}"
     if file.state in ("foreign", "blank", "unreadable"):
         return LayoutMismatchError(
-            f"{DIRECTORY}/{file.name} {file.problem}", hint="shmstore ls shows the stores of this host"
+            f"{DIRECTORY}/{file.name} {file.problem}", hint="choose another name, or remove that file yourself"
         )
     if file.state in ("being created", "unfinished"):
         alive, dead = "wait for its writer to finish", "its writer died during it; shmstore gc removes the file"

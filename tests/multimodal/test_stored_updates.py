@@ -243,6 +243,13 @@ def test_half_a_codec_is_an_error(half: dict[str, Callable[..., Any]]) -> None:
         CacheTypes(dict, **half)
 
 
+@pytest.mark.parametrize("wrong", ["text", 5, bytearray(b"x")])
+def test_a_codec_must_return_bytes(wrong: Any) -> None:
+    types: CacheTypes[Any, Any] = CacheTypes(dict, encode_updates=lambda _: wrong, decode_updates=broken)
+    with sender_of(make(), types) as sender, raises(TypeError, names=["'a'", "encode_updates", type(wrong).__name__]):
+        sender.get_and_update([({"x": 1}, b"")], ["a"])
+
+
 def test_an_error_of_the_codec_reaches_the_engine_and_leaves_nothing() -> None:
     types: CacheTypes[Any, Any] = CacheTypes(dict, encode_updates=broken, decode_updates=broken)
     with sender_of(make(), types) as sender:

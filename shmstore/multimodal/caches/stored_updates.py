@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any, Generic
 
-from shmstore.errors import StaleRefError, shown
+from shmstore.errors import StaleRefError, kind_of, shown
 from shmstore.multimodal.values.types import CacheTypes, ItemT, UpdatesT
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
@@ -102,6 +102,10 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
             raise
         if not packed:
             self._types.check_input(mm_item, mm_hash)
+        elif not isinstance(packed, bytes):
+            raise TypeError(
+                f"item of {shown(mm_hash)}: encode_updates must return bytes or None, not {kind_of(packed)}"
+            )
         if not packed or len(packed) > MAX_EXTRA:
             packed = b""
         return self._types.keep_updates(updates), packed
