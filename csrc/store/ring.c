@@ -321,7 +321,7 @@ bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {
 }
 
 void shms_ring_pass(shms_ring *r, uint32_t slot) {
-    r->used[slot] = 0;
+    r->used[slot] = USED_BEFORE;
     mark_zones_stale(r, slot);
 }
 

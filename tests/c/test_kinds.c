@@ -252,6 +252,23 @@ static void the_new_object_is_not_the_next_victim_of_the_hand(void) {
     end();
 }
 
+/* For the ghost list: the hand of a kind that passes an object ends its second chance, not its history. */
+static void what_a_kind_evicts_was_used_all_the_same(void) {
+    begin(64 * KIB, 64, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 4 * KIB));
+    for (uint64_t i = 0; i < 4; i++) {
+        put_free(i, KIB, encoder);
+        CHECK_EQ(1, touch(i));
+    }
+    for (uint64_t i = 4; i < 8; i++)
+        put_free(i, KIB, encoder); /* the first of them ends four second chances */
+    uint32_t used = 0;
+    for (uint32_t e = 0; e < SHMS_GHOST_EPOCHS; e++)
+        used += w->ghosts.sums[1][e].n;
+    CHECK_EQ(4, used);
+    end();
+}
+
 static void a_kind_whose_own_are_held_is_refused(void) {
     uint8_t refs[4][SHMS_REF_SIZE];
     begin(64 * KIB, 256, 0);
@@ -507,6 +524,7 @@ int main(void) {
     a_kind_without_a_quota_takes_any_place();
     a_search_surveys_again_what_has_lost_its_second_chance();
     the_new_object_is_not_the_next_victim_of_the_hand();
+    what_a_kind_evicts_was_used_all_the_same();
     a_kind_whose_own_are_held_is_refused();
     a_refusal_is_remembered_until_something_changes();
     nothing_goes_for_a_put_that_finds_no_place();
