@@ -79,7 +79,7 @@ static bool check_slot(const shms_inspector *i, const shms_slot_record *s, uint6
         add(f, SHMS_F_ID, s->slot, s->id, limit);
     if (!shms_slot_flags_valid(flags))
         add(f, SHMS_F_FLAGS, s->slot, flags, 0);
-    else if (s->kind && !shms_kind_named(&i->seg.sb->kinds[s->kind]))
+    else if (s->kind >= SHMS_KINDS || (s->kind && !shms_kind_named(&i->seg.sb->kinds[s->kind])))
         add(f, SHMS_F_KIND, s->slot, s->kind, 0);
     if (!s->bounded || s->length > i->seg.layout.max_object_size) {
         add(f, SHMS_F_BOUNDS, s->slot, s->offset, s->length);

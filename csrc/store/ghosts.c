@@ -50,7 +50,7 @@ static void next_epoch(shms_ghosts *g) {
 }
 
 void shms_ghosts_add(shms_ghosts *g, uint64_t hash, uint64_t span, bool used) {
-    uint64_t *bucket = bucket_of(g, hash), *cell = find(g, hash); /* its own from before a clear */
+    uint64_t *bucket = bucket_of(g, hash), *cell = find(g, hash); /* another key's, with the same tag */
     if (!cell) {
         cell = bucket;
         for (int i = 0; i < WAYS && *cell; i++)
@@ -105,7 +105,8 @@ void shms_ghosts_forget(shms_ghosts *g, uint64_t hash) {
 }
 
 void shms_ghosts_clear(shms_ghosts *g) {
-    g->epoch += SHMS_GHOST_EPOCHS; /* what is in the cells is too old now */
+    if (g->any) /* else the cells are untouched, and take no memory */
+        memset(g->cells, 0, g->n_buckets * WAYS * sizeof *g->cells);
     memset(g->sums, 0, sizeof g->sums);
     g->any = false;
 }

@@ -206,7 +206,7 @@ int shms_options_round(shms_options *options); /* to what a store created with t
 /* Watches /dev/shm, so that a process can wait for a store without polling. *out is the descriptor, or -1. SHMS_ESYS:
  * _watch_close must follow all the same. */
 int shms_watch(int *out);
-void shms_watch_close(int *watch); /* idempotent; -1 is none */
+void shms_watch_close(int *watch); /* idempotent; *watch may be -1 */
 /* 1: since the last call a file of that name came, or the creation of a store ended; 0; or SHMS_ESYS. Never waits. */
 int shms_watch_read(int watch, const char *name);
 

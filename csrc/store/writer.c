@@ -362,7 +362,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .more_hits_at_2x = shms_get(&sb->counters[SHMS_C_MORE_2X]),
                         .more_hits_at_4x = shms_get(&sb->counters[SHMS_C_MORE_4X]),
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
-                        .heap_bytes = w->heap_bytes};
+                        .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
 }

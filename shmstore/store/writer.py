@@ -606,12 +606,14 @@ class ObjectStoreWriter(Closable):
         return events_from(self._writer.events, int_of("position", position, 0, 2**63 - 1))
 
     def track_evictions(self, on: bool = True) -> None:
-        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget all events."""
-        end = self._writer.track_events(LOG_BYTES if on else 0)
+        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget them.
+
+        The log stays for those who use `events`; `track_events(0)` ends it.
+        """
         if not on:
             self._writer.position = -1
         elif self._writer.position < 0:
-            self._writer.position = end
+            self._writer.position = self._writer.track_events(LOG_BYTES)
 
     def take_evicted(self) -> list[str | tuple[str, str]]:
         """Return the keys evicted or deleted since the last call, in that order; for caches beside the store.

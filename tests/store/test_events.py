@@ -13,7 +13,7 @@ from shmstore.bindings import store as native
 from shmstore.store import events as events_module
 from shmstore.store import writer as writer_module
 from tests.interrupts import interrupted_at
-from tests.support import Stores, raises
+from tests.support import Stores, raises, store_name
 
 VALUE = np.zeros(900, np.uint8)
 
@@ -169,7 +169,7 @@ def test_nothing_is_recorded_until_somebody_asks_and_after_a_stop(stores: Stores
     assert [] == writer.take_evicted()
 
 
-@pytest.mark.parametrize("position", [-1, 10**6, 2**63])
+@pytest.mark.parametrize("position", [-1, 2**60, 2**63])
 def test_a_position_that_no_event_has_had_is_refused(stores: Stores, position: int) -> None:
     writer = small(stores)
     with raises(ValueError, names=["position", str(position)]):
@@ -178,6 +178,22 @@ def test_a_position_that_no_event_has_had_is_refused(stores: Stores, position: i
         writer.events("1")  # type: ignore[arg-type]
     with raises(ValueError, names=["log_bytes"]):
         writer.track_events(-1)
+
+
+def test_a_listener_of_a_store_that_was_created_again_is_told() -> None:
+    name = store_name()
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1) as writer:
+        writer.track_events()
+        for number in range(100):
+            writer.put(str(number), VALUE)
+        old = list(writer.events())[-1].position
+    with ObjectStoreWriter.create(name, capacity=1 << 20, n_readers=1) as writer:
+        writer.track_events()
+        for number in range(200):
+            writer.put(str(number), VALUE)
+        with pytest.raises(EventsLostError):
+            list(writer.events(old))
+        assert 200 == len(list(writer.events()))
 
 
 def test_a_scoped_key_comes_in_two_parts(stores: Stores) -> None:
@@ -220,7 +236,7 @@ def test_an_interrupted_listener_goes_on_where_it_was(stores: Stores) -> None:
     writer = small(stores)
     writer.track_events()
     files = [native.__file__, writer_module.__file__, events_module.__file__]
-    position = 1  # the store's first writer
+    position = writer._writer.track_events(1)
     for number in itertools.count(1):
         expected = [("put", "x", n) for n in (3 * number - 2, 3 * number - 1, 3 * number)]
         for _ in range(3):

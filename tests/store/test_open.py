@@ -118,10 +118,9 @@ def test_options_are_compared_as_rounded(stores: Stores, name: str) -> None:
         ("n_readers", 3, ("n_readers", "2", "3")),
         ("max_object_size", 4096, ("max_object_size", "65536", "4096")),
         ("max_objects", 7, ("max_objects", "256", "7")),
-        ("eviction", "fifo", ("fifo", "off")),
-        ("prefault", True, ("prefault", "off")),
-        ("huge_pages", True, ("huge_pages", "off")),
-        ("checksums", True, ("checksums", "off")),
+        ("eviction", "fifo", ("eviction", "clock")),
+        ("huge_pages", True, ("huge_pages", "False")),
+        ("checksums", True, ("checksums", "False")),
     ],
 )
 def test_a_store_of_other_options_is_replaced_or_named(
@@ -138,6 +137,14 @@ def test_a_store_of_other_options_is_replaced_or_named(
     assert handle.store_id != writer.handle.store_id
     (record,) = caplog.records
     assert (logging.WARNING, True) == (record.levelno, all(part in record.getMessage() for part in (name, *named)))
+
+
+@pytest.mark.parametrize(("before", "after"), [(False, True), (True, False)])
+def test_a_store_is_taken_over_whatever_it_says_of_prefault(
+    stores: Stores, name: str, before: bool, after: bool
+) -> None:
+    left(name, prefault=before)
+    assert 1 == reopened(stores, name, prefault=after).recovered
 
 
 def spoil_superblock(path: Path) -> None:
