@@ -11,11 +11,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from shmstore import ObjectStoreWriter
+from shmstore import ObjectStoreWriter, StoreNotFoundError
 from shmstore.inspect import find_segments
 from tests.vllm.inputs import photograph
 from tests.vllm.server import Server, server
@@ -155,11 +156,19 @@ def change_processor(model: Path) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}))
 
 
-def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(
-    model: Path, tmp_path: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a store that outlives its servers."""
     name = f"vllm-server-{os.getpid()}"
     monkeypatch.setenv("SHMSTORE_VLLM_STORE", name)
+    yield name
+    with suppress(StoreNotFoundError):
+        ObjectStoreWriter.recover(name).close()
+
+
+def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(
+    model: Path, tmp_path: Path, expected: list[list[int]], named: str
+) -> None:
     own = shutil.copytree(model, tmp_path / "model")
     one = Server(own, tmp_path / "log", *SMALL)
     try:
@@ -174,7 +183,7 @@ def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(
         one.stop(signal.SIGKILL)
     lost.close()
     with server(own, tmp_path / "log", *SMALL) as two:
-        assert (name, 0) == (two.store().name, two.store().facts.open_leases)
+        assert (named, 0) == (two.store().name, two.store().facts.open_leases)
         for number in range(11):
             assert (200, [expected[number]]) == two.ask(photograph(number))
         assert puts == two.store().facts.puts
@@ -182,5 +191,5 @@ def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(
         assert [expected[11]] != two.ask(photograph(11))[1]
         assert puts + 1 == two.store().facts.puts
         assert until(lambda: 0 == two.store().facts.open_leases)
-    with ObjectStoreWriter.recover(name) as left:  # and removes it
+    with ObjectStoreWriter.recover(named) as left:  # it stays at a clean stop, too
         assert 12 == left.recovered
