@@ -151,9 +151,10 @@ def test_a_server_that_is_killed_leaves_a_store_that_the_next_one_removes(
 
 
 def change_processor(model: Path) -> None:
-    """Make the images that are processed from now on others."""
+    """Make the images that are processed from now on smaller."""
     path = model / "preprocessor_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"image_mean": [0.0] * 3, "image_std": [1.0] * 3}))
+    small = {"max_pixels": 112**2, "size": {"shortest_edge": 56**2, "longest_edge": 112**2}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | small))
 
 
 @pytest.fixture
