@@ -181,9 +181,7 @@ class ObjectStoreReader(Closable):
                     raise
                 break
         name = handle_or_name.name if isinstance(handle_or_name, StoreHandle) else handle_or_name
-        raise RankInUseError(
-            f"all {taken} ranks of store {shown(name)} are taken", hint="close a reader, or create the store for more"
-        )
+        raise refusals.all_in_use(name, taken)
 
     def __repr__(self) -> str:
         return f"<ObjectStoreReader {self._name!r} rank {self._rank}{'' if self._open else ' (closed)'}>"

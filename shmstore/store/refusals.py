@@ -220,6 +220,14 @@ def in_use(name: str, rank: int) -> RankInUseError:
     return RankInUseError(f"rank {rank} of store {shown(name)} is taken by {holder}", hint=hint)
 
 
+def all_in_use(name: str, ranks: int) -> RankInUseError:
+    """Return the error for a store that has no free rank; it names the processes that have them."""
+    pids = [native.rank_pid(name, rank) for rank in range(ranks)]
+    who = f" by process{'es' if ranks > 1 else ''} {listed(pids)}" if all(pids) else ""
+    hint = "close a reader, end a process that should not be there, or create the store for more"
+    return RankInUseError(f"all {ranks} ranks of store {shown(name)} are taken{who}", hint=hint)
+
+
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // native.ALIGN) * native.ALIGN
 

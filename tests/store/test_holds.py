@@ -1,6 +1,7 @@
 """Leases that only the writer ends, references that end by themselves, and protected keys."""
 
 import gc
+import os
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -231,8 +232,8 @@ def test_a_key_that_is_protected_again_is_protected_all_the_time(
     writer.cancel(writer.put("a", VALUE))
     protection.add("a")
 
-    def looked_at(key: str) -> None:
-        discard(key)
+    def looked_at(key: str, *, scope: str | None = None) -> None:
+        discard(key, scope=scope)
         seen.append(fills(writer))
 
     monkeypatch.setattr(protection, "discard", looked_at)
@@ -304,7 +305,7 @@ def test_a_reference_travels_as_five_words(writer: ObjectStoreWriter) -> None:
 def test_rank_none_is_the_first_free_one(stores: Stores, writer: ObjectStoreWriter, by_name: bool) -> None:
     where = writer.name if by_name else writer.handle
     first, second = (ObjectStoreReader.attach(where, None) for _ in range(2))
-    with raises(RankInUseError, ["2", writer.name]):
+    with raises(RankInUseError, ["2", writer.name, f"processes {os.getpid()}, {os.getpid()}"]):
         ObjectStoreReader.attach(where, None)
     first.close()
     with second, ObjectStoreReader.attach(where, None) as again:

@@ -36,7 +36,7 @@ from shmstore.integrations.vllm import sender as sender_module
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
 from shmstore.integrations.vllm.receiver import HANDLE, ReceiverCache
 from shmstore.integrations.vllm.requests import follow
-from shmstore.integrations.vllm.sender import SenderCache
+from shmstore.integrations.vllm.sender import STORE, SenderCache
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from tests.support import segments
 
@@ -442,22 +442,52 @@ def test_prompt_updates_come_back_with_the_answers_of_their_functions() -> None:
         assert encode_updates(([odd], None)) is None
 
 
-def test_the_next_api_server_has_the_items_and_their_updates(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SHMSTORE_VLLM_STORE", f"vllm-plugin-{os.getpid()}")
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a store that outlives its caches."""
+    name = f"vllm-plugin-{os.getpid()}"
+    monkeypatch.setenv(STORE, name)
+    yield name
+    shmstore.ObjectStoreWriter.recover(name).close()
+
+
+def test_the_next_api_server_has_the_items_and_their_updates(named: str) -> None:
     first = SenderCache(config())
     sent = first.get_and_update_item((item(*FIELDS), prompt_updates()), "a")[0]
     first.get_and_update_item((item(*FIELDS), ["not data"]), "b")
-    first.writer.close(unlink=False)
-    del sent
+    first.close()
     second = SenderCache(config())
-    try:
-        assert [True, False] == [second.is_cached_item("a"), second.is_cached_item("b")]
-        for _ in range(2):
-            sent, updates = second.get_and_update_item(None, "a")
-            assert plain(prompt_updates()) == plain(updates)
-            assert same(item(*FIELDS), received(ReceiverCache(None, None), sent))
-    finally:
-        second.close()
+    assert (2, 0) == (second.writer.recovered, second.writer.stats().open_leases)
+    del sent  # the dead server's
+    assert [True, False] == [second.is_cached_item("a"), second.is_cached_item("b")]
+    for _ in range(2):
+        sent, updates = second.get_and_update_item(None, "a")
+        assert plain(prompt_updates()) == plain(updates)
+        assert same(item(*FIELDS), received(ReceiverCache(None, None), sent))
+    second.close()
+
+
+def test_what_came_along_is_not_cleared_before_the_first_request(named: str, desk: Desk) -> None:
+    first = SenderCache(config())
+    first.get_and_update_item((item(*FIELDS), prompt_updates()), "a")
+    first.close()
+    desk.request("of the first server")
+    second = SenderCache(config())
+    second.clear_cache()  # as vLLM does at its start
+    assert second.is_cached_item("a")
+    desk.request("a")
+    second.clear_cache()
+    assert not second.is_cached_item("a")
+    second.close()
+
+
+def test_a_second_server_of_the_same_name_is_told_what_to_do(named: str) -> None:
+    first = SenderCache(config())
+    with pytest.raises(shmstore.WriterActiveError) as caught:
+        SenderCache(config())
+    assert str(os.getpid()) in caught.value.message
+    assert STORE in caught.value.hint
+    first.close()
 
 
 def test_what_a_worker_holds_is_as_its_setting_says(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:

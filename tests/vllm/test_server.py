@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from shmstore import ObjectStoreWriter, StoreNotFoundError
 from shmstore.inspect import find_segments
 from tests.vllm.inputs import photograph
 from tests.vllm.server import Server, server
@@ -143,3 +148,49 @@ def test_a_server_that_is_killed_leaves_a_store_that_the_next_one_removes(
     with server(model, tmp_path / "log", *SMALL) as another:
         assert name not in {info.name for info in find_segments()}
         assert [0, 4, 4] == hits_of_four(another, expected)
+
+
+def change_processor(model: Path) -> None:
+    """Make the images that are processed from now on smaller."""
+    path = model / "preprocessor_config.json"
+    small = {"max_pixels": 112**2, "size": {"shortest_edge": 56**2, "longest_edge": 112**2}}
+    path.write_text(json.dumps(json.loads(path.read_text()) | small))
+
+
+@pytest.fixture
+def named(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a store that outlives its servers."""
+    name = f"vllm-server-{os.getpid()}"
+    monkeypatch.setenv("SHMSTORE_VLLM_STORE", name)
+    yield name
+    with suppress(StoreNotFoundError):
+        ObjectStoreWriter.recover(name).close()
+
+
+def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(
+    model: Path, tmp_path: Path, expected: list[list[int]], named: str
+) -> None:
+    own = shutil.copytree(model, tmp_path / "model")
+    one = Server(own, tmp_path / "log", *SMALL)
+    try:
+        one.wait()
+        for number in range(11):
+            assert (200, [expected[number]]) == one.ask(photograph(number))
+        puts = one.store().facts.puts
+        lost = one.send(photograph(0), max_tokens=2000)
+        assert until(lambda: 1 == one.store().facts.open_leases)
+        change_processor(own)
+    finally:
+        one.stop(signal.SIGKILL)
+    lost.close()
+    with server(own, tmp_path / "log", *SMALL) as two:
+        assert (named, 0) == (two.store().name, two.store().facts.open_leases)
+        for number in range(11):
+            assert (200, [expected[number]]) == two.ask(photograph(number))
+        assert puts == two.store().facts.puts
+        assert (11, 11) == (two.metric("vllm:mm_cache_queries_total"), two.metric("vllm:mm_cache_hits_total"))
+        assert [expected[11]] != two.ask(photograph(11))[1]
+        assert puts + 1 == two.store().facts.puts
+        assert until(lambda: 0 == two.store().facts.open_leases)
+    with ObjectStoreWriter.recover(named) as left:  # it stays at a clean stop, too
+        assert 12 == left.recovered

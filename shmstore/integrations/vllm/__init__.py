@@ -5,7 +5,7 @@ vLLM calls `register` in each of its processes, through the entry point group ``
 keeps the item until the request is over, however often and by however many workers it is read.
 
     SHMSTORE_VLLM       1 (default); 0: stay out; strict: fail where the plug-in would stay out
-    SHMSTORE_VLLM_STORE a name for the store; the next API server with this name takes it over, if this one is killed
+    SHMSTORE_VLLM_STORE a name for the store, which then outlives its server; the next one with this name takes it over
     SHMSTORE_VLLM_READ  copy (default), views or until_step: how a worker reads; see `receiver`
 
 `register` first compares vLLM's names and signatures with those that the plug-in knows. If they differ, it changes

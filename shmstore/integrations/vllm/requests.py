@@ -20,6 +20,9 @@ __all__ = ["RequestLeases", "follow"]
 class RequestLeases:
     """The references that unfinished requests of one `OutputProcessor` have sent. An item's end is its lease's."""
 
+    total = 0
+    """How many requests this process has had."""
+
     def __init__(self) -> None:
         self._added = 0
         self._sent: dict[str, tuple[int, list[ReferenceItem]]] = {}
@@ -28,6 +31,7 @@ class RequestLeases:
     def add(self, request: Any) -> None:
         """Keep what this request, or one more part of it, sends. The children of one request share their items."""
         self._added += 1
+        RequestLeases.total += 1
         # The first part's number: a token of it says nothing about requests that came between it and a later part.
         number, items = self._sent.get(request.request_id, (self._added, []))
         found = [feature.data for feature in request.mm_features or () if isinstance(feature.data, ReferenceItem)]

@@ -13,15 +13,19 @@ from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
 
-from shmstore.errors import ObjectNotFoundError
+from shmstore.errors import ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.receiver import HANDLE
+from shmstore.integrations.vllm.requests import RequestLeases
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
 from shmstore.refs import ObjectRef
 
-__all__ = ["SenderCache"]
+__all__ = ["STORE", "SenderCache"]
+
+STORE = "SHMSTORE_VLLM_STORE"
+"""The variable with a name for the store, which then outlives its server."""
 
 _log = logging.getLogger("vllm.shmstore")
 
@@ -35,14 +39,17 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def __init__(self, vllm_config: Any) -> None:
         super().__init__()
         register_items()
+        self._named = bool(os.environ.get(STORE))
         self._sender = _make_sender(vllm_config)
+        self._requests_before = RequestLeases.total
         # 0.13 never says that a request is merged: then a key stays protected until 64 others are.
         merges = hasattr(BaseMultiModalProcessorCache, "release_sender_touches")
         self._protection = self.writer.protection(limit=4096 if merges else 64)
         self._warned = False
         os.environ[HANDLE] = self._sender.handle.to_json()
         _collector().watch(self._sender, self.writer.name)
-        _log.info("multi-modal items go through store %s of shmstore", self.writer.name)
+        came = self.writer.recovered
+        _log.info("multi-modal items go through store %s of shmstore, with %d from before", self.writer.name, came)
 
     @property
     def writer(self) -> Any:
@@ -96,8 +103,12 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._sender.invalidate(mm_hash)
 
     def clear_cache(self) -> None:
-        """Forget all items and counts; what a request still needs stays until it is over."""
-        self._sender.clear_cache()
+        """Forget all items and counts; what a request still needs stays until it is over.
+
+        A store that was taken over keeps its items until the first request: vLLM clears its caches at its start.
+        """
+        if not self.writer.recovered or RequestLeases.total > self._requests_before:
+            self._sender.clear_cache()
 
     def make_stats(self, *, delta: bool = False) -> Any:
         """Return hits and total so far, or with `delta` since the last call with `delta`."""
@@ -105,8 +116,9 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         return CacheInfo(hits=stats.hits, total=stats.total)
 
     def close(self) -> None:
-        """Remove the store; idempotent. What has been read stays readable."""
-        self._sender.close()
+        """Remove the store, or leave it to the next server if it has a chosen name; idempotent."""
+        _collector().forget(self._sender)
+        self._sender.close(unlink=not self._named)
 
 
 def _make_sender(vllm_config: Any) -> Any:
@@ -117,12 +129,16 @@ def _make_sender(vllm_config: Any) -> Any:
         shm_max_object_size_mb=settings.mm_shm_cache_max_object_size_mb,
         world_size=vllm_config.parallel_config.world_size,
         shm_prefault=True,
-        shm_name=os.environ.get("SHMSTORE_VLLM_STORE"),
+        shm_name=os.environ.get(STORE) or None,
     )
     types: CacheTypes[Any, Any] = CacheTypes(
         MultiModalKwargsItem, encode_updates=encode_updates, decode_updates=decode_updates
     )
-    return processor_cache_from_config(config, types=types)
+    try:
+        return processor_cache_from_config(config, types=types)
+    except WriterActiveError as error:
+        hint = f"stop that server, or wait until it has ended; a second server needs another {STORE}"
+        raise WriterActiveError(error.message, hint=hint) from None
 
 
 @cache

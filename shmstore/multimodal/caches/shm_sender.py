@@ -304,12 +304,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         with self._reporting:
             return self._counts.stat(delta)
 
-    def close(self) -> None:
-        """Close the store and unlink its segment; idempotent. Workers that have it open can go on reading.
+    def close(self, unlink: bool = True) -> None:
+        """Close the store, and with `unlink` remove its name; idempotent. Workers that have it open can go on reading.
 
-        A call of another thread that is storing at the time raises StoreClosedError.
+        Without `unlink` the store stays for the next process that opens its name. A call of another thread that is
+        storing at the time raises StoreClosedError.
         """
-        self._writer.close()
+        self._writer.close(unlink)
 
 
 _senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache[Any, Any]]]] = (
