@@ -148,9 +148,9 @@ def test_every_make_target_that_a_page_names_exists() -> None:
 
 
 def test_every_command_that_a_page_names_exists() -> None:
-    from shmstore.cli.subcommands import NAMES
+    from shmstore.cli.subcommands import COMMANDS
 
-    known = set(NAMES)
+    known = {command.name for command in COMMANDS}
     for block in BLOCKS:
         if block.language == "sh":
             for name in re.findall(r"^shmstore ([a-z]+)", block.text, re.M):

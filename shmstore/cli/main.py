@@ -1,6 +1,6 @@
 """The `shmstore` command: one parser, one subcommand a module.
 
-To add a subcommand, make a `Command` in its own module and add it to `subcommands`.
+To add a subcommand, make a `Command` in its own module and add it to `subcommands.COMMANDS`.
 """
 
 from __future__ import annotations
@@ -8,20 +8,24 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import complain, print_json
-from shmstore.cli.subcommands import NAMES, load
+from shmstore.cli.commands.verify import COMMAND as VERIFY
 
 
-def build_parser(names: Iterable[str] = NAMES) -> argparse.ArgumentParser:
+def build_parser(commands: Sequence[Command] | None = None) -> argparse.ArgumentParser:
     """Return the parser of these commands, by default of all."""
+    if commands is None:
+        from shmstore.cli.subcommands import COMMANDS  # not at the top, because they load torch
+
+        commands = COMMANDS
     parser = argparse.ArgumentParser(
         prog="shmstore", description="A shared-memory object store for the tensors of inference engines."
     )
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for command in load(names):
+    for command in commands:
         subparser = subparsers.add_parser(
             command.name,
             help=command.summary,
@@ -38,8 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status: 0, 1 (found something wrong) or 2 (usage)."""
     argv = sys.argv[1:] if argv is None else argv
     try:
-        # One command starts without what others load, such as torch.
-        parser = build_parser(argv[:1] if argv and argv[0] in NAMES else NAMES)
+        parser = build_parser((VERIFY,) if argv and argv[0] == VERIFY.name else None)
         arguments = parser.parse_args(argv)
     except SystemExit as stop:  # argparse has printed the reason; a caller expects a status, not an exception
         return EXIT_OK if stop.code is None else stop.code if isinstance(stop.code, int) else EXIT_USAGE

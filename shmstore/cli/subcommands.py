@@ -1,26 +1,13 @@
-"""Every subcommand of `shmstore`, by the module that has it; a module is loaded when its command is used."""
-
-from collections.abc import Iterable
-from importlib import import_module
-from typing import cast
+"""Every subcommand of `shmstore`."""
 
 from shmstore.cli.command import Command
+from shmstore.cli.commands.bench import COMMAND as BENCH
+from shmstore.cli.commands.completion import COMMAND as COMPLETION
+from shmstore.cli.commands.dump import COMMAND as DUMP
+from shmstore.cli.commands.gc import COMMAND as GC
+from shmstore.cli.commands.ls import COMMAND as LS
+from shmstore.cli.commands.top import COMMAND as TOP
+from shmstore.cli.commands.verify import COMMAND as VERIFY
+from shmstore.cli.demo.main import COMMAND as DEMO
 
-__all__ = ["NAMES", "load"]
-
-_MODULES = {
-    "demo": "demo.main",
-    "ls": "commands.ls",
-    "dump": "commands.dump",
-    "top": "commands.top",
-    "verify": "commands.verify",
-    "gc": "commands.gc",
-    "bench": "commands.bench",
-    "completion": "commands.completion",
-}
-NAMES = tuple(_MODULES)
-
-
-def load(names: Iterable[str] = NAMES) -> tuple[Command, ...]:
-    """Return these commands."""
-    return tuple(cast(Command, import_module(f"shmstore.cli.{_MODULES[name]}").COMMAND) for name in names)
+COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, COMPLETION)

@@ -21,7 +21,7 @@ from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
 from shmstore.cli.commands import bench
 from shmstore.cli.commands.tables import make_fitting_table
-from shmstore.cli.subcommands import NAMES, load
+from shmstore.cli.subcommands import COMMANDS
 from shmstore.inspect import StoreInspector, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, poke, running
 from tests.support import SHM, Child, Stores, store_name
@@ -182,7 +182,7 @@ def test_a_pipe_and_other_odd_files_of_that_name_neither_block_nor_crash() -> No
 
 
 def test_every_command_has_help_with_an_example_and_refuses_nonsense(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in load():
+    for command in COMMANDS:
         assert 0 == cli.main([command.name, "--help"])
         assert f"example: {command.example}" in capsys.readouterr().out
         assert 2 == cli.main([command.name, "--no-such-option"])
@@ -197,7 +197,7 @@ def test_without_a_command_all_of_them_are_listed() -> None:
     ran = piped()
     assert (2, "") == (ran.status, ran.out)
     listed = {words[0] for words in map(str.split, ran.err.splitlines()) if words}
-    assert set(NAMES) <= listed
+    assert {command.name for command in COMMANDS} <= listed
 
 
 @pytest.mark.parametrize("command", NAMED)
@@ -511,7 +511,7 @@ def test_completion_knows_the_commands_and_the_stores(shell: str, capsys: pytest
     pytest.importorskip("shtab", reason="shtab, the extra `completion`, is not installed")
     assert 0 == cli.main(["completion", shell])
     script = capsys.readouterr().out
-    assert all(name in script for name in NAMES)
+    assert all(command.name in script for command in COMMANDS)
     assert "_shmstore_names" in script.partition("_shmstore_names")[2], "defined, and used"
 
 

@@ -37,7 +37,7 @@ from shmstore.cli.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigur
 from shmstore.cli.demo.report import print_report
 from shmstore.cli.demo.supervisor import GRACE_S, DemoError, Observer
 from shmstore.cli.main import main
-from shmstore.cli.subcommands import load
+from shmstore.cli.subcommands import COMMANDS
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
 from tests.cli.items import BrokenImage, FailingProcessor, LosesTheStore, NotedItems, RandomItems, StuckProcessor
 
@@ -680,7 +680,7 @@ def test_the_command_runs_all_modes_but_with_kill_only_shm(
     assert main(["demo", *arguments]) == 7
 
 
-@pytest.mark.parametrize("command", load(), ids=lambda command: command.name)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
 def test_every_command_has_help_with_an_example(command: object, capsys: pytest.CaptureFixture[str]) -> None:
     name = getattr(command, "name")  # noqa: B009
     assert main([name, "--help"]) == 0
