@@ -178,7 +178,8 @@ def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(
             assert (200, [expected[number]]) == one.ask(photograph(number))
         puts = one.store().facts.puts
         lost = one.send(photograph(0), max_tokens=2000)
-        assert until(lambda: 1 == one.store().facts.open_leases)
+        assert until(lambda: one.store().facts.open_leases)
+        assert 1 == one.store().facts.open_leases
         change_processor(own)
     finally:
         one.stop(signal.SIGKILL)
