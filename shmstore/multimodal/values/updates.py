@@ -49,8 +49,7 @@ def shortened(value: Any) -> Any:
     Most contents repeat one placeholder token, and to pack it once takes a tenth of the time.
     """
     if type(value) is list and value and type(value[0]) is int and value.count(value[0]) == len(value):
-        packed = pack([value[0], len(value)])
-        return value if packed is None else msgpack.ExtType(_RUN, packed)
+        return msgpack.ExtType(_RUN, b"%d %d" % (value[0], len(value)))
     return value
 
 
@@ -61,9 +60,9 @@ def _pack_tuple(value: Any) -> msgpack.ExtType:
 
 
 def _unpack_ext(code: int, packed: bytes) -> tuple[Any, ...] | list[Any]:
-    value = unpack(packed)
     if code == _TUPLE:
-        return tuple(value)
+        return tuple(unpack(packed))
     if code == _RUN:
-        return [value[0]] * value[1]
+        number, times = map(int, packed.split())
+        return [number] * times
     raise ValueError(f"no type has the code {code}")
