@@ -86,8 +86,9 @@ static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64
 
 /* Forgets which ranks are alive. Every operation that may reclaim starts with this. */
 void shms_reclaim_begin(struct shms_writer *w);
-/* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change nothing.
- * `placing` is held, too. Other threads may have had the mutex in the meantime. */
+/* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change
+ * nothing, except that objects of the kind may have gone for a place that another holds by now. `placing` is held, too.
+ * Other threads may have had the mutex in the meantime. */
 int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out);
 /* Takes a lease entry, or returns SHMS_NONE; then other threads may have had the mutex. */
 uint32_t shms_reclaim_lease(struct shms_writer *w);
