@@ -96,6 +96,9 @@ static uint8_t *put_bytes(uint8_t *p, const uint8_t *bytes, int64_t n) {
     return p + n;
 }
 
+static const uint8_t item_tag[] = {0x83, 0x62, 'm', 'm'}; /* an array of three that begins with "mm" */
+static const uint8_t embed_tag[] = {0x82, 0x66, 'e', 'm', 'b', 'e', 'd', 's'};
+
 /* Writes tokens and extras of the block that begins at token s. Items before *skip end at or before s. */
 static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *tokens, int32_t token_bytes,
                          const shms_blockhash_extras *x, int64_t *skip, const uint8_t *embed) {
@@ -110,7 +113,7 @@ static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *
     while (*skip < x->n_items && x->items[3 * *skip] + x->items[3 * *skip + 1] <= s)
         ++*skip;
     for (last = *skip; last < x->n_items && x->items[3 * last] < e; last++)
-        n += 2 * (x->items[3 * last + 1] > 0 && x->items[3 * last] + x->items[3 * last + 1] > s);
+        n += (x->tagged ? 1 : 2) * (x->items[3 * last + 1] > 0 && x->items[3 * last] + x->items[3 * last + 1] > s);
     n += (x->lora_len > 0) + (x->salt_len > 0 && s == 0) + (embed != NULL);
     if (n == 0) {
         *p++ = 0xf6;
@@ -124,19 +127,25 @@ static uint8_t *put_body(uint8_t *p, int64_t s, int32_t block_size, const void *
         int64_t from = i ? item[-1] : 0;
         if (item[1] <= 0 || item[0] + item[1] <= s)
             continue;
+        if (x->tagged)
+            p = put_bytes(p, item_tag, sizeof item_tag);
         p = put_bytes(p, x->idents + from, item[2] - from);
         p = put_int(p, item[0] - s);
     }
     if (x->salt_len > 0 && s == 0)
         p = put_bytes(p, x->salt, x->salt_len);
-    if (embed)
+    if (embed) {
+        if (x->tagged)
+            p = put_bytes(p, embed_tag, sizeof embed_tag);
         p = put_bytes(put_head(p, 0x40, 32), embed, 32);
+    }
     return p;
 }
 
 int64_t shms_blockhash_bound(int64_t n_blocks, int32_t block_size, const shms_blockhash_extras *x) {
     int64_t idents = x->n_items ? x->items[3 * x->n_items - 1] : 0, bytes;
-    int64_t each = 9 + 9 * (int64_t)block_size + 9 + x->lora_len + idents + 9 * x->n_items + 34;
+    int64_t each = 9 + 9 * (int64_t)block_size + 9 + x->lora_len + idents +
+                   (9 + (int64_t)sizeof item_tag) * x->n_items + 34 + (int64_t)sizeof embed_tag;
     if (n_blocks < 0 || block_size < 1 || __builtin_mul_overflow(n_blocks, each, &bytes) ||
         __builtin_add_overflow(bytes, x->salt_len, &bytes))
         return SHMS_KV_EARGUMENT;

@@ -7,14 +7,23 @@
  *     90 <16 token ids>       the tokens (an array header and one integer each)
  *     f6 | 8n <n extra keys>  null, or what distinguishes this block from others with the same tokens
  *
- * Extra keys of block [s, e), one flat array: the LoRA name; for each item that overlaps the block its identifier and
- * its offset minus s; the cache salt (block 0 only); a digest of the block's prompt embeddings.
+ * Extra keys of block [s, e), in this order: the LoRA adapter; for each item that overlaps the block its identifier and
+ * its offset minus s; the cache salt (block 0 only); a digest of the block's prompt embeddings. In the tagged form each
+ * is an array that begins with its kind, so that no value of one kind equals a value of another:
+ *
+ *     83 64 "lora" <name> <path or null>
+ *     83 62 "mm" <identifier> <offset>
+ *     82 64 "salt" <salt>
+ *     82 66 "embeds" 58 20 <digest>
+ *
+ * In the flat form the values follow each other without kinds: name, identifier, offset, salt, digest.
  *
  * SHA-256 comes from the system's libcrypto, which the first call looks for. Without it, shms_blockhash_bodies returns
  * the part behind the parent of each message, and the caller hashes.
  *
- * Caveats: identifiers, LoRA name and salt are passed as CBOR; this file encodes only numbers. Items are in order of
- * offset. Offset and length are not negative, and their sum fits (else ARGUMENT). No state is kept between calls. */
+ * Caveats: the LoRA adapter and the salt are passed as CBOR of either form, and identifiers as CBOR of their text. This
+ * file encodes only numbers, and writes the kinds of items and digests. Items are in order of offset. Offset and length
+ * are not negative, and their sum fits (else ARGUMENT). No state is kept between calls. */
 #ifndef SHMS_BLOCKHASH_H
 #define SHMS_BLOCKHASH_H
 #include <stddef.h>
@@ -25,7 +34,7 @@
 /* cdef: begin */
 typedef struct shms_blockhash_extras {
     const uint8_t *lora;
-    int64_t lora_len;     /* CBOR of the LoRA name; length 0: no name */
+    int64_t lora_len;     /* CBOR of the LoRA adapter; length 0: none */
     const uint8_t *salt;
     int64_t salt_len;     /* CBOR of the cache salt; length 0: no salt */
     const int64_t *items;
@@ -33,6 +42,7 @@ typedef struct shms_blockhash_extras {
     const uint8_t *idents;                     /* the identifiers' CBOR, one after the other */
     const uint8_t *embeds;
     int64_t n_embeds;   /* 32-byte digests of the first n_embeds blocks of the call */
+    int32_t tagged;                            /* 1: the tagged form, 0: the flat form */
 } shms_blockhash_extras;
 
 int shms_blockhash_ready(void);                /* 0: libcrypto was found and works; NOLIB */

@@ -18,11 +18,18 @@
  * so is the number of blocks in a table. A need of more blocks is written as TOO_MANY, one more than fits, which no
  * pool has. So products of blocks and block sizes stay below 2^62, and so does the sum over all groups.
  *
- * Look-ups with several groups (the pool's key contains the group): first the "full" groups are searched from the left,
- * all of them at each position. Then the others are searched within that length. Both types return multiples of the
- * alignment, so the full groups can be cut to the length of the others.
+ * Look-ups with several groups (the pool's key contains the group): groups of the same attention, size and parameter
+ * are one kind and are searched together, all of them at each position. The kinds are asked in turn for the longest
+ * prefix within the length so far, full attention first. When all agree on a length, it is the answer. This ends,
+ * because a length only becomes shorter. All answers are multiples of the alignment. So a kind of full attention, which
+ * has each part of its prefix, need not be asked again.
  *
- * `settled` is the largest T such that an allocate with seen <= computed, computed + new + lookahead <= T would find no
+ * EAGLE: a kind of the draft model leaves its last block out, because the draft model needs the hidden states before
+ * the first new token. Blocks left out do not add up, so the largest of them is the gap. A kind leaves a block out when
+ * it is asked first, and may look one block further for it (AHEAD). If another kind shortens the length for another
+ * reason, it does so again. A Mamba state is whole: it leaves nothing out.
+ *
+ * `settled` is the largest T such that an allocate with passed <= computed, computed + new + lookahead <= T would find no
  * block to add (T <= blocks * size), none to key (T < (cached + 1) * size) and none to skip. It does not depend on
  * other requests, because it is about this request's table only. */
 #include "kvcache_impl.h"
@@ -58,41 +65,70 @@ static void put_ids(int32_t *to, const void *ids, int64_t n) {
 
 /* ---- creating ---- */
 
+static int alike(const shms_kv_group *a, const shms_kv_group *b) {
+    return a->kind == b->kind && a->eagle == b->eagle && a->size == b->size && a->param == b->param;
+}
+
+/* Puts the groups of each kind together: full attention first, then the others, each in order of its first group. */
+static void sort_groups(shms_kvcache *kv) {
+    int32_t at = 0;
+    for (int full = 1; full >= 0; full--)
+        for (int32_t g = 0; g < kv->n_groups; g++) {
+            int32_t first = 0;
+            while (!alike(kv->groups + first, kv->groups + g))
+                first++;
+            if (first < g || (kv->groups[g].kind == SHMS_KV_FULL) != full)
+                continue;
+            shms_kv_kind *kind = kv->kinds + kv->n_kinds++;
+            kind->which = kv->order + at;
+            for (int32_t other = g; other < kv->n_groups; other++)
+                if (alike(kv->groups + other, kv->groups + g))
+                    kind->which[kind->n++] = other;
+            at += kind->n;
+        }
+}
+
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
                                int flags) {
-    if (n_groups < 1 || hash_block_size < 1 || alignment < 1 || max_model_len < 1)
+    if (n_groups < 0 || hash_block_size < 1 || alignment < 1 || max_model_len < 1)
         return NULL;
     for (int32_t g = 0; g < n_groups; g++)
         if (block_sizes[g] < 1 || params[g] < (kinds[g] == SHMS_KV_CHUNK) || kinds[g] < SHMS_KV_FULL ||
-            kinds[g] > SHMS_KV_CROSS)
+            (kinds[g] & ~SHMS_KV_EAGLE) > SHMS_KV_CROSS || kinds[g] == (SHMS_KV_CHUNK | SHMS_KV_EAGLE))
             return NULL;
     shms_kvcache *kv = calloc(1, sizeof *kv);
     if (!kv)
         return NULL;
-    size_t n = (size_t)n_groups;
+    size_t n = (size_t)max64(1, n_groups); /* a model without layers has no groups */
     kv->pool = pool;
     kv->n_groups = n_groups;
     kv->caching = !!(flags & SHMS_KV_CACHING);
-    kv->eagle = !!(flags & SHMS_KV_EAGLE);
+    kv->ahead = !!(flags & SHMS_KV_AHEAD);
     kv->alignment = alignment;
     kv->max_model_len = max_model_len;
+    kv->interval = -1;
     kv->n_requests = 1;
     kv->groups = calloc(n, sizeof *kv->groups);
+    kv->kinds = calloc(n, sizeof *kv->kinds);
     kv->order = calloc(n, sizeof *kv->order);
     kv->counts = calloc(n, sizeof *kv->counts);
     kv->stored = calloc(2 * n, sizeof *kv->stored);
-    if (!kv->groups || !kv->order || !kv->counts || !kv->stored) {
+    if (!kv->groups || !kv->kinds || !kv->order || !kv->counts || !kv->stored) {
         shms_kvcache_free(kv);
         return NULL;
     }
-    for (int32_t g = 0, others = n_groups; g < n_groups; g++) {
-        kv->groups[g] = (shms_kv_group){.kind = kinds[g], .size = block_sizes[g], .param = params[g]};
+    for (int32_t g = 0; g < n_groups; g++) {
+        kv->groups[g] = (shms_kv_group){.size = block_sizes[g], .param = params[g]};
+        kv->groups[g].kind = kinds[g] & ~SHMS_KV_EAGLE;
+        kv->groups[g].eagle = !!(kinds[g] & SHMS_KV_EAGLE);
         kv->groups[g].factor = (int32_t)max64(1, block_sizes[g] / hash_block_size);
-        kv->order[kinds[g] == SHMS_KV_FULL ? kv->n_full++ : --others] = g;
     }
+    sort_groups(kv);
     return kv;
 }
+
+void shms_kvcache_thin(shms_kvcache *kv, int64_t interval) { kv->interval = interval; }
 
 void shms_kvcache_free(shms_kvcache *kv) {
     if (!kv)
@@ -102,6 +138,7 @@ void shms_kvcache_free(shms_kvcache *kv) {
     for (int32_t g = 0; kv->groups && g < kv->n_groups; g++)
         free(kv->groups[g].scratch.at);
     free(kv->groups);
+    free(kv->kinds);
     free(kv->order);
     free(kv->counts);
     free(kv->stored);
@@ -122,7 +159,7 @@ static int number_reserve(shms_kvcache *kv) {
         return 0;
     if (kv->n_requests >= kv->cap_requests) {
         int64_t cap = kv->cap_requests ? 2 * kv->cap_requests : 64;
-        shms_kv_table *tables = realloc(kv->tables, (size_t)(cap * kv->n_groups) * sizeof *tables);
+        shms_kv_table *tables = realloc(kv->tables, (size_t)(cap * max64(1, kv->n_groups)) * sizeof *tables);
         if (tables)
             kv->tables = tables;
         int64_t *next_idle = realloc(kv->next_idle, (size_t)cap * sizeof *next_idle);
@@ -144,7 +181,7 @@ static void answer(const shms_kvcache *kv, shms_kv_request *r, int64_t n_ids) {
     r->ids = kv->out.at;
     r->counts = kv->counts;
     r->stored = kv->stored;
-    r->wanted = r->there = 0;
+    r->longest = r->wanted = r->there = 0;
 }
 
 static int missing(shms_kv_request *r, int code, int64_t wanted, int64_t there) {
@@ -155,38 +192,59 @@ static int missing(shms_kv_request *r, int code, int64_t wanted, int64_t there) 
 
 /* ---- the longest cached prefix ---- */
 
-static void put_null(shms_kvcache *kv, const int32_t *which, int32_t n, int64_t from, int64_t to) {
-    for (int32_t j = 0; j < n && from < to; j++)
-        memset(kv->groups[which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
+static void put_null(shms_kvcache *kv, const shms_kv_kind *kind, int64_t from, int64_t to) {
+    for (int32_t j = 0; j < kind->n && from < to; j++)
+        memset(kv->groups[kind->which[j]].scratch.at + from, 0, (size_t)(to - from) * sizeof(int32_t));
 }
 
 /* Searches from the left, from block `at` until the first miss in one of the groups. */
-static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t at,
+static int64_t find_left(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t at,
                          int64_t end) {
     int64_t stop = end;
-    for (int32_t j = 0; j < n && at < stop; j++)
-        stop = at + shms_blockpool_find_run(kv->pool, kv->groups[which[j]].scratch.at + at, hashes, at, stop - at,
-                                            kv->groups[which[j]].factor, which[j]);
+    for (int32_t j = 0; j < kind->n && at < stop; j++) {
+        int32_t g = kind->which[j];
+        stop = at + shms_blockpool_find_run(kv->pool, kv->groups[g].scratch.at + at, hashes, at, stop - at,
+                                            kv->groups[g].factor, g);
+    }
     return stop;
 }
 
 /* Do all groups have the block at position i? Stores their blocks in scratch. */
-static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t i) {
-    const uint8_t *hash = hashes->data + ((i + 1) * kv->groups[which[0]].factor - 1) * SHMS_HASH_BYTES;
+static int hit(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t i) {
+    const uint8_t *hash = hashes->data + ((i + 1) * kv->groups[kind->which[0]].factor - 1) * SHMS_HASH_BYTES;
     int32_t id = 1;
-    for (int32_t j = 0; j < n && id; j++)
-        id = kv->groups[which[j]].scratch.at[i] = shms_blockpool_find(kv->pool, hash, hashes->width, which[j]);
+    for (int32_t j = 0; j < kind->n && id; j++) {
+        int32_t g = kind->which[j];
+        id = kv->groups[g].scratch.at[i] = shms_blockpool_find(kv->pool, hash, hashes->width, g);
+    }
     return id;
 }
 
-static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n,
-                           int64_t end) {
-    const shms_kv_group *g = kv->groups + which[0];
-    int64_t need = max64(1, cdiv(g->param - 1, g->size) + kv->eagle), run = 0, len = 0;
+/* How many blocks in a row a request needs to go on behind them. */
+static int64_t window_blocks(const shms_kv_group *g, int drop) { return max64(1, cdiv(g->param - 1, g->size) + drop); }
+
+/* The functions below return the blocks of the longest prefix of a kind within `end` blocks, and have them in scratch.
+ * drop: 1 if EAGLE leaves the last one out. */
+
+static int64_t cut(const shms_kvcache *kv, int64_t len, int64_t size) {
+    while (len * size % kv->alignment)
+        len--;
+    return len;
+}
+
+static int64_t find_full(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end,
+                         int drop) {
+    return cut(kv, max64(0, find_left(kv, hashes, kind, 0, end) - drop), kv->groups[kind->which[0]].size);
+}
+
+static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end,
+                           int drop) {
+    const shms_kv_group *g = kv->groups + kind->which[0];
+    int64_t need = window_blocks(g, drop), run = 0, len = 0;
     for (int64_t i = end - 1; i >= 0; i--) {
-        if (run == 0 && (i + 1) * g->size % kv->alignment)
-            continue; /* a run must end where the other groups can end, too */
-        if (!hit(kv, hashes, which, n, i)) {
+        if (run == 0 && (i + 1 - drop) * g->size % kv->alignment)
+            continue; /* the other groups cannot end there */
+        if (!hit(kv, hashes, kind, i)) {
             run = 0;
             continue;
         }
@@ -194,53 +252,91 @@ static int64_t find_window(shms_kvcache *kv, const shms_hashlist *hashes, const 
             len = i + 1;
         if (++run < need)
             continue;
-        put_null(kv, which, n, 0, i);
-        return len - kv->eagle;
+        put_null(kv, kind, 0, i);
+        return len - drop;
     }
     /* No run is long enough, except one that reaches block 0, which has the whole context. */
-    return run ? len - kv->eagle : 0;
+    return run ? cut(kv, max64(0, cut(kv, len, g->size) - drop), g->size) : 0;
 }
 
-static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n, int64_t end) {
+static int64_t find_chunk(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end,
+                          int64_t tokens) {
+    const shms_kv_group *g = kv->groups + kind->which[0];
+    for (int64_t from, len;; tokens = len * g->size, end = len) {
+        from = tokens / g->param * g->param / g->size; /* all before it is in chunks that are over */
+        put_null(kv, kind, 0, from);
+        len = cut(kv, from < end ? find_left(kv, hashes, kind, from, end) : from, g->size);
+        if (len >= from)
+            return len;
+    }
+}
+
+static int64_t find_mamba(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t end) {
     for (int64_t i = end - 1; i >= 0; i--) {
-        if ((i + 1) * kv->groups[which[0]].size % kv->alignment || !hit(kv, hashes, which, n, i))
+        if ((i + 1) * kv->groups[kind->which[0]].size % kv->alignment || !hit(kv, hashes, kind, i))
             continue;
-        put_null(kv, which, n, 0, i);
+        put_null(kv, kind, 0, i);
         return i + 1;
     }
     return 0;
 }
 
-/* Returns the blocks (of the type's size) of the longest prefix of at most max_tokens. They are in scratch. MEMORY. */
-static int64_t find_type(shms_kvcache *kv, const shms_hashlist *hashes, const int32_t *which, int32_t n,
-                         int64_t max_tokens) {
-    const shms_kv_group *g = kv->groups + which[0];
-    int64_t end = min64(max_tokens / g->size, hashes->n / g->factor), from = 0, len, rc;
-    if (g->kind == SHMS_KV_CHUNK)
-        from = max_tokens / g->param * g->param / g->size; /* all before it is in chunks that are over */
-    for (int32_t j = 0; j < n; j++)
-        if ((rc = ids_reserve(&kv->groups[which[j]].scratch, max64(from, end))))
+/* Returns the tokens of the kind's longest prefix within `tokens` tokens. MEMORY. */
+static int64_t find_kind(shms_kvcache *kv, const shms_hashlist *hashes, const shms_kv_kind *kind, int64_t tokens,
+                         int drop) {
+    const shms_kv_group *g = kv->groups + kind->which[0];
+    int64_t within = tokens / g->size, hashed = hashes->n / g->factor, len, rc;
+    int64_t end = min64(within + (drop && kv->ahead), hashed), most = g->kind == SHMS_KV_CHUNK ? within : end;
+    for (int32_t j = 0; j < kind->n; j++)
+        if ((rc = ids_reserve(&kv->groups[kind->which[j]].scratch, most)))
             return rc;
     switch (g->kind) {
     case SHMS_KV_WINDOW:
-        return find_window(kv, hashes, which, n, end);
-    case SHMS_KV_MAMBA:
-        return find_mamba(kv, hashes, which, n, end);
+        len = find_window(kv, hashes, kind, end, drop);
+        break;
     case SHMS_KV_CHUNK:
-        put_null(kv, which, n, 0, from);
-        return from < end ? find_left(kv, hashes, which, n, from, end) : from;
+        len = find_chunk(kv, hashes, kind, end, tokens);
+        break;
+    case SHMS_KV_MAMBA:
+        len = find_mamba(kv, hashes, kind, min64(within, hashed));
+        break;
     default:
-        len = find_left(kv, hashes, which, n, 0, end);
-        if (kv->eagle && len)
-            len--;
-        while (len * g->size % kv->alignment)
-            len--;
-        return len;
+        len = find_full(kv, hashes, kind, end, drop);
     }
+    return len * g->size;
+}
+
+/* Returns the tokens on which all kinds agree, and in `longest` the most that one of them has found. MEMORY. */
+static int64_t find_agreed(shms_kvcache *kv, const shms_hashlist *hashes, int64_t tokens, int64_t *longest) {
+    int32_t n = kv->n_kinds;
+    for (int32_t i = 0; i < n; i++) {
+        kv->kinds[i].tokens = -1;
+        kv->kinds[i].dropped = 0;
+    }
+    for (int32_t i = 0, agree = 0; agree < n; i = (i + 1) % n) {
+        shms_kv_kind *kind = kv->kinds + i;
+        const shms_kv_group *g = kv->groups + kind->which[0];
+        int drop = g->eagle && !kind->dropped;
+        agree++;
+        if (g->kind == SHMS_KV_FULL ? kind->tokens >= tokens : kind->tokens == tokens && !drop)
+            continue;
+        kind->tokens = find_kind(kv, hashes, kind, tokens, drop);
+        kind->dropped |= drop;
+        *longest = max64(*longest, kind->tokens);
+        if (kind->tokens == tokens)
+            continue;
+        if (kind->tokens < 0)
+            return kind->tokens;
+        for (int32_t j = 0; j < n && !drop; j++)
+            kv->kinds[j].dropped = 0;
+        tokens = kind->tokens;
+        agree = 0;
+    }
+    return tokens;
 }
 
 int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist *hashes, int64_t max_tokens) {
-    int64_t tokens = max64(0, max_tokens), rc, n_ids = 0;
+    int64_t tokens = max64(0, max_tokens), longest = 0, rc, n_ids = 0;
     answer(kv, r, 0);
     memset(kv->counts, 0, (size_t)kv->n_groups * sizeof *kv->counts);
     if (max_tokens < -1 || max_tokens >= LIMIT)
@@ -248,16 +344,9 @@ int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *r, const shms_hashl
     for (int32_t g = 0; g < kv->n_groups; g++)
         if (tokens / kv->groups[g].size >= TOO_MANY)
             return SHMS_KV_EARGUMENT;
-    for (int type = 0; type < 2; type++) {
-        int32_t n = type ? kv->n_groups - kv->n_full : kv->n_full;
-        const int32_t *which = kv->order + (type ? kv->n_full : 0);
-        if (!n)
-            continue;
-        int64_t blocks = find_type(kv, hashes, which, n, tokens);
-        if (blocks < 0)
-            return blocks;
-        tokens = blocks * kv->groups[which[0]].size;
-    }
+    tokens = find_agreed(kv, hashes, tokens, &longest);
+    if (tokens < 0)
+        return tokens;
     for (int32_t g = 0; g < kv->n_groups; g++)
         n_ids += kv->counts[g] = (int32_t)(tokens / kv->groups[g].size);
     if ((rc = ids_reserve(&kv->out, n_ids)))
@@ -265,6 +354,7 @@ int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *r, const shms_hashl
     for (int32_t g = 0, at = 0; g < kv->n_groups; at += kv->counts[g++])
         put_ids(kv->out.at + at, kv->groups[g].scratch.at, kv->counts[g]);
     answer(kv, r, n_ids);
+    r->longest = longest;
     return tokens;
 }
 
@@ -281,9 +371,13 @@ static int64_t skipped_tokens(const shms_kv_group *g, int64_t computed) {
     }
 }
 
+/* How many leading blocks of a table have passed, and need no content, after that many tokens. */
+static int64_t passed_blocks(const shms_kv_group *g, int64_t computed) {
+    return max64(0, skipped_tokens(g, computed)) / g->size;
+}
+
 static void skip_passed(shms_kvcache *kv, shms_kv_table *t, const shms_kv_group *g, int64_t computed) {
-    int64_t tokens = skipped_tokens(g, computed);
-    int32_t k = tokens <= 0 ? 0 : (int32_t)min64(tokens / g->size, t->len);
+    int32_t k = (int32_t)min64(passed_blocks(g, computed), t->len);
     if (k <= t->nulls)
         return;
     shms_blockpool_put(kv->pool, t->ids.at + t->nulls, k - t->nulls, 1); /* cannot refuse: fact 3 */
@@ -310,14 +404,35 @@ static int may_cache(const shms_kvcache *kv, shms_kv_request *r, const shms_kv_g
     return 0;
 }
 
+/* Does a later request need block i of a window, because it goes on at a multiple of `interval` or at a boundary? With
+ * EAGLE it also needs the block behind that position, which it computes again. */
+static int is_kept(const shms_kvcache *kv, const shms_kv_request *r, const shms_kv_group *g, int64_t i) {
+    int64_t need = window_blocks(g, g->eagle), period = kv->interval / g->size;
+    if (period && (need >= period || (i >= g->eagle && (i - g->eagle) % period >= period - need)))
+        return 1;
+    for (int k = 0; k < 3; k++) {
+        int64_t end = r->boundaries[k] / kv->alignment * kv->alignment / g->size + g->eagle;
+        if (r->boundaries[k] >= 0 && end - need <= i && i < end)
+            return 1;
+    }
+    return 0;
+}
+
 /* Gives blocks [cached, end) their keys, after may_cache, and records which of them got one. */
-static void do_cache(shms_kvcache *kv, int32_t g, shms_kv_table *t, int64_t end, const shms_hashlist *hashes) {
+static void do_cache(shms_kvcache *kv, const shms_kv_request *r, int32_t g, shms_kv_table *t, int64_t end,
+                     const shms_hashlist *hashes) {
     int64_t from = max64(t->cached, t->nulls);
+    int all = kv->interval < 0 || kv->groups[g].kind != SHMS_KV_WINDOW;
     kv->stored[2 * g] = kv->stored[2 * g + 1] = 0;
     if (end <= t->cached)
         return;
+    for (int64_t first = from, next = all ? end : from; first < end; first = ++next) {
+        while (next < end && is_kept(kv, r, kv->groups + g, next))
+            next++;
+        if (first < next)
+            shms_blockpool_key(kv->pool, t->ids.at + first, next - first, hashes, first, kv->groups[g].factor, g);
+    }
     if (from < end) {
-        shms_blockpool_key(kv->pool, t->ids.at + from, end - from, hashes, from, kv->groups[g].factor, g);
         kv->stored[2 * g] = from;
         kv->stored[2 * g + 1] = end;
     }
@@ -337,7 +452,7 @@ static int64_t settled(const shms_kvcache *kv, const shms_kv_table *tables) {
         limit = min64(limit, max64(0, t->len - (gr->kind == SHMS_KV_MAMBA ? gr->param : 0)) * size);
         if (kv->caching)
             limit = min64(limit, ((int64_t)t->cached + 1) * size - 1);
-        /* `seen` is below the sum that is compared, because at least one token is new */
+        /* `passed` is below the sum that is compared, because at least one token is new */
         if (gr->kind == SHMS_KV_WINDOW)
             limit = min64(limit, next + min64(gr->param, LIMIT) - 1);
         if (gr->kind == SHMS_KV_CHUNK)
@@ -346,88 +461,154 @@ static int64_t settled(const shms_kvcache *kv, const shms_kv_table *tables) {
     return limit;
 }
 
-int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t seen, int64_t computed, int64_t n_new,
-                          int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
-                          const shms_hashlist *hashes, const void *given, const int32_t *counts) {
-    int is_new = r->table == 0, rc;
-    /* or-ed, so that one comparison finds a negative number and one finds a large one */
-    int64_t all = n_new | lookahead | seen | computed | n_encoder | n_tokens;
-    answer(kv, r, 0);
-    if (all < 0 || all >= LIMIT || n_new < 1 || computed < seen || (!is_new && !is_live(kv, r->table)))
-        return SHMS_KV_EARGUMENT;
-    int64_t tokens = min64(computed + n_new + lookahead, kv->max_model_len), total = 0, n_given = 0, revived = 0;
-    int64_t to_cache = kv->caching && !delay ? min64(computed + n_new, n_tokens) : 0;
-    if (is_new && (rc = number_reserve(kv)))
-        return rc;
-    shms_kv_table *tables = tables_of(kv, is_new ? kv->idle : r->table);
+/* Checks the computed blocks that a caller gives: they are for a new request, null blocks first (fact 1). */
+static int check_given(const shms_kvcache *kv, const shms_kv_request *r, const void *given, const int32_t *counts) {
+    int64_t n_given = 0;
     for (int32_t g = 0; counts && g < kv->n_groups; g++) {
         if (counts[g] < 0)
             return SHMS_KV_EARGUMENT;
         n_given += counts[g];
     }
-    if (n_given && (!is_new || !kv->caching))
+    if (n_given && (r->table || !kv->caching))
         return SHMS_KV_ECOMPUTED;
     for (int64_t g = 0, i = 0, end = 0; n_given && g < kv->n_groups; g++) {
         int32_t id, before = 0;
         for (end += counts[g]; i < end; i++, before = id) {
             memcpy(&id, (const char *)given + 4 * i, 4);
             if (id < 0 || id >= shms_blockpool_len(kv->pool) || (before && !id))
-                return SHMS_KV_ERANGE; /* fact 1 */
-            revived += id && shms_blockpool_ref(kv->pool, id) == 0;
+                return SHMS_KV_ERANGE;
         }
     }
+    return 0;
+}
+
+/* The most blocks that a table of this group needs at a time, if it is given back what the window has passed and at
+ * most that many tokens are in flight. */
+static int64_t most_blocks(const shms_kvcache *kv, const shms_kv_group *g, int64_t in_flight) {
+    switch (g->kind) {
+    case SHMS_KV_WINDOW: /* one more, because a window may begin inside a block */
+        return cdiv(min64(min64(g->param, LIMIT) - 1 + in_flight, kv->max_model_len), g->size) + 1;
+    case SHMS_KV_CHUNK: /* one more if a chunk may begin inside a block */
+        return cdiv(min64(min64(g->param, LIMIT) + in_flight, kv->max_model_len), g->size) + (g->param % g->size > 0);
+    default:
+        return TOO_MANY;
+    }
+}
+
+/* Returns how many blocks a request that is to have `tokens` takes from the queue: new ones, and computed blocks that
+ * are free now. Sets `skip`, `first` and `needed` of each group. in_flight: see most_blocks; -1 for no limit. */
+static int64_t count_needed(shms_kvcache *kv, const shms_kv_request *r, const shms_kv_table *tables, int64_t tokens,
+                            int64_t computed, int64_t external, int64_t n_encoder, int64_t in_flight, const void *given,
+                            const int32_t *counts) {
+    int64_t sum = 0, at = 0;
+    for (int32_t g = 0; g < kv->n_groups; g++) {
+        shms_kv_group *gr = kv->groups + g;
+        int64_t n_given = r->table || !counts ? 0 : counts[g], have = r->table ? tables[g].len : n_given;
+        int64_t len = blocks_for(gr, tokens, n_encoder);
+        if (in_flight >= 0)
+            len = min64(len, most_blocks(kv, gr, in_flight));
+        len = max64(len, have);
+        /* What a connector brings may end so far ahead that the window has passed computed blocks, too. */
+        gr->skip = r->table || !external ? 0 : min64(passed_blocks(gr, computed + external), len);
+        gr->first = max64(have, gr->skip);
+        gr->needed = len - gr->first;
+        sum += gr->needed;
+        for (int64_t i = gr->skip; i < n_given; i++) {
+            int32_t id;
+            memcpy(&id, (const char *)given + 4 * (at + i), 4);
+            sum += id && shms_blockpool_ref(kv->pool, id) == 0;
+        }
+        at += n_given;
+    }
+    return sum;
+}
+
+int64_t shms_kvcache_needed(shms_kvcache *kv, shms_kv_request *r, int64_t n_tokens, int64_t computed, int64_t external,
+                            int64_t n_encoder, int64_t in_flight, const void *given, const int32_t *counts) {
+    int64_t all = n_tokens | computed | external | n_encoder | in_flight;
+    if (all < 0 || all >= LIMIT || (r->table && !is_live(kv, r->table)))
+        return SHMS_KV_EARGUMENT;
+    int rc = check_given(kv, r, given, counts);
+    if (rc)
+        return rc;
+    return count_needed(kv, r, r->table ? tables_of(kv, r->table) : NULL, n_tokens, computed, external, n_encoder,
+                        in_flight, given, counts);
+}
+
+/* Appends blocks of the pool until a table has `len`; they are free, and the table has room. */
+static void grow(const shms_kvcache *kv, shms_kv_table *t, int64_t len) {
+    if (len <= t->len)
+        return;
+    shms_blockpool_get(kv->pool, t->ids.at + t->len, len - t->len);
+    t->len = (int32_t)len;
+}
+
+int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *r, int64_t passed, int64_t computed, int64_t external,
+                          int64_t n_new, int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int64_t reserved,
+                          int delay, const shms_hashlist *hashes, const void *given, const int32_t *counts) {
+    int is_new = r->table == 0, rc;
+    /* or-ed, so that one comparison finds a negative number and one finds a large one */
+    int64_t all = n_new | lookahead | passed | computed | external | n_encoder | n_tokens | reserved;
+    answer(kv, r, 0);
+    if (all < 0 || all >= LIMIT || n_new + external < 1 || computed < passed || (!is_new && !is_live(kv, r->table)))
+        return SHMS_KV_EARGUMENT;
+    int64_t there = computed + external, tokens = min64(there + n_new + lookahead, kv->max_model_len);
+    int64_t to_cache = kv->caching && !delay ? min64(there + n_new, n_tokens) : 0, total = 0;
+    if ((rc = check_given(kv, r, given, counts)) || (is_new && (rc = number_reserve(kv))))
+        return rc;
+    shms_kv_table *tables = tables_of(kv, is_new ? kv->idle : r->table);
+    int64_t wanted = count_needed(kv, r, tables, tokens, computed, external, n_encoder, -1, given, counts);
     for (int32_t g = 0; g < kv->n_groups; g++) {
         const shms_kv_group *gr = kv->groups + g;
-        int64_t have = is_new && counts ? counts[g] : tables[g].len;
-        int64_t len = max64(have, blocks_for(gr, tokens, n_encoder));
-        int64_t cached = is_new ? have : tables[g].cached;
-        if ((rc = may_cache(kv, r, gr, tables + g, cached, min64(to_cache / gr->size, len), hashes)))
+        int64_t cached = is_new ? (counts ? counts[g] : 0) : tables[g].cached,
+                end = min64(to_cache / gr->size, gr->first + gr->needed);
+        if ((rc = may_cache(kv, r, gr, tables + g, cached, end, hashes)))
             return rc;
-        kv->groups[g].needed = len - have;
-        total += kv->groups[g].needed;
+        total += gr->needed;
     }
     if (total <= shms_blockpool_len(kv->pool)) { /* otherwise it is FULL, and would need absurd amounts of memory */
         for (int32_t g = 0; g < kv->n_groups; g++)
-            if ((rc = ids_reserve(&tables[g].ids,
-                                  (is_new && counts ? counts[g] : tables[g].len) + kv->groups[g].needed)))
+            if ((rc = ids_reserve(&tables[g].ids, kv->groups[g].first + kv->groups[g].needed)))
                 return rc;
         if ((rc = ids_reserve(&kv->out, total)) || (rc = shms_blockpool_log_reserve(kv->pool, total)))
             return rc;
     }
 
     for (int32_t g = 0; g < kv->n_groups; g++)
-        skip_passed(kv, tables + g, kv->groups + g, seen);
-    if (total + revived > shms_blockpool_n_free(kv->pool))
-        return missing(r, SHMS_KV_EFULL, total + revived, shms_blockpool_n_free(kv->pool));
+        skip_passed(kv, tables + g, kv->groups + g, passed);
+    if (wanted + reserved > shms_blockpool_n_free(kv->pool))
+        return missing(r, SHMS_KV_EFULL, wanted + reserved, shms_blockpool_n_free(kv->pool));
 
     if (is_new) {
         r->table = kv->idle;
         kv->idle = kv->next_idle[r->table];
         kv->next_idle[r->table] = -1;
-        shms_blockpool_touch(kv->pool, given, n_given);
     }
-    int64_t n_ids = 0, at = 0;
-    for (int32_t g = 0; g < kv->n_groups; g++) {
+    for (int64_t g = 0, at = 0; is_new && g < kv->n_groups; g++) {
         shms_kv_table *t = tables + g;
-        int had = t->len > 0;
-        if (is_new) {
-            int32_t n = counts ? counts[g] : 0;
-            put_ids(t->ids.at, (const char *)given + 4 * at, n);
-            at += n;
-            t->len = t->cached = n;
-            for (t->nulls = 0; t->nulls < n && t->ids.at[t->nulls] == 0;)
-                t->nulls++;
-        }
-        int64_t n = kv->groups[g].needed;
-        if (n) {
-            shms_blockpool_get(kv->pool, t->ids.at + t->len, n);
-            put_ids(kv->out.at + n_ids, t->ids.at + t->len, n);
-            t->len += (int32_t)n;
-        }
-        kv->counts[g] = (int32_t)n;
-        n_ids += n;
-        kv->groups[g].n_holders += !had && t->len > 0;
-        do_cache(kv, g, t, min64(to_cache / kv->groups[g].size, t->len), hashes);
+        int32_t n_given = counts ? counts[g] : 0;
+        put_ids(t->ids.at, (const char *)given + 4 * at, n_given);
+        at += n_given;
+        if (kv->groups[g].skip)
+            memset(t->ids.at, 0, (size_t)kv->groups[g].skip * sizeof(int32_t));
+        t->cached = n_given;
+        t->len = (int32_t)kv->groups[g].first;
+        for (t->nulls = 0; t->nulls < t->len && t->ids.at[t->nulls] == 0;)
+            t->nulls++;
+        shms_blockpool_touch(kv->pool, t->ids.at, t->len);
+    }
+    for (int64_t g = 0; is_new && external && g < kv->n_groups; g++) /* in all groups before the new tokens' blocks */
+        grow(kv, tables + g, min64(kv->groups[g].first + kv->groups[g].needed, cdiv(there, kv->groups[g].size)));
+    int64_t n_ids = 0;
+    for (int32_t g = 0; g < kv->n_groups; g++) {
+        const shms_kv_group *gr = kv->groups + g;
+        shms_kv_table *t = tables + g;
+        grow(kv, t, gr->first + gr->needed);
+        put_ids(kv->out.at + n_ids, t->ids.at + gr->first, gr->needed);
+        kv->counts[g] = (int32_t)gr->needed;
+        n_ids += gr->needed;
+        kv->groups[g].n_holders += (is_new || gr->first == 0) && t->len > 0;
+        do_cache(kv, r, g, t, min64(to_cache / gr->size, t->len), hashes);
     }
     answer(kv, r, n_ids);
     r->settled = settled(kv, tables);
@@ -448,26 +629,39 @@ int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *r, const shms_hashlist
             return rc;
     }
     for (int32_t g = 0; g < kv->n_groups; g++)
-        do_cache(kv, g, tables + g, n_tokens / kv->groups[g].size, hashes);
+        do_cache(kv, r, g, tables + g, n_tokens / kv->groups[g].size, hashes);
     r->settled = settled(kv, tables);
     return 0;
 }
 
-int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r) {
+int shms_kvcache_skip(shms_kvcache *kv, shms_kv_request *r, int64_t passed) {
+    if (!is_live(kv, r->table) || passed < 0 || passed >= LIMIT)
+        return SHMS_KV_EARGUMENT;
+    for (int32_t g = 0; g < kv->n_groups; g++)
+        skip_passed(kv, tables_of(kv, r->table) + g, kv->groups + g, passed);
+    r->settled = settled(kv, tables_of(kv, r->table));
+    return 0;
+}
+
+int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *r, int keep) {
+    int rc;
     if (r->table == 0)
         return 0;
     if (!is_live(kv, r->table))
         return SHMS_KV_EARGUMENT;
+    if (keep && (rc = shms_kvcache_table(kv, r)))
+        return rc;
     for (int32_t g = 0; g < kv->n_groups; g++) {
         shms_kv_table *t = tables_of(kv, r->table) + g;
         kv->groups[g].n_holders -= t->len > 0;
-        shms_blockpool_put(kv->pool, t->ids.at + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
+        if (!keep)
+            shms_blockpool_put(kv->pool, t->ids.at + t->nulls, t->len - t->nulls, 1); /* cannot refuse: fact 3 */
         free(t->ids.at);
         *t = (shms_kv_table){0};
     }
     kv->next_idle[r->table] = kv->idle;
     kv->idle = r->table;
-    *r = (shms_kv_request){0};
+    r->table = r->settled = 0;
     return 0;
 }
 
@@ -488,6 +682,20 @@ int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *r) {
         put_ids(kv->out.at + at, tables[g].ids.at, tables[g].len);
     answer(kv, r, n_ids);
     return 0;
+}
+
+int64_t shms_kvcache_cached(shms_kvcache *kv, const shms_kv_request *r) {
+    int64_t tokens = kv->n_groups ? LIMIT : 0;
+    if (!is_live(kv, r->table))
+        return SHMS_KV_EARGUMENT;
+    for (int32_t g = 0; g < kv->n_groups; g++) {
+        const shms_kv_table *t = tables_of(kv, r->table) + g;
+        int64_t n = t->cached;
+        while (kv->interval >= 0 && n > 0 && !(t->ids.at[n - 1] && shms_blockpool_is_keyed(kv->pool, t->ids.at[n - 1])))
+            n--; /* a window has not kept it */
+        tokens = min64(tokens, n * kv->groups[g].size);
+    }
+    return tokens;
 }
 
 int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *r) {

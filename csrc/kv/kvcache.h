@@ -25,13 +25,18 @@
 /* cdef: begin */
 typedef struct shms_kvcache shms_kvcache;
 enum { SHMS_KV_FULL = 0, SHMS_KV_WINDOW = 1, SHMS_KV_CHUNK = 2, SHMS_KV_MAMBA = 3, SHMS_KV_CROSS = 4 };
-enum { SHMS_KV_CACHING = 1, SHMS_KV_EAGLE = 2 };
+enum { SHMS_KV_EAGLE = 8 }; /* added to a kind other than CHUNK: a group of the draft model */
+enum { SHMS_KV_CACHING = 1, SHMS_KV_AHEAD = 2 };
 
 shms_kvcache *shms_kvcache_new(shms_blockpool *pool, int32_t n_groups, const int32_t *kinds, const int32_t *block_sizes,
                                const int64_t *params, int64_t hash_block_size, int64_t alignment, int64_t max_model_len,
                                int flags);
 /* Returns an empty manager, which the caller owns and which borrows the pool. params: window, chunk, or number of
- * speculative blocks of each group. NULL: no memory, or a number below 1 (windows and speculative blocks: below 0). */
+ * speculative blocks of each group. AHEAD: the block that EAGLE leaves out may lie beyond what a look-up asks for.
+ * NULL: no memory, a kind that does not exist, or a number below 1 (groups, windows and speculative blocks: below 0). */
+void shms_kvcache_thin(shms_kvcache *kv, int64_t interval);
+/* From now on the blocks of windows get keys only where a later request can go on: at the multiples of `interval`
+ * tokens (0: at none of them) and at a request's boundaries. */
 void shms_kvcache_free(shms_kvcache *kv); /* frees it; does not give the blocks of its tables back to the pool */
 
 typedef struct shms_kv_request {
@@ -42,7 +47,9 @@ typedef struct shms_kv_request {
         n_ids; /* the answer: number of blocks in all groups. The next call of the manager reuses the memory below: */
     const int32_t *ids; /* the blocks, group after group; */
     const int32_t *counts; /* how many of each group; */
-    const int64_t *stored; /* two for each group: blocks [first, end) got their keys */
+    const int64_t *stored; /* two for each group: blocks [first, end) got their keys, if they are kept */
+    int64_t boundaries[3]; /* set by the caller after `thin`: where later requests go on, in tokens; -1: nowhere */
+    int64_t longest; /* after find: tokens of the longest prefix that one type of group has */
     int64_t wanted,
         there; /* after FULL, SHORT (blocks) and NOHASH (hashes): how many are needed, and how many there are */
 } shms_kv_request;
@@ -52,19 +59,31 @@ int64_t shms_kvcache_find(shms_kvcache *kv, shms_kv_request *request, const shms
  * passes -1, which counts as 0. Changes only the answer. MEMORY; ARGUMENT: below -1, above 2^60 - 1, or more blocks
  * than a table can have. */
 
-int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *request, int64_t seen, int64_t computed, int64_t n_new,
-                          int64_t lookahead, int64_t n_tokens, int64_t n_encoder, int delay,
-                          const shms_hashlist *hashes, const void *ids, const int32_t *counts);
-/* Makes room for n_new tokens after `computed` ones, of which the request itself has counted `seen`. Answers with the
- * new blocks. A request without tables gets tables that start with the computed blocks `ids` (int32), counts[g] of them
- * for group g (counts NULL: none). FULL: too few blocks are free; even then, blocks that a window has passed are given
- * back. COMPUTED, NOHASH, KEYED, RANGE, MEMORY; ARGUMENT: a number of tokens is not 0 .. 2^60 - 1, or computed is below
- * seen. */
+int shms_kvcache_allocate(shms_kvcache *kv, shms_kv_request *request, int64_t passed, int64_t computed,
+                          int64_t external, int64_t n_new, int64_t lookahead, int64_t n_tokens, int64_t n_encoder,
+                          int64_t reserved, int delay, const shms_hashlist *hashes, const void *ids,
+                          const int32_t *counts);
+/* Makes room for n_new tokens after `computed` ones and `external` ones, which others compute. Windows give back what
+ * they need no more after `passed` tokens. Answers with the new blocks. A request without tables gets tables that start
+ * with the computed blocks `ids` (int32), counts[g] of them for group g (counts NULL: none). FULL: too few blocks are
+ * free besides `reserved` ones; even then, blocks that a window has passed are given back. COMPUTED, NOHASH, KEYED,
+ * RANGE, MEMORY; ARGUMENT: a number is not 0 .. 2^60 - 1, computed is below passed, or there is nothing to add. */
+
+int64_t shms_kvcache_needed(shms_kvcache *kv, shms_kv_request *request, int64_t n_tokens, int64_t computed,
+                            int64_t external, int64_t n_encoder, int64_t in_flight, const void *ids,
+                            const int32_t *counts);
+/* Returns how many blocks the request still needs to reach n_tokens, if at most in_flight tokens are allocated at a
+ * time and not yet computed. The rest is as for allocate. Changes nothing. COMPUTED, RANGE, ARGUMENT. */
 
 int shms_kvcache_cache(shms_kvcache *kv, shms_kv_request *request, const shms_hashlist *hashes, int64_t n_tokens);
 /* Gives the blocks of the first n_tokens their keys. NOHASH, KEYED, SHORT. */
-int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *request);
-/* Frees the tables, last block first, and resets the record. Does nothing for a request without tables. */
+int shms_kvcache_skip(shms_kvcache *kv, shms_kv_request *request, int64_t passed);
+/* Gives back what windows need no more after `passed` tokens. ARGUMENT. */
+int shms_kvcache_release(shms_kvcache *kv, shms_kv_request *request, int keep);
+/* Frees the tables, last block first, and resets the record. keep: the caller takes over the references of the blocks,
+ * with which it answers. Does nothing for a request without tables. MEMORY, only with keep. */
+int64_t shms_kvcache_cached(shms_kvcache *kv, const shms_kv_request *request);
+/* Returns the number of leading tokens whose blocks have been given keys in all groups. */
 int shms_kvcache_table(shms_kvcache *kv, shms_kv_request *request); /* answers with the request's tables */
 int shms_kvcache_common(shms_kvcache *kv, shms_kv_request *request);
 /* Answers in `counts` with the leading blocks that all requests share. */

@@ -19,14 +19,21 @@ def sha256_ready() -> bool:
 class HashExtras:
     """What distinguishes the blocks of one request from others with the same tokens, encoded once.
 
-    `items` are (offset, length, identifier in CBOR) in order of offset. `lora` and `salt` are CBOR or empty. `embeds`
-    are 32-byte digests of the first blocks' prompt embeddings.
+    `items` are (offset, length, identifier in CBOR) in order of offset. `lora` and `salt` are CBOR of the whole key, or
+    empty. `embeds` are 32-byte digests of the first blocks' prompt embeddings. `tagged` makes an array of each item and
+    digest, with its kind first.
     """
 
     __slots__ = ("_c", "_keep")
 
     def __init__(
-        self, lora: bytes = b"", salt: bytes = b"", items: Sequence[tuple[int, int, bytes]] = (), embeds: bytes = b""
+        self,
+        lora: bytes = b"",
+        salt: bytes = b"",
+        items: Sequence[tuple[int, int, bytes]] = (),
+        embeds: bytes = b"",
+        *,
+        tagged: bool = False,
     ) -> None:
         numbers: list[int] = []
         idents = bytearray()
@@ -37,7 +44,7 @@ class HashExtras:
         parts = [ffi.from_buffer("uint8_t[]", part) for part in (lora, salt, bytes(idents), embeds)]
         self._keep: tuple[Any, ...] = (c_items, *parts)
         self._c: Any = ffi.new("shms_blockhash_extras *")
-        self._c.items, self._c.n_items = c_items, len(items)
+        self._c.items, self._c.n_items, self._c.tagged = c_items, len(items), tagged
         self._c.lora, self._c.salt, self._c.idents, self._c.embeds = parts
         self._c.lora_len, self._c.salt_len, self._c.n_embeds = len(lora), len(salt), len(embeds) // HASH_BYTES
 

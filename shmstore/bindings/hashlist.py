@@ -58,11 +58,13 @@ class HashList:
         if isinstance(hashes, HashList) and hashes.width == HASH_BYTES:  # no padding between them
             check(lib.shms_hashlist_append(self._c, hashes._c.data, hashes._c.n, HASH_BYTES))
             return
-        items = [exact_bytes(item) for item in hashes]
+        items = list(hashes)
         if not items:
             return
+        if set(map(type, items)) != {bytes}:
+            items = list(map(exact_bytes, items))
         width = len(items[0])
-        if any(len(item) != width for item in items):
+        if set(map(len, items)) != {width}:
             raise refusal(lib.SHMS_KV_EWIDTH)
         check(lib.shms_hashlist_append(self._c, b"".join(items), len(items), width))
 

@@ -19,14 +19,15 @@ KINDS: Final[dict[str, int]] = {
     "cross": lib.SHMS_KV_CROSS,
 }
 _REQUEST = ffi.typeof("shms_kv_request *")
-_new, _buffer, _unpack = ffi.new, ffi.buffer, ffi.unpack
+_new, _buffer, _unpack, _NULL = ffi.new, ffi.buffer, ffi.unpack, ffi.NULL
 _find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, lib.shms_kvcache_release
 
 
 class Tables:
     """The block tables of all requests over one :class:`Pool`, by request id.
 
-    `groups` are (kind, block size, parameter) of each. `ids`, `counts` and `stored` return the answer of the last call.
+    `groups` are (kind, block size, parameter, EAGLE) of each. `ids`, `counts` and `stored` return the answer of the
+    last call.
 
     A change is one call into C, which writes state and answer into the request's record. The record is in `_requests`
     before the call, so an interrupted change is done or not begun. A record without tables, which it may leave, does
@@ -36,11 +37,12 @@ class Tables:
     __slots__ = ("_answer", "_c", "_found", "_hold", "_pool", "_requests", "n_groups", "settled")
 
     def __init__(
-        self, pool: Pool, groups: Sequence[tuple[int, int, int]], hash_block_size: int, alignment: int,
-        max_model_len: int, caching: bool, eagle: bool,
+        self, pool: Pool, groups: Sequence[tuple[int, int, int, bool]], hash_block_size: int, alignment: int,
+        max_model_len: int, caching: bool, ahead: bool, interval: int | None = None,
     ) -> None:  # fmt: skip
-        kinds, sizes, params = (list(column) for column in zip(*groups, strict=True))
-        flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_EAGLE if eagle else 0)
+        kinds = [kind | (lib.SHMS_KV_EAGLE if eagle else 0) for kind, _, _, eagle in groups]
+        sizes, params = ([group[column] for group in groups] for column in (1, 2))
+        flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_AHEAD if ahead else 0)
         self._pool = pool  # borrowed by the C side
         self._c: Any = ffi.gc(
             lib.shms_kvcache_new(
@@ -51,6 +53,8 @@ class Tables:
         if not self._c:
             raise MemoryError("no memory for block tables")
         self._hold = held(self._c)
+        if interval is not None:
+            lib.shms_kvcache_thin(self._c, interval)
         self.n_groups = len(groups)
         self._requests: dict[str, Any] = {}
         self._answer = self._found = _new(_REQUEST)
@@ -72,18 +76,27 @@ class Tables:
             raise refusal(n)
         return n
 
+    @property
+    def longest(self) -> int:
+        """The tokens of the longest prefix that one type of group had in the last `find`."""
+        tokens: int = self._found.longest
+        return tokens
+
     def allocate(
-        self, request_id: str, seen: int, computed: int, n_new: int, lookahead: int, n_tokens: int, n_encoder: int,
-        delay: bool, hashes: HashList, ids: bytes, counts: tuple[int, ...] | None,
+        self, request_id: str, passed: int, computed: int, external: int, n_new: int, lookahead: int, n_tokens: int,
+        n_encoder: int, reserved: int, delay: bool, hashes: HashList, ids: bytes, counts: tuple[int, ...] | None,
+        boundaries: Sequence[int] = (),
     ) -> bytes | None:  # fmt: skip
         """Make room for new tokens and return the blocks added; None if too few are free."""
         record = self._requests.get(request_id)
         if record is None:
             record = self._requests[request_id] = _new(_REQUEST)
+        if boundaries:
+            record.boundaries[0 : len(boundaries)] = boundaries
         try:
             rc = _allocate(
-                self._c, record, seen, computed, n_new, lookahead, n_tokens, n_encoder, delay, hashes._c, ids,
-                ffi.NULL if counts is None else counts,
+                self._c, record, passed, computed, external, n_new, lookahead, n_tokens, n_encoder, reserved, delay,
+                hashes._c, ids, _NULL if counts is None else counts,
             )  # fmt: skip
         except OverflowError:  # not an int64
             rc = ARGUMENT
@@ -96,11 +109,41 @@ class Tables:
             raise refusal(rc, record.wanted, record.there)
         self.settled[request_id] = record.settled
         self._answer = record
-        return self.ids()
+        n = record.n_ids
+        return _buffer(record.ids, 4 * n)[:] if n else b""  # `ids`, without the call
 
-    def cache(self, request_id: str, hashes: HashList, n_tokens: int) -> None:
+    def needed(
+        self, request_id: str, n_tokens: int, computed: int, external: int, n_encoder: int, in_flight: int, ids: bytes,
+        counts: tuple[int, ...] | None,
+    ) -> int:  # fmt: skip
+        """Return the number of blocks that a request still needs to reach `n_tokens`."""
+        record = self._requests.get(request_id, self._found)
+        n: int
+        try:
+            n = lib.shms_kvcache_needed(
+                self._c, record, n_tokens, computed, external, n_encoder, in_flight, ids,
+                _NULL if counts is None else counts,
+            )  # fmt: skip
+        except OverflowError:  # not an int64
+            n = ARGUMENT
+        if n < 0:
+            raise refusal(n)
+        return n
+
+    def skip(self, request_id: str, passed: int) -> None:
+        """Give back what windows need no more after `passed` tokens."""
+        if request_id in self:
+            record = self._requests[request_id]
+            rc = lib.shms_kvcache_skip(self._c, record, passed)
+            if rc:
+                raise refusal(rc)
+            self.settled[request_id] = record.settled
+
+    def cache(self, request_id: str, hashes: HashList, n_tokens: int, boundaries: Sequence[int] = ()) -> None:
         """Give keys to the blocks of the first `n_tokens` of a request, which has tables."""
         record = self._answer = self._requests[request_id]
+        if boundaries:
+            record.boundaries[0 : len(boundaries)] = boundaries
         rc = lib.shms_kvcache_cache(self._c, record, hashes._c, n_tokens)
         if rc:
             raise refusal(rc, record.wanted, record.there)
@@ -108,14 +151,30 @@ class Tables:
 
     def release(self, request_id: str) -> None:
         """Free the request's tables, if it has any."""
+        self._release(request_id, 0)
+
+    def pop(self, request_id: str) -> bytes:
+        """Drop the request's tables, and return the blocks of all groups with their references."""
+        if request_id not in self:
+            return b""
+        self._answer = self._requests[request_id]
+        self._release(request_id, 1)
+        return self.ids()
+
+    def _release(self, request_id: str, keep: int) -> None:
         record = self._requests.get(request_id)
         if record is None:
             return
         self.settled.pop(request_id, None)
-        rc = _release(self._c, record)
+        rc = _release(self._c, record, keep)
         if rc:
             raise refusal(rc)
         self._requests.pop(request_id, None)
+
+    def cached(self, request_id: str) -> int:
+        """Return the number of leading tokens whose blocks have been given keys in all groups."""
+        n: int = lib.shms_kvcache_cached(self._c, self._requests[request_id]) if request_id in self else 0
+        return n
 
     def table(self, request_id: str) -> tuple[bytes, tuple[int, ...]]:
         """Return the request's blocks of all groups, and the number in each group."""

@@ -13,7 +13,7 @@ from shmstore.scheduler.encoder_cache import (
     EncoderDecoderCacheManager,
     RequestEncoderCacheManager,
 )
-from shmstore.scheduler.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
+from shmstore.scheduler.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent, KVEventBatch
 from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks
 from shmstore.scheduler.kv_cache_config import (
     AttentionSpec,
@@ -23,11 +23,13 @@ from shmstore.scheduler.kv_cache_config import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    KVCacheTensor,
     MambaSpec,
     MLAAttentionSpec,
     SlidingWindowSpec,
-    make_kv_cache_config,
+    UniformTypeSpec,
 )
+from shmstore.scheduler.kv_cache_groups import make_kv_cache_config, make_kv_cache_configs, merge_specs
 from shmstore.scheduler.kv_cache_manager import KVCacheManager
 from shmstore.scheduler.metrics import BlockLifetime, CachingMetrics, KVCacheMetricsCollector, PrefixCacheStats
 from shmstore.scheduler.request import Request, RequestLike
@@ -55,6 +57,8 @@ __all__ = [
     "KVCacheManager",
     "KVCacheMetricsCollector",
     "KVCacheSpec",
+    "KVCacheTensor",
+    "KVEventBatch",
     "MLAAttentionSpec",
     "MambaSpec",
     "MultiModalBudget",
@@ -63,6 +67,9 @@ __all__ = [
     "RequestEncoderCacheManager",
     "RequestLike",
     "SlidingWindowSpec",
+    "UniformTypeSpec",
     "compute_encoder_budget",
     "make_kv_cache_config",
+    "make_kv_cache_configs",
+    "merge_specs",
 ]

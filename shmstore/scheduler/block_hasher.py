@@ -12,6 +12,7 @@ from shmstore.bindings.hashlist import HASH_BYTES, exact_bytes
 from shmstore.errors import shown
 from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_placeholders, check_range
+from shmstore.scheduler.extra_keys import digest_of_rows, lora_of
 
 __all__ = ["BlockHasher", "encode_cbor"]
 
@@ -53,38 +54,38 @@ def _xxh3() -> Callable[[bytes], bytes]:
     return xxh3_128_digest  # type: ignore[no-any-return, unused-ignore]
 
 
-def _rows(embeds: Any, start: int, stop: int) -> bytes:
-    """Return the raw bytes of rows start to stop, in C order and in their own dtype."""
-    rows = embeds[start:stop]
-    if hasattr(rows, "detach"):  # a tensor: its bytes, because numpy has no bfloat16
-        import torch
-
-        rows = rows.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    return bytes(rows.tobytes("C"))
-
-
 class BlockHasher:
     """Hashes the full blocks of requests; ``hasher(request)`` returns those not yet in ``request.block_hashes``.
 
     hash(block i) = H(CBOR of [hash of block i-1, [token ids], null or [extra keys]]), with the seed hash H(CBOR of
     `seed`) before the first. The extra keys are, in this order:
 
-    * the LoRA name
-    * the identifier and relative offset of each multi-modal item that overlaps the block
-    * the cache salt, in the first block only
-    * a digest of the block's prompt embeddings
+    * ["lora", name, path or null]
+    * ["mm", identifier, relative offset] for each multi-modal item that overlaps the block
+    * ["salt", the cache salt], in the first block only
+    * ["embeds", a digest of the block's prompt embeddings]
 
-    Processes and hosts with the same block size, algorithm and seed get the same hashes.
+    With `extra_keys` "flat" the key is one array of the values alone, without kinds and without the path. Then a LoRA
+    name and a salt of the same text give the same hash, so use it only to get the hashes of an earlier version.
+    Processes and hosts with the same block size, algorithm, seed and form of extra keys get the same hashes.
 
     `algorithm` is "sha256_cbor", or "xxh3_cbor" (XXH3-128; ImportError without the package xxhash). With `library`
     "auto" one C call hashes all blocks of a request if the system has libcrypto; "hashlib" makes the same hashes in
-    Python. ValueError for another name, or a `block_size` below 1 or beyond an int32.
+    Python. ValueError for another word, or a `block_size` below 1 or beyond an int32.
     """
 
     def __init__(
-        self, block_size: int, algorithm: str = "sha256_cbor", seed: str = "0", *, library: str = "auto"
+        self,
+        block_size: int,
+        algorithm: str = "sha256_cbor",
+        seed: str = "0",
+        *,
+        extra_keys: str = "tagged",
+        library: str = "auto",
     ) -> None:
         check_range(1, INT32_LIMIT, block_size=block_size)
+        if extra_keys not in ("tagged", "flat"):
+            raise ValueError(f'extra_keys must be "tagged" or "flat", not {shown(extra_keys)}')
         if library not in ("auto", "hashlib"):
             raise ValueError(f'library must be "auto" or "hashlib", not {shown(library)}')
         if algorithm == "sha256_cbor":
@@ -96,6 +97,7 @@ class BlockHasher:
         self.block_size = block_size
         self.algorithm = algorithm
         self.seed = seed
+        self.extra_keys = extra_keys
         self.seed_hash: bytes = self._digest(encode_cbor(seed))
         self._in_c = algorithm == "sha256_cbor" and library == "auto" and blockhash.sha256_ready()
 
@@ -120,8 +122,8 @@ class BlockHasher:
 
     def _extras_of(self, request: Any, start: int, stop: int) -> HashExtras:
         """Return the extra keys of tokens start to stop, without items that lie outside of them."""
-        lora, salt = getattr(request, "lora_name", None), getattr(request, "cache_salt", None)
-        features, embeds = getattr(request, "mm_features", ()), getattr(request, "prompt_embeds", None)
+        (lora, _, path), salt = lora_of(request), getattr(request, "cache_salt", None)
+        features, embeds = getattr(request, "mm_features", None) or (), getattr(request, "prompt_embeds", None)
         if not features and lora is None and salt is None and embeds is None:
             return NO_EXTRAS
         check_placeholders(features)
@@ -129,7 +131,11 @@ class BlockHasher:
         items = [(at, n, encode_cbor(feature.identifier)) for feature, at, n in places if at < stop and at + n > start]
         rows = 0 if embeds is None else min(stop, len(embeds))
         digests = [
-            _sha256(_rows(embeds, s, min(s + self.block_size, rows))) for s in range(start, rows, self.block_size)
+            digest_of_rows(embeds, s, min(s + self.block_size, rows)) for s in range(start, rows, self.block_size)
         ]
-        lora_cbor, salt_cbor = (b"" if value is None else encode_cbor(value) for value in (lora, salt))
-        return HashExtras(lora_cbor, salt_cbor, items, b"".join(digests))
+        tagged = self.extra_keys == "tagged"
+        lora_key, salt_key = (["lora", lora, path], ["salt", salt]) if tagged else (lora, salt)
+        return HashExtras(
+            b"" if lora is None else encode_cbor(lora_key), b"" if salt is None else encode_cbor(salt_key), items,
+            b"".join(digests), tagged=tagged,
+        )  # fmt: skip

@@ -15,7 +15,9 @@ from shmstore.errors import shown
 from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
+from shmstore.scheduler.extra_keys import EventSource
 from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, ids_of
+from shmstore.scheduler.kv_cache_config import KVCacheSpec, SlidingWindowSpec
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
 
 __all__ = ["BlockPool"]
@@ -46,6 +48,7 @@ class BlockPool:
     * `metrics` is notified last of blocks that were handed out, accessed and evicted; its exceptions are only logged.
     * `free_order` says where freed blocks without a key go. "uncached_first": to the head of the queue, because
       nobody can find their contents. "tail": behind the others.
+    * `specs` are the specs of the groups, by group id; events name the kind and window of those they know.
 
     A refusal is a ValueError (TypeError for a number that is not an integer) and leaves the pool as it was.
     """
@@ -60,6 +63,7 @@ class BlockPool:
         int_event_hashes: bool = False,
         metrics: KVCacheMetricsCollector | Any | None = None,
         free_order: str = "uncached_first",
+        specs: Sequence[KVCacheSpec] = (),
     ) -> None:
         check_range(1, 1 << 30, num_blocks=num_blocks)
         if free_order not in FREE_ORDERS:
@@ -71,6 +75,7 @@ class BlockPool:
         self.hash_block_size = hash_block_size
         self.int_event_hashes = int_event_hashes
         self.metrics = metrics
+        self.specs = specs
         self.events_enabled = events
         self.watched = events or metrics is not None
         """Whether changes of blocks are reported."""
@@ -173,7 +178,7 @@ class BlockPool:
         if lead == len(numbers):
             return
         hashes = BlockHashes.of(request.block_hashes)
-        source = self.source_of(request) if self.events_enabled else None
+        source = EventSource.of(request) if self.events_enabled else None
         self.core.key(ids[4 * lead :], hashes, num_cached + lead, factor, group_id)
         if source is not None:
             self.record_stored(source, hashes, num_cached + lead, num_full, block_size, factor, group_id)
@@ -238,26 +243,26 @@ class BlockPool:
                     logger.exception("The metrics collector failed; its figures may be incomplete, the pool is not")
                 failed = True
 
-    @staticmethod
-    def source_of(request: Any) -> tuple[Sequence[int], int | None]:
-        """Return what an event needs of a request; call it before a change, because it may raise."""
-        return request.all_token_ids, getattr(request, "lora_id", None)
-
     def record_stored(
-        self, source: tuple[Sequence[int], int | None], hashes: BlockHashes, first: int, end: int, block_size: int,
-        factor: int, group_id: int,
+        self, source: EventSource, hashes: BlockHashes, first: int, end: int, block_size: int, factor: int,
+        group_id: int,
     ) -> None:  # fmt: skip
-        """Record that blocks first … end-1 of a request got their keys; `source` comes from `source_of`."""
+        """Record that blocks first … end-1 of a request got their keys; `source` was read before, as it may raise."""
         width, ints, raw = hashes.width, self.int_event_hashes, hashes.raw(first * factor, end * factor)
         before = hashes.raw(first * factor - 1, first * factor) if first else b""
-        tokens = source[0][first * block_size : end * block_size]
+        tokens = source.token_ids[first * block_size : end * block_size]
         tokens = tokens if isinstance(tokens, list) else list(tokens)
 
         def event() -> BlockStored:  # made later: an object for each hash takes time
             parent = _shown(before, width, ints)[0] if before else None
+            spec = self.specs[group_id] if group_id < len(self.specs) else None
             return BlockStored(
-                _shown(raw, width, ints, factor), parent, tokens, block_size, source[1], MEDIUM_GPU, group_id
-            )
+                _shown(raw, width, ints, factor), parent, tokens, block_size, source.lora_id, MEDIUM_GPU, group_id,
+                lora_name=source.lora_name,
+                extra_keys=source.extra_keys(first * block_size, end * block_size, block_size),
+                kv_cache_spec_kind=spec.kind if spec else None,
+                kv_cache_spec_sliding_window=spec.sliding_window if isinstance(spec, SlidingWindowSpec) else None,
+            )  # fmt: skip
 
         self._pending.append((self.core.log_len, event))
 

@@ -51,7 +51,8 @@ def _full(what: str, size: int, room: int, cache_size: int, unit: str) -> StoreF
             hint="it never fits: compute_encoder_budget gives a cache size that holds the largest item",
         )
     return StoreFullError(
-        f"{what} needs {size} {unit} and {room} are left", hint="ask can_allocate first, or free a request"
+        f"{what} needs {size} {unit} and {room} are left",
+        hint="free a request, or allocate only what can_allocate has just allowed, or what is reserved",
     )
 
 
@@ -64,6 +65,20 @@ def _commit(changes: Iterable[tuple[Any, ...]]) -> None:
     Python runs signal handlers only between its own steps, so a handler that raises finds all changes made, or none.
     """
     deque(starmap(call, changes), 0)
+
+
+def _enter(table: dict[str, dict[int, Any]], request_id: str, i: int, value: Any) -> list[tuple[Any, ...]]:
+    """Return the changes that note `value` for item i of a request."""
+    items = table.get(request_id, {})
+    return [(_set, items, i, value), (_set, table, request_id, items)]
+
+
+def _leave(table: dict[str, dict[int, Any]], request_id: str, i: int) -> list[tuple[Any, ...]]:
+    """Return the changes that remove the note of item i, and that of the request with its last item."""
+    items = table.get(request_id, {})
+    if i not in items:
+        return []
+    return [(dict.pop, items, i)] if len(items) > 1 else [(dict.pop, table, request_id)]
 
 
 class _Manager:
@@ -99,57 +114,86 @@ class EncoderCacheManager(_Manager):
 
     `cache_size` is the capacity in embeddings. An item is ``request.mm_features[i]``, and its size is the number of
     embeddings that its placeholder's mask selects. Every i that a request has taken counts once, even if two of them
-    have the same content. A call that raises leaves everything as it was, except that an interrupted `free` may have
-    given up some items.
+    have the same content. A call that raises leaves everything as it was, except that an interrupted `free` or
+    `unreserve` may have given up some items.
+
+    The answer of `can_allocate` holds until the next hit, reservation or allocation. A scheduler that asks about all
+    items of a request before it allocates any asks by `reserve`.
     """
 
     num_free_slots: int
-    """Free space, in embeddings."""
+    """Space that is neither used nor reserved, in embeddings."""
     num_freeable_slots: int
-    """Free space and the entries that nobody uses, in embeddings."""
+    """Free space and the entries that may be evicted, in embeddings."""
     cached: dict[str, set[str]]
     """Ids of the requests that use each entry, by content hash."""
     freeable: dict[str, int]
-    """Sizes of the entries that nobody uses, by content hash, the next to be evicted first."""
+    """Sizes of the entries that nobody uses or has reserved, by content hash, the next to be evicted first."""
+    _reserved: dict[str, dict[int, str]]
     _sizes: dict[str, int]
     _freed: dict[str, None]
 
     def reset(self) -> None:
         """Forget everything."""
-        tables: dict[str, Any] = {name: {} for name in ("cached", "freeable", "_sizes", "_held", "_freed")}
+        tables: dict[str, Any] = {n: {} for n in ("cached", "freeable", "_sizes", "_held", "_reserved", "_freed")}
         vars(self).update(tables, num_free_slots=self.cache_size, num_freeable_slots=self.cache_size)
 
     def _look(self, request: Any, i: int) -> tuple[str, int]:
         mm_hash, size = _hash_and_size(request, i)
-        cached = self._sizes.get(mm_hash, size)
-        if cached != size:
+        known = self._sizes.get(mm_hash, size)
+        if known != size:
             raise ValueError(
-                f"item {i} ({shown(mm_hash)}) has {size} embeddings, the entry cached under its hash {cached}"
+                f"item {i} ({shown(mm_hash)}) has {size} embeddings, the entry cached under its hash {known}"
             )
         return mm_hash, size
 
+    def _check_same(self, request_id: str, i: int, mm_hash: str) -> None:
+        for table, has in ((self._held, "holds"), (self._reserved, "has reserved")):
+            known = table.get(request_id, {}).get(i, mm_hash)
+            if known != mm_hash:
+                raise ValueError(
+                    f"request {shown(request_id)} {has} item {i} as {shown(known)}: free it before {shown(mm_hash)}"
+                )
+
+    def _keep(self, mm_hash: str, size: int) -> list[tuple[Any, ...]]:
+        """Return the changes that keep the space of an entry for its first user or reservation, or make it."""
+        if mm_hash in self._sizes and mm_hash not in self.freeable:
+            return []
+        changes: list[tuple[Any, ...]] = [(setattr, self, "num_freeable_slots", self.num_freeable_slots - size)]
+        if mm_hash in self.freeable:
+            return [*changes, (dict.pop, self.freeable, mm_hash)]
+        room = self.num_free_slots
+        for oldest, freed in self.freeable.items():
+            if room >= size:
+                break
+            room += freed
+            changes += [(dict.pop, table, oldest) for table in (self.freeable, self.cached, self._sizes)]
+            changes.append((_set, self._freed, oldest, None))
+        return [*changes, (_set, self._sizes, mm_hash, size), (setattr, self, "num_free_slots", room - size)]
+
+    def _release(self, mm_hash: str) -> list[tuple[Any, ...]]:
+        """Return the changes that end `_keep`, with the last user or reservation."""
+        size = self._sizes[mm_hash]
+        changes: list[tuple[Any, ...]] = [(setattr, self, "num_freeable_slots", self.num_freeable_slots + size)]
+        if mm_hash in self.cached:
+            return [*changes, (_set, self.freeable, mm_hash, size)]
+        return [
+            *changes,
+            (dict.pop, self._sizes, mm_hash),
+            (setattr, self, "num_free_slots", self.num_free_slots + size),
+        ]
+
+    def _count_reserved(self, mm_hash: str) -> int:
+        return sum(list(items.values()).count(mm_hash) for items in self._reserved.values())
+
     def _take(self, request_id: str, i: int, mm_hash: str, size: int) -> None:
-        taken = self._held.get(request_id, {})
-        if taken.get(i, mm_hash) != mm_hash:
-            raise ValueError(
-                f"request {shown(request_id)} holds item {i} as {shown(taken[i])}: free it before {shown(mm_hash)}"
-            )
-        changes: list[tuple[Any, ...]] = [(_set, taken, i, mm_hash), (_set, self._held, request_id, taken)]
-        users = self.cached.get(mm_hash)
-        if users is None:
-            room = self.num_free_slots
-            for oldest, freed in self.freeable.items():
-                if room >= size:
-                    break
-                room += freed
-                changes += [(dict.pop, table, oldest) for table in (self.freeable, self.cached, self._sizes)]
-                changes.append((_set, self._freed, oldest, None))
-            changes += [(_set, self.cached, mm_hash, {request_id}), (_set, self._sizes, mm_hash, size)]
-            changes += [(dict.pop, self._freed, mm_hash, None), (setattr, self, "num_free_slots", room - size)]
+        self._check_same(request_id, i, mm_hash)
+        changes = self._keep(mm_hash, size) + _enter(self._held, request_id, i, mm_hash)
+        changes += _leave(self._reserved, request_id, i)
+        if mm_hash in self.cached:
+            changes.append((set.add, self.cached[mm_hash], request_id))
         else:
-            changes += [(set.add, users, request_id), (dict.pop, self.freeable, mm_hash, None)]
-        if not users:  # the entry is new, or nobody used it
-            changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots - size))
+            changes += [(_set, self.cached, mm_hash, {request_id}), (dict.pop, self._freed, mm_hash, None)]
         _commit(changes)
 
     def check_and_update_cache(self, request: Any, i: int) -> bool:
@@ -166,19 +210,45 @@ class EncoderCacheManager(_Manager):
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
         """Return whether item i fits into the budget and, with what is scheduled already, into the cache.
 
-        Change nothing. ValueError if the cached entry has another size.
+        Change nothing. `num_embeds_to_schedule` counts items of this request, and those that it has reserved have their
+        room already. ValueError if the cached entry has another size.
         """
-        _, size = self._look(request, i)
-        return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_freeable_slots
+        mm_hash, size = self._look(request, i)
+        reserved = self._reserved.get(request.request_id, {}).values()
+        others = max(0, num_embeds_to_schedule - sum(map(self._sizes.__getitem__, reserved)))
+        needed = 0 if mm_hash in reserved else size
+        return size <= encoder_compute_budget and needed + others <= self.num_freeable_slots
+
+    def reserve(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
+        """Answer as `can_allocate`; if True, also keep the room for item i of this request.
+
+        Room is made by eviction, oldest first. Neither hits nor other reservations and allocations take it until
+        `allocate` uses it, or `unreserve`, `free` or `reset` gives it back. An item reserved twice takes its room once,
+        and so do items with the same content.
+        """
+        if not self.can_allocate(request, i, encoder_compute_budget, num_embeds_to_schedule):
+            return False
+        mm_hash, size = self._look(request, i)
+        self._check_same(request.request_id, i, mm_hash)
+        _commit(self._keep(mm_hash, size) + _enter(self._reserved, request.request_id, i, mm_hash))
+        return True
+
+    def unreserve(self, request: Any) -> None:
+        """Give back the room of all items that this request has reserved and not allocated."""
+        for i, mm_hash in sorted(self._reserved.get(request.request_id, {}).items()):
+            changes = _leave(self._reserved, request.request_id, i)
+            if self._count_reserved(mm_hash) == 1 and not self.cached.get(mm_hash):
+                changes += self._release(mm_hash)
+            _commit(changes)
 
     def allocate(self, request: Any, i: int) -> None:
         """Take the space for item i; evict as many entries without users as needed, oldest first.
 
-        If the item is cached already, the request only becomes a user of it. StoreFullError if it does not fit;
-        ValueError if the cached entry has another size.
+        If the item is cached already, the request only becomes a user of it. StoreFullError if it does not fit, which
+        cannot happen to a reserved item; ValueError if the cached entry has another size.
         """
         mm_hash, size = self._look(request, i)
-        if mm_hash not in self.cached and size > self.num_freeable_slots:
+        if mm_hash not in self._sizes and size > self.num_freeable_slots:
             raise _full(f"item {i} ({shown(mm_hash)})", size, self.num_freeable_slots, self.cache_size, "embeddings")
         self._take(request.request_id, i, mm_hash, size)
 
@@ -193,16 +263,17 @@ class EncoderCacheManager(_Manager):
             return
         mm_hash = taken[i]
         users = self.cached[mm_hash]
-        changes: list[tuple[Any, ...]] = [(dict.pop, taken, i)]
-        if len(taken) == 1:
-            changes.append((dict.pop, self._held, request_id))
+        changes = _leave(self._held, request_id, i)
         if list(taken.values()).count(mm_hash) == 1:
             changes.append((set.remove, users, request_id))
-            if len(users) == 1:
-                size = self._sizes[mm_hash]
-                changes.append((_set, self.freeable, mm_hash, size))
-                changes.append((setattr, self, "num_freeable_slots", self.num_freeable_slots + size))
+            if len(users) == 1 and not self._count_reserved(mm_hash):
+                changes += self._release(mm_hash)
         _commit(changes)
+
+    def free(self, request: Any) -> None:
+        """Give up all items of this request, in ascending order, and all that it has reserved."""
+        self.unreserve(request)
+        super().free(request)
 
     def get_freed_mm_hashes(self) -> list[str]:
         """Return the hashes that were evicted since the last call and are not cached again, in order of eviction."""
@@ -211,13 +282,15 @@ class EncoderCacheManager(_Manager):
 
     def check_valid(self) -> None:
         """Raise RuntimeError at the first broken invariant."""
-        used = sum(self._sizes.values())
+        used, reserved = sum(self._sizes.values()), {h for items in self._reserved.values() for h in items.values()}
+        unused = {h for h, users in self.cached.items() if not users}
         _require(self.num_free_slots == self.cache_size - used, "free slots are not what the entries leave")
         _require(self.num_freeable_slots == self.num_free_slots + sum(self.freeable.values()), "freeable slots")
-        _require(self.num_free_slots >= 0, "more is cached than the capacity")
-        _require(self.cached.keys() == self._sizes.keys(), "an entry without a size")
-        _require(self.freeable.keys() == {h for h, users in self.cached.items() if not users}, "entries without users")
+        _require(self.num_free_slots >= 0, "more is cached or reserved than the capacity")
+        _require(self._sizes.keys() == self.cached.keys() | reserved, "an entry without a size, or a size without one")
+        _require(self.freeable.keys() == unused - reserved, "entries that nobody uses or has reserved")
         _require(not self._freed.keys() & self.cached.keys(), "an entry is cached and freed")
+        _require(all(self._held.values()) and all(self._reserved.values()), "a request without items")
         holders: dict[str, set[str]] = {mm_hash: set() for mm_hash in self.cached}
         for request_id, taken in self._held.items():
             for mm_hash in taken.values():
@@ -236,28 +309,29 @@ class _HeldByRequest(_Manager):
     num_free_slots: int
     """Free space, in the unit of `cache_size`."""
     _freed: list[tuple[str, int]]
+    _reserved: dict[str, dict[int, int]]
     _new: dict[str, None]
     _old: dict[str, None]
 
     def reset(self) -> None:
         """Forget everything."""
-        vars(self).update(num_free_slots=self.cache_size, _held={}, _freed=[], _new={}, _old={})
+        vars(self).update(num_free_slots=self.cache_size, _held={}, _freed=[], _reserved={}, _new={}, _old={})
 
     def _take(self, request: Any, i: int, size: int, what: str, unit: str, *changes: tuple[Any, ...]) -> None:
-        held = self._held.get(request.request_id, {})
-        if i in held:
+        request_id = request.request_id
+        if i in self._held.get(request_id, {}):
             return
-        if size > self.num_free_slots:
-            raise _full(what, size, self.num_free_slots, self.cache_size, unit)
-        room = (setattr, self, "num_free_slots", self.num_free_slots - size)
-        _commit([(_set, held, i, size), (_set, self._held, request.request_id, held), room, *changes])
+        room = self.num_free_slots + self._reserved.get(request_id, {}).get(i, 0)
+        if size > room:
+            raise _full(what, size, room, self.cache_size, unit)
+        notes = _enter(self._held, request_id, i, size) + _leave(self._reserved, request_id, i)
+        _commit([*notes, (setattr, self, "num_free_slots", room - size), *changes])
 
     def _give_back(self, request: Any, i: int, *changes: tuple[Any, ...]) -> None:
-        held = self._held.get(request.request_id, {})
-        if i not in held:
-            return
-        entry = (dict.pop, held, i) if len(held) > 1 else (dict.pop, self._held, request.request_id)
-        _commit([entry, (setattr, self, "num_free_slots", self.num_free_slots + held[i]), *changes])
+        entry = _leave(self._held, request.request_id, i)
+        if entry:
+            room = self.num_free_slots + self._held[request.request_id][i]
+            _commit([*entry, (setattr, self, "num_free_slots", room), *changes])
 
     def free_encoder_input(self, request: Any, i: int) -> None:
         """Give back the space of item i; do nothing if the request does not hold it."""
@@ -305,9 +379,40 @@ class EncoderDecoderCacheManager(_HeldByRequest):
         return False
 
     def can_allocate(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
-        """Return whether item i fits into the budget and, with what is scheduled already, into the free space."""
+        """Return whether item i fits into the budget and, with what is scheduled already, into the free space.
+
+        `num_embeds_to_schedule` counts items of this request, and those that it has reserved have their room already.
+        """
         _, size = _hash_and_size(request, i)
-        return size <= encoder_compute_budget and size + num_embeds_to_schedule <= self.num_free_slots
+        reserved = self._reserved.get(request.request_id, {})
+        others = max(0, num_embeds_to_schedule - sum(reserved.values()))
+        return size <= encoder_compute_budget and size - reserved.get(i, 0) + others <= self.num_free_slots
+
+    def reserve(self, request: Any, i: int, encoder_compute_budget: int, num_embeds_to_schedule: int) -> bool:
+        """Answer as `can_allocate`; if True, also keep the room for item i until `allocate`, `unreserve` or `free`.
+
+        An item that the request holds keeps the room that it has.
+        """
+        if not self.can_allocate(request, i, encoder_compute_budget, num_embeds_to_schedule):
+            return False
+        _, size = _hash_and_size(request, i)
+        request_id = request.request_id
+        if i not in self._held.get(request_id, {}):
+            room = self.num_free_slots + self._reserved.get(request_id, {}).get(i, 0) - size
+            _commit([*_enter(self._reserved, request_id, i, size), (setattr, self, "num_free_slots", room)])
+        return True
+
+    def unreserve(self, request: Any) -> None:
+        """Give back the room of all items that this request has reserved and not allocated."""
+        sizes = self._reserved.get(request.request_id)
+        if sizes:
+            room = (setattr, self, "num_free_slots", self.num_free_slots + sum(sizes.values()))
+            _commit([(dict.pop, self._reserved, request.request_id), room])
+
+    def free(self, request: Any) -> None:
+        """Give up all items of this request, in ascending order, and all that it has reserved."""
+        self.unreserve(request)
+        super().free(request)
 
     def allocate(self, request: Any, i: int) -> None:
         """Take the space for item i; do nothing if the request holds it. StoreFullError if it does not fit."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, fields
 from operator import index
 from typing import Any
 
@@ -10,7 +11,7 @@ import msgpack
 
 from shmstore.errors import shown
 
-__all__ = ["MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventHash", "KVCacheEvent"]
+__all__ = ["MEDIUM_GPU", "AllBlocksCleared", "BlockRemoved", "BlockStored", "EventHash", "KVCacheEvent", "KVEventBatch"]
 
 MEDIUM_GPU = "GPU"
 EventHash = bytes | int
@@ -19,26 +20,27 @@ EventHash = bytes | int
 
 @dataclass(frozen=True, slots=True)
 class KVCacheEvent:
-    """Base of the events. The wire form is a msgpack array of the name and the fields in order."""
+    """Base of the events. The wire form is a msgpack map with `type` and the fields, or an array for older routers."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the map: `type`, and each field by its name, but `group_id` as "group_idx"."""
+        named = {_WIRE_NAMES.get(field.name, field.name): getattr(self, field.name) for field in fields(self)}
+        return {"type": type(self).__name__, **named}
 
     def to_list(self) -> list[Any]:
-        """Return the name and the fields in order."""
-        return [type(self).__name__, *(getattr(self, field.name) for field in fields(self))]
+        """Return the array: the name, and in order the fields up to `group_id`."""
+        return [type(self).__name__, *(getattr(self, field.name) for field in fields(self) if not field.kw_only)]
 
-    def to_msgpack(self) -> bytes:
-        """Return the wire form."""
-        # A request of another class may have tokens of numpy's or torch's integer types: `index` converts them.
-        packed: bytes = msgpack.packb(self.to_list(), use_bin_type=True, default=index)
-        return packed
+    def to_msgpack(self, format: str = "map") -> bytes:
+        """Return the wire form; with `format` "array" that of vLLM 0.13. ValueError for another word."""
+        return _packed(_form(format)(self))
 
     @staticmethod
     def from_msgpack(data: bytes) -> KVCacheEvent:
-        """Return the event whose wire form is `data`; ValueError for anything else."""
+        """Return the event whose wire form, of either format, is `data`; ValueError for anything else."""
         try:
-            name, *values = msgpack.unpackb(data, raw=False)
-            event: KVCacheEvent = _BY_NAME[name](*values)
-            return event
-        except (KeyError, TypeError, ValueError, msgpack.UnpackException) as error:
+            return _event(msgpack.unpackb(data, raw=False))
+        except _DECODE_ERRORS as error:
             raise ValueError(f"not a KV-cache event: {shown(data)}") from error
 
 
@@ -60,6 +62,19 @@ class BlockStored(KVCacheEvent):
     """Where the blocks are: "GPU"."""
     group_id: int | None = None
     """The group of layers to which the blocks belong."""
+    _: KW_ONLY
+    lora_name: str | None = None
+    """The adapter's name, or None."""
+    extra_keys: list[list[Any] | None] | None = None
+    """What is in the hash of each block besides tokens and parent, or None for a block without any.
+
+    In this order: the LoRA name, [identifier, offset in the block] of each item, the cache salt, and the digest of the
+    prompt embeddings.
+    """
+    kv_cache_spec_kind: str | None = None
+    """The kind of the group's layers: "full_attention", "sliding_window" and so on."""
+    kv_cache_spec_sliding_window: int | None = None
+    """The tokens in their window, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +94,57 @@ class AllBlocksCleared(KVCacheEvent):
     """All blocks lost their keys: look-ups find nothing any more."""
 
 
+@dataclass(frozen=True, slots=True)
+class KVEventBatch:
+    """Events as an engine publishes them. The wire form is a msgpack array of these fields."""
+
+    ts: float
+    """When they were taken, in seconds since 1970."""
+    events: list[KVCacheEvent]
+    """The events, oldest first."""
+    data_parallel_rank: int | None = None
+    """The rank of the engine among its data-parallel replicas."""
+
+    def to_msgpack(self, format: str = "map") -> bytes:
+        """Return the wire form; `format` is that of the events, as in `KVCacheEvent.to_msgpack`."""
+        return _packed([self.ts, list(map(_form(format), self.events)), self.data_parallel_rank])
+
+    @staticmethod
+    def from_msgpack(data: bytes) -> KVEventBatch:
+        """Return the batch whose wire form, with events of either format, is `data`; ValueError for anything else."""
+        try:
+            ts, events, *rank = msgpack.unpackb(data, raw=False)
+            return KVEventBatch(ts, [_event(form) for form in events], *rank)
+        except _DECODE_ERRORS as error:
+            raise ValueError(f"not a batch of KV-cache events: {shown(data)}") from error
+
+
 _BY_NAME: dict[str, Any] = {cls.__name__: cls for cls in (BlockStored, BlockRemoved, AllBlocksCleared)}
+_WIRE_NAMES = {"group_id": "group_idx"}
+_DECODE_ERRORS = (KeyError, TypeError, ValueError, msgpack.UnpackException)
+
+
+def _form(format: str) -> Callable[[KVCacheEvent], Any]:
+    if format == "map":
+        return KVCacheEvent.to_dict
+    if format == "array":
+        return KVCacheEvent.to_list
+    raise ValueError(f'format must be "map" or "array", not {shown(format)}')
+
+
+def _packed(form: Any) -> bytes:
+    # A request of another class may have tokens of numpy's or torch's integer types: `index` converts them.
+    packed: bytes = msgpack.packb(form, use_bin_type=True, default=index)
+    return packed
+
+
+def _event(form: Any) -> KVCacheEvent:
+    event: KVCacheEvent
+    if isinstance(form, dict):  # keys that other engines have besides are not looked at
+        cls = _BY_NAME[form["type"]]
+        wire = {field.name: _WIRE_NAMES.get(field.name, field.name) for field in fields(cls)}
+        event = cls(**{name: form[key] for name, key in wire.items() if key in form})
+    else:
+        name, *values = form
+        event = _BY_NAME[name](*values)
+    return event

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from math import prod
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from math import inf, prod
+from typing import Any, ClassVar
 
 from shmstore.errors import shown
-from shmstore.scheduler.checks import INT64_LIMIT, check_range
+from shmstore.scheduler.checks import TOKEN_LIMIT, check_range
 
 __all__ = [
     "AttentionSpec",
@@ -19,17 +19,22 @@ __all__ = [
     "KVCacheConfig",
     "KVCacheGroupSpec",
     "KVCacheSpec",
+    "KVCacheTensor",
     "MLAAttentionSpec",
     "MambaSpec",
     "SlidingWindowSpec",
-    "make_kv_cache_config",
+    "UniformTypeSpec",
 ]
-
-logger = logging.getLogger(__name__)
 
 _ITEM_SIZES = {"bfloat16": 2, "half": 2, "float": 4, "double": 8} | dict.fromkeys(
     ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "fp8", "fp8_e4m3", "fp8_e5m2"), 1
 )
+
+MLA_TOKEN_BYTES = {
+    "fp8_ds_mla": 512 + 4 * 4 + 64 * 2,  # 512 of float8, 4 scales of float32, 64 of bfloat16 for the position
+    "nvfp4_ds_mla": 352,
+}
+"""Bytes of a token in MLA's packed formats."""
 
 
 def item_size(dtype: Any) -> int:
@@ -48,6 +53,10 @@ def item_size(dtype: Any) -> int:
         raise ValueError(f"not a dtype: {shown(dtype)}") from error
 
 
+def _blocks(num_tokens: int, block_size: int) -> int:
+    return -(-num_tokens // block_size)
+
+
 def _check_dtype(name: str, dtype: Any) -> None:
     try:
         size = item_size(dtype)
@@ -61,18 +70,30 @@ def _check_dtype(name: str, dtype: Any) -> None:
 class KVCacheSpec:
     """What one layer keeps in the cache; layers with equal specs can share a group."""
 
+    kind: ClassVar[str] = "unknown"
+    """What events call it."""
+
     block_size: int
     """Tokens per block."""
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            if field.type in ("int", int):  # a number may be 0 only if that is its default
-                check_range(0 if field.default == 0 else 1, **{field.name: getattr(self, field.name)})
+        for each in fields(self):
+            if each.type in ("int", int):  # a number may be 0 only if that is its default
+                check_range(0 if each.default == 0 else 1, **{each.name: getattr(self, each.name)})
 
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer."""
         raise NotImplementedError
+
+    @property
+    def type_key(self) -> Hashable:
+        """What decides which blocks a request needs; layers with equal keys can share a block table."""
+        return self
+
+    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
+        """Return how many blocks a request of `num_tokens` holds at most at a time; see `KVCacheConfig`."""
+        return _blocks(num_tokens, self.block_size)
 
 
 @dataclass(frozen=True)
@@ -100,17 +121,38 @@ class AttentionSpec(KVCacheSpec):
 class FullAttentionSpec(AttentionSpec):
     """Attention to all earlier tokens."""
 
+    kind = "full_attention"
+
     sliding_window: int | None = None
     """A window that the layer has; it is recorded and not used."""
+    attention_chunk_size: int | None = None
+    """A chunk size that the layer has; it is recorded and not used."""
+
+    @property
+    def type_key(self) -> Hashable:
+        """Full attention, and the block size."""
+        return FullAttentionSpec, self.block_size
 
 
 @dataclass(frozen=True)
 class MLAAttentionSpec(FullAttentionSpec):
     """Attention to all tokens through one latent vector for keys and values."""
 
+    kind = "mla_attention"
+
+    cache_dtype: str | None = None
+    """A format whose tokens have a size of their own, of `MLA_TOKEN_BYTES`; None: `head_size` elements of `dtype`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cache_dtype is not None and self.cache_dtype not in MLA_TOKEN_BYTES:
+            raise ValueError(f"cache_dtype must be one of {list(MLA_TOKEN_BYTES)}, not {shown(self.cache_dtype)}")
+
     @property
     def page_size_bytes(self) -> int:
         """Bytes of one block of one layer: one vector for keys and values."""
+        if self.cache_dtype is not None:
+            return self.block_size * self.num_kv_heads * MLA_TOKEN_BYTES[self.cache_dtype]
         return super().page_size_bytes // 2
 
 
@@ -118,21 +160,46 @@ class MLAAttentionSpec(FullAttentionSpec):
 class SlidingWindowSpec(AttentionSpec):
     """Attention to the last `sliding_window` tokens, including the token itself."""
 
+    kind = "sliding_window"
+
     sliding_window: int
     """Tokens in the window."""
+
+    @property
+    def type_key(self) -> Hashable:
+        """Sliding window, the block size and the window."""
+        return SlidingWindowSpec, self.block_size, self.sliding_window
+
+    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
+        """Return the blocks of the window and of what is in flight, and one because they may begin within a block."""
+        return _blocks(min(self.sliding_window - 1 + in_flight_tokens, num_tokens), self.block_size) + 1
 
 
 @dataclass(frozen=True)
 class ChunkedLocalAttentionSpec(AttentionSpec):
     """Attention within chunks of `attention_chunk_size` tokens."""
 
+    kind = "chunked_local_attention"
+
     attention_chunk_size: int
     """Tokens in a chunk."""
+
+    @property
+    def type_key(self) -> Hashable:
+        """Chunked local attention, the block size and the chunk size."""
+        return ChunkedLocalAttentionSpec, self.block_size, self.attention_chunk_size
+
+    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
+        """Return the blocks of a chunk and of what is in flight, and one if chunks may begin within a block."""
+        within = self.attention_chunk_size % self.block_size > 0
+        return _blocks(min(self.attention_chunk_size + in_flight_tokens, num_tokens), self.block_size) + within
 
 
 @dataclass(frozen=True)
 class MambaSpec(KVCacheSpec):
     """A layer that keeps a state instead of tokens; a block holds the state after its last token."""
+
+    kind = "mamba"
 
     shapes: tuple[tuple[int, ...], ...]
     """Shape of each of its states."""
@@ -140,6 +207,8 @@ class MambaSpec(KVCacheSpec):
     """Dtype of each of its states."""
     num_speculative_blocks: int = 0
     """Blocks kept ready for speculative tokens."""
+    page_size_padded: int | None = None
+    """Bytes of a page with its padding; None: no padding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -152,16 +221,73 @@ class MambaSpec(KVCacheSpec):
             raise ValueError(f"shapes must name at least one state, none of them empty: {self.shapes}")
         for dtype in self.dtypes:
             _check_dtype("dtypes", dtype)
+        if self.page_size_padded is not None:
+            check_range(self._state_bytes, page_size_padded=self.page_size_padded)
+
+    @property
+    def _state_bytes(self) -> int:
+        return sum(prod(shape) * item_size(dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
 
     @property
     def page_size_bytes(self) -> int:
-        """Bytes of one block of one layer: all its states."""
-        return sum(prod(shape) * item_size(dtype) for shape, dtype in zip(self.shapes, self.dtypes, strict=True))
+        """Bytes of one block of one layer: all its states, and the padding."""
+        return self._state_bytes if self.page_size_padded is None else self.page_size_padded
+
+    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
+        """Return the blocks of the tokens, and the speculative ones."""
+        return _blocks(num_tokens, self.block_size) + self.num_speculative_blocks
 
 
 @dataclass(frozen=True)
 class CrossAttentionSpec(AttentionSpec):
     """Attention of a decoder to the encoder's tokens."""
+
+    kind = "cross_attention"
+
+    @property
+    def type_key(self) -> Hashable:
+        """Cross attention, and the block size."""
+        return CrossAttentionSpec, self.block_size
+
+    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
+        """Return the blocks of the encoder's tokens."""
+        return _blocks(encoder_tokens, self.block_size)
+
+
+@dataclass(frozen=True)
+class UniformTypeSpec(KVCacheSpec):
+    """Layers of one type that differ in what a token takes: they share block tables, and have pages of their own."""
+
+    layers: Mapping[str, KVCacheSpec] = field(hash=False)
+    """The spec of each layer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "layers", dict(self.layers))
+        types = {spec.type_key for spec in self.layers.values()}
+        if len(types) != 1 or self.first.block_size != self.block_size:
+            raise ValueError(
+                f"layers must have one type and blocks of {self.block_size} tokens, not {shown(self.layers)}"
+            )
+
+    @property
+    def first(self) -> KVCacheSpec:
+        """The first layer's spec; a block table follows from any layer's."""
+        return next(iter(self.layers.values()))
+
+    @property
+    def page_size_bytes(self) -> int:
+        """Bytes of one block of all these layers."""
+        return sum(spec.page_size_bytes for spec in self.layers.values())
+
+    @property
+    def type_key(self) -> Hashable:
+        """That of each layer."""
+        return self.first.type_key
+
+    def max_blocks(self, num_tokens: int, in_flight_tokens: int, encoder_tokens: int) -> int:
+        """Return what each layer's spec returns."""
+        return self.first.max_blocks(num_tokens, in_flight_tokens, encoder_tokens)
 
 
 @dataclass(frozen=True)
@@ -172,84 +298,66 @@ class KVCacheGroupSpec:
     """The layers."""
     kv_cache_spec: KVCacheSpec
     """What each of them keeps."""
+    is_eagle_group: bool = False
+    """The group has layers of an EAGLE or MTP draft model."""
+
+
+@dataclass(frozen=True)
+class KVCacheTensor:
+    """One buffer of a worker: the pages of all blocks, for one layer of each group."""
+
+    size: int
+    """Bytes: the page times the number of blocks."""
+    shared_by: Sequence[str]
+    """The layers that use it. They are of different groups, and a block belongs to one group at a time."""
 
 
 @dataclass(frozen=True)
 class KVCacheConfig:
-    """A pool of blocks and the groups of layers that use it."""
+    """A pool of blocks and the groups of layers that use it.
+
+    The questions are about requests of `num_tokens` or `max_model_len` tokens. `max_in_flight_tokens` are the tokens of
+    a request that are scheduled and not computed yet, in all steps that run at a time, with speculative ones: windows
+    and chunks hold their blocks. None: all tokens. `max_encoder_tokens` are for cross attention. With context
+    parallelism, give one rank's share of the tokens. ValueError for numbers out of range.
+    """
 
     num_blocks: int
     """Blocks in the pool, including the null block."""
     kv_cache_groups: Sequence[KVCacheGroupSpec]
     """The groups; a group's id is its index here."""
+    kv_cache_tensors: Sequence[KVCacheTensor] = ()
+    """The worker's buffers."""
 
+    def blocks_per_request(
+        self, num_tokens: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0
+    ) -> int:
+        """Return how many blocks of the pool a request of so many tokens holds at most at a time, in all groups."""
+        in_flight = num_tokens if max_in_flight_tokens is None else max_in_flight_tokens
+        check_range(1, TOKEN_LIMIT, num_tokens=num_tokens, max_in_flight_tokens=in_flight)
+        check_range(0, TOKEN_LIMIT, max_encoder_tokens=max_encoder_tokens)
+        return sum(
+            group.kv_cache_spec.max_blocks(num_tokens, in_flight, max_encoder_tokens) for group in self.kv_cache_groups
+        )
 
-def _one_spec(specs: Sequence[KVCacheSpec]) -> KVCacheSpec | None:
-    """Return the spec that all layers can share; None if there is no such spec."""
-    first = specs[0]
-    if all(spec == first for spec in specs):
-        return first
-    if not isinstance(first, FullAttentionSpec):
-        return None
-    plain = replace(first, sliding_window=None)
-    for spec in specs:
-        if not isinstance(spec, FullAttentionSpec) or replace(spec, sliding_window=None) != plain:
-            return None
-    recorded = (spec.sliding_window for spec in specs if isinstance(spec, FullAttentionSpec))
-    windows = {window for window in recorded if window is not None}
-    if len(windows) > 1:
-        raise ValueError(f"full attention layers record different windows, which do not merge: {sorted(windows)}")
-    return replace(first, sliding_window=windows.pop())
+    def estimate_max_model_len(
+        self, max_model_len: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0
+    ) -> int:
+        """Return the tokens of the longest request, up to `max_model_len`, that fits into the pool; 0 if none fits."""
+        check_range(1, TOKEN_LIMIT, max_model_len=max_model_len)
+        return bisect_right(
+            range(1, max_model_len + 1),
+            self.num_blocks - 1,  # not the null block
+            key=lambda num_tokens: self.blocks_per_request(
+                num_tokens, max_in_flight_tokens=max_in_flight_tokens, max_encoder_tokens=max_encoder_tokens
+            ),
+        )
 
-
-def _equal_pages(layers: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
-    largest = max(spec.page_size_bytes for spec in layers.values())
-    made = {}
-    for name, spec in layers.items():
-        factor, rest = divmod(largest, spec.page_size_bytes)
-        grown = replace(spec, block_size=spec.block_size * factor)
-        if rest or grown.page_size_bytes != largest:
-            raise ValueError(
-                f"layer {shown(name)} has pages of {spec.page_size_bytes} bytes: no block size makes them {largest}"
-            )
-        made[name] = grown
-    return made
-
-
-def make_kv_cache_config(layers: Mapping[str, KVCacheSpec], memory_bytes: int) -> KVCacheConfig:
-    """Return the groups of the layers, with pages of one size, and the number of blocks that fit into the memory.
-
-    `layers` has the spec of each layer, in the model's order. If all specs are equal, or are full attention and differ
-    only in a recorded window, there is one group. Otherwise larger blocks make the pages equal. The layers of one spec
-    are dealt out to as few groups as possible, with at most g layers in each. g is the smallest number of layers per
-    spec, or the largest if that is below 1.25 times the smallest.
-
-    ValueError without layers, for pages that are empty or cannot be made equal, and for memory outside 0 … 2**63 - 1
-    bytes; TypeError for memory that is not an integer. If the memory holds fewer than two blocks, including the null
-    block, only log a warning that says how much is needed.
-    """
-    if not layers:
-        raise ValueError("there are no layers: nothing needs a KV cache")
-    check_range(0, INT64_LIMIT, memory_bytes=memory_bytes)
-    memory_bytes = int(memory_bytes)
-    for name, spec in layers.items():
-        check_range(1, **{f"layer {shown(name)}: page_size_bytes": spec.page_size_bytes})
-    shared = _one_spec(list(layers.values()))
-    by_spec: dict[KVCacheSpec, list[str]] = {} if shared is None else {shared: list(layers)}
-    for name, spec in _equal_pages(layers).items() if shared is None else ():
-        by_spec.setdefault(spec, []).append(name)
-    smallest, largest = min(map(len, by_spec.values())), max(map(len, by_spec.values()))
-    g = largest if largest < 1.25 * smallest else smallest
-    groups = []
-    for spec, names in by_spec.items():
-        k = -(-len(names) // g)
-        groups += [KVCacheGroupSpec(tuple(names[i::k]), spec) for i in range(k)]
-    page = next(iter(by_spec)).page_size_bytes
-    num_blocks = memory_bytes // page // g
-    if num_blocks < 2:
-        logger.warning(
-            "The KV cache has room for %d blocks of %d layers, %d bytes a layer: %d bytes are available and the null "
-            "block with one more needs %d bytes",
-            num_blocks, g, page, memory_bytes, 2 * page * g,
-        )  # fmt: skip
-    return KVCacheConfig(num_blocks, groups)
+    def max_concurrency(
+        self, max_model_len: int, *, max_in_flight_tokens: int | None = None, max_encoder_tokens: int = 0
+    ) -> float:
+        """Return how many requests of `max_model_len` tokens fit into the pool; infinity without layers."""
+        blocks = self.blocks_per_request(
+            max_model_len, max_in_flight_tokens=max_in_flight_tokens, max_encoder_tokens=max_encoder_tokens
+        )
+        return (self.num_blocks - 1) / blocks if blocks else inf

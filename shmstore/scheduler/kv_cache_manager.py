@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from math import lcm
 from typing import Any
 
@@ -13,15 +12,18 @@ from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
-from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, empty_blocks
+from shmstore.scheduler.extra_keys import EventSource
+from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, empty_blocks
 from shmstore.scheduler.kv_cache_config import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
+    KVCacheGroupSpec,
     KVCacheSpec,
     MambaSpec,
     SlidingWindowSpec,
+    UniformTypeSpec,
 )
 from shmstore.scheduler.metrics import PrefixCacheStats
 from shmstore.scheduler.request import RequestLike
@@ -47,14 +49,13 @@ def _kind_and_parameter(spec: KVCacheSpec) -> tuple[str, int]:
 
 
 def _check_groups(
-    specs: Sequence[KVCacheSpec], sizes: Sequence[int], hash_block_size: int, caching: bool, eagle: bool
+    specs: Sequence[KVCacheSpec], sizes: Sequence[int], hash_block_size: int, caching: bool, eagle: Sequence[bool]
 ) -> int:
     """Return the alignment of hit lengths in tokens; ValueError for what the look-ups cannot do."""
-    if eagle and any(isinstance(spec, ChunkedLocalAttentionSpec | MambaSpec) for spec in specs):
-        raise ValueError("EAGLE works with neither chunked local attention nor mamba")
-    if len(set(sizes)) > 1 and (eagle or any(isinstance(spec, ChunkedLocalAttentionSpec) for spec in specs)):
+    if any(e and isinstance(spec, ChunkedLocalAttentionSpec) for e, spec in zip(eagle, specs, strict=True)):
         raise ValueError(
-            f"EAGLE and chunked local attention need equal block sizes in all groups, not {sorted(set(sizes))}"
+            "EAGLE cannot leave out a block of chunked local attention: mark the draft model's own groups by "
+            "is_eagle_group"
         )
     if not caching:
         return 1
@@ -66,14 +67,18 @@ def _check_groups(
         return sizes[0]
     if any(size % hash_block_size for size in sizes):
         raise ValueError(f"block sizes {list(sizes)} must be multiples of the hash block size {hash_block_size}")
-    full = [isinstance(spec, FullAttentionSpec) for spec in specs]
-    changes = sum(a != b for a, b in itertools.pairwise(full))
-    if len(set(specs)) != 2 or changes != 1:
-        raise ValueError(
-            "prefix caching over several groups needs one full-attention spec and one other spec, "
-            "the groups of each together"
-        )
-    return lcm(*sizes)
+    alignment = lcm(*sizes)
+    check_range(1, TOKEN_LIMIT, **{f"the least common multiple of the block sizes {list(sizes)}": alignment})
+    return alignment
+
+
+def _eagle_groups(groups: Sequence[KVCacheGroupSpec], use_eagle: bool) -> tuple[list[bool], bool]:
+    """Return for each group if EAGLE leaves a block out, and if that block may lie beyond what a look-up asks for."""
+    marked = {group.kv_cache_spec for group in groups if group.is_eagle_group}
+    specs = {group.kv_cache_spec for group in groups}
+    full_and_another = 1 == sum(isinstance(spec, FullAttentionSpec) for spec in specs) == len(specs) - 1
+    drops = [group.kv_cache_spec in marked or (use_eagle and not marked) for group in groups]
+    return drops, len(groups) > 1 and (bool(marked) or not full_and_another)
 
 
 def _no_request(given: object) -> TypeError:
@@ -88,11 +93,18 @@ class KVCacheManager:
     * `config` has the pool's size and the groups of layers.
     * `max_model_len` is the number of tokens beyond which no table grows.
     * `hash_block_size` is the number of tokens per block hash of the requests.
-    * `use_eagle` leaves the last hit block out, because the draft model needs its hidden states.
+    * `use_eagle` leaves the last hit block of each group out, because the draft model needs its hidden states. If the
+      configuration marks groups with `is_eagle_group`, only those leave a block out, also without `use_eagle`.
     * `log_stats` keeps `PrefixCacheStats`.
     * `dcp_world_size` and `pcp_world_size` are the sizes of context parallelism, for a single full-attention group. The
       ranks share a block's tokens, so it holds that many times more; `hash_block_size` includes them already.
+    * `max_in_flight_tokens` is how many tokens of a request are scheduled and not yet computed, at most (default:
+      `max_model_len`). A window gives blocks back, so it holds this much more at a time; see `full_sequence_must_fit`.
+    * `watermark` is the share of the blocks, 0 … 1, that `allocate_slots` leaves free with `admission`.
     * `metrics_collector` is notified last and may ask the manager anything; its exceptions are only logged.
+    * `retention_interval` lets sliding windows keep only what a later request needs to go on at a multiple of so many
+      tokens, or at the end of a prompt (0: only there). Then requests also have `num_prompt_tokens`, and may have
+      `shared_prefix_boundary`, where other prompts part from theirs. None keeps all.
     * The rest goes to `BlockPool`.
 
     The `request_id` must be unique among requests that have blocks. Nothing here touches the bytes of a block.
@@ -115,18 +127,28 @@ class KVCacheManager:
         metrics_collector: Any | None = None,
         free_order: str = "uncached_first",
         int_event_hashes: bool = False,
+        retention_interval: int | None = None,
+        max_in_flight_tokens: int | None = None,
+        watermark: float = 0.0,
     ) -> None:
         if not hasattr(config, "kv_cache_groups"):
             raise TypeError(f"config must be a KVCacheConfig (make_kv_cache_config gives one), not {shown(config)}")
         groups = config.kv_cache_groups
-        if not groups:
-            raise ValueError("the configuration has no groups")
+        enable_caching = enable_caching and bool(groups)  # without layers there is nothing to cache
         check_range(1, INT64_LIMIT, max_model_len=max_model_len)
         check_range(
             1, INT32_LIMIT,
             hash_block_size=hash_block_size, dcp_world_size=dcp_world_size, pcp_world_size=pcp_world_size,
         )  # fmt: skip
-        specs = [group.kv_cache_spec for group in groups]
+        if max_in_flight_tokens is None:
+            max_in_flight_tokens = min(max_model_len, TOKEN_LIMIT - 1)
+        check_range(0, TOKEN_LIMIT, max_in_flight_tokens=max_in_flight_tokens)
+        if not 0 <= watermark <= 1:
+            raise ValueError(f"watermark is a share of the blocks, 0 to 1, not {shown(watermark)}")
+        specs = [
+            group.kv_cache_spec.first if isinstance(group.kv_cache_spec, UniformTypeSpec) else group.kv_cache_spec
+            for group in groups
+        ]
         kinds = [_kind_and_parameter(spec) for spec in specs]
         ranks = dcp_world_size * pcp_world_size
         if ranks > 1 and (len(specs) > 1 or not isinstance(specs[0], FullAttentionSpec)):
@@ -134,43 +156,67 @@ class KVCacheManager:
         sizes = [spec.block_size * ranks for spec in specs]
         for size in sizes:
             check_range(1, INT32_LIMIT, **{"block_size" if ranks == 1 else "block_size times the world sizes": size})
-        alignment = _check_groups(specs, sizes, hash_block_size, enable_caching, use_eagle)
+        eagle, ahead = _eagle_groups(groups, use_eagle)
+        alignment = _check_groups(specs, sizes, hash_block_size, enable_caching, eagle)
+        if retention_interval is not None:
+            check_range(0, INT64_LIMIT, retention_interval=retention_interval)
+        if retention_interval is not None and any(eagle) and len(specs) > 1 and not ahead:
+            raise ValueError(
+                "retention_interval with use_eagle and several groups needs to know the draft model's: mark them with "
+                "KVCacheGroupSpec(..., is_eagle_group=True)"
+            )
+        if retention_interval and retention_interval % alignment:
+            raise ValueError(
+                f"retention_interval must be a multiple of {alignment}, where hits end, not {retention_interval}"
+            )
         self.config = config
         self.max_model_len = max_model_len
         self.hash_block_size = hash_block_size
         self.enable_caching = enable_caching
         self.use_eagle = use_eagle
         self.log_stats = log_stats
+        self.max_in_flight_tokens = max_in_flight_tokens
+        self.watermark_blocks = int(watermark * config.num_blocks)
+        """The blocks that the watermark stands for."""
         self.num_groups = len(groups)
         self.block_pool = BlockPool(
             config.num_blocks, enable_caching, hash_block_size=hash_block_size, events=enable_kv_cache_events,
-            int_event_hashes=int_event_hashes, metrics=metrics_collector, free_order=free_order,
+            int_event_hashes=int_event_hashes, metrics=metrics_collector, free_order=free_order, specs=specs,
         )  # fmt: skip
         self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
         """The shared instance with no blocks."""
-        groups_in_c = [(KINDS[kind], size, parameter) for (kind, parameter), size in zip(kinds, sizes, strict=True)]
+        groups_in_c = [
+            (KINDS[kind], size, parameter, e) for (kind, parameter), size, e in zip(kinds, sizes, eagle, strict=True)
+        ]
         self._tables = Tables(
-            self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, use_eagle
-        )
+            self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, ahead,
+            retention_interval,
+        )  # fmt: skip
+        self.shared_prefix_boundary = 0
+        """Where the last prompt looked up parts from others, if windows have kept too little to go on there; else 0."""
+        self._alignment = alignment
+        self._drops = any(eagle)
+        self._thin = retention_interval is not None
         self._sizes = sizes
         self._settled = self._tables.settled  # most decode steps end here
         self._stats = PrefixCacheStats()
 
     # ---- the scheduler's step ----
 
-    def get_computed_blocks(self, request: RequestLike) -> tuple[KVCacheBlocks, int]:
+    def get_computed_blocks(self, request: RequestLike, record_stats: bool = True) -> tuple[KVCacheBlocks, int]:
         """Return the longest cached prefix of the request and its tokens; leave at least one token to compute.
 
-        Add no reference: until `allocate_slots` has the blocks, they may be handed out to other requests.
+        Add no reference: until `allocate_slots` has the blocks, they may be handed out to other requests. With
+        `record_stats=False`, do not count the look-up: call `record_prefix_cache_stats` when the request is scheduled.
         """
         try:
             skip = request.skip_reading_prefix_cache
         except AttributeError as error:
             raise _no_request(request) from error
+        self.shared_prefix_boundary = 0
         if skip or not self.enable_caching:
             return self.empty_kv_cache_blocks, 0
         num_tokens = request.num_tokens
-        preempted = self.log_stats and request.num_preemptions > 0
         hashes = request.block_hashes
         if type(hashes) is not BlockHashes:
             hashes = BlockHashes(hashes)
@@ -179,11 +225,22 @@ class KVCacheManager:
         except ValueError:
             check_range(0, TOKEN_LIMIT, num_tokens=num_tokens)
             raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}") from None
-        if self.log_stats:
-            self._stats.record(num_tokens, tokens, preempted)
+        if self._tables.longest > tokens:
+            self.shared_prefix_boundary = self._tables.longest
+        if record_stats and self.log_stats:
+            self._stats.record(num_tokens, tokens, request.num_preemptions > 0)
         if not tokens:
             return self.empty_kv_cache_blocks, 0
         return KVCacheBlocks.from_ids(self.block_pool, self._tables.ids(), self._tables.counts()), tokens
+
+    def record_prefix_cache_stats(self, request: RequestLike, num_hits: int) -> None:
+        """Count a look-up that found `num_hits` tokens, as `get_computed_blocks` does with `record_stats`.
+
+        A request that waits is looked up in each step. To count it once, look up with `record_stats=False`, and call
+        this when it is scheduled.
+        """
+        if self.log_stats and self.enable_caching and not request.skip_reading_prefix_cache:
+            self._stats.record(request.num_tokens, num_hits, request.num_preemptions > 0)
 
     def allocate_slots(
         self,
@@ -194,36 +251,58 @@ class KVCacheManager:
         num_lookahead_tokens: int = 0,
         delay_cache_blocks: bool = False,
         num_encoder_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        full_sequence_must_fit: bool = False,
+        reserved_blocks: int = 0,
+        admission: bool = False,
     ) -> KVCacheBlocks | None:
         """Make room for the request's next tokens and return the blocks added; None if too few are free.
 
-        The new tokens follow `request.num_computed_tokens` + `num_new_computed_tokens`.
+        The new tokens follow `request.num_computed_tokens` + `num_new_computed_tokens` +
+        `num_external_computed_tokens`.
 
         * `new_computed_blocks` are from `get_computed_blocks`, for a request that has no blocks yet.
         * `num_lookahead_tokens` are speculative tokens, which need room but are never cached.
         * `delay_cache_blocks` is for contents that arrive later; then call `cache_blocks`.
         * `num_encoder_tokens` are for cross attention.
+        * `num_external_computed_tokens` are brought by a KV connector. They get blocks, except those that a window has
+          passed when all are there. With them, `num_new_tokens` may be 0.
+        * `full_sequence_must_fit` also asks whether all of `request.num_tokens` would fit, and takes nothing for that.
+        * `reserved_blocks` is how many free blocks the allocation leaves to others.
+        * `admission` says that this request is admitted while others run, and leaves the watermark free as well.
 
-        Blocks that a window has passed are given back, even if the answer is None. ValueError for fewer than one new
-        token, numbers out of range and missing block hashes. ValueError also for computed blocks of another manager,
-        for a request that has blocks, or with caching off.
+        Blocks that a window has passed are given back, even if the answer is None for too few blocks for these tokens.
+        A step in flight still reads them: only `request.num_computed_tokens` - `request.num_in_flight_tokens` count as
+        passed, if the request has the latter. ValueError for nothing to add, numbers out of range and missing block
+        hashes. ValueError also for computed blocks of another manager, for a request that has blocks, or with caching
+        off.
         """
-        if num_new_tokens < 1:
+        if new_computed_blocks is None and not (
+            full_sequence_must_fit
+            or admission
+            or num_new_computed_tokens
+            or num_encoder_tokens
+            or num_external_computed_tokens
+            or reserved_blocks
+        ):
+            try:  # most decode steps end here
+                seen = request.num_computed_tokens
+                if (
+                    seen >= 0
+                    and num_lookahead_tokens >= 0
+                    and num_new_tokens > 0
+                    and seen + num_new_tokens + num_lookahead_tokens <= self._settled.get(request.request_id, 0)
+                ):
+                    return self.empty_kv_cache_blocks
+            except AttributeError:
+                pass  # it is not a request
+        if num_new_tokens < 1 and (num_new_tokens or not num_external_computed_tokens):
             raise ValueError("num_new_tokens must be greater than 0")
         try:
             seen = request.num_computed_tokens
             request_id = request.request_id
         except AttributeError as error:
             raise _no_request(request) from error
-        if (
-            new_computed_blocks is None
-            and not num_new_computed_tokens
-            and not num_encoder_tokens
-            and num_lookahead_tokens >= 0
-            and seen >= 0
-            and seen + num_new_tokens + num_lookahead_tokens <= self._settled.get(request_id, 0)
-        ):
-            return self.empty_kv_cache_blocks
         tables = self._tables
         ids, counts = b"" if new_computed_blocks is None else new_computed_blocks.packed_ids, None
         if ids and new_computed_blocks is not None:
@@ -243,18 +322,36 @@ class KVCacheManager:
         hashes = request.block_hashes if caches else _NO_HASHES
         if type(hashes) is not BlockHashes:
             hashes = BlockHashes(hashes)
-        source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
+        source = EventSource.of(request) if self.block_pool.events_enabled else None
+        passed = seen
         try:
+            in_flight = request.num_in_flight_tokens  # type: ignore[attr-defined]
+        except AttributeError:  # an engine that has no step in flight
+            in_flight = 0
+        if in_flight:
+            check_range(0, TOKEN_LIMIT, num_in_flight_tokens=in_flight)
+            passed = max(0, seen - in_flight)
+        computed = seen + num_new_computed_tokens
+        headroom = self.watermark_blocks if admission else 0
+        try:
+            if full_sequence_must_fit and headroom + tables.needed(
+                request_id, min(request.num_tokens, self.max_model_len), computed, num_external_computed_tokens,
+                num_encoder_tokens, self.max_in_flight_tokens, ids, counts,
+            ) > self.block_pool.core.n_free:  # fmt: skip
+                return None
             new_ids = tables.allocate(
-                request_id, seen, seen + num_new_computed_tokens, num_new_tokens, num_lookahead_tokens,
-                request.num_tokens if caches else 0, num_encoder_tokens, delay_cache_blocks, hashes, ids, counts,
+                request_id, passed, computed, num_external_computed_tokens, num_new_tokens, num_lookahead_tokens,
+                request.num_tokens if caches else 0, num_encoder_tokens, reserved_blocks + headroom, delay_cache_blocks,
+                hashes, ids, counts,
+                self._boundaries(request) if self._thin else (),
             )  # fmt: skip
-        except ValueError:
+        except (TypeError, ValueError):
             check_range(
                 0, TOKEN_LIMIT, num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
-                num_new_tokens=num_new_tokens, num_lookahead_tokens=num_lookahead_tokens,
-                num_encoder_tokens=num_encoder_tokens, num_tokens=request.num_tokens,
-                **{"num_computed_tokens + num_new_computed_tokens": seen + num_new_computed_tokens},
+                num_external_computed_tokens=num_external_computed_tokens, num_new_tokens=num_new_tokens,
+                num_lookahead_tokens=num_lookahead_tokens, num_encoder_tokens=num_encoder_tokens,
+                num_tokens=request.num_tokens, reserved_blocks=reserved_blocks,
+                **{"num_computed_tokens + num_new_computed_tokens": computed},
             )  # fmt: skip
             raise
         if new_ids is None:
@@ -264,8 +361,16 @@ class KVCacheManager:
             new_counts = (len(new_ids) // 4,) if self.num_groups == 1 else tables.counts()
             added = KVCacheBlocks.from_ids(self.block_pool, new_ids, new_counts)
         if self.block_pool.watched:
-            self._notify(source, hashes, ids, new_ids)
+            self._notify(request_id, source, hashes, ids, new_ids)
         return added
+
+    def remove_skipped_blocks(self, request_id: str, num_computed_tokens: int) -> None:
+        """Give back what windows need no more after `num_computed_tokens`, as `allocate_slots` does.
+
+        Do nothing for an unknown request. ValueError for a number out of range.
+        """
+        check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
+        self._tables.skip(request_id, num_computed_tokens)
 
     def free(self, request: RequestLike) -> None:
         """Give the request's blocks back, so that its last are reused first; do nothing for an unknown request."""
@@ -273,6 +378,14 @@ class KVCacheManager:
             self._tables.release(request.request_id)
         except AttributeError as error:
             raise _no_request(request) from error
+
+    def pop_blocks_for_free(self, request: RequestLike) -> Sequence[KVCacheBlock]:
+        """Forget the request, and return its blocks with their references, group after group.
+
+        For blocks that a step in flight or a transfer may still write: pass them to `block_pool.free_blocks` when it is
+        over, in reverse order. An unknown request has none. An interrupt in this call may lose them.
+        """
+        return BlockSequence(self.block_pool, self._tables.pop(request.request_id))
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
         """Let other requests find the full blocks of the first `num_computed_tokens`; do nothing with caching off.
@@ -291,18 +404,38 @@ class KVCacheManager:
                 raise ValueError(f"request {shown(request_id)} has no blocks to cache: call allocate_slots first")
             return
         hashes = BlockHashes.of(request.block_hashes)
-        source = self.block_pool.source_of(request) if self.block_pool.events_enabled else None
-        self._tables.cache(request_id, hashes, num_computed_tokens)
+        source = EventSource.of(request) if self.block_pool.events_enabled else None
+        self._tables.cache(request_id, hashes, num_computed_tokens, self._boundaries(request) if self._thin else ())
         if self.block_pool.watched:
-            self._notify(source, hashes, b"", b"")
+            self._notify(request_id, source, hashes, b"", b"")
+
+    def _boundaries(self, request: Any) -> tuple[int, int, int]:
+        """Return where later requests go on: after this prompt, the same with more behind it, and where others part."""
+        again, longer, block = request.num_prompt_tokens - 1, -1, self._alignment
+        if self._drops:  # EAGLE computes the last block again
+            again, longer = (max(tokens // block * block - block, 0) for tokens in (again, again + 1))
+        return again, longer, getattr(request, "shared_prefix_boundary", 0) or -1
+
+    def _stored(self, request_id: str) -> Iterator[tuple[int, int, int]]:
+        """Yield (group, first, end) of blocks that have just got keys; a window may have kept only some of a range."""
+        stored = self._tables.stored()
+        blocks = self.get_blocks(request_id).blocks if self._thin else ()
+        for group, first, end in stored:
+            if not blocks:
+                yield group, first, end
+                continue
+            gaps = [i for i in range(first, end) if blocks[group][i].block_hash is None]
+            for start, gap in zip([first, *(gap + 1 for gap in gaps)], [*gaps, end], strict=True):
+                if start < gap:
+                    yield group, start, gap
 
     def _notify(
-        self, source: tuple[Sequence[int], int | None] | None, hashes: BlockHashes, found: bytes, new: bytes
+        self, request_id: str, source: EventSource | None, hashes: BlockHashes, found: bytes, new: bytes
     ) -> None:
         """Record events, then notify the metrics, whose calls may overwrite the results of the last change."""
         pool = self.block_pool
         if source is not None:
-            for group, first, end in self._tables.stored():
+            for group, first, end in self._stored(request_id):
                 size = self._sizes[group]
                 pool.record_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
         if pool.metrics is not None and (found or new):
@@ -336,6 +469,25 @@ class KVCacheManager:
 
     # ---- questions ----
 
+    def num_blocks_needed(self, request: RequestLike, num_tokens: int, num_encoder_tokens: int = 0) -> int:
+        """Return how many more blocks the request needs to have `num_tokens` tokens, counted as for an admission.
+
+        That is, a window needs no more blocks than it holds at a time, by `max_in_flight_tokens`. Blocks that a window
+        has passed count as held, as in vLLM, so a request that has passed some may need more than this.
+        """
+        check_range(0, TOKEN_LIMIT, num_tokens=num_tokens, num_encoder_tokens=num_encoder_tokens)
+        return self._tables.needed(
+            request.request_id, num_tokens, request.num_computed_tokens, 0, num_encoder_tokens,
+            self.max_in_flight_tokens, b"", None,
+        )  # fmt: skip
+
+    def estimate_cached_tokens(self, request: RequestLike) -> int:
+        """Return how many leading tokens of the request others can find, if nothing has been evicted.
+
+        With `retention_interval`, what a window has given back no longer counts.
+        """
+        return self._tables.cached(request.request_id)
+
     @property
     def usage(self) -> float:
         """Share of the pool's blocks in use, 0 … 1."""
@@ -349,6 +501,33 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> tuple[list[int], ...]:
         """Return the ids of the request's blocks in each group."""
         return self.get_blocks(request_id).get_block_ids()
+
+    def get_block_ids_for_computed_tokens(self, request_id: str, num_computed_tokens: int) -> tuple[list[int], ...]:
+        """Return the ids of the request's blocks that hold its first `num_computed_tokens` tokens, in each group."""
+        check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
+        ids = self.get_block_ids(request_id)
+        return tuple(ids[: -(-num_computed_tokens // size)] for ids, size in zip(ids, self._sizes, strict=True))
+
+    def truncate_computed_blocks(self, blocks: KVCacheBlocks, num_computed_tokens: int) -> KVCacheBlocks:
+        """Return the blocks of the first `num_computed_tokens` tokens of a look-up's result.
+
+        ValueError if they do not end where a block of each group ends, or if there are fewer. ValueError also if a
+        window or chunk that ends there needs blocks that the result left out; then look up a shorter request.
+        """
+        check_range(0, TOKEN_LIMIT, num_computed_tokens=num_computed_tokens)
+        counts = [num_computed_tokens // size for size in self._sizes]
+        if any(num_computed_tokens % size for size in self._sizes) or any(map(int.__gt__, counts, blocks.counts)):
+            raise ValueError(
+                f"num_computed_tokens must be a multiple of the block sizes {self._sizes}, and no more than the blocks "
+                f"hold, not {num_computed_tokens}"
+            )
+        groups = [group[:n] for group, n in zip(blocks.blocks, counts, strict=True)]
+        if counts != list(blocks.counts) and any(block.is_null for group in groups for block in group):
+            raise ValueError(
+                f"the first {num_computed_tokens} tokens need blocks that this look-up left out as passed by a window: "
+                "look up a request of these tokens and one more"
+            )
+        return self.create_kv_cache_blocks(groups)
 
     def get_num_common_prefix_blocks(self, request_id: str) -> list[int]:
         """Return for each group how many leading blocks this request shares with all requests that have blocks."""

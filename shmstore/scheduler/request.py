@@ -15,7 +15,8 @@ class RequestLike(Protocol):
     """What the managers read of a request: any object with these attributes will do.
 
     `request_id` must be unique among the requests that hold anything. `block_hashes` may be any sequence of bytes. A
-    `BlockHashes` is read in place; anything else is copied for each call that needs it.
+    `BlockHashes` is read in place; anything else is copied for each call that needs it. An engine that schedules a step
+    before the last one is done also has `num_in_flight_tokens`: how many of `num_computed_tokens` are not computed yet.
     """
 
     request_id: str
@@ -85,6 +86,8 @@ class Request:
       with caching off.
     * `mm_features` are items with `identifier` and `mm_position`, in order of offset. ValueError names the first item
       that is out of order.
+    * `lora_name`, `lora_id` and `lora_path` describe the LoRA adapter. Name and path are in the block hashes, so that a
+      name that means another adapter now finds nothing of the earlier one; events have name and number.
 
     ValueError if there are no tokens.
     """
@@ -99,6 +102,7 @@ class Request:
         cache_salt: str | None = None,
         lora_name: str | None = None,
         lora_id: int | None = None,
+        lora_path: str | None = None,
         skip_reading_prefix_cache: bool = False,
         prompt_embeds: Any = None,
     ) -> None:
@@ -120,8 +124,10 @@ class Request:
         self.cache_salt = cache_salt
         self.lora_name = lora_name
         self.lora_id = lora_id
+        self.lora_path = lora_path
         self.skip_reading_prefix_cache = skip_reading_prefix_cache
         self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
         self.num_preemptions = 0
         self.all_token_ids = TokenView(self._token_ids)
         self.block_hashes = BlockHashes()

@@ -26,6 +26,49 @@ static void the_worked_example_is_encoded_byte_for_byte(void) {
     CHECK(shms_blockhash_bodies(out, 10, ends, 0, 1, 16, tokens, 8, &x) == SHMS_KV_EFULL);
 }
 
+static void a_kind_stands_before_each_tagged_key(void) {
+    static const uint8_t lora[] = "\x83\x64lora\x61L\xf6", salt[] = "\x82\x64salt\x61s", digest[32] = {7};
+    static const uint8_t want[] = "\x81\x00\x85\x83\x64lora\x61L\xf6\x83\x62mm\x63img\x00\x83\x62mm\x61"
+                                  "b\x00\x82\x64salt\x61s\x82\x66"
+                                  "embeds\x58\x20\x07";
+    int64_t token = 0, items[] = {0, 1, 4, 0, 9, 6}, end;
+    uint8_t out[256], full[sizeof want + 30] = {0};
+    shms_blockhash_extras x = {.lora = lora,
+                               .lora_len = sizeof lora - 1,
+                               .salt = salt,
+                               .salt_len = sizeof salt - 1,
+                               .items = items,
+                               .n_items = 2,
+                               .idents = (const uint8_t *)"\x63img\x61"
+                                                          "b",
+                               .embeds = digest,
+                               .n_embeds = 1,
+                               .tagged = 1};
+    memcpy(full, want, sizeof want - 1); /* the digest's other bytes are 0 */
+    CHECK(shms_blockhash_bound(1, 1, &x) <= (int64_t)sizeof out);
+    CHECK(shms_blockhash_bodies(out, sizeof out, &end, 0, 1, 1, &token, 8, &x) == (int64_t)sizeof full);
+    CHECK(!memcmp(out, full, sizeof full));
+}
+
+/* Extra keys of all kinds, each number with its longest head, fit into what `bound` gives: nothing is written behind. */
+static void the_bound_is_enough_for_either_form(void) {
+    enum { N = 9 };
+    int64_t token = INT64_MIN, items[3 * N], end;
+    uint8_t digest[32] = {0}, keys[N];
+    shms_blockhash_extras x = {
+        .lora = keys, .lora_len = 1, .items = items, .n_items = N, .idents = keys, .embeds = digest, .n_embeds = 1};
+    memset(keys, 0x60, sizeof keys); /* empty texts */
+    for (int i = 0; i < N; i++)
+        memcpy(items + 3 * i, (int64_t[]){0, INT64_MAX, i + 1}, 24);
+    int64_t first = INT64_MAX - 1;
+    for (x.tagged = 0; x.tagged < 2; x.tagged++) {
+        int64_t bound = shms_blockhash_bound(1, 1, &x);
+        uint8_t *out = malloc((size_t)bound); /* the address sanitizer watches its end */
+        CHECK(shms_blockhash_bodies(out, bound, &end, first, 1, 1, &token, 8, &x) > 0 && end <= bound);
+        free(out);
+    }
+}
+
 static void numbers_take_the_shortest_head(void) {
     static const struct {
         int64_t v;
@@ -47,7 +90,7 @@ static void numbers_take_the_shortest_head(void) {
         {-257, 3, {0x39, 1, 0}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        uint8_t out[64];
+        uint8_t out[128];
         int64_t end;
         shms_blockhash_extras none = {0};
         CHECK(shms_blockhash_bodies(out, sizeof out, &end, 0, 1, 1, &cases[i].v, 8, &none) == cases[i].n + 2);
@@ -56,7 +99,7 @@ static void numbers_take_the_shortest_head(void) {
     }
 }
 
-static void both_ways_hash_the_same_messages(void) {
+static void both_ways_hash_the_same_messages(int32_t tagged) {
     enum { N = 37, SIZE = 5 };
     int64_t tokens[N * SIZE], items[] = {3, 20, 5, 3, 0, 9, 20, 30, 11, 90, 1, 15}, ends[N];
     int32_t narrow[N * SIZE];
@@ -74,7 +117,8 @@ static void both_ways_hash_the_same_messages(void) {
                                                           "\x63"
                                                           "ddd",
                                .embeds = embeds,
-                               .n_embeds = 4};
+                               .n_embeds = 4,
+                               .tagged = tagged};
     for (int i = 0; i < N * SIZE; i++)
         tokens[i] = narrow[i] = (i * 7919) % 70000;
     int64_t room = shms_blockhash_bound(N, SIZE, &x);
@@ -156,7 +200,10 @@ static void numbers_whose_sum_overflows_are_refused(void) {
 int main(void) {
     numbers_whose_sum_overflows_are_refused();
     the_worked_example_is_encoded_byte_for_byte();
+    a_kind_stands_before_each_tagged_key();
+    the_bound_is_enough_for_either_form();
     numbers_take_the_shortest_head();
-    both_ways_hash_the_same_messages();
+    both_ways_hash_the_same_messages(0);
+    both_ways_hash_the_same_messages(1);
     return 0;
 }

@@ -41,18 +41,19 @@ static void full_and_window_groups_match_the_worked_examples(void) {
     shms_hashlist *hashes = chain(6, 0);
     shms_kv_request request = {0}, *r = &request, found = {0};
     CHECK(shms_kvcache_find(kv, &found, hashes, 23) == 0 && answers(&found, 0, NULL));
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 24, 0, 24, 0, 0, hashes, NULL, NULL) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 24, 0, 24, 0, 0, 0, hashes, NULL, NULL) == 0);
     CHECK(r->table > 0 && answers(r, 12, (int32_t[]){1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
     CHECK(shms_kvcache_valid(kv) == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 24, 24, 1, 0, 25, 0, 0, hashes, NULL, NULL) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 24, 24, 0, 1, 0, 25, 0, 0, 0, hashes, NULL, NULL) == 0);
     CHECK(answers(r, 2, (int32_t[]){13, 14}));
     CHECK(shms_kvcache_table(kv, r) == 0);
     CHECK(answers(r, 14, (int32_t[]){1, 2, 3, 4, 5, 6, 13, 0, 0, 0, 0, 11, 12, 14}));
     CHECK(shms_kvcache_common(kv, r) == 0 && r->counts[0] == 7 && r->counts[1] == 0);
     CHECK(r->settled == 27);
     shms_kv_request copy = *r;
-    CHECK(shms_kvcache_release(kv, r) == 0 && r->table == 0 && r->settled == 0 && shms_kvcache_release(kv, r) == 0);
-    CHECK(shms_kvcache_release(kv, &copy) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_release(kv, r, 0) == 0 && r->table == 0 && r->settled == 0 &&
+          shms_kvcache_release(kv, r, 0) == 0);
+    CHECK(shms_kvcache_release(kv, &copy, 0) == SHMS_KV_EARGUMENT);
     int32_t queue[20];
     CHECK(shms_blockpool_free_ids(pool, queue) == 19);
     CHECK(!memcmp(queue, (int32_t[]){15, 16, 17, 18, 19, 10, 9, 8, 7, 13, 6, 5, 4, 3, 2, 1, 14, 12, 11},
@@ -73,21 +74,22 @@ static void refusals_change_nothing(void) {
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
     shms_hashlist *hashes = chain(3, 0), *none = chain(0, 0);
     shms_kv_request request = {0}, *r = &request;
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 17, 0, 17, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 17, 0, 17, 0, 0, 0, none, NULL, NULL) == SHMS_KV_ENOHASH);
     CHECK(r->wanted == 4 && r->there == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 17, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 17, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
     CHECK(r->wanted == 5 && r->there == 4);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 0, 12, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, &(shms_kv_request){.table = 7}, 0, 0, 1, 0, 12, 0, 0, hashes, NULL, NULL) ==
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, (int64_t)1 << 50, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, (int64_t)1 << 61, 0, 12, 0, 0, 0, hashes, NULL, NULL) ==
           SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 4, 0, 12, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 4, 0, 12, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 0, 0, 12, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, &(shms_kv_request){.table = 7}, 0, 0, 0, 1, 0, 12, 0, 0, 0, hashes, NULL, NULL) ==
+          SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, far, counts) == SHMS_KV_ERANGE);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 0, 4, 0, 12, 0, 0, 0, hashes, holes, two) == SHMS_KV_ERANGE);
     CHECK(shms_kvcache_valid(kv) == 0 && shms_blockpool_n_free(pool) == 4 && r->table == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 12, 0, 12, 0, 1, hashes, NULL, NULL) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 12, 0, 12, 0, 0, 1, hashes, NULL, NULL) == 0);
     CHECK(r->table > 0 && shms_blockpool_n_keys(pool) == 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 4, 0, 12, 0, 0, hashes, id, counts) == SHMS_KV_ECOMPUTED);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 4, 0, 4, 0, 12, 0, 0, 0, hashes, id, counts) == SHMS_KV_ECOMPUTED);
     CHECK(shms_kvcache_cache(kv, r, hashes, 16) == SHMS_KV_ESHORT && r->wanted == 4 && r->there == 3);
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 2, 1, 0) == 0);
     CHECK(shms_kvcache_cache(kv, r, hashes, 12) == SHMS_KV_EKEYED && shms_blockpool_n_keys(pool) == 1);
@@ -107,6 +109,39 @@ static void refusals_change_nothing(void) {
     shms_blockpool_free(pool);
 }
 
+static void blocks_for_external_tokens_skip_what_the_window_has_passed(void) {
+    int32_t kinds[] = {SHMS_KV_FULL, SHMS_KV_WINDOW}, sizes[] = {4, 4};
+    int64_t params[] = {0, 8};
+    shms_blockpool *pool = shms_blockpool_new(20, SHMS_BLOCKPOOL_TAIL);
+    shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, 4, 4, 1 << 20, SHMS_KV_CACHING);
+    shms_hashlist *hashes = chain(9, 0);
+    shms_kv_request request = {0}, *r = &request, found = {0};
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 12, 0, 12, 0, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 6);
+    CHECK(shms_kvcache_cached(kv, r) == 12 && shms_kvcache_release(kv, r, 0) == 0);
+    CHECK(shms_kvcache_cached(kv, r) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_find(kv, &found, hashes, 9) == 8 && answers(&found, 4, (int32_t[]){1, 2, 4, 5}));
+    int32_t ids[4], counts[2];
+    memcpy(ids, found.ids, sizeof ids);
+    memcpy(counts, found.counts, sizeof counts);
+    /* 8 found, 8 external and 1 new: 5 blocks, of which the window needs three; two of 1, 2 are free, 4 and 5 stay so */
+    CHECK(shms_kvcache_needed(kv, r, 17, 8, 8, 0, 100, ids, counts) == 2 + 3 + 3);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 8, 1, 0, 0, 0, 12, 1, hashes, ids, counts) == SHMS_KV_EFULL);
+    CHECK(r->wanted == 8 + 12 && r->there == 19 && shms_kvcache_valid(kv) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 8, 8, 1, 0, 0, 0, 11, 1, hashes, ids, counts) == 0);
+    CHECK(answers(r, 6, (int32_t[]){7, 8, 11, 9, 10, 12}) && r->counts[0] == 3 && shms_kvcache_valid(kv) == 0);
+    CHECK(shms_kvcache_table(kv, r) == 0 && answers(r, 10, (int32_t[]){1, 2, 7, 8, 11, 0, 0, 9, 10, 12}));
+    CHECK(shms_kvcache_cached(kv, r) == 8 && shms_kvcache_needed(kv, r, 36, 17, 0, 0, 9, NULL, NULL) == 4);
+    CHECK(shms_kvcache_skip(kv, r, -1) == SHMS_KV_EARGUMENT && shms_kvcache_skip(kv, r, 19) == 0);
+    CHECK(shms_kvcache_table(kv, r) == 0 && answers(r, 10, (int32_t[]){1, 2, 7, 8, 11, 0, 0, 0, 10, 12}));
+    CHECK(shms_kvcache_release(kv, r, 1) == 0 && r->table == 0 && r->n_ids == 10 && shms_kvcache_valid(kv) == 0);
+    CHECK(shms_blockpool_n_free(pool) == 12 && shms_blockpool_put(pool, r->ids, r->n_ids, 1) == 0);
+    CHECK(shms_blockpool_n_free(pool) == 19 && shms_kvcache_valid(kv) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 0, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    shms_hashlist_free(hashes);
+    shms_kvcache_free(kv);
+    shms_blockpool_free(pool);
+}
+
 static void numbers_whose_sum_overflows_are_refused(void) {
     int32_t kinds[] = {SHMS_KV_MAMBA}, sizes[] = {1 << 20}, chunks[] = {SHMS_KV_CHUNK}, ones[] = {1},
             windows[] = {SHMS_KV_WINDOW};
@@ -114,9 +149,12 @@ static void numbers_whose_sum_overflows_are_refused(void) {
     shms_blockpool *pool = shms_blockpool_new(5, SHMS_BLOCKPOOL_TAIL);
     shms_hashlist *hashes = chain(8, 0);
     CHECK(!shms_kvcache_new(pool, 1, chunks, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
+    int32_t unknown[] = {SHMS_KV_CROSS + 1}, of_draft[] = {SHMS_KV_CHUNK | SHMS_KV_EAGLE};
+    CHECK(!shms_kvcache_new(pool, 1, unknown, sizes, zero, 4, 4, 1 << 20, SHMS_KV_CACHING));
+    CHECK(!shms_kvcache_new(pool, 1, of_draft, sizes, (int64_t[]){8}, 4, 4, 1 << 20, SHMS_KV_CACHING));
     shms_kvcache *kv = shms_kvcache_new(pool, 1, kinds, sizes, params, 4, 4, INT64_MAX, 0);
     for (int i = 0; i < 3; i++) { /* a need that overflows an int64, as a product or a sum, is refused */
-        CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+        CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
         kv->groups[0].param = i ? ((int64_t)1 << 44) - 1 : (int64_t)1 << 44;
     }
     shms_kv_request request = {0}, *r = &request;
@@ -129,18 +167,18 @@ static void numbers_whose_sum_overflows_are_refused(void) {
             n[i] = wrong[w];
             if (i == 0)
                 n[1] = n[0];
-            CHECK(shms_kvcache_allocate(kv, NEW, n[0], n[1], n[2], n[3], n[4], n[5], 0, hashes, NULL, NULL) ==
+            CHECK(shms_kvcache_allocate(kv, NEW, n[0], n[1], 0, n[2], n[3], n[4], n[5], 0, 0, hashes, NULL, NULL) ==
                   SHMS_KV_EARGUMENT);
         }
     }
-    CHECK(shms_kvcache_allocate(kv, NEW, limit - 1, limit - 1, limit - 1, limit - 1, 0, 0, 0, hashes, NULL, NULL) ==
-          SHMS_KV_EFULL);
-    CHECK(shms_kvcache_allocate(kv, NEW, 1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, NEW, -1, 0, 1, 0, 9, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
-    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, limit, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, NEW, limit - 1, limit - 1, 0, limit - 1, limit - 1, 0, 0, 0, 0, hashes, NULL,
+                                NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, NEW, 1, 0, 0, 1, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, NEW, -1, 0, 0, 1, 0, 9, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
+    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, limit, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EARGUMENT);
     kv->groups[0].param = 2;
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 9, 0, 9, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 3);
-    CHECK(r->settled == 1 << 20 && shms_kvcache_release(kv, r) == 0);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 9, 0, 9, 0, 0, 0, hashes, NULL, NULL) == 0 && r->n_ids == 3);
+    CHECK(r->settled == 1 << 20 && shms_kvcache_release(kv, r, 0) == 0);
     shms_kvcache_free(kv);
     int32_t many[16] = {0}, largest[] = {INT32_MAX};
     int64_t none[16] = {0};
@@ -148,7 +186,7 @@ static void numbers_whose_sum_overflows_are_refused(void) {
         many[i] = 1;
     int32_t full[16] = {SHMS_KV_FULL};
     kv = shms_kvcache_new(pool, 16, full, many, none, 1, 1, INT64_MAX, 0); /* 16 times 2^60 is 0 */
-    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, limit - 1, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
+    CHECK(shms_kvcache_allocate(kv, NEW, 0, 0, 0, limit - 1, 0, 0, 0, 0, 0, hashes, NULL, NULL) == SHMS_KV_EFULL);
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, full, largest, none, INT32_MAX, INT32_MAX, INT64_MAX, SHMS_KV_CACHING);
     CHECK(shms_kvcache_find(kv, r, hashes, limit - 1) == 0 &&
@@ -169,7 +207,7 @@ static void numbers_whose_sum_overflows_are_refused(void) {
     CHECK(shms_blockpool_key(pool, id, 1, hashes, 0, 9, 0) == SHMS_KV_ENOHASH && shms_blockpool_n_keys(pool) == 0);
     shms_kvcache_free(kv);
     kv = shms_kvcache_new(pool, 1, windows, ones, params, 1, 1, INT64_MAX, 0);
-    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 3, 0, 3, 0, 0, hashes, NULL, NULL) == 0 && r->settled == 3);
+    CHECK(shms_kvcache_allocate(kv, r, 0, 0, 0, 3, 0, 3, 0, 0, 0, hashes, NULL, NULL) == 0 && r->settled == 3);
     shms_kvcache_free(kv);
     shms_hashlist_free(hashes);
     shms_blockpool_free(pool);
@@ -207,8 +245,8 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
     enum { REQUESTS = 6, SIZE = 4 };
     int32_t kinds[] = {SHMS_KV_FULL, kind}, sizes[] = {SIZE, kind == SHMS_KV_WINDOW ? 2 * SIZE : SIZE};
     int64_t params[] = {0, param};
-    if (flags & SHMS_KV_EAGLE)
-        sizes[1] = SIZE;
+    if (flags & SHMS_KV_AHEAD)
+        kinds[1] |= SHMS_KV_EAGLE;
     shms_blockpool *pool = shms_blockpool_new(30, order);
     shms_kvcache *kv = shms_kvcache_new(pool, 2, kinds, sizes, params, SIZE, sizes[1], 90, flags);
     struct {
@@ -235,12 +273,12 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
                 memcpy(ids, r[i].c.ids, (size_t)r[i].c.n_ids * 4);
             }
             int64_t n = 1 + draw((uint32_t)(r[i].tokens - hit));
-            int rc = shms_kvcache_allocate(kv, &r[i].c, 0, hit, n, draw(3), r[i].tokens, 0, (int)draw(5) == 0,
+            int rc = shms_kvcache_allocate(kv, &r[i].c, 0, hit, 0, n, draw(3), r[i].tokens, 0, 0, (int)draw(5) == 0,
                                            r[i].hashes, ids, counts);
             CHECK(rc == (r[i].c.table ? 0 : SHMS_KV_EFULL));
             r[i].computed = hit + n;
         } else if (draw(8) == 0) {
-            CHECK(shms_kvcache_release(kv, &r[i].c) == 0);
+            CHECK(shms_kvcache_release(kv, &r[i].c, 0) == 0);
         } else {
             if (r[i].computed == r[i].tokens && r[i].tokens < 80)
                 r[i].tokens++;
@@ -249,7 +287,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
                 continue;
             int64_t look = draw(3), settled = r[i].c.settled;
             int32_t n_free = shms_blockpool_n_free(pool), n_keys = shms_blockpool_n_keys(pool);
-            int rc = shms_kvcache_allocate(kv, &r[i].c, r[i].computed, r[i].computed, 1, look, r[i].tokens, 0, 0,
+            int rc = shms_kvcache_allocate(kv, &r[i].c, r[i].computed, r[i].computed, 0, 1, look, r[i].tokens, 0, 0, 0,
                                            r[i].hashes, NULL, NULL);
             if (r[i].computed + 1 + look <= settled)
                 CHECK(rc == 0 && !r[i].c.n_ids && n_free == shms_blockpool_n_free(pool) &&
@@ -260,7 +298,7 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
         CHECK(shms_kvcache_valid(kv) == 0);
     }
     for (int i = 0; i < REQUESTS; i++) {
-        CHECK(shms_kvcache_release(kv, &r[i].c) == 0);
+        CHECK(shms_kvcache_release(kv, &r[i].c, 0) == 0);
         shms_hashlist_free(r[i].hashes);
     }
     CHECK(shms_blockpool_n_free(pool) == 29 && shms_kvcache_valid(kv) == 0);
@@ -271,11 +309,12 @@ static void random_schedules_keep_the_tables_valid(int kind, int64_t param, int 
 int main(void) {
     full_and_window_groups_match_the_worked_examples();
     refusals_change_nothing();
+    blocks_for_external_tokens_skip_what_the_window_has_passed();
     numbers_whose_sum_overflows_are_refused();
     a_lookup_without_memory_returns_an_error();
     for (int order = 0; order < 2; order++) {
         random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING);
-        random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_EAGLE);
+        random_schedules_keep_the_tables_valid(SHMS_KV_WINDOW, 9, order, SHMS_KV_CACHING | SHMS_KV_AHEAD);
         random_schedules_keep_the_tables_valid(SHMS_KV_CHUNK, 8, order, SHMS_KV_CACHING);
         random_schedules_keep_the_tables_valid(SHMS_KV_MAMBA, 2, order, SHMS_KV_CACHING);
         random_schedules_keep_the_tables_valid(SHMS_KV_CROSS, 0, order, 0);

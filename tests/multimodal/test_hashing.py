@@ -1,6 +1,7 @@
 """`hash_item`: equal contents have equal hashes, and different contents have different ones."""
 
 import array
+import contextlib
 import ctypes
 import dataclasses
 import enum
@@ -176,13 +177,12 @@ def test_equal_settings_have_one_hash_wherever_they_come_from() -> None:
 
 
 @pytest.mark.skipif(sys.byteorder != "little", reason="arrays in this machine's byte order hash otherwise on others")
-def test_a_hash_is_what_it_was_in_every_version(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hash_is_what_it_was_in_every_version() -> None:
     """The hashes are keys of a store, which may outlive its writer."""
-    monkeypatch.setattr(hashing, "_hasher", hashlib.sha256)
-    every = hashlib.sha256("".join(map(hash_item, DIFFERENT)).encode()).hexdigest()
+    every = hashlib.sha256("".join(hash_item(value, "sha256") for value in DIFFERENT).encode()).hexdigest()
     assert every == "41dc276b45c1e6fdcd27a6541dafb53114939b4617c4c07513a8611606979689"
-    assert hash_item(Crop.CENTRE) == "4750f7ba3741189cb74218f6cef7ec12c9cbd9cd828d15366f113e356b706107"
-    settings = hashlib.sha256("".join(map(hash_item, VERSIONED)).encode()).hexdigest()
+    assert hash_item(Crop.CENTRE, "sha256") == "4750f7ba3741189cb74218f6cef7ec12c9cbd9cd828d15366f113e356b706107"
+    settings = hashlib.sha256("".join(hash_item(value, "sha256") for value in VERSIONED).encode()).hexdigest()
     assert settings == "d90f1c72ed2a45eaa9d38ebfb1a69b3093e3eeb4a2d5ae36f2dff65ea30d5990"
 
 
@@ -388,9 +388,38 @@ def test_blake3_is_taken_where_it_is_installed_and_sha256_elsewhere(monkeypatch:
         blake3 = hashlib.blake2s
 
     monkeypatch.setitem(sys.modules, "blake3", Package)
-    assert hashing._new_hasher() is hashlib.blake2s
+    hashers = hashing._find_hashers()
+    assert [hashlib.blake2s] * 2 == [hashers[None], hashers["blake3"]]
     monkeypatch.setitem(sys.modules, "blake3", None)
-    assert hashing._new_hasher() is hashlib.sha256
+    monkeypatch.setattr(hashing, "_hashers", hashing._find_hashers())
+    assert hash_item("x", "sha256") == hash_item("x")
+    with raises(ImportError, names=("blake3", "sha256")):
+        hash_item("x", "blake3")
+
+
+def test_the_algorithm_is_chosen_by_position_and_keywords_stay_the_processors() -> None:
+    stream = hashing._Recorder()
+    hashing._feed(stream, "x", "value")
+    hashing._feed(stream, {"size": 1}, "kwargs")
+    for algorithm in ("sha256", "sha512"):
+        expected = hashlib.new(algorithm, stream.stream).hexdigest()
+        assert expected == hash_item("x", algorithm, size=1)
+    assert hash_item("x") == hash_item("x", None)
+    assert 3 == len({hash_item("x"), hash_item("x", algorithm="sha256"), hash_item("x", algorithm="md5")})
+
+
+@pytest.mark.parametrize("algorithm", ["md5", "", "SHA256", 256, torch.zeros(2), ["sha256"]], ids=repr)
+def test_another_algorithm_is_refused_with_those_that_there_are(algorithm: Any) -> None:
+    with raises(ValueError, names=("algorithm", "blake3", "sha256", "sha512")):
+        hash_item("x", algorithm)
+
+
+def test_blake3_is_what_its_package_computes() -> None:
+    blake3 = pytest.importorskip("blake3", reason="no extra of shmstore installs blake3").blake3
+    stream = hashing._Recorder()
+    hashing._feed(stream, "x", "value")
+    hashing._feed(stream, {}, "kwargs")
+    assert [blake3(bytes(stream.stream)).hexdigest()] * 2 == [hash_item("x"), hash_item("x", "blake3")]
 
 
 @pytest.fixture(name="pillow")
@@ -501,11 +530,37 @@ def test_an_image_that_was_closed_is_named_by_its_path_and_why(pillow: Any) -> N
         hash_item("x", k=image)
 
 
-def test_memory_that_has_run_out_is_not_blamed_on_an_image(pillow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+BROKEN_EXIF = {
+    "no TIFF header": b"Exif\0\0 no header",
+    "nothing": b"Exif\0\0",
+    "a directory beyond the end": b"Exif\0\0II*\0\xff\xff\0\0",
+    "a directory that is cut off": b"Exif\0\0II*\0\x08\0\0\0\x05\0\x12\x01\x03\0",
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*EXIF:UserWarning")
+@pytest.mark.parametrize("broken", BROKEN_EXIF)
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_photograph_with_a_broken_exif_header_has_no_orientation(pillow: Any, kind: str, broken: str) -> None:
+    ops = pytest.importorskip("PIL.ImageOps")
+    data = saved(pillow, kind, 1, exif=BROKEN_EXIF[broken]).getvalue()
+    plain = pillow.open(io.BytesIO(data)).convert("RGB")
+    plain.info.clear()
+    image = pillow.open(io.BytesIO(data))
+    images = [pillow.open(io.BytesIO(data)), image.convert("RGB"), image.copy()]
+    with contextlib.suppress(Exception):  # it refuses some of these headers
+        images.append(ops.exif_transpose(image))
+    assert {hash_item(plain)} == {hash_item(image) for image in [*images, *images]}
+
+
+@pytest.mark.parametrize("method", ["load", "getexif"])
+def test_memory_that_has_run_out_is_not_blamed_on_an_image(
+    pillow: Any, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     def run_out(self: object) -> Never:
         raise MemoryError
 
     image = pillow.new("L", (2, 2))
-    monkeypatch.setattr(type(image), "load", run_out)
+    monkeypatch.setattr(type(image), method, run_out)
     with pytest.raises(MemoryError):
         hash_item(image)

@@ -65,14 +65,15 @@ def spec(kind: str, block_size: int, parameter: int = 0) -> KVCacheSpec:
     raise ValueError(kind)
 
 
-def config(num_blocks: int, *groups: Sequence[Any]) -> KVCacheConfig:
-    return KVCacheConfig(num_blocks, [KVCacheGroupSpec([f"layer{i}"], spec(*group)) for i, group in enumerate(groups)])
+def config(num_blocks: int, *groups: Sequence[Any], marked: Sequence[int] = ()) -> KVCacheConfig:
+    """A configuration of these groups, of which those with the numbers in `marked` are the draft model's."""
+    made = [KVCacheGroupSpec([f"layer{i}"], spec(*group), i in marked) for i, group in enumerate(groups)]
+    return KVCacheConfig(num_blocks, made)
 
 
 def manager(num_blocks: int, *groups: Sequence[Any], hash_block_size: int = 4, **options: Any) -> KVCacheManager:
-    return KVCacheManager(
-        config(num_blocks, *groups), options.pop("max_model_len", 1 << 20), hash_block_size, **options
-    )
+    made = config(num_blocks, *groups, marked=options.pop("marked", ()))
+    return KVCacheManager(made, options.pop("max_model_len", 1 << 20), hash_block_size, **options)
 
 
 def request(request_id: str, tokens: Sequence[int], block_size: int = 4, **options: Any) -> Request:

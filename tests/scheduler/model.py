@@ -42,25 +42,29 @@ def cbor(value: Any) -> bytes:
     raise ValueError(value)
 
 
-def extra_keys(request: Any, s: int, e: int) -> list[Any] | None:
-    keys: list[Any] = [] if request.lora_name is None else [request.lora_name]
+def extra_keys(request: Any, s: int, e: int, form: str = "tagged") -> list[Any] | None:
+    keys: list[Any] = []
+    if request.lora_name is not None:
+        keys.append(["lora", request.lora_name, request.lora_path])
     for item in request.mm_features:
         place = item.mm_position
         if place.length and place.offset < e and place.offset + place.length > s:
-            keys += [item.identifier, place.offset - s]
+            keys.append(["mm", item.identifier, place.offset - s])
     if s == 0 and request.cache_salt is not None:
-        keys.append(request.cache_salt)
+        keys.append(["salt", request.cache_salt])
     if request.prompt_embeds is not None and len(request.prompt_embeds) > s:
-        keys.append(hashlib.sha256(request.prompt_embeds[s:e].tobytes()).digest())
+        keys.append(["embeds", hashlib.sha256(request.prompt_embeds[s:e].tobytes()).digest()])
+    if form == "flat":
+        keys = [value for kind, *values in keys for value in (values[:1] if kind == "lora" else values)]
     return keys or None
 
 
-def block_hashes(request: Any, block_size: int, seed: str = "0") -> list[bytes]:
+def block_hashes(request: Any, block_size: int, seed: str = "0", form: str = "tagged") -> list[bytes]:
     parent = hashlib.sha256(cbor(seed)).digest()
     hashes = []
     for s in range(0, len(request.all_token_ids) // block_size * block_size, block_size):
         tokens = list(request.all_token_ids[s : s + block_size])
-        message = [parent, tokens, extra_keys(request, s, s + block_size)]
+        message = [parent, tokens, extra_keys(request, s, s + block_size, form)]
         parent = hashlib.sha256(cbor(message)).digest()
         hashes.append(parent)
     return hashes
@@ -177,6 +181,7 @@ class ModelGroup:
 
     def __init__(self, kind: str, size: int, parameter: int, index: int) -> None:
         self.kind, self.size, self.parameter, self.index = kind, size, parameter, index
+        self.spec = (kind, size, parameter)
         self.tables: dict[str, list[int]] = {}
         self.cached: dict[str, int] = {}
 
@@ -208,24 +213,34 @@ class ModelManager:
         enable_kv_cache_events: bool = False,
         free_order: str = "uncached_first",
         int_event_hashes: bool = False,
+        marked: Sequence[int] = (),
     ) -> None:
         self.pool = ModelPool(num_blocks, free_order, enable_kv_cache_events, int_event_hashes)
         self.groups = [ModelGroup(g[0], g[1], g[2] if len(g) > 2 else 0, i) for i, g in enumerate(groups)]
         self.max_model_len = max_model_len
         self.hash_block_size = hash_block_size
         self.caching = enable_caching
-        self.eagle = use_eagle
+        specs = list(dict.fromkeys(group.spec for group in self.groups))
+        # Kinds in the order in which they are asked: full attention first.
+        self.kinds = sorted(specs, key=lambda spec: spec[0] not in ("full", "mla"))
+        drops = {self.groups[i].spec for i in marked}
+        self.eagle = drops or (set(specs) if use_eagle else set())
+        recorded = len(specs) == 2 and [spec[0] in ("full", "mla") for spec in self.kinds] == [True, False]
+        self.ahead = len(groups) > 1 and (bool(drops) or not recorded)
         self.alignment = lcm(*(group.size for group in self.groups))
         self.stats = [False, 0, 0, 0, 0, 0, 0]
 
     # -- look-ups
 
-    def longest(self, groups: list[ModelGroup], hashes: Sequence[bytes], limit: int) -> list[list[int]]:
-        """Blocks of each of these groups, which are of one spec, for a prefix of at most `limit` tokens."""
+    def longest(self, groups: list[ModelGroup], hashes: Sequence[bytes], limit: int, drop: bool) -> list[list[int]]:
+        """Blocks of each of these groups, which are of one spec, for a prefix of at most `limit` tokens.
+
+        With `drop` it has one block less than what is found, which may be found one block beyond the limit.
+        """
         kind, size, parameter = groups[0].kind, groups[0].size, groups[0].parameter
         factor = size // self.hash_block_size if len(self.groups) > 1 else 1
         own = hashes[factor - 1 :: factor]
-        count = min(limit // size, len(own))
+        count = min(limit // size + (drop and self.ahead and kind != "mamba"), len(own))
         ids = [group.index for group in groups]
 
         def hit(i: int) -> list[int] | None:
@@ -242,16 +257,16 @@ class ModelManager:
                 if blocks is None:
                     break
                 columns.append(blocks)
-            if self.eagle and columns:
+            if drop and columns:
                 columns.pop()
             while not aligned(len(columns)):
                 columns.pop()
         elif kind == "sw":
-            need = max(1, cdiv(parameter - 1, size) + (1 if self.eagle else 0))
+            need = max(1, cdiv(parameter - 1, size) + drop)
             found = [hit(i) for i in range(count)]
             for end in range(count, 0, -1):
                 run = found[max(0, end - need) : end]
-                if aligned(end) and len(run) == need and all(run):
+                if aligned(end - drop) and len(run) == need and all(run):
                     columns = [null] * (end - need) + [blocks for blocks in run if blocks]
                     break
             else:
@@ -261,15 +276,22 @@ class ModelManager:
                     columns.append(blocks)
                 while not aligned(len(columns)):
                     columns.pop()
-            if self.eagle and columns:
+            if drop and columns:
+                columns.pop()
+            while not aligned(len(columns)):
                 columns.pop()
         elif kind == "chunk":
-            columns = [null] * (limit // parameter * parameter // size)
-            for i in range(len(columns), count):
+            first = limit // parameter * parameter // size
+            columns = [null] * first
+            for i in range(first, count):
                 blocks = hit(i)
                 if blocks is None:
                     break
                 columns.append(blocks)
+            while not aligned(len(columns)):
+                columns.pop()
+            if len(columns) < first:
+                return self.longest(groups, hashes, len(columns) * size, drop)
         elif kind == "mamba":
             for i in range(count - 1, -1, -1):
                 blocks = hit(i)
@@ -282,14 +304,28 @@ class ModelManager:
         if not self.caching or request.skip_reading_prefix_cache:
             return [[] for _ in self.groups], 0
         limit = request.num_tokens - 1
-        full = [group for group in self.groups if group.kind in ("full", "mla")]
-        other = [group for group in self.groups if group not in full]
         result: dict[int, list[int]] = {}
-        for groups in (full, other):
-            if groups:
-                tables = self.longest(groups, request.block_hashes, limit)
-                limit = len(tables[0]) * groups[0].size
+        answers: dict[Any, int] = {}
+        dropped: set[Any] = set()
+        shortened = True
+        while shortened:  # until every kind has agreed to the length
+            shortened = False
+            for spec in self.kinds:
+                groups = [group for group in self.groups if group.spec == spec]
+                drop = spec in self.eagle and spec not in dropped
+                if answers.get(spec) == limit and not drop:
+                    continue
+                if spec[0] in ("full", "mla") and spec in answers:
+                    continue  # it has every part of its prefix
+                tables = self.longest(groups, request.block_hashes, limit, drop)
                 result |= {group.index: table for group, table in zip(groups, tables, strict=True)}
+                length = len(tables[0]) * groups[0].size
+                if drop:
+                    dropped.add(spec)
+                elif length < limit:
+                    dropped.clear()
+                shortened = shortened or length < limit
+                limit = answers[spec] = length
         blocks = [result[group.index][: limit // group.size] for group in self.groups]
         at = 4 if request.num_preemptions else 1
         self.stats[at] += 1

@@ -48,7 +48,7 @@ class Replayer:
             free_order="tail",
             int_event_hashes=True,
         )
-        self.hasher = BlockHasher(cfg["hash_block_size"], cfg["hash"])
+        self.hasher = BlockHasher(cfg["hash_block_size"], cfg["hash"], extra_keys="flat")
         self.encoder = EncoderCacheManager(cfg["encoder_cache"])
         self.requests: dict[str, Request] = {}
         self.found: dict[str, tuple[KVCacheBlocks, int]] = {}

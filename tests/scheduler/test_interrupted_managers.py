@@ -39,12 +39,13 @@ def tables(*held: Request) -> KVCacheManager:
 def cache(kind: Any, *steps: tuple[str, Request, int]) -> Any:
     made = kind(20 if kind is not EncoderCacheManager else 10)
     for call, req, i in (("allocate", A, 0), ("allocate", A, 1), *steps):
-        getattr(made, call)(req, i)
+        getattr(made, call)(req, i, *((100, 0) if call == "reserve" else ()))
     return made
 
 
 UNUSED = (("free_encoder_input", A, 0), ("free_encoder_input", A, 1))
 SHARED = (("allocate", A, 2), ("allocate", B, 0))
+RESERVED = ("reserve", B, 1)
 CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "append": (lambda: Request("r", range(7), block_hasher=HASHER), lambda req: req.append_output_token_ids(7)),
     "allocate_slots": (lambda: tables(OLD), lambda made: made.allocate_slots(NEW, 9)),
@@ -55,6 +56,17 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "free the only user": (lambda: cache(EncoderCacheManager, SHARED[0]), lambda c: c.free(A)),
     "free one of two": (lambda: cache(EncoderCacheManager, *SHARED), lambda c: c.free(A)),
     "reset": (lambda: cache(EncoderCacheManager, *SHARED), lambda c: c.reset()),
+    "reserve by eviction": (lambda: cache(EncoderCacheManager, *UNUSED), lambda c: c.reserve(B, 1, 100, 0)),
+    "reserve an entry": (lambda: cache(EncoderCacheManager, *UNUSED), lambda c: c.reserve(A, 0, 100, 0)),
+    "allocate the reserved": (lambda: cache(EncoderCacheManager, *UNUSED, RESERVED), lambda c: c.allocate(B, 1)),
+    "unreserve room": (lambda: cache(EncoderCacheManager, *UNUSED, RESERVED), lambda c: c.unreserve(B)),
+    "unreserve an entry": (lambda: cache(EncoderCacheManager, *UNUSED, ("reserve", A, 0)), lambda c: c.free(A)),
+    "reserve, not shared": (lambda: cache(EncoderDecoderCacheManager), lambda c: c.reserve(B, 1, 100, 0)),
+    "allocate the reserved, not shared": (
+        lambda: cache(EncoderDecoderCacheManager, RESERVED),
+        lambda c: c.allocate(B, 1),
+    ),
+    "unreserve, not shared": (lambda: cache(EncoderDecoderCacheManager, RESERVED), lambda c: c.unreserve(B)),
     **{
         f"{call}, {kind.__name__}": (lambda kind=kind: cache(kind), action)  # type: ignore[misc]
         for kind in (PerRequest, EncoderDecoderCacheManager)

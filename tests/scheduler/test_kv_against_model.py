@@ -15,7 +15,8 @@ from shmstore.scheduler import BlockHasher, KVCacheManager, Request
 from tests.scheduler import model
 from tests.scheduler.helpers import features, manager
 
-# (groups, hash block size, options): every kind alone and beside full attention, unlike sizes, several of a kind.
+# (groups, hash block size, options): every kind alone and beside full attention, unlike sizes, several of a kind,
+# several kinds in any order, and groups of a draft model.
 SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
     ([("full", 4)], 4, {}),
     ([("mla", 4)], 4, {"use_eagle": True}),
@@ -34,6 +35,14 @@ SETUPS: list[tuple[list[tuple[Any, ...]], int, dict[str, Any]]] = [
     ([("full", 4), ("chunk", 4, 12)], 4, {}),
     ([("mamba", 8, 1), ("mamba", 8, 1), ("full", 4)], 4, {}),
     ([("full", 8), ("mamba", 4, 0)], 4, {}),
+    ([("full", 4), ("full", 4)], 4, {"use_eagle": True}),
+    ([("sw", 4, 8), ("full", 4), ("mla", 4), ("sw", 4, 13), ("full", 4)], 4, {}),
+    ([("mamba", 8, 0), ("sw", 4, 9), ("full", 4), ("chunk", 4, 8), ("sw", 4, 9)], 4, {}),
+    ([("sw", 4, 9), ("chunk", 6, 12), ("sw", 2, 3)], 2, {}),
+    ([("mamba", 4, 0), ("sw", 4, 5)], 4, {"use_eagle": True}),
+    ([("sw", 2, 9), ("full", 4), ("sw", 6, 7), ("mamba", 2, 0)], 2, {"marked": (0, 2)}),
+    ([("full", 4), ("sw", 4, 5)], 4, {"marked": (0,)}),
+    ([("full", 4), ("chunk", 4, 8), ("sw", 4, 5), ("sw", 4, 9)], 4, {"marked": (2, 3)}),
     ([("full", 4), ("sw", 2, 3), ("chunk", 3, 6)], 4, {"enable_caching": False, "uneven": True}),
     ([("full", 4), ("cross", 4)], 4, {"enable_caching": False}),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,8 @@ def test_pages_are_keys_and_values_of_a_block(dtype: Any) -> None:
     assert 2 * 16 * 4 * 8 * itemsize == FullAttentionSpec(16, 4, 8, dtype).page_size_bytes
     assert 16 * 4 * 8 * itemsize == MLAAttentionSpec(16, 4, 8, dtype).page_size_bytes
     assert 2 * 16 * 4 * 8 * itemsize == SlidingWindowSpec(16, 4, 8, dtype, 32).page_size_bytes
+    assert 16 * 656 == MLAAttentionSpec(16, 1, 576, "uint8", cache_dtype="fp8_ds_mla").page_size_bytes
+    assert 16 * 352 == MLAAttentionSpec(16, 1, 576, "uint8", cache_dtype="nvfp4_ds_mla").page_size_bytes
     assert (3 * 5 * 2 + 7 * 4) == MambaSpec(16, ((3, 5), (7,)), (dtype, "float32")).page_size_bytes
 
 
@@ -62,7 +65,8 @@ def test_specs_are_frozen_values() -> None:
         lambda: MambaSpec(4, ((1,),), ()),
         lambda: MambaSpec(4, ((1,),), ("float16",), -1),
         lambda: FullAttentionSpec(4, 1, 1, "no such dtype").page_size_bytes,
-        lambda: make_kv_cache_config({}, 100),
+        lambda: MambaSpec(4, ((1,),), ("float16",), 0, 1),
+        lambda: MLAAttentionSpec(4, 1, 1, "uint8", cache_dtype="no such format"),
         lambda: make_kv_cache_config({"a": full()}, -1),
         lambda: make_kv_cache_config({"a": full(heads=4), "b": sliding(heads=3)}, 1 << 20),
         lambda: make_kv_cache_config({"a": full(window=4), "b": full(window=5)}, 1 << 20),
@@ -113,9 +117,22 @@ def test_pages_are_made_equal_by_larger_blocks() -> None:
     assert 100 == config.num_blocks
 
 
-def test_a_mamba_page_does_not_grow_with_its_block() -> None:
-    with pytest.raises(ValueError, match="pages"):
-        make_kv_cache_config({"m": MambaSpec(16, ((8,),), ("float16",)), "f": full()}, 1 << 20)
+def test_a_mamba_page_is_padded_because_it_does_not_grow_with_its_block() -> None:
+    small = MambaSpec(16, ((8,),), ("float16",))
+    page = full().page_size_bytes
+    config = make_kv_cache_config({"m": small, "f": full()}, 1 << 20)
+    assert [replace(small, page_size_padded=page), full()] == [group.kv_cache_spec for group in config.kv_cache_groups]
+    assert page == config.kv_cache_groups[0].kv_cache_spec.page_size_bytes
+    already = replace(small, page_size_padded=2 * page)
+    config = make_kv_cache_config({"m": already, "f": full()}, 1 << 20)
+    assert [already, full(32)] == [group.kv_cache_spec for group in config.kv_cache_groups]
+
+
+def test_a_large_mamba_page_grows_to_blocks_of_the_attention() -> None:
+    page = full().page_size_bytes
+    large = MambaSpec(16, ((2 * page + 1,),), ("uint8",))
+    config = make_kv_cache_config({"m": large, "f": full()}, 1 << 20)
+    assert [replace(large, page_size_padded=3 * page), full(48)] == [g.kv_cache_spec for g in config.kv_cache_groups]
 
 
 def test_one_group_with_all_layers_divides_the_memory_by_all_of_them() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgpack
+import numpy as np
 import pytest
 
 from shmstore.scheduler import (
@@ -15,9 +18,12 @@ from shmstore.scheduler import (
     BlockStored,
     KVCacheBlocks,
     KVCacheEvent,
+    KVCacheManager,
+    KVEventBatch,
     Request,
 )
-from tests.scheduler.helpers import admit, manager, request
+from tests.scheduler import model
+from tests.scheduler.helpers import admit, features, manager, request
 
 
 def nums(a: int, b: int) -> list[int]:
@@ -94,6 +100,52 @@ def test_eagle_drops_in_each_type() -> None:
     kv.free(r)
     blocks, tokens = kv.get_computed_blocks(request("b", range(25)))
     assert (([1, 2, 3, 4], [0, 0, 0, 11]), 16) == (blocks.get_block_ids(), tokens)
+
+
+def cached(kv: KVCacheManager, tokens: int) -> None:
+    """Have the contents of a prompt cached and free."""
+    r = request("a", range(tokens))
+    admit(kv, r)
+    kv.free(r)
+
+
+def found(kv: KVCacheManager, tokens: int) -> tuple[tuple[list[int], ...], int]:
+    blocks, hit = kv.get_computed_blocks(request("b", range(tokens)))
+    return blocks.get_block_ids(), hit
+
+
+def test_groups_of_a_draft_model_drop_one_block_between_them() -> None:
+    kv = manager(30, ("full", 4), ("sw", 4, 5), marked=[0, 1], free_order="tail")
+    cached(kv, 25)
+    assert (([1, 2, 3, 4, 5], [0, 0, 0, 0, 12]), 20) == found(kv, 25)
+    assert (([1, 2, 3, 4, 5], [0, 0, 0, 0, 12]), 20) == found(kv, 24)  # the sixth block is full and may be dropped
+    assert 16 == found(kv, 23)[1]
+
+
+def test_the_largest_block_that_a_draft_model_drops_is_the_gap() -> None:
+    groups = ("full", 8), ("sw", 4, 17)
+    for marked, hit in (((0,), 32), ((1,), 40), ((0, 1), 32), ((), 40)):
+        kv = manager(60, *groups, marked=marked)
+        cached(kv, 45)
+        assert hit == found(kv, 45)[1], marked
+
+
+def test_a_state_of_mamba_is_whole_and_nothing_of_it_is_dropped() -> None:
+    kv = manager(30, ("mamba", 4), use_eagle=True)
+    cached(kv, 25)
+    assert 24 == found(kv, 25)[1]
+
+
+def test_each_kind_may_shorten_the_prefix_and_the_others_are_asked_again() -> None:
+    kv = manager(60, ("sw", 4, 5), ("full", 4), ("mamba", 4), ("sw", 4, 9), ("full", 4), free_order="tail")
+    cached(kv, 25)  # group g has blocks 6 * g + g + 1 and the next five, and one that is not full
+    assert 24 == found(kv, 25)[1]
+    kv.evict_blocks([7 * 2 + 6])  # the state after 24 tokens: 20 are left
+    assert 20 == found(kv, 25)[1]
+    kv.evict_blocks([7 * 0 + 5])  # the first window wants the block that ends there: 16
+    assert 16 == found(kv, 25)[1]
+    kv.evict_blocks([7 * 3 + 3])  # the second window wants two blocks, so neither 16 nor 12: 8
+    assert (([0, 2], [8, 9], [0, 16], [22, 23], [29, 30]), 8) == found(kv, 25)
 
 
 def test_blocks_without_contents_are_reused_first() -> None:
@@ -207,17 +259,28 @@ def test_a_pool_that_cannot_be_is_refused() -> None:
 # ---- events ----
 
 
-def stored(r: Request, a: int, b: int, group: int = 0, size: int = 4, factor: int = 1) -> BlockStored:
+FULL: tuple[str | None, int | None] = ("full_attention", None)
+
+
+def stored(
+    r: Request, a: int, b: int, group: int = 0, size: int = 4, factor: int = 1,
+    spec: tuple[str | None, int | None] = FULL,
+) -> BlockStored:  # fmt: skip
     own: list[bytes | int] = [r.block_hashes[(i + 1) * factor - 1] for i in range(a, b)]
     parent = r.block_hashes[a * factor - 1] if a else None
-    return BlockStored(own, parent, r.all_token_ids[a * size : b * size], size, r.lora_id, "GPU", group)
+    keys: list[list[Any] | None] = [[r.lora_name] if r.lora_name else None for _ in own]
+    return BlockStored(
+        own, parent, r.all_token_ids[a * size : b * size], size, r.lora_id, "GPU", group, lora_name=r.lora_name,
+        extra_keys=keys, kv_cache_spec_kind=spec[0], kv_cache_spec_sliding_window=spec[1],
+    )  # fmt: skip
 
 
 def test_events_of_several_groups_come_removed_first_and_then_stored_in_order() -> None:
     kv = manager(7, ("full", 8), ("sw", 4, 5), enable_kv_cache_events=True, free_order="tail")
     a = request("a", range(16), lora_name="L", lora_id=3)
     assert (0, ([1, 2], [3, 4, 5, 6])) == admit(kv, a)
-    assert [stored(a, 0, 2, 0, 8, 2), stored(a, 0, 4, 1)] == kv.take_events()
+    window = ("sliding_window", 5)
+    assert [stored(a, 0, 2, 0, 8, 2), stored(a, 0, 4, 1, spec=window)] == kv.take_events()
     kv.free(a)
     assert [2, 1, 6, 5, 4, 3] == kv.block_pool.free_block_ids()
     b = request("b", range(50, 59))
@@ -227,7 +290,7 @@ def test_events_of_several_groups_come_removed_first_and_then_stored_in_order() 
     assert [
         *(BlockRemoved([x], "GPU", g) for x, g in removed),
         stored(b, 0, 1, 0, 8, 2),
-        stored(b, 0, 2, 1),
+        stored(b, 0, 2, 1, spec=window),
     ] == kv.take_events()
     assert [] == kv.take_events()
 
@@ -239,7 +302,7 @@ def test_a_stored_event_begins_behind_leading_null_blocks() -> None:
     pool.cache_full_blocks(r, blocks, 0, 2, 4, 0)
     assert [] == pool.take_events()
     pool.cache_full_blocks(r, blocks, 1, 4, 4, 5)
-    assert [stored(r, 2, 4, 5)] == pool.take_events()
+    assert [stored(r, 2, 4, 5, spec=(None, None))] == pool.take_events()
 
 
 def test_a_window_that_passed_uncached_blocks_stores_only_the_rest() -> None:
@@ -250,7 +313,7 @@ def test_a_window_that_passed_uncached_blocks_stores_only_the_rest() -> None:
     assert [] == kv.take_events()
     assert kv.allocate_slots(r, 4) is not None
     assert [[0, 0, 3, 4, 5]] == list(kv.get_block_ids("a"))
-    assert [stored(r, 2, 4)] == kv.take_events()
+    assert [stored(r, 2, 4, spec=("sliding_window", 4))] == kv.take_events()
 
 
 def test_evicting_tells_each_key_once_in_the_given_order_and_moves_nothing() -> None:
@@ -308,18 +371,119 @@ def test_integers_in_events_are_the_low_64_bits_of_the_hash(prompt: int) -> None
     assert [BlockRemoved(want[:1], "GPU", 0)] == kv.take_events()
 
 
-def test_events_have_a_msgpack_form_and_come_back_from_it() -> None:
+def test_events_have_two_msgpack_forms_and_come_back_from_each() -> None:
     events: list[Any] = [
-        BlockStored([b"a" * 32, 7], None, [1, 2], 2, None, "GPU", 0),
+        BlockStored(
+            [b"a" * 32, 7], None, [1, 2], 1, 4, "GPU", 0, lora_name="L", extra_keys=[["L", ["img", -2], b"d"], None],
+            kv_cache_spec_kind="sliding_window", kv_cache_spec_sliding_window=8,
+        ),
         BlockRemoved([7], "GPU", 1),
         AllBlocksCleared(),
+    ]  # fmt: skip
+    assert {
+        "type": "BlockStored", "block_hashes": [b"a" * 32, 7], "parent_block_hash": None, "token_ids": [1, 2],
+        "block_size": 1, "lora_id": 4, "medium": "GPU", "group_idx": 0, "lora_name": "L",
+        "extra_keys": [["L", ["img", -2], b"d"], None], "kv_cache_spec_kind": "sliding_window",
+        "kv_cache_spec_sliding_window": 8,
+    } == msgpack.unpackb(events[0].to_msgpack())  # fmt: skip
+    assert [
+        {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU", "group_idx": 1},
+        {"type": "AllBlocksCleared"},
+    ] == [msgpack.unpackb(event.to_msgpack()) for event in events[1:]]
+    arrays = [
+        ["BlockStored", [b"a" * 32, 7], None, [1, 2], 1, 4, "GPU", 0],
+        ["BlockRemoved", [7], "GPU", 1],
+        ["AllBlocksCleared"],
     ]
-    assert ["BlockStored", [b"a" * 32, 7], None, [1, 2], 2, None, "GPU", 0] == events[0].to_list()
-    assert [["BlockRemoved", [7], "GPU", 1], ["AllBlocksCleared"]] == [event.to_list() for event in events[1:]]
+    assert arrays == [event.to_list() for event in events]
+    assert arrays == [msgpack.unpackb(event.to_msgpack(format="array")) for event in events]
     assert events == [KVCacheEvent.from_msgpack(event.to_msgpack()) for event in events]
-    for bad in (b"", b"\xc1", b"\x91\xa3abc", b"\x01", AllBlocksCleared().to_msgpack() + b"x"):
+    older = [BlockStored([b"a" * 32, 7], None, [1, 2], 1, 4, "GPU", 0), *events[1:]]
+    assert older == [KVCacheEvent.from_msgpack(event.to_msgpack("array")) for event in events]
+    batch = KVEventBatch(1.5, events, 3)
+    assert [1.5, [event.to_dict() for event in events], 3] == msgpack.unpackb(batch.to_msgpack())
+    assert [1.5, arrays, 3] == msgpack.unpackb(batch.to_msgpack("array"))
+    assert batch == KVEventBatch.from_msgpack(batch.to_msgpack())
+    assert KVEventBatch(1.5, older, 3) == KVEventBatch.from_msgpack(batch.to_msgpack("array"))
+    for call in (events[1].to_msgpack, batch.to_msgpack, KVEventBatch(0, []).to_msgpack):
+        with pytest.raises(ValueError, match="list"):
+            call("list")
+
+
+@pytest.mark.parametrize("embeds", [None, np.arange(60, dtype=np.float32).reshape(30, 2)])
+def test_a_stored_event_has_the_extra_keys_of_each_of_its_blocks(embeds: Any) -> None:
+    """In two steps, for a group whose blocks are twice as long as those that the hashes are of."""
+    kv = manager(50, ("full", 8), ("sw", 4, 9), enable_kv_cache_events=True)
+    items = features(("a", 1, 2), ("b", 2, 9), ("none", 4, 0), ("c", 11, 1), ("d", 12, 100))
+    prompt = cast(Any, range(30) if embeds is None else None)
+    r = request("r", prompt, mm_features=items, prompt_embeds=embeds,
+                cache_salt="s", lora_name="L", lora_id=3)  # fmt: skip
+    r.append_output_token_ids([1, 2, 3])
+    told: list[tuple[int, int]] = []
+    for step in (9, 24):
+        assert kv.allocate_slots(r, step) is not None
+        at = {0: r.num_computed_tokens // 8 * 8, 1: r.num_computed_tokens // 4 * 4}
+        r.num_computed_tokens += step
+        for event in kv.take_events():
+            assert isinstance(event, BlockStored)
+            assert event.group_id is not None
+            start, size = at[event.group_id], event.block_size
+            tagged = [
+                model.extra_keys(r, s, s + size) or []
+                for s in range(start, start + size * len(event.block_hashes), size)
+            ]
+            want = [[values if kind == "mm" else values[0] for kind, *values in keys] for keys in tagged]
+            assert (want, "L", 3) == (event.extra_keys, event.lora_name, event.lora_id)
+            told.append((size, start))
+    assert [(8, 0), (4, 0), (8, 8), (4, 8)] == told
+
+
+def test_a_requests_adapter_is_told_also_as_vllm_has_it() -> None:
+    kv, r = manager(9, ("mla", 4), enable_kv_cache_events=True), request("r", range(8))
+    r.lora_request = SimpleNamespace(lora_name="L", lora_int_id=7, lora_path="/l")  # type: ignore[attr-defined]
+    assert kv.allocate_slots(r, 8) is not None
+    (event,) = kv.take_events()
+    assert isinstance(event, BlockStored)
+    assert (7, "L", [["L"], ["L"]], "mla_attention") == (
+        event.lora_id, event.lora_name, event.extra_keys, event.kv_cache_spec_kind,
+    )  # fmt: skip
+
+
+def test_a_request_whose_adapter_cannot_be_read_changes_nothing() -> None:
+    kv, r = manager(9, ("full", 4), enable_kv_cache_events=True), request("r", range(8))
+    r.lora_request = "L"  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError):
+        kv.allocate_slots(r, 8)
+    assert ([], []) == (kv.get_block_ids("r")[0], kv.take_events())
+
+
+def test_what_is_no_event_is_refused_and_what_others_add_is_not() -> None:
+    theirs = {"type": "BlockRemoved", "block_hashes": [7], "medium": None, "locality": "LOCAL"}
+    assert BlockRemoved([7], None) == KVCacheEvent.from_msgpack(msgpack.packb(theirs))
+    assert KVEventBatch(2, []) == KVEventBatch.from_msgpack(msgpack.packb([2, []]))
+    forms: tuple[Any, ...] = (
+        {},
+        {"type": "abc"},
+        {"type": []},
+        {"type": "BlockRemoved"},
+        ["abc"],
+        [],
+        ["BlockRemoved"],
+        1,
+        None,
+        "ab",
+    )
+    encoded = [msgpack.packb(form) for form in forms]
+    for bad in (b"", b"\xc1", *encoded, AllBlocksCleared().to_msgpack() + b"x"):
         with pytest.raises(ValueError, match="not a KV-cache event"):
             KVCacheEvent.from_msgpack(bad)
+    for bad in (b"", b"\xc1", *encoded, *(msgpack.packb([1, [form]]) for form in forms), msgpack.packb([1, [], 2, 3])):
+        with pytest.raises(ValueError, match="not a batch of KV-cache events"):
+            KVEventBatch.from_msgpack(bad)
+
+
+def test_an_event_is_a_value() -> None:
+    events: list[Any] = [AllBlocksCleared(), BlockRemoved([7], "GPU", 1)]
     with pytest.raises(AttributeError):
         events[1].medium = "CPU"
 
@@ -503,23 +667,15 @@ def test_context_parallelism_multiplies_the_block_size() -> None:
     [
         ([("full", 4)], {"hash_block_size": 2}, "must be the hash block size"),
         ([("full", 4), ("sw", 6, 8)], {}, "multiples"),
-        ([("full", 4), ("full", 4)], {}, "one full-attention spec and one other"),
-        ([("sw", 4, 8), ("mamba", 4)], {}, "one full-attention spec and one other"),
-        ([("full", 4), ("sw", 4, 8), ("sw", 4, 9)], {}, "one full-attention spec and one other"),
-        ([("full", 4), ("mla", 4), ("sw", 4, 9)], {}, "one full-attention spec and one other"),
-        ([("full", 4), ("sw", 4, 8), ("full", 4)], {}, "together"),
-        ([("sw", 4, 8), ("full", 4), ("sw", 4, 8)], {}, "together"),
-        ([("mamba", 4)], {"use_eagle": True}, "EAGLE"),
+        ([("full", size) for size in (2**31 - 1, 2**31 - 2, 2**31 - 3)], {"hash_block_size": 1}, "common multiple"),
         ([("chunk", 4, 8)], {"use_eagle": True}, "EAGLE"),
-        ([("full", 8), ("sw", 4, 8)], {"use_eagle": True}, "equal block sizes"),
-        ([("full", 8), ("chunk", 4, 8)], {}, "equal block sizes"),
+        ([("full", 4), ("chunk", 4, 8)], {"marked": [1]}, "is_eagle_group"),
         ([("cross", 4)], {}, "cross attention cannot be cached"),
         ([("full", 4), ("cross", 4)], {}, "cross attention cannot be cached"),
         ([("full", 4), ("sw", 4, 8)], {"dcp_world_size": 2, "hash_block_size": 8}, "context parallelism"),
         ([("sw", 4, 8)], {"pcp_world_size": 2, "hash_block_size": 8}, "context parallelism"),
         ([("full", 4)], {"max_model_len": 0}, "max_model_len"),
         ([("full", 4)], {"free_order": "x"}, "free_order"),
-        ([], {}, "no groups"),
     ],
 )
 def test_managers_that_cannot_work_are_refused_when_built(groups: Any, options: dict[str, Any], message: str) -> None:

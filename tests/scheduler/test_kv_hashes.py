@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import subprocess
 import sys
@@ -41,14 +42,89 @@ def test_a_block_is_encoded_as_in_the_example() -> None:
     assert want == model.cbor(value).hex()
 
 
-@pytest.mark.parametrize("library", ["auto", "hashlib"])
-def test_lora_salt_and_an_item_give_the_hashes_of_the_example(library: str) -> None:
+LIBRARIES = pytest.mark.parametrize("library", ["auto", "hashlib"])
+
+
+@LIBRARIES
+def test_lora_salt_and_an_item_give_the_hashes_of_the_flat_example(library: str) -> None:
     request = Request(
-        "r", range(8), block_hasher=BlockHasher(4, library=library), lora_name="L", cache_salt="s",
-        mm_features=features(("img", 2, 4)),
+        "r", range(8), block_hasher=BlockHasher(4, extra_keys="flat", library=library), lora_name="L", cache_salt="s",
+        mm_features=features(("img", 2, 4)), lora_path="not in the flat form",
     )  # fmt: skip
     assert ["0204491c7a770529", "3460421f18eb7203"] == [block_hash.hex()[:16] for block_hash in request.block_hashes]
-    assert [["L", "img", 2, "s"], ["L", "img", -2]] == [model.extra_keys(request, s, s + 4) for s in (0, 4)]
+    assert [["L", "img", 2, "s"], ["L", "img", -2]] == [model.extra_keys(request, s, s + 4, "flat") for s in (0, 4)]
+
+
+@LIBRARIES
+@pytest.mark.parametrize(
+    ("path", "known"),  # the hashes that Python's cbor2 and hashlib give
+    [("/l", ["4a64adef65e2eab0", "147b764a8a042fe6"]), (None, ["84d430e9b67b8ec8", "b1d4a7b932783be0"])],
+)
+def test_tagged_extra_keys_are_encoded_kind_by_kind(library: str, path: str | None, known: list[str]) -> None:
+    rows = np.arange(4, dtype=np.uint8).reshape(2, 2)
+    request = Request(
+        "r", range(8), block_hasher=BlockHasher(4, library=library), lora_name="L", lora_path=path, cache_salt="s",
+        mm_features=features(("img", 2, 4)), prompt_embeds=rows,
+    )  # fmt: skip
+    lora = b"\x83\x64lora\x61L" + (b"\xf6" if path is None else b"\x62/l")
+    digest = hashlib.sha256(bytes([0, 1, 2, 3])).digest()
+    first = b"\x84" + lora + b"\x83\x62mm\x63img\x02" + b"\x82\x64salt\x61s" + b"\x82\x66embeds\x58\x20" + digest
+    second = b"\x82" + lora + b"\x83\x62mm\x63img\x21"
+    parent, want = hashlib.sha256(b"\x61\x30").digest(), []
+    for tokens, extras in ((b"\x84\0\1\2\3", first), (b"\x84\4\5\6\7", second)):
+        parent = hashlib.sha256(b"\x83\x58\x20" + parent + tokens + extras).digest()
+        want.append(parent)
+    assert want == request.block_hashes == model.block_hashes(request, 4)
+    assert known == [block_hash.hex()[:16] for block_hash in want]
+
+
+@pytest.mark.parametrize("algorithm", ["sha256_cbor", "xxh3_cbor"])
+@pytest.mark.parametrize("value", ["X", hashlib.sha256(bytes(8)).digest()], ids=["text", "digest"])
+def test_no_value_of_one_kind_stands_for_one_of_another(algorithm: str, value: Any, xxh3: list[bytes]) -> None:
+    """Requests with the same tokens and the same value as each choice of kinds have different hashes, all of them.
+
+    The second value is the digest of the embeddings, too.
+    """
+    kinds: list[dict[str, Any]] = [
+        {"lora_name": value, "lora_path": "p"},
+        {"mm_features": features((value, 0, 2))},
+        {"cache_salt": value},
+        {"prompt_embeds": np.zeros((4, 2), np.uint8)},
+    ]
+    chosen = [choice for n in range(len(kinds) + 1) for choice in itertools.combinations(kinds, n)]
+    chosen += [({"lora_name": value, "lora_path": path},) for path in (None, value)]
+
+    def distinct(form: str) -> int:
+        hasher = BlockHasher(4, algorithm, extra_keys=form)
+        requests = [
+            Request("r", [0] * 4, block_hasher=hasher, **dict(itertools.chain(*map(dict.items, c)))) for c in chosen
+        ]
+        return len({request.block_hashes[0] for request in requests})
+
+    assert len(chosen) == distinct("tagged") == 18
+    assert distinct("flat") < 18 - 2  # a LoRA name and a salt, and the paths
+
+
+def test_an_adapter_under_the_name_of_another_finds_nothing_of_it() -> None:
+    def hashes(**adapter: Any) -> list[bytes]:
+        request = Request("r", range(4))
+        for name, value in adapter.items():
+            setattr(request, name, value)
+        return list(BlockHasher(4)(request))
+
+    def lora(name: str, **path: str) -> types.SimpleNamespace:  # with the attributes of vLLM's LoRARequest
+        return types.SimpleNamespace(lora_name=name, lora_int_id=1, **path)
+
+    one, two = hashes(lora_name="L", lora_path="/1"), hashes(lora_name="L", lora_path="/2")
+    assert one != two
+    assert one == hashes(lora_request=lora("L", lora_path="/1"))
+    assert two == hashes(lora_request=lora("L", lora_path="/2"), lora_name="other", lora_path="/1")
+    assert hashes(lora_name="L") == hashes(lora_request=lora("L"))
+
+
+def test_both_forms_agree_where_a_block_has_no_extra_keys() -> None:
+    made = [Request("r", range(9), block_hasher=BlockHasher(4, extra_keys=form)) for form in ("tagged", "flat")]
+    assert made[0].block_hashes == made[1].block_hashes
 
 
 def test_an_item_that_ends_where_a_block_begins_is_not_in_its_key() -> None:
@@ -64,7 +140,7 @@ def test_generated_tokens_inside_an_items_range_have_it_in_their_key() -> None:
     request.append_output_token_ids([6, 7, 8])
     request.append_output_token_ids(9)
     request.append_output_token_ids([10, 11])
-    assert ["img", -3] == model.extra_keys(request, 8, 12)
+    assert [["mm", "img", -3]] == model.extra_keys(request, 8, 12)
     assert model.block_hashes(request, 4) == request.block_hashes
 
 
@@ -81,7 +157,7 @@ def test_prompt_embeddings_are_in_the_key_of_the_blocks_that_they_reach(embeds: 
     request.append_output_token_ids([5, 6])
     request.append_output_token_ids([1, 2, 3, 4])
     assert model.block_hashes(request, 4) == request.block_hashes
-    assert [hashlib.sha256(embeds[8:10].tobytes()).digest()] == model.extra_keys(request, 8, 12)
+    assert [["embeds", hashlib.sha256(embeds[8:10].tobytes()).digest()]] == model.extra_keys(request, 8, 12)
     assert None is model.extra_keys(request, 12, 16)
 
 
@@ -96,16 +172,20 @@ def test_embeddings_hash_by_their_raw_bytes_whatever_holds_them() -> None:
     assert hashes[0] == hashes[1] == hashes[2]
 
 
+@pytest.mark.parametrize("form", ["tagged", "flat"])
 @pytest.mark.parametrize("size", [1, 3, 16, 24, 256, 300])
-def test_all_ways_to_hash_agree_for_every_size_of_token(size: int) -> None:
+def test_all_ways_to_hash_agree_for_every_size_of_token(size: int, form: str) -> None:
     tokens = [0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32, 2**62, 7] * (size // 4 + 1)
     items = features(("a" * 64, 0, 9), ("b", 3, 40), ("c", 3, 2), ("d", 17, 0), ("e", 17, 1))
     made = [
-        Request("r", tokens, block_hasher=BlockHasher(size, library=library), mm_features=items, lora_name="läuft")
+        Request(
+            "r", tokens, block_hasher=BlockHasher(size, extra_keys=form, library=library), mm_features=items,
+            lora_name="läuft",
+        )
         for library in ("auto", "hashlib")
-    ]
+    ]  # fmt: skip
     assert len(tokens) // size == len(made[0].block_hashes)
-    assert model.block_hashes(made[0], size) == made[0].block_hashes == made[1].block_hashes
+    assert model.block_hashes(made[0], size, form=form) == made[0].block_hashes == made[1].block_hashes
 
 
 def test_a_hasher_goes_on_where_the_list_ends_and_changes_nothing_by_itself() -> None:
@@ -169,23 +249,29 @@ def test_xxh3_without_its_package_says_what_is_missing(monkeypatch: pytest.Monke
         BlockHasher(4, "xxh3_cbor")
 
 
-def test_xxh3_hashes_the_same_messages_with_parents_of_16_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def xxh3(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The messages given to a stand-in for XXH3-128, which is an optional package: they matter here, not the digest."""
     seen: list[bytes] = []
 
-    def digest(message: bytes) -> bytes:  # stands in for XXH3-128: what matters here is what it is given
+    def digest(message: bytes) -> bytes:
         seen.append(message)
         return hashlib.md5(message).digest()
 
     stand_in = types.ModuleType("xxhash")
     stand_in.xxh3_128_digest = digest  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "xxhash", stand_in)
+    return seen
+
+
+def test_xxh3_hashes_the_same_messages_with_parents_of_16_bytes(xxh3: list[bytes]) -> None:
     hasher = BlockHasher(4, "xxh3_cbor")
     request = Request("r", range(8), block_hasher=hasher, cache_salt="s")
     assert 16 == request.block_hashes.width
     seed = hashlib.md5(b"\x61\x30").digest()
-    first = hashlib.md5(model.cbor([seed, [0, 1, 2, 3], ["s"]])).digest()
+    first = hashlib.md5(model.cbor([seed, [0, 1, 2, 3], [["salt", "s"]]])).digest()
     second = hashlib.md5(model.cbor([first, [4, 5, 6, 7], None])).digest()
-    assert (seed, [first, second], 3) == (hasher.seed_hash, request.block_hashes[:], len(seen))
+    assert (seed, [first, second], 3) == (hasher.seed_hash, request.block_hashes[:], len(xxh3))
 
 
 def test_the_real_xxh3_gives_its_known_answer() -> None:
@@ -194,10 +280,11 @@ def test_the_real_xxh3_gives_its_known_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"algorithm": "sha256"}, {"algorithm": "md5_cbor"}, {"library": "openssl"}, {"block_size": 0}]
-)
+    "wrong", [{"algorithm": "sha256"}, {"algorithm": "md5_cbor"}, {"library": "openssl"}, {"block_size": 0},
+    {"extra_keys": "both"}],
+)  # fmt: skip
 def test_a_hasher_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"algorithm|library|block_size"):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
         BlockHasher(**{"block_size": 4, **wrong})
 
 

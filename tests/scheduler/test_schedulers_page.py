@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shmstore.errors import StoreFullError
 from shmstore.scheduler import PrefixCacheStats
 from tests.scheduler.helpers import admit, manager, request
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "guides" / "schedulers.md"
 
 
-def run_program(number: int, folder: Path) -> dict[str, Any]:
+def run_program(number: int, folder: Path, change: Callable[[str], str] = str) -> dict[str, Any]:
     programs = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), flags=re.S | re.M)
-    assert 3 == len(programs)
+    assert 5 == len(programs)
     program = folder / "program.py"
-    program.write_text(programs[number], encoding="utf-8")
+    program.write_text(change(programs[number]), encoding="utf-8")
     return runpy.run_path(str(program))
 
 
@@ -47,10 +49,32 @@ def test_the_window_program_shows_what_its_comments_say(tmp_path: Path, capsys: 
     names["manager"].check_valid()
 
 
+def test_the_router_gets_the_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_program(2, tmp_path)
+    want = "BlockStored [0, 1, 2, 3, 4, 5, 6, 7] [['L'], ['L']] full_attention"
+    assert [want] == capsys.readouterr().out.splitlines()
+
+
+def test_the_program_for_several_workers_shows_their_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = run_program(3, tmp_path)
+    blocks = (3 << 20) // 8192  # of the worker with less memory; a page has 2 * 16 * 2 * 64 * 2 bytes
+    lines = capsys.readouterr().out.splitlines()
+    assert [f"{blocks} [('layers.0',), ('layers.1',)]", f"{blocks} [('layers.2',), ('layers.3',)]"] == lines[0:4:2]
+    windows = (128 - 1 + 512 + 15) // 16 + 1
+    assert (blocks - 1 - windows) * 16 == names["longest"]
+    assert f"{(2048 + windows + 1) * 8192} {3 << 20} {names['longest']}" == lines[-1]
+
+
 def test_the_encoder_program_tells_its_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names = run_program(2, tmp_path)
-    assert ["encode ['A'], drop []", "encode ['B'], drop ['A']"] == capsys.readouterr().out.splitlines()
+    names = run_program(4, tmp_path)
+    steps = ["encode ['A'], drop []", "encode ['B'], drop ['A']", "encode ['A'], drop ['B']"]
+    assert steps == capsys.readouterr().out.splitlines()
     names["cache"].check_valid()
+
+
+def test_the_encoder_program_would_raise_if_it_asked_by_can_allocate(tmp_path: Path) -> None:
+    with pytest.raises(StoreFullError):
+        run_program(4, tmp_path, lambda text: text.replace("cache.reserve(", "cache.can_allocate("))
 
 
 def test_beyond_max_model_len_success_is_no_room() -> None:

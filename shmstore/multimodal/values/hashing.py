@@ -23,7 +23,7 @@ import struct
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import PurePath, PureWindowsPath
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import torch
@@ -34,32 +34,47 @@ from shmstore.multimodal.values.items import MultiModalKwargsItem
 
 __all__ = ["hash_item"]
 
+Algorithm = Literal["blake3", "sha256", "sha512"]
+
 
 class _Hasher(Protocol):
     def update(self, data: Any, /) -> object: ...
 
 
-def _new_hasher() -> Callable[[], Any]:
+def _find_hashers() -> dict[str | None, Callable[[], Any]]:
+    """Return what makes a hasher, by name; None is the default."""
+    hashers: dict[str | None, Callable[[], Any]] = {"sha256": hashlib.sha256, "sha512": hashlib.sha512}
     try:
         from blake3 import blake3
     except ImportError:
-        return hashlib.sha256
-    return blake3  # type: ignore[no-any-return]
+        return {None: hashlib.sha256, **hashers}
+    return {None: blake3, "blake3": blake3, **hashers}
 
 
-_hasher = _new_hasher()
+_hashers = _find_hashers()
 _pack_length = struct.Struct("<Q").pack
 _pack_float = struct.Struct("<d").pack
 
 
-def hash_item(value: object, /, **kwargs: object) -> str:
-    """Return the content hash of `value` and of the processor's keyword arguments, as 64 hex digits.
+def _hasher_of(algorithm: str | None) -> Callable[[], Any]:
+    if algorithm is not None and not (isinstance(algorithm, str) and algorithm in get_args(Algorithm)):
+        raise ValueError(f'algorithm must be "blake3", "sha256" or "sha512", not {shown(algorithm)}')
+    if algorithm not in _hashers:
+        raise ImportError('algorithm "blake3" needs the package blake3: pip install blake3, or take "sha256"')
+    return _hashers[algorithm]
+
+
+def hash_item(value: object, algorithm: Algorithm | None = None, /, **kwargs: object) -> str:
+    """Return the content hash of `value` and of the processor's keyword arguments, as hex digits.
 
     It accepts None, bool, int, float, complex, str, bytes, memoryviews, tensors, arrays, Pillow images of one frame,
     items, torch and numpy dtypes, paths, members of enumerations, and lists, tuples and dicts of these. A path is
     hashed by its text, not by its file.
 
-    The hash is BLAKE3 if its package is installed, else SHA-256. Processes that compare hashes must use the same one.
+    `algorithm` is "blake3", "sha256" or, with 128 digits instead of 64, "sha512". None takes BLAKE3 if its package is
+    installed, else SHA-256. Name one where FIPS asks for it, or where processes compare hashes and not all of them have
+    the package. It is given by position, because every keyword is an argument of the processor. ValueError for another
+    name, and ImportError for "blake3" without its package.
 
     Raises TypeError, with the path, for any other value. That includes masked arrays, and tensors that are sparse,
     nested, quantised or without data. Raises ValueError, with the path, for an image that cannot be read, and
@@ -81,7 +96,7 @@ def hash_item(value: object, /, **kwargs: object) -> str:
     The hash of an item covers its modality, keys, data, kinds of field and `dim`. It does not cover `slices` and
     `batch_size`, which depend on the batch.
     """
-    hasher = _hasher()
+    hasher = _hasher_of(algorithm)()
     for part, path in ((value, "value"), (kwargs, "kwargs")):
         try:
             _feed(hasher, part, path)
@@ -203,12 +218,21 @@ def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
     # A processor sees the pixels, their meaning (mode, palette, transparent colour) and the orientation. Loading the
     # pixels may change all of these.
     image.load()
-    orientation = image.getexif().get(0x0112, 1)
+    orientation = _orientation_of(image)
     palette = image.getpalette(None)
     looks: tuple[object, ...] = (palette, image.info.get("transparency"))
     if palette is not None and (palette_mode := image.im.getpalettemode()) != "RGB":
         looks = (palette_mode, *looks)
     return f"{image.mode}{image.size}{orientation}", looks, image.tobytes()
+
+
+def _orientation_of(image: Any) -> Any:
+    try:
+        return image.getexif().get(0x0112, 1)
+    except MemoryError:
+        raise
+    except Exception:  # the pixels are there, and no processor can read the orientation
+        return 1
 
 
 def _describe_field(field: MultiModalField) -> str:

@@ -13,7 +13,7 @@ import dataclasses
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -270,7 +270,7 @@ class MultiModalKwargsItems(Mapping[str, Sequence["MultiModalKwargsItem | None"]
         return f"{type(self).__name__}({ {modality: len(row) for modality, row in self._items.items()} })"
 
 
-@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False)
 class PlaceholderRange:
     """The `length` tokens of the prompt from `offset` on, which stand for one item.
 
@@ -289,9 +289,18 @@ class PlaceholderRange:
         if self.is_embed is not None and tuple(self.is_embed.shape) != (self.length,):
             raise ValueError(f"is_embed must have shape ({self.length},), not {tuple(self.is_embed.shape)}")
 
+    @cached_property
+    def embeds_cumsum(self) -> list[int] | None:
+        """For each placeholder, the number of embeddings up to and including it; None without `is_embed`."""
+        return None if self.is_embed is None else self.is_embed.cumsum(0).tolist()
+
     def get_num_embeds(self) -> int:
         """Return the number of the item's embeddings."""
-        return self.length if self.is_embed is None else int(self.is_embed.sum())
+        return self.length if self.is_embed is None else self._count_embeds(self.length)
+
+    def _count_embeds(self, end: int) -> int:
+        counts = self.embeds_cumsum
+        return counts[end - 1] if counts and end else 0
 
     def get_embeds_indices_in_range(self, start_idx: int, end_idx: int) -> tuple[int, int]:
         """Return the range [first, last) of the item's embeddings on its placeholders [start_idx, end_idx)."""
@@ -301,8 +310,7 @@ class PlaceholderRange:
             )
         if self.is_embed is None:
             return start_idx, end_idx
-        first = int(self.is_embed[:start_idx].sum())
-        return first, first + int(self.is_embed[start_idx:end_idx].sum())
+        return self._count_embeds(start_idx), self._count_embeds(end_idx)
 
     def extract_embeds_range(self) -> list[tuple[int, int]]:
         """Return each run of embeddings as (first, last) position in the prompt, both inclusive."""
@@ -324,6 +332,9 @@ class PlaceholderRange:
 
     def __hash__(self) -> int:
         return hash((self.offset, self.length))
+
+    def __reduce__(self) -> tuple[Any, ...]:  # without `embeds_cumsum`, which can be counted again
+        return type(self), (self.offset, self.length, self.is_embed)
 
 
 @dataclasses.dataclass(slots=True, eq=False)

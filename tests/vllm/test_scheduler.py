@@ -1,0 +1,276 @@
+"""vLLM's scheduler with the managers of shmstore does, step by step, what it does with its own."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from vllm.config import KVEventsConfig, KVTransferConfig, SpeculativeConfig
+from vllm.distributed.kv_events import BlockStored
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import RSWASpec, SlidingWindowSpec
+
+from shmstore.integrations.vllm import scheduler as ours
+from tests.vllm.lockstep import SHAPE, Engine, Images, full, kv_cache_config, vllm_config, window
+
+GROUPS: dict[str, tuple[int, list[Any]]] = {
+    "full": (40, [full()]),
+    "window": (40, [window(40)]),
+    "two groups": (60, [full(), window(40)]),
+    "three groups": (90, [full(), window(24), window(24)]),
+}
+"""Blocks, few enough for requests to be preempted, and what the groups keep."""
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "no prefix cache": {"enable_prefix_caching": False},
+    "short of blocks": {"scheduler_reserve_full_isl": False},
+    "asynchronous": {"async_scheduling": True},
+    "asynchronous, short of blocks": {"async_scheduling": True, "scheduler_reserve_full_isl": False},
+    "n-gram": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}},
+    "watermark": {"watermark": 0.1, "scheduling_policy": "priority"},
+    "dense windows": {"prefix_cache_retention_interval": None, "scheduler_reserve_full_isl": False},
+    "sparse windows": {"prefix_cache_retention_interval": 64, "scheduler_reserve_full_isl": False},
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests.vllm.model import make_text_config
+
+    return make_text_config(tmp_path_factory.mktemp("text"), "full")
+
+
+def two(
+    text: Path, blocks: int, specs: list[Any], eagle: tuple[int, ...] = (), **settings: Any
+) -> tuple[Engine, Engine]:
+    """Return an engine with vLLM's managers and one with ours."""
+    engines = []
+    for mine in (False, True):
+        config = vllm_config(text, blocks, **settings)
+        # On CPUs vLLM turns this off; its scheduler does not know on what the model runs.
+        config.scheduler_config.async_scheduling = is_async = settings.get("async_scheduling", False)
+        cls = ours.Scheduler if mine else AsyncScheduler if is_async else Scheduler
+        interval = config.cache_config.prefix_cache_retention_interval
+        made = kv_cache_config(blocks, *specs, eagle=eagle, prefix_cache_retention_interval=interval)
+        engines.append(Engine(cls, config, made))
+    assert isinstance(engines[1].scheduler.kv_cache_manager, ours.KVManager)
+    return engines[0], engines[1]
+
+
+def images_in(length: int, rng: random.Random) -> Images:
+    images: list[tuple[str, int, int]] = []
+    at = 0
+    while True:
+        kind = rng.randrange(12)
+        at += rng.randrange(10)
+        if at + 5 + 4 * kind >= length:
+            return images
+        images.append((f"image {kind}", at, 5 + 4 * kind))
+        at += 5 + 4 * kind
+
+
+def compare(engines: tuple[Engine, Engine], seed: int = 0, steps: int = 200, with_images: bool = False) -> int:
+    """Let requests come, go, be aborted and find each other's prefixes; return how many were preempted in all."""
+    theirs, mine = engines
+    rng, preempted = random.Random(seed), set()
+    beginnings = [[rng.randrange(8) for _ in range(300)] for _ in range(3)]
+    hits = 0
+    for step in range(steps):
+        for _ in range(rng.choice((0, 0, 1, 2)) if len(theirs.scheduler.requests) < 12 else 0):
+            prompt = rng.choice(beginnings)[: rng.randrange(1, 200)] + rng.choices(range(8), k=rng.randrange(60))
+            about: dict[str, Any] = {"max_tokens": rng.randrange(1, 60), "priority": rng.randrange(3)}
+            about["images"] = images_in(len(prompt), rng) if with_images else ()
+            about["cache_salt"] = rng.choice((None, None, None, "salt"))
+            for engine in engines:
+                engine.add(f"r{len(engine.tokens)}", prompt, **about)
+        if rng.random() < 0.05 and theirs.scheduler.requests:
+            name = rng.choice(sorted(theirs.scheduler.requests))
+            for engine in engines:
+                engine.abort(name)
+        if rng.random() < 0.02:
+            running = rng.random() < 0.5
+            assert theirs.scheduler.reset_prefix_cache(running) == mine.scheduler.reset_prefix_cache(running)
+        expected, actual = theirs.step(), mine.step()
+        assert expected == actual, f"step {step}"
+        mine.scheduler.kv_cache_manager.check_valid()
+        mine.scheduler.encoder_cache_manager.check_valid()
+        preempted |= {name for name, request in mine.scheduler.requests.items() if request.num_preemptions}
+        if actual[1] and "stats" in actual[1]:
+            hits += actual[1]["stats"][1]["hits"]
+    assert theirs.tokens == mine.tokens
+    if mine.scheduler.cache_config.enable_prefix_caching and not with_images:
+        assert 0 < hits
+    return len(preempted)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+@pytest.mark.parametrize("groups", GROUPS)
+def test_every_step_is_the_same(text: Path, groups: str, settings: str) -> None:
+    if (groups, settings) == ("full", "sparse windows"):
+        pytest.skip("vLLM refuses an interval where there is no window")
+    blocks, specs = GROUPS[groups]
+    preempted = compare(two(text, blocks, specs, **SETTINGS[settings]))
+    if "short of blocks" in settings:
+        assert 0 < preempted
+
+
+@pytest.mark.parametrize("marked", [(0,), ()], ids=["marked", "unmarked"])
+@pytest.mark.parametrize("groups", GROUPS)
+def test_every_step_with_a_draft_model_is_the_same(
+    text: Path, groups: str, marked: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The scheduler believes that it has a draft model, whose layers are in the first group, or in any."""
+    for name in ("use_eagle", "use_eagle_block_drop"):
+        monkeypatch.setattr(SpeculativeConfig, name, lambda self: True)
+    blocks, specs = GROUPS[groups]
+    engines = two(text, blocks, specs, eagle=marked, **SETTINGS["n-gram"])
+    assert engines[1].scheduler.kv_cache_manager.use_eagle
+    compare(engines)
+
+
+@pytest.mark.parametrize("settings", ["defaults", "no prefix cache", "asynchronous, short of blocks"])
+@pytest.mark.parametrize("whole", [False, True], ids=["in parts", "whole"])
+def test_every_step_with_images_is_the_same(text: Path, settings: str, whole: bool) -> None:
+    blocks = 140 if whole else 40
+    engines = two(text, blocks, [full()], disable_chunked_mm_input=whole, **SETTINGS[settings])
+    for engine in engines:
+        engine.take_images(cache=60, budget=90)
+    compare(engines, with_images=True)
+
+
+def test_groups_of_unequal_blocks_give_the_same_tokens(text: Path) -> None:
+    """vLLM gives keys to fewer blocks here, which no hit could use; so blocks are evicted in another order."""
+    engines = two(text, 90, [full(32), window(40)])
+    for engine in engines:
+        for number in range(12):
+            engine.add(f"r{number}", [number % 3] * 100, 20)
+        while engine.scheduler.has_requests():
+            engine.step()
+    theirs, mine = engines
+    assert theirs.tokens == mine.tokens
+
+
+def fall_back(text: Path, specs: list[Any], monkeypatch: pytest.MonkeyPatch, **settings: Any) -> list[str]:
+    """Return what the log says about a configuration for which vLLM's manager stays."""
+    said: list[str] = []
+    monkeypatch.setattr(ours._log, "warning", lambda line, *about: said.append(line % about))
+    engine = Engine(ours.Scheduler, vllm_config(text, 40, **settings), kv_cache_config(40, *specs))
+    assert KVCacheManager is type(engine.scheduler.kv_cache_manager)
+    engine.add("a", [1] * 40, 4)
+    for _ in range(4):
+        engine.step()
+    assert 4 == len(engine.tokens["a"])
+    return said
+
+
+@pytest.mark.parametrize(
+    ("spec", "named"),
+    [
+        (RSWASpec(block_size=16, rswa_window=32, **SHAPE), "RSWAManager"),
+        (SlidingWindowSpec(block_size=16, sliding_window=32, extra_retained_tokens=3, **SHAPE), "SlidingWindowSpec"),
+    ],
+    ids=["RSWA", "retained tokens"],
+)
+def test_what_ours_does_not_serve_is_named_once(
+    text: Path, spec: Any, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (line,) = fall_back(text, [spec], monkeypatch)
+    assert named in line
+
+
+def test_a_kv_connector_keeps_the_manager_of_vllm(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connector = KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": str(text / "kv")},
+    )
+    (line,) = fall_back(text, [full()], monkeypatch, kv_transfer_config=connector)
+    assert "connector" in line
+
+
+def test_the_encoder_manager_is_ours_where_vllm_has_its_plain_one(text: Path) -> None:
+    theirs, mine = two(text, 40, [full()])
+    assert EncoderCacheManager is type(theirs.scheduler.encoder_cache_manager)
+    assert ours.EncoderManager is type(mine.scheduler.encoder_cache_manager)
+
+
+def test_room_that_was_asked_for_and_not_taken_is_there_for_the_next_request() -> None:
+    def request(name: str, *items: str) -> Any:
+        places = [MultiModalFeatureSpec(None, "image", item, PlaceholderRange(0, 6)) for item in items]
+        return SimpleNamespace(request_id=name, mm_features=places, get_num_encoder_embeds=lambda i: 6)
+
+    one, two_items, other = request("one", "A"), request("two", "B", "C"), request("other", "D")
+    for manager in (EncoderCacheManager(12), ours.EncoderManager(12)):
+        assert manager.can_allocate(one, 0, 100, 0)  # and then blocks are short
+        assert manager.can_allocate(two_items, 0, 100, 0)
+        assert manager.can_allocate(two_items, 1, 100, 6)
+        manager.allocate(two_items, 0)
+        manager.allocate(two_items, 1)
+        assert not manager.can_allocate(other, 0, 100, 0)
+        manager.free(two_items)
+        assert manager.can_allocate(other, 0, 100, 0)
+        manager.allocate(other, 0)
+        assert ["B"] == manager.get_freed_mm_hashes()
+        assert (6, None) == tuple(manager.get_cached_num_encoder_embeds(about, 0) for about in (other, one))
+
+
+def test_events_are_those_of_vllm(text: Path) -> None:
+    engines = two(
+        text, 20, [full(), window(40)], kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    )
+    told: list[list[Any]] = []
+    for engine in engines:
+        events: list[Any] = []
+        engine.scheduler.kv_event_publisher = SimpleNamespace(publish=lambda batch, to=events: to.extend(batch.events))
+        for number in range(4):
+            images = [("image", 5, 20)] if number == 2 else ()
+            engine.take_images(100, 100)
+            engine.add(f"r{number}", [number] * 70, 30, images, cache_salt="salt" if number == 1 else None)
+            while engine.scheduler.has_unfinished_requests():
+                engine.step()
+        assert engine.scheduler.reset_prefix_cache()
+        engine.add("last", [9] * 20, 2)
+        engine.step()
+        told.append(events)
+    theirs, mine = ([event for event in events if not is_empty(event)] for events in told)
+    assert 20 < len(mine)
+    assert any(event.extra_keys for event in mine if isinstance(event, BlockStored))
+    assert [about(event) for event in theirs] == [about(event) for event in mine]
+
+
+def is_empty(event: Any) -> bool:
+    """Return whether vLLM tells that a window has kept no block of a range."""
+    return isinstance(event, BlockStored) and not event.block_hashes
+
+
+def about(event: Any) -> dict[str, Any]:
+    """Return what a router reads of an event; without tokens and parent, which vLLM tells of the whole range."""
+    told: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(event))
+    return {name: value for name, value in told.items() if name not in ("token_ids", "parent_block_hash")}
+
+
+def test_the_class_follows_the_mode(text: Path) -> None:
+    for is_async, cls in ((False, ours.Scheduler), (True, ours.AsyncScheduler)):
+        _, mine = two(text, 40, [full()], async_scheduling=is_async)
+        assert cls is type(mine.scheduler)
+        assert isinstance(mine.scheduler, AsyncScheduler) == is_async
+
+
+def test_hashes_are_converted_once(text: Path) -> None:
+    _, mine = two(text, 40, [full()])
+    mine.add("a", [1] * 100, 40)
+    hashes = mine.scheduler.requests["a"].block_hashes
+    for _ in range(40):
+        mine.step()
+    assert 0 < len(hashes)
+    mine.add("b", [1] * 100, 40)
+    assert mine.scheduler.requests["b"].block_hashes == hashes[:6]
