@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet -c constraints.txt
 SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 
-.PHONY: demo demo-announced test test-c test-python test-vllm lint model bench bench-vllm peers copy-threshold docs clean
+.PHONY: demo demo-announced test test-c test-python test-vllm lint model bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
 	$(BIN)/shmstore demo $(ARGS)
@@ -58,6 +58,10 @@ bench-vllm: $(VLLM_VENV)/.made
 # Beside what people use today; writes docs/contributing/benchmarks.md and its plots. Some minutes.
 peers: $(VENV)/.bench $(VENV)/.built
 	$(BIN)/python -m bench.peers $(ARGS)
+
+# Back ends of a tier beside what they are built on; writes its table into docs/guides/beyond-one-host.md. A minute.
+tiers: $(VENV)/.dev $(VENV)/.built
+	$(BIN)/python -m bench.tiers
 
 copy-threshold:
 	@mkdir -p build

@@ -6,6 +6,7 @@ Run with ``python docs/summaries.py`` after a signature or a docstring has chang
 import importlib
 import inspect
 import re
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -59,7 +60,7 @@ def members(cls: type) -> list[tuple[str, str]]:
             continue
         if isinstance(member, (classmethod, staticmethod)) or inspect.isfunction(member):
             rows.append((signature(f".{name}", getattr(cls, name)), first_sentence(getattr(cls, name))))
-        elif isinstance(member, property):
+        elif isinstance(member, (property, cached_property)):
             rows.append((f".{name}", first_sentence(member)))
     return rows
 

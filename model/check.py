@@ -31,6 +31,10 @@ PART = "go|| !"
 TWICE = "del[0]"
 HELD = "g_held[1]"
 REFUSED = "held[object]"
+GRANTED = "g_whole==x"
+FREED = "g_whole==g_id[h]"
+CALLED_STALE = "taken|| !(g_owed["
+LEFT_OPEN = "!(open)"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,10 @@ RUNS = [
     Run("search-retired", "search.pml", "DEATHS=2 ROPS=1 RETIRE=1", "a rank is retired at any moment"),
     Run("search-reuse", "search.pml", "DEATHS=1 ROPS=1 PUTS=1", "another object comes into the slot; missed pins"),
     Run("search-two", "search.pml", "NR=2 DEATHS=0 ROPS=1", "two ranks"),
+    Run("adopting", "adoption.pml", "AOPS=2 BOPS=2", "another writer adopts; each of the three may die at any step"),
+    Run("owner", "adoption.pml", "MAXA=1 MAXB=1 AOPS=2 BOPS=1", "the slot's owner hands out, too"),
+    Run("groups", "adoption.pml", "NR=2 GROUPS=1 MAXB=1 AOPS=1 BOPS=1 ADEATHS=0", "a lease for one group, or all"),
+    Run("chain", "adoption.pml", "NB=2 OWN=1 MAXB=3 MAXID=1 AOPS=1 BOPS=4 ADEATHS=0 RDEATHS=0", "a chain that changes"),
 ]
 
 MUTATIONS = [
@@ -117,6 +125,30 @@ MUTATIONS = [
     Mutation("CANCEL_UNMARKED", "search", REFUSED),
     Mutation("COMMIT_UNMARKED", "search-reuse", REFUSED),
     Mutation("VAIN_EARLY", "search-reuse", REFUSED, ci=True),
+    Mutation("B1_RELAXED", "adopting", GRANTED),
+    Mutation("NO_B2", "adopting", GRANTED),
+    Mutation("B2_ID_FIRST", "adopting", GRANTED),
+    Mutation("B5_EARLY", "adopting", GRANTED, ci=True),
+    Mutation("NO_W3H", "adopting", GRANTED),
+    Mutation("LEASES_BEFORE_W2", "adopting", OWED, ci=True),
+    Mutation("LEASES_BEFORE_PINS", "adopting", OWED, ci=True),
+    Mutation("RANKS_BEFORE_HOLDS", "adopting", OWED, ci=True),
+    Mutation("RANK_VERDICT_KEPT", "owner", OWED),
+    Mutation("PIN_VERDICT_KEPT", "adopting", GRANTED),
+    Mutation("LEASE_VERDICT_KEPT", "adopting", OWED, ci=True),
+    Mutation("DEAD_HOLDS", "adopting", STUCK),
+    Mutation("MOVED_IS_EMPTY", "chain", OWED, ci=True),
+    Mutation("MOVED_UNASKED", "chain", STUCK),
+    Mutation("NUMBER_ONCE", "chain", OWED),
+    Mutation("REUSE_UNFENCED", "chain", OWED),
+    Mutation("PINS_LEFT", "adopting", STUCK),
+    Mutation("FIRST_LEFT", "adopting", STUCK, ci=True),
+    Mutation("NUMBERS_LEFT", "adopting", LEFT_OPEN),
+    Mutation("GROUP_UNASKED", "groups", STUCK, ci=True),
+    Mutation("ALL_IS_NOBODY", "groups", OWED),
+    Mutation("EVICTING_IS_STALE", "adopting", CALLED_STALE, ci=True),
+    Mutation("ORPHAN_OF_B", "adopting", FREED),
+    Mutation("ONE_BASE", "owner", LEFT_OPEN),
 ]
 
 

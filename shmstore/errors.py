@@ -16,8 +16,10 @@ __all__ = [
     "DeviceError",
     "EventsLostError",
     "ForeignStoreError",
+    "KVCacheMemoryError",
     "LayoutMismatchError",
     "NestingError",
+    "ObjectBusyError",
     "ObjectExistsError",
     "ObjectNotFoundError",
     "ObjectTooLargeError",
@@ -32,6 +34,8 @@ __all__ = [
     "StoreFullError",
     "StoreNotFoundError",
     "StoreSpaceError",
+    "TierError",
+    "TierFullError",
     "UnknownTypeError",
     "UnsupportedValueError",
     "WriterActiveError",
@@ -141,7 +145,8 @@ class StoreFullError(ShmStoreError, MemoryError):
     `needed` is the requested size in bytes. `held_bytes_by_rank` says how many bytes each rank holds or has been
     promised. `resource` says what has run out: "bytes", "slots" (one per object), "leases" or "quota". A lease is
     needed for each reference that not every rank has read. If a kind has filled its quota, the bytes by rank are of
-    that kind. Each attribute is None if it is not known.
+    that kind. What a rank reads again after its last lease is counted when the store looks at that object the next
+    time. Each attribute is None if it is not known.
     """
 
     default_message = "the store is full"
@@ -277,7 +282,7 @@ class StoreExistsError(ShmStoreError, FileExistsError):
 
 
 class WriterActiveError(ShmStoreError, RuntimeError):
-    """Another process writes to this store; a store has one writer."""
+    """Another process writes to this store, or to this arena of it."""
 
     default_message = "the store has a live writer"
     default_hint = "close that writer, or wait until its process has ended"
@@ -288,6 +293,27 @@ class RankInUseError(ShmStoreError, RuntimeError):
 
     default_message = "the rank is taken by a live reader"
     default_hint = "give each worker its own rank, or close the reader that holds this one"
+
+
+class ObjectBusyError(ShmStoreError, TimeoutError):
+    """The object is promised to this rank, but its writer was stopped while it asked who holds it."""
+
+    default_message = "a stopped writer has not decided to keep the object yet"
+    default_hint = "try again; the object stays, and the reference stays valid"
+
+
+class TierError(ShmStoreError, ConnectionError):
+    """A tier cannot be reached, was late, or did not answer as it must."""
+
+    default_message = "the tier does not answer as it must"
+    default_hint = "check its server with `shmstore tier check URL`; without it, items are processed on each host"
+
+
+class TierFullError(TierError):
+    """A tier has no room for what was offered."""
+
+    default_message = "the tier has no room"
+    default_hint = "give its server more memory, or let it evict"
 
 
 class LayoutMismatchError(ShmStoreError, ValueError):
@@ -399,3 +425,37 @@ class NestingError(ShmStoreError, ValueError):
 
     default_message = "the value is nested too deeply"
     default_hint = "look for a container that contains itself, or flatten the value"
+
+
+class KVCacheMemoryError(ShmStoreError, ValueError):
+    """A worker's memory cannot hold the KV cache of one request of `max_model_len` tokens.
+
+    `needed` and `available` are in bytes. `fitting_model_len` is the longest request that would fit; 0 if none would.
+    """
+
+    default_message = "the memory is too small for the KV cache of one request"
+    default_hint = "give the KV cache more memory, or use a max_model_len that fits"
+
+    needed: int | None
+    available: int | None
+    fitting_model_len: int | None
+
+    def __init__(
+        self,
+        message: str | None = None,
+        *,
+        needed: int | None = None,
+        available: int | None = None,
+        fitting_model_len: int | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.needed = needed
+        self.available = available
+        self.fitting_model_len = fitting_model_len
+        if message is None:
+            message = self.default_message
+            if needed is not None:
+                message += f": {needed} bytes needed, {available} available"
+        if hint is None and fitting_model_len:
+            hint = f"{self.default_hint}: at most {fitting_model_len}"
+        super().__init__(message, hint=hint)

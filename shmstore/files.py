@@ -48,7 +48,11 @@ class SegmentFile:
     owner_uid: int
     """The user who owns it."""
     writer_alive: bool
-    """Whether a process holds the writer's lock; True if that cannot be known."""
+    """Whether a process holds the lock of a writer; True if that cannot be known."""
+    writers: int | None
+    """How many writers it is for; None if it is not "ok"."""
+    writers_alive: int | None
+    """How many of them are alive."""
     ranks_alive: int
     """Readers attached."""
     nameless: bool
@@ -74,7 +78,7 @@ def classify(name: str) -> SegmentFile:
         if error.errno != errno.ENXIO:  # a socket, which cannot be opened
             raise
         return _not_opened(name, "foreign")
-    state, problem = _judge(name, seen)
+    state, problem, writers = _judge(name, seen)
     alive = bool(seen["writer_alive"])
     return SegmentFile(
         name=name,
@@ -86,6 +90,8 @@ def classify(name: str) -> SegmentFile:
         modified_at=seen["modified_ns"] / 1e9,
         owner_uid=seen["uid"],
         writer_alive=alive,
+        writers=len(writers) or None,
+        writers_alive=sum(writers) if writers else None,
         ranks_alive=seen["ranks_alive"],
         nameless=bool(seen["disposable"]) and not alive and not seen["ranks_alive"],
     )
@@ -96,22 +102,27 @@ def no_store(name: str) -> StoreNotFoundError:
     return StoreNotFoundError(f"there is no store named {shown(name)}", hint="list the stores with shmstore ls")
 
 
-def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None]:
+def _judge(name: str, seen: dict[str, int]) -> tuple[FileState, str | None, list[bool]]:
+    """Return its state, what is wrong, and of a sound store whether each writer is alive."""
     if not seen["ours"] and not (seen["blank"] and name.startswith(PREFIX)):
-        return ("blank", "is empty: its creation was not completed, or it is no store") if seen["blank"] else _FOREIGN
+        empty = "is empty: its creation was not completed, or it is no store"
+        return ("blank", empty, []) if seen["blank"] else (*_FOREIGN, [])
     if not seen["published"]:
-        return ("being created", None) if seen["writer_alive"] else ("unfinished", "its creation was not completed")
+        return (
+            ("being created", None, [])
+            if seen["writer_alive"]
+            else ("unfinished", "its creation was not completed", [])
+        )
     if not seen["same_version"]:
-        return "other version", "laid out by another version of shmstore"
+        return "other version", "laid out by another version of shmstore", []
     try:
-        native.check(name)
+        return "ok", None, native.writers(name)
     except SparseStoreError as error:
-        return "sparse", error.default_message
+        return "sparse", error.default_message, []
     except CorruptStoreError:
-        return "damaged", "its superblock contradicts itself"
+        return "damaged", "its superblock contradicts itself", []
     except LayoutMismatchError:
-        return "damaged", f"its file of {seen['size']} bytes is truncated, extended, or of another page size"
-    return "ok", None
+        return "damaged", f"its file of {seen['size']} bytes is truncated, extended, or of another page size", []
 
 
 _FOREIGN: Final[tuple[FileState, str]] = "foreign", "is no store"
@@ -129,6 +140,8 @@ def _not_opened(name: str, state: FileState) -> SegmentFile:
         modified_at=stat.st_mtime,
         owner_uid=stat.st_uid,
         writer_alive=True,  # unknown, so it must not count as dead
+        writers=None,
+        writers_alive=None,
         ranks_alive=0,
         nameless=False,
     )

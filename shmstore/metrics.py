@@ -57,7 +57,10 @@ _Sample: TypeAlias = tuple[tuple[str, ...], float]
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One metric of Prometheus: a counter if its name ends in ``_total``, else a gauge."""
+    """One metric of Prometheus: a counter if its name ends in ``_total``, else a gauge.
+
+    A sample with fewer values than there are labels has only the first ones.
+    """
 
     name: str
     help: str
@@ -78,10 +81,10 @@ def _families(labels: tuple[str, ...], **named: tuple[str, str]) -> dict[str, _F
     return {source: _Family(name, text, labels) for source, (name, text) in named.items()}
 
 
-# The metric of each field of StoreStats, KindStats, ReaderStats and CacheInfo. next_id is left out, because it counts
-# puts again.
+# The metric of each field of StoreStats, KindStats, TierStats, ReaderStats and CacheInfo. next_id is left out, because
+# it counts puts again.
 _STORE = _families(
-    ("store",),
+    ("store", "writer"),
     capacity=("shmstore_capacity_bytes", "Size of the data region."),
     used_bytes=("shmstore_used_bytes", "Part of the data region under objects and unfinished puts."),
     max_object_size=("shmstore_max_object_size_bytes", "Largest object that the store accepts."),
@@ -89,13 +92,14 @@ _STORE = _families(
     heap_bytes=("shmstore_writer_heap_bytes", "Size of the writer's private memory."),
     max_objects=("shmstore_max_objects", "Slots for objects."),
     objects=("shmstore_objects", "Objects stored, including deleted objects that are still held."),
-    n_readers=("shmstore_expected_readers", "Ranks that each hand-out expects."),
+    n_readers=("shmstore_expected_readers", "Ranks that a hand-out expects, if it names no group."),
     open_leases=("shmstore_open_leases", "Leases that are open as far as the writer knows."),
     max_leases=("shmstore_lease_entries", "Hand-outs that can be open at a time."),
     puts=("shmstore_puts_total", "Objects stored."),
     put_bytes=("shmstore_put_bytes_total", "Bytes of tensors copied into the store."),
     next_lease=("shmstore_leases_total", "References handed out, by put and by get_cached."),
     hits=("shmstore_hits_total", "Calls of get_cached that found their key."),
+    adopted=("shmstore_adopted_hits_total", "Calls of get_cached that found their key in another writer's arena."),
     misses=("shmstore_misses_total", "Calls of get_cached that did not find their key."),
     evictions=("shmstore_evictions_total", "Objects reclaimed to make room."),
     evicted_bytes=("shmstore_evicted_bytes_total", "Bytes of the data region reclaimed to make room."),
@@ -106,13 +110,30 @@ _STORE = _families(
 _MORE_HITS = _Family(
     "shmstore_more_hits_total",
     "Puts that would have been hits with `factor` times the capacity, as the store estimates.",
-    ("store", "factor"),
+    ("store", "factor", "writer"),
 )
 _KIND = _families(
-    ("store", "kind"),
+    ("store", "kind", "writer"),
     bytes=("shmstore_kind_bytes", "Part of the data region under objects of the kind."),
     objects=("shmstore_kind_objects", "Objects of the kind, and unfinished puts."),
     quota=("shmstore_kind_quota_bytes", "Bytes that the kind may have; not there without a quota."),
+)
+_TIER = _families(
+    ("store", "writer"),
+    hits=("shmstore_tier_hits_total", "Objects that came from the tier."),
+    hit_bytes=("shmstore_tier_hit_bytes_total", "Bytes of tensors that came from the tier."),
+    misses=("shmstore_tier_misses_total", "Keys that the tier did not have."),
+    declined=("shmstore_tier_declined_total", "Objects left in the tier: processing takes less, or there was no room."),
+    damaged=("shmstore_tier_damaged_total", "Objects from the tier that did not verify."),
+    errors=("shmstore_tier_errors_total", "Calls to the tier that failed."),
+    skipped=("shmstore_tier_skipped_total", "Calls to the tier that were not made, because the last ones had failed."),
+    offered=("shmstore_tier_offered_total", "Objects sent to the tier."),
+    offered_bytes=("shmstore_tier_offered_bytes_total", "Bytes of tensors sent to the tier."),
+    refused=("shmstore_tier_refused_total", "Offers for which the tier had no room."),
+    dropped=("shmstore_tier_dropped_total", "Offers not sent: full queue, evicted object, or failure of the tier."),
+    queued=("shmstore_tier_queued_offers", "Offers that wait."),
+    saved_seconds=("shmstore_tier_saved_seconds_total", "How much longer processing would have taken than fetches."),
+    open=("shmstore_tier_open", "1 while the tier is left alone because it failed, else 0."),
 )
 _READER = _families(
     ("store", "rank"),
@@ -135,22 +156,34 @@ _INLINE = _Family(
 )
 
 
-_FAMILIES = (*_STORE.values(), *_KIND.values(), _MORE_HITS, *_READER.values(), *_CACHE.values(), _INLINE)
+_FAMILIES = (
+    *_STORE.values(),
+    *_KIND.values(),
+    _MORE_HITS,
+    *_TIER.values(),
+    *_READER.values(),
+    *_CACHE.values(),
+    _INLINE,
+)
 
 _Found: TypeAlias = Iterator[tuple[_Family, _Sample]]
 
 
 def _read_writer(writer: ObjectStoreWriter, name: str) -> _Found:
     stats = writer.stats()
+    which = (str(writer.index),) if writer.n_writers > 1 else ()
     for field, family in _STORE.items():
         value = getattr(stats, field)
-        yield family, ((name,), value - 1 if field == "next_lease" else value)  # the first lease has number 1
+        yield family, ((name, *which), value - 1 if field == "next_lease" else value)  # the first lease has number 1
     for factor, field in MORE_HITS.items():
-        yield _MORE_HITS, ((name, str(factor)), getattr(stats, field))
+        yield _MORE_HITS, ((name, str(factor), *which), getattr(stats, field))
+    if stats.tier is not None:
+        for field, family in _TIER.items():
+            yield family, ((name, *which), getattr(stats.tier, field))
     for kind, has in stats.kinds.items():
         for field, family in _KIND.items():
             if (value := getattr(has, field)) is not None:
-                yield family, ((name, kind), value)
+                yield family, ((name, kind, *which), value)
 
 
 def _read_reader(reader: ObjectStoreReader, name: str) -> _Found:
@@ -264,7 +297,7 @@ class ShmStoreCollector(Collector):
 def _watched(target: Any, name: str | None) -> _Watched:
     if isinstance(target, ObjectStoreWriter):
         shown = target.name if name is None else name
-        return _Watched(weakref.ref(target), shown, ("writer", shown), _read_writer)
+        return _Watched(weakref.ref(target), shown, ("writer", shown, str(target.index)), _read_writer)
     if isinstance(target, ObjectStoreReader):
         shown = target.name if name is None else name
         return _Watched(weakref.ref(target), shown, ("reader", shown, str(target.rank)), _read_reader)

@@ -12,6 +12,7 @@ from shmstore import errors
 from shmstore.errors import (
     CacheMissError,
     ForeignStoreError,
+    KVCacheMemoryError,
     SharedMemoryError,
     ShmStoreError,
     StoreExistsError,
@@ -37,6 +38,9 @@ BUILT_IN = {
     "RankInUseError": RuntimeError,
     "LayoutMismatchError": ValueError,
     "CorruptStoreError": ValueError,
+    "ObjectBusyError": TimeoutError,
+    "TierError": ConnectionError,
+    "TierFullError": ConnectionError,
     "SparseStoreError": ValueError,
     "StoreClosedError": ValueError,
     "CacheMissError": LookupError,
@@ -46,6 +50,7 @@ BUILT_IN = {
     "NestingError": ValueError,
     "SerdeError": ValueError,
     "DeviceError": RuntimeError,
+    "KVCacheMemoryError": ValueError,
 }
 CLASSES: list[type[Any]] = [getattr(errors, name) for name in BUILT_IN]
 
@@ -89,6 +94,7 @@ EXAMPLES = [
     StoreFullError("full", needed=0),
     StoreSpaceError(needed=1 << 40, free=5),
     SharedMemoryError(number=errno.EROFS),
+    KVCacheMemoryError(needed=5, available=4, fitting_model_len=3),
     CacheMissError(["a", "b"]),
     CacheMissError(("a",), "gone", hint="again"),
     UnknownTypeError(type_name="mod.Foo"),

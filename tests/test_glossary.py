@@ -14,13 +14,12 @@ ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = (shmstore, shmstore.multimodal, shmstore.scheduler, shmstore.inspect)
-ENGLISH = """all active at attach base check clear close corrupt create delete error exists facts find foreign found
-from full get in info is large layout lifetime like load look lost make map memory mismatch name nesting not only open
-parse
-processing put range register remove report resolved shared space spec take too touch track unknown unsupported update
-use validate value verify version"""
+ENGLISH = """all active at attach base busy check clear close corrupt create delete error exists facts find foreign
+found from full get in index info is large layout lifetime like load look lost make map memory mismatch name nesting not
+only open parse processing put range register remove report resolved shared space spec take too touch track unknown
+unsupported update use validate value verify version"""
 MACHINE = (
-    "collector compute config device elem flat hash host inspector kwargs metrics msgpack node pickle ref shm stats "
+    "collector compute config device elem flat hash host inspector kwargs metrics msgpack n node pickle ref shm stats "
     "tensor type"
 )
 MODELS = "attention batched chunked cross decoder engine local lru mamba mla modal multi sliding window worker"

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -45,6 +46,8 @@ def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
         ObjectStoreReader.attach(writer)  # type: ignore[arg-type]
     with raises(StoreNotFoundError, hint=["from_json"]):
         ObjectStoreReader.attach(writer.handle.to_json())
+    with raises(ValueError, names=(writer.name, "no rank 4", "ranks 0 to 1 (n_readers is 2)")):
+        ObjectStoreReader.attach(writer.name, 4)
     with raises(RankInUseError, names=("rank 0", repr(writer.name), f"process {os.getpid()}"), hint=["close"]):
         ObjectStoreReader.attach(writer.handle, 0)
     handle = writer.handle
@@ -68,6 +71,35 @@ def test_a_full_store_names_the_ranks_that_have_never_come(stores: Stores) -> No
     with pytest.raises(StoreFullError) as caught:
         writer.put("b", torch.ones(2000))
     assert "never attached" not in caught.value.hint
+
+
+@pytest.mark.parametrize("resource", ["bytes", "leases"])
+def test_a_full_store_of_several_groups_names_address_if_leases_wait_for_all(stores: Stores, resource: str) -> None:
+    writer = stores.create(16384, n_readers=2, groups=[1, 1])
+    first = stores.attach(writer, 0)
+    stores.attach(writer, 1)
+
+    def hint_of(group: int | None, hold: bool = False) -> str:
+        writer.cancel(writer.put("k", 1))
+        with pytest.raises(StoreFullError) as caught:
+            for n in count():
+                if resource == "bytes":
+                    ref = writer.put(str(n), torch.ones(1000), group=group, hold=hold)
+                else:
+                    ref = writer.get_cached("k", group=group, hold=hold)
+                if group is None:
+                    first.release(ref)  # all goes to engine 0
+        assert resource == caught.value.resource
+        writer.cancel_all()
+        writer.clear()
+        return caught.value.hint
+
+    assert "address" not in hint_of(0)
+    assert "address" not in hint_of(None, hold=True), "these wait for the writer"
+    hint = hint_of(None)
+    assert "all 2 groups" in hint
+    assert "address(ref, group)" in hint
+    assert "sender.address" in hint
 
 
 def test_a_reference_of_another_store_says_so(stores: Stores) -> None:

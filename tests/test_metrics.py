@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from shmstore import ObjectRef, ReaderStats, StaleRefError, StoreFullError, StoreStats
+from shmstore import ObjectRef, ObjectStoreWriter, ReaderStats, StaleRefError, StoreFullError, StoreStats
 from shmstore.multimodal import (
     CacheInfo,
     LRUCache,
@@ -37,7 +37,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from shmstore import metrics
 from shmstore.metrics import ShmStoreCollector
-from shmstore.store.stats import MORE_HITS
+from shmstore.store.stats import MORE_HITS, TierStats
 
 ROOT = Path(__file__).resolve().parent.parent
 DASHBOARD = ROOT / "docs" / "guides" / "grafana-dashboard.json"
@@ -83,9 +83,41 @@ def test_every_field_of_the_writers_statistics_is_shown_with_its_value(stores: S
     for factor, field in MORE_HITS.items():
         labels = (("factor", str(factor)), ("store", writer.name))
         assert expected.pop(field) == samples["shmstore_more_hits_total", labels]
-    assert {} == expected.pop("kinds")
+    assert ({}, None) == (expected.pop("kinds"), expected.pop("tier"))
     assert {**expected, "next_lease": len(refs) + 2} == shown, "hand-outs: five puts, one hit, one put"
     assert len(shown) + len(MORE_HITS) == len(samples)
+
+
+def test_each_of_several_writers_of_a_store_has_its_label(stores: Stores) -> None:
+    first = stores.create(capacity=1 << 16, n_writers=2, quotas={"image": 0.5})
+    second = stores.keep(ObjectStoreWriter.join(first.handle))
+    first.put("a", torch.ones(4), kind="image")
+    second.get_cached("a")
+    samples = scrape(ShmStoreCollector(first, second))
+    adopted = [of_store(samples, "shmstore_adopted_hits_total", store=first.name, writer=w) for w in "01"]
+    puts = [of_store(samples, "shmstore_puts_total", store=first.name, writer=w) for w in "01"]
+    assert ([0, 1], [1, 0]) == (adopted, puts)
+    assert 1 == of_store(samples, "shmstore_kind_objects", store=first.name, kind="image", writer="0")
+    assert 0 == of_store(samples, "shmstore_more_hits_total", store=first.name, factor="2", writer="1")
+    assert all("writer" in dict(labels) for _, labels in samples)
+
+
+def test_every_figure_of_a_tier_is_shown_for_the_writer_that_has_it(stores: Stores) -> None:
+    first = stores.create(capacity=1 << 16, n_writers=3)
+    second, third = (stores.keep(ObjectStoreWriter.join(first.handle)) for _ in range(2))
+    names = [field.name for field in fields(TierStats)]
+    for writer, more in ((first, 1), (second, 100)):
+        every: Any = {name: more + at for at, name in enumerate(names)}
+        writer._writer.show_tier(TierStats(**every))
+    samples = scrape(ShmStoreCollector(first, second, third))
+    for index, more in (("0", 1), ("1", 100)):
+        shown = {
+            name: of_store(samples, family.name, store=first.name, writer=index)
+            for name, family in metrics._TIER.items()
+        }
+        assert {name: more + at for at, name in enumerate(names)} | {"open": 1} == shown
+    tiers = [dict(labels)["writer"] for name, labels in samples if "tier" in name]
+    assert {"0", "1"} == set(tiers), "a writer without a tier shows none"
 
 
 def test_every_field_of_a_readers_statistics_is_shown_with_its_value(stores: Stores) -> None:
@@ -202,6 +234,7 @@ def all_names() -> set[str]:
     groups = (
         metrics._STORE,
         metrics._KIND,
+        metrics._TIER,
         metrics._READER,
         metrics._CACHE,
         {"": metrics._INLINE},
@@ -214,6 +247,7 @@ def all_labels() -> dict[str, set[str]]:
     groups = (
         metrics._STORE,
         metrics._KIND,
+        metrics._TIER,
         metrics._READER,
         metrics._CACHE,
         {"": metrics._INLINE},

@@ -55,6 +55,11 @@ void shms_inspector_free(shms_inspector *i) {
 
 void shms_inspector_drop(shms_inspector **i) { shms_inspector_free(*i); }
 
+const uint8_t *shms_inspector_bytes(const shms_inspector *i, const shms_slot_record *s) {
+    const shms_layout *l = &i->seg.layout;
+    return i->seg.all_data + shms_address(l, shms_arena_of(l, (uint32_t)s->slot), s->offset);
+}
+
 int shms_inspector_enter(const shms_inspector *i) {
     struct stat st;
     if (!i)
@@ -72,12 +77,20 @@ void shms_inspector_attend(const shms_inspector *i, shms_attendance *out) {
         out->here[r] = shms_segment_held(&i->seg, (int)r);
         out->gone[r] = epoch > 0 && !out->here[r];
     }
+    for (uint32_t w = 0; w < i->seg.layout.n_writers; w++)
+        out->writer_gone[w] = !shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(w));
 }
 
-static void read_facts(const shms_inspector *i, shms_facts *out) {
+static int enter_arena(const shms_inspector *i, uint64_t arena) {
+    int rc = shms_inspector_enter(i);
+    return rc == SHMS_OK && arena >= i->seg.layout.n_writers ? SHMS_EINVAL : rc;
+}
+
+static void read_facts(const shms_inspector *i, uint32_t arena, shms_facts *out) {
     const shms_layout *l = &i->seg.layout;
     const shms_superblock *sb = i->seg.sb;
-    const shms_word *c = sb->counters;
+    const shms_writer_table *t = shms_segment_writer(&i->seg, arena);
+    const shms_word *c = t->counters;
     *out = (shms_facts){.store = sb->store,
                         .created_ns = sb->created_ns,
                         .file_size = l->file_size,
@@ -86,21 +99,23 @@ static void read_facts(const shms_inspector *i, shms_facts *out) {
                         .max_objects = l->max_objects,
                         .max_leases = l->max_leases,
                         .n_readers = l->n_readers,
+                        .n_writers = l->n_writers,
                         .flags = l->flags,
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .device = i->seg.dev,
                         .inode = i->seg.ino,
-                        .writer_pid = shms_get(&sb->writer_pid),
-                        .writer_epoch = shms_get(&sb->writer_epoch),
-                        .next_id = shms_get(&sb->next_id),
-                        .next_lease = shms_get(&sb->next_lease),
-                        .hand = shms_get(&sb->hand),
-                        .used_bytes = shms_get(&sb->used_bytes),
-                        .objects = shms_get(&sb->objects),
-                        .open_leases = shms_get(&sb->open_leases),
+                        .writer_pid = shms_get(&t->pid),
+                        .writer_epoch = shms_get(&t->epoch),
+                        .next_id = shms_get(&t->next_id),
+                        .next_lease = shms_get(&t->next_lease),
+                        .hand = shms_get(&t->hand),
+                        .used_bytes = shms_get(&t->used_bytes),
+                        .objects = shms_get(&t->objects),
+                        .open_leases = shms_get(&t->open_leases),
                         .puts = shms_get(&c[SHMS_C_PUTS]),
                         .put_bytes = shms_get(&c[SHMS_C_PUT_BYTES]),
                         .hits = shms_get(&c[SHMS_C_HITS]),
+                        .adopted = shms_get(&c[SHMS_C_ADOPTED]),
                         .misses = shms_get(&c[SHMS_C_MISSES]),
                         .evictions = shms_get(&c[SHMS_C_EVICTIONS]),
                         .evicted_bytes = shms_get(&c[SHMS_C_EVICTED_BYTES]),
@@ -110,22 +125,24 @@ static void read_facts(const shms_inspector *i, shms_facts *out) {
                         .more_hits_at_1_5x = shms_get(&c[SHMS_C_MORE_1_5X]),
                         .more_hits_at_2x = shms_get(&c[SHMS_C_MORE_2X]),
                         .more_hits_at_4x = shms_get(&c[SHMS_C_MORE_4X])};
+    shms_tier_read(t->tier, &out->tier);
+    memcpy(out->group_of, l->group_of, sizeof out->group_of);
 }
 
-int shms_inspector_facts(shms_inspector *i, shms_facts *out) {
+int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out) {
     shms_facts again;
-    int rc = shms_inspector_enter(i);
+    int rc = enter_arena(i, arena);
     if (rc)
         return rc;
-    read_facts(i, out);
+    read_facts(i, (uint32_t)arena, out);
     bool steady = false;
     for (int t = 0; t < SHMS_INSPECT_TRIES && !steady; t++) {
         atomic_thread_fence(memory_order_acquire);
-        read_facts(i, &again);
+        read_facts(i, (uint32_t)arena, &again);
         steady = memcmp(out, &again, sizeof again) == 0;
         *out = again;
     }
-    out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_WRITER);
+    out->writer_alive = shms_segment_held(&i->seg, SHMS_ROLE_OF_WRITER(arena));
     out->moving = !steady;
     return SHMS_OK;
 }
@@ -134,7 +151,7 @@ static void set_bit(uint64_t bits[4], uint32_t r) { bits[r / 64] |= UINT64_C(1) 
 
 bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, uint32_t slot, shms_slot_record *out) {
     const shms_layout *l = &i->seg.layout;
-    const shms_slot *s = &i->seg.slots[slot];
+    const shms_slot *s = shms_segment_slot(&i->seg, slot);
     for (int t = 0;; t++) {
         shms_slot copy = {0};
         uint64_t state = get_acquire(&s->state), id = get_acquire(&s->id);
@@ -147,6 +164,7 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
         uint64_t flags = shms_get(&s->flags);
         shms_set(&copy.flags, flags);
         *out = (shms_slot_record){.slot = slot,
+                                  .writer = shms_arena_of(l, slot),
                                   .state = state,
                                   .id = id,
                                   .offset = shms_get(&copy.offset),
@@ -174,29 +192,37 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
     }
 }
 
-/* The same check as the writer's W1 (lease_done_by in reclaim.c). */
+/* The same check as the writer's W1 (shms_lease_done in holders.c). */
 static bool is_expected(const shms_inspector *i, const shms_attendance *who, uint32_t r, uint32_t entry,
-                        uint64_t number) {
-    return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, shms_get(&i->seg.sb->retired[r]),
-                                entry, number) &&
+                        uint64_t number, uint64_t what) {
+    uint32_t writer = entry / (uint32_t)i->seg.layout.max_leases;
+    return shms_reader_expected(shms_segment_reader(&i->seg, r), &i->seg.layout, r, writer,
+                                shms_get(&shms_segment_writer(&i->seg, writer)->retired[r]), entry, number, what) &&
            !who->gone[r];
 }
 
 bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, uint32_t entry, shms_lease_record *out) {
-    const shms_lease *e = &i->seg.leases[entry];
+    const shms_lease *e = shms_segment_lease(&i->seg, entry);
+    uint32_t writer = entry / (uint32_t)i->seg.layout.max_leases;
     for (int t = 0;; t++) {
         uint64_t number = get_acquire(&e->number);
         if (number == 0)
             return false;
         SHMS_LOOK("lease");
+        uint64_t what = shms_get(&e->what);
+        uint32_t owner = shms_arena_of(&i->seg.layout, shms_lease_slot(what));
         *out = (shms_lease_record){.entry = entry,
+                                   .writer = writer,
                                    .number = number,
-                                   .slot = shms_lease_slot(e),
-                                   .held = shms_lease_held(e),
+                                   .slot = shms_lease_slot(what),
+                                   .owner = owner,
+                                   .is_void = owner != writer && who->writer_gone[writer],
+                                   .held = shms_lease_held(what),
+                                   .group = shms_lease_group(what),
                                    .id = shms_get(&e->id),
                                    .opened_ns = shms_get(&e->opened_ns)};
         for (uint32_t r = 0; r < i->seg.layout.n_readers; r++)
-            if (is_expected(i, who, r, entry, number))
+            if (!out->is_void && is_expected(i, who, r, entry, number, what))
                 set_bit(out->owed, r);
         atomic_thread_fence(memory_order_acquire);
         bool steady = get_acquire(&e->number) == number;
@@ -214,7 +240,7 @@ int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *
         return rc;
     shms_inspector_attend(i, &who);
     uint64_t n = 0;
-    for (; *at < i->seg.layout.max_objects && n < room; ++*at)
+    for (; *at < shms_all_slots(&i->seg.layout) && n < room; ++*at)
         n += shms_inspector_slot(i, &who, (uint32_t)*at, &out[n]);
     return (int64_t)n;
 }
@@ -226,33 +252,47 @@ int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record
         return rc;
     shms_inspector_attend(i, &who);
     uint64_t n = 0;
-    for (; *at < i->seg.layout.max_leases && n < room; ++*at)
+    for (; *at < shms_all_leases(&i->seg.layout) && n < room; ++*at)
         n += shms_inspector_lease(i, &who, (uint32_t)*at, &out[n]);
     return (int64_t)n;
 }
 
-int shms_inspector_kinds(shms_inspector *i, shms_kind_info *out) {
-    int rc = shms_inspector_enter(i);
+int shms_inspector_kinds(shms_inspector *i, uint64_t arena, shms_kind_info *out) {
+    int rc = enter_arena(i, arena);
     for (int k = 0; rc == SHMS_OK && k < SHMS_KINDS; k++)
-        shms_kind_read(&i->seg.sb->kinds[k], &out[k]);
+        shms_kind_read(&shms_segment_writer(&i->seg, (uint32_t)arena)->kinds[k], &out[k]);
     return rc;
+}
+
+/* Has every writer that there has been retired the rank's process of that epoch? */
+static bool is_retired(const shms_inspector *i, uint32_t r, uint64_t epoch) {
+    bool all = false;
+    for (uint32_t w = 0; w < i->seg.layout.n_writers; w++) {
+        const shms_writer_table *t = shms_segment_writer(&i->seg, w);
+        if (shms_get(&t->epoch) == 0)
+            continue;
+        if (shms_get(&t->retired[r]) != epoch + 1)
+            return false;
+        all = true;
+    }
+    return all;
 }
 
 static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out) {
     shms_reader_table *t = shms_segment_reader(&i->seg, r);
     uint64_t pins = 0;
-    for (uint32_t k = 0; k < i->seg.layout.max_objects; k++)
+    for (uint32_t k = 0; k < shms_all_slots(&i->seg.layout); k++)
         pins += atomic_load_explicit(&shms_reader_pins(t)[k], memory_order_relaxed);
     for (int tries = 0;; tries++) {
-        uint64_t epoch = get_acquire(&t->epoch), retired = shms_get(&i->seg.sb->retired[r]);
+        uint64_t epoch = get_acquire(&t->epoch);
         *out = (shms_rank_record){.rank = r,
+                                  .group = i->seg.layout.group_of[r],
                                   .alive = shms_segment_held(&i->seg, (int)r),
                                   .pid = shms_get(&t->pid),
                                   .epoch = epoch,
                                   .attached_ns = shms_get(&t->attached_ns),
-                                  .retired = retired && retired == epoch + 1,
-                                  .closed = shms_get(&t->base) == SHMS_CLOSED,
-                                  .base = shms_get(&t->base),
+                                  .retired = is_retired(i, r, epoch),
+                                  .closed = shms_get(&t->base[0]) == SHMS_CLOSED,
                                   .gets = shms_get(&t->gets),
                                   .stale = shms_get(&t->stale),
                                   .released = shms_get(&t->released),
@@ -276,7 +316,7 @@ static void sum_holdings(const shms_inspector *i, const shms_attendance *who, ui
     const shms_layout *l = &i->seg.layout;
     shms_lease_record e;
     shms_slot_record s;
-    for (uint32_t k = 0; k < l->max_leases; k++) {
+    for (uint32_t k = 0; k < shms_all_leases(l); k++) {
         if (!shms_inspector_lease(i, who, k, &e))
             continue;
         for (uint32_t r = 0; r < l->n_readers; r++)
@@ -285,10 +325,10 @@ static void sum_holdings(const shms_inspector *i, const shms_attendance *who, ui
                 if (out[r].oldest_owed_ns == 0 || e.opened_ns < out[r].oldest_owed_ns)
                     out[r].oldest_owed_ns = e.opened_ns;
             }
-        for (int word = 0; e.slot < l->max_objects && word < 4; word++)
+        for (int word = 0; e.slot < shms_all_slots(l) && word < 4; word++)
             owed[e.slot][word] |= e.owed[word];
     }
-    for (uint32_t k = 0; k < l->max_objects; k++) {
+    for (uint32_t k = 0; k < shms_all_slots(l); k++) {
         if (!shms_inspector_slot(i, who, k, &s))
             continue;
         for (uint32_t r = 0; r < l->n_readers; r++) {
@@ -306,7 +346,7 @@ int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out) {
     int rc = shms_inspector_enter(i);
     if (rc)
         return rc;
-    uint64_t (*owed)[4] = calloc(i->seg.layout.max_objects, sizeof *owed);
+    uint64_t (*owed)[4] = calloc(shms_all_slots(&i->seg.layout), sizeof *owed);
     if (!owed)
         return SHMS_ENOMEM;
     shms_inspector_attend(i, &who);
@@ -322,7 +362,7 @@ int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, s
     int rc = shms_inspector_enter(i);
     if (rc)
         return rc;
-    if (slot >= i->seg.layout.max_objects)
+    if (slot >= shms_all_slots(&i->seg.layout))
         return SHMS_EINVAL;
     if (!shms_inspector_slot(i, &nobody, (uint32_t)slot, out) || out->id != id || out->moving)
         return SHMS_ESTALE;
@@ -330,7 +370,7 @@ int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, s
 }
 
 bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id) {
-    const shms_slot *s = &i->seg.slots[slot];
+    const shms_slot *s = shms_segment_slot(&i->seg, (uint32_t)slot);
     atomic_thread_fence(memory_order_acquire);
     uint64_t state = get_acquire(&s->state);
     return (state == SHMS_LIVE || state == SHMS_EVICTING) && get_acquire(&s->id) == id;
@@ -344,6 +384,6 @@ int shms_inspector_copy(shms_inspector *i, uint64_t slot, uint64_t id, uint64_t 
     if (from > s.length || size > s.length - from)
         return SHMS_EINVAL;
     SHMS_LOOK("copy");
-    memcpy(out, i->seg.data + s.offset + from, size);
+    memcpy(out, shms_inspector_bytes(i, &s) + from, size);
     return shms_inspector_still(i, slot, id) ? SHMS_OK : SHMS_ESTALE;
 }

@@ -45,61 +45,70 @@ typedef struct shms_probe {
     uint64_t blank;
     uint64_t published;    /* 1: its creation has finished, by this or another version */
     uint64_t same_version; /* 1: by this version */
-    uint64_t writer_alive; /* 1: a process holds the writer's lock */
+    uint64_t writer_alive; /* 1: a process holds the lock of a writer */
     uint64_t ranks_alive;  /* how many of the SHMS_MAX_READERS ranks have a held lock */
     /* 1: of this version, created with SHMS_DISPOSABLE, and no caller has asked to keep it */
     uint64_t disposable;
 } shms_probe;
 
-/* The superblock. */
+/* The superblock, and the table of one writer. The capacity and the numbers of objects and leases are those of an
+ * arena. */
 typedef struct shms_facts {
     uint64_t store, created_ns, file_size, capacity, max_object_size, max_objects, max_leases, n_readers, flags;
-    uint64_t control_bytes, device, inode;
-    uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries */
+    uint64_t n_writers, control_bytes, device, inode;
+    uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries; 0: no writer yet */
     uint64_t next_id, next_lease, hand, used_bytes, objects, open_leases;
-    uint64_t puts, put_bytes, hits, misses, evictions, evicted_bytes, deletes, refusals, cancels;
+    uint64_t puts, put_bytes, hits, adopted, misses, evictions, evicted_bytes, deletes, refusals, cancels;
     uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
     uint64_t moving;
+    shms_tier_figures tier;
+    uint8_t group_of[SHMS_MAX_READERS]; /* by rank */
 } shms_facts;
 
 /* A rank: its table, and what it holds. Only pins and leases that the writer would respect count; see `pinned`
- * below. */
+ * below. retired: by every writer that there has been. */
 typedef struct shms_rank_record {
-    uint64_t rank, alive, pid, epoch, attached_ns, retired; /* epoch 0: never attached */
+    uint64_t rank, group, alive, pid, epoch, attached_ns, retired; /* epoch 0: never attached */
     uint64_t closed; /* 1: its last process has closed; with alive: it still has views */
-    uint64_t base, gets, stale, released, releases;
+    uint64_t gets, stale, released, releases;
     uint64_t pins, pinned_objects, pinned_bytes;            /* pins: counts every pin of an object */
     uint64_t owed_leases, owed_bytes, oldest_owed_ns;       /* leases that still expect it; 0: none */
     uint64_t held_bytes;                                    /* pinned or owed, each object once */
     uint64_t moving;
 } shms_rank_record;
 
-/* An occupied slot. pinned: one bit for each live rank that has it pinned. */
+/* An occupied slot of the arena of `writer`, and its offset there. pinned: one bit for each live rank that has it
+ * pinned. */
 typedef struct shms_slot_record {
-    uint64_t slot, state, id, offset, length, span, key_len, meta_len, extra_len, put_ns;
+    uint64_t slot, writer, state, id, offset, length, span, key_len, meta_len, extra_len, put_ns;
     /* bounded: its offset and lengths are within the data region */
     uint64_t deleted, checked, kind, crc, bounded, moving;
     uint64_t pinned[4];
 } shms_slot_record;
 
-/* An open lease. owed: one bit for each rank that it expects. */
+/* An open lease of `writer` on an object in the arena of `owner`. group: 1 + the number of the group it is for; 0: all
+ * ranks. owed: one bit for each rank that it expects. */
 typedef struct shms_lease_record {
-    uint64_t entry, number, slot, id, opened_ns, moving, held;
+    uint64_t entry, writer, number, slot, owner, id, opened_ns, moving, held, group;
+    uint64_t is_void; /* 1: the object is another writer's, and the writer of the lease is dead */
     uint64_t owed[4];
 } shms_lease_record;
 
-/* A broken invariant. `where` is a slot, entry or rank. Each kind explains the other values. */
+/* A broken invariant. `arena` is the writer whose words are wrong, or from whose words a rank's differ. `where` is a
+ * slot, entry or rank. Each kind explains the other values. */
 typedef struct shms_finding {
-    uint64_t kind, where, value, expected;
+    uint64_t kind, arena, where, value, expected;
 } shms_finding;
 
-/* of the superblock; value: what it says; expected: the limit, or what was counted */
-#define SHMS_F_HAND 1         /* where: 0, or 1 for small objects; the hand is not aligned, or too large */
+/* of a writer; value: what it says; expected: the limit, or what was counted */
+#define SHMS_F_HAND 1         /* where: 1 for that of small objects; the hand is not aligned, or too large */
 #define SHMS_F_USED 2         /* used_bytes is not the sum of the spans */
 #define SHMS_F_OBJECTS 3      /* objects is not the number of live slots */
 #define SHMS_F_OPEN_LEASES 4  /* open_leases is not the number of entries in use */
 #define SHMS_F_RETIRED 5      /* where: rank; retired at an epoch that it has not reached */
 #define SHMS_F_PUBLISHED 6    /* published is above next_lease */
+#define SHMS_F_ADOPTING 7     /* value: slot, expected: number of slots; not a slot of another writer */
+#define SHMS_F_CLAIM 8        /* where: slot, value: entry; the list of its leases there leads to another entry */
 /* of a slot */
 #define SHMS_F_STATE 10       /* value: not a valid state */
 #define SHMS_F_BOUNDS 11      /* value: offset, expected: length; not within the data region */
@@ -111,14 +120,17 @@ typedef struct shms_finding {
 #define SHMS_F_KEY 17         /* value: length of the key; 0, or too long */
 #define SHMS_F_CRC 18         /* value: as computed, expected: as stored */
 #define SHMS_F_KIND 19        /* value: kind, which has no name */
-/* of a kind */
-#define SHMS_F_KIND_BYTES 40   /* where: kind; bytes is not the sum of its spans */
-#define SHMS_F_KIND_OBJECTS 41 /* where: kind; objects is not the number of its slots */
+#define SHMS_F_INDEX 25       /* value: id; its key is not in the index */
+/* of a kind; where: kind */
+#define SHMS_F_KIND_BYTES 40   /* bytes is not the sum of its spans */
+#define SHMS_F_KIND_OBJECTS 41 /* objects is not the number of its slots */
 /* of a lease entry */
 #define SHMS_F_LEASE_NUMBER 20 /* value: number, expected: next_lease */
 #define SHMS_F_LEASE_SLOT 21   /* value: slot, expected: number of slots */
 #define SHMS_F_LEASE_OBJECT 22 /* value: slot, expected: id; that object is not in the slot */
+#define SHMS_F_LEASE_GROUP 24  /* value: group, as in shms_lease_record; expected: number of groups */
 #define SHMS_F_SAME_LEASE 23   /* value: the other entry, expected: the number of both */
+#define SHMS_F_UNCLAIMED 26    /* value: number, expected: slot; the owner of the object does not find the lease */
 /* of a rank */
 #define SHMS_F_BASE 30         /* value: base, of a rank that is not closed; expected: next_lease */
 #define SHMS_F_ACK 31          /* value: the highest acknowledged number, expected: next_lease */
@@ -136,15 +148,16 @@ int shms_inspector_open(shms_inspector **out, const char *name);
 void shms_inspector_free(shms_inspector *i); /* NULL is allowed */
 void shms_inspector_drop(shms_inspector **i); /* like shms_writer_drop */
 
-int shms_inspector_facts(shms_inspector *i, shms_facts *out);
+/* Of one arena; SHMS_EINVAL: there is no such arena. Slots and lease entries have their numbers of all arenas. */
+int shms_inspector_facts(shms_inspector *i, uint64_t arena, shms_facts *out);
 /* All ranks. `out` has room for n_readers records. */
 int shms_inspector_ranks(shms_inspector *i, shms_rank_record *out);
 /* Stores up to `room` occupied slots from *at on, and sets *at to where to continue. Returns how many; 0 at the end. */
 int64_t shms_inspector_slots(shms_inspector *i, uint64_t *at, shms_slot_record *out, uint64_t room);
 /* The same for open leases. */
 int64_t shms_inspector_leases(shms_inspector *i, uint64_t *at, shms_lease_record *out, uint64_t room);
-/* The kinds, by number. `out` has room for SHMS_KINDS records. */
-int shms_inspector_kinds(shms_inspector *i, shms_kind_info *out);
+/* The kinds of an arena, by number; another arena may number them otherwise. `out` has room for SHMS_KINDS records. */
+int shms_inspector_kinds(shms_inspector *i, uint64_t arena, shms_kind_info *out);
 
 /* Copies `size` bytes of the object `id` in `slot`, starting `from` bytes after its start. Nothing is pinned.
  * SHMS_ESTALE: the object is not there, or not any more; ignore the copy. SHMS_EINVAL: the object does not have that

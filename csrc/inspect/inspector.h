@@ -12,10 +12,11 @@ struct shms_inspector {
     shms_segment seg;
 };
 
-/* What the writer would find now: each rank's lock, probed after its epoch was read (W1b, W1c). */
+/* What a writer would find now: each rank's lock, probed after its epoch was read (W1b, W1c), and each writer's. */
 typedef struct shms_attendance {
     bool here[SHMS_MAX_READERS]; /* the lock is held, so its pins count */
     bool gone[SHMS_MAX_READERS]; /* attached once, and the lock is free, so no lease expects it */
+    bool writer_gone[SHMS_MAX_WRITERS]; /* the lock is free, so its leases on objects of others are void */
 } shms_attendance;
 
 /* Returns an error if the handle cannot be used, or if its file was truncated after it was mapped. */
@@ -26,6 +27,8 @@ bool shms_inspector_slot(const shms_inspector *i, const shms_attendance *who, ui
 bool shms_inspector_lease(const shms_inspector *i, const shms_attendance *who, uint32_t entry, shms_lease_record *out);
 /* Reads the slot of an object whose bytes the caller will read. SHMS_EINVAL, SHMS_ESTALE, SHMS_ECORRUPT. */
 int shms_inspector_object(const shms_inspector *i, uint64_t slot, uint64_t id, shms_slot_record *out);
+/* Where the object of a bounded record starts. */
+const uint8_t *shms_inspector_bytes(const shms_inspector *i, const shms_slot_record *s);
 /* Is the object still in its slot? Then bytes read before this call were its own. */
 bool shms_inspector_still(const shms_inspector *i, uint64_t slot, uint64_t id);
 

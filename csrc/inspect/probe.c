@@ -17,8 +17,9 @@ int shms_probe_file(shms_probe *out, const char *name) {
     shms_segment seg = {.fd = -1};
     union {
         shms_superblock sb;
-        uint8_t bytes[SHMS_SUPERBLOCK_SIZE];
+        uint8_t bytes[SHMS_PAGE];
     } page = {.bytes = {0}};
+    shms_word disposable = 0;
     struct stat st;
     int rc = shms_segment_name(&seg, name);
     if (rc)
@@ -47,8 +48,14 @@ int shms_probe_file(shms_probe *out, const char *name) {
                          .published = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) != 0,
                          .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
                          .blank = 1,
-                         .writer_alive = shms_segment_held(&seg, SHMS_ROLE_WRITER)};
-        out->disposable = out->same_version && shms_get(&page.sb.disposable) == 1;
+                         .writer_alive = shms_segment_written(&seg)};
+        out->disposable = out->same_version;
+        for (uint64_t w = 0; out->disposable && w < page.sb.n_writers && w < SHMS_MAX_WRITERS; w++) {
+            uint64_t at = page.sb.writer_at + w * page.sb.arena_stride + offsetof(shms_writer_table, disposable);
+            if (pread(seg.fd, &disposable, sizeof disposable, (off_t)at) <= 0 || disposable == 2 ||
+                (w == 0 && disposable != 1))
+                out->disposable = 0;
+        }
         for (size_t i = 0; i < sizeof page; i++)
             out->blank &= page.bytes[i] == 0;
         for (int r = 0; r < SHMS_MAX_READERS; r++)
@@ -79,8 +86,8 @@ int shms_segment_remove(const char *name, uint64_t device, uint64_t inode, uint6
     SHMS_LOOK("remove");
     for (int r = 0; rc == SHMS_OK && !force && r < SHMS_MAX_READERS; r++)
         rc = shms_segment_held(&seg, r) ? SHMS_ERANKINUSE : SHMS_OK;
-    if (rc == SHMS_OK)
-        shms_segment_unlink(&seg); /* only if it still names this file */
+    if (rc == SHMS_OK && !shms_segment_unlink_last(&seg)) /* only if it still names this file */
+        rc = SHMS_EWRITERACTIVE;
     int saved = errno;
     shms_segment_close(&seg);
     errno = saved;

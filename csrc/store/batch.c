@@ -31,11 +31,11 @@ static void note_hand_out(shms_batch *b, int fresh) {
 
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
-                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, int hold) {
+                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_put(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, pieces, n_pieces, kind, hold,
-                      b->ref, &b->refusal);
+        rc = shms_put(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, pieces, n_pieces, kind, group,
+                      hold, b->ref, &b->refusal);
     if (rc == SHMS_OK)
         note_hand_out(b, 1);
     return rc;
@@ -49,7 +49,8 @@ int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t ke
         rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, leased, &b->ticket,
                         &b->refusal);
     if (rc == SHMS_OK)
-        b->items[b->n_items++] = (shms_batch_item){b->ticket.id, 0, b->ticket.slot, b->ticket.entry, 1};
+        b->items[b->n_items++] =
+            (shms_batch_item){b->ticket.id, 0, shms_writer_global(w, b->ticket.slot), b->ticket.entry, 1};
     return rc;
 }
 
@@ -57,9 +58,9 @@ int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uin
     return shms_writer_copy(w, &b->ticket, pieces, n_pieces);
 }
 
-int shms_batch_commit(shms_writer *w, shms_batch *b, int hold) {
+int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     uint8_t *out = b->ticket.entry == SHMS_NONE ? NULL : b->ref;
-    int rc = shms_commit(w, &b->ticket, hold, out);
+    int rc = shms_commit(w, &b->ticket, group, hold, out);
     if (rc == SHMS_OK && out) {
         b->n_items--; /* the item of _begin, which is still the last one */
         note_hand_out(b, 1);
@@ -67,10 +68,10 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, int hold) {
     return rc;
 }
 
-int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, int hold) {
+int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold) {
     int rc = ready(b);
     if (rc == SHMS_OK)
-        rc = shms_hit(w, key, key_len, hold, b->ref, &b->refusal);
+        rc = shms_hit(w, key, key_len, group, hold, b->ref, &b->refusal);
     if (rc == SHMS_OK)
         note_hand_out(b, 0);
     return rc;
@@ -85,12 +86,18 @@ int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref) {
     return rc;
 }
 
+static uint32_t key_at(const uint8_t *packed) {
+    uint32_t len;
+    memcpy(&len, packed, 4);
+    return len;
+}
+
 /* Visits packed keys until `visit` returns false, and returns how many bytes it has visited. */
 static uint64_t each_key(struct shms_writer *w, const uint8_t *keys, uint64_t size,
                          bool (*visit)(struct shms_writer *, const char *, uint32_t)) {
     uint64_t at = 0;
     for (uint32_t len; at < size; at += 4 + len) {
-        memcpy(&len, keys + at, 4);
+        len = key_at(keys + at);
         if (!visit(w, (const char *)keys + at + 4, len))
             break;
     }
@@ -106,24 +113,33 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
         return shms_writer_leave(w, SHMS_ENOMEM);
     memcpy(b->keys, keys, size);
     b->keys_size = each_key(w, keys, size, shms_protect_key); /* a part of them can be undone, too */
-    return shms_writer_leave(w, b->keys_size == size ? SHMS_OK : SHMS_ENOMEM);
+    if (b->keys_size < size)
+        return shms_writer_leave(w, SHMS_ENOMEM);
+    for (uint64_t at = 0; at < size && !w->closed && ready(b) == SHMS_OK; at += 4 + key_at(keys + at)) {
+        uint32_t len = key_at(keys + at);
+        if (shms_keep_elsewhere(w, (const char *)keys + at + 4, len, b->ref))
+            note_hand_out(b, 0);
+    }
+    return shms_writer_leave(w, w->closed ? SHMS_ECLOSED : SHMS_OK); /* closed while the mutex was yielded */
 }
 
 static void undo_item(struct shms_writer *w, const shms_batch_item *item) {
-    shms_slot *s = shms_writer_slot(w, item->slot);
+    shms_slot *s = shms_segment_slot(&w->seg, item->slot);
     uint64_t state = shms_get(&s->state);
+    uint32_t slot = item->slot - w->leases.base, entry = item->entry - w->seg.arena * w->leases.n_entries;
     if (state == SHMS_FREE || shms_get(&s->id) != item->id) /* the object is gone, and its leases went before it */
         return;
     if (state == SHMS_WRITING) {
-        shms_end_unborn(w, item->slot, item->entry);
+        if (!item->lease) /* else it is the next object in the slot, whose id is not stored yet */
+            shms_end_unborn(w, slot, item->entry);
         return;
     }
     if (w->closed)
         return;
-    if (item->lease && shms_get(&w->leases.table[item->entry].number) == item->lease)
-        shms_end_lease(w, item->slot, item->entry);
+    if (item->lease && shms_get(&w->leases.table[entry].number) == item->lease)
+        shms_end_lease(w, item->slot, entry);
     if (item->fresh && !shms_slot_deleted(s))
-        shms_delete_slot(w, item->slot);
+        shms_delete_slot(w, slot);
 }
 
 void shms_batch_undo(shms_writer *w, shms_batch *b) {

@@ -37,19 +37,21 @@ typedef struct shms_batch {
 } shms_batch;
 
 /* Like shms_writer_put, _begin or (if not `leased`) _reserve, _commit and _hit. `extra` is for shms_writer_extra, and
- * `kind` from shms_writer_kind, or 0. With `hold` only the writer ends the lease. */
+ * `kind` from shms_writer_kind, or 0. `group` is as in shms_writer_address. With `hold` only the writer ends the
+ * lease. */
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
-                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, int hold);
+                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold);
 int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                      uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
                      int leased);
 int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n_pieces);
-int shms_batch_commit(shms_writer *w, shms_batch *b, int hold);
-int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, int hold);
+int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold);
+int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold);
 /* Holds the lease of a reference; undoing the batch ends it. 0: it has ended. */
 int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref);
-/* Protects keys (uint32_t length, bytes; repeated) until the batch is undone; once for each batch. */
+/* Protects keys (uint32_t length, bytes; repeated) until the batch is undone; once for each batch. What another writer
+ * has under one of them now is kept by a lease of this one, if there is an entry for it. */
 int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint64_t size);
 /* Ends leases, deletes objects, and aborts puts that are not committed. Does nothing for a batch that was kept, or in a
  * forked child. On a closed writer it only aborts. */

@@ -57,6 +57,8 @@ const char *shms_strerror(int code) {
         return "the file of the store is sparse; a store has no holes";
     case SHMS_EQUOTA:
         return "every object of the kind is held, and its quota is full; release objects or raise the quota";
+    case SHMS_EBUSY:
+        return "the object is promised, but a stopped writer has not decided to keep it yet; try again";
     default:
         return "not an error code of shmstore";
     }

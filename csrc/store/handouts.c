@@ -8,26 +8,56 @@
 
 #define COPY_AT_ONCE 65536 /* bytes between two yields of the mutex */
 
-void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, bool hold, uint8_t *out) {
-    shms_slot *s = shms_writer_slot(w, slot);
+/* Opens the lease, and packs its reference. */
+static void lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
+    const shms_layout *l = &w->seg.layout;
+    const shms_slot *s = shms_segment_slot(&w->seg, slot);
     shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
                     .slot = slot,
-                    .entry = entry,
-                    .address = shms_get(&s->offset),
+                    .entry = w->seg.arena * w->leases.n_entries + entry,
+                    .address = shms_address(l, shms_arena_of(l, slot), shms_get(&s->offset)),
                     .id = shms_get(&s->id)};
-    ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, shms_now_ns());
+    ref.lease = shms_leases_open(&w->leases, entry, slot, ref.id, group, shms_now_ns());
     if (hold)
         shms_leases_hold(&w->leases, entry);
     shms_ref_seal(out, &ref, w->seg.sb->secret, shms_get(&s->secret));
+}
+
+void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
+    lease(w, slot, entry, group, hold, out);
     shms_reclaim_leases(w);
 }
 
-int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, bool hold, uint8_t *out, shms_refusal *why) {
+/* Leases an object of another writer, with a taken entry: B1 to B5. Its slot, or SHMS_NONE if it is gone. */
+static uint32_t adopt(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t entry, uint32_t group,
+                      bool hold, uint8_t *out) {
+    uint32_t slot = shms_pin_elsewhere(w, key, key_len);
+    if (slot == SHMS_NONE) {
+        shms_leases_untake(&w->leases, entry);
+        return slot;
+    }
+    lease(w, slot, entry, group, hold, out);
+    shms_claims_unpin(&w->seg, slot);
+    return slot;
+}
+
+bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+    if (!shms_may_adopt(w, key, key_len) || shms_find_live(w, key, key_len) != SHMS_NONE || !shms_writer_has_numbers(w))
+        return false;
+    shms_reclaim_begin(w);
+    uint32_t entry = shms_reclaim_lease(w);
+    return entry != SHMS_NONE && adopt(w, key, key_len, entry, 0, true, out) != SHMS_NONE;
+}
+
+int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t group, bool hold, uint8_t *out,
+             shms_refusal *why) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
+    if (group > w->seg.layout.n_groups)
+        return shms_writer_leave(w, SHMS_EINVAL);
     uint32_t slot = shms_find_live(w, key, key_len);
-    if (slot == SHMS_NONE) {
+    if (slot == SHMS_NONE && !shms_may_adopt(w, key, key_len)) {
         shms_count(w, SHMS_C_MISSES, 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
@@ -40,22 +70,40 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, bool hold
         shms_writer_refused(w, rc, why);
         return shms_writer_leave(w, rc);
     }
-    shms_ring_use(&w->ring, slot);
+    if (slot != SHMS_NONE) {
+        shms_ring_use(&w->ring, slot);
+        shms_hand_out(w, shms_writer_global(w, slot), entry, group, hold, out);
+    } else if ((slot = adopt(w, key, key_len, entry, group, hold, out)) != SHMS_NONE) {
+        shms_use_elsewhere(w, slot);
+        shms_reclaim_leases(w);
+        shms_count(w, SHMS_C_ADOPTED, 1);
+    } else {
+        shms_count(w, SHMS_C_MISSES, 1);
+        return shms_writer_leave(w, SHMS_ENOTFOUND);
+    }
     shms_count(w, SHMS_C_HITS, 1);
-    shms_hand_out(w, slot, entry, hold, out);
     return shms_writer_leave(w, SHMS_OK);
 }
 
 int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
-    return shms_hit(w, key, key_len, false, out, NULL);
+    return shms_hit(w, key, key_len, 0, false, out, NULL);
 }
 
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
-    uint32_t slot = shms_find_live(w, key, key_len);
-    return shms_writer_leave(w, slot == SHMS_NONE ? 0 : shms_slot_extra_len(shms_writer_slot(w, slot)) ? 2 : 1);
+    uint32_t slot = shms_find_live(w, key, key_len), other = SHMS_NONE;
+    if (slot == SHMS_NONE)
+        other = shms_pin_elsewhere(w, key, key_len);
+    else
+        slot = shms_writer_global(w, slot);
+    if (other != SHMS_NONE)
+        slot = other;
+    rc = slot == SHMS_NONE ? 0 : shms_slot_extra_len(shms_segment_slot(&w->seg, slot)) ? 2 : 1;
+    if (other != SHMS_NONE)
+        shms_claims_unpin(&w->seg, other);
+    return shms_writer_leave(w, rc);
 }
 
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
@@ -65,30 +113,43 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
     uint32_t slot = shms_find_live(w, key, key_len);
     if (slot != SHMS_NONE)
         shms_ring_use(&w->ring, slot);
+    else if ((slot = shms_pin_elsewhere(w, key, key_len)) != SHMS_NONE) {
+        shms_use_elsewhere(w, slot);
+        shms_claims_unpin(&w->seg, slot);
+    }
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
 
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
-    shms_leases_close(&w->leases, entry);
-    shms_zones_stale_slot(&w->zones, slot);
+    shms_leases_close(&w->leases, entry); /* counts the release of another's object */
+    if (shms_is_own(&w->seg, slot))
+        shms_zones_stale_slot(&w->zones, slot - w->leases.base);
     shms_count(w, SHMS_C_CANCELS, 1);
 }
 
-/* 1: the object is here, and `ref` is what the writer packed. 0: it is gone, and its leases went before it. Or an error. */
+/* 1: the object is here, and `ref` is what a writer packed. 0: it is gone. Or an error. */
 static int find_ref(struct shms_writer *w, const uint8_t *packed, shms_ref *ref) {
     int rc = shms_ref_read(ref, packed, w->seg.sb, &w->seg.layout);
     if (rc)
         return rc;
-    const shms_slot *s = shms_writer_slot(w, ref->slot);
-    if (shms_get(&s->state) == SHMS_FREE || shms_get(&s->id) != ref->id)
+    const shms_slot *s = shms_segment_slot(&w->seg, ref->slot);
+    if (!shms_slot_whole(s) || shms_get(&s->id) != ref->id)
         return 0;
-    return shms_ref_sealed(packed, w->seg.sb->secret, shms_get(&s->secret)) ? 1 : SHMS_ESTALE;
+    /* acquire: before the second read of the id, for an object of another writer */
+    uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire);
+    if (shms_ref_sealed(packed, w->seg.sb->secret, secret))
+        return 1;
+    return shms_get(&s->id) == ref->id ? SHMS_ESTALE : 0;
 }
 
-/* The same for a lease: 0 also if it has ended. */
+/* The same for a lease of this writer: 0 also if it has ended; SHMS_ESTALE if it is another writer's. `ref->entry` is
+ * its own number then. */
 static int find_lease(struct shms_writer *w, const uint8_t *packed, shms_ref *ref) {
     int found = find_ref(w, packed, ref);
-    return found == 1 ? shms_get(&w->leases.table[ref->entry].number) == ref->lease : found;
+    ref->entry -= w->seg.arena * w->leases.n_entries;
+    if (found != 1)
+        return found;
+    return ref->entry < w->leases.n_entries ? shms_get(&w->leases.table[ref->entry].number) == ref->lease : SHMS_ESTALE;
 }
 
 int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
@@ -106,9 +167,54 @@ int shms_writer_hold(shms_writer *w, const uint8_t *packed) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
-    if ((rc = find_lease(w, packed, &ref)) == 1)
-        shms_leases_hold(&w->leases, ref.entry);
+    if ((rc = find_lease(w, packed, &ref)) != 1)
+        return shms_writer_leave(w, rc);
+    /* An owner that has found the lease complete may be about to free the object. */
+    bool others = !shms_is_own(&w->seg, ref.slot);
+    if (others && (rc = shms_claims_pin_again(&w->seg, ref.slot, ref.id)) != 1)
+        return shms_writer_leave(w, rc);
+    shms_leases_hold(&w->leases, ref.entry);
+    if (others)
+        shms_claims_unpin(&w->seg, ref.slot);
     return shms_writer_leave(w, rc);
+}
+
+int shms_writer_address(shms_writer *w, const uint8_t *packed, uint32_t group) {
+    shms_ref ref;
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    if ((rc = find_lease(w, packed, &ref)) == 1) {
+        uint32_t before = shms_lease_group(shms_get(&w->leases.table[ref.entry].what));
+        if (group > w->seg.layout.n_groups || (before && before != group))
+            return shms_writer_leave(w, SHMS_EINVAL);
+        shms_leases_address(&w->leases, ref.entry, group);
+        /* the object may go earlier than a survey or a sweep has found */
+        if (shms_is_own(&w->seg, ref.slot))
+            shms_zones_stale_slot(&w->zones, ref.slot - w->leases.base);
+        else
+            shms_claims_count(&w->seg, ref.slot);
+        w->to_sweep = w->leases.n_entries;
+    }
+    return shms_writer_leave(w, rc);
+}
+
+/* The bytes of the object, and its words, as checked. An object of another writer may go meanwhile: what is read here
+ * counts only if the object is still_there() afterwards, because its bytes are reused only after FREE (W4). */
+static const uint8_t *object_of(struct shms_writer *w, const shms_ref *ref, shms_slot *seen) {
+    const shms_layout *l = &w->seg.layout;
+    const shms_slot *s = shms_segment_slot(&w->seg, ref->slot);
+    *seen = (shms_slot){.offset = shms_get(&s->offset), .length = shms_get(&s->length), .head = shms_get(&s->head)};
+    shms_set(&seen->flags, shms_get(&s->flags));
+    return shms_slot_bounded(seen, l->capacity)
+               ? w->seg.all_data + shms_address(l, shms_arena_of(l, ref->slot), shms_get(&seen->offset))
+               : NULL;
+}
+
+static bool still_there(struct shms_writer *w, const shms_ref *ref) {
+    const shms_slot *s = shms_segment_slot(&w->seg, ref->slot);
+    atomic_thread_fence(memory_order_acquire);
+    return shms_slot_whole(s) && shms_get(&s->id) == ref->id;
 }
 
 int shms_writer_validate(shms_writer *w, const uint8_t *packed, const char *key, uint32_t key_len) {
@@ -117,8 +223,9 @@ int shms_writer_validate(shms_writer *w, const uint8_t *packed, const char *key,
     if (rc)
         return rc;
     if ((rc = find_ref(w, packed, &ref)) == 1 && key) {
-        const shms_slot *s = shms_writer_slot(w, ref.slot);
-        rc = shms_slot_key_len(s) == key_len && memcmp(w->seg.data + shms_get(&s->offset), key, key_len) == 0;
+        shms_slot seen;
+        const uint8_t *at = object_of(w, &ref, &seen);
+        rc = at && shms_slot_key_len(&seen) == key_len && memcmp(at, key, key_len) == 0 && still_there(w, &ref);
     }
     return shms_writer_leave(w, rc);
 }
@@ -132,12 +239,17 @@ int shms_writer_extra(shms_writer *w, const uint8_t *packed, uint8_t *out, uint6
     for (uint64_t at = 0;; at += COPY_AT_ONCE) {
         if ((rc = find_ref(w, packed, &ref)) != 1) /* again after each yield: it may have been evicted */
             return shms_writer_leave(w, rc ? rc : SHMS_ESTALE);
-        const shms_slot *s = shms_writer_slot(w, ref.slot);
-        uint64_t length = shms_slot_extra_len(s), n = length - at < COPY_AT_ONCE ? length - at : COPY_AT_ONCE;
+        shms_slot s;
+        const uint8_t *object = object_of(w, &ref, &s);
+        if (!object || !still_there(w, &ref))
+            return shms_writer_leave(w, SHMS_ESTALE);
+        uint64_t length = shms_slot_extra_len(&s), n = length - at < COPY_AT_ONCE ? length - at : COPY_AT_ONCE;
         *size = length;
         if (at >= length || length > room)
             return shms_writer_leave(w, SHMS_OK);
-        memcpy(out + at, w->seg.data + shms_get(&s->offset) + shms_get(&s->length) - length + at, n);
+        memcpy(out + at, object + shms_get(&s.length) - length + at, n);
+        if (!still_there(w, &ref))
+            return shms_writer_leave(w, SHMS_ESTALE);
         if (shms_writer_yield(w) && w->closed)
             return shms_writer_leave(w, SHMS_ECLOSED);
     }
@@ -170,8 +282,11 @@ int shms_writer_retire(shms_writer *w, uint32_t rank) {
     do { /* a rank that attaches meanwhile sees the retirement (A4), or T2 sees it and retires its new epoch */
         seen = atomic_load_explicit(epoch, memory_order_seq_cst);
         SHMS_STEP("T1"); /* pairs with A4 */
-        atomic_store_explicit(&w->seg.sb->retired[rank], seen + 1, memory_order_seq_cst);
+        atomic_store_explicit(&w->seg.writer->retired[rank], seen + 1, memory_order_seq_cst);
         SHMS_STEP("T2"); /* pairs with A3 */
     } while (atomic_load_explicit(epoch, memory_order_seq_cst) != seen);
+    /* after it; other writers, whose objects this one leases, poll it */
+    shms_word *retirements = &w->seg.writer->retirements;
+    atomic_store_explicit(retirements, shms_get(retirements) + 1, memory_order_release);
     return shms_writer_leave(w, SHMS_OK);
 }

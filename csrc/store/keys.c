@@ -12,7 +12,7 @@ int shms_key_ok(const char *key, uint32_t key_len) {
 }
 
 uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len) {
-    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    uint32_t slot = shms_index_find(&w->index, shms_key_hash(w, key, key_len), key, key_len);
     return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
 }
 
@@ -23,9 +23,9 @@ int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t 
 
 /* The position behind the last event; see events.h. */
 static uint64_t position(const struct shms_writer *w) {
-    const shms_word *c = w->seg.sb->counters;
+    const shms_word *c = w->seg.writer->counters;
     return w->seg.sb->created_ns / 1000 + shms_get(&c[SHMS_C_PUTS]) + shms_get(&c[SHMS_C_EVICTIONS]) +
-           shms_get(&c[SHMS_C_DELETES]) + shms_get(&w->seg.sb->writer_epoch);
+           shms_get(&c[SHMS_C_DELETES]) + shms_get(&w->seg.writer->epoch);
 }
 
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot) {
@@ -38,16 +38,21 @@ void shms_event_now(struct shms_writer *w, int kind, uint32_t slot) {
     shms_count(w, counters[kind], 1);
 }
 
+uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
+    return shms_hash_key(w->index.seed, key, key_len);
+}
+
 uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot) {
     const shms_slot *s = shms_writer_slot(w, slot);
-    return shms_hash_key(w->index.seed, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
+    return shms_key_hash(w, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
 }
 
 void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot) {
-    shms_index_remove(&w->index, slot);
+    uint64_t hash = shms_slot_hash(w, slot);
+    shms_index_remove(&w->index, hash, slot);
     shms_event_now(w, kind, slot);
     if (kind == SHMS_EVENT_EVICTED) /* what was deleted would not be in a larger store either */
-        shms_ghosts_add(&w->ghosts, shms_slot_hash(w, slot), shms_span(shms_get(&shms_writer_slot(w, slot)->length)),
+        shms_ghosts_add(&w->ghosts, hash, shms_span(shms_get(&shms_writer_slot(w, slot)->length)),
                         w->ring.used[slot] != 0);
 }
 
@@ -59,19 +64,14 @@ static void set_protected(struct shms_writer *w, uint32_t slot, bool on) {
 }
 
 static shms_kept *find_kept(const struct shms_writer *w, uint64_t hash) {
+    hash |= 1;
     uint32_t i = (uint32_t)(hash >> 1) & (w->kept_cells - 1);
     while (w->kept[i].hash && w->kept[i].hash != hash)
         i = (i + 1) & (w->kept_cells - 1);
     return &w->kept[i];
 }
 
-static uint64_t kept_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
-    return shms_hash_key(w->index.seed, key, key_len) | 1;
-}
-
-bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len) {
-    return w->n_kept && find_kept(w, kept_hash(w, key, key_len))->times;
-}
+bool shms_key_kept(const struct shms_writer *w, uint64_t hash) { return w->n_kept && find_kept(w, hash)->times; }
 
 /* Rebuilds the table without keys that are no longer protected, so that at most half of it is in use. */
 static bool room_for_kept(struct shms_writer *w) {
@@ -97,22 +97,23 @@ static bool room_for_kept(struct shms_writer *w) {
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
     if (!room_for_kept(w))
         return false;
-    uint64_t hash = kept_hash(w, key, key_len);
+    uint64_t hash = shms_key_hash(w, key, key_len);
     shms_kept *cell = find_kept(w, hash);
     w->kept_used += cell->hash == 0;
     w->n_kept += cell->times++ == 0;
-    cell->hash = hash;
-    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    cell->hash = hash | 1;
+    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
     if (slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) != SHMS_FREE)
         set_protected(w, slot, true);
     return true;
 }
 
 bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
-    if (!shms_key_kept(w, key, key_len) || --find_kept(w, kept_hash(w, key, key_len))->times)
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    if (!shms_key_kept(w, hash) || --find_kept(w, hash)->times)
         return true;
     w->n_kept--;
-    uint32_t slot = shms_index_find(&w->index, key, key_len);
+    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
     if (slot != SHMS_NONE)
         set_protected(w, slot, false);
     return true;
@@ -121,9 +122,7 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
 void shms_reclaim_lingering(struct shms_writer *w) {
     for (uint32_t s = w->lingering ? w->ring.first : SHMS_NONE, next; s != SHMS_NONE; s = next) {
         next = w->ring.next[s];
-        const shms_slot *deleted = shms_writer_slot(w, s);
-        if (!w->protected[s] || !shms_slot_deleted(deleted) ||
-            shms_key_kept(w, (const char *)w->seg.data + shms_get(&deleted->offset), shms_slot_key_len(deleted)))
+        if (!w->protected[s] || !shms_slot_deleted(shms_writer_slot(w, s)) || shms_key_kept(w, shms_slot_hash(w, s)))
             continue;
         set_protected(w, s, false);
         w->lingering--;
@@ -146,6 +145,24 @@ int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
+int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out) {
+    int rc = shms_writer_enter_with_key(w, key, key_len);
+    if (rc)
+        return rc;
+    uint32_t slot = shms_find_live(w, key, key_len);
+    if (slot == SHMS_NONE || !w->protected[slot])
+        return shms_writer_leave(w, SHMS_ENOTFOUND);
+    const shms_slot *s = shms_writer_slot(w, slot);
+    const char *at = (const char *)w->seg.data + shms_get(&s->offset);
+    *out = (shms_stored){.meta = at + key_len,
+                         .payload = at + shms_payload_at(key_len, shms_slot_meta_len(s)),
+                         .extra = at + shms_get(&s->length) - shms_slot_extra_len(s),
+                         .payload_size = shms_slot_payload_size(s),
+                         .meta_len = shms_slot_meta_len(s),
+                         .extra_len = shms_slot_extra_len(s)};
+    return shms_writer_leave(w, SHMS_OK);
+}
+
 void shms_delete_slot(struct shms_writer *w, uint32_t slot) {
     shms_slot *s = shms_writer_slot(w, slot);
     shms_forget_key(w, SHMS_EVENT_DELETED, slot);
@@ -165,8 +182,9 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
     if (slot != SHMS_NONE)
         shms_delete_slot(w, slot);
     else
-        shms_ghosts_forget(&w->ghosts, shms_hash_key(w->index.seed, key, key_len));
-    return shms_writer_leave(w, slot != SHMS_NONE);
+        shms_ghosts_forget(&w->ghosts, shms_key_hash(w, key, key_len));
+    bool elsewhere = shms_drop_elsewhere(w, key, key_len);
+    return shms_writer_leave(w, slot != SHMS_NONE || elsewhere);
 }
 
 /* Does the slot's key begin with these bytes? */
@@ -191,6 +209,7 @@ int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix
         else
             shms_delete_slot(w, s);
     }
+    shms_drop_all_elsewhere(w, prefix, prefix_len);
     if (prefix_len == 0)
         shms_ghosts_clear(&w->ghosts);
     return shms_writer_leave(w, SHMS_OK);
@@ -201,49 +220,40 @@ int64_t shms_writer_count(shms_writer *w) {
     return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->indexed_free));
 }
 
-typedef struct aged {
-    uint64_t id;
-    uint32_t slot;
-} aged;
-
-static int by_id(const void *a, const void *b) {
-    uint64_t x = ((const aged *)a)->id, y = ((const aged *)b)->id;
-    return x < y ? -1 : x > y;
+static bool listed(const struct shms_writer *w, uint32_t slot, const char *prefix, uint32_t prefix_len) {
+    const shms_slot *s = &w->seg.slots[slot];
+    return shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s) && begins(w, s, prefix, prefix_len);
 }
 
 /* Copies the keys that begin with `prefix`, in order of age, each behind its length, or behind the head of an event. */
 static int list_keys(struct shms_writer *w, bool events, const char *prefix, uint32_t prefix_len, uint8_t *out,
                      uint64_t *size) {
-    aged *found = malloc(((size_t)w->ring.count + 1) * sizeof *found);
-    if (!found)
-        return SHMS_ENOMEM;
-    uint32_t n = 0;
-    uint64_t need = 0;
-    for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i]) {
-        const shms_slot *s = shms_writer_slot(w, i);
-        if (shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s) && begins(w, s, prefix, prefix_len)) {
-            found[n++] = (aged){shms_get(&s->id), i};
-            need += (events ? sizeof(shms_event) : 4) + shms_slot_key_len(s);
+    uint64_t room = *size;
+    *size = 0;
+    for (uint32_t i = w->ring.first; i != SHMS_NONE; i = w->ring.next[i])
+        if (listed(w, i, prefix, prefix_len))
+            *size += (events ? sizeof(shms_event) : 4) + shms_slot_key_len(&w->seg.slots[i]);
+    if (*size == 0 || *size > room)
+        return SHMS_OK;
+    uint32_t slots = (uint32_t)w->seg.layout.max_objects, *order = malloc(slots * sizeof *order);
+    uint32_t n = order ? shms_slots_by_age(w->seg.slots, slots, order) : SHMS_NONE;
+    int rc = n == SHMS_NONE ? SHMS_ENOMEM : SHMS_OK;
+    for (uint32_t i = 0; rc == SHMS_OK && i < n; i++) {
+        const shms_slot *s = &w->seg.slots[order[i]];
+        uint32_t len = shms_slot_key_len(s);
+        if (!listed(w, order[i], prefix, prefix_len))
+            continue;
+        if (events) {
+            shms_event_pack(&out, SHMS_EVENT_PUT, shms_get(&s->id), len);
+        } else {
+            memcpy(out, &len, 4);
+            out += 4;
         }
+        memcpy(out, w->seg.data + shms_get(&s->offset), len);
+        out += len;
     }
-    if (need <= *size) {
-        qsort(found, n, sizeof *found, by_id);
-        for (uint32_t i = 0; i < n; i++) {
-            const shms_slot *s = shms_writer_slot(w, found[i].slot);
-            uint32_t len = shms_slot_key_len(s);
-            if (events) {
-                shms_event_pack(&out, SHMS_EVENT_PUT, found[i].id, len);
-            } else {
-                memcpy(out, &len, 4);
-                out += 4;
-            }
-            memcpy(out, w->seg.data + shms_get(&s->offset), len);
-            out += len;
-        }
-    }
-    *size = need;
-    free(found);
-    return SHMS_OK;
+    free(order);
+    return rc;
 }
 
 int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {

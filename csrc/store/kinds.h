@@ -1,7 +1,7 @@
 /*
  * kinds.h - kinds of objects: their counts, their quotas, and which object of a kind goes next.
  *
- * The superblock has a table of up to 15 kinds: a name, counts and perhaps a quota (layout.h). The flags of a slot have
+ * The writer table has a table of up to 15 kinds: a name, counts and perhaps a quota (layout.h). The flags of a slot have
  * the number of its kind, and 0 is no kind. The counts follow from the slots, so a successor computes them again.
  *
  * A kind with a quota also has a list of its objects, a CLOCK of its own:
@@ -27,7 +27,7 @@ typedef struct shms_kind_list {
 } shms_kind_list;
 
 typedef struct shms_kinds {
-    shms_kind *table; /* in the superblock */
+    shms_kind *table; /* in the writer table */
     const shms_slot *slots;
     shms_ring *ring;      /* which objects were used */
     uint32_t *next, *prev; /* per slot; NULL before the first quota */

@@ -5,11 +5,15 @@
  *    way.
  * 2. Some changes move no offset: a capacity within the same last page, a flag. The check word finds those. It protects
  *    against accidents: a forger can compute a valid one, but the geometry is then still safe to map.
- * 3. No sum overflows: lengths are at most 2^48, and tables have at most 2^24 entries for 2^8 ranks.
+ * 3. No sum overflows: the data of all arenas is at most 2^48 bytes, and their tables have at most 2^24 entries for
+ *    2^8 ranks.
  */
 #include "layout.h"
 
+#include <stdbool.h>
 #include <string.h>
+
+#include "index.h"
 
 #define HUGE_PAGE (UINT64_C(2) << 20)
 #define MIN_LEASES 64
@@ -30,13 +34,13 @@ static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_r
 /* Chooses the number of lease entries: one for each object, or fewer in a large store of many ranks. The result keeps
  * the bookkeeping of each object within its promised size (see layout.h). The costs, in bytes:
  * - a lease entry: 32, plus 16 in the writer's heap, plus 8 for each rank;
- * - a slot with its private bookkeeping: at most 117, plus 4 for each rank;
+ * - a slot with its private bookkeeping: at most 85, plus 4 for each rank, plus its share of the index: 18 to 37;
  * - a rank: a table header, and at most one page of rounding;
- * - once: five pages for the superblock, the end of the writer's tables and the writer itself;
+ * - once: six pages for the superblock, the writer's tables and the writer itself;
  * - a zone: 96, plus 24 for each rank. */
 static uint64_t default_leases(uint64_t max_objects, uint64_t n_readers, uint64_t n_zones, uint64_t page) {
-    uint64_t spare = max_objects * (256 - 117), once = n_readers * (page + sizeof(shms_reader_table) + 48) + 5 * page;
-    once += n_zones * (96 + 24 * n_readers);
+    uint64_t spare = max_objects * (256 - 85), once = n_readers * (page + sizeof(shms_reader_table) + 48) + 6 * page;
+    once += n_zones * (96 + 24 * (n_readers + 1)) + shms_index_memory((uint32_t)max_objects);
     uint64_t affordable = spare > once ? (spare - once) / (48 + 8 * n_readers) : 0;
     uint64_t least = max_objects < SMALL_STORE ? max_objects : SMALL_STORE;
     uint64_t leases = affordable < max_objects ? affordable : max_objects;
@@ -50,30 +54,74 @@ static uint64_t default_objects(uint64_t capacity) {
     return n < 256 ? 256 : n > 1048576 ? 1048576 : n;
 }
 
+/* Gives each rank its group. SHMS_EINVAL: the sizes are no groups of these ranks. */
+static int group_ranks(shms_layout *l, const shms_options *options) {
+    uint64_t ranks = 0;
+    if (options->n_groups > SHMS_MAX_GROUPS)
+        return SHMS_EINVAL;
+    for (uint32_t g = 0; g < options->n_groups; g++) {
+        uint32_t size = options->group_sizes[g];
+        if (size == 0 || size > l->n_readers - ranks)
+            return SHMS_EINVAL;
+        memset(l->group_of + ranks, (int)g, size);
+        ranks += size;
+    }
+    l->n_groups = options->n_groups ? options->n_groups : 1;
+    return options->n_groups && ranks != l->n_readers ? SHMS_EINVAL : SHMS_OK;
+}
+
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page) {
     if (options->capacity == 0 || options->capacity > SHMS_MAX_CAPACITY || options->n_readers == 0 ||
         options->n_readers > SHMS_MAX_READERS || options->max_objects > SHMS_MAX_OBJECTS ||
+        options->n_writers > SHMS_MAX_WRITERS ||
         (options->flags & ~(uint32_t)(SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS)))
         return SHMS_EINVAL;
     shms_layout l = {.page = page, .n_readers = options->n_readers, .flags = options->flags};
+    l.n_writers = options->n_writers ? options->n_writers : 1;
     l.capacity = shms_align_up(options->capacity, SHMS_ALIGN);
     l.max_object_size = options->max_object_size ? options->max_object_size : l.capacity;
-    if (l.max_object_size > l.capacity)
+    if (l.max_object_size > l.capacity || group_ranks(&l, options))
         return SHMS_EINVAL;
     l.max_objects = options->max_objects ? options->max_objects : default_objects(l.capacity);
     l.zone_shift = zone_shift(l.capacity, l.max_objects, l.n_readers);
     l.max_leases = default_leases(l.max_objects, l.n_readers, shms_n_zones(&l), page);
-    l.slots_at = SHMS_SUPERBLOCK_SIZE;
+    l.writer_at = page;
+    l.slots_at = l.writer_at + page;
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);
-    l.readers_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), page);
-    l.reader_stride = shms_align_up(sizeof(shms_reader_table) + shms_align_up(l.max_objects * sizeof(shms_pin), 8) +
-                                        (l.max_leases + shms_n_zones(&l)) * sizeof(shms_word),
-                                    page);
+    l.index_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), SHMS_INDEX_LINE);
+    l.claims_at = l.index_at + shms_index_memory((uint32_t)l.max_objects);
+    if (l.n_writers * l.max_objects > SHMS_MAX_OBJECTS || l.n_writers * l.max_leases > SHMS_MAX_OBJECTS)
+        return SHMS_EINVAL; /* a reference has 24 bits for each */
+    bool others = l.n_writers > 1;
+    l.counts_at = l.claims_at + (others ? shms_all_slots(&l) * sizeof(shms_claim) : 0);
+    uint64_t arena_end = l.counts_at + (others ? shms_all_zones(&l) * sizeof(shms_word) : 0);
+    l.arena_stride = shms_align_up(arena_end - l.writer_at, page);
+    l.readers_at = l.writer_at + l.n_writers * l.arena_stride;
+    l.reader_stride =
+        shms_align_up(sizeof(shms_reader_table) + shms_align_up(shms_all_slots(&l) * sizeof(shms_pin), 8) +
+                          ((uint64_t)shms_all_leases(&l) + shms_all_zones(&l)) * sizeof(shms_word),
+                      page);
     /* The file offset of a huge page must also be a multiple of its size. */
-    l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride, l.capacity >= HUGE_PAGE ? HUGE_PAGE : page);
-    l.file_size = l.data_at + shms_align_up(l.capacity, page);
+    uint64_t data_page = l.capacity >= HUGE_PAGE ? HUGE_PAGE : page;
+    l.data_at = shms_align_up(l.readers_at + l.n_readers * l.reader_stride, data_page);
+    l.data_stride = shms_align_up(l.capacity, others ? data_page : page);
+    if (l.n_writers * l.data_stride > SHMS_MAX_CAPACITY)
+        return SHMS_EINVAL; /* a reference has 48 bits */
+    l.file_size = l.data_at + l.n_writers * l.data_stride;
     *out = l;
     return SHMS_OK;
+}
+
+void shms_layout_options(shms_options *out, const shms_layout *l) {
+    *out = (shms_options){.n_writers = (uint32_t)l->n_writers,
+                          .capacity = l->capacity,
+                          .max_object_size = l->max_object_size,
+                          .n_readers = (uint32_t)l->n_readers,
+                          .max_objects = (uint32_t)l->max_objects,
+                          .flags = (uint32_t)l->flags,
+                          .n_groups = (uint32_t)l->n_groups};
+    for (uint64_t r = 0; r < l->n_readers; r++)
+        out->group_sizes[l->group_of[r]]++;
 }
 
 static uint64_t hash_words(const uint64_t *words, ptrdiff_t n) {
@@ -90,6 +138,7 @@ uint64_t shms_layout_stamp(void) {
         SHMS_REF_SIZE,
         SHMS_ALIGN,
         sizeof(shms_superblock),
+        sizeof(shms_writer_table),
         sizeof(shms_slot),
         sizeof(shms_lease),
         sizeof(shms_reader_table),
@@ -113,19 +162,31 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
     if (atomic_load_explicit(&sb->stamp, memory_order_acquire) != shms_layout_stamp())
         return SHMS_ELAYOUT;
     if (sb->page < 4096 || sb->page > HUGE_PAGE || (sb->page & (sb->page - 1)) || sb->n_readers > SHMS_MAX_READERS ||
-        sb->max_objects == 0 || sb->max_objects > SHMS_MAX_OBJECTS || sb->max_leases == 0 || sb->flags > UINT32_MAX ||
-        sb->store > UINT32_MAX || sb->check != shms_layout_check(sb))
+        sb->n_writers == 0 || sb->n_writers > SHMS_MAX_WRITERS || sb->max_objects == 0 ||
+        sb->max_objects > SHMS_MAX_OBJECTS || sb->max_leases == 0 || sb->flags > UINT32_MAX || sb->store > UINT32_MAX ||
+        sb->check != shms_layout_check(sb))
         return SHMS_ECORRUPT;
     shms_options options = {.capacity = sb->capacity,
                             .max_object_size = sb->max_object_size,
                             .n_readers = (uint32_t)sb->n_readers,
                             .max_objects = (uint32_t)sb->max_objects,
+                            .n_writers = (uint32_t)sb->n_writers,
                             .flags = (uint32_t)sb->flags};
+    for (uint64_t r = 0; r < sb->n_readers; r++) { /* if these are no ranges, the groups computed differ */
+        uint32_t n = sb->group_of[r] + 1u;
+        if (n > SHMS_MAX_GROUPS)
+            return SHMS_ECORRUPT;
+        options.group_sizes[n - 1]++;
+        options.n_groups = n > options.n_groups ? n : options.n_groups;
+    }
     shms_layout l;
     if (shms_layout_compute(&l, &options, sb->page) != SHMS_OK || l.capacity != sb->capacity ||
-        l.max_leases != sb->max_leases || l.slots_at != sb->slots_at || l.leases_at != sb->leases_at ||
-        l.readers_at != sb->readers_at || l.reader_stride != sb->reader_stride || l.data_at != sb->data_at ||
-        l.zone_shift != sb->zone_shift || l.file_size != sb->file_size)
+        l.max_leases != sb->max_leases || l.writer_at != sb->writer_at || l.slots_at != sb->slots_at ||
+        l.leases_at != sb->leases_at || l.index_at != sb->index_at || l.claims_at != sb->claims_at ||
+        l.counts_at != sb->counts_at || l.arena_stride != sb->arena_stride || l.readers_at != sb->readers_at ||
+        l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.data_stride != sb->data_stride ||
+        l.zone_shift != sb->zone_shift || l.file_size != sb->file_size ||
+        memcmp(l.group_of, sb->group_of, sizeof l.group_of))
         return SHMS_ECORRUPT;
     if (file_size != l.file_size)
         return SHMS_ELAYOUT;

@@ -3,19 +3,32 @@
  *
  *   file offset 0
  *   +-------------------+----------------------------------------------------------------------------+
- *   | superblock        | written by the writer: geometry (once), ids, hand, statistics, retirements  |
- *   +-------------------+----------------------------------------------------------------------------+
- *   | slot table        | written by the writer: 64 bytes an object                                   |
- *   +-------------------+----------------------------------------------------------------------------+
- *   | lease table       | written by the writer: 32 bytes a hand-out                                  |
+ *   | superblock        | written by the creator, once: geometry                                      |
  *   +=== page ==========+----------------------------------------------------------------------------+
- *   | reader table 0    | written by rank 0 alone: header, pins[max_objects], acks[max_leases],       |
- *   |                   | zone_releases[n_zones]                                                      |
+ *   | arena 0           | written by writer 0 alone:                                                  |
+ *   |   writer table    |   ids, hands, statistics, retirements, kinds, tier                          |
+ *   |=== page ==========|                                                                             |
+ *   |   slot table      |   64 bytes an object                                                        |
+ *   |   lease table     |   32 bytes a hand-out                                                       |
+ *   |   key index       |   cache lines with 7 keys each (index.h)                                    |
+ *   |   claims          |   16 bytes an object of any arena; absent with one writer                   |
+ *   |   zone counts     |   8 bytes a zone of any arena; likewise                                     |
+ *   +=== page ==========+----------------------------------------------------------------------------+
+ *   | arena 1 ...       | written by writer 1 alone                                                   |
+ *   +=== page ==========+----------------------------------------------------------------------------+
+ *   | reader table 0    | written by rank 0 alone: header, pins[all objects], acks[all leases],       |
+ *   |                   | zone_releases[all zones]                                                    |
  *   +=== page ==========+----------------------------------------------------------------------------+
  *   | reader table 1 ...| written by rank 1 alone                                                     |
  *   +=== page or 2 MiB =+----------------------------------------------------------------------------+
- *   | data              | written by the writer: objects in address order, with gaps                  |
+ *   | data of arena 0   | written by writer 0 alone: objects in address order, with gaps              |
+ *   +=== page or 2 MiB =+----------------------------------------------------------------------------+
+ *   | data of arena 1...| written by writer 1 alone                                                   |
  *   +-------------------+----------------------------------------------------------------------------+
+ *
+ * Each writer has an arena: its control block, and its part of the data. Capacity and the numbers of objects, leases and
+ * zones are those of one arena. A reference, a lease and a rank's table number the slots, entries and zones of all
+ * arenas: number within the arena + arena * numbers in an arena. All else counts within the arena, offsets too.
  *
  * An object in the data region starts at slot.offset, a multiple of 64:
  *
@@ -31,8 +44,8 @@
  * Every word that two processes share is a naturally aligned little-endian atomic: 32 bits for a pin, else 64. The
  * segment contains no pointers. Positions are offsets or indices, and are checked before use.
  *
- * A *zone* is 2^zone_shift bytes of the data region. Each rank counts its releases in each zone. The counts tell the
- * writer which zones to survey again (zones.h).
+ * A *zone* is 2^zone_shift bytes of an arena's data. Each rank, and each other writer, counts its releases in each zone.
+ * The counts tell the writer which zones to survey again (zones.h).
  */
 #ifndef SHMS_LAYOUT_H
 #define SHMS_LAYOUT_H
@@ -44,9 +57,9 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 7u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 10u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
-#define SHMS_SUPERBLOCK_SIZE 4096u
+#define SHMS_PAGE 4096u /* the smallest */
 #define SHMS_MAX_ZONES 4096u
 
 typedef _Atomic uint64_t shms_word;
@@ -65,6 +78,7 @@ enum shms_counter {
     SHMS_C_MORE_4X, /* puts that would have been hits with that much capacity; see ghosts.h */
     SHMS_C_MORE_2X,
     SHMS_C_MORE_1_5X,
+    SHMS_C_ADOPTED, /* hits on objects of other writers */
     SHMS_C_COUNT
 };
 
@@ -89,17 +103,27 @@ typedef struct shms_superblock {
     uint64_t flags;
     uint64_t store;       /* random 32-bit number that references carry */
     uint64_t created_ns;  /* CLOCK_REALTIME */
-    uint64_t slots_at;    /* file offsets */
+    uint64_t n_writers;
+    uint64_t writer_at;   /* file offsets of arena 0's tables */
+    uint64_t slots_at;
     uint64_t leases_at;
+    uint64_t index_at;
+    uint64_t claims_at;
+    uint64_t counts_at;
+    uint64_t arena_stride; /* from a table of one arena to that of the next */
     uint64_t readers_at;
     uint64_t reader_stride;
     uint64_t data_at;
+    uint64_t data_stride;
     uint64_t zone_shift;
     uint64_t secret;      /* random; half of the key of the tag of every reference */
+    uint8_t group_of[SHMS_MAX_READERS]; /* by rank; a group is a range of ranks */
     uint64_t check;       /* shms_layout_check(): all that the creation wrote */
-    uint64_t reserved[12];
-    shms_word writer_pid; /* informative; the lock decides liveness */
-    shms_word writer_epoch; /* incremented by create and by each recover */
+} shms_superblock;
+
+typedef struct shms_writer_table {
+    shms_word pid;        /* informative; the lock decides liveness */
+    shms_word epoch;      /* incremented by create and by each recover */
     shms_word next_id;    /* P1; the id of the next object */
     shms_word next_lease; /* L1; the number of the next lease */
     shms_word hand;       /* offset where the next search for large objects starts */
@@ -108,13 +132,19 @@ typedef struct shms_superblock {
     shms_word open_leases;
     shms_word published;  /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
     shms_word small_hand; /* the same for small objects */
-    shms_word disposable; /* 1: the name was generated, and no caller has asked to keep the store */
-    shms_word more[5];
+    shms_word disposable; /* 1, of writer 0: the name was generated; 2, of any writer: a caller has asked to keep it */
+    shms_word adopting; /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
+    shms_word releases; /* B5, C2: releases of other arenas' objects, stored after the zone's count */
+    shms_word retirements; /* how many times shms_writer_retire was called; other writers poll it */
+    shms_word more[2];
     shms_word counters[24]; /* enum shms_counter */
     /* T1: epoch[r] + 1 as of shms_writer_retire; void once A3 raises the epoch; pairs with A4 */
     shms_word retired[SHMS_MAX_READERS];
     shms_kind kinds[SHMS_KINDS];
-} shms_superblock;
+    shms_word drops; /* how many times this writer has dropped an object of another; after shms_claim.dropped */
+    shms_word reserved[7]; /* other writers poll `drops`, so its cache line has nothing else */
+    shms_word tier[16]; /* shms_tier_figures; 0 until this process has a tier */
+} shms_writer_table;
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
 
@@ -126,32 +156,38 @@ enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING 
 #define SHMS_SLOT_CRC_SHIFT 32
 
 typedef struct shms_slot {
-    shms_word state;   /* enum shms_state */
-    shms_word id;      /* P2; stored before P4 makes the object LIVE */
-    shms_word secret;  /* random; the other half of the key of the tags */
-    shms_word offset;  /* offset of the key */
-    shms_word length;  /* bytes from the key to the end of the payload and of the extra bytes */
-    shms_word head;    /* key_len | meta_len << 32 */
-    shms_word flags;   /* SHMS_SLOT_*; the upper half is the checksum if SHMS_SLOT_CHECKED is set */
-    shms_word put_ns;  /* CLOCK_REALTIME of the commit */
+    shms_word state; /* enum shms_state */
+    shms_word id; /* P2; stored before P4 makes the object LIVE */
+    shms_word secret; /* random; the other half of the key of the tags */
+    shms_word offset; /* offset of the key */
+    shms_word length; /* bytes from the key to the end of the payload and of the extra bytes */
+    shms_word head; /* key_len | meta_len << 32 */
+    shms_word flags; /* SHMS_SLOT_*; the upper half is the checksum if SHMS_SLOT_CHECKED is set */
+    shms_word put_ns; /* CLOCK_REALTIME of the commit */
 } shms_slot;
 
-#define SHMS_LEASE_HELD (UINT64_C(1) << 32)
+/* What a writer does with an object of another writer. One for each slot of all arenas, in the row of the writer. */
+typedef struct shms_claim {
+    _Atomic uint32_t first; /* B4, C2: the first of its open leases there, + 1; 0: none; pairs with W3f */
+    _Atomic uint32_t uses; /* how many times it has used the slot's objects; the owner's CLOCK reads it */
+    shms_word dropped; /* the id of an object that no writer may hand out any more */
+} shms_claim;
 
 typedef struct shms_lease {
     shms_word number; /* 0: the entry is free; L2 stores it last (release), C1 clears it; pairs with R3a */
-    shms_word slot;   /* | SHMS_LEASE_HELD from H1 on: only the writer ends the lease */
+    shms_word what; /* slots.h packs it: slot; held (H1); group (G1); one word, so all is of one moment */
     shms_word id;
     shms_word opened_ns; /* CLOCK_REALTIME */
 } shms_lease;
 
 typedef struct shms_reader_table {
-    /* one cache line, which the writer reads at W1; only attaching and closing change it */
-    shms_word epoch;    /* A3: how many times this rank has attached; pairs with W1b and T2 */
-    shms_word base;     /* A4: older leases do not expect this process; E1: SHMS_CLOSED; pairs with W1a */
-    shms_word pid;      /* informative */
+    /* cache lines that writers read at W1; only attaching and closing change them */
+    shms_word epoch; /* A3: how many times this rank has attached; pairs with W1b and T2 */
+    shms_word pid; /* informative */
     shms_word attached_ns;
-    shms_word reserved[4];
+    /* by writer. A4: older leases do not expect this process; E1: SHMS_CLOSED; pairs with W1a */
+    shms_word base[SHMS_MAX_WRITERS];
+    shms_word reserved[5];
     /* another cache line, which every get writes */
     /* R3b, R4: releases so far, stored after the zone's count; the writer reads it before surveys */
     shms_word releases;
@@ -159,7 +195,7 @@ typedef struct shms_reader_table {
     shms_word stale;
     shms_word released; /* leases released without a get */
     shms_word more[4];
-    /* shms_pin pins[max_objects], shms_word acks[max_leases], shms_word zone_releases[n_zones] */
+    /* shms_pin pins[all slots], shms_word acks[all entries], shms_word zone_releases[all zones] */
 } shms_reader_table;
 
 typedef _Atomic uint32_t shms_pin;
@@ -183,36 +219,67 @@ AT(shms_superblock, max_leases, 64);
 AT(shms_superblock, flags, 72);
 AT(shms_superblock, store, 80);
 AT(shms_superblock, created_ns, 88);
-AT(shms_superblock, slots_at, 96);
-AT(shms_superblock, leases_at, 104);
-AT(shms_superblock, readers_at, 112);
-AT(shms_superblock, reader_stride, 120);
-AT(shms_superblock, data_at, 128);
-AT(shms_superblock, zone_shift, 136);
-AT(shms_superblock, secret, 144);
-AT(shms_superblock, check, 152);
-AT(shms_superblock, writer_pid, 256); /* the words that the writer updates start a cache line */
-AT(shms_superblock, writer_epoch, 264);
-AT(shms_superblock, next_id, 272);
-AT(shms_superblock, next_lease, 280);
-AT(shms_superblock, hand, 288);
-AT(shms_superblock, used_bytes, 296);
-AT(shms_superblock, objects, 304);
-AT(shms_superblock, open_leases, 312);
-AT(shms_superblock, published, 320);
-AT(shms_superblock, small_hand, 328);
-AT(shms_superblock, disposable, 336);
-AT(shms_superblock, counters, 384);
-AT(shms_superblock, retired, 576);
-AT(shms_superblock, kinds, 2624);
-_Static_assert(sizeof(shms_superblock) == 2624 + SHMS_KINDS * sizeof(shms_kind), "superblock");
-_Static_assert(sizeof(shms_superblock) <= SHMS_SUPERBLOCK_SIZE, "superblock");
+AT(shms_superblock, n_writers, 96);
+AT(shms_superblock, writer_at, 104);
+AT(shms_superblock, slots_at, 112);
+AT(shms_superblock, leases_at, 120);
+AT(shms_superblock, index_at, 128);
+AT(shms_superblock, claims_at, 136);
+AT(shms_superblock, counts_at, 144);
+AT(shms_superblock, arena_stride, 152);
+AT(shms_superblock, readers_at, 160);
+AT(shms_superblock, reader_stride, 168);
+AT(shms_superblock, data_at, 176);
+AT(shms_superblock, data_stride, 184);
+AT(shms_superblock, zone_shift, 192);
+AT(shms_superblock, secret, 200);
+AT(shms_superblock, group_of, 208);
+AT(shms_superblock, check, 464);
+_Static_assert(sizeof(shms_superblock) == 472, "superblock");
+AT(shms_writer_table, pid, 0);
+AT(shms_writer_table, epoch, 8);
+AT(shms_writer_table, next_id, 16);
+AT(shms_writer_table, next_lease, 24);
+AT(shms_writer_table, hand, 32);
+AT(shms_writer_table, used_bytes, 40);
+AT(shms_writer_table, objects, 48);
+AT(shms_writer_table, open_leases, 56);
+AT(shms_writer_table, published, 64);
+AT(shms_writer_table, small_hand, 72);
+AT(shms_writer_table, disposable, 80);
+AT(shms_writer_table, adopting, 88);
+AT(shms_writer_table, releases, 96);
+AT(shms_writer_table, retirements, 104);
+AT(shms_writer_table, counters, 128);
+AT(shms_writer_table, retired, 320);
+AT(shms_writer_table, kinds, 2368);
+AT(shms_writer_table, drops, 3136);
+AT(shms_writer_table, tier, 3200);
+_Static_assert(sizeof(shms_writer_table) == 3328, "writer table");
+_Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
 _Static_assert(SHMS_C_COUNT <= 24, "counters");
 AT(shms_kind, name, 0);
 AT(shms_kind, bytes, 24);
 AT(shms_kind, objects, 32);
 AT(shms_kind, quota, 40);
 _Static_assert(sizeof(shms_kind) == 48, "kind");
+/* The order of its fields is that of the words of shms_writer_table.tier. */
+AT(shms_tier_figures, there, 0);
+AT(shms_tier_figures, hits, 8);
+AT(shms_tier_figures, hit_bytes, 16);
+AT(shms_tier_figures, misses, 24);
+AT(shms_tier_figures, declined, 32);
+AT(shms_tier_figures, damaged, 40);
+AT(shms_tier_figures, errors, 48);
+AT(shms_tier_figures, skipped, 56);
+AT(shms_tier_figures, offered, 64);
+AT(shms_tier_figures, offered_bytes, 72);
+AT(shms_tier_figures, refused, 80);
+AT(shms_tier_figures, dropped, 88);
+AT(shms_tier_figures, queued, 96);
+AT(shms_tier_figures, saved_ns, 104);
+AT(shms_tier_figures, open, 112);
+_Static_assert(sizeof(shms_tier_figures) == 120, "tier");
 AT(shms_slot, state, 0);
 AT(shms_slot, id, 8);
 AT(shms_slot, secret, 16);
@@ -222,26 +289,34 @@ AT(shms_slot, head, 40);
 AT(shms_slot, flags, 48);
 AT(shms_slot, put_ns, 56);
 _Static_assert(sizeof(shms_slot) == 64, "one cache line an object");
+AT(shms_claim, first, 0);
+AT(shms_claim, uses, 4);
+AT(shms_claim, dropped, 8);
+_Static_assert(sizeof(shms_claim) == 16, "claim");
 AT(shms_lease, number, 0);
-AT(shms_lease, slot, 8);
+AT(shms_lease, what, 8);
 AT(shms_lease, id, 16);
 AT(shms_lease, opened_ns, 24);
 _Static_assert(sizeof(shms_lease) == 32, "lease");
 AT(shms_reader_table, epoch, 0);
-AT(shms_reader_table, base, 8);
-AT(shms_reader_table, pid, 16);
-AT(shms_reader_table, attached_ns, 24);
-AT(shms_reader_table, releases, 64);
-AT(shms_reader_table, gets, 72);
-AT(shms_reader_table, stale, 80);
-AT(shms_reader_table, released, 88);
-_Static_assert(sizeof(shms_reader_table) == 128, "reader table");
+AT(shms_reader_table, pid, 8);
+AT(shms_reader_table, attached_ns, 16);
+AT(shms_reader_table, base, 24);
+AT(shms_reader_table, releases, 576);
+AT(shms_reader_table, gets, 584);
+AT(shms_reader_table, stale, 592);
+AT(shms_reader_table, released, 600);
+_Static_assert(sizeof(shms_reader_table) == 640, "reader table");
 #undef AT
 
 /* The geometry that follows from options. Fields have the names of the superblock's. */
 typedef struct shms_layout {
-    uint64_t page, file_size, capacity, max_object_size, n_readers, max_objects, max_leases, flags;
-    uint64_t slots_at, leases_at, readers_at, reader_stride, data_at, zone_shift;
+    uint64_t page, file_size, capacity, max_object_size, n_readers, max_objects, max_leases, flags, n_writers;
+    uint64_t writer_at, slots_at, leases_at, index_at, claims_at, counts_at, arena_stride, readers_at, reader_stride,
+        data_at;
+    uint64_t data_stride, zone_shift;
+    uint64_t n_groups;
+    uint8_t group_of[SHMS_MAX_READERS];
 } shms_layout;
 
 /* Computes the geometry. SHMS_EINVAL if an option is out of range. There is one lease entry for each object. Above
@@ -249,10 +324,13 @@ typedef struct shms_layout {
  * each object. Quotas add 8 bytes for each. */
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page);
 
+/* The options of a store with this geometry. */
+void shms_layout_options(shms_options *out, const shms_layout *l);
+
 /* A number that differs if two builds would read a segment differently: version, sizes or architecture. */
 uint64_t shms_layout_stamp(void);
 
-/* A hash of the words from `page` to `secret`. */
+/* A hash of the words from `page` to the groups. */
 uint64_t shms_layout_check(const shms_superblock *sb);
 
 /* Reads the geometry from a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT: another
@@ -265,6 +343,21 @@ static inline uint32_t shms_zone_of(const shms_layout *l, uint64_t offset) {
     return (uint32_t)(offset >> l->zone_shift);
 }
 static inline uint32_t shms_n_zones(const shms_layout *l) { return shms_zone_of(l, l->capacity - 1) + 1; }
+
+/* How many there are in all arenas. */
+static inline uint32_t shms_all_slots(const shms_layout *l) { return (uint32_t)(l->n_writers * l->max_objects); }
+static inline uint32_t shms_all_leases(const shms_layout *l) { return (uint32_t)(l->n_writers * l->max_leases); }
+static inline uint32_t shms_all_zones(const shms_layout *l) { return (uint32_t)l->n_writers * shms_n_zones(l); }
+
+/* Where in the data of all arenas an offset of an arena is. */
+static inline uint64_t shms_address(const shms_layout *l, uint32_t arena, uint64_t offset) {
+    return arena * l->data_stride + offset;
+}
+
+/* The arena of a slot. A division takes some nanoseconds, which one writer does not pay. */
+static inline uint32_t shms_arena_of(const shms_layout *l, uint32_t slot) {
+    return l->n_writers == 1 ? 0 : slot / (uint32_t)l->max_objects;
+}
 
 /* Where the payload of an object starts, and how many bytes of the data region an object takes. */
 static inline uint64_t shms_payload_at(uint32_t key_len, uint32_t meta_len) {

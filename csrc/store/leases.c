@@ -18,23 +18,53 @@ uint64_t shms_leases_memory(uint32_t n_entries, uint32_t n_slots) {
     return (4 * (uint64_t)n_entries + n_slots) * sizeof(uint32_t);
 }
 
-static void link_in(shms_leases *l, uint32_t entry, uint32_t slot) {
-    l->slot[entry] = slot;
-    l->next[entry] = l->first[slot];
-    l->prev[entry] = SHMS_NONE;
-    if (l->first[slot] != SHMS_NONE)
-        l->prev[l->first[slot]] = entry;
-    l->first[slot] = entry;
+static bool is_own(const shms_leases *l, uint32_t slot) { return slot - l->base < l->n_slots; }
+
+/* The list of a slot begins in private memory, or in the row of claims, where 0 is no entry. */
+static uint32_t first_of(const shms_leases *l, uint32_t slot) {
+    return is_own(l, slot) ? l->first[slot - l->base]
+                           : atomic_load_explicit(&shms_claims(l->seg)[slot].first, memory_order_relaxed) - 1;
+}
+static void set_first(shms_leases *l, uint32_t slot, uint32_t entry) {
+    if (is_own(l, slot)) {
+        l->first[slot - l->base] = entry;
+        return;
+    }
+    SHMS_STEP("B4"); /* or C2; release: pairs with W3f, which reads the entry behind it */
+    atomic_store_explicit(&shms_claims(l->seg)[slot].first, entry + 1, memory_order_release);
 }
 
-void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, shms_superblock *sb, shms_lease *table,
-                      const shms_slot *slots) {
+/* For C2, which comes after C1: a writer that walks the list sees that an entry has ended, or is another slot's. */
+static void set_next(shms_leases *l, uint32_t entry, uint32_t next) {
+    l->next[entry] = next;
+    if (is_own(l, l->slot[entry]))
+        return;
+    SHMS_STEP("C2"); /* release: pairs with W3f */
+    shms_word *what = &l->table[entry].what;
+    atomic_store_explicit(what, shms_lease_with_next(shms_get(what), next + 1), memory_order_release);
+}
+
+static void link_in(shms_leases *l, uint32_t entry, uint32_t slot) {
+    uint32_t first = first_of(l, slot);
+    l->slot[entry] = slot;
+    l->next[entry] = first;
+    l->prev[entry] = SHMS_NONE;
+    if (first != SHMS_NONE)
+        l->prev[first] = entry;
+    set_first(l, slot, entry);
+}
+
+void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, shms_writer_table *t, shms_lease *table,
+                      const shms_slot *slots, const shms_segment *seg) {
     *l = (shms_leases){.table = table,
-                       .next_lease = &sb->next_lease,
-                       .published = &sb->published,
-                       .open = &sb->open_leases,
+                       .next_lease = &t->next_lease,
+                       .published = &t->published,
+                       .open = &t->open_leases,
+                       .seg = seg,
+                       .base = seg ? seg->arena * (uint32_t)layout->max_objects : 0,
                        .n_entries = (uint32_t)layout->max_leases,
-                       .n_slots = (uint32_t)layout->max_objects};
+                       .n_slots = (uint32_t)layout->max_objects,
+                       .n_groups = (uint32_t)layout->n_groups};
     l->free = memory;
     l->slot = l->free + l->n_entries;
     l->next = l->slot + l->n_entries;
@@ -45,12 +75,13 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
     uint64_t open = 0;
     for (uint32_t i = l->n_entries; i-- > 0;) {
         shms_lease *e = &table[i];
-        uint64_t number = shms_get(&e->number), slot = shms_lease_slot(e);
+        uint64_t number = shms_get(&e->number);
+        uint32_t slot = shms_lease_slot(shms_get(&e->what)) - l->base;
         /* True if the writer died before L3: then nobody has the reference. */
         bool unknown = number >= shms_get(l->published) && number < shms_get(l->next_lease);
         if (number && !unknown && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
             shms_get(&slots[slot].id) == shms_get(&e->id)) {
-            link_in(l, i, (uint32_t)slot);
+            link_in(l, i, slot + l->base);
             open++;
             continue;
         }
@@ -69,7 +100,7 @@ uint32_t shms_leases_take(shms_leases *l) { return l->n_free ? l->free[--l->n_fr
 
 void shms_leases_untake(shms_leases *l, uint32_t entry) { l->free[l->n_free++] = entry; }
 
-uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint64_t now_ns) {
+uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint32_t group, uint64_t now_ns) {
     shms_lease *e = &l->table[entry];
     uint64_t number = shms_get(l->next_lease);
     SHMS_STEP("L1");
@@ -77,31 +108,42 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
     atomic_thread_fence(
         /* orders L1, and the 0 of C1, before the stores below; pairs with the inspector's second read */
         memory_order_release);
-    shms_set(&e->slot, slot);
+    /* of a list that others walk, also the next one; first_of() - 1 is SHMS_NONE at its end */
+    shms_set(&e->what, shms_lease_what(slot, false, group, is_own(l, slot) ? 0 : first_of(l, slot) + 1));
     shms_set(&e->id, id);
     shms_set(&e->opened_ns, now_ns);
     SHMS_STEP("L2"); /* release; pairs with R3a */
     atomic_store_explicit(&e->number, number, memory_order_release);
+    link_in(l, entry, slot);
     SHMS_STEP("L3"); /* pairs with A4: the base of a rank that attached earlier is not above this lease */
     atomic_store_explicit(l->published, number + 1, memory_order_seq_cst);
-    link_in(l, entry, slot);
     shms_add(l->open, 1);
     return number;
 }
 
 void shms_leases_hold(shms_leases *l, uint32_t entry) {
-    SHMS_STEP("H1"); /* only the writer, its successor and inspectors read the word */
-    shms_set(&l->table[entry].slot, l->slot[entry] | SHMS_LEASE_HELD);
+    SHMS_STEP("H1"); /* another writer reads the word at W3n, which is after B5 or waits for the pin of a hold */
+    shms_word *what = &l->table[entry].what;
+    shms_set(what, shms_get(what) | shms_lease_what(0, true, 0, 0));
+}
+
+void shms_leases_address(shms_leases *l, uint32_t entry, uint32_t group) {
+    SHMS_STEP("G1"); /* one store; who reads the word before it expects more ranks */
+    shms_word *what = &l->table[entry].what;
+    atomic_store_explicit(what, shms_get(what) | shms_lease_what(0, false, group, 0), memory_order_release);
 }
 
 void shms_leases_close(shms_leases *l, uint32_t entry) {
     uint32_t slot = l->slot[entry];
     SHMS_STEP("C1"); /* pairs with R3a: a late reader acknowledges nothing */
     atomic_store_explicit(&l->table[entry].number, 0, memory_order_release);
-    if (l->prev[entry] != SHMS_NONE)
-        l->next[l->prev[entry]] = l->next[entry];
+    uint32_t before = l->prev[entry];
+    if (before == SHMS_NONE)
+        set_first(l, slot, l->next[entry]);
     else
-        l->first[slot] = l->next[entry];
+        set_next(l, before, l->next[entry]);
+    if (!is_own(l, slot))
+        shms_claims_count(l->seg, slot);
     if (l->next[entry] != SHMS_NONE)
         l->prev[l->next[entry]] = l->prev[entry];
     l->free[l->n_free++] = entry;
@@ -113,13 +155,18 @@ int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t tak
     uint64_t next = shms_get(l->next_lease);
     for (uint32_t i = 0; i < l->n_entries; i++)
         open += shms_get(&l->table[i].number) != 0;
-    for (uint32_t s = 0; s < l->n_slots; s++) {
+    uint32_t all = l->seg ? shms_all_slots(&l->seg->layout) : l->n_slots;
+    for (uint32_t s = 0; s < all; s++) {
         uint32_t before = SHMS_NONE;
-        for (uint32_t e = l->first[s]; e != SHMS_NONE; before = e, e = l->next[e]) {
+        const shms_slot *object = l->seg ? shms_segment_slot(l->seg, s) : &slots[s];
+        for (uint32_t e = first_of(l, s); e != SHMS_NONE; before = e, e = l->next[e]) {
             uint64_t number = e < l->n_entries ? shms_get(&l->table[e].number) : 0;
-            if (number == 0 || number >= next || shms_lease_slot(&l->table[e]) != s || l->slot[e] != s ||
-                l->prev[e] != before || shms_get(&slots[s].state) != SHMS_LIVE ||
-                shms_get(&slots[s].id) != shms_get(&l->table[e].id) || ++listed > open)
+            uint64_t what = number ? shms_get(&l->table[e].what) : 0;
+            if (number == 0 || number >= next || shms_lease_slot(what) != s || l->slot[e] != s ||
+                shms_lease_group(what) > l->n_groups || l->prev[e] != before ||
+                (is_own(l, s) &&
+                 (shms_get(&object->state) != SHMS_LIVE || shms_get(&object->id) != shms_get(&l->table[e].id))) ||
+                shms_lease_next(what) != (is_own(l, s) ? 0 : l->next[e] + 1) || ++listed > open)
                 return SHMS_ECORRUPT;
         }
     }

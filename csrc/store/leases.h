@@ -11,36 +11,42 @@
 #ifndef SHMS_LEASES_H
 #define SHMS_LEASES_H
 
-#include "slots.h"
+#include "claims.h"
 
 typedef struct shms_leases {
     shms_lease *table;
-    shms_word *next_lease; /* in the superblock */
+    shms_word *next_lease; /* in the writer table */
     shms_word *published;
     shms_word *open;
-    uint32_t n_entries, n_slots;
+    const shms_segment *seg; /* NULL: there are no other writers */
+    uint32_t base;           /* the number of the first own slot among those of all arenas */
+    uint32_t n_entries, n_slots, n_groups;
     uint32_t n_free;
     uint32_t *free;  /* stack */
     uint32_t *slot;  /* per entry: the slot of its lease; a private copy, so that the segment is read only once */
     uint32_t *next;  /* per entry: the next lease of the same slot */
     uint32_t *prev;  /* per entry */
-    uint32_t *first; /* per slot */
+    uint32_t *first; /* per own slot; for slots of others it is in the row of claims */
 } shms_leases;
 
 /* Bytes of private memory that _init needs. */
 uint64_t shms_leases_memory(uint32_t n_entries, uint32_t n_slots);
 /* Rebuilds the bookkeeping from the table. Closes entries that are not published: their writer died before L3, so
- * nobody has the reference. Closes also entries that do not name a live object (state LIVE, same id). */
-void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, shms_superblock *sb, shms_lease *table,
-                      const shms_slot *slots);
+ * nobody has the reference. Closes also entries that do not name a live object of its own (state LIVE, same id): leases
+ * on others' objects ended with the process that opened them. `seg`: the writer's own; NULL if there is no other. */
+void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, shms_writer_table *t, shms_lease *table,
+                      const shms_slot *slots, const shms_segment *seg);
 
 /* Takes a free entry, in the bookkeeping only. SHMS_NONE if there is no free entry. */
 uint32_t shms_leases_take(shms_leases *l);
 void shms_leases_untake(shms_leases *l, uint32_t entry);
-/* L1, L2, L3: opens a lease on a taken entry, and returns its number. */
-uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint64_t now_ns);
+/* L1, L2, L3: opens a lease for a group (as in slots.h) on a taken entry, and returns its number. The slot has its number
+ * of all arenas, and B4 is part of it if the slot is another's. */
+uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_t id, uint32_t group, uint64_t now_ns);
 /* H1: from now on no acknowledgement ends the lease, only the writer does. */
 void shms_leases_hold(shms_leases *l, uint32_t entry);
+/* G1: from now on only this group is expected. The lease was opened for all. */
+void shms_leases_address(shms_leases *l, uint32_t entry, uint32_t group);
 /* C1: ends an open lease. */
 void shms_leases_close(shms_leases *l, uint32_t entry);
 

@@ -9,21 +9,16 @@
  * - Leases wait for a reader only until it is closed, because a closed reader can never read again.
  */
 #include <errno.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
+#include "outlast.h"
 #include "readers.h"
 #include "ref.h"
 #include "segment.h"
 #include "step.h"
-
-/* How long a reader waits for a live writer to decide about an object in EVICTING. The writer decides after it has
- * stored the states of all victims of a put and has read their pins. That takes below 1 us for one victim, and some 0.1
- * to 0.2 ms for 32,768. It takes longer only if the writer is descheduled or stopped. */
-#define PATIENCE_NS UINT64_C(1000000000)
 
 struct shms_reader {
     shms_segment seg;
@@ -35,12 +30,6 @@ struct shms_reader {
     /* the handle, plus views; the last one frees, because a garbage collector releases them in any order */
     _Atomic uint64_t refs;
 };
-
-static uint64_t monotonic_ns(void) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
 
 static uint64_t realtime_ns(void) {
     struct timespec now;
@@ -54,8 +43,8 @@ static int take_rank(struct shms_reader *r) {
     if (rc)
         return rc;
     r->table = shms_segment_reader(&r->seg, r->rank);
-    atomic_store(&r->writer_epoch, shms_get(&r->seg.sb->writer_epoch));
-    shms_reader_table_attach(r->table, &r->seg.layout, r->seg.sb, r->rank, (uint64_t)getpid(), realtime_ns());
+    atomic_store(&r->writer_epoch, shms_reader_writer_epoch(r));
+    shms_reader_table_attach(r->table, &r->seg.layout, r->seg.writer, r->rank, (uint64_t)getpid(), realtime_ns());
     return SHMS_OK;
 }
 
@@ -118,41 +107,14 @@ static int enter(struct shms_reader *r) {
     return SHMS_ECLOSED;
 }
 
-/* Waits, with a pin on an object in EVICTING, until the writer has decided. LIVE: the writer saw the pin. Another
- * state: the object is gone.
- *
- * Why a reader need not wait for a dead writer:
- * 1. A writer that died in EVICTING has not reused the bytes and never will.
- * 2. Its successor sets the state to LIVE first. It cannot miss a pin from before its own W3.
- * 3. So the object may be taken if the writer died while it was in EVICTING. R2p alone does not show that. Between R2c
- *    and R2p the writer may have gone on to FREE, and then have died or closed.
- * 4. Hence another R2c after R2p. It reads either the dead writer's last word, or the word of a successor that cannot
- *    have missed the pin. */
-static bool outlast_eviction(struct shms_reader *r, const shms_slot *s, uint64_t id) {
-    uint64_t start = 0;
-    bool orphan = false;
-    for (uint32_t turn = 0;; turn++) {
-        SHMS_STEP("R2c");
-        uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
-        if (atomic_load_explicit(&s->id, memory_order_seq_cst) != id)
-            return false;
-        if (state != SHMS_EVICTING)
-            return state == SHMS_LIVE;
-        if (orphan)
-            return true;
-        if (turn < 1000)
-            continue;
-        SHMS_STEP("R2p"); /* pairs with the writer's death */
-        orphan = !shms_segment_held(&r->seg, SHMS_ROLE_WRITER);
-        if (orphan)
-            continue;
-        uint64_t now = monotonic_ns();
-        if (start == 0)
-            start = now;
-        else if (now - start > PATIENCE_NS)
-            return false;
-        sched_yield();
-    }
+/* Is the reference's lease open? Then its object stays, even if the writer of the slot is asking who holds it. */
+static bool promised(const struct shms_reader *r, const shms_ref *ref) {
+    SHMS_STEP("R2n"); /* pairs with L2 and C1 */
+    return atomic_load_explicit(&shms_segment_lease(&r->seg, ref->entry)->number, memory_order_acquire) == ref->lease;
+}
+
+static uint64_t address_of(const struct shms_reader *r, uint32_t slot, const shms_slot *s) {
+    return shms_address(&r->seg.layout, shms_arena_of(&r->seg.layout, slot), shms_get(&s->offset));
 }
 
 /* R1, R2 and all other checks of a reference. SHMS_OK: the object is pinned, and `seen` has the place and lengths that
@@ -161,25 +123,39 @@ static int pin(struct shms_reader *r, const uint8_t *packed, shms_ref *ref, shms
     const shms_superblock *sb = r->seg.sb;
     if (shms_ref_read(ref, packed, sb, &r->seg.layout))
         return SHMS_ESTALE;
-    const shms_slot *s = &r->seg.slots[ref->slot];
+    const shms_slot *s = shms_segment_slot(&r->seg, ref->slot);
     enum shms_state state = shms_reader_table_pin(r->table, &r->seg.layout, s, ref->slot, ref->id);
     if (state == SHMS_FREE)
         return SHMS_ESTALE;
-    if (state == SHMS_EVICTING && !outlast_eviction(r, s, ref->id)) {
+    int rc = state == SHMS_EVICTING ? shms_outlast_eviction(&r->seg, ref->slot, ref->id) : SHMS_OK;
+    if (rc == SHMS_EBUSY && !promised(r, ref)) /* only another writer's lease can be open beside EVICTING */
+        rc = SHMS_ESTALE;
+    if (rc) {
         shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot);
-        return SHMS_ESTALE;
+        return rc;
     }
     shms_set(&seen->offset, shms_get(&s->offset));
     shms_set(&seen->length, shms_get(&s->length));
     shms_set(&seen->head, shms_get(&s->head));
     shms_set(&seen->flags, shms_get(&s->flags));
-    int rc = !shms_ref_sealed(packed, sb->secret, shms_get(&s->secret)) || shms_get(&seen->offset) != ref->address
-                 ? SHMS_ESTALE
-             : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
-                                                               : SHMS_ECORRUPT;
+    rc = !shms_ref_sealed(packed, sb->secret, shms_get(&s->secret)) || address_of(r, ref->slot, seen) != ref->address
+             ? SHMS_ESTALE
+         : shms_slot_bounded(seen, r->seg.layout.capacity) ? SHMS_OK
+                                                           : SHMS_ECORRUPT;
     if (rc)
         shms_reader_table_unpin_vain(r->table, &r->seg.layout, s, ref->slot);
     return rc;
+}
+
+/* The offset within its arena of an object that starts at `at`. */
+static uint64_t offset_of(const struct shms_reader *r, uint32_t slot, const uint8_t *at) {
+    return (uint64_t)(at - r->seg.all_data) - shms_address(&r->seg.layout, shms_arena_of(&r->seg.layout, slot), 0);
+}
+
+/* R3, for a reference whose tag was verified. */
+static int acknowledge(struct shms_reader *r, const shms_ref *ref) {
+    return shms_reader_table_ack(r->table, &r->seg.layout, shms_segment_lease(&r->seg, ref->entry), ref->entry,
+                                 ref->lease, ref->slot, offset_of(r, ref->slot, r->seg.all_data + ref->address));
 }
 
 int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **out) {
@@ -201,10 +177,10 @@ int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **ou
         leave(r);
         return rc;
     }
-    shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease, ref.address);
+    acknowledge(r, &ref);
     atomic_fetch_add_explicit(&r->table->gets, 1, memory_order_relaxed);
     uint32_t key_len = shms_slot_key_len(&seen), meta_len = shms_slot_meta_len(&seen);
-    const char *at = (const char *)r->seg.data + ref.address;
+    const char *at = (const char *)r->seg.all_data + ref.address;
     *v = (shms_view){.key = at,
                      .meta = at + key_len,
                      .payload = at + shms_payload_at(key_len, meta_len),
@@ -240,7 +216,7 @@ void shms_view_release(shms_view *v) {
     struct shms_reader *r = v->owner;
     /* In a forked child, the view and its pin are the parent's. */
     if (!atomic_load_explicit(&r->seg.forked, memory_order_relaxed)) {
-        shms_reader_table_unpin(r->table, &r->seg.layout, v->slot, (uint64_t)((const uint8_t *)v->key - r->seg.data));
+        shms_reader_table_unpin(r->table, &r->seg.layout, v->slot, offset_of(r, v->slot, (const uint8_t *)v->key));
         leave(r);
     }
     free(v);
@@ -257,12 +233,12 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
     if ((rc = shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout)) == SHMS_OK) {
         /* No pin is needed. As long as the lease is open, the slot keeps its object; once it has ended, there is
          * nothing to acknowledge. If the slot is another object's by now, its secret does not match the tag. */
-        const shms_slot *s = &r->seg.slots[ref.slot];
+        const shms_slot *s = shms_segment_slot(&r->seg, ref.slot);
         if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id) {
             /* acquire: before the second read of the id */
             uint64_t secret = atomic_load_explicit(&s->secret, memory_order_acquire);
             if (shms_ref_sealed(packed, r->seg.sb->secret, secret))
-                rc = shms_reader_table_ack(r->table, &r->seg.layout, r->seg.leases, ref.entry, ref.lease, ref.address);
+                rc = acknowledge(r, &ref);
             else if (atomic_load_explicit(&s->id, memory_order_acquire) == ref.id)
                 rc = SHMS_ESTALE;
         }
@@ -279,11 +255,12 @@ int shms_reader_validate(shms_reader *r, const uint8_t *packed) {
     if (rc)
         return rc;
     if (shms_ref_read(&ref, packed, r->seg.sb, &r->seg.layout) == SHMS_OK) {
-        const shms_slot *s = &r->seg.slots[ref.slot];
+        const shms_slot *s = shms_segment_slot(&r->seg, ref.slot);
         uint64_t state = atomic_load_explicit(&s->state, memory_order_seq_cst);
         rc = (state == SHMS_LIVE || state == SHMS_EVICTING) &&
              atomic_load_explicit(&s->id, memory_order_seq_cst) == ref.id &&
-             shms_ref_sealed(packed, r->seg.sb->secret, shms_get(&s->secret)) && shms_get(&s->offset) == ref.address;
+             shms_ref_sealed(packed, r->seg.sb->secret, shms_get(&s->secret)) &&
+             address_of(r, ref.slot, s) == ref.address;
     }
     leave(r);
     return rc;
@@ -303,7 +280,14 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
 
 uint64_t shms_reader_store(const shms_reader *r) { return r ? r->seg.sb->store : 0; }
 
-uint64_t shms_reader_writer_epoch(const shms_reader *r) { return r ? shms_get(&r->seg.sb->writer_epoch) : 0; }
+uint64_t shms_reader_writer_epoch(const shms_reader *r) {
+    uint64_t takeovers = 0;
+    for (uint32_t w = 0; r && w < r->seg.layout.n_writers; w++) {
+        uint64_t epoch = shms_get(&shms_segment_writer(&r->seg, w)->epoch);
+        takeovers += epoch ? epoch - 1 : 0; /* 0: nobody has joined there yet */
+    }
+    return r ? 1 + takeovers : 0;
+}
 
 uint64_t shms_reader_took_over(shms_reader *r) {
     uint64_t now = shms_reader_writer_epoch(r), seen = r ? atomic_load(&r->writer_epoch) : 0;
@@ -313,8 +297,9 @@ uint64_t shms_reader_took_over(shms_reader *r) {
 int shms_reader_named(const shms_reader *r) { return r ? shms_segment_named(&r->seg) : SHMS_ECLOSED; }
 
 uint64_t shms_reader_data(const shms_reader *r, uint64_t *size) {
-    *size = r ? r->seg.layout.capacity : 0;
-    return r ? (uint64_t)(uintptr_t)r->seg.data : 0;
+    const shms_layout *l = r ? &r->seg.layout : NULL;
+    *size = r ? shms_address(l, (uint32_t)l->n_writers - 1, l->capacity) : 0;
+    return r ? (uint64_t)(uintptr_t)r->seg.all_data : 0;
 }
 
 uint64_t shms_reader_pid(const char *name, uint32_t rank) {
@@ -333,7 +318,7 @@ int shms_reader_close(shms_reader *r) {
         return SHMS_EFORKED;
     atomic_fetch_add(&r->live, 1);
     if (!atomic_exchange(&r->closed, 1)) /* only once: later the rank may be another process's */
-        shms_reader_table_close(r->table);
+        shms_reader_table_close(r->table, &r->seg.layout);
     leave(r);
     return SHMS_OK;
 }

@@ -5,40 +5,53 @@
 
 #include "step.h"
 
-void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_superblock *sb, uint32_t rank,
+static const shms_writer_table *of_writer(const shms_writer_table *first, const shms_layout *l, uint32_t w) {
+    return (const shms_writer_table *)((const uint8_t *)first + w * l->arena_stride);
+}
+
+void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_writer_table *w, uint32_t rank,
                               uint64_t pid, uint64_t now_ns) {
     shms_pin *pins = shms_reader_pins(t);
-    shms_word *acks = shms_reader_acks(t, l->max_objects);
-    uint64_t epoch = shms_get(&t->epoch), next_lease = shms_get(&sb->next_lease);
+    uint64_t epoch = shms_get(&t->epoch);
     SHMS_STEP("A2"); /* release: orders the reads of the dead predecessor before the reset; pairs with W3 */
-    for (uint64_t i = 0; i < l->max_objects; i++)
+    for (uint32_t i = 0; i < shms_all_slots(l); i++)
         if (atomic_load_explicit(&pins[i], memory_order_relaxed))
             atomic_store_explicit(&pins[i], 0, memory_order_release);
     /* a number that is not taken yet would make R3b, a maximum, drop the real one */
-    for (uint64_t i = 0; i < l->max_leases; i++)
-        if (shms_get(&acks[i]) >= next_lease)
-            shms_set(&acks[i], 0);
+    for (uint32_t o = 0; o < l->n_writers; o++) {
+        shms_word *acks = shms_reader_acks(t, l) + o * l->max_leases;
+        uint64_t next_lease = shms_get(&of_writer(w, l, o)->next_lease);
+        for (uint64_t i = 0; i < l->max_leases; i++)
+            if (shms_get(&acks[i]) >= next_lease)
+                shms_set(&acks[i], 0);
+    }
     shms_set(&t->pid, pid);
     shms_set(&t->attached_ns, now_ns);
     /* pairs with W1b, which reads the epoch before W1c probes the lock, held since A1; and with T2 */
     SHMS_STEP("A3");
     atomic_store_explicit(&t->epoch, epoch + 1, memory_order_seq_cst);
-    SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
-    bool rebase = epoch > 0 || atomic_load_explicit(&sb->retired[rank], memory_order_seq_cst) == epoch + 1;
-    atomic_store_explicit(&t->base, rebase ? atomic_load_explicit(&sb->published, memory_order_seq_cst) : 0,
-                          memory_order_seq_cst);
+    for (uint32_t o = 0; o < l->n_writers; o++) {
+        SHMS_STEP("A4"); /* `retired` pairs with T1, `published` with L3, `base` with W1a */
+        const shms_writer_table *by = of_writer(w, l, o);
+        bool rebase = epoch > 0 || atomic_load_explicit(&by->retired[rank], memory_order_seq_cst) == epoch + 1;
+        atomic_store_explicit(&t->base[o], rebase ? atomic_load_explicit(&by->published, memory_order_seq_cst) : 0,
+                              memory_order_seq_cst);
+    }
 }
 
-void shms_reader_table_close(shms_reader_table *t) {
-    SHMS_STEP("E1"); /* pairs with W1a */
-    atomic_store_explicit(&t->base, SHMS_CLOSED, memory_order_seq_cst);
+void shms_reader_table_close(shms_reader_table *t, const shms_layout *l) {
+    for (uint32_t w = 0; w < l->n_writers; w++) {
+        SHMS_STEP("E1"); /* pairs with W1a */
+        atomic_store_explicit(&t->base[w], SHMS_CLOSED, memory_order_seq_cst);
+    }
 }
 
 /* Counts a release. The count follows the release itself, and is a release store; the writer reads it before it
  * surveys. */
-static void count_release(shms_reader_table *t, const shms_layout *l, uint64_t offset) {
+static void count_release(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset) {
     if (offset < l->capacity) /* a slot in WRITING may have any offset */
-        atomic_fetch_add_explicit(&shms_reader_zone_releases(t, l)[shms_zone_of(l, offset)], 1, memory_order_release);
+        atomic_fetch_add_explicit(&shms_reader_zone_releases(t, l, shms_arena_of(l, i))[shms_zone_of(l, offset)], 1,
+                                  memory_order_release);
     atomic_fetch_add_explicit(&t->releases, 1, memory_order_release);
 }
 
@@ -62,7 +75,7 @@ static void unpin(shms_reader_table *t, uint32_t i) {
 
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset) {
     unpin(t, i);
-    count_release(t, l, offset);
+    count_release(t, l, i, offset);
 }
 
 /* The pin may have been seen on an object that came into the slot in the meantime. So the offset is read after R4.
@@ -70,21 +83,21 @@ void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_
 void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i) {
     unpin(t, i);
     atomic_thread_fence(memory_order_seq_cst);
-    count_release(t, l, shms_get(&slot->offset));
+    count_release(t, l, i, shms_get(&slot->offset));
 }
 
-int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
-                          uint64_t number, uint64_t offset) {
+int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *lease, uint32_t entry,
+                          uint64_t number, uint32_t i, uint64_t offset) {
     SHMS_STEP("R3a"); /* pairs with L2 and C1: an old reference must not acknowledge the entry's next lease */
-    if (atomic_load_explicit(&leases[entry].number, memory_order_acquire) != number)
+    if (atomic_load_explicit(&lease->number, memory_order_acquire) != number)
         return 0;
-    shms_word *ack = &shms_reader_acks(t, l->max_objects)[entry];
+    shms_word *ack = &shms_reader_acks(t, l)[entry];
     /* pairs with W1a; a maximum, so that a thread that slept since R3a does not undo a newer one */
     SHMS_STEP("R3b");
     uint64_t seen = atomic_load_explicit(ack, memory_order_relaxed);
     while (seen < number)
         if (atomic_compare_exchange_weak_explicit(ack, &seen, number, memory_order_release, memory_order_relaxed)) {
-            count_release(t, l, offset);
+            count_release(t, l, i, offset);
             return 1;
         }
     return 0;

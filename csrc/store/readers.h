@@ -1,8 +1,9 @@
 /*
- * readers.h - the table of one rank: its pins, acknowledgements and epoch.
+ * readers.h - the table of one rank: its pins, acknowledgements and epoch. Slots and lease entries have their numbers of
+ * all arenas here.
  *
  * Only that rank's process writes the table, from any of its threads. The read-modify-write atomics here are for those
- * threads, and never cross a process. The writer only reads the table: W1 and W3 in reclaim.c.
+ * threads, and never cross a process. The writer only reads the table: W1 and W3 in holders.c.
  *
  * The handshake:
  * - The reader does R1 (pin), then R2 (state). The writer does W2 (state), a fence, then W3 (pins).
@@ -22,43 +23,46 @@
 #include "slots.h"
 
 static inline shms_pin *shms_reader_pins(shms_reader_table *t) { return (shms_pin *)(t + 1); }
-static inline shms_word *shms_reader_acks(shms_reader_table *t, uint64_t max_objects) {
-    return (shms_word *)((uint8_t *)(t + 1) + shms_align_up(max_objects * sizeof(shms_pin), 8));
+static inline shms_word *shms_reader_acks(shms_reader_table *t, const shms_layout *l) {
+    return (shms_word *)((uint8_t *)(t + 1) + shms_align_up(shms_all_slots(l) * sizeof(shms_pin), 8));
 }
-static inline shms_word *shms_reader_zone_releases(shms_reader_table *t, const shms_layout *l) {
-    return shms_reader_acks(t, l->max_objects) + l->max_leases;
+/* Of the zones of an arena. */
+static inline shms_word *shms_reader_zone_releases(shms_reader_table *t, const shms_layout *l, uint32_t arena) {
+    return shms_reader_acks(t, l) + shms_all_leases(l) + (uint64_t)arena * shms_n_zones(l);
 }
 
-/* Does the lease `number` in `entry` expect this rank, unless the rank has died? `retired` is the rank's word in the
- * superblock.
+/* Does the lease `number` in `entry`, opened by `writer`, expect this rank, unless the rank has died? `what` is the
+ * lease's word, and `retired` the rank's word in the table of that writer.
  *
  * Orders: the acknowledgement pairs with R3b. Base and epoch are sequentially consistent, because attaching lowers the
  * base (A4). A check of the next lease (L3) must not read the older base. */
-static inline bool shms_reader_expected(shms_reader_table *t, const shms_layout *l, uint64_t retired, uint32_t entry,
-                                        uint64_t number) {
-    return atomic_load_explicit(&shms_reader_acks(t, l->max_objects)[entry], memory_order_acquire) != number &&
-           atomic_load_explicit(&t->base, memory_order_seq_cst) <= number &&
+static inline bool shms_reader_expected(shms_reader_table *t, const shms_layout *l, uint32_t rank, uint32_t writer,
+                                        uint64_t retired, uint32_t entry, uint64_t number, uint64_t what) {
+    uint32_t group = shms_lease_group(what);
+    return (group == 0 || group == l->group_of[rank] + 1u) &&
+           atomic_load_explicit(&shms_reader_acks(t, l)[entry], memory_order_acquire) != number &&
+           atomic_load_explicit(&t->base[writer], memory_order_seq_cst) <= number &&
            atomic_load_explicit(&t->epoch, memory_order_seq_cst) + 1 != retired;
 }
 
 /* A2, A3, A4: takes the rank over from its last process, and trusts only the epoch of the table. The rank's lock is
- * held. */
-void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_superblock *sb, uint32_t rank,
+ * held. `w`: the table of writer 0, which those of the others follow. */
+void shms_reader_table_attach(shms_reader_table *t, const shms_layout *l, const shms_writer_table *w, uint32_t rank,
                               uint64_t pid, uint64_t now_ns);
 /* E1: no lease waits for the rank until it attaches again.  The rank's lock is still held. */
-void shms_reader_table_close(shms_reader_table *t);
+void shms_reader_table_close(shms_reader_table *t, const shms_layout *l);
 
 /* R1, R2. SHMS_LIVE: pinned, and the slot holds this object. SHMS_EVICTING: pinned, and the writer will store LIVE if
  * it saw the pin, else FREE. SHMS_FREE: not pinned, because the object is not there. */
 enum shms_state shms_reader_table_pin(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i,
                                       uint64_t id);
-/* R4, for an object that was taken, at `offset`. */
+/* R4, for an object that was taken, at `offset` of its arena. */
 void shms_reader_table_unpin(shms_reader_table *t, const shms_layout *l, uint32_t i, uint64_t offset);
 /* R4, for a pin that did not get its object: the slot may hold another one. */
 void shms_reader_table_unpin_vain(shms_reader_table *t, const shms_layout *l, const shms_slot *slot, uint32_t i);
-/* R3, for a reference with a valid tag, to an object at `offset`. 1: acknowledged now. 0: the lease has ended, or was
- * acknowledged before. */
-int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *leases, uint32_t entry,
-                          uint64_t number, uint64_t offset);
+/* R3, for a reference with a valid tag, to the object in slot `i` at `offset`. 1: acknowledged now. 0: the lease has
+ * ended, or was acknowledged before. */
+int shms_reader_table_ack(shms_reader_table *t, const shms_layout *l, const shms_lease *lease, uint32_t entry,
+                          uint64_t number, uint32_t i, uint64_t offset);
 
 #endif

@@ -27,7 +27,6 @@
 #include "step.h"
 #include "writer.h"
 
-enum { UNKNOWN, HERE, GONE };
 enum { AGAIN = 1 }; /* the caller searches again */
 
 #define NEAR 64            /* objects that a search visits from the hand on */
@@ -38,103 +37,6 @@ enum { AGAIN = 1 }; /* the caller searches again */
 #define SWEEP_EARLY 512    /* lease entries that each hand-out checks, at most */
 /* failed searches before the store counts as full: its readers are then faster than the search */
 #define MAX_SEARCHES 1000
-
-void shms_reclaim_begin(struct shms_writer *w) { memset(w->verdict, UNKNOWN, w->seg.layout.n_readers); }
-
-/* Has the rank attached once, and is its lock free? The epoch is read first (pairs with A3). So a process that attaches
- * for the first time in between holds the lock already, and does not look dead. */
-static bool rank_gone(struct shms_writer *w, uint32_t r) {
-    if (w->verdict[r] == UNKNOWN) {
-        SHMS_STEP("W1b");
-        uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_seq_cst);
-        SHMS_STEP("W1c");
-        w->verdict[r] = epoch > 0 && !shms_segment_held(&w->seg, (int)r) ? GONE : HERE;
-        /* A survey may use this verdict. If it differs from the last poll's, the next poll must see a change: a process
-         * that died before A3 leaves no other trace. */
-        if (w->verdict[r] != w->polled[r].verdict)
-            w->polled[r].verdict = UNKNOWN;
-    }
-    return w->verdict[r] == GONE;
-}
-
-/* W1a: the part of W1 that does not probe the rank's lock. */
-static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
-    SHMS_STEP("W1a"); /* pairs with R3b: a rank that has acknowledged has a visible pin; also with A3, A4, E1 */
-    return !shms_reader_expected(shms_segment_reader(&w->seg, r), &w->seg.layout, shms_get(&w->seg.sb->retired[r]),
-                                 entry, number);
-}
-
-static bool lease_done_by(struct shms_writer *w, uint32_t r, uint32_t entry, uint64_t number) {
-    return lease_left_by(w, r, entry, number) || rank_gone(w, r);
-}
-
-/* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
-static bool lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
-    uint64_t number = shms_get(&w->leases.table[entry].number);
-    if (number == 0 || shms_lease_held(&w->leases.table[entry]))
-        return false;
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (!lease_left_by(w, r, entry, number) && !(ask && rank_gone(w, r)))
-            return false;
-    return true;
-}
-
-static shms_pin *pin_of(struct shms_writer *w, uint32_t r, uint32_t slot) {
-    return &shms_reader_pins(shms_segment_reader(&w->seg, r))[slot];
-}
-
-/* Does W1 and a first read of the pins. Closes the leases that it finds complete. */
-static bool may_go(void *context, uint32_t slot) {
-    struct shms_writer *w = context;
-    if (shms_get(&shms_writer_slot(w, slot)->state) != SHMS_LIVE || w->protected[slot])
-        return false;
-    for (uint32_t e = w->leases.first[slot], next; e != SHMS_NONE; e = next) {
-        next = w->leases.next[e];
-        if (!lease_done(w, e, true))
-            return false;
-        shms_leases_close(&w->leases, e);
-    }
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r))
-            return false;
-    return true;
-}
-
-/* The same for a survey, which also adds up who holds the object. A live rank holds it if it has pinned it, or has not
- * acknowledged a lease that expects it. */
-enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
-    struct shms_writer *w = context;
-    if (!held)
-        return may_go(w, slot) ? SHMS_FREE_TO_GO : SHMS_HELD;
-    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
-    bool live = shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE, anyone = false;
-    if (live && may_go(w, slot))
-        return SHMS_FREE_TO_GO;
-    for (uint32_t r = 0; live && r < w->seg.layout.n_readers; r++) {
-        bool holds = atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r);
-        for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
-            holds = !lease_done_by(w, r, e, shms_get(&w->leases.table[e].number));
-        held[r] += holds ? span : 0;
-        anyone |= holds;
-    }
-    return anyone ? SHMS_HELD : SHMS_KEPT;
-}
-
-/* W3 for n slots in EVICTING. */
-static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
-    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
-        const shms_pin *pins = pin_of(w, r, 0);
-        for (uint32_t i = 0; i < n; i++) {
-            SHMS_STEP("W3"); /* pairs with R1; also an acquire, which pairs with R4 */
-            if (atomic_load_explicit(&pins[slots[i]], memory_order_seq_cst) == 0)
-                continue;
-            SHMS_STEP("W3p");
-            if (shms_segment_held(&w->seg, (int)r))
-                return true;
-        }
-    }
-    return false;
-}
 
 /* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield in a hit, which does not
  * hold `placing`, the writer may be closed. Nothing may be stored then. */
@@ -173,7 +75,7 @@ static int vacate(struct shms_writer *w, uint32_t n) {
         shms_set(&slots[victims[i]].state, SHMS_EVICTING);
     }
     atomic_thread_fence(memory_order_seq_cst);
-    bool go = !pinned(w, victims, n);
+    bool go = !shms_held_after_all(w, victims, n);
     for (uint32_t i = 0; i < n; i++) {
         if (go)
             /* before the first byte is reused, or a successor would set half-written bytes to LIVE */
@@ -185,8 +87,8 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     if (!go)
         return SHMS_EFULL;
     atomic_thread_fence(memory_order_release); /* orders W4 before the stores that reuse the bytes */
-    shms_add(&w->seg.sb->objects, -(uint64_t)n);
-    shms_add(&w->seg.sb->used_bytes, -bytes);
+    shms_add(&w->seg.writer->objects, -(uint64_t)n);
+    shms_add(&w->seg.writer->used_bytes, -bytes);
     shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
     w->indexed_free += evicted;
     return SHMS_OK;
@@ -239,39 +141,6 @@ static int evict_chosen(struct shms_writer *w, const shms_kind_choice *c) {
         next[victims[i]] = victims[i + 1];
     forget(w, victims[0], c->n);
     return SHMS_OK;
-}
-
-/* Marks the zones in which ranks may have released something since the last poll; see zones.h. The verdicts found here
- * hold for the surveys that follow. If a rank dies later, the next poll sees a change. */
-static void poll_ranks(struct shms_writer *w) {
-    const shms_layout *l = &w->seg.layout;
-    uint32_t n_zones = w->ring.n_zones;
-    shms_reclaim_begin(w);
-    for (uint32_t r = 0; r < l->n_readers; r++) {
-        shms_reader_table *t = shms_segment_reader(&w->seg, r);
-        shms_polled now = {.retired = shms_get(&w->seg.sb->retired[r])}, before = w->polled[r];
-        now.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
-        now.base = atomic_load_explicit(&t->base, memory_order_acquire);
-        now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
-        now.verdict = rank_gone(w, r) ? GONE : HERE;
-        uint64_t *zones = w->polled_zones + (uint64_t)r * n_zones;
-        w->polled[r] = now;
-        if (now.epoch != before.epoch || now.base != before.base || now.verdict != before.verdict ||
-            now.retired != before.retired)
-            shms_zones_stale_all(&w->zones);
-        else if (now.releases == before.releases)
-            continue;
-        w->to_sweep = w->leases.n_entries;
-        const shms_word *counts = shms_reader_zone_releases(t, l);
-        for (uint32_t z = 0; z < n_zones; z++) {
-            uint64_t count = shms_get(&counts[z]);
-            if (count != zones[z])
-                shms_zones_stale(&w->zones, z);
-            zones[z] = count;
-        }
-    }
-    /* orders the counts before the surveys; pairs with the release in count_release */
-    atomic_thread_fence(memory_order_acquire);
 }
 
 /* The state of a search: its place, and what the hand does. */
@@ -344,13 +213,13 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     if (f->polled)
         return find_by_zones(w, f, budget);
     if (!known_full(w, f)) {
-        if (shms_ring_near(r, f->area, level, NEAR, may_go, w, &f->place))
+        if (shms_ring_near(r, f->area, level, NEAR, shms_may_go, w, &f->place))
             return 1;
         f->lap = true;
-        if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, may_go, w, &f->place))
+        if (r->count <= NEAR && shms_ring_near(r, f->area, SHMS_ANY, NEAR, shms_may_go, w, &f->place))
             return 1;
     }
-    poll_ranks(w);
+    shms_poll(w);
     f->polled = true;
     return -1;
 }
@@ -358,18 +227,18 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
 /* Finds a victim only for its slot, near the place or anywhere. 1: found. 0: there is no victim. -1: as
  * find_by_zones. */
 static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32_t *out) {
-    const shms_ring *r = &w->ring;
+    shms_ring *r = &w->ring;
     for (int spare_used = !r->fifo; spare_used >= 0; spare_used--)
         for (uint32_t i = 0, s = f->place.first; i < NEAR && i < r->count; i++, s = r->next[s]) {
             if (s == SHMS_NONE)
                 s = r->first;
-            if (!(spare_used && shms_ring_is_used(r, s)) && may_go(w, s)) {
+            if (!(spare_used && shms_ring_is_used(r, s)) && shms_may_go(w, s)) {
                 *out = s;
                 return 1;
             }
         }
     if (!f->polled)
-        poll_ranks(w);
+        shms_poll(w);
     f->polled = true;
     if (!shms_zones_survey(&w->zones, budget))
         return -1;
@@ -378,7 +247,7 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
             continue;
         for (uint32_t s = r->zones[z].first; s != SHMS_NONE && shms_ring_zone(r, shms_ring_start(r, s)) <= z;
              s = r->next[s])
-            if (may_go(w, s)) {
+            if (shms_may_go(w, s)) {
                 *out = s;
                 return 1;
             }
@@ -392,7 +261,7 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     const shms_layout *l = &w->seg.layout;
     shms_refusal *why = &w->refusal;
     why->capacity = l->capacity;
-    why->used_bytes = shms_get(&w->seg.sb->used_bytes);
+    why->used_bytes = shms_get(&w->seg.writer->used_bytes);
     why->max_objects = l->max_objects;
     why->max_leases = l->max_leases;
     why->reclaimable = w->zones.total_free;
@@ -402,7 +271,7 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     for (uint32_t r = 0; r < l->n_readers; r++) {
         why->held[r] = w->zones.total[r];
         why->awaited[r] = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0 &&
-                          shms_get(&w->seg.sb->retired[r]) == 0;
+                          shms_get(&w->seg.writer->retired[r]) == 0;
     }
     shms_count(w, SHMS_C_REFUSALS, 1);
     return code;
@@ -463,7 +332,7 @@ static bool gap_of_chosen(const struct shms_writer *w, const shms_kind_choice *c
 static int find_in_quota(struct shms_writer *w, search *f, shms_kind_choice *c, int64_t *budget) {
     uint64_t over = shms_kinds_over(&w->kinds, c->kind, c->span);
     if (!f->polled && known_over(w, c->kind, over)) {
-        poll_ranks(w);
+        shms_poll(w);
         f->polled = true;
     }
     if (known_over(w, c->kind, over)) {
@@ -543,7 +412,7 @@ static void sweep(struct shms_writer *w, uint32_t n, bool ask) {
     for (uint32_t i = 0; i < n; i++) {
         uint32_t e = w->sweep_at;
         w->sweep_at = e + 1 < w->leases.n_entries ? e + 1 : 0;
-        if (lease_done(w, e, ask))
+        if (shms_lease_done(w, e, ask))
             shms_leases_close(&w->leases, e);
     }
 }
@@ -562,7 +431,7 @@ void shms_reclaim_leases(struct shms_writer *w) {
 uint32_t shms_reclaim_lease(struct shms_writer *w) {
     uint32_t entry = shms_leases_take(&w->leases);
     if (entry == SHMS_NONE) {
-        poll_ranks(w); /* without a change, entries that were swept since the last one need no second sweep */
+        shms_poll(w); /* without a change, entries that were swept since the last one need no second sweep */
         uint32_t n = at_most(w->to_sweep, SWEEP_AT_ONCE);
         w->to_sweep -= n;
         sweep(w, n, true);
@@ -577,6 +446,6 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
     uint32_t behind;
     shms_zones_stale_slot(&w->zones, slot);
-    if (may_go(w, slot) && evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind) == SHMS_OK)
+    if (shms_may_go(w, slot) && evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind) == SHMS_OK)
         shms_ring_gap_before(&w->ring, behind);
 }

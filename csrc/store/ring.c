@@ -152,8 +152,8 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     return shms_get(&r->slots[here].id) <= shms_get(&r->slots[there].id) ? SHMS_SMALL : SHMS_LARGE;
 }
 
-bool shms_ring_near(const shms_ring *r, enum shms_area_name name, enum shms_level level, uint32_t limit,
-                    shms_may_go *may_go, void *context, shms_place *place) {
+bool shms_ring_near(shms_ring *r, enum shms_area_name name, enum shms_level level, uint32_t limit,
+                    shms_may_go_fn *may_go, void *context, shms_place *place) {
     const shms_area *area = &r->areas[name];
     uint64_t start = area->hand, gap = start;
     uint32_t s = area->hand_next, first = s; /* first object of the run */
@@ -203,6 +203,8 @@ static void note_gap(shms_ring *r, uint64_t from, uint64_t to) {
 void shms_ring_insert(shms_ring *r, uint32_t slot, uint32_t behind) {
     uint32_t before = behind == SHMS_NONE ? r->last : r->prev[behind];
     uint64_t start = shms_ring_start(r, slot), end = shms_ring_end(r, slot);
+    if (r->uses)
+        r->seen[slot] = r->uses(r->context, slot); /* of the objects before it */
     r->prev[slot] = before;
     r->next[slot] = behind;
     if (before != SHMS_NONE)
@@ -316,7 +318,14 @@ void shms_ring_use(shms_ring *r, uint32_t slot) {
     mark_zones_stale(r, slot); /* a process that is handed the object also holds it */
 }
 
-bool shms_ring_is_used(const shms_ring *r, uint32_t slot) {
+bool shms_ring_is_used(shms_ring *r, uint32_t slot) {
+    uint8_t elsewhere = r->uses ? r->uses(r->context, slot) : 0;
+    if (r->uses && elsewhere != r->seen[slot]) { /* counts from now on, and until the hand passes */
+        shms_zone *zone = &r->zones[shms_ring_zone(r, shms_ring_start(r, slot))];
+        r->seen[slot] = elsewhere;
+        r->used[slot] = zone->lap;
+        zone->uses = true;
+    }
     return !r->fifo && r->used[slot] == r->zones[shms_ring_zone(r, shms_ring_start(r, slot))].lap;
 }
 

@@ -39,10 +39,15 @@ typedef struct shms_zone {
     bool uses;      /* objects were used in this lap */
 } shms_zone;
 
+typedef uint8_t shms_uses_fn(void *context, uint32_t slot);
+
 typedef struct shms_ring {
     const shms_slot *slots;
     uint32_t *next, *prev; /* per slot, in address order; SHMS_NONE at the ends */
     uint8_t *used; /* per slot: lap of its zone at the last use, or UINT8_MAX for an earlier lap; 0: never used */
+    shms_uses_fn *uses; /* of other writers; NULL: there are none */
+    void *context;
+    uint8_t *seen; /* per slot: these uses, as of the last look */
     shms_zone *zones;
     uint32_t first, last, count;
     uint32_t n_zones, zone_shift;
@@ -60,7 +65,7 @@ typedef struct shms_place {
     uint32_t first; /* the first object that ends after `at`; SHMS_NONE */
 } shms_place;
 
-typedef bool shms_may_go(void *context, uint32_t slot);
+typedef bool shms_may_go_fn(void *context, uint32_t slot);
 
 uint64_t shms_ring_memory(uint32_t n_slots, uint32_t n_zones);
 /* `order`: the occupied slots in address order, from shms_slots_sorted. `memory` is zeroed, and aligned for words. */
@@ -74,8 +79,8 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span);
 uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name area);
 /* Walks once round from the area's hand, over at most `limit` objects, and looks for a run of place->span bytes. Asks
  * `may_go` which objects may go. */
-bool shms_ring_near(const shms_ring *r, enum shms_area_name area, enum shms_level level, uint32_t limit,
-                    shms_may_go *may_go, void *context, shms_place *place);
+bool shms_ring_near(shms_ring *r, enum shms_area_name area, enum shms_level level, uint32_t limit,
+                    shms_may_go_fn *may_go, void *context, shms_place *place);
 /* The first object that ends after `at`, or SHMS_NONE. */
 uint32_t shms_ring_at(const shms_ring *r, uint64_t at);
 
@@ -90,9 +95,9 @@ void shms_ring_remove(shms_ring *r, uint32_t slot);
 void shms_ring_cut(shms_ring *r, uint32_t first, uint32_t last, uint32_t n);
 void shms_ring_gap_before(shms_ring *r, uint32_t behind);
 
-/* Records a use. _is_used: was there one since the hand last passed? */
+/* Records a use. _is_used: was there one since the hand last passed? Uses of other writers count when it is asked. */
 void shms_ring_use(shms_ring *r, uint32_t slot);
-bool shms_ring_is_used(const shms_ring *r, uint32_t slot);
+bool shms_ring_is_used(shms_ring *r, uint32_t slot);
 /* The hand of a kind passes the object, which loses its second chance. */
 void shms_ring_pass(shms_ring *r, uint32_t slot);
 

@@ -49,6 +49,9 @@
 #define HUGE_PAGE ((uint64_t)2 << 20)
 /* smallest step of a reservation that signals interrupt; takes well below a millisecond */
 #define SMALLEST_STEP ((uint64_t)1 << 20)
+/* how long a writer that joins waits for one that closes; that takes some microseconds, unless it is stopped */
+#define TURNS 1000
+#define TURN_NS 1000000
 
 static pthread_mutex_t open_mutex = PTHREAD_MUTEX_INITIALIZER;
 static shms_segment *open_segments;
@@ -144,9 +147,8 @@ int shms_options_round(shms_options *options) {
     int rc = shms_layout_compute(&l, &stored, page_size());
     if (rc)
         return rc;
-    options->capacity = l.capacity;
-    options->max_object_size = l.max_object_size;
-    options->max_objects = (uint32_t)l.max_objects;
+    l.flags = options->flags;
+    shms_layout_options(options, &l);
     return SHMS_OK;
 }
 
@@ -183,16 +185,16 @@ static int reserve(int fd, uint64_t at, uint64_t size) {
 }
 
 /* Maps the data region at an address that huge pages can use. */
-static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size, int prot) {
+static uint8_t *map_data(int fd, const shms_layout *l, uint64_t size) {
     if (l->capacity < HUGE_PAGE) {
-        void *p = mmap(NULL, size, prot, MAP_SHARED, fd, (off_t)l->data_at);
+        void *p = mmap(NULL, size, PROT_READ, MAP_SHARED, fd, (off_t)l->data_at);
         return p == MAP_FAILED ? NULL : p;
     }
     uint8_t *room = mmap(NULL, size + HUGE_PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (room == MAP_FAILED)
         return NULL;
     uint8_t *at = (uint8_t *)shms_align_up((uint64_t)room, HUGE_PAGE);
-    if (mmap(at, size, prot, MAP_SHARED | MAP_FIXED, fd, (off_t)l->data_at) == MAP_FAILED) {
+    if (mmap(at, size, PROT_READ, MAP_SHARED | MAP_FIXED, fd, (off_t)l->data_at) == MAP_FAILED) {
         munmap(room, size + HUGE_PAGE);
         return NULL;
     }
@@ -214,39 +216,47 @@ static int open_again(const shms_segment *seg, int role) {
     return SHMS_ENOSTORE;
 }
 
+/* Maps everything read-only, but for a rank its own table. */
 static int map(shms_segment *seg, int fd, int role) {
     const shms_layout *l = &seg->layout;
-    bool writer = role == SHMS_ROLE_WRITER;
     seg->control_size = l->readers_at + l->n_readers * l->reader_stride;
-    seg->data_size = shms_align_up(l->capacity, l->page);
-    void *control = mmap(NULL, seg->control_size, writer ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+    seg->data_size = l->n_writers * l->data_stride;
+    void *control = mmap(NULL, seg->control_size, PROT_READ, MAP_SHARED, fd, 0);
     if (control == MAP_FAILED)
         return SHMS_ESYS;
     seg->control = control;
-    /* The one rule (each word has one writing process), enforced by the MMU. */
-    if (writer && mprotect(seg->control + l->readers_at, l->n_readers * l->reader_stride, PROT_READ))
-        return SHMS_ESYS;
+    seg->sb = control;
     if (role >= 0 && mprotect(shms_segment_reader(seg, (uint32_t)role), l->reader_stride, PROT_READ | PROT_WRITE))
         return SHMS_ESYS;
-    seg->data = map_data(fd, l, seg->data_size, writer ? PROT_READ | PROT_WRITE : PROT_READ);
-    if (!seg->data)
+    seg->all_data = map_data(fd, l, seg->data_size);
+    if (!seg->all_data)
         return SHMS_ESYS;
-    if (madvise(seg->control, seg->control_size, MADV_DONTDUMP) || madvise(seg->data, seg->data_size, MADV_DONTDUMP))
-        return SHMS_ESYS;
-    seg->sb = control;
-    seg->slots = (shms_slot *)(seg->control + l->slots_at);
-    seg->leases = (shms_lease *)(seg->control + l->leases_at);
-    return SHMS_OK;
+    shms_segment_select(seg, 0);
+    return madvise(seg->control, seg->control_size, MADV_DONTDUMP) ||
+                   madvise(seg->all_data, seg->data_size, MADV_DONTDUMP)
+               ? SHMS_ESYS
+               : SHMS_OK;
+}
+
+/* Makes an arena writable, and nothing else. The one rule (each word has one writing process), enforced by the MMU. */
+static int own(shms_segment *seg, uint32_t arena) {
+    const shms_layout *l = &seg->layout;
+    shms_segment_select(seg, arena);
+    return mprotect(seg->control, l->readers_at, PROT_READ) ||
+                   mprotect(seg->writer, l->arena_stride, PROT_READ | PROT_WRITE) ||
+                   mprotect(seg->data, l->data_stride, PROT_READ | PROT_WRITE)
+               ? SHMS_ESYS
+               : SHMS_OK;
 }
 
 void shms_segment_warm(shms_segment *seg) {
     const shms_layout *l = &seg->layout;
     if (l->flags & SHMS_HUGE_PAGES) { /* best effort: both fail if shared huge pages are off */
-        madvise(seg->data, seg->data_size, MADV_HUGEPAGE);
-        madvise(seg->data, seg->data_size, MADV_COLLAPSE);
+        madvise(seg->data, l->data_stride, MADV_HUGEPAGE);
+        madvise(seg->data, l->data_stride, MADV_COLLAPSE);
     }
-    if ((l->flags & SHMS_PREFAULT) && madvise(seg->data, seg->data_size, MADV_POPULATE_WRITE))
-        for (uint64_t i = 0; i < seg->data_size; i += l->page) /* kernels before 5.14 */
+    if ((l->flags & SHMS_PREFAULT) && madvise(seg->data, l->data_stride, MADV_POPULATE_WRITE))
+        for (uint64_t i = 0; i < l->data_stride; i += l->page) /* kernels before 5.14 */
             *(volatile uint8_t *)(seg->data + i) = *(volatile uint8_t *)(seg->data + i);
 }
 
@@ -283,6 +293,10 @@ static int create_locked(shms_segment *seg) {
     close(fd);
     if (rc)
         return rc;
+    /* all arenas, until it is published */
+    if (mprotect(seg->control, l->readers_at, PROT_READ | PROT_WRITE) ||
+        mprotect(seg->data, l->data_stride, PROT_READ | PROT_WRITE))
+        return SHMS_ESYS;
     uint64_t random[2];
     if (getrandom(random, sizeof random, 0) != sizeof random)
         return SHMS_ESYS;
@@ -301,16 +315,27 @@ static int create_locked(shms_segment *seg) {
     sb->store = (uint32_t)random[0];
     sb->secret = random[1];
     sb->created_ns = (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+    sb->n_writers = l->n_writers;
+    sb->writer_at = l->writer_at;
     sb->slots_at = l->slots_at;
     sb->leases_at = l->leases_at;
+    sb->index_at = l->index_at;
+    sb->claims_at = l->claims_at;
+    sb->counts_at = l->counts_at;
+    sb->arena_stride = l->arena_stride;
     sb->readers_at = l->readers_at;
     sb->reader_stride = l->reader_stride;
     sb->data_at = l->data_at;
+    sb->data_stride = l->data_stride;
     sb->zone_shift = l->zone_shift;
+    memcpy(sb->group_of, l->group_of, sizeof sb->group_of);
     sb->check = shms_layout_check(sb);
-    atomic_store_explicit(&sb->next_id, 1, memory_order_relaxed);
-    atomic_store_explicit(&sb->next_lease, 1, memory_order_relaxed);
-    atomic_store_explicit(&sb->published, 1, memory_order_relaxed);
+    for (uint32_t w = 0; w < l->n_writers; w++) {
+        shms_writer_table *t = shms_segment_writer(seg, w);
+        atomic_store_explicit(&t->next_id, w + 1, memory_order_relaxed);
+        atomic_store_explicit(&t->next_lease, 1, memory_order_relaxed);
+        atomic_store_explicit(&t->published, 1, memory_order_relaxed);
+    }
     shms_segment_warm(seg);
     return SHMS_OK;
 }
@@ -333,24 +358,25 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         return rc;
     }
     if (options->flags & SHMS_DISPOSABLE)
-        atomic_store_explicit(&seg->sb->disposable, 1, memory_order_relaxed);
+        atomic_store_explicit(&seg->writer->disposable, 1, memory_order_relaxed);
     return SHMS_OK;
 }
 
 void shms_segment_publish(shms_segment *seg) {
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
+    own(seg, 0);
     if (is_segment_fd(seg, seg->fd))
         futimens(seg->fd, NULL); /* wakes shms_watch, which sees no store to memory */
 }
 
 static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
-    shms_superblock *sb = mmap(NULL, SHMS_SUPERBLOCK_SIZE, PROT_READ, MAP_SHARED, fd, 0);
+    shms_superblock *sb = mmap(NULL, SHMS_PAGE, PROT_READ, MAP_SHARED, fd, 0);
     if (sb == MAP_FAILED)
         return SHMS_ESYS;
     int rc = shms_layout_read(&seg->layout, sb, size);
     if (rc == SHMS_OK && seg->layout.page % page_size())
         rc = SHMS_ELAYOUT;
-    munmap(sb, SHMS_SUPERBLOCK_SIZE);
+    munmap(sb, SHMS_PAGE);
     if (rc)
         return rc;
     if (role >= 0 && (uint64_t)role >= seg->layout.n_readers)
@@ -387,11 +413,11 @@ static int open_unfinished(shms_segment *seg, int role) {
         rc = open_mapped(seg, role);
         if (rc != SHMS_ELAYOUT || stamp != 0)
             return rc;
-        if (shms_segment_held(seg, SHMS_ROLE_WRITER))
+        if (shms_segment_held(seg, SHMS_ROLE_WRITER)) /* the creator is writer 0 */
             return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ECREATING;
         if (!shms_segment_named(seg)) /* finished, and closed already */
             return SHMS_ENOSTORE;
-        if (size == 0 && role != SHMS_ROLE_WRITER)
+        if (size == 0 && (role >= 0 || role == SHMS_ROLE_INSPECTOR))
             return SHMS_ECREATING;
         if (ended) /* checked again after the lock was found free: nobody will finish it */
             return SHMS_ELAYOUT;
@@ -489,8 +515,11 @@ int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
     return mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) ? SHMS_ESYS : SHMS_OK;
 }
 
+static struct flock lock_bytes(int from, int n) {
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = from, .l_len = n};
+}
 static struct flock role_byte(int role) {
-    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 1 + role, .l_len = 1};
+    return lock_bytes(role >= 0 ? SHMS_MAX_WRITERS + role : SHMS_ROLE_WRITER - role, 1);
 }
 
 /* Takes the lock, and maps a page of the opening that keeps it. */
@@ -499,7 +528,7 @@ static int lock_by_page(shms_segment *seg, int fd, int role) {
     if (fcntl(fd, F_OFD_SETLK, &fl)) {
         if (errno != EAGAIN && errno != EACCES)
             return SHMS_ESYS;
-        return role == SHMS_ROLE_WRITER ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
+        return role < 0 ? SHMS_EWRITERACTIVE : SHMS_ERANKINUSE;
     }
     void *page = mmap(NULL, page_size(), PROT_NONE, MAP_SHARED, fd, 0);
     if (page == MAP_FAILED)
@@ -526,10 +555,40 @@ int shms_segment_lock(shms_segment *seg, int role) {
     return rc;
 }
 
-bool shms_segment_held(const shms_segment *seg, int role) {
-    struct flock fl = role_byte(role);
+/* Was the lock refused for a writer that closes (shms_segment_unlink_last)? Then it is free by now or in a moment, or the
+ * name has gone. */
+static bool is_closing(const shms_segment *seg, int w) {
+    struct flock fl = role_byte(SHMS_ROLE_OF_WRITER(w));
+    return fcntl(seg->fd, F_OFD_GETLK, &fl) == 0 && fl.l_type != F_WRLCK;
+}
+
+int shms_segment_take(shms_segment *seg, int arena) {
+    int from = arena == SHMS_ANY_ARENA ? 0 : arena,
+        to = arena == SHMS_ANY_ARENA ? (int)seg->layout.n_writers : from + 1;
+    if (from < 0 || to > (int)seg->layout.n_writers)
+        return SHMS_EINVAL;
+    int rc = SHMS_EWRITERACTIVE;
+    bool closing = true;
+    for (int turn = 0; rc == SHMS_EWRITERACTIVE && closing && turn < TURNS; turn++) {
+        if (turn)
+            nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
+        closing = false;
+        for (int w = from; w < to && rc == SHMS_EWRITERACTIVE; w++) {
+            if ((rc = shms_segment_lock(seg, SHMS_ROLE_OF_WRITER(w))) == SHMS_OK)
+                return own(seg, (uint32_t)w);
+            closing |= is_closing(seg, w);
+        }
+    }
+    return rc;
+}
+
+static bool held(const shms_segment *seg, struct flock fl) {
     return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !is_segment_fd(seg, seg->fd);
 }
+
+bool shms_segment_held(const shms_segment *seg, int role) { return held(seg, role_byte(role)); }
+
+bool shms_segment_written(const shms_segment *seg) { return held(seg, lock_bytes(0, SHMS_MAX_WRITERS)); }
 
 void shms_segment_unlock(shms_segment *seg) {
     pthread_mutex_lock(&open_mutex); /* a forked child sees both or neither */
@@ -550,14 +609,36 @@ void shms_segment_unlink(const shms_segment *seg) {
         shm_unlink(seg->name);
 }
 
+/* Holds the locks of all other writers while it removes the name, so that none joins: as read locks, which tell a joiner
+ * that they are no writer's, and which several that close may hold at once. A writer that has unlocked asks for all of
+ * them at once, and so holds nothing if it gets none: two that close cannot both find the other alive. */
+bool shms_segment_unlink_last(const shms_segment *seg) {
+    if (seg->layout.n_writers == 1 && seg->lock) {
+        shms_segment_unlink(seg);
+        return true;
+    }
+    pthread_mutex_lock(&open_mutex); /* no fork may copy the descriptor */
+    int fd = open_again(seg, SHMS_ROLE_WRITER), own_byte = seg->lock ? (int)seg->arena : SHMS_MAX_WRITERS;
+    struct flock before = lock_bytes(0, own_byte), behind = lock_bytes(own_byte + 1, SHMS_MAX_WRITERS - own_byte - 1);
+    before.l_type = behind.l_type = F_RDLCK;
+    bool last = fd >= 0 && (own_byte == 0 || fcntl(fd, F_OFD_SETLK, &before) == 0) &&
+                (behind.l_len <= 0 || fcntl(fd, F_OFD_SETLK, &behind) == 0);
+    if (last)
+        shms_segment_unlink(seg);
+    if (fd >= 0)
+        close(fd);
+    pthread_mutex_unlock(&open_mutex);
+    return last || fd == SHMS_ENOSTORE;
+}
+
 void shms_segment_close(shms_segment *seg) {
     shms_segment_unlock(seg);
     list_remove(seg);
     if (seg->borrowed)
         return;
-    if (seg->data)
-        munmap(seg->data, seg->data_size);
+    if (seg->all_data)
+        munmap(seg->all_data, seg->data_size);
     if (seg->control)
         munmap(seg->control, seg->control_size);
-    seg->control = seg->data = NULL;
+    seg->control = seg->data = seg->all_data = NULL;
 }

@@ -2,11 +2,13 @@
  * segment.h - the file in /dev/shm: creation, mapping, locks and closing.
  *
  * A segment is mapped in pieces with different rights:
- * - control (superblock, slots, leases, reader tables): the writer may write all except the reader tables; rank r may
- *   write only its own table; an inspector may write nothing.
- * - data: the writer may write; all others may only read.
+ * - control (superblock, arenas, reader tables): the creator may write all of it until it is published, but for the
+ *   reader tables; a writer may write its own arena; rank r may write only its own table; an inspector may write
+ *   nothing.
+ * - data: a writer may write its own part; all others may only read.
  *
- * Liveness is an open-file-description lock on one byte for each process: byte 0 for the writer, byte 1 + r for rank r.
+ * Liveness is an open-file-description lock on one byte for each process: byte w for writer w, and byte
+ * SHMS_MAX_WRITERS + r for rank r.
  * - The kernel drops the lock when the last descriptor and the last mapping of that opening are gone, however the
  *   process dies.
  * - No descriptor of that opening stays open here. One mapped page keeps the lock; it cannot be read, and no child
@@ -27,16 +29,20 @@
 
 #include "layout.h"
 
-#define SHMS_ROLE_WRITER (-1)
-#define SHMS_ROLE_INSPECTOR (-2) /* 0 and up: the reader of that rank */
+#define SHMS_ROLE_WRITER (-1) /* of arena 0 */
+#define SHMS_ROLE_OF_WRITER(w) (SHMS_ROLE_WRITER - (int)(w))
+#define SHMS_ROLE_INSPECTOR (-1 - SHMS_MAX_WRITERS) /* 0 and up: the reader of that rank */
 
 typedef struct shms_segment {
     shms_layout layout;
     shms_superblock *sb;
+    uint32_t arena; /* the arena of the next four: a writer's own, else 0 */
+    shms_writer_table *writer;
     shms_slot *slots;
     shms_lease *leases;
-    uint8_t *control;
     uint8_t *data;
+    uint8_t *control;
+    uint8_t *all_data; /* of all arenas */
     uint64_t control_size, data_size; /* as mapped */
     int fd;                           /* probes locks, holds none; -1: closed */
     void *lock;                       /* the mapped page that keeps this process's lock; NULL: no lock */
@@ -68,7 +74,8 @@ int64_t shms_segment_lacks(const shms_segment *seg);
 /* Reserves these bytes. For the holder of the writer's lock. */
 int shms_segment_reserve_again(const shms_segment *seg);
 
-/* Opens a published segment in a role, without taking a lock. SHMS_EINVAL if the rank is not below n_readers. */
+/* Opens a published segment in a role, without taking a lock. SHMS_EINVAL if the rank is not below n_readers. A writer
+ * may write nothing before _take. */
 int shms_segment_open(shms_segment *seg, const char *name, int role);
 
 /* SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS if the segment is not what the caller expects. Call it
@@ -81,6 +88,8 @@ int shms_segment_borrow(shms_segment *seg, const shms_segment *of);
 /* Takes the role's lock. SHMS_EWRITERACTIVE or SHMS_ERANKINUSE if a process holds it. SHMS_ENOSTORE if the name no
  * longer names this segment. */
 int shms_segment_lock(shms_segment *seg, int role);
+/* Takes the lock of an arena, or of the first that is free (SHMS_ANY_ARENA), and makes the arena writable. */
+int shms_segment_take(shms_segment *seg, int arena);
 /* Does a process hold the role's lock? Takes about 0.4 us, or 0.6 us if the lock is free. In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
 void shms_segment_unlock(shms_segment *seg); /* releases the lock, and stops probing others; idempotent */
@@ -88,7 +97,43 @@ void shms_segment_unlock(shms_segment *seg); /* releases the lock, and stops pro
 bool shms_segment_named(const shms_segment *seg);
 /* Removes the name, if it still names this segment. */
 void shms_segment_unlink(const shms_segment *seg);
+/* The same, unless a writer lives: another one, or any if this one has unlocked. False: one lives. Of writers that
+ * close at the same time, each calling this before and after it unlocks, the last one removes the name. */
+bool shms_segment_unlink_last(const shms_segment *seg);
+/* Does any writer hold its lock? */
+bool shms_segment_written(const shms_segment *seg);
 void shms_segment_close(shms_segment *seg); /* unlocks, unmaps */
+
+/* Where an arena has what arena 0 has at that offset of the file. */
+static inline void *shms_segment_at(const shms_segment *seg, uint64_t offset, uint32_t arena) {
+    return seg->control + offset + arena * seg->layout.arena_stride;
+}
+static inline shms_writer_table *shms_segment_writer(const shms_segment *seg, uint32_t arena) {
+    return shms_segment_at(seg, seg->layout.writer_at, arena);
+}
+/* The row of a writer: what it holds in all arenas. */
+static inline shms_claim *shms_segment_claims(const shms_segment *seg, uint32_t writer) {
+    return shms_segment_at(seg, seg->layout.claims_at, writer);
+}
+/* By numbers that count through all arenas. */
+static inline shms_slot *shms_segment_slot(const shms_segment *seg, uint32_t slot) {
+    uint32_t arena = shms_arena_of(&seg->layout, slot);
+    shms_slot *slots = shms_segment_at(seg, seg->layout.slots_at, arena);
+    return &slots[slot - arena * (uint32_t)seg->layout.max_objects];
+}
+static inline shms_lease *shms_segment_lease(const shms_segment *seg, uint32_t entry) {
+    uint32_t arena = seg->layout.n_writers == 1 ? 0 : entry / (uint32_t)seg->layout.max_leases;
+    shms_lease *leases = shms_segment_at(seg, seg->layout.leases_at, arena);
+    return &leases[entry - arena * (uint32_t)seg->layout.max_leases];
+}
+/* Sets `arena` and what goes with it. */
+static inline void shms_segment_select(shms_segment *seg, uint32_t arena) {
+    seg->arena = arena;
+    seg->writer = shms_segment_writer(seg, arena);
+    seg->slots = shms_segment_at(seg, seg->layout.slots_at, arena);
+    seg->leases = shms_segment_at(seg, seg->layout.leases_at, arena);
+    seg->data = seg->all_data + arena * seg->layout.data_stride;
+}
 
 /* The table of rank r; its arrays follow it. */
 static inline shms_reader_table *shms_segment_reader(const shms_segment *seg, uint32_t rank) {

@@ -65,49 +65,56 @@
 #define SHMS_ERANKS -23        /* the store has another number of ranks */
 #define SHMS_ESPARSE -24       /* parts of the segment's file are holes */
 #define SHMS_EOPTIONS -25      /* the store was created with other options */
-#define SHMS_EQUOTA -26        /* the objects of the kind fill its quota, and are held */
+#define SHMS_EBUSY -27 /* the object is promised, but the writer that evicts it was stopped before it saw that */
+#define SHMS_EQUOTA -26 /* the objects of the kind fill its quota, and are held */
 
-#define SHMS_REF_SIZE 40        /* bytes of a packed reference */
-#define SHMS_ALIGN 64           /* of every object and of every payload in the data region */
-#define SHMS_MAX_READERS 256    /* ranks */
+#define SHMS_REF_SIZE 40 /* bytes of a packed reference */
+#define SHMS_ALIGN 64 /* of every object and of every payload in the data region */
+#define SHMS_MAX_READERS 256 /* ranks */
+#define SHMS_MAX_WRITERS 64 /* arenas */
+#define SHMS_MAX_GROUPS 255 /* of ranks */
 #define SHMS_MAX_OBJECTS 16777216 /* slots; the same limit holds for lease entries */
 #define SHMS_MAX_CAPACITY 0x1000000000000 /* bytes of the data region: 2^48, what a reference's address holds */
-#define SHMS_MAX_NAME 200       /* bytes of a store's name */
-#define SHMS_MAX_KEY 65536      /* bytes of a key */
-#define SHMS_KINDS 16           /* kinds of objects; number 0 is for those without one */
+#define SHMS_MAX_NAME 200 /* bytes of a store's name */
+#define SHMS_MAX_KEY 65536 /* bytes of a key */
+#define SHMS_KINDS 16 /* kinds of objects; number 0 is for those without one */
 #define SHMS_MAX_META 0x40000000 /* bytes of an object's metadata */
 #define SHMS_MAX_EXTRA 0xffffff /* extra bytes of an object, which only the writer reads */
 
-#define SHMS_PREFAULT 1   /* map every page of the writer's data now, not at the first touch */
+#define SHMS_PREFAULT 1 /* map every page of the writer's data now, not at the first touch */
 #define SHMS_HUGE_PAGES 2 /* ask for 2 MiB pages; best effort */
-#define SHMS_FIFO 4       /* evict in insertion order: a use gives no second chance */
-#define SHMS_CHECKSUMS 8  /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
+#define SHMS_FIFO 4 /* evict in insertion order: a use gives no second chance */
+#define SHMS_CHECKSUMS 8 /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
 #define SHMS_DISPOSABLE 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
 
-#define SHMS_EVENT_PUT 1     /* committed */
+#define SHMS_EVENT_PUT 1 /* committed */
 #define SHMS_EVENT_EVICTED 2
 #define SHMS_EVENT_DELETED 3
-#define SHMS_MIN_LOG 131072  /* bytes of a log of events: room for a key of any length */
+#define SHMS_MIN_LOG 131072 /* bytes of a log of events: room for a key of any length */
 
 #define SHMS_ANY_STORE -1 /* any store of that name */
-#define SHMS_OWN_UID -1   /* a store of the caller's own, whose mode admits no other user */
+#define SHMS_ANY_ARENA -1 /* the first that has no living writer */
+#define SHMS_OWN_UID -1 /* a store of the caller's own, whose mode admits no other user */
 
 typedef struct shms_writer shms_writer;
 typedef struct shms_reader shms_reader;
 
 typedef struct shms_options {
-    uint64_t capacity;        /* bytes of the data region; rounded up to SHMS_ALIGN */
+    uint64_t capacity; /* bytes of the data region; rounded up to SHMS_ALIGN */
     uint64_t max_object_size; /* bytes of key, metadata and payload together; 0: the capacity */
-    uint32_t n_readers;       /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
-    uint32_t max_objects;     /* slots; 0: from the capacity */
-    uint32_t flags;           /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | SHMS_DISPOSABLE */
+    uint32_t n_readers; /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
+    uint32_t max_objects; /* slots; 0: from the capacity */
+    uint32_t n_writers; /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
+    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | SHMS_DISPOSABLE */
+    uint32_t n_groups; /* of ranks; 0: one group of all */
+    uint16_t group_sizes[SHMS_MAX_GROUPS]; /* each at least 1; together n_readers: the first ranks are group 0 */
 } shms_options;
 
 /* The store that _attach_to and _recover_to accept. NULL: any store of the caller's own. */
 typedef struct shms_expected {
-    int64_t store;      /* its number, or SHMS_ANY_STORE */
-    int64_t allow_uid;  /* its owner, whatever the mode; or SHMS_OWN_UID */
+    int64_t store; /* its number, or SHMS_ANY_STORE */
+    int64_t allow_uid; /* its owner, whatever the mode; or SHMS_OWN_UID */
     uint32_t n_readers; /* 0: any number */
     const shms_options *options; /* those it was created with, but for SHMS_DISPOSABLE; NULL: any */
 } shms_expected;
@@ -117,11 +124,11 @@ typedef struct shms_expected {
 typedef struct shms_ref {
     uint32_t store; /* which store: the superblock's random number */
     uint32_t slot;
-    uint32_t entry;   /* of the lease table */
+    uint32_t entry; /* of the lease table */
     uint64_t address; /* the object's offset in the data region */
-    uint64_t id;      /* monotonic, never reused */
-    uint64_t lease;   /* number of the hand-out; never reused */
-    uint64_t tag;     /* keyed hash of the other fields; its key is the store's and the object's secret */
+    uint64_t id; /* monotonic, never reused */
+    uint64_t lease; /* number of the hand-out; never reused */
+    uint64_t tag; /* keyed hash of the other fields; its key is the store's and the object's secret */
 } shms_ref;
 
 /* Space that is being written, between shms_writer_begin and shms_writer_commit or _abort. */
@@ -149,20 +156,37 @@ typedef struct shms_view {
     uint32_t key_len;
     uint32_t meta_len;
     uint64_t id;
-    uint32_t slot;      /* private from here */
+    uint32_t slot; /* private from here */
     shms_reader *owner;
 } shms_view;
 
+/* What a writer has had of a tier beyond its host. Its process counts that, and the segment shows it. */
+typedef struct shms_tier_figures {
+    uint64_t there; /* 1: the writer has, or had, a tier; 0: it has not, and the others are 0, too */
+    uint64_t hits, hit_bytes, misses, declined, damaged, errors, skipped;
+    uint64_t offered, offered_bytes, refused, dropped, queued, saved_ns;
+    uint64_t open; /* 1: the tier has failed, and is left alone for now */
+} shms_tier_figures;
+
 typedef struct shms_stats {
     uint64_t capacity, max_object_size, max_objects, n_readers;
-    uint64_t objects, used_bytes;            /* live objects; ring bytes of these and of unfinished puts */
+    uint64_t objects, used_bytes; /* live objects; ring bytes of these and of unfinished puts */
     uint64_t next_id, next_lease, open_leases, max_leases;
-    uint64_t puts, put_bytes, hits, misses;  /* put_bytes: payload; hits and misses: of shms_writer_hit */
+    /* put_bytes: payload; hits and misses: of shms_writer_hit; adopted: hits on objects of other writers */
+    uint64_t puts, put_bytes, hits, adopted, misses;
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
     /* puts that would have been hits with 1.5, 2 and 4 times the capacity */
     uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
-    uint64_t control_bytes, heap_bytes;      /* bookkeeping in the segment and in the writer's own memory */
+    uint64_t control_bytes, heap_bytes; /* bookkeeping in the segment and in the writer's own memory */
+    shms_tier_figures tier;
 } shms_stats;
+
+/* The bytes of a stored object. */
+typedef struct shms_stored {
+    const char *meta, *payload, *extra;
+    uint64_t payload_size;
+    uint32_t meta_len, extra_len;
+} shms_stored;
 
 /* The head of an event; the key's bytes follow it. */
 typedef struct shms_event {
@@ -171,7 +195,7 @@ typedef struct shms_event {
     uint32_t key_len;
 } shms_event;
 
-/* A kind of objects, as in the superblock. */
+/* A kind of objects, as in the writer table. */
 typedef struct shms_kind_info {
     uint64_t name[3]; /* UTF-8, padded with zeros; all 0: no name */
     uint64_t bytes, objects, quota; /* of the data region and of slots, with unfinished puts; quota 0: no limit */
@@ -185,7 +209,7 @@ typedef struct shms_refusal {
     uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room */
     uint64_t kept; /* of objects that only the writer holds: protected, or unfinished */
     uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota, and what it has of that; else 0 */
-    uint64_t held[SHMS_MAX_READERS];   /* by rank: pinned, or promised and not yet read */
+    uint64_t held[SHMS_MAX_READERS]; /* by rank: pinned, or promised and not yet read */
     uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached and is not retired */
 } shms_refusal;
 
@@ -217,6 +241,10 @@ int shms_writer_recover(shms_writer **out, const char *name);
 /* Accepts only the expected store. SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS: it is another, left
  * as it was. */
 int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected);
+/* Takes over an arena of a store of several writers: the one of that number, or SHMS_ANY_ARENA. What is in it comes
+ * along. SHMS_EWRITERACTIVE: it has a writer, or all have. */
+int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected);
+uint32_t shms_writer_arena(const shms_writer *w); /* its number; 0 for NULL */
 /* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
  * _free. Without `unlink` the store stays, and is no longer disposable. */
 int shms_writer_close(shms_writer *w, int unlink);
@@ -224,6 +252,8 @@ void shms_writer_free(
     shms_writer *w); /* if not closed, ends it like a process that dies, without unlinking; NULL is allowed */
 /* The same for the variable that has the handle, so that an owner can exist before the handle does. */
 void shms_writer_drop(shms_writer **w);
+/* Its part of the data region: the address, or 0 for NULL; place[0] is its size, and place[1] its offset in the file. */
+uint64_t shms_writer_data(const shms_writer *w, uint64_t *place);
 uint64_t shms_writer_options(shms_writer *w,
                              shms_options *out); /* as rounded; returns the store's number, or 0 for NULL */
 
@@ -254,10 +284,16 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 
  * meanwhile stays, too. */
 int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len);
 int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len);
+/* The bytes of this writer's own object of a key that is protected: they stay until _unprotect. */
+int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out);
 /* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */
 int shms_writer_validate(shms_writer *w, const uint8_t *ref, const char *key, uint32_t key_len);
 /* 1: that lease is open, and only the writer ends it from now on; 0: it has ended; or an error. */
 int shms_writer_hold(shms_writer *w, const uint8_t *ref);
+/* From now on that lease waits for one group only: 1 + its number. 1: it does; 0: the lease has ended. SHMS_EINVAL: it
+ * waits for another group, or there is no such group. Without this, and if several groups may read it, a lease waits
+ * for all ranks; that is group 0. */
+int shms_writer_address(shms_writer *w, const uint8_t *ref, uint32_t group);
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open, and has ended; 0; or an error */
 /* Ends every open lease and returns their number: for a successor, if the requests of the dead writer died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);
@@ -275,6 +311,8 @@ int shms_writer_kind(shms_writer *w, const char *name, uint32_t len);
 /* Sets how many bytes objects of a kind may take; 0: no limit. */
 int shms_writer_quota(shms_writer *w, uint32_t kind, uint64_t quota);
 int shms_writer_kinds(shms_writer *w, shms_kind_info *out); /* SHMS_KINDS records, by number */
+/* Replaces the figures that this writer shows of its tier. A successor starts without any. */
+int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
 int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0 before the first */
 /* Records events from now on, in a log of `bytes` bytes (at least SHMS_MIN_LOG), which drops the oldest ones. Keeps a

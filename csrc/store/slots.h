@@ -41,6 +41,11 @@ static inline uint64_t shms_slot_payload_size(const shms_slot *s) {
     return shms_get(&s->length) > at ? shms_get(&s->length) - at : 0;
 }
 
+/* Does the slot have a committed object? Its bytes are then its own. */
+static inline bool shms_slot_whole(const shms_slot *s) {
+    uint64_t state = atomic_load_explicit(&s->state, memory_order_acquire);
+    return state == SHMS_LIVE || state == SHMS_EVICTING;
+}
 static inline bool shms_slot_deleted(const shms_slot *s) { return shms_get(&s->flags) & SHMS_SLOT_DELETED; }
 /* Can this build have written these flags? Without a checksum, the upper half is zero. */
 static inline bool shms_slot_flags_valid(uint64_t flags) {
@@ -61,6 +66,16 @@ uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out);
 /* The same in the order of their ids. */
 uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out);
 
+/* The words of shms_writer_table.tier are statistics only, like the counters. */
+static inline void shms_tier_read(const shms_word *words, shms_tier_figures *out) {
+    for (uint64_t i = 0; i < sizeof *out / sizeof *words; i++)
+        ((uint64_t *)out)[i] = shms_get(&words[i]);
+}
+static inline void shms_tier_write(shms_word *words, const shms_tier_figures *figures) {
+    for (uint64_t i = 0; i < sizeof *figures / sizeof *words; i++)
+        shms_set(&words[i], ((const uint64_t *)figures)[i]);
+}
+
 static inline bool shms_kind_named(const shms_kind *kind) { return shms_get(&kind->name[0]) != 0; }
 static inline void shms_kind_read(const shms_kind *kind, shms_kind_info *out) {
     *out = (shms_kind_info){.name = {atomic_load_explicit(&kind->name[0], memory_order_acquire)},
@@ -71,7 +86,17 @@ static inline void shms_kind_read(const shms_kind *kind, shms_kind_info *out) {
     out->name[2] = shms_get(&kind->name[2]);
 }
 
-static inline bool shms_lease_held(const shms_lease *e) { return (shms_get(&e->slot) & SHMS_LEASE_HELD) != 0; }
-static inline uint64_t shms_lease_slot(const shms_lease *e) { return shms_get(&e->slot) & ~SHMS_LEASE_HELD; }
+/* The word `what` of a lease: slot (24 bits), held (1), group (8), next entry (24). A group is 0 for all ranks, else 1 +
+ * its number. `next` is 1 + the next lease of the same writer on the slot, if the slot is another's; else 0. */
+static inline uint64_t shms_lease_what(uint32_t slot, bool held, uint32_t group, uint32_t next) {
+    return slot | (uint64_t)held << 24 | (uint64_t)group << 25 | (uint64_t)next << 33;
+}
+static inline uint32_t shms_lease_slot(uint64_t what) { return what & 0xffffff; }
+static inline bool shms_lease_held(uint64_t what) { return what >> 24 & 1; }
+static inline uint32_t shms_lease_group(uint64_t what) { return what >> 25 & 0xff; }
+static inline uint64_t shms_lease_with_next(uint64_t what, uint32_t next) {
+    return (what & ((UINT64_C(1) << 33) - 1)) | (uint64_t)next << 33;
+}
+static inline uint32_t shms_lease_next(uint64_t what) { return what >> 33 & 0xffffff; }
 
 #endif

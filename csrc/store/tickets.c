@@ -46,7 +46,8 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     uint64_t quota = shms_get(&w->kinds.table[kind].quota);
     if (quota && span > quota)
         return SHMS_ETOOLARGE;
-    if (shms_index_find(&w->index, key, key_len) != SHMS_NONE)
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    if (shms_index_find(&w->index, hash, key, key_len) != SHMS_NONE)
         return SHMS_EEXISTS;
     if (!shms_writer_has_numbers(w))
         return SHMS_ECORRUPT;
@@ -64,9 +65,10 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     }
     uint32_t slot = w->free_slots[--w->n_free_slots];
     shms_slot *s = shms_writer_slot(w, slot);
-    uint64_t id = shms_get(&w->seg.sb->next_id);
+    uint64_t id = shms_get(&w->seg.writer->next_id);
     SHMS_STEP("P1"); /* the id is taken before it is used: a crash loses only a number */
-    atomic_store_explicit(&w->seg.sb->next_id, id + 1, memory_order_release);
+    /* every writer takes the ids of its own remainder, so ids are unique in the store */
+    atomic_store_explicit(&w->seg.writer->next_id, id + w->seg.layout.n_writers, memory_order_release);
     SHMS_STEP("P2"); /* WRITING before the other words: a successor frees the slot without reading them */
     atomic_store_explicit(&s->state, SHMS_WRITING, memory_order_release);
     atomic_thread_fence(memory_order_release);
@@ -79,15 +81,16 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     shms_ring_insert(&w->ring, slot, room.behind);
     if (room.moves) {
         shms_ring_move_hand(&w->ring, room.area, slot, room.lap);
-        shms_set(room.area == SHMS_LARGE ? &w->seg.sb->hand : &w->seg.sb->small_hand, w->ring.areas[room.area].hand);
+        shms_set(room.area == SHMS_LARGE ? &w->seg.writer->hand : &w->seg.writer->small_hand,
+                 w->ring.areas[room.area].hand);
     }
-    shms_add(&w->seg.sb->used_bytes, span);
+    shms_add(&w->seg.writer->used_bytes, span);
     shms_kinds_enter(&w->kinds, slot);
-    w->protected[slot] = shms_key_kept(w, key, key_len);
+    w->protected[slot] = shms_key_kept(w, hash);
     char *at = (char *)w->seg.data + room.at;
     SHMS_STEP("P3"); /* the bytes, here and until the commit */
     memcpy(at, key, key_len);
-    shms_index_add(&w->index, slot);
+    shms_index_add(&w->index, hash, slot);
     w->unfinished++;
     w->leased += entry != SHMS_NONE;
     *out =
@@ -144,10 +147,11 @@ static void ticket_ended(struct shms_writer *w, uint32_t entry) {
 
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_slot *s = shms_writer_slot(w, slot);
-    shms_index_remove(&w->index, slot); /* it was never in the store, so there is no eviction to log */
+    /* it was never in the store, so there is no eviction to log */
+    shms_index_remove(&w->index, shms_slot_hash(w, slot), slot);
     SHMS_STEP("P5");
     atomic_store_explicit(&s->state, SHMS_FREE, memory_order_seq_cst);
-    shms_add(&w->seg.sb->used_bytes, -shms_span(shms_get(&s->length)));
+    shms_add(&w->seg.writer->used_bytes, -shms_span(shms_get(&s->length)));
     shms_kinds_leave(&w->kinds, slot);
     shms_ring_remove(&w->ring, slot);
     w->free_slots[w->n_free_slots++] = slot;
@@ -162,11 +166,11 @@ static void count_more_hits(struct shms_writer *w, uint32_t slot) {
         shms_count(w, SHMS_C_MORE_4X + i, 1);
 }
 
-int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t *out) {
+int shms_commit(struct shms_writer *w, const shms_ticket *t, uint32_t group, bool hold, uint8_t *out) {
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    if (out && t->entry == SHMS_NONE)
+    if ((out && t->entry == SHMS_NONE) || group > w->seg.layout.n_groups)
         return shms_writer_leave(w, SHMS_EINVAL);
     shms_slot *s = shms_writer_slot(w, t->slot);
     uint64_t flags = 0;
@@ -187,7 +191,7 @@ int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t 
     shms_set(&s->put_ns, shms_now_ns());
     SHMS_STEP("P4"); /* publishes id, place and bytes; pairs with R2a */
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
-    shms_add(&w->seg.sb->objects, 1);
+    shms_add(&w->seg.writer->objects, 1);
     shms_event_now(w, SHMS_EVENT_PUT, t->slot);
     shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
     if (w->ghosts.any)
@@ -195,13 +199,13 @@ int shms_commit(struct shms_writer *w, const shms_ticket *t, bool hold, uint8_t 
     ticket_ended(w, t->entry);
     shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
     if (out)
-        shms_hand_out(w, t->slot, t->entry, hold, out);
+        shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, group, hold, out);
     else
         untake(w, t->entry);
     return shms_writer_leave(w, SHMS_OK);
 }
 
-int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) { return shms_commit(w, t, false, out); }
+int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) { return shms_commit(w, t, 0, false, out); }
 
 int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
     int rc = enter_with_ticket(w, t);
@@ -236,16 +240,18 @@ int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pie
 
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
              const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
-             uint32_t kind, bool hold, uint8_t *out, shms_refusal *why) {
+             uint32_t kind, uint32_t group, bool hold, uint8_t *out, shms_refusal *why) {
     shms_ticket t;
     int rc = pieces_fit(pieces, n_pieces, payload_size);
+    if (rc == SHMS_OK && w && group > w->seg.layout.n_groups)
+        rc = SHMS_EINVAL;
     if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, true, &t, why)))
         return rc;
     copy_pieces(&t, pieces, n_pieces);
-    return shms_commit(w, &t, hold, out);
+    return shms_commit(w, &t, group, hold, out);
 }
 
 int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                     uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
-    return shms_put(w, key, key_len, meta, meta_len, NULL, 0, payload_size, pieces, n_pieces, 0, false, out, NULL);
+    return shms_put(w, key, key_len, meta, meta_len, NULL, 0, payload_size, pieces, n_pieces, 0, 0, false, out, NULL);
 }

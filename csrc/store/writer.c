@@ -89,8 +89,11 @@ int shms_writer_enter(struct shms_writer *w) {
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* first: a child may have a locked mutex */
         return SHMS_EFORKED;
     take_mutex(w);
-    if (!w->closed)
+    if (!w->closed) {
+        if (w->seg.layout.n_writers > 1)
+            shms_delete_dropped(w);
         return SHMS_OK;
+    }
     pthread_mutex_unlock(&w->mutex);
     return SHMS_ECLOSED;
 }
@@ -107,8 +110,11 @@ int shms_writer_enter_to_place(struct shms_writer *w) {
         return SHMS_EFORKED;
     pthread_mutex_lock(&w->placing);
     take_mutex_last(w);
-    if (!w->closed)
+    if (!w->closed) {
+        if (w->seg.layout.n_writers > 1)
+            shms_delete_dropped(w);
         return SHMS_OK;
+    }
     pthread_mutex_unlock(&w->mutex);
     pthread_mutex_unlock(&w->placing);
     return SHMS_ECLOSED;
@@ -125,9 +131,15 @@ int shms_writer_enter_to_end(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
+static void unlock(struct shms_writer *w) {
+    shms_segment_unlock(&w->seg);
+    if (w->unlinks)
+        shms_segment_unlink_last(&w->seg);
+}
+
 void shms_writer_ticket_ended(struct shms_writer *w) {
     if (--w->unfinished == 0 && w->closed)
-        shms_segment_unlock(&w->seg);
+        unlock(w);
 }
 
 /* V1, V2: settles the slots that a death between two steps has left. The next successor can do all of it again. */
@@ -146,24 +158,24 @@ static int settle_slots(struct shms_writer *w) {
             break;
         }
     }
-    return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.sb->next_id));
+    return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.writer->next_id));
 }
 
 /* The two counters start at 1 and would take centuries to reach INT64_MAX, so a larger value is damage. So is a position
  * in the events, a sum of four, that could exceed it. A death between L1 and L3 leaves one lease number that is not
  * published, and V4 publishes it. */
-static bool counters_valid(const shms_superblock *sb) {
-    const shms_word *c = sb->counters;
-    uint64_t id = shms_get(&sb->next_id), lease = shms_get(&sb->next_lease);
-    uint64_t any = shms_get(&c[SHMS_C_PUTS]) | shms_get(&c[SHMS_C_EVICTIONS]) | shms_get(&c[SHMS_C_DELETES]) |
-                   shms_get(&sb->writer_epoch);
-    return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX && lease - shms_get(&sb->published) <= 1 &&
+static bool counters_valid(const shms_writer_table *t) {
+    const shms_word *c = t->counters;
+    uint64_t id = shms_get(&t->next_id), lease = shms_get(&t->next_lease);
+    uint64_t any =
+        shms_get(&c[SHMS_C_PUTS]) | shms_get(&c[SHMS_C_EVICTIONS]) | shms_get(&c[SHMS_C_DELETES]) | shms_get(&t->epoch);
+    return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX && lease - shms_get(&t->published) <= 1 &&
            any <= INT64_MAX / 4;
 }
 
 bool shms_writer_has_numbers(const struct shms_writer *w) {
-    const shms_superblock *sb = w->seg.sb;
-    return shms_get(&sb->next_id) < INT64_MAX && shms_get(&sb->next_lease) + w->leased < INT64_MAX;
+    const shms_writer_table *t = w->seg.writer;
+    return shms_get(&t->next_id) < INT64_MAX && shms_get(&t->next_lease) + w->leased < INT64_MAX;
 }
 
 /* Builds the private memory from the segment. */
@@ -172,13 +184,15 @@ static int build(struct shms_writer *w) {
     uint32_t n = (uint32_t)l->max_objects, leases = (uint32_t)l->max_leases, zones = shms_n_zones(l);
     uint32_t ranks = (uint32_t)l->n_readers;
     /* The arrays of 64-bit words first. */
+    uint32_t actors = ranks + (uint32_t)l->n_writers;
+    bool others = l->n_writers > 1;
     uint64_t zones_size = shms_zones_memory(zones, ranks),
-             polled_size = ranks * (sizeof(shms_polled) + zones * sizeof(uint64_t));
+             polled_size = actors * (sizeof(shms_polled) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
-    uint64_t index_size = shms_index_memory(n), lease_size = shms_leases_memory(leases, n);
+    uint64_t lease_size = shms_leases_memory(leases, n);
     uint64_t ghosts_size = shms_ghosts_memory(n);
-    uint64_t size = zones_size + polled_size + ring_size + index_size + lease_size + ghosts_size +
-                    (sizeof(uint32_t) + 1) * (uint64_t)n;
+    uint64_t size =
+        zones_size + polled_size + ring_size + lease_size + ghosts_size + (sizeof(uint32_t) + 1 + others) * (uint64_t)n;
     uint8_t *memory = calloc(1, size), *at = memory;
     uint32_t *order = malloc(((size_t)n + 1) * sizeof *order);
     uint32_t count = memory && order ? shms_slots_sorted(w->seg.slots, n, order) : SHMS_NONE;
@@ -189,18 +203,25 @@ static int build(struct shms_writer *w) {
     }
     w->memory = memory;
     w->heap_bytes = size + sizeof *w;
-    shms_superblock *sb = w->seg.sb;
-    uint64_t hands[SHMS_AREAS] = {shms_get(&sb->hand), shms_get(&sb->small_hand)};
+    shms_writer_table *t = w->seg.writer;
+    uint64_t hands[SHMS_AREAS] = {shms_get(&t->hand), shms_get(&t->small_hand)};
     shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_reclaim_look, w);
     w->zones.wanted = &w->waiting;
     w->polled = (shms_polled *)(at += zones_size);
-    w->polled_zones = (uint64_t *)(w->polled + ranks);
+    w->polled_zones = (uint64_t *)(w->polled + actors);
     shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
-    shms_index_init(&w->index, at += ring_size, n, sb->secret, w->seg.slots, w->seg.data);
-    shms_leases_init(&w->leases, at += index_size, l, sb, w->seg.leases, w->seg.slots);
+    shms_index_init(&w->index, shms_segment_at(&w->seg, l->index_at, w->seg.arena), n, w->seg.sb->secret, w->seg.slots,
+                    w->seg.data);
+    shms_claims_begin(&w->seg);
+    shms_leases_init(&w->leases, at += ring_size, l, t, w->seg.leases, w->seg.slots, others ? &w->seg : NULL);
     shms_ghosts_init(&w->ghosts, at += lease_size, l->capacity, n);
     w->free_slots = (uint32_t *)(at += ghosts_size);
     w->protected = (uint8_t *)(w->free_slots + n);
+    if (others) {
+        w->ring.seen = w->protected + n;
+        w->ring.uses = shms_uses_elsewhere;
+        w->ring.context = w;
+    }
     for (uint32_t i = n; i-- > 0;)
         if (shms_get(&shms_writer_slot(w, i)->state) == SHMS_FREE)
             w->free_slots[w->n_free_slots++] = i;
@@ -212,30 +233,35 @@ static int build(struct shms_writer *w) {
         if (shms_slot_deleted(s))
             continue;
         const char *key = (const char *)w->seg.data + shms_get(&s->offset);
+        uint64_t hash = shms_slot_hash(w, order[i]);
         if (shms_key_ok(key, shms_slot_key_len(s)) || /* the log of events has room for a valid one */
-            shms_index_find(&w->index, key, shms_slot_key_len(s)) != SHMS_NONE)
+            shms_index_find(&w->index, hash, key, shms_slot_key_len(s)) != SHMS_NONE)
             rc = SHMS_ECORRUPT; /* D1 ensures that a key is there only once */
         else
-            shms_index_add(&w->index, order[i]);
+            shms_index_add(&w->index, hash, order[i]);
     }
     free(order);
-    w->kinds = (shms_kinds){.table = sb->kinds, .slots = w->seg.slots, .ring = &w->ring};
+    w->kinds = (shms_kinds){.table = t->kinds, .slots = w->seg.slots, .ring = &w->ring};
     if (rc == SHMS_OK)
         rc = shms_kinds_build(&w->kinds, n, &w->heap_bytes);
     if (rc) /* the segment must show its last writer, not one that refused it */
         return rc;
-    shms_set(&sb->used_bytes, used);
-    shms_set(&sb->objects, count);
-    shms_set(&sb->writer_pid, (uint64_t)getpid());
-    shms_add(&sb->writer_epoch, 1);
+    shms_set(&t->used_bytes, used);
+    shms_set(&t->objects, count);
+    shms_tier_write(t->tier, &(shms_tier_figures){0}); /* the tier was the predecessor's */
+    shms_set(&t->pid, (uint64_t)getpid());
+    shms_add(&t->epoch, 1);
     return SHMS_OK;
 }
 
-static int start(shms_writer **out, const char *name, const shms_options *options, const shms_expected *expected) {
+static int start(shms_writer **out, const char *name, const shms_options *options, int arena, bool keep,
+                 const shms_expected *expected) {
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
         return SHMS_ENOMEM;
-    int rc = options ? shms_segment_create(&w->seg, name, options) : shms_segment_open(&w->seg, name, SHMS_ROLE_WRITER);
+    /* while it is being created, arena 0 has a living writer, and the others have none yet */
+    int role = arena == 0 ? SHMS_ROLE_WRITER : SHMS_ROLE_OF_WRITER(1);
+    int rc = options ? shms_segment_create(&w->seg, name, options) : shms_segment_open(&w->seg, name, role);
     if (rc) {
         free(w);
         return rc;
@@ -243,13 +269,13 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     if (!options) {
         SHMS_STEP("V0");
         if ((rc = shms_segment_is(&w->seg, expected)) == SHMS_OK)
-            rc = shms_segment_lock(&w->seg, SHMS_ROLE_WRITER);
+            rc = shms_segment_take(&w->seg, arena);
         if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer has unlinked it in the meantime */
             rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
             rc = shms_segment_reserve_again(&w->seg);
         if (rc == SHMS_OK)
-            rc = counters_valid(w->seg.sb) ? settle_slots(w) : SHMS_ECORRUPT;
+            rc = counters_valid(w->seg.writer) ? settle_slots(w) : SHMS_ECORRUPT;
         if (rc == SHMS_OK) {
             if (expected && expected->options)
                 w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
@@ -273,20 +299,24 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     pthread_mutex_init(&w->mutex, NULL);
     if (options)
         shms_segment_publish(&w->seg);
-    else
-        shms_set(&w->seg.sb->disposable, 0); /* its name was asked for */
+    else if (keep)
+        shms_set(&w->seg.writer->disposable, 2); /* its name was asked for */
     *out = w;
     return SHMS_OK;
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    return start(out, name, options, NULL);
+    return start(out, name, options, 0, false, NULL);
 }
 
-int shms_writer_recover(shms_writer **out, const char *name) { return start(out, name, NULL, NULL); }
+int shms_writer_recover(shms_writer **out, const char *name) { return shms_writer_recover_to(out, name, NULL); }
 
 int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected) {
-    return start(out, name, NULL, expected);
+    return start(out, name, NULL, 0, true, expected);
+}
+
+int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
+    return start(out, name, NULL, arena, false, expected);
 }
 
 static int end(struct shms_writer *w, bool unlink, bool stays) {
@@ -295,11 +325,10 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
     if (stays)
-        shms_set(&w->seg.sb->disposable, 0);
-    if (unlink)
-        shms_segment_unlink(&w->seg); /* under the lock, so no successor has it yet */
+        shms_set(&w->seg.writer->disposable, 2);
+    w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
-        shms_segment_unlock(&w->seg);
+        unlock(w);
     pthread_mutex_unlock(&w->mutex);
     pthread_mutex_unlock(&w->placing);
     return SHMS_OK;
@@ -321,15 +350,19 @@ void shms_writer_free(shms_writer *w) {
 
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
 
+uint32_t shms_writer_arena(const shms_writer *w) { return w ? w->seg.arena : 0; }
+
+uint64_t shms_writer_data(const shms_writer *w, uint64_t *place) {
+    const shms_layout *l = w ? &w->seg.layout : NULL;
+    place[0] = w ? l->capacity : 0;
+    place[1] = w ? l->data_at + w->seg.arena * l->data_stride : 0;
+    return w ? (uint64_t)(uintptr_t)w->seg.data : 0;
+}
+
 uint64_t shms_writer_options(shms_writer *w, shms_options *out) {
     if (!w)
         return 0;
-    const shms_layout *l = &w->seg.layout;
-    *out = (shms_options){.capacity = l->capacity,
-                          .max_object_size = l->max_object_size,
-                          .n_readers = (uint32_t)l->n_readers,
-                          .max_objects = (uint32_t)l->max_objects,
-                          .flags = (uint32_t)l->flags};
+    shms_layout_options(out, &w->seg.layout);
     return w->seg.sb->store;
 }
 
@@ -338,33 +371,43 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
     if (rc)
         return rc;
     const shms_layout *l = &w->seg.layout;
-    const shms_superblock *sb = w->seg.sb;
+    const shms_writer_table *t = w->seg.writer;
     *out = (shms_stats){.capacity = l->capacity,
                         .max_object_size = l->max_object_size,
                         .max_objects = l->max_objects,
                         .n_readers = l->n_readers,
-                        .objects = shms_get(&sb->objects),
-                        .used_bytes = shms_get(&sb->used_bytes),
-                        .next_id = shms_get(&sb->next_id),
-                        .next_lease = shms_get(&sb->next_lease),
-                        .open_leases = shms_get(&sb->open_leases),
+                        .objects = shms_get(&t->objects),
+                        .used_bytes = shms_get(&t->used_bytes),
+                        .next_id = shms_get(&t->next_id),
+                        .next_lease = shms_get(&t->next_lease),
+                        .open_leases = shms_get(&t->open_leases),
                         .max_leases = w->seg.layout.max_leases,
-                        .puts = shms_get(&sb->counters[SHMS_C_PUTS]),
-                        .put_bytes = shms_get(&sb->counters[SHMS_C_PUT_BYTES]),
-                        .hits = shms_get(&sb->counters[SHMS_C_HITS]),
-                        .misses = shms_get(&sb->counters[SHMS_C_MISSES]),
-                        .evictions = shms_get(&sb->counters[SHMS_C_EVICTIONS]),
-                        .evicted_bytes = shms_get(&sb->counters[SHMS_C_EVICTED_BYTES]),
-                        .deletes = shms_get(&sb->counters[SHMS_C_DELETES]),
-                        .refusals = shms_get(&sb->counters[SHMS_C_REFUSALS]),
-                        .cancels = shms_get(&sb->counters[SHMS_C_CANCELS]),
-                        .more_hits_at_1_5x = shms_get(&sb->counters[SHMS_C_MORE_1_5X]),
-                        .more_hits_at_2x = shms_get(&sb->counters[SHMS_C_MORE_2X]),
-                        .more_hits_at_4x = shms_get(&sb->counters[SHMS_C_MORE_4X]),
+                        .puts = shms_get(&t->counters[SHMS_C_PUTS]),
+                        .put_bytes = shms_get(&t->counters[SHMS_C_PUT_BYTES]),
+                        .hits = shms_get(&t->counters[SHMS_C_HITS]),
+                        .adopted = shms_get(&t->counters[SHMS_C_ADOPTED]),
+                        .misses = shms_get(&t->counters[SHMS_C_MISSES]),
+                        .evictions = shms_get(&t->counters[SHMS_C_EVICTIONS]),
+                        .evicted_bytes = shms_get(&t->counters[SHMS_C_EVICTED_BYTES]),
+                        .deletes = shms_get(&t->counters[SHMS_C_DELETES]),
+                        .refusals = shms_get(&t->counters[SHMS_C_REFUSALS]),
+                        .cancels = shms_get(&t->counters[SHMS_C_CANCELS]),
+                        .more_hits_at_1_5x = shms_get(&t->counters[SHMS_C_MORE_1_5X]),
+                        .more_hits_at_2x = shms_get(&t->counters[SHMS_C_MORE_2X]),
+                        .more_hits_at_4x = shms_get(&t->counters[SHMS_C_MORE_4X]),
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};
+    shms_tier_read(t->tier, &out->tier);
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
+}
+
+int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures) {
+    int rc = shms_writer_enter(w); /* once closed, the words may be a successor's */
+    if (rc)
+        return rc;
+    shms_tier_write(w->seg.writer->tier, figures);
+    return shms_writer_leave(w, SHMS_OK);
 }
 
 int shms_writer_kind(shms_writer *w, const char *name, uint32_t len) {
@@ -436,8 +479,8 @@ static int check(struct shms_writer *w) {
     uint32_t n = (uint32_t)l->max_objects, live = 0, occupied = 0;
     uint64_t used = 0;
     int rc;
-    if ((rc = shms_slots_valid(w->seg.slots, n, l->capacity, shms_get(&w->seg.sb->next_id))) ||
-        (rc = shms_ring_valid(&w->ring, n)) || (rc = shms_index_valid(&w->index, n)) ||
+    if ((rc = shms_slots_valid(w->seg.slots, n, l->capacity, shms_get(&w->seg.writer->next_id))) ||
+        (rc = shms_ring_valid(&w->ring, n)) || (rc = shms_index_valid(&w->index)) ||
         (rc = shms_leases_valid(&w->leases, w->seg.slots, w->leased)) || (rc = shms_kinds_valid(&w->kinds, n)))
         return rc;
     for (uint32_t i = 0; i < n; i++) {
@@ -451,7 +494,7 @@ static int check(struct shms_writer *w) {
             return SHMS_ECORRUPT; /* EVICTING lasts only while the mutex is held */
     }
     return occupied == w->ring.count && occupied + w->n_free_slots == n && occupied - live == w->unfinished &&
-                   live == shms_get(&w->seg.sb->objects) && used == shms_get(&w->seg.sb->used_bytes)
+                   live == shms_get(&w->seg.writer->objects) && used == shms_get(&w->seg.writer->used_bytes)
                ? SHMS_OK
                : SHMS_ECORRUPT;
 }

@@ -19,9 +19,10 @@
 #include "segment.h"
 #include "zones.h"
 
-/* What the last poll of a rank has found. If any of it changes, other objects may go. */
+/* What the last poll of a rank, or of another writer, has found. If any of it changes, other objects may go. */
 typedef struct shms_polled {
-    uint64_t epoch, base, retired, releases;
+    uint64_t epoch, retired, releases; /* of a writer: `retired` is how many times it has retired ranks */
+    uint64_t base; /* of a rank: the sum of its bases */
     uint8_t verdict; /* 0: unknown, because surveys have since used a different one */
 } shms_polled;
 
@@ -48,10 +49,11 @@ struct shms_writer {
     _Atomic uint32_t handovers;  /* how many times one of these has taken it */
     _Atomic uint32_t returning; /* puts that have let another thread go first and want the mutex back */
     bool closed;
+    bool unlinks; /* closed, and removes the name once it has unlocked, if no other writer lives */
     shms_ring ring;
     shms_zones zones;
-    shms_polled *polled;     /* [rank] */
-    uint64_t *polled_zones; /* [rank][zone]: the ranks' counts of releases */
+    shms_polled *polled;     /* [actor]: the ranks, then the writers */
+    uint64_t *polled_zones; /* [actor][zone]: their counts of releases */
     shms_index index;
     shms_leases leases;
     shms_kinds kinds;
@@ -64,6 +66,8 @@ struct shms_writer {
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
     uint32_t leased;     /* those of them that have taken a lease entry */
     uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone? See reclaim.c */
+    uint8_t writer_verdict[SHMS_MAX_WRITERS];
+    uint64_t drops_seen[SHMS_MAX_WRITERS]; /* others' `drops` that shms_delete_dropped has settled */
     uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
@@ -78,14 +82,32 @@ struct shms_writer {
 };
 
 static inline shms_slot *shms_writer_slot(struct shms_writer *w, uint32_t i) { return &w->seg.slots[i]; }
+/* Its number among those of all arenas. */
+static inline uint32_t shms_writer_global(const struct shms_writer *w, uint32_t i) {
+    return w->seg.arena * (uint32_t)w->seg.layout.max_objects + i;
+}
 static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64_t n) {
-    shms_add(&w->seg.sb->counters[c], n);
+    shms_add(&w->seg.writer->counters[c], n);
 }
 
-/* ---- reclaim.c; the mutex is held ---- */
+/* ---- holders.c; the mutex is held ---- */
 
 /* Forgets which ranks are alive. Every operation that may reclaim starts with this. */
 void shms_reclaim_begin(struct shms_writer *w);
+/* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
+bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);
+/* Does W1 and a first read of the pins. Closes the leases that it finds complete. The context is the writer. */
+shms_may_go_fn shms_may_go;
+/* For zones.h; the same context. */
+shms_look shms_reclaim_look;
+/* W3h, W3, W3f: is one of n slots in EVICTING held? Forgets which ranks are alive, if there are other writers. */
+bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n);
+/* Marks the zones in which ranks and other writers may have released something since the last poll; see zones.h. The verdicts found here
+ * hold for the surveys that follow. If a rank dies later, the next poll sees a change. */
+void shms_poll(struct shms_writer *w);
+
+/* ---- reclaim.c; the mutex is held ---- */
+
 /* Makes room for `span` bytes of a kind and a slot. SHMS_EFULL, SHMS_EQUOTA and SHMS_ENOSLOT change
  * nothing, except that objects of the kind may have gone for a place that another holds by now. `placing` is held, too.
  * Other threads may have had the mutex in the meantime. */
@@ -96,30 +118,50 @@ uint32_t shms_reclaim_lease(struct shms_writer *w);
 void shms_reclaim_leases(struct shms_writer *w);
 /* Frees the slot at once if nobody holds it. */
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
-/* For zones.h; the context is the writer. */
-shms_look shms_reclaim_look;
 
 /* ---- tickets.c ---- */
 
-/* Like shms_writer_begin or _reserve, and _put. After a refusal, `*why` is filled before another thread has the mutex.
+/* Like shms_writer_begin or _reserve, _put and _commit. A hand-out waits for a group, as in slots.h. After a refusal, `*why` is filled before another thread has the mutex.
  * `why` may be NULL. */
 int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
                const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased,
                shms_ticket *out, shms_refusal *why);
 int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
              const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
-             uint32_t kind, bool hold, uint8_t *out, shms_refusal *why);
-int shms_commit(struct shms_writer *w, const shms_ticket *ticket, bool hold, uint8_t *out);
+             uint32_t kind, uint32_t group, bool hold, uint8_t *out, shms_refusal *why);
+int shms_commit(struct shms_writer *w, const shms_ticket *ticket, uint32_t group, bool hold, uint8_t *out);
 /* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* ---- handouts.c ---- */
 
-int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, bool hold, uint8_t *out, shms_refusal *why);
-/* Opens a lease on a taken entry, held if `hold`, and packs its reference. For this and the next, the mutex is held. */
-void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, bool hold, uint8_t *out);
+int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t group, bool hold, uint8_t *out,
+             shms_refusal *why);
+/* Opens a lease for a group on a taken entry, held if `hold`, and packs its reference. For this and the next, the mutex
+ * is held. */
+void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out);
+/* Opens a held lease on another writer's object of this key, which is no hit. False if there is none, if the key is
+ * here, or if all lease entries are taken. The mutex is held, and may be yielded. */
+bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
 /* Ends an open lease on the object in `slot`. */
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
+
+/* ---- adopt.c: slots have their numbers of all arenas; the mutex is held ---- */
+
+/* May another arena have an object of this key? */
+bool shms_may_adopt(struct shms_writer *w, const char *key, uint32_t key_len);
+/* B1, B2: pins an object of another writer, and returns its slot, or SHMS_NONE. shms_claims_unpin must follow. */
+uint32_t shms_pin_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len);
+/* A use, which the CLOCK of the owner sees. */
+void shms_use_elsewhere(struct shms_writer *w, uint32_t slot);
+/* From now on this writer does not hand out others' objects of this key, or whose key begins so; and tells the owners,
+ * which delete them. */
+bool shms_drop_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len);
+void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
+/* Deletes what other writers have dropped. */
+void shms_delete_dropped(struct shms_writer *w);
+/* For ring.h: how often others have used what is in an own slot, modulo 256. The context is the writer. */
+shms_uses_fn shms_uses_elsewhere;
 
 /* ---- keys.c; the mutex is held, except for the first two ---- */
 
@@ -131,12 +173,13 @@ uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
 /* Removes the slot's key from the index. `kind`: why it leaves. */
 void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot);
-/* The hash of the slot's key. */
+/* The hash of a key, as in index.h, and of the slot's key. */
+uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len);
 uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot);
 /* Deletes a LIVE object that is not deleted. */
 void shms_delete_slot(struct shms_writer *w, uint32_t slot);
-/* Is the key protected? */
-bool shms_key_kept(const struct shms_writer *w, const char *key, uint32_t key_len);
+/* Is the key of this hash protected? */
+bool shms_key_kept(const struct shms_writer *w, uint64_t hash);
 /* Protects the object that is, or will be, stored under the key. False: there is no memory. */
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* Ends one protection of the key, and returns true. shms_reclaim_lingering must follow, once for several calls. */

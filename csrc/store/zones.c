@@ -59,7 +59,7 @@ static void end_run(shms_run *run, run_meter *t, uint64_t end, uint64_t next) {
 }
 
 static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
-    const shms_ring *r = z->ring;
+    shms_ring *r = z->ring;
     shms_zone *of = &r->zones[zone];
     uint64_t start = zone_start(z, zone), end = zone_end(z, zone), *held = z->held + (uint64_t)zone * z->n_ranks;
     run_meter meters[SHMS_LEVELS];
@@ -131,7 +131,7 @@ static bool accept_run(zone_search *q, uint64_t at, uint64_t length) {
 
 /* Searches the objects of one zone from `from` on. *start: where the run begins in which the zone ends. */
 static bool search_zone(const shms_zones *z, uint32_t zone, uint64_t from, zone_search *q, uint64_t *start) {
-    const shms_ring *r = z->ring;
+    shms_ring *r = z->ring;
     *start = from;
     for (uint32_t s = r->zones[zone].first; s != SHMS_NONE && shms_ring_start(r, s) < zone_end(z, zone);
          s = r->next[s]) {

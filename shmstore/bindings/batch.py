@@ -57,22 +57,23 @@ class Batch:
         hold: bool = False,
         extra: bytes = b"",
         kind: int = 0,
+        group: int = 0,
     ) -> bytes:
         """Store pieces of (offset, bytes, address), hand the object out, and return the packed reference.
 
-        `extra` is what `Writer.extra` returns.
+        `extra` is what `Writer.extra` returns. `group` is as in `Writer.address`.
         """
-        n = len(pieces)
+        n, n_extra = len(pieces), len(extra)
         code = _put(
-            self._w, self.record, key, len(key), meta, len(meta), extra, len(extra), nbytes, pieces, n, kind, hold
+            self._w, self.record, key, len(key), meta, len(meta), extra, n_extra, nbytes, pieces, n, kind, group, hold
         )
         if code:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
 
-    def hit(self, key: bytes, hold: bool = False) -> bytes:
+    def hit(self, key: bytes, hold: bool = False, group: int = 0) -> bytes:
         """Hand out a stored object and return the packed reference."""
-        code = _hit(self._w, self.record, key, len(key), hold)
+        code = _hit(self._w, self.record, key, len(key), group, hold)
         if code:
             fail(code)
         return self._ref[:]  # type: ignore[no-any-return]
@@ -87,10 +88,13 @@ class Batch:
             )
         )
 
-    def buffer(self) -> Any:
-        """Return the object's payload area as a writable buffer, which keeps the mapping alive."""
+    def buffer(self, owner: Any = None) -> Any:
+        """Return the object's payload area as a writable buffer, which keeps the mapping or `owner` alive.
+
+        With the batch as its owner, garbage ends the unfinished object only when nobody can write to the buffer.
+        """
         ticket = self.record.ticket
-        return _buffer(keeps_alive(ticket.payload, self._store), ticket.payload_size)
+        return _buffer(keeps_alive(ticket.payload, owner or self._store), ticket.payload_size)
 
     def copy(self, pieces: Sequence[tuple[int, int, int]]) -> None:
         """Copy pieces of (offset, bytes, address) into the payload area."""
@@ -100,9 +104,9 @@ class Batch:
         """Hold the lease of a reference; return False if it has ended."""
         return require(lib.shms_batch_hold(self._w, self.record, packed)) == 1
 
-    def commit(self, hold: bool = False) -> bytes:
+    def commit(self, hold: bool = False, group: int = 0) -> bytes:
         """Publish the object and return the packed reference, which is invalid without `hand_out` in `begin`."""
-        require(lib.shms_batch_commit(self._w, self.record, hold))
+        require(lib.shms_batch_commit(self._w, self.record, group, hold))
         return self._ref[:]  # type: ignore[no-any-return]
 
     def protect(self, keys: Sequence[bytes]) -> None:

@@ -25,6 +25,7 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ECLOSED: errors.StoreClosedError,
     lib.SHMS_EFOREIGN: errors.ForeignStoreError,
     lib.SHMS_ESPARSE: errors.SparseStoreError,
+    lib.SHMS_EBUSY: errors.ObjectBusyError,
     lib.SHMS_ENOMEM: MemoryError,
 }
 

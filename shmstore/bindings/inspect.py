@@ -1,6 +1,6 @@
 """The C inspector as Python values: records come out as dicts of ints.
 
-All fields are `uint64_t`, so a table of records is one numpy array and needs no loop here.
+Their fields are `uint64_t`, so a table of records is one numpy array and needs no loop here.
 """
 
 import os
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.handles import owned, require
 from shmstore.bindings.kinds import KindFigures, read_kinds
+from shmstore.bindings.tiers import figures_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,10 +69,19 @@ def probe(name: str) -> dict[str, int]:
     return _dict("shms_probe", record)
 
 
-def check(name: str) -> None:
-    """Raise the error of `Inspector` if a file in /dev/shm is not a store of this version with a sound superblock."""
+def writers(name: str) -> list[bool]:
+    """Return whether each writer of a store is alive.
+
+    Raises the error of `Inspector` if a file in /dev/shm is not a store of this version with a sound superblock.
+    """
     box = ffi.gc(ffi.new("shms_inspector **"), lib.shms_inspector_drop)
     require(lib.shms_inspector_open(box, os.fsencode(name)))
+    record = ffi.new("shms_facts *", {"n_writers": 1})
+    alive: list[bool] = []
+    while len(alive) < record.n_writers:
+        require(lib.shms_inspector_facts(box[0], len(alive), record))
+        alive.append(bool(record.writer_alive))
+    return alive
 
 
 def remove(name: str, device: int, inode: int, size: int, force: bool) -> None:
@@ -79,10 +89,10 @@ def remove(name: str, device: int, inode: int, size: int, force: bool) -> None:
     require(lib.shms_segment_remove(os.fsencode(name), device, inode, size, force))
 
 
-def crc32c(data: bytes, portable: bool = False) -> int:
-    """Return the CRC-32C of `data`, with the processor's instruction if there is one and `portable` is False."""
+def crc32c(data: Any, portable: bool = False) -> int:
+    """Return the CRC-32C of a buffer, with the processor's instruction if there is one and `portable` is False."""
     compute = lib.shms_crc32c_portable if portable else lib.shms_crc32c
-    return int(compute(0, data, len(data)))
+    return int(compute(0, ffi.from_buffer(data), len(data)))
 
 
 class Inspector:
@@ -102,15 +112,21 @@ class Inspector:
         """Unmap when the last call in progress has ended; idempotent."""
         self._i, self._hold = ffi.NULL, None
 
-    def facts(self) -> dict[str, int]:
-        """Return the fields of shms_facts."""
-        record = ffi.new("shms_facts *")
-        require(lib.shms_inspector_facts(self._i, record))
-        return _dict("shms_facts", record)
+    def facts(self, arena: int = 0) -> dict[str, Any]:
+        """Return the fields of shms_facts for an arena, with the number of ranks of each group as `groups`.
 
-    def kinds(self) -> dict[int, tuple[str, KindFigures]]:
-        """Return the name and the figures of each kind, by number."""
-        return read_kinds(lib.shms_inspector_kinds, self._i)
+        `tier` is as in `figures_of`.
+        """
+        record = ffi.new("shms_facts *")
+        require(lib.shms_inspector_facts(self._i, arena, record))
+        facts: dict[str, Any] = _dict("shms_facts", record)
+        ranks = bytes(facts.pop("group_of")[0 : record.n_readers])
+        facts["groups"] = tuple(ranks.count(group) for group in range(ranks[-1] + 1))
+        return {**facts, "tier": figures_of(record.tier)}
+
+    def kinds(self, arena: int) -> dict[int, tuple[str, KindFigures]]:
+        """Return the name and the figures of each kind of an arena, by number."""
+        return read_kinds(lambda inspector, out: lib.shms_inspector_kinds(inspector, arena, out), self._i)
 
     def ranks(self, n_readers: int) -> list[dict[str, Any]]:
         """Return the fields of shms_rank_record for each rank."""
@@ -122,14 +138,14 @@ class Inspector:
         """Yield the fields of shms_slot_record for each occupied slot; `pinned` is a list of words of bits."""
         return self._table("shms_slot_record", lib.shms_inspector_slots)
 
-    def leases(self) -> Iterator[dict[str, Any]]:
+    def leases(self, at_once: int = _BATCH) -> Iterator[dict[str, Any]]:
         """Yield the fields of shms_lease_record for each open lease; `owed` is a list of words of bits."""
-        return self._table("shms_lease_record", lib.shms_inspector_leases)
+        return self._table("shms_lease_record", lib.shms_inspector_leases, at_once)
 
-    def _table(self, kind: str, read: Any) -> Iterator[dict[str, Any]]:
-        records = ffi.new(f"{kind}[]", _BATCH)
+    def _table(self, kind: str, read: Any, at_once: int = _BATCH) -> Iterator[dict[str, Any]]:
+        records = ffi.new(f"{kind}[]", at_once)
         at = ffi.new("uint64_t *")
-        while n := require(read(self._i, at, records, _BATCH)):
+        while n := require(read(self._i, at, records, at_once)):
             yield from _dicts(kind, records, n)
 
     def copy(self, slot: int, object_id: int, start: int, size: int) -> bytearray:

@@ -18,6 +18,7 @@ from shmstore.bindings.batch import Batch
 from shmstore.bindings.handles import fail, keeps_alive, owned, require
 from shmstore.bindings.hidden import held
 from shmstore.bindings.kinds import KindFigures, read_kinds
+from shmstore.bindings.tiers import figures_of, record_of
 
 _new = ffi.new
 _buffer = ffi.buffer
@@ -40,6 +41,7 @@ Event = tuple[str, bytes, int]
 """Kind, key and object id."""
 
 MAX_READERS: int = lib.SHMS_MAX_READERS
+MAX_GROUPS: int = lib.SHMS_MAX_GROUPS
 MAX_OBJECTS: int = lib.SHMS_MAX_OBJECTS
 MAX_CAPACITY: int = lib.SHMS_MAX_CAPACITY
 MAX_NAME: int = lib.SHMS_MAX_NAME
@@ -47,6 +49,8 @@ MAX_KEY: int = lib.SHMS_MAX_KEY
 MAX_EXTRA: int = lib.SHMS_MAX_EXTRA
 ALIGN: int = lib.SHMS_ALIGN
 ANY_STORE: int = lib.SHMS_ANY_STORE
+ANY_ARENA: int = lib.SHMS_ANY_ARENA
+MAX_WRITERS: int = lib.SHMS_MAX_WRITERS
 OWN_UID: int = lib.SHMS_OWN_UID
 _KINDS = {lib.SHMS_EVENT_PUT: "put", lib.SHMS_EVENT_EVICTED: "evicted", lib.SHMS_EVENT_DELETED: "deleted"}
 NO_STORE: int = lib.SHMS_ENOSTORE
@@ -55,9 +59,13 @@ OTHER_RANKS: int = lib.SHMS_ERANKS
 OTHER_OPTIONS: int = lib.SHMS_EOPTIONS
 
 
-def _record(kind: str, fill: Callable[..., int], handle: Any) -> dict[str, int]:
+def _filled_record(kind: str, fill: Callable[..., int], handle: Any) -> Any:
     record = _new(f"{kind} *")
     require(fill(handle, record))
+    return record
+
+
+def _fields(kind: str, record: Any) -> dict[str, int]:
     return {name: getattr(record, name) for name, _ in ffi.typeof(kind).fields}
 
 
@@ -127,16 +135,26 @@ class Options(NamedTuple):
     n_readers: int
     max_objects: int
     flags: int = 0
+    groups: tuple[int, ...] = ()
+    """Ranks of each group; () is one group of all."""
+    n_writers: int = 1
 
     def rounded(self) -> "Options":
         """Return the options that a store created with these has."""
         packed = _packed(self)
         require(lib.shms_options_round(packed))
-        return Options(*(getattr(packed, name) for name in self._fields))
+        return _unpacked(packed)
 
 
 def _packed(options: Options) -> Any:
-    return _new("shms_options *", options._asdict())
+    fields = options._asdict()
+    sizes = fields.pop("groups")
+    return _new("shms_options *", {**fields, "n_groups": len(sizes), "group_sizes": sizes})
+
+
+def _unpacked(packed: Any) -> Options:
+    numbers = {name: getattr(packed, name) for name in Options._fields if name != "groups"}
+    return Options(**numbers, groups=tuple(packed.group_sizes[0 : packed.n_groups]))
 
 
 def _expected(store_id: int, n_readers: int, allow_uid: int, options: Any = ffi.NULL) -> Any:
@@ -180,10 +198,28 @@ class Watch:
         return True
 
 
+def await_creation(name: str, seconds: float = 1) -> None:
+    """Return when the creation of a store may have ended, or after some time, since its creator may die."""
+    with Watch(name) as watch:
+        watch.wait(time.monotonic() + seconds)
+
+
 class Writer:
     """The writer's side of a segment; every method may raise StoreClosedError."""
 
-    __slots__ = ("_hold", "_w", "kinds", "max_object_size", "n_readers", "position", "spare", "store_id")
+    __slots__ = (
+        "_hold",
+        "_w",
+        "arena",
+        "groups",
+        "kinds",
+        "max_object_size",
+        "n_readers",
+        "n_writers",
+        "position",
+        "spare",
+        "store_id",
+    )
 
     def __init__(self, box: Any) -> None:
         self._w = owned(box)
@@ -194,10 +230,14 @@ class Writer:
         """Of `take_evicted` in the log of events; the events before it have been used. -1: it takes none."""
         self.spare: Batch | None = None
         """An empty batch for the next call."""
-        options = _new("shms_options *")
-        self.store_id: int = lib.shms_writer_options(self._w, options)
-        self.n_readers: int = options.n_readers
-        self.max_object_size: int = options.max_object_size
+        packed = _new("shms_options *")
+        self.store_id: int = lib.shms_writer_options(self._w, packed)
+        options = _unpacked(packed)
+        self.n_readers = options.n_readers
+        self.n_writers = options.n_writers
+        self.arena: int = lib.shms_writer_arena(self._w)
+        self.groups = options.groups
+        self.max_object_size = options.max_object_size
 
     @classmethod
     def create(
@@ -229,15 +269,20 @@ class Writer:
         n_readers: int = 0,
         allow_uid: int = OWN_UID,
         options: Options | None = None,
+        arena: int | None = None,
     ) -> "Writer":
-        """Take over the segment of a writer that is dead or closed, if it is as expected.
+        """Take over the segment, or the arena, of a writer that is dead or closed, if it is as expected.
 
-        ANY_STORE, 0 ranks, OWN_UID and no options accept every store of the caller's own.
+        ANY_STORE, 0 ranks, OWN_UID and no options accept every store of the caller's own. ANY_ARENA takes the first
+        that has no living writer.
         """
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         packed = ffi.NULL if options is None else _packed(options)
         expected = _expected(store_id, n_readers, allow_uid, packed)
-        code = lib.shms_writer_recover_to(box, os.fsencode(name), expected)
+        if arena is None:
+            code = lib.shms_writer_recover_to(box, os.fsencode(name), expected)
+        else:
+            code = lib.shms_writer_join(box, os.fsencode(name), arena, expected)
         if code == lib.SHMS_ENOSPC:
             raise errors.StoreSpaceError("the segment is a sparse copy, and there is no room for all of it")
         require(code)
@@ -280,6 +325,16 @@ class Writer:
             require(lib.shms_writer_extra(self._w, packed, out, size))
         return bytes(_buffer(out, size[0]))
 
+    def look(self, key: bytes, owner: Any) -> tuple[bytes, bytes, Any]:
+        """Return metadata, extra bytes and payload of this writer's own object; `owner` protects its key.
+
+        The payload is a buffer that keeps `owner` alive. Raises ObjectNotFoundError.
+        """
+        out = _new("shms_stored *")
+        require(lib.shms_writer_look(self._w, key, len(key), out))
+        payload = _buffer(keeps_alive(out.payload, owner), out.payload_size)
+        return _unpack(out.meta, out.meta_len), _unpack(out.extra, out.extra_len), payload
+
     def touch(self, key: bytes) -> bool:
         """Count a use of the key; return False if it is absent."""
         return require(lib.shms_writer_touch(self._w, key, len(key))) == 1
@@ -287,6 +342,13 @@ class Writer:
     def cancel(self, packed: bytes) -> bool:
         """End a lease; return False if it is over already."""
         return require(lib.shms_writer_cancel(self._w, packed)) == 1
+
+    def address(self, packed: bytes, group: int) -> bool:
+        """Let a lease wait for a group only: 1 + its number; or, if it does so far, for all: 0. False if it is over.
+
+        ValueError if it waits for another group.
+        """
+        return require(lib.shms_writer_address(self._w, packed, group)) == 1
 
     def validate(self, packed: bytes, key: bytes | None) -> bool:
         """Say whether the object is there, and has this key, if one is given."""
@@ -333,6 +395,12 @@ class Writer:
     def read_kinds(self) -> dict[int, tuple[str, KindFigures]]:
         """Return the name and the figures of each kind, by number."""
         return read_kinds(lib.shms_writer_kinds, self._w)
+
+    def data(self) -> tuple[Any, int]:
+        """Return this writer's part of the data region, which the buffer keeps mapped, and its offset in the file."""
+        place = _new("uint64_t[2]")
+        address = lib.shms_writer_data(self._w, place) or fail(lib.SHMS_ECLOSED)
+        return _buffer(keeps_alive(ffi.cast("char *", address), self._hold), place[0]), int(place[1])
 
     def track_events(self, log_bytes: int) -> int:
         """Record events in a log of that many bytes, unless there is one; with 0 stop. Return the log's end."""
@@ -383,9 +451,14 @@ class Writer:
                 raise
         return keys, at
 
-    def stats(self) -> dict[str, int]:
-        """Return the fields of shms_stats."""
-        return _record("shms_stats", lib.shms_writer_stats, self._w)
+    def stats(self) -> dict[str, Any]:
+        """Return the fields of shms_stats; `tier` is as in `figures_of`."""
+        record = _filled_record("shms_stats", lib.shms_writer_stats, self._w)
+        return {**_fields("shms_stats", record), "tier": figures_of(record.tier)}
+
+    def show_tier(self, figures: Any) -> None:
+        """Replace the figures that the segment shows of this writer's tier, by those of `record_of`."""
+        require(lib.shms_writer_tier(self._w, record_of(figures)))
 
     def check_valid(self) -> None:
         """Raise CorruptStoreError at the first broken invariant."""
@@ -461,4 +534,4 @@ class Reader:
 
     def stats(self) -> dict[str, int]:
         """Return the fields of shms_reader_stats."""
-        return _record("shms_reader_stats", lib.shms_reader_stats_get, self._r)
+        return _fields("shms_reader_stats", _filled_record("shms_reader_stats", lib.shms_reader_stats_get, self._r))

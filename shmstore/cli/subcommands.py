@@ -6,8 +6,10 @@ from shmstore.cli.commands.completion import COMMAND as COMPLETION
 from shmstore.cli.commands.dump import COMMAND as DUMP
 from shmstore.cli.commands.gc import COMMAND as GC
 from shmstore.cli.commands.ls import COMMAND as LS
+from shmstore.cli.commands.relay import COMMAND as RELAY
+from shmstore.cli.commands.tier import COMMAND as TIER
 from shmstore.cli.commands.top import COMMAND as TOP
 from shmstore.cli.commands.verify import COMMAND as VERIFY
 from shmstore.cli.demo.main import COMMAND as DEMO
 
-COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, COMPLETION)
+COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, RELAY, TIER, COMPLETION)

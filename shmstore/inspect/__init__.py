@@ -5,7 +5,7 @@ one store, alive or dead; both return frozen records. `verify` checks a store. T
 """
 
 from shmstore.inspect.inspector import StoreInspector
-from shmstore.inspect.records import LeaseInfo, ReaderInfo, SegmentInfo, SlotInfo, StoreFacts, StoreSnapshot
+from shmstore.inspect.records import LeaseInfo, ReaderInfo, SegmentInfo, SlotInfo, StoreFacts, StoreSnapshot, WriterInfo
 from shmstore.inspect.ring import RingMap, ring_map
 from shmstore.inspect.segments import Holders, find_segments, holders, look_at, remove_segment
 from shmstore.inspect.tree import TreeNode, load_tensor, parse_tree
@@ -24,6 +24,7 @@ __all__ = [
     "StoreSnapshot",
     "TreeNode",
     "VerifyReport",
+    "WriterInfo",
     "find_segments",
     "holders",
     "load_tensor",

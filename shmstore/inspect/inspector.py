@@ -1,11 +1,11 @@
 """`StoreInspector`: reads one segment from outside."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 from shmstore import scopes
 from shmstore.bindings import inspect as native
@@ -19,14 +19,24 @@ from shmstore.errors import (
     shown,
 )
 from shmstore.files import classify, no_store
-from shmstore.inspect.records import LeaseInfo, ReaderInfo, ReaderState, SlotInfo, StoreFacts, StoreSnapshot
+from shmstore.inspect.records import (
+    Counts,
+    LeaseInfo,
+    ReaderInfo,
+    ReaderState,
+    SlotInfo,
+    StoreFacts,
+    StoreSnapshot,
+    WriterInfo,
+)
 from shmstore.store.refusals import cannot_open
-from shmstore.store.stats import KindStats
+from shmstore.store.stats import KindStats, sum_of_tiers, tier_stats
 
 __all__ = ["StoreInspector", "facts_from"]
 
 _MAX_SHOWN_KEY = 65536
-_PLAIN_FACTS = {field.name for field in fields(StoreFacts)} - {"store_id", "created_at", "options", "recoveries"}
+_Figures: TypeAlias = tuple[int, int, int | None]
+_COUNTS = [field.name for field in fields(Counts)]
 
 
 def seconds(ns: int) -> float:
@@ -40,18 +50,45 @@ def _bits(words: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(rank for rank in range(number.bit_length()) if number >> rank & 1)
 
 
-def facts_from(raw: dict[str, int]) -> StoreFacts:
-    """Return the record of the facts that C has read."""
-    plain: dict[str, Any] = {name: raw[name] for name in _PLAIN_FACTS}
-    plain["writer_alive"] = bool(raw["writer_alive"])
-    plain["moving"] = bool(raw["moving"])
+def _writer(index: int, raw: dict[str, Any]) -> WriterInfo:
+    return WriterInfo(
+        **{name: raw[name] for name in _COUNTS} | {"moving": bool(raw["moving"]), "tier": tier_stats(raw["tier"])},
+        index=index,
+        state="alive" if raw["writer_alive"] else "frozen" if raw["writer_epoch"] else "free",
+        pid=raw["writer_pid"] if raw["writer_epoch"] else None,
+        recoveries=max(0, raw["writer_epoch"] - 1),
+    )
+
+
+def facts_from(arenas: Sequence[dict[str, Any]]) -> StoreFacts:
+    """Return the record of the facts that C has read of each arena."""
+    writers = tuple(_writer(index, raw) for index, raw in enumerate(arenas))
+    counts: dict[str, Any] = {name: sum(getattr(w, name) for w in writers) for name in _COUNTS if name != "tier"}
+    counts["tier"] = sum_of_tiers(w.tier for w in writers)
+    counts["next_lease"] = 1 + sum(w.next_lease - 1 for w in writers)
+    counts["next_id"] = max(w.next_id for w in writers)
+    counts["hand"] = writers[0].hand
+    counts["moving"] = any(w.moving for w in writers)
+    first = next((w for w in writers if w.state == "alive"), writers[0])
+    raw = arenas[0]
     return StoreFacts(
-        **plain,
+        **counts,
+        **{name: raw[name] for name in ("file_size", "control_bytes", "max_object_size", "n_readers", "groups")},
         store_id=raw["store"],
         created_at=seconds(raw["created_ns"]),
         options=tuple(name for name, bit in native.FLAGS.items() if raw["flags"] & bit),
-        recoveries=max(0, raw["writer_epoch"] - 1),
+        writer_alive=first.state == "alive",
+        writer_pid=first.pid or 0,
+        recoveries=sum(w.recoveries for w in writers),
+        writers=writers,
     )
+
+
+def _sum_of(figures: Sequence[_Figures]) -> KindStats:
+    """Return the figures of a kind in all arenas that have it; without a limit, if one of them has none."""
+    sizes, objects, quotas = zip(*figures, strict=True)
+    limits = [quota for quota in quotas if quota is not None]
+    return KindStats(sum(sizes), sum(objects), sum(limits) if len(limits) == len(quotas) else None)
 
 
 def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
@@ -60,6 +97,7 @@ def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
         state = "retired" if raw["retired"] else state if raw["closed"] else "dead" if raw["epoch"] else "awaited"
     return ReaderInfo(
         rank=raw["rank"],
+        group=raw["group"],
         state=state,
         retired=bool(raw["retired"]),
         pid=raw["pid"] if raw["epoch"] else None,
@@ -128,12 +166,20 @@ class StoreInspector:
         self._native.close()
 
     def facts(self) -> StoreFacts:
-        """Return the current superblock."""
-        return facts_from(self._native.facts())
+        """Return the current superblock and the counts of the writers."""
+        return facts_from([self._native.facts(arena) for arena in self._arenas()])
 
     def kinds(self) -> dict[str, KindStats]:
         """Return the figures of each kind of objects."""
-        return {kind: KindStats(*figures) for kind, figures in self._native.kinds().values()}
+        of_arenas = [dict(kinds.values()) for kinds in self._kinds()]
+        names = dict.fromkeys(name for kinds in of_arenas for name in kinds)
+        return {name: _sum_of([kinds[name] for kinds in of_arenas if name in kinds]) for name in names}
+
+    def _kinds(self) -> list[dict[int, tuple[str, _Figures]]]:
+        return [self._native.kinds(arena) for arena in self._arenas()]
+
+    def _arenas(self) -> range:
+        return range(self._native.facts()["n_writers"])
 
     def readers(self) -> tuple[ReaderInfo, ...]:
         """Return a record for each rank."""
@@ -147,6 +193,7 @@ class StoreInspector:
         found = [
             LeaseInfo(
                 entry=raw["entry"],
+                writer=raw["writer"],
                 number=raw["number"],
                 slot=raw["slot"],
                 object_id=raw["id"],
@@ -154,43 +201,47 @@ class StoreInspector:
                 age_seconds=max(0.0, now - seconds(raw["opened_ns"])),
                 waiting_for=_bits(tuple(raw["owed"])),
                 held=bool(raw["held"]),
+                group=raw["group"] - 1 if raw["group"] else None,
+                adopted_from=None if raw["owner"] == raw["writer"] else raw["owner"],
+                void=bool(raw["is_void"]),
                 moving=bool(raw["moving"]),
             )
             for raw in self._native.leases()
         ]
-        return tuple(sorted(found, key=lambda lease: lease.number))
+        return tuple(sorted(found, key=lambda lease: (lease.opened_at, lease.number)))
 
     def slots(self) -> tuple[SlotInfo, ...]:
-        """Return the occupied slots in address order."""
+        """Return the occupied slots in the order of the arenas and of their addresses."""
         return self._slots(self.leases())
 
     def _slots(self, leases: Iterable[LeaseInfo]) -> tuple[SlotInfo, ...]:
-        owed: dict[tuple[int, int], set[int]] = {}
-        held = set()
+        of_object: dict[tuple[int, int], list[LeaseInfo]] = {}
         for lease in leases:
-            owed.setdefault((lease.slot, lease.object_id), set()).update(lease.waiting_for)
-            if lease.held:
-                held.add((lease.slot, lease.object_id))
-        kinds = {number: name for number, (name, _) in self._native.kinds().items()}
-        found = [self._slot(raw, owed, held, kinds) for raw in self._native.slots()]
-        return tuple(sorted(found, key=lambda slot: slot.offset))
+            if not lease.void:
+                of_object.setdefault((lease.slot, lease.object_id), []).append(lease)
+        kinds = self._kinds()
+        found = [
+            self._slot(raw, of_object.get((raw["slot"], raw["id"]), []), kinds[raw["writer"]])
+            for raw in self._native.slots()
+        ]
+        return tuple(sorted(found, key=lambda slot: (slot.writer, slot.offset)))
 
     def _slot(
         self,
         raw: dict[str, Any],
-        owed: dict[tuple[int, int], set[int]],
-        held: set[tuple[int, int]],
-        kinds: dict[int, str],
+        leases: Sequence[LeaseInfo],
+        kinds: dict[int, tuple[str, _Figures]],
     ) -> SlotInfo:
         moving = bool(raw["moving"])
         scope, key = (None, None) if moving or not raw["bounded"] else self._key(raw)
         return SlotInfo(
             slot=raw["slot"],
+            writer=raw["writer"],
             state=native.STATES.get(raw["state"], str(raw["state"])),
             object_id=raw["id"],
             key=key,
             scope=scope,
-            kind=kinds.get(raw["kind"]),
+            kind=kinds[raw["kind"]][0] if raw["kind"] in kinds else None,
             offset=raw["offset"],
             length=raw["length"],
             span=raw["span"],
@@ -201,8 +252,9 @@ class StoreInspector:
             deleted=bool(raw["deleted"]),
             crc=raw["crc"] if raw["checked"] else None,
             pinned_by=_bits(tuple(raw["pinned"])),
-            leased_to=tuple(sorted(owed.get((raw["slot"], raw["id"]), ()))),
-            held=(raw["slot"], raw["id"]) in held,
+            leased_to=tuple(sorted({rank for lease in leases for rank in lease.waiting_for})),
+            held=any(lease.held for lease in leases),
+            adopted_by=tuple(sorted({lease.writer for lease in leases if lease.adopted_from is not None})),
             bounded=bool(raw["bounded"]),
             moving=moving,
         )

@@ -4,42 +4,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shmstore.files import SegmentFile
-from shmstore.store.stats import KindStats, more_hits_at
+from shmstore.store.stats import KindStats, TierStats, more_hits_at
 
-__all__ = ["LeaseInfo", "ReaderInfo", "SegmentInfo", "SlotInfo", "StoreFacts", "StoreSnapshot"]
+__all__ = ["Counts", "LeaseInfo", "ReaderInfo", "SegmentInfo", "SlotInfo", "StoreFacts", "StoreSnapshot", "WriterInfo"]
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
+WriterState = Literal["alive", "frozen", "free"]
 
 
 @dataclass(frozen=True, slots=True)
-class StoreFacts:
-    """The superblock of a store: its size, its writer, and its counts since it was created."""
+class Counts:
+    """What a writer has in its arena and has done since the store was created, or all writers together."""
 
-    store_id: int
-    """The store's random number, which its references contain."""
-    created_at: float
-    """When the store was created."""
-    file_size: int
-    """Bytes of the segment's file."""
-    control_bytes: int
-    """Bytes of the file before the data region."""
     capacity: int
     """Bytes of the data region."""
-    max_object_size: int
-    """Maximum bytes of one object."""
     max_objects: int
     """Number of slots."""
     max_leases: int
     """Number of lease entries."""
-    n_readers: int
-    """Number of ranks that each hand-out expects."""
-    options: tuple[str, ...]
-    """The options that are on, of prefault, huge_pages, fifo and checksums."""
-    writer_alive: bool
-    """Whether a process holds the writer's lock; a stopped process does."""
-    writer_pid: int
-    """The process of the current or last writer, as numbered in its PID namespace."""
-    recoveries: int
-    """Number of times that a new writer has taken the store over."""
     next_id: int
     """Id of the next object."""
     next_lease: int
@@ -58,6 +39,8 @@ class StoreFacts:
     """Bytes of tensors copied into the store."""
     hits: int
     """Calls of `get_cached` that found their key."""
+    adopted: int
+    """Those that found it in another writer's arena."""
     misses: int
     """Calls of `get_cached` that did not find their key."""
     evictions: int
@@ -78,6 +61,8 @@ class StoreFacts:
     """The same for four times the capacity."""
     moving: bool
     """Whether the writer was faster than the read, so that the counts may be from two moments."""
+    tier: TierStats | None
+    """Since the writer's process has a tier; None if it has none."""
 
     @property
     def hit_ratio(self) -> float | None:
@@ -89,6 +74,53 @@ class StoreFacts:
         """Return the hit ratio that a store of 1.5, 2 or 4 times the capacity would have had, as this one estimates."""
         given = self.hits + self.puts
         return (self.hits + more_hits_at(self, factor)) / given if given else None
+
+
+@dataclass(frozen=True, slots=True)
+class WriterInfo(Counts):
+    """One writer of a store, and its arena."""
+
+    index: int
+    """Number of the writer."""
+    state: WriterState
+    """"frozen": the writer is dead, and what is in its arena is still read and adopted; "free": there was no writer."""
+    pid: int | None
+    """The process of the current or last writer, as numbered in its PID namespace; None before the first."""
+    recoveries: int
+    """Number of times that a new writer has taken the arena over."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFacts(Counts):
+    """The superblock of a store: its size, its writers, and its counts since it was created.
+
+    With several writers, sizes and counts are their sums; `next_id` is the largest, and `hand` is that of writer 0.
+    """
+
+    store_id: int
+    """The store's random number, which its references contain."""
+    created_at: float
+    """When the store was created."""
+    file_size: int
+    """Bytes of the segment's file."""
+    control_bytes: int
+    """Bytes of the file before the data region."""
+    max_object_size: int
+    """Maximum bytes of one object."""
+    n_readers: int
+    """Number of ranks that a hand-out expects, if it names no group."""
+    groups: tuple[int, ...]
+    """Number of ranks of each group."""
+    options: tuple[str, ...]
+    """The options that are on, of prefault, huge_pages, fifo and checksums."""
+    writer_alive: bool
+    """Whether a process holds the lock of a writer; a stopped process does."""
+    writer_pid: int
+    """The process of the current or last writer, as numbered in its PID namespace; of several: the first alive."""
+    recoveries: int
+    """Number of times that a new writer has taken the store or an arena over."""
+    writers: tuple[WriterInfo, ...]
+    """One record per writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +137,8 @@ class ReaderInfo:
 
     rank: int
     """Number of the rank."""
+    group: int
+    """Number of its group."""
     state: ReaderState
     """"awaited": no process has attached, and leases wait for it; "retired": it is not alive and was retired.
 
@@ -149,7 +183,9 @@ class SlotInfo:
     """One object, or the space of an unfinished put."""
 
     slot: int
-    """Index in the slot table."""
+    """Index in the slot tables of all arenas."""
+    writer: int
+    """Number of the writer whose arena the object is in."""
     state: str
     """"live", "writing" (not committed), "evicting" (the writer is deciding, or died deciding), or a number."""
     object_id: int
@@ -161,7 +197,7 @@ class SlotInfo:
     kind: str | None
     """Kind of the object; None without one."""
     offset: int
-    """Offset of the key in the data region."""
+    """Offset of the key in the data region of the arena."""
     length: int
     """Bytes from `offset` to the end of the payload and of the extra bytes."""
     span: int
@@ -183,7 +219,9 @@ class SlotInfo:
     leased_to: tuple[int, ...]
     """Ranks that have not yet read a reference to the object."""
     held: bool
-    """Whether the writer holds a lease of the object, which no reading ends."""
+    """Whether a writer holds a lease of the object, which no reading ends."""
+    adopted_by: tuple[int, ...]
+    """Other writers, alive, that have open leases of the object."""
     bounded: bool
     """Whether the object's lengths stay inside the data region."""
     moving: bool
@@ -205,9 +243,11 @@ class LeaseInfo:
     """One open hand-out."""
 
     entry: int
-    """Index in the lease table."""
+    """Index in the lease tables of all arenas."""
+    writer: int
+    """Number of the writer that handed the object out."""
     number: int
-    """Number of the hand-out; a store never uses a number twice."""
+    """Number of the hand-out; a writer never uses a number twice."""
     slot: int
     """Slot of the object."""
     object_id: int
@@ -220,6 +260,12 @@ class LeaseInfo:
     """Ranks that have not read it. Without any, and if it is not held, the lease is over; the writer will see that."""
     held: bool
     """Whether only the writer ends it."""
+    group: int | None
+    """The group whose ranks it waits for; None if for all."""
+    adopted_from: int | None
+    """The writer whose object it is; None if it is the lease's own writer."""
+    void: bool
+    """Whether it holds nothing, because it is on another writer's object and its own writer is dead."""
     moving: bool
     """Whether it was changing during the read."""
 
@@ -237,7 +283,7 @@ class StoreSnapshot:
     readers: tuple[ReaderInfo, ...]
     """One record per rank."""
     slots: tuple[SlotInfo, ...]
-    """The occupied slots, in address order."""
+    """The occupied slots, in the order of the arenas and of their addresses."""
     leases: tuple[LeaseInfo, ...]
     """The open leases, oldest first."""
     kinds: dict[str, KindStats]

@@ -14,7 +14,7 @@ LEGEND = (
     ("P", "pinned by several ranks, or by one above 9"),
     ("a-j", "leased to rank 0-9, unread"),
     ("L", "leased to several ranks, or to one above 9"),
-    ("H", "held by the writer"),
+    ("H", "held by a writer"),
     ("w", "being written"),
     ("o", "not held"),
     ("x", "deleted, freed when room is needed"),
@@ -26,14 +26,14 @@ LEGEND = (
 
 @dataclass(frozen=True, slots=True)
 class RingMap:
-    """The data region as equal cells."""
+    """The data regions of all arenas, one after the other, as equal cells."""
 
     cells: tuple[str, ...]
     """One mark per cell: the mark of the object in it that is hardest to free."""
     cell_bytes: float
     """Bytes of a cell."""
-    hand: int
-    """The cell that the hand is in."""
+    hands: tuple[int, ...]
+    """The cells that the hands of the writers are in."""
 
 
 def mark_of(slot: SlotInfo) -> str:
@@ -67,6 +67,7 @@ def _weight(mark: str) -> int:
 def ring_map(snapshot: StoreSnapshot, cells: int) -> RingMap:
     """Return the ring of `snapshot` as at most `cells` cells of at least 64 bytes."""
     capacity = snapshot.facts.capacity
+    arena = capacity // len(snapshot.facts.writers)
     count = max(1, min(cells, capacity // 64))
     marks = [FREE] * count
     for slot in snapshot.slots:
@@ -74,10 +75,11 @@ def ring_map(snapshot: StoreSnapshot, cells: int) -> RingMap:
             continue
         mark = mark_of(slot)
         weight = _weight(mark)
-        first = slot.offset * count // capacity
-        last = (slot.offset + slot.span - 1) * count // capacity
+        start = slot.writer * arena + slot.offset
+        first = start * count // capacity
+        last = (start + slot.span - 1) * count // capacity
         for cell in range(first, min(last, count - 1) + 1):
             if weight > _weight(marks[cell]):
                 marks[cell] = mark
-    hand = min(snapshot.facts.hand * count // capacity, count - 1)
-    return RingMap(tuple(marks), capacity / count, hand)
+    hands = [(w.index * arena + min(w.hand, arena - 1)) * count // capacity for w in snapshot.facts.writers]
+    return RingMap(tuple(marks), capacity / count, tuple(hands))

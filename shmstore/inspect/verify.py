@@ -24,6 +24,8 @@ class Finding:
     """What was found, where, and what was expected, in one line."""
     wrong: bool
     """Whether it is damage. It is not if a writer that died or was stopped left it; `recover` corrects that."""
+    writer: int | None
+    """Number of the writer whose arena it is in; None if the store has one, or if it is of no arena."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,10 @@ class VerifyReport:
         return not any(finding.wrong for finding in self.findings)
 
 
-_LEFT_BY_A_DEATH = {"used", "objects", "open_leases", "lease_object", "kind_bytes", "kind_objects"}
+_LEFT_BY_A_DEATH = {
+    *("used", "objects", "open_leases", "lease_object", "kind_bytes", "kind_objects"),
+    *("claim", "unclaimed", "index"),
+}
 
 _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "hand": lambda w, v, e: f"the hand is at {v}; it must be aligned and inside the data region of {e} bytes",
@@ -55,6 +60,8 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "objects": lambda w, v, e: f"objects is {v}, but {e} slots are occupied",
     "open_leases": lambda w, v, e: f"open_leases is {v}, but {e} entries are in use",
     "published": lambda w, v, e: f"all leases below {v} are marked as handed out, but the next one is {e}",
+    "adopting": lambda w, v, e: f"the writer adopts slot {v}; it must be another writer's, below {e}",
+    "claim": lambda w, v, e: f"the writer's leases on slot {w} lead to entry {v}, which is not a lease on it",
     "retired": lambda w, v, e: f"rank {w} was retired at attachment {v - 1}, but has had only {e - 1}",
     "state": lambda w, v, e: f"slot {w} is in state {v}, which does not exist",
     "bounds": lambda w, v, e: f"slot {w} has {e} bytes at {v}; they or the lengths in them lie outside the data region",
@@ -66,11 +73,14 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "key": lambda w, v, e: f"slot {w} has a key of {v} bytes; it must have 1 to {e}",
     "crc": lambda w, v, e: f"slot {w} has bytes with checksum {v:08x}, but they were stored with {e:08x}",
     "kind": lambda w, v, e: f"slot {w} has kind {v}, which has no name",
+    "index": lambda w, v, e: f"slot {w} has object {v}, whose key is not in the index",
     "kind_bytes": lambda w, v, e: f"kind {w} has {v} bytes, but its objects take {e}",
     "kind_objects": lambda w, v, e: f"kind {w} has {v} objects, but {e} slots are occupied by it",
     "lease_number": lambda w, v, e: f"lease entry {w} has number {v}, but the next number is {e}",
     "lease_slot": lambda w, v, e: f"lease entry {w} names slot {v}, but there are {e} slots",
     "lease_object": lambda w, v, e: f"lease entry {w} names object {e} in slot {v}, which does not hold it",
+    "lease_group": lambda w, v, e: f"lease entry {w} is for group {v - 1}, but there are {e} groups",
+    "unclaimed": lambda w, v, e: f"lease entry {w} has number {v} and is on slot {e}, whose owner cannot find it",
     "same_lease": lambda w, v, e: f"lease entries {v} and {w} both have number {e}",
     "base": lambda w, v, e: f"rank {w} starts at lease {v}, but the next one is {e}",
     "ack": lambda w, v, e: f"rank {w} has acknowledged lease {v}, but the next one is {e}",
@@ -89,33 +99,41 @@ def _stopped(pid: int | None) -> bool:
     return stat.rpartition(")")[2].split()[0] in "Tt"
 
 
+def _finding(kind: str, text: str, wrong: bool, arena: int, facts: StoreFacts) -> Finding:
+    """Return a finding that names its arena if there are several."""
+    if len(facts.writers) == 1 or kind == "unattached":
+        return Finding(kind, text, wrong, None)
+    return Finding(kind, f"{text} (writer {arena})", wrong, arena)
+
+
 def _from_tables(inspector: StoreInspector, facts: StoreFacts) -> list[Finding]:
-    paused = not facts.writer_alive or _stopped(facts.writer_pid)
+    paused = [writer.state != "alive" or _stopped(writer.pid) for writer in facts.writers]
     found = []
     readers: tuple[ReaderInfo, ...] = ()
     for raw in inspector.raw_findings():
         kind = native.KINDS[raw["kind"]]
-        wrong = not (paused and kind in _LEFT_BY_A_DEATH)
+        wrong = not (paused[raw["arena"]] and kind in _LEFT_BY_A_DEATH)
         if kind == "pin_free":
             readers = readers or inspector.readers()
             wrong = not _stopped(readers[raw["where"]].pid)
         text = _TEXTS[kind](raw["where"], raw["value"], raw["expected"])
-        found.append(Finding(kind, text, wrong))
+        found.append(_finding(kind, text, wrong, raw["arena"], facts))
     return found
 
 
-def _from_object(inspector: StoreInspector, slot: SlotInfo) -> Finding | None:
+def _from_object(inspector: StoreInspector, slot: SlotInfo, facts: StoreFacts) -> Finding | None:
     name = named(slot.key, slot.scope)
     broken = inspector.wrong_checksum(slot)
     if broken is not None:
         text = _TEXTS["crc"](slot.slot, broken["value"], broken["expected"])
-        return Finding("crc", f"{text} (object {slot.object_id}, key {name})", True)
+        return _finding("crc", f"{text} (object {slot.object_id}, key {name})", True, slot.writer, facts)
     try:
         parse_tree(inspector.metadata(slot), slot.payload_bytes)
     except StaleRefError:
         return None
     except CorruptStoreError as error:
-        return Finding("metadata", f"slot {slot.slot}, object {slot.object_id}, key {name}: {error}", False)
+        text = f"slot {slot.slot}, object {slot.object_id}, key {name}: {error}"
+        return _finding("metadata", text, False, slot.writer, facts)
     return None
 
 
@@ -126,7 +144,8 @@ def verify(name: str) -> VerifyReport:
     written it. Raises the errors of `StoreInspector.open` if the superblock cannot be read.
     """
     with StoreInspector.open(name) as inspector:
-        findings = _from_tables(inspector, inspector.facts())
+        facts = inspector.facts()
+        findings = _from_tables(inspector, facts)
         objects = checked = checked_bytes = 0
         for slot in inspector.slots():
             if slot.moving or not slot.bounded:
@@ -135,7 +154,7 @@ def verify(name: str) -> VerifyReport:
             if slot.crc is not None:
                 checked += 1
                 checked_bytes += slot.key_len + slot.meta_len + slot.payload_bytes
-            finding = _from_object(inspector, slot)
+            finding = _from_object(inspector, slot, facts)
             if finding is not None:
                 findings.append(finding)
     return VerifyReport(name, tuple(findings), objects, checked, checked_bytes)

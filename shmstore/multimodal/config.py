@@ -11,14 +11,15 @@ import math
 from numbers import Integral, Real
 from typing import Literal
 
-from shmstore.errors import shown
+from shmstore.errors import kind_of, shown
 
 __all__ = ["GIB", "MultiModalCacheConfig"]
 
 GIB = 1 << 30
 _DEFAULT_MAX_OBJECT_SIZE_MB = 128
 _MAX_GB = 1 << 32  # more than any machine has; its bytes still fit 64 bits
-_MAX_READERS, _MAX_NAME, _MAX_OBJECTS = 256, 200, 1 << 24  # the bounds of the store; a test compares them
+# The bounds of the store; a test compares them.
+_MAX_READERS, _MAX_WRITERS, _MAX_GROUPS, _MAX_NAME, _MAX_OBJECTS = 256, 64, 255, 200, 1 << 24
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,7 @@ class MultiModalCacheConfig:
     ipc_cache_gb: float | None = None
     """Size of the cache of items in the engine core (`lru`) or in shared memory (`shm`).
 
-    None means the size of `processor_cache_gb`."""
+    None means the size of `processor_cache_gb`. In shared memory each API server has a part of this size."""
     cache_type: Literal["lru", "shm"] = "lru"
     """Place of the IPC cache: the engine core's memory, or shared memory that the workers read."""
     shm_max_object_size_mb: int = _DEFAULT_MAX_OBJECT_SIZE_MB
@@ -49,17 +50,25 @@ class MultiModalCacheConfig:
     shm_name: str | None = None
     """POSIX name of the segment; None means a unique name. It is ignored if there is no segment.
 
-    A host has one segment of a name, so each replica (`data_parallel_external_lb`) needs its own."""
+    API servers that share a segment find it by this name, so they need one. A host has one segment of a name, so each
+    replica (`data_parallel_external_lb`) needs its own."""
     shm_prefault: bool = False
     """Whether to touch every page of the segment at the start, so that no request pays for it. For `shm` only."""
+    tier_url: str | None = None
+    """URL of a tier that has the items of other hosts, such as "redis://host:6379"; see `open_tier`. For `shm` only."""
+    tier_namespace: str = ""
+    """What must be the same on two hosts if one may use the items of the other, such as the version of a processor."""
     world_size: int = 1
-    """Number of worker processes that read each item."""
+    """Number of worker processes of an engine core; all of them read each item that it gets."""
     api_process_count: int = 1
-    """Number of API servers; more than one have no IPC cache, because none knows what the others have sent."""
+    """Number of API servers. With `shm` they share the items; with `lru` more than one have no IPC cache, because none
+    knows what the others have sent."""
     data_parallel_size: int = 1
-    """Number of engine cores; more than one have no IPC cache, unless `data_parallel_external_lb` is set."""
+    """Number of engine cores; unless `data_parallel_external_lb` is set, any API server may send to any of them.
+
+    With `shm` they share the items; with `lru` more than one have no IPC cache."""
     data_parallel_external_lb: bool = False
-    """Whether an external load balancer spreads requests over replicas, each with one API server and one core."""
+    """Whether an external load balancer spreads requests over replicas, each with API servers for its own core."""
     supports_multimodal: bool = True
     """Whether the model accepts inputs other than text."""
 
@@ -91,13 +100,32 @@ class MultiModalCacheConfig:
                 f"shm_name must have 1 to {_MAX_NAME} bytes in UTF-8, no slash and no NUL, and not be . or .., "
                 f"not {shown(self.shm_name)}"
             )
+        for name, kind in (("tier_url", str | None), ("tier_namespace", str)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{name} must be a string, not {kind_of(getattr(self, name))}")
         if self.cache_type == "shm":
-            self._set_integer("world_size", _MAX_READERS)
+            self._check_shared()
             return
-        for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault"):
+        for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url"):
             value = getattr(self, name)
             if value != type(self).__dataclass_fields__[name].default:
                 raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {shown(value)}")
+
+    def _check_shared(self) -> None:
+        for name, most in (("world_size", _MAX_READERS), ("api_process_count", _MAX_WRITERS)):
+            self._set_integer(name, most)
+        most = min(_MAX_GROUPS, _MAX_READERS // self.world_size)
+        if self.n_engines > most:
+            raise ValueError(
+                f"data_parallel_size must be at most {most} with cache_type='shm' and world_size {self.world_size}, "
+                f"not {self.data_parallel_size}; "
+                f"a segment has at most {_MAX_READERS} workers in {_MAX_GROUPS} engine cores"
+            )
+        if self.ipc_cache_enabled and self.api_process_count > 1 and self.shm_name is None:
+            raise ValueError(
+                f"shm_name must be set, because the {self.api_process_count} API servers (api_process_count) find the "
+                "segment that they share by its name; use one that no other deployment on the host has"
+            )
 
     def _set_integer(self, name: str, most: float = math.inf) -> None:
         number = getattr(self, name)
@@ -128,10 +156,20 @@ class MultiModalCacheConfig:
         return self.supports_multimodal and self.processor_cache_bytes > 0
 
     @property
+    def n_engines(self) -> int:
+        """The number of engine cores that an API server may send an item to."""
+        return 1 if self.data_parallel_external_lb else self.data_parallel_size
+
+    @property
+    def n_readers(self) -> int:
+        """The number of workers of these engine cores together."""
+        return self.world_size * self.n_engines
+
+    @property
     def ipc_cache_enabled(self) -> bool:
         """Whether the IPC cache is on, so that an item is sent only once."""
-        one_to_one = self.data_parallel_size == 1 or self.data_parallel_external_lb
-        return self.processor_cache_enabled and self.ipc_cache_bytes > 0 and self.api_process_count == 1 and one_to_one
+        can_share = self.cache_type == "shm" or (self.api_process_count == 1 and self.n_engines == 1)
+        return self.processor_cache_enabled and self.ipc_cache_bytes > 0 and can_share
 
     def describe(self) -> str:
         """Return what each kind of process keeps and the most memory that it takes, one line for each."""
@@ -155,24 +193,30 @@ class MultiModalCacheConfig:
                 f"{p0}: keys, sizes and up to {processor} of prompt updates; no tensors.\n"
                 f"{p1}: up to {ipc} of items.\n{workers}: nothing; items reach them from the engine core each time."
             )
+        segment = f"one segment of {ipc}"
+        if self.api_process_count > 1:
+            together = _gib(self.api_process_count * self.ipc_cache_bytes)
+            segment = f"its part, {ipc}, of one segment of {together}"
         return (
             "Processor and IPC cache, in shared memory: no item in it is preprocessed or sent twice.\n"
-            f"{p0}: writes one segment of {ipc}, allocated in /dev/shm at the start and shared by all processes, "
-            f"and keeps up to {processor} of prompt updates. The segment has {self._entries()}. "
+            f"{p0}: writes {segment}, allocated in /dev/shm at the start and shared by all processes, "
+            f"and keeps up to {processor} of prompt updates. {self._entries()}. "
             f"Items over {_gib(self.max_object_bytes)}, and items without room or an entry, are sent inline and not "
             "cached.\n"
             f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
         )
 
     def _entries(self) -> str:
+        has = "The segment has" if self.api_process_count == 1 else "Each part has"
         if self.shm_max_objects is not None:
-            return f"entries for {self.shm_max_objects} items (shm_max_objects)"
-        return "one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)"
+            return f"{has} entries for {self.shm_max_objects} items (shm_max_objects)"
+        return f"{has} one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)"
 
     def _processes(self) -> tuple[str, str, str]:
         p0 = "API server" if self.api_process_count == 1 else f"Each of {self.api_process_count} API servers"
         p1 = "Engine core" if self.data_parallel_size == 1 else f"Each of {self.data_parallel_size} engine cores"
-        workers = "Worker" if self.world_size == 1 else f"Each of {self.world_size} workers"
+        all_workers = self.world_size * self.data_parallel_size
+        workers = "Worker" if all_workers == 1 else f"Each of {all_workers} workers"
         return p0, p1, workers
 
     def _why_no_ipc(self) -> str:

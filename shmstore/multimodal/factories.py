@@ -18,9 +18,11 @@ from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, UpdatesT
 from shmstore.refs import StoreHandle
 from shmstore.store import ObjectStoreReader, ObjectStoreWriter
+from shmstore.tiers import StoreTier, open_tier
 
 __all__ = [
     "HANDLE_VARIABLE",
+    "RELAY_VARIABLE",
     "engine_receiver_cache_from_config",
     "processor_cache_from_config",
     "processor_only_cache_from_config",
@@ -29,10 +31,16 @@ __all__ = [
 
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"
 """The environment variable with the store's handle as JSON, for a worker without a `handle` argument."""
+RELAY_VARIABLE = "SHMSTORE_RELAY"
+"""The environment variable with the path of the relay's socket, for a worker without a `relay` argument."""
 
 
 def processor_cache_from_config(
-    config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL, hold: bool = False
+    config: MultiModalCacheConfig,
+    *,
+    types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL,
+    hold: bool = False,
+    keep: bool = True,
 ) -> BaseMultiModalProcessorCache[ItemT, UpdatesT] | None:
     """Return the cache of the API server: processor-only, the sender of `lru` or `shm`, or None.
 
@@ -40,8 +48,11 @@ def processor_cache_from_config(
     `release`, for engines that read an item more than once.
 
     The sender of `shm` creates the store. With a `shm_name` it takes over what a dead or closed writer left there, as
-    `ObjectStoreWriter.open` does. Give its `handle` to the workers, and close it at the end. Raises WriterActiveError
-    if another process has the store, for example another replica.
+    `ObjectStoreWriter.open` does. Each of several API servers calls this: the first one creates the store, and the
+    others join. With `keep` False the store ends with its processes, and its name must begin with "shmstore-".
+    Give its `handle`, which is the same in all of them, to the workers, and close it at the end. Raises
+    WriterActiveError if other processes have the store, for example another replica, and LayoutMismatchError if API
+    servers that live have made it with another configuration.
     """
     check_config(config)
     if not config.ipc_cache_enabled:
@@ -49,21 +60,30 @@ def processor_cache_from_config(
     if config.cache_type == "lru":
         return MultiModalProcessorSenderCache(config, types=types)
     name = config.shm_name
-    make = ObjectStoreWriter.create if name is None else partial(ObjectStoreWriter.open, name)
+    make = ObjectStoreWriter.create if name is None else partial(ObjectStoreWriter.open, name, keep=keep)
     try:
         writer = make(
             capacity=config.ipc_cache_bytes,
-            n_readers=config.world_size,
+            n_readers=config.n_readers,
+            groups=[config.world_size] * config.n_engines,
+            n_writers=config.api_process_count,
             max_object_size=config.max_object_bytes,
             max_objects=config.shm_max_objects,
             prefault=config.shm_prefault,
         )
     except WriterActiveError as error:
-        hint = "give each replica (data_parallel_external_lb) its own shm_name, or omit it; or "
-        raise WriterActiveError(error.message, hint=hint + error.hint) from None
+        hint = f"give each replica (data_parallel_external_lb) its own shm_name, or omit it; or {error.hint}"
+        if config.api_process_count > 1:
+            hint = f"api_process_count is {config.api_process_count}; raise it in all API servers, or end one of them"
+        raise WriterActiveError(error.message, hint=hint) from None
+    tier = None
     try:
-        return ShmObjectStoreSenderCache(config, writer, types=types, hold=hold)
+        if config.tier_url is not None:
+            tier = StoreTier(writer, open_tier(config.tier_url), namespace=config.tier_namespace)
+        return ShmObjectStoreSenderCache(config, writer, types=types, hold=hold, tier=tier)
     except BaseException:
+        if tier is not None:
+            tier.close()
         writer.close(unlink=not writer.recovered)
         raise
 
@@ -96,14 +116,20 @@ def worker_receiver_cache_from_config(
     *,
     types: CacheTypes[ItemT, Any] = MULTIMODAL,
     policy: Policy = "views",
+    relay: str | os.PathLike[str] | None = None,
 ) -> BaseMultiModalReceiverCache[ItemT] | None:
     """Return the cache of the worker with this rank: the receiver of `shm`, or None. Close it at the end.
 
-    `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `handle` is the sender's;
-    without it, the environment variable `SHMSTORE_HANDLE` must hold its JSON.
+    With several engine cores that share a store the ranks go on from one to the next: a worker's is `world_size` times
+    the number of its core, plus its rank there.
 
-    Raises ValueError if both are missing, or if `rank` is not from 0 to world_size - 1. In any mode, raises TypeError
-    if `rank` is not an integer or `handle` is not a StoreHandle.
+    `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `handle` is the sender's;
+    without it, the environment variable `SHMSTORE_HANDLE` must hold its JSON. `relay` is the path at which the host's
+    `shmstore relay` listens, or the environment variable `SHMSTORE_RELAY` holds it; without one, a reference of another
+    host's store is a CacheMissError.
+
+    Raises ValueError if both are missing, or if `rank` is not below the number of all workers. In any mode, raises
+    TypeError if `rank` is not an integer or `handle` is not a StoreHandle.
     """
     check_config(config)
     if isinstance(rank, bool) or not isinstance(rank, Integral):
@@ -113,8 +139,9 @@ def worker_receiver_cache_from_config(
         raise TypeError(f"handle must be a StoreHandle, not {type(handle).__name__}{more}")
     if not config.ipc_cache_enabled or config.cache_type != "shm":
         return None
-    if not 0 <= rank < config.world_size:
-        raise ValueError(f"rank must be from 0 to {config.world_size - 1} (world_size - 1), not {rank}")
+    if not 0 <= rank < config.n_readers:
+        all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"
+        raise ValueError(f"rank must be from 0 to {config.n_readers - 1} ({all_of} - 1), not {rank}")
     if handle is None:
         text = os.environ.get(HANDLE_VARIABLE)
         if not text:
@@ -122,7 +149,8 @@ def worker_receiver_cache_from_config(
         handle = StoreHandle.from_json(text)
     reader = ObjectStoreReader.attach(handle, rank=int(rank))
     try:
-        return ShmObjectStoreReceiverCache(reader, types=types, policy=policy)
+        relay = relay or os.environ.get(RELAY_VARIABLE) or None
+        return ShmObjectStoreReceiverCache(reader, types=types, policy=policy, relay=relay)
     except BaseException:
         reader.close()
         raise

@@ -3,6 +3,7 @@
 import operator
 import os
 import warnings
+from collections.abc import Iterable, Mapping, Set
 from hashlib import sha256
 from types import TracebackType
 from typing import Any, Self
@@ -22,6 +23,7 @@ __all__ = [
     "checked_name",
     "checked_serde",
     "expected_store",
+    "group_of",
     "hides_payload",
     "int_of",
     "packed_key",
@@ -62,8 +64,7 @@ def seconds_of(name: str, value: Any) -> float:
 def checked_name(name: Any) -> str:
     """Return the name; TypeError or ValueError if no store can have it."""
     if not isinstance(name, str):
-        more = "; pass its handle" if hasattr(name, "handle") else ""
-        raise TypeError(f"name must be a str, not {type(name).__name__}{more}")
+        raise TypeError(f"name must be a str, not {type(name).__name__}")
     if name.startswith("/dev/shm/"):
         raise ValueError(f"not a store's name: {shown(name)}; pass it without /dev/shm/")
     try:
@@ -84,6 +85,8 @@ def store_options(
     max_object_size: Any,
     max_objects: Any,
     eviction: Any,
+    groups: Any = None,
+    n_writers: Any = 1,
     **flags: Any,
 ) -> native.Options:
     """Return the options of `create` and `open`, checked and rounded."""
@@ -94,7 +97,40 @@ def store_options(
     if eviction not in ("clock", "fifo"):
         raise ValueError(f"eviction must be 'clock' or 'fifo', not {shown(eviction)}")
     bits = sum(FLAGS[name] for name, on in flags.items() if on) | (eviction == "fifo") * FLAGS["fifo"]
-    return native.Options(capacity, size, n_readers, objects, bits).rounded()
+    ranks = _checked_groups(groups, n_readers)
+    writers = int_of("n_writers", n_writers, 1, native.MAX_WRITERS)
+    try:
+        return native.Options(capacity, size, n_readers, objects, bits, ranks, writers).rounded()
+    except ValueError:
+        raise ValueError(
+            f"{writers} writers with {capacity} bytes and {objects or 'as many'} objects each are more than a "
+            f"reference can address: together {native.MAX_CAPACITY} bytes and {native.MAX_OBJECTS} objects"
+        ) from None
+
+
+def _checked_groups(groups: Any, n_readers: int) -> tuple[int, ...]:
+    if groups is None:
+        return ()
+    if isinstance(groups, (str, bytes, Mapping, Set)) or not isinstance(groups, Iterable):
+        raise TypeError(f"groups must be a list of numbers of ranks, such as [4, 4], not {type(groups).__name__}")
+    sizes = tuple(int_of(f"groups[{i}]", size, 1, n_readers) for i, size in enumerate(groups))
+    if sum(sizes) != n_readers or len(sizes) > native.MAX_GROUPS:
+        raise ValueError(
+            f"groups must have all {n_readers} ranks between them, in up to {native.MAX_GROUPS} groups; "
+            f"{shown(list(sizes))} is {len(sizes)} groups of {sum(sizes)} ranks together"
+        )
+    return sizes
+
+
+def group_of(writer: native.Writer, group: Any) -> int:
+    """Return the group as C takes it: 0 for None, which is all ranks, else 1 + its number; TypeError or ValueError."""
+    if group is None:
+        return 0
+    number = int_of("group", group, 0, native.MAX_GROUPS - 1)
+    if number >= len(writer.groups):
+        there = f"groups 0 to {len(writer.groups) - 1}" if len(writer.groups) > 1 else "one group, 0"
+        raise ValueError(f"this store has {there}, and no group {number}; pass groups=[...] where it is created")
+    return number + 1
 
 
 def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
@@ -109,11 +145,17 @@ def _checked_handle(handle: StoreHandle) -> tuple[str, int, int]:
         raise type(error)(f"this StoreHandle is none that a writer made: {error}") from None
 
 
-def expected_store(store: str | StoreHandle, allow_uid: int | None) -> tuple[str, int, int, int]:
-    """Return the name, store number (or any), number of ranks (or 0) and owner that the store must have."""
+def expected_store(store: str | StoreHandle, allow_uid: int | None, argument: str) -> tuple[str, int, int, int]:
+    """Return the name, store number (or any), number of ranks (or 0) and owner that the store must have.
+
+    TypeError, with the name of the `argument`, if it is neither a name nor a handle.
+    """
     uid = native.OWN_UID if allow_uid is None else int_of("allow_uid", allow_uid, 0, _MAX_UID)
     if isinstance(store, StoreHandle):
         return *_checked_handle(store), uid
+    if not isinstance(store, str):
+        more = "; pass its handle" if hasattr(store, "handle") else ""
+        raise TypeError(f"{argument} must be a str or a StoreHandle, not {type(store).__name__}{more}")
     return checked_name(store), native.ANY_STORE, 0, uid
 
 

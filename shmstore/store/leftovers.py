@@ -9,12 +9,12 @@ from multiprocessing import util
 from typing import Protocol
 
 from shmstore.bindings import inspect as native
-from shmstore.bindings.store import OWN_UID
+from shmstore.bindings.store import OWN_UID, Options
 from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, StoreNotFoundError, WriterActiveError
 from shmstore.files import DIRECTORY, PREFIX, classify
 from shmstore.store import refusals
 
-__all__ = ["close_at_exit", "look", "make_room", "remove_dead"]
+__all__ = ["close_at_exit", "is_disposable", "look", "make_room", "remove_dead"]
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,11 @@ def close_at_exit(store: _Store) -> None:
         atexit.register(_at_exit)
         util.Finalize(None, _at_exit, exitpriority=1)  # a forked child of multiprocessing runs no atexit functions
     _open.add(store)
+
+
+def is_disposable(name: str) -> bool:
+    """Say whether the store ends with its processes."""
+    return bool(native.probe(name)["disposable"])
 
 
 def _at_exit() -> None:
@@ -76,27 +81,34 @@ def look(name: str) -> os.stat_result | None:
 
 
 def make_room(
-    name: str, seen: os.stat_result | None, error: LayoutMismatchError | CorruptStoreError, keep: bool
+    name: str,
+    seen: os.stat_result | None,
+    error: LayoutMismatchError | CorruptStoreError,
+    keep: bool,
+    asked: Options,
 ) -> None:
     """Remove and log the store that was refused with `error`, if it is still the file that was `seen` before.
 
-    Does nothing if it is another one by now. Raises WriterActiveError while its writer lives, ForeignStoreError, and
-    `error` if the file must stay: with `keep`, and a file that has contents and is not a store.
+    Does nothing if it is another one by now, or is being created. While a writer lives, raises WriterActiveError; or
+    LayoutMismatchError if a store of several writers was `asked` for, or is there, and the options differ. Raises
+    ForeignStoreError, and `error` if the file must stay: with `keep`, and a file that has contents and is not a store.
     """
     with suppress(StoreNotFoundError):
         file = classify(name)
+        if seen is None or (file.device, file.inode) != (seen.st_dev, seen.st_ino):
+            return  # another writer of the store was faster
         if file.owner_uid != os.geteuid():
             raise refusals.foreign(name, OWN_UID)
         if file.state in ("foreign", "unreadable") or (file.state == "blank" and file.file_bytes):
             raise error
         if file.writer_alive:
-            raise refusals.active(name)
+            if seen.st_size == 0:
+                return  # its creator had not locked it yet
+            raise refusals.active(name, asked=asked)
         if keep:
             raise error
-        if seen is None:
-            return
         try:
             native.remove(name, seen.st_dev, seen.st_ino, seen.st_size, True)
         except WriterActiveError:
-            raise refusals.active(name) from None
+            return  # it came in the meantime
         _log.warning("removed store %s, to create it again: %s", name, error.message)

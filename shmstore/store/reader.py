@@ -20,7 +20,6 @@ from shmstore.errors import (
     ShmStoreError,
     StaleRefError,
     StoreNotFoundError,
-    shown,
 )
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
@@ -143,7 +142,7 @@ class ObjectStoreReader(Closable):
                 handle_or_name, wait=wait, on_takeover=on_takeover, serde=serde, allow_uid=allow_uid
             )
         chosen_serde = checked_serde(serde)
-        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid)
+        name, store_id, ranks, uid = expected_store(handle_or_name, allow_uid, "handle_or_name")
         rank = int_of("rank", rank, 0, (ranks or native.MAX_READERS) - 1)
         attach = native.Reader.attach if on_takeover is None else partial(_Watching.attach_with, on_takeover)
         try:
@@ -164,7 +163,7 @@ class ObjectStoreReader(Closable):
         except ValueError as error:
             if isinstance(error, ShmStoreError):
                 raise
-            raise ValueError(f"store {shown(name)} has no rank {rank}: it was created for fewer readers") from None
+            raise refusals.there_is_no("rank", rank, name) from None
         return cls(reader, name, rank, chosen_serde)
 
     @classmethod

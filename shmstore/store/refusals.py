@@ -3,7 +3,9 @@
 import errno
 import os
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import islice
 from typing import Any, Final, Literal
 
 from shmstore.bindings import store as native
@@ -35,26 +37,30 @@ __all__ = [
     "exists",
     "foreign",
     "full",
+    "group_of_lease",
     "in_use",
     "not_found",
     "other_options",
     "shown",
     "stale",
     "stale_or_gone",
+    "there_is_no",
     "unusable",
     "wrong_encoding",
     "wrong_layout",
 ]
 
 
-def stale(error: StaleRefError, ref: ObjectRef, store_id: int) -> StaleRefError:
-    """Return the same error with the reference, and a hint if it belongs to another store."""
+def stale(error: StaleRefError, ref: ObjectRef, store_id: int, n_writers: int = 1) -> StaleRefError:
+    """Return the same error with the reference, and a hint if it belongs to another store or writer."""
     hint = None
     if ref.store_id != store_id:
         hint = (
             f"it belongs to store {ref.store_id:08x}, and this store is {store_id:08x}; a store that was created again "
             "under the same name does not accept earlier references"
         )
+    elif n_writers > 1:
+        hint = "the writer that handed a reference out ends, holds and addresses its lease; no other writer can"
     return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
 
 
@@ -73,21 +79,43 @@ def stale_or_gone(error: StaleRefError, ref: ObjectRef, reader: native.Reader, n
     )
 
 
-def active(name: str) -> WriterActiveError:
-    """Return the error for a store whose writer is alive; it names the process."""
-    who = ""
-    with suppress(ShmStoreError, OSError):  # it is being created, or of another version
-        inspector = Inspector(name)
-        who = f": process {inspector.facts()['writer_pid']}"
-        inspector.close()
-    return WriterActiveError(f"the writer of store {shown(name)} is alive{who}")
+def active(
+    name: str, arena: int | None = native.ANY_ARENA, asked: native.Options | None = None
+) -> WriterActiveError | LayoutMismatchError:
+    """Return the error for a store whose writers are alive, or the one of that arena; it names their processes.
+
+    If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
+    """
+    pids: list[int] = []
+    n_writers = 1
+    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
+        first = inspector.facts()
+        n_writers = first["n_writers"]
+        if asked is not None and max(n_writers, asked.n_writers) > 1 and (differ := _differences(first, asked)):
+            return _other_options(
+                name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
+            )
+        arenas = range(n_writers) if arena == native.ANY_ARENA else [arena or 0]
+        pids = [facts["writer_pid"] for facts in map(inspector.facts, arenas) if facts["writer_alive"]]
+    store, all_taken = f"store {shown(name)}", 1 < n_writers == len(pids)
+    pids = [pid for pid in pids if pid]  # 0: it joins
+    who = f": process{'es' if len(pids) > 1 else ''} {listed(pids)}" if pids else ""
+    if n_writers == 1 and arena is not None and asked is None:
+        return WriterActiveError(
+            f"{store} was created for one writer (n_writers=1), which is alive{who}",
+            hint="create it with n_writers=2 or more, for as many processes; or wait until that process has ended",
+        )
+    if all_taken:
+        return WriterActiveError(
+            f"all {n_writers} arenas (n_writers) of {store} have a living writer{who}",
+            hint="close one of them, or create the store with a larger n_writers",
+        )
+    if len(pids) > 1:
+        return WriterActiveError(f"the writers of {store} are alive{who}")
+    return WriterActiveError(f"the writer of {store} is alive{who}")
 
 
-def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
-    """Return the error for a store that was created with other options; it says which."""
-    inspector = Inspector(name)
-    facts = inspector.facts()
-    inspector.close()
+def _differences(facts: dict[str, Any], asked: native.Options) -> list[str]:
     differ = [
         f"{option} is {facts[option]}, not {wanted}"
         for option, wanted in asked._asdict().items()
@@ -97,10 +125,18 @@ def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
         if (facts["flags"] ^ asked.flags) & bit and flag != "prefault":
             has = bool(facts["flags"] & bit)
             differ.append(f"eviction is {'fifo' if has else 'clock'}" if flag == "fifo" else f"{flag} is {has}")
-    return LayoutMismatchError(
-        f"store {shown(name)} was created with other options: {', '.join(differ)}",
-        hint="open it with its own options, or let on_mismatch='recreate' replace it",
-    )
+    return differ
+
+
+def _other_options(name: str, differ: list[str], hint: str) -> LayoutMismatchError:
+    return LayoutMismatchError(f"store {shown(name)} was created with other options: {', '.join(differ)}", hint=hint)
+
+
+def other_options(name: str, asked: native.Options) -> LayoutMismatchError:
+    """Return the error for a store that was created with other options; it says which."""
+    with closing(Inspector(name)) as inspector:
+        differ = _differences(inspector.facts(), asked)
+    return _other_options(name, differ, "open it with its own options, or let on_mismatch='recreate' replace it")
 
 
 def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStoreError:
@@ -232,7 +268,44 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // native.ALIGN) * native.ALIGN
 
 
+_SAMPLE: Final = 64
+
+
+def _leases(writer: native.Writer, name: str) -> Iterator[dict[str, Any]]:
+    """Yield the open leases of the writer's store, as far as it can be looked at."""
+    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
+        if inspector.facts()["store"] == writer.store_id:
+            yield from inspector.leases(_SAMPLE)
+
+
+def _most_wait_for_all(writer: native.Writer, name: str) -> bool:
+    """Say whether most of some open leases wait for the ranks of all groups, since nobody has addressed them."""
+    some = islice(_leases(writer, name), _SAMPLE)
+    groups = [lease["group"] for lease in some if any(lease["owed"]) and not lease["held"]]
+    return groups.count(0) * 2 > len(groups)
+
+
+def group_of_lease(writer: native.Writer, name: str, ref: ObjectRef) -> str:
+    """Return in words which group a lease of this writer waits for."""
+    for lease in _leases(writer, name):
+        if (lease["writer"], lease["number"]) == (writer.arena, ref.lease) and lease["group"]:
+            return f"group {lease['group'] - 1}"
+    return "another group"
+
+
+def there_is_no(what: Literal["arena", "rank"], number: int | None, name: str) -> ValueError:
+    """Return the error for an arena or a rank that the store does not have; it says which it has."""
+    has = "fewer of them"
+    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:
+        option = "n_writers" if what == "arena" else "n_readers"
+        count = inspector.facts()[option]
+        has = f"{what} 0 only ({option} is 1)" if count == 1 else f"{what}s 0 to {count - 1} ({option} is {count})"
+    return ValueError(f"store {shown(name)} has no {what} {number}; it has {has}")
+
+
 def full(
+    writer: native.Writer,
+    name: str,
     refusal: dict[str, Any],
     resource: Literal["bytes", "slots", "leases", "quota"] | None,
     nbytes: int | None = None,
@@ -272,6 +345,11 @@ def full(
         one = len(absent) == 1
         who = f"rank {absent[0]} has" if one else f"ranks {listed(absent)} have"
         full.hint = f"{who} never attached: start {'it' if one else 'them'}, or retire(rank); or {full.hint}"
+    if len(writer.groups) > 1 and _most_wait_for_all(writer, name):
+        full.hint = (
+            f"leases wait for the ranks of all {len(writer.groups)} groups: before a reference is sent, call "
+            f"address(ref, group), or with a cache sender.address(sent, engine); or {full.hint}"
+        )
     return full
 
 

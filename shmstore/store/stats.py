@@ -1,11 +1,21 @@
 """The figures of a store, and of one of its ranks, as frozen records."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from shmstore.errors import shown
 
-__all__ = ["MORE_HITS", "KindStats", "ReaderStats", "StoreStats", "more_hits_at"]
+__all__ = [
+    "MORE_HITS",
+    "KindStats",
+    "ReaderStats",
+    "StoreStats",
+    "TierStats",
+    "more_hits_at",
+    "sum_of_tiers",
+    "tier_stats",
+]
 
 MORE_HITS = {1.5: "more_hits_at_1_5x", 2: "more_hits_at_2x", 4: "more_hits_at_4x"}
 """The fields that say what a larger store would have done, by factors of the capacity."""
@@ -32,6 +42,52 @@ class KindStats:
 
 
 @dataclass(frozen=True, slots=True)
+class TierStats:
+    """Figures of a tier, counted since its `StoreTier` was made; a part of them in the segment, for `shmstore top`."""
+
+    hits: int = 0
+    """Objects that came from the tier."""
+    hit_bytes: int = 0
+    """Their payloads."""
+    misses: int = 0
+    """Keys that the tier did not have."""
+    declined: int = 0
+    """Objects that were left there: processing takes less than the fetch, or the store had no room."""
+    damaged: int = 0
+    """Objects that did not verify; they count as misses for callers."""
+    errors: int = 0
+    """Calls that failed."""
+    skipped: int = 0
+    """Calls that were not made because the last ones had failed."""
+    offered: int = 0
+    """Objects that were sent."""
+    offered_bytes: int = 0
+    """Their payloads."""
+    refused: int = 0
+    """Offers for which the tier had no room."""
+    dropped: int = 0
+    """Offers that were not sent: the queue was full, the object was evicted first, or the tier failed."""
+    queued: int = 0
+    """Offers that wait now."""
+    saved_seconds: float = 0.0
+    """How much longer processing would have taken than the fetches did."""
+    open: bool = False
+    """Whether the tier is left alone for now because it failed."""
+
+
+def tier_stats(figures: dict[str, Any] | None) -> TierStats | None:
+    """Return the record of such figures; None for None."""
+    return None if figures is None else TierStats(**figures)
+
+
+def sum_of_tiers(tiers: Iterable[TierStats | None]) -> TierStats | None:
+    """Return the figures of several writers' tiers together; None if none of them has one."""
+    there = [tier for tier in tiers if tier is not None]
+    sums = {each.name: sum(getattr(tier, each.name) for tier in there) for each in fields(TierStats)}
+    return TierStats(**sums | {"open": any(tier.open for tier in there)}) if there else None
+
+
+@dataclass(frozen=True, slots=True)
 class StoreStats:
     """What a store holds, and what its writers have done with it since it was created (also before a `recover`)."""
 
@@ -42,7 +98,7 @@ class StoreStats:
     max_objects: int
     """Slots; each object has one."""
     n_readers: int
-    """Ranks that each hand-out expects."""
+    """Ranks that a hand-out expects, if it names no group."""
     objects: int
     """Objects stored, including deleted ones that are still held."""
     used_bytes: int
@@ -61,6 +117,8 @@ class StoreStats:
     """Bytes of tensors copied in."""
     hits: int
     """Calls of `get_cached` that found their key."""
+    adopted: int
+    """Those that found it in another writer's arena."""
     misses: int
     """Calls of `get_cached` that did not."""
     evictions: int
@@ -85,6 +143,8 @@ class StoreStats:
     """Bytes of the writer's private memory."""
     kinds: dict[str, KindStats] = field(default_factory=dict)
     """By kind; objects without a kind are in none of them."""
+    tier: TierStats | None = None
+    """Of the writer's tier; None if it has none."""
 
     @property
     def hit_ratio(self) -> float:

@@ -4,7 +4,7 @@ import logging
 import os
 import secrets
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ from shmstore.store.arguments import (
     checked_name,
     checked_serde,
     expected_store,
+    group_of,
     hides_payload,
     int_of,
     packed_key,
@@ -46,7 +47,7 @@ from shmstore.store.arguments import (
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.holds import LeasedRef, Protection
 from shmstore.store.kinds import checked_quotas, kind_stats, number_of, set_quotas
-from shmstore.store.stats import StoreStats
+from shmstore.store.stats import StoreStats, tier_stats
 
 __all__ = ["Batch", "ObjectStoreWriter"]
 
@@ -58,8 +59,9 @@ _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
 
 
 class ObjectStoreWriter(Closable):
-    """The one process that puts objects into a store and hands out references; made by `open` or `create`.
+    """A process that puts objects into a store and hands out references; made by `open`, `create` or `join`.
 
+    A store has one writer, or as many as its `n_writers`.
     Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager. A store with a chosen
     name that is not closed stays in /dev/shm, where `open` finds it.
     """
@@ -87,6 +89,8 @@ class ObjectStoreWriter(Closable):
         *,
         capacity: int,
         n_readers: int,
+        groups: Sequence[int] | None = None,
+        n_writers: int = 1,
         max_object_size: int | None = None,
         max_objects: int | None = None,
         eviction: Literal["clock", "fifo"] = "clock",
@@ -101,6 +105,11 @@ class ObjectStoreWriter(Closable):
         `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. With `name` None the name is unique
         and the store ends with its process: a normal exit removes it, and after a kill the next `create` does. A store
         that `open` must find later needs a name.
+        `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
+        group 0. A hand-out can wait for one group only. By default all ranks are one group.
+        With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
+        has an arena of its own, with this capacity and number of objects. All find the objects of all by key, so each
+        is stored once.
         An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
         `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
         "clock" spares objects used since they were last considered; "fifo" spares none.
@@ -117,6 +126,8 @@ class ObjectStoreWriter(Closable):
         options = store_options(
             capacity=capacity,
             n_readers=n_readers,
+            groups=groups,
+            n_writers=n_writers,
             max_object_size=max_object_size,
             max_objects=max_objects,
             eviction=eviction,
@@ -159,6 +170,34 @@ class ObjectStoreWriter(Closable):
             raise
 
     @classmethod
+    def join(
+        cls,
+        store: str | StoreHandle,
+        index: int | None = None,
+        *,
+        keep_leases: bool = False,
+        quotas: Mapping[str, float] | None = None,
+        serde: ObjectSerde | None = None,
+        allow_uid: int | None = None,
+    ) -> "ObjectStoreWriter":
+        """Become one of the writers of a store that was created with `n_writers`.
+
+        The writer takes the arena of that number, or the first one without a living writer, new or left by a dead one.
+        What is in the arena comes along, and `recovered` is the number of its objects. Its leases end, because the
+        requests of the dead writer died with it; `keep_leases` keeps them. `quotas` and `allow_uid` are those of
+        `recover`, and so are the errors. Raises WriterActiveError if the arena, or each of them, has a living writer,
+        and ValueError if there is no arena of that number.
+        """
+        chosen_serde = checked_serde(serde)
+        wanted, store_id, ranks, uid = expected_store(store, allow_uid, "store")
+        arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
+        by_handle = isinstance(store, StoreHandle)
+        made = cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle, arena=arena)
+        if leftovers.is_disposable(wanted):
+            leftovers.close_at_exit(made)
+        return made._without_leases(keep_leases)
+
+    @classmethod
     def recover(
         cls,
         name: str | StoreHandle,
@@ -176,7 +215,7 @@ class ObjectStoreWriter(Closable):
         store of this version or not the store of the handle, and SharedMemoryError if shared memory cannot be used.
         """
         chosen_serde = checked_serde(serde)
-        wanted, store_id, ranks, uid = expected_store(name, allow_uid)
+        wanted, store_id, ranks, uid = expected_store(name, allow_uid, "name")
         by_handle = isinstance(name, StoreHandle)
         return cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle)
 
@@ -192,13 +231,14 @@ class ObjectStoreWriter(Closable):
         options: native.Options | None = None,
         quotas: Mapping[str, float] | None = None,
         by_handle: bool = False,
+        arena: int | None = None,
     ) -> "ObjectStoreWriter":
         try:
-            writer = native.Writer.recover(name, store_id, ranks, uid, options)
+            writer = native.Writer.recover(name, store_id, ranks, uid, options, arena)
         except StoreNotFoundError as error:
             raise refusals.not_found(error, name, by_handle) from None
         except WriterActiveError:
-            raise refusals.active(name) from None
+            raise refusals.active(name, arena, options) from None
         except LayoutMismatchError as error:
             if options is not None and error._code == native.OTHER_OPTIONS:
                 raise refusals.other_options(name, options) from None
@@ -212,12 +252,17 @@ class ObjectStoreWriter(Closable):
                 f"the tables of store {shown(name)} contradict themselves",
                 hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
             ) from None
+        except ValueError:
+            raise refusals.there_is_no("arena", arena, name) from None
         try:
             if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
                 set_quotas(writer, limits)
             made = cls(writer, name, serde)
             made._recovered = writer.count()
-            _log.info("recovered store %s with %d objects", name, made._recovered)
+            if arena is None or made._recovered:
+                _log.info("recovered store %s with %d objects", name, made._recovered)
+            else:
+                _log.debug("joined store %s as writer %d", name, made.index)
             return made  # as in `create`
         except BaseException:
             writer.close(unlink=False)  # another call can recover it
@@ -230,6 +275,8 @@ class ObjectStoreWriter(Closable):
         *,
         capacity: int,
         n_readers: int,
+        groups: Sequence[int] | None = None,
+        n_writers: int = 1,
         max_object_size: int | None = None,
         max_objects: int | None = None,
         eviction: Literal["clock", "fifo"] = "clock",
@@ -239,22 +286,30 @@ class ObjectStoreWriter(Closable):
         quotas: Mapping[str, float] | None = None,
         serde: ObjectSerde | None = None,
         on_mismatch: Literal["recreate", "raise"] = "recreate",
+        keep: bool = True,
         keep_leases: bool = False,
     ) -> "ObjectStoreWriter":
         """Take over the store that a dead or closed writer left under this name, or create it.
 
-        This is the call for a process that restarts. The options are those of `create`. If the store that is there was
-        created with the same options, all its objects come along; `recovered` is their number. Its leases end, because
-        the requests of the dead writer died with it; `keep_leases` keeps them.
+        This is the call for a process that restarts. With `n_writers` above 1 it is the call for every one of them: it
+        takes the first arena without a living writer, and waits while another one creates the store. The options are
+        those of `create`. If the store that is there was created with the same options, all its objects come along;
+        `recovered` is their number. Its leases end, because the requests of the dead writer died with it;
+        `keep_leases` keeps them. With `keep` False a store that this call creates ends with its processes, as one with
+        a generated name does; its name must begin with "shmstore-".
 
         A store with other options, of another version or damaged is removed and created again, with a warning in the
         log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
-        wrong. A file that is not a store is never removed: LayoutMismatchError. Raises WriterActiveError while a writer
-        lives, and ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like `recover` and `create`.
+        wrong. A file that is not a store is never removed: LayoutMismatchError.
+        A store is never removed while a writer lives. Raises LayoutMismatchError then if the options differ and
+        `n_writers`, there or here, is above 1; else WriterActiveError, unless an arena is free. Raises
+        ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like `recover` and `create`.
         """
         options = store_options(
             capacity=capacity,
             n_readers=n_readers,
+            groups=groups,
+            n_writers=n_writers,
             max_object_size=max_object_size,
             max_objects=max_objects,
             eviction=eviction,
@@ -264,27 +319,38 @@ class ObjectStoreWriter(Closable):
         )
         limits = checked_quotas(quotas, options.capacity)
         chosen, chosen_serde = checked_name(name), checked_serde(serde)
+        arena = None if options.n_writers == 1 else native.ANY_ARENA
         if on_mismatch not in ("recreate", "raise"):
             raise ValueError(f"on_mismatch must be 'recreate' or 'raise', not {shown(on_mismatch)}")
+        if not keep and not chosen.startswith(PREFIX):
+            raise ValueError(f"the name of a store that is not kept must begin with {PREFIX!r}, not be {shown(chosen)}")
         while True:  # again if another process has changed meanwhile what the name names
             seen = leftovers.look(chosen)
             try:
-                made = cls._recover(chosen, chosen_serde, options=options, quotas=quotas)
-            except StoreNotFoundError:
+                made = cls._recover(chosen, chosen_serde, options=options, quotas=quotas, arena=arena)
+            except StoreNotFoundError as error:
+                if error._code == native.CREATING:
+                    native.await_creation(chosen)
+                    continue
                 try:
-                    return cls._create(chosen, options, chosen_serde, limits)
+                    return cls._create(chosen, options, chosen_serde, limits, disposable=not keep)
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:
-                leftovers.make_room(chosen, seen, error, keep=on_mismatch == "raise")
+                leftovers.make_room(chosen, seen, error, on_mismatch == "raise", options)
                 continue
-            try:
-                if not keep_leases:
-                    made.cancel_all()
-                return made
-            except BaseException:
-                made.close(unlink=False)
-                raise
+            if not keep:
+                leftovers.close_at_exit(made)
+            return made._without_leases(keep_leases)
+
+    def _without_leases(self, keep: bool) -> "ObjectStoreWriter":
+        try:
+            if not keep:
+                self.cancel_all()
+            return self
+        except BaseException:
+            self.close(unlink=False)  # another call can take it over
+            raise
 
     def __repr__(self) -> str:
         return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"
@@ -300,18 +366,41 @@ class ObjectStoreWriter(Closable):
         return self._handle.name
 
     @property
+    def index(self) -> int:
+        """The number of its arena: 0 for the writer that created the store."""
+        return self._writer.arena
+
+    @property
+    def n_writers(self) -> int:
+        """How many arenas the store has."""
+        return self._writer.n_writers
+
+    @property
     def recovered(self) -> int:
         """How many objects came along when this writer took the store over; 0 after `create`."""
         return self._recovered
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The number of ranks of each group."""
+        return self._writer.groups
+
     # ---- putting and handing out
 
     def put(
-        self, key: str, value: Any, *, hold: bool = False, kind: str | None = None, scope: str | None = None
+        self,
+        key: str,
+        value: Any,
+        *,
+        hold: bool = False,
+        group: int | None = None,
+        kind: str | None = None,
+        scope: str | None = None,
     ) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
         With `hold` only the writer ends the lease, by `cancel`; readers may read the reference any number of times.
+        The lease waits for the ranks of `group`, and for all ranks by default; `address` can name the group later.
         `kind` is a name for statistics and quotas, of up to 23 bytes; a store has up to 15. `scope` (a model, a
         processor, a tenant) sets keys apart: a key is found only with its scope, of up to 255 bytes.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
@@ -320,7 +409,7 @@ class ObjectStoreWriter(Closable):
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value, hold, b"", kind, scope)
+            ref = self._put(batch, key, value, hold, b"", kind, scope, group)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch
@@ -338,15 +427,19 @@ class ObjectStoreWriter(Closable):
         extra: bytes = b"",
         kind: str | None = None,
         scope: str | None = None,
+        group: int | None = None,
     ) -> ObjectRef:
         """Do `put`, as a part of a batch; `extra` is stored behind the object, and no reader gets it."""
         packed = packed_key(key, scope)
         number = 0 if kind is None else number_of(self._writer, kind)
+        whom = 0 if group is None else group_of(self._writer, group)
         encoded = self._serde.encode(value)
         try:
             if encoded.fills:
-                return self._fill(batch, packed, encoded, hold, extra, number)
-            return trusted_ref(batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, extra, number))
+                return self._fill(batch, packed, encoded, hold, extra, number, whom)
+            return trusted_ref(
+                batch.put(packed, encoded.meta, encoded.nbytes, encoded.spans, hold, extra, number, whom)
+            )
         except _ORDINARY as error:
             more = len(packed) + len(encoded.meta) + len(extra)
             raise self._explain(batch, error, named(key, scope), encoded.nbytes, more, kind) from None
@@ -355,7 +448,9 @@ class ObjectStoreWriter(Closable):
                 raise wrong from error
             raise
 
-    def _fill(self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes, kind: int) -> ObjectRef:
+    def _fill(
+        self, batch: Batch, key: bytes, encoded: Any, hold: bool, extra: bytes, kind: int, group: int
+    ) -> ObjectRef:
         if (wrong := refusals.wrong_encoding(encoded)) is not None:
             raise wrong  # C does not see the fills: one might get less than its size
         batch.begin(key, encoded.meta, encoded.nbytes, extra=extra, kind=kind)
@@ -363,7 +458,7 @@ class ObjectStoreWriter(Closable):
         with memoryview(batch.buffer()) as payload:
             for offset, size, source in encoded.fills:
                 self._serde.fill(payload[offset : offset + size], source)
-        return trusted_ref(batch.commit(hold))
+        return trusted_ref(batch.commit(hold, group))
 
     def _explain(
         self,
@@ -387,7 +482,7 @@ class ObjectStoreWriter(Closable):
                 f"{what} the quota of kind {shown(kind)}, {quota} bytes",
                 hint="raise the quota of this kind, or send this object inline",
             )
-        return refusals.full(batch.refusal(), error.resource, nbytes, extra, kind)
+        return refusals.full(self._writer, self.name, batch.refusal(), error.resource, nbytes, extra, kind)
 
     @contextmanager
     def reserve(self, key: str, template: Any, *, kind: str | None = None, scope: str | None = None) -> Iterator[Any]:
@@ -418,15 +513,17 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def get_cached(self, key: str, *, hold: bool = False, scope: str | None = None) -> ObjectRef:
+    def get_cached(
+        self, key: str, *, hold: bool = False, group: int | None = None, scope: str | None = None
+    ) -> ObjectRef:
         """Hand out the object stored under `key`: open another lease and count a use.
 
-        `hold` and `scope` are as in `put`. A `Protection` of this key ends. Raises ObjectNotFoundError, and
+        `hold`, `group` and `scope` are as in `put`. A `Protection` of this key ends. Raises ObjectNotFoundError, and
         StoreFullError if every lease entry is taken by an open lease.
         """
         batch = self._writer.batch()
         try:
-            ref = self._hand_out(batch, key, hold, scope)
+            ref = self._hand_out(batch, key, hold, scope, group)
             if self._protections:
                 self._unprotect([key], scope)
             batch.record.keep = 1
@@ -437,14 +534,17 @@ class ObjectStoreWriter(Closable):
             batch.undo()
             raise
 
-    def _hand_out(self, batch: Batch, key: str, hold: bool, scope: str | None = None) -> ObjectRef:
+    def _hand_out(
+        self, batch: Batch, key: str, hold: bool, scope: str | None = None, group: int | None = None
+    ) -> ObjectRef:
         """Do `get_cached`, as a part of a batch."""
+        whom = 0 if group is None else group_of(self._writer, group)
         try:
-            ref = trusted_ref(batch.hit(packed_key(key, scope), hold))
+            ref = trusted_ref(batch.hit(packed_key(key, scope), hold, whom))
         except ObjectNotFoundError as error:
             raise ObjectNotFoundError(f"{error.default_message}: {named(key, scope)}") from None
         except StoreFullError as error:
-            raise refusals.full(batch.refusal(), error.resource) from None
+            raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
         return ref
 
     def _unprotect(self, keys: Iterable[str], scope: str | None = None) -> None:
@@ -453,6 +553,26 @@ class ObjectStoreWriter(Closable):
             if protection is not None:
                 for key in keys:
                     protection.discard(key, scope=scope)
+
+    def address(self, ref: ObjectRef, group: int) -> bool:
+        """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.
+
+        For a request whose engine is chosen after its items were put: call it before the reference is sent. Reads that
+        came before count. Once is enough, and the same group again does nothing. A lease that is addressed to no group
+        waits for all ranks. Raises ValueError if it waits for another group, and StaleRefError if the object is here
+        and this writer never handed out this reference for it.
+        """
+        whom = group_of(self._writer, int_of("group", group, 0, native.MAX_GROUPS - 1))
+        try:
+            return self._writer.address(packed_ref(ref), whom)
+        except StaleRefError as error:
+            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
+        except ValueError:
+            raise ValueError(
+                f"the lease of {ref!r} waits for {refusals.group_of_lease(self._writer, self.name, ref)} already, not "
+                f"for group {group}; "
+                "get_cached(key, group=...) opens another lease"
+            ) from None
 
     def hold(self, ref: ObjectRef) -> LeasedRef:
         """Keep the lease of `ref` open until the returned object ends it, however often it is read.
@@ -466,7 +586,7 @@ class ObjectStoreWriter(Closable):
             if batch.hold(packed_ref(ref)):
                 return leased
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._handle.store_id) from None
+            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
         raise StaleRefError(
             f"the lease of {ref!r} has ended", hint="hold a reference before it is sent, or put with hold=True"
         )
@@ -481,7 +601,7 @@ class ObjectStoreWriter(Closable):
         try:
             return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key, scope))
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._handle.store_id) from None
+            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
 
     def is_cached(self, key: str, *, scope: str | None = None) -> bool:
         """Return whether `get_cached` would find `key`; changes neither order nor counts."""
@@ -517,13 +637,13 @@ class ObjectStoreWriter(Closable):
         """End a lease whose request was aborted; return False if it is over already.
 
         It is safe after the readers have read, and twice. The lease no longer keeps the object, but until it is evicted
-        a `get` still finds it. Raises StaleRefError if the object is here and this reference was never handed out for
-        it.
+        a `get` still finds it. Raises StaleRefError if the object is here and this writer never handed out this
+        reference for it.
         """
         try:
             return self._writer.cancel(packed_ref(ref))
         except StaleRefError as error:
-            raise refusals.stale(error, ref, self._handle.store_id) from None
+            raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
 
     def cancel_all(self) -> int:
         """End every open lease and return their number, including complete ones not noticed yet.
@@ -581,7 +701,8 @@ class ObjectStoreWriter(Closable):
 
     def stats(self) -> StoreStats:
         """Return the store's current figures."""
-        return StoreStats(**self._writer.stats(), kinds=kind_stats(self._writer))
+        figures = self._writer.stats()
+        return StoreStats(**figures | {"tier": tier_stats(figures["tier"])}, kinds=kind_stats(self._writer))
 
     def track_events(self, log_bytes: int = LOG_BYTES) -> None:
         """Record events from now on, in a log of `log_bytes` bytes (at least 128 KiB); with 0 stop, and forget them.

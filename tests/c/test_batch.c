@@ -28,7 +28,7 @@ static shms_stats stats(void) {
 }
 
 static int put(const char *key) {
-    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "m", 1, NULL, 0, 0, NULL, 0, 0, 0);
+    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "m", 1, NULL, 0, 0, NULL, 0, 0, 0, 0);
 }
 
 static void only_the_old_object_is_left(void) {
@@ -43,7 +43,7 @@ static void everything_is_undone_and_again_is_nothing(void) {
     for (char c = 'a'; c < 'a' + 9; c++)
         CHECK_EQ(SHMS_OK, put((char[]){c, 0}));
     for (int i = 0; i < 9; i++)
-        CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, i % 2 ? "a" : "old", i % 2 ? 1 : 3, 0));
+        CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, i % 2 ? "a" : "old", i % 2 ? 1 : 3, 0, 0));
     CHECK_EQ(18, stats().open_leases);
     shms_batch_item items[18];
     memcpy(items, b.items, sizeof items);
@@ -92,7 +92,7 @@ static void a_ticket_is_undone_in_each_of_its_states(void) {
             begin();
             CHECK_EQ(SHMS_OK, shms_batch_begin(w, &b, "new", 3, "m", 1, NULL, 0, 64, 0, leased));
             if (committed)
-                CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, 0));
+                CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, 0, 0));
             CHECK_EQ((uint64_t)(leased && committed), stats().open_leases);
             shms_batch_undo(w, &b);
             only_the_old_object_is_left();

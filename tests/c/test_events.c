@@ -175,7 +175,7 @@ static void a_damaged_key_or_position_is_not_taken_over(void) {
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name));
     begin(name = store_name("counts"), 4096);
     for (int i = 0; i <= 3; i++) {
-        shms_word *word = i < 3 ? &w->seg.sb->counters[counts[i]] : &w->seg.sb->writer_epoch;
+        shms_word *word = i < 3 ? &w->seg.writer->counters[counts[i]] : &w->seg.writer->epoch;
         int fd = shm_open(name, O_RDWR, 0);
         uint64_t before = shms_get(word), damage = UINT64_MAX - 5;
         off_t at = (off_t)((uint8_t *)word - (uint8_t *)w->seg.sb);

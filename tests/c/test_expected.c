@@ -213,8 +213,8 @@ static void attaching_resets_whatever_is_in_the_table_of_the_rank(bool first) {
     for (uint64_t i = 0; i < l->max_objects; i++)
         shms_reader_pins(t)[i] = UINT32_MAX; /* one more pin wraps to 0 */
     for (uint64_t i = 0; i < l->max_leases; i++)
-        shms_reader_acks(t, l->max_objects)[i] = UINT64_MAX;
-    shms_set(&t->base, SHMS_CLOSED - first);
+        shms_reader_acks(t, l)[i] = UINT64_MAX;
+    shms_set(&t->base[0], SHMS_CLOSED - first);
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     shms_segment_close(&rank);
     CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));

@@ -32,7 +32,7 @@ static void end(void) {
 
 static int put(const char *key, uint64_t n_payload, uint32_t n_extra) {
     shms_piece piece = {0, n_payload, (uint64_t)(uintptr_t)payload};
-    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0, 0);
+    return shms_batch_put(w, &b, key, (uint32_t)strlen(key), "meta", 4, extra, n_extra, n_payload, &piece, 1, 0, 0, 0);
 }
 
 static bool has_extra(const uint8_t *ref, uint64_t n) {
@@ -68,7 +68,7 @@ static void they_survive_the_writer(void) {
     shms_batch_drop(w, &b);
     shms_writer_free(w);
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
-    CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 0));
+    CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 0, 0));
     CHECK(has_extra(b.ref, LARGE));
     shms_inspector *i;
     shms_slot_record s;

@@ -368,7 +368,7 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
         if (i != 1)
             CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
-    CHECK_EQ(1 + crowd, w->seg.sb->objects);
+    CHECK_EQ(1 + crowd, w->seg.writer->objects);
     shms_view *v = shms_reader_acquire(readers[1], ref);
     CHECK(v && filled(v->payload, 64, 1));
     shms_view_release(v);
@@ -535,7 +535,7 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
         }
         CHECK(filled(v->payload, 5000, 42));
         CHECK_EQ(1, shms_reader_validate(readers[0], held));
-        CHECK_EQ(0, w->seg.sb->counters[SHMS_C_REFUSALS]);
+        CHECK_EQ(0, w->seg.writer->counters[SHMS_C_REFUSALS]);
         shms_view_release(v);
         readers[1] = NULL;
         end();

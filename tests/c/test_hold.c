@@ -132,7 +132,7 @@ static void a_batch_opens_and_undoes_it(void) {
     uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, NULL));
-    CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 1));
+    CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 0, 1));
     read_all(b.ref);
     CHECK_EQ(SHMS_EFULL, put_another());
     shms_batch_undo(w, &b);

@@ -40,7 +40,7 @@ static int put(uint64_t i, uint64_t size, uint32_t kind) {
     snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
     shms_ticket t;
     int rc = shms_begin(w, key, 8, NULL, 0, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
-    return rc ? rc : shms_commit(w, &t, false, ref);
+    return rc ? rc : shms_commit(w, &t, 0, false, ref);
 }
 
 static void put_free(uint64_t i, uint64_t size, uint32_t kind) {
@@ -72,7 +72,7 @@ static void has(uint32_t kind, uint64_t bytes, uint64_t objects) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
 
-static uint64_t evictions(void) { return shms_get(&w->seg.sb->counters[SHMS_C_EVICTIONS]); }
+static uint64_t evictions(void) { return shms_get(&w->seg.writer->counters[SHMS_C_EVICTIONS]); }
 
 /* ---- names and counts ---- */
 
@@ -139,8 +139,8 @@ static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
     for (uint64_t i = 0; i < 5; i++)
         put_free(i, 8 * KIB, i % 2 ? image : encoder);
     CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, NULL, 0, NULL, 0, 4 * KIB, image, false, &t, NULL));
-    shms_set(&w->seg.sb->kinds[image].bytes, 1); /* as after a death between two stores */
-    shms_set(&w->seg.sb->kinds[encoder].objects, 77);
+    shms_set(&w->seg.writer->kinds[image].bytes, 1); /* as after a death between two stores */
+    shms_set(&w->seg.writer->kinds[encoder].objects, 77);
     shms_segment_unlock(&w->seg);
     shms_writer *next;
     CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name));
@@ -158,9 +158,9 @@ static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
     has(encoder, 16 * KIB, 2);
     /* a kind without a name is damage */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    shms_set(&w->seg.sb->kinds[image].name[0], 0);
+    shms_set(&w->seg.writer->kinds[image].name[0], 0);
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&next, name));
-    memcpy(&w->seg.sb->kinds[image].name[0], "image\0\0", 8);
+    memcpy(&w->seg.writer->kinds[image].name[0], "image\0\0", 8);
     CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name));
     shms_writer_free(w);
     w = next;
@@ -300,7 +300,7 @@ static void a_kind_whose_own_are_held_is_refused(void) {
     put_free(9, 4 * KIB, encoder);
     CHECK_EQ(0, there(5));
     CHECK_EQ(1, evictions());
-    CHECK_EQ(3, shms_get(&w->seg.sb->counters[SHMS_C_REFUSALS]));
+    CHECK_EQ(3, shms_get(&w->seg.writer->counters[SHMS_C_REFUSALS]));
     CHECK_EQ(SHMS_EFULL, put(11, 64 * KIB, 0)); /* the next refusal is for bytes */
     CHECK_EQ(0, why.kind);
     CHECK_EQ(0, why.quota);

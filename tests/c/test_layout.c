@@ -28,11 +28,12 @@ static void regions_are_adjacent_and_large_enough(void) {
                     CHECK(l.capacity >= o.capacity && l.capacity < o.capacity + 64 && l.capacity % 64 == 0);
                     CHECK_EQ(l.capacity, l.max_object_size);
                     CHECK(objects[j] ? l.max_objects == objects[j] : l.max_objects >= 1);
-                    CHECK(l.slots_at >= sizeof(shms_superblock) && l.slots_at % 64 == 0);
+                    CHECK(l.writer_at >= sizeof(shms_superblock) && l.writer_at % page == 0);
+                    CHECK(l.slots_at >= l.writer_at + sizeof(shms_writer_table) && l.slots_at % page == 0);
                     CHECK(l.leases_at >= l.slots_at + l.max_objects * sizeof(shms_slot));
                     CHECK(l.readers_at >= l.leases_at + l.max_leases * sizeof(shms_lease));
                     shms_reader_table *t = NULL;
-                    uint64_t acks = (uint64_t)((uint8_t *)shms_reader_acks(t, l.max_objects) - (uint8_t *)t);
+                    uint64_t acks = (uint64_t)((uint8_t *)shms_reader_acks(t, &l) - (uint8_t *)t);
                     CHECK(acks % 8 == 0 && acks >= sizeof *t + 4 * l.max_objects);
                     CHECK(l.reader_stride >= acks + 8 * l.max_leases);
                     CHECK(l.data_at >= l.readers_at + l.n_readers * l.reader_stride);
@@ -52,12 +53,42 @@ static void options_out_of_range_are_refused(void) {
         {.capacity = 4096, .n_readers = 1, .max_objects = SHMS_MAX_OBJECTS + 1},
         {.capacity = 4096, .n_readers = 1, .max_object_size = 4097},
         {.capacity = 4096, .n_readers = 1, .flags = 16},
+        {.capacity = 4096, .n_readers = 4, .n_groups = SHMS_MAX_GROUPS + 1},
+        {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 1}},
+        {.capacity = 4096, .n_readers = 4, .n_groups = 2, .group_sizes = {2, 3}},
+        {.capacity = 4096, .n_readers = 4, .n_groups = 3, .group_sizes = {2, 0, 2}},
+        {.capacity = 4096, .n_readers = 4, .n_groups = 3, .group_sizes = {2, 2, 0}},
+        {.capacity = 4096, .n_readers = 4, .n_groups = 1, .group_sizes = {UINT16_MAX}},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         shms_layout l;
         CHECK_EQ(SHMS_EINVAL, shms_layout_compute(&l, &bad[i], 4096));
         CHECK_EQ(0, shms_space_needed(&bad[i]));
     }
+}
+
+static void each_rank_is_in_one_group(void) {
+    shms_options o = {.capacity = 4096, .n_readers = 6, .n_groups = 3, .group_sizes = {1, 3, 2}}, back;
+    shms_layout l, one;
+    CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
+    CHECK_EQ(3, l.n_groups);
+    static const uint8_t expected[SHMS_MAX_READERS] = {0, 1, 1, 1, 2, 2};
+    CHECK(!memcmp(expected, l.group_of, sizeof expected));
+    shms_layout_options(&back, &l);
+    CHECK(back.n_groups == 3 && back.group_sizes[0] == 1 && back.group_sizes[1] == 3 && back.group_sizes[2] == 2);
+    o.n_groups = 1, o.group_sizes[0] = 6;
+    CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
+    o.n_groups = 0;
+    CHECK_EQ(SHMS_OK, shms_layout_compute(&one, &o, 4096));
+    CHECK_EQ(0, memcmp(&l, &one, sizeof l)); /* no groups are one group of all */
+    o = (shms_options){.capacity = 4096, .n_readers = SHMS_MAX_READERS, .n_groups = SHMS_MAX_GROUPS};
+    for (int g = 0; g < SHMS_MAX_GROUPS; g++)
+        o.group_sizes[g] = g ? 1 : 2;
+    CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
+    o.n_groups++, o.group_sizes[0] = 1;
+    memcpy((char *)(o.group_sizes + SHMS_MAX_GROUPS), &(uint16_t){1}, 2); /* padding */
+    CHECK_EQ(SHMS_EINVAL, shms_layout_compute(&one, &o, 4096));
+    CHECK(l.group_of[1] == 0 && l.group_of[2] == 1 && l.group_of[SHMS_MAX_READERS - 1] == SHMS_MAX_GROUPS - 1);
 }
 
 static void the_example_of_the_header_is_true_byte_for_byte(void) {
@@ -82,7 +113,7 @@ static void the_example_of_the_header_is_true_byte_for_byte(void) {
     CHECK_EQ(69, s->length);
     CHECK_EQ(128, shms_span(s->length));
     CHECK_EQ(1 | UINT64_C(2) << 32, s->head);
-    CHECK_EQ(256, w->seg.sb->hand);
+    CHECK_EQ(256, w->seg.writer->hand);
     shms_writer_close(w, 1);
     shms_writer_free(w);
 }
@@ -94,10 +125,10 @@ static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
         shms_layout l;
         CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
         uint64_t control = l.readers_at + readers * l.reader_stride;
-        uint64_t heap = shms_index_memory(n) + shms_leases_memory((uint32_t)l.max_leases, n) +
+        uint64_t heap = shms_leases_memory((uint32_t)l.max_leases, n) +
                         shms_align_up(shms_ring_memory(n, shms_n_zones(&l)), 8) +
                         shms_zones_memory(shms_n_zones(&l), readers) +
-                        readers * (sizeof(shms_polled) + shms_n_zones(&l) * sizeof(uint64_t)) + 5 * (uint64_t)n +
+                        (readers + 1) * (sizeof(shms_polled) + shms_n_zones(&l) * sizeof(uint64_t)) + 5 * (uint64_t)n +
                         sizeof(struct shms_writer);
         CHECK(control + heap <= n * (256 + 4 * (uint64_t)readers));
         CHECK(l.max_leases >= 1024);
@@ -116,9 +147,9 @@ static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
 }
 
 static void an_object_s_books_stay_within_256_bytes_and_4_a_rank(void) {
-    /* Just above a power of two, the index has twice the cells. Just above a multiple of 1,024, each rank's pins start
+    /* Just above 3.5 times a power of two, the index has twice the lines. Just above a multiple of 1,024, each rank's pins start
      * a new page. */
-    static const uint32_t sizes[] = {24000, 24577, 32769, 32802, 65537, 65584, 100000, 131073, 1048577};
+    static const uint32_t sizes[] = {24000, 24577, 28673, 57345, 65537, 100000, 114689, 458753, 917505};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         books_stay_within_256_bytes_and_4_a_rank(sizes[i]);
 }
@@ -178,11 +209,7 @@ static int attached(void) {
 static void no_bit_of_the_geometry_can_be_changed(void) {
     shms_superblock *sb = (shms_superblock *)file;
     CHECK_EQ(SHMS_OK, recovered());
-    for (uint64_t *word = &sb->magic; word < (uint64_t *)&sb->writer_pid; word++) {
-        if (word >= sb->reserved) {
-            CHECK_EQ(0, *word);
-            continue;
-        }
+    for (uint64_t *word = &sb->magic; word <= &sb->check; word++) {
         for (int bit = 0; bit < 64; bit++) {
             *word ^= UINT64_C(1) << bit;
             int rc = recovered(), rc2 = attached();
@@ -210,13 +237,14 @@ static void no_bit_of_the_geometry_can_be_changed(void) {
 /* Words that change while a store lives cannot all be refused. But whatever is accepted must be safe. */
 static void with_any_table_bit_wrong_a_successor_is_valid_or_refuses(void) {
     shms_superblock *sb = (shms_superblock *)file;
+    shms_writer_table *t = (shms_writer_table *)(file + sb->writer_at);
     uint8_t *saved = malloc(file_size), *tables_end = file + sb->readers_at;
     memcpy(saved, file, file_size);
     uint64_t refused = 0, accepted = 0;
-    for (uint64_t *word = (uint64_t *)&sb->writer_pid; (uint8_t *)word < tables_end; word++) {
-        if ((uint8_t *)word >= (uint8_t *)(sb->counters + 3) && (uint8_t *)word < (uint8_t *)&sb->retired[2] - 8)
+    for (uint64_t *word = (uint64_t *)t; (uint8_t *)word < tables_end; word++) {
+        if ((uint8_t *)word >= (uint8_t *)(t->counters + 3) && (uint8_t *)word < (uint8_t *)&t->retired[2] - 8)
             continue; /* more such bits */
-        if ((uint8_t *)word >= (uint8_t *)&sb->retired[2] && (uint8_t *)word < file + sb->slots_at)
+        if ((uint8_t *)word >= (uint8_t *)&t->retired[2] && (uint8_t *)word < file + sb->slots_at)
             continue;
         for (int bit = 0; bit < 64; bit += bit < 16 ? 1 : 5) {
             *word ^= UINT64_C(1) << bit;
@@ -226,12 +254,28 @@ static void with_any_table_bit_wrong_a_successor_is_valid_or_refuses(void) {
             CHECK(rc == SHMS_OK || rc == SHMS_ECORRUPT);
             refused += rc != SHMS_OK;
             accepted += rc == SHMS_OK;
-            memcpy(file + offsetof(shms_superblock, writer_pid), saved + offsetof(shms_superblock, writer_pid),
-                   sb->readers_at - offsetof(shms_superblock, writer_pid));
+            memcpy(t, saved + sb->writer_at, sb->readers_at - sb->writer_at);
         }
     }
     CHECK(refused > 100 && accepted > 100);
     free(saved);
+}
+
+/* Bytes that are no groups, even with the right check word. */
+static void forged_groups_are_refused(void) {
+    static const uint8_t forged[][3] = {{1, 0, 0}, {1, 1, 0}, {0, 2, 0}, {0, 255, 0}, {0, 0, 1}, {255, 255, 0}};
+    shms_superblock *sb = (shms_superblock *)file;
+    uint64_t check = sb->check;
+    for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+        memcpy(sb->group_of, forged[i], 3); /* of two ranks */
+        sb->check = shms_layout_check(sb);
+        CHECK_EQ(SHMS_ECORRUPT, recovered());
+        CHECK_EQ(SHMS_ECORRUPT, attached());
+    }
+    memset(sb->group_of, 0, 3);
+    CHECK_EQ(check, shms_layout_check(sb));
+    sb->check = check;
+    CHECK_EQ(SHMS_OK, recovered());
 }
 
 static void a_file_that_is_not_a_segment_is_refused(void) {
@@ -350,22 +394,24 @@ static void a_refused_recovery_leaves_the_name_of_the_dead_writers_segment(void)
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0)); /* its mapping stays */
-    shms_set(&w->seg.sb->writer_pid, 1);
+    shms_set(&w->seg.writer->pid, 1);
     shms_set(&w->leases.table[0].number, INT64_MAX); /* of a hand-out in the future */
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&refused, name));
-    CHECK_EQ(1, shms_get(&w->seg.sb->writer_pid));
-    CHECK_EQ(1, shms_get(&w->seg.sb->writer_epoch));
+    CHECK_EQ(1, shms_get(&w->seg.writer->pid));
+    CHECK_EQ(1, shms_get(&w->seg.writer->epoch));
     shms_writer_free(w);
 }
 
 int main(void) {
     regions_are_adjacent_and_large_enough();
     options_out_of_range_are_refused();
+    each_rank_is_in_one_group();
     the_example_of_the_header_is_true_byte_for_byte();
     an_object_s_books_stay_within_256_bytes_and_4_a_rank();
     make_victim();
     no_bit_of_the_geometry_can_be_changed();
     with_any_table_bit_wrong_a_successor_is_valid_or_refuses();
+    forged_groups_are_refused();
     a_file_that_is_not_a_segment_is_refused();
     an_unfinished_creation_is_not_a_store_and_not_another_version();
     an_open_during_a_creation_finds_a_whole_store_or_none();

@@ -1,14 +1,15 @@
 /* test_leases.c - the lease table and its bookkeeping in caller's memory, compared with a plain list of open leases. */
 #include "support.h"
 
-enum { ENTRIES = 6, SLOTS = 6, ROUNDS = 200000 };
+enum { ENTRIES = 6, SLOTS = 6, GROUPS = 3, ROUNDS = 200000 };
 
-static shms_superblock sb;
+static shms_writer_table wt;
 static shms_lease table[ENTRIES];
 static shms_slot slots[SLOTS];
 static struct {
     uint64_t number, id;
-    uint32_t slot;
+    uint32_t slot, group;
+    bool held;
 } model[ENTRIES];
 static bool taken[ENTRIES];
 
@@ -28,27 +29,51 @@ static void compare(const shms_leases *l) {
             continue;
         open++;
         of_slot[model[e].slot]++;
-        CHECK_EQ(model[e].slot, table[e].slot);
+        CHECK_EQ(shms_lease_what(model[e].slot, model[e].held, model[e].group, 0), table[e].what);
         CHECK_EQ(model[e].id, table[e].id);
     }
-    CHECK_EQ(open, sb.open_leases);
+    CHECK_EQ(open, wt.open_leases);
     CHECK_EQ(ENTRIES - open - in_flight, l->n_free);
     for (uint32_t s = 0; s < SLOTS; s++)
         CHECK_EQ(of_slot[s], leases_of(l, s));
     CHECK_EQ(SHMS_OK, shms_leases_valid(l, slots, in_flight));
 }
 
+static void the_parts_of_the_word_do_not_overlap(void) {
+    static const struct {
+        uint32_t slot, group, next;
+        bool held;
+    } parts[] = {{0xffffff, 0, 0, false},
+                 {0, 0xff, 0, false},
+                 {0, 0, 0xffffff, false},
+                 {0, 0, 0, true},
+                 {0xabcdef, 0x12, 0x345678, true}};
+    uint64_t all = 0;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint64_t what = shms_lease_what(parts[i].slot, parts[i].held, parts[i].group, parts[i].next);
+        CHECK_EQ(parts[i].slot, shms_lease_slot(what));
+        CHECK_EQ(parts[i].held, shms_lease_held(what));
+        CHECK_EQ(parts[i].group, shms_lease_group(what));
+        CHECK_EQ(parts[i].next, shms_lease_next(what));
+        CHECK(i == 4 || (all & what) == 0);
+        all |= what;
+    }
+    CHECK_EQ(57, __builtin_popcountll(all));
+}
+
 int main(void) {
+    the_parts_of_the_word_do_not_overlap();
     uint64_t seed = 3, next = 1, next_id = 1, refused = 0, inits = 0;
-    shms_layout layout = {.max_leases = ENTRIES, .max_objects = SLOTS};
+    shms_layout layout = {.max_leases = ENTRIES, .max_objects = SLOTS, .n_groups = GROUPS};
     shms_leases l;
     void *memory = zeroed(shms_leases_memory(ENTRIES, SLOTS));
-    sb.next_lease = sb.published = 1;
+    wt.next_lease = wt.published = 1;
     for (int s = 0; s < SLOTS; s++)
         slots[s] = (shms_slot){.state = SHMS_LIVE, .id = next_id++};
-    shms_leases_init(&l, memory, &layout, &sb, table, slots);
+    shms_leases_init(&l, memory, &layout, &wt, table, slots, NULL);
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t entry = (uint32_t)below(&seed, ENTRIES), slot = (uint32_t)below(&seed, SLOTS);
+        uint32_t group = (uint32_t)below(&seed, GROUPS + 1);
         switch (below(&seed, 10)) {
         case 0:
         case 1:
@@ -69,9 +94,10 @@ int main(void) {
                 shms_leases_untake(&l, e);
                 break;
             }
-            CHECK_EQ(next, shms_leases_open(&l, e, slot, slots[slot].id, 77));
+            CHECK_EQ(next, shms_leases_open(&l, e, slot, slots[slot].id, group, 77));
             CHECK_EQ(77, table[e].opened_ns);
             model[e].number = next++, model[e].id = slots[slot].id, model[e].slot = slot;
+            model[e].group = group, model[e].held = false;
             break;
         }
         case 4:
@@ -90,6 +116,15 @@ int main(void) {
                 }
             slots[slot].id = next_id++;
             break;
+        case 9:
+            if (model[entry].number && below(&seed, 2)) {
+                shms_leases_hold(&l, entry);
+                model[entry].held = true;
+            } else if (model[entry].number && model[entry].group == 0) {
+                shms_leases_address(&l, entry, group);
+                model[entry].group = group;
+            }
+            break;
         case 8: /* a successor reads the table: entries without a live object are closed, numbers continue */
             inits++;
             if (below(&seed, 2)) { /* its predecessor died during a deletion or a put */
@@ -97,15 +132,15 @@ int main(void) {
                 slots[slot].id = next_id++;
             }
             if (below(&seed, 4) == 0) {
-                table[entry].slot = SLOTS + below(&seed, 9);
+                table[entry].what = shms_lease_what(SLOTS + (uint32_t)below(&seed, 9), false, 0, 0);
                 model[entry].number = 0;
             }
             for (uint32_t e = 0; e < ENTRIES; e++)
                 if (model[e].number &&
                     (slots[model[e].slot].state != SHMS_LIVE || slots[model[e].slot].id != model[e].id))
                     model[e].number = 0;
-            shms_leases_init(&l, memory, &layout, &sb, table, slots);
-            CHECK_EQ(next, sb.next_lease);
+            shms_leases_init(&l, memory, &layout, &wt, table, slots, NULL);
+            CHECK_EQ(next, wt.next_lease);
             compare(&l);
             slots[slot].state = SHMS_LIVE;
             break;

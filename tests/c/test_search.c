@@ -55,7 +55,7 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
     }
     for (uint64_t i = 0; i < 3 * capacity / large; i++)
         put_and_release("large", i, large);
-    CHECK_EQ(0, w->seg.sb->counters[SHMS_C_REFUSALS]);
+    CHECK_EQ(0, w->seg.writer->counters[SHMS_C_REFUSALS]);
     for (uint32_t i = 0; i < n; i++) { /* the small ones are still there */
         char key[32];
         snprintf(key, sizeof key, "small%u", i);
@@ -67,7 +67,7 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
 static void a_store_of_small_objects_alone_is_filled_with_them(void) {
     uint64_t n = 0;
     begin(4 * MIB, 65536, 0);
-    while (w->seg.sb->counters[SHMS_C_EVICTIONS] == 0) {
+    while (w->seg.writer->counters[SHMS_C_EVICTIONS] == 0) {
         CHECK(w->ring.small >= 64 + 256);
         put_and_release("k", n++, 256);
     }
@@ -81,7 +81,7 @@ static void a_store_of_small_objects_alone_is_filled_with_them(void) {
                 CHECK_EQ(0, shms_writer_has(w, key, (uint32_t)strlen(key)));
             }
     }
-    CHECK(w->seg.sb->used_bytes > 4 * MIB * 98 / 100);
+    CHECK(w->seg.writer->used_bytes > 4 * MIB * 98 / 100);
     end();
 }
 
@@ -91,7 +91,7 @@ static void an_object_as_large_as_the_store_replaces_small_ones(void) {
         for (uint64_t i = 0; i < 500; i++)
             put_and_release("small", round * 1000 + i, 200);
         put_and_release("all", round, 4 * MIB - 64);
-        CHECK_EQ(1, w->seg.sb->objects);
+        CHECK_EQ(1, w->seg.writer->objects);
     }
     end();
 }
@@ -137,7 +137,7 @@ static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objec
     uint64_t last = 0, puts = 0;
     char key[32];
     begin(capacity, max_objects, 0);
-    for (; w->seg.sb->counters[SHMS_C_EVICTIONS] < 2; last++)
+    for (; w->seg.writer->counters[SHMS_C_EVICTIONS] < 2; last++)
         put_and_release("old", last, size);
     for (uint64_t i = 0; i + 1 < last; i++) {
         snprintf(key, sizeof key, "old%llu", (unsigned long long)i);
@@ -159,10 +159,10 @@ static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
     for (uint64_t i = 0; i < 4; i++)
         put_and_release("large", i, MIB - 40000);
     CHECK_EQ(SHMS_OK, shms_writer_clear(w));
-    uint64_t before = w->seg.sb->counters[SHMS_C_EVICTIONS];
+    uint64_t before = w->seg.writer->counters[SHMS_C_EVICTIONS];
     for (uint64_t i = 0; i < 13000; i++)
         put_and_release("k", i, 256);
-    CHECK_EQ(before, w->seg.sb->counters[SHMS_C_EVICTIONS]);
+    CHECK_EQ(before, w->seg.writer->counters[SHMS_C_EVICTIONS]);
     end();
 }
 
@@ -199,14 +199,14 @@ static void evicting_lasts_only_for_its_stores(const char *label) {
     if (!strcmp(label, "W2"))
         victims++;
     if (!strcmp(label, "W2") || !strcmp(label, "W3") || !strcmp(label, "W4"))
-        in_order &= w->seg.sb->objects == seen_objects && w->ring.count == seen_objects && w->indexed_free == 0;
+        in_order &= w->seg.writer->objects == seen_objects && w->ring.count == seen_objects && w->indexed_free == 0;
 }
 
 static void nothing_but_states_changes_between_w2_and_w4(void) {
     begin(MIB, 8192, 0);
     for (uint64_t i = 0; i < 5000; i++)
         put_and_release("k", i, 64);
-    seen_objects = (uint32_t)w->seg.sb->objects;
+    seen_objects = (uint32_t)w->seg.writer->objects;
     victims = 0;
     in_order = true;
     shms_step_hook = evicting_lasts_only_for_its_stores;
@@ -542,8 +542,9 @@ static void a_slot_number_in_the_lease_table_is_not_read_back(void) {
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     shms_ref unpacked;
     shms_ref_unpack(&unpacked, ref);
-    uint64_t slot = shms_get(&w->leases.table[unpacked.entry].slot);
-    shms_set(&w->leases.table[unpacked.entry].slot, UINT64_C(1) << 31);
+    shms_word *what = &w->leases.table[unpacked.entry].what;
+    uint32_t slot = shms_lease_slot(shms_get(what));
+    shms_set(what, shms_lease_what(0xffffff, false, 0, 0));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     CHECK_EQ(SHMS_NONE, w->leases.first[slot]);
     end();

@@ -79,8 +79,8 @@ static void count_and_die(const char *label) {
 
 static void look(shms_writer *w, state *s) {
     memset(s, 0, sizeof *s);
-    s->next_id = shms_get(&w->seg.sb->next_id);
-    s->next_lease = shms_get(&w->seg.sb->next_lease);
+    s->next_id = shms_get(&w->seg.writer->next_id);
+    s->next_lease = shms_get(&w->seg.writer->next_lease);
     for (int i = 0; i < SLOTS; i++) {
         const shms_slot *slot = &w->seg.slots[i];
         if (shms_get(&slot->state) != SHMS_LIVE)
@@ -201,7 +201,7 @@ static void run_script(bool tell, bool all_succeed) {
         __atomic_store_n(&shared->done, i + 1, __ATOMIC_RELEASE);
     }
     shared->steps = step;
-    shared->evictions = shms_get(&w->seg.sb->counters[SHMS_C_EVICTIONS]);
+    shared->evictions = shms_get(&w->seg.writer->counters[SHMS_C_EVICTIONS]);
     kill(getpid(), SIGKILL); /* dies at the end, too: nothing is closed */
 }
 

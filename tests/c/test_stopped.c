@@ -16,7 +16,9 @@ static shms_word *state; /* of the object that the reader wants */
 static void stop(const char *label) {
     if (strcmp(label, stop_before))
         return;
-    shms_step_hook = NULL;
+    if (strcmp(label, "W2"))
+        shms_step_hook = NULL;
+    stop_before = "W5";
     raise(SIGSTOP);
 }
 
@@ -81,6 +83,47 @@ static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, boo
     shms_writer_free(w);
 }
 
+/* The same for an owner that is stopped before W5: it has found the lease of another writer. */
+static void a_promised_reader_is_told_that_the_owner_is_busy(bool promised) {
+    const char *name = store_name("busy");
+    shms_options o = {.capacity = UNITS * SHMS_ALIGN, .n_readers = 1, .max_objects = 8, .n_writers = 2};
+    uint8_t ref[SHMS_REF_SIZE];
+    shms_writer *owner, *adopter;
+    shms_reader *r;
+    int status;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&adopter, name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_join(&owner, name, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, put_marked(owner, "a", 9 * SHMS_ALIGN, 0, NULL));
+    shms_writer_free(owner);
+    writer_pid = fork_child();
+    if (writer_pid == 0) {
+        CHECK_EQ(SHMS_OK, shms_writer_join(&owner, name, 1, NULL));
+        stop_before = "W2";
+        shms_step_hook = stop;
+        CHECK_EQ(promised ? SHMS_EFULL : SHMS_OK, put_marked(owner, "new", 9 * SHMS_ALIGN, 9, NULL));
+        _exit(0);
+    }
+    CHECK_EQ(writer_pid, waitpid(writer_pid, &status, WUNTRACED));
+    CHECK_EQ(SHMS_OK, shms_writer_hit(adopter, "a", 1, ref));
+    CHECK_EQ(0, kill(writer_pid, SIGCONT));
+    CHECK_EQ(writer_pid, waitpid(writer_pid, &status, WUNTRACED));
+    CHECK(WIFSTOPPED(status));
+    if (!promised)
+        CHECK_EQ(1, shms_writer_cancel(adopter, ref));
+    CHECK(!shms_reader_acquire(r, ref));
+    CHECK_EQ(promised ? SHMS_EBUSY : SHMS_ESTALE, -errno);
+    CHECK_EQ(0, kill(writer_pid, SIGCONT));
+    CHECK_EQ(0, reap(writer_pid));
+    shms_view *v = shms_reader_acquire(r, ref); /* the owner has decided */
+    CHECK(promised ? v && filled(v->payload, v->payload_size, 0) : !v);
+    shms_view_release(v);
+    shms_reader_free(r);
+    CHECK_EQ(SHMS_OK, shms_writer_valid(adopter));
+    shms_writer_close(adopter, 1);
+    shms_writer_free(adopter);
+}
+
 int main(void) {
     alarm(60); /* a reader that waits without limit would fail the test */
     /* it sees the pin when it continues, and keeps the object */
@@ -88,6 +131,8 @@ int main(void) {
     a_reader_meets_a_stopped_writer("W4", true, false);  /* it has read the pins already */
     a_reader_meets_a_stopped_writer("W3", false, false); /* the reader gives up */
     a_reader_meets_a_stopped_writer("W4", false, false);
+    a_promised_reader_is_told_that_the_owner_is_busy(true);
+    a_promised_reader_is_told_that_the_owner_is_busy(false);
     CHECK_EQ(0, store_names_left());
     return 0;
 }

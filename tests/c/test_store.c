@@ -557,27 +557,36 @@ static void a_reader_may_write_only_its_own_table(void) {
     shms_writer *w = make(name, 4096, 2, 4);
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
-    for (int what = 0; what < 5; what++) {
+    for (int what = 0; what < 6; what++) {
         pid_t child = fork_child();
         if (child == 0) {
             signal(SIGSEGV, SIG_DFL);
             shms_segment seg;
             CHECK_EQ(SHMS_OK, shms_segment_open(&seg, name, 1));
-            uint8_t *at[] = {(uint8_t *)&seg.sb->reserved[3], (uint8_t *)seg.slots, seg.data,
+            uint8_t *at[] = {(uint8_t *)seg.sb,
+                             (uint8_t *)seg.writer,
+                             (uint8_t *)seg.slots,
+                             seg.data,
                              (uint8_t *)&shms_segment_reader(&seg, 0)->reserved,
                              (uint8_t *)&shms_segment_reader(&seg, 1)->reserved};
             *(volatile uint8_t *)at[what] = 0;
             _exit(0);
         }
-        CHECK_EQ(what < 4 ? 1000 + SIGSEGV : 0, reap(child));
+        CHECK_EQ(what < 5 ? 1000 + SIGSEGV : 0, reap(child));
     }
-    pid_t child = fork_child();
-    if (child == 0) { /* the writer must not write a reader's table, either */
-        signal(SIGSEGV, SIG_DFL);
-        *(volatile uint64_t *)&shms_segment_reader(&w->seg, 0)->reserved[0] = 0;
-        _exit(0);
+    for (int what = 0; what < 4; what++) {
+        if (what == 2) { /* the same for a successor */
+            shms_writer_free(w);
+            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        }
+        pid_t child = fork_child();
+        if (child == 0) { /* nor may the writer write a reader's table, or the superblock once it is published */
+            signal(SIGSEGV, SIG_DFL);
+            *(volatile uint64_t *)(what % 2 ? w->seg.control + w->seg.layout.readers_at : w->seg.control) = 0;
+            _exit(0);
+        }
+        CHECK_EQ(1000 + SIGSEGV, reap(child));
     }
-    CHECK_EQ(1000 + SIGSEGV, reap(child));
     end(w);
 }
 

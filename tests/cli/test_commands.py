@@ -445,8 +445,9 @@ def _busy(name: str, ready: int) -> None:
     writer = ObjectStoreWriter.create(name, capacity=1 << 14, n_readers=1)
     writer.retire(0)
     tensor = torch.zeros(100, dtype=torch.int32)
-    os.write(ready, b"r")
     for i in range(10**9):
+        if i == 100:
+            os.write(ready, b"r")  # the store is full by now
         writer.put(f"k{i}", tensor)
         writer.get_cached(f"k{i}")
         with suppress(KeyError):

@@ -118,7 +118,7 @@ def test_every_mode_delivers_every_byte_under_pressure_and_says_in_json_what_it_
     payload = 4 * sum(sizes)
     assert (status, captured.err) == (0, "")
     assert report["ok"] is True
-    assert asdict(settings) == {"faults": asdict(Faults())} | {
+    assert asdict(settings) == {"faults": asdict(Faults()), "tier": None} | {
         name: report[name] for name in asdict(settings) if name in report
     }
     assert (report["distinct_items"], report["distinct_bytes"] * 4) == (9, payload)
@@ -471,6 +471,18 @@ def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixt
     assert time.monotonic() - asked[0] < GRACE_S, "it was asked to end, not waited for and killed"
 
 
+def test_a_second_sigterm_during_the_cleanup_leaves_no_process_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminate = BaseProcess.terminate
+
+    def terminate_and_interrupt(process: BaseProcess) -> None:
+        terminate(process)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(BaseProcess, "terminate", terminate_and_interrupt)
+    recorder = Recorder(lambda pids: os.kill(os.getpid(), signal.SIGTERM))
+    assert execute(RunSettings(workers=1), RandomItems(rows=(10, 20)), observer=recorder) == 130
+
+
 def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
     lines = RichProgress(console=Console(file=io.StringIO()))
     bar = ProgressBar(lines)
@@ -642,7 +654,8 @@ def test_a_missing_extra_is_one_line_that_names_it(
         ["demo", "--capacity", "0"],
         ["demo", "--no-such-option"],
         ["demo", "--mode", "pickle"],
-        ["demo", "--kill", "store"],
+        ["demo", "--api-servers", "0"],
+        ["demo", "--engines", "17"],
     ],
 )
 def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,6 +20,7 @@ import torch
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
+from tests.layout import FIELDS
 from tests.support import SHM, Child, store_name
 
 WIDTH = 160
@@ -173,6 +174,26 @@ def running(name: str, function: Callable[[str, int], object] = _serve) -> Itera
             (SHM / name).unlink(missing_ok=True)
 
 
+def _join(name: str, ready: int) -> None:
+    """Put one object, and open leases on two of writer 0: one for group 1, and a held one."""
+    writer = ObjectStoreWriter.join(name)
+    writer.put(f"own-{writer.index}", torch.ones(100), kind="image")
+    writer.get_cached("key-1", group=1)
+    writer.get_cached("key-2", hold=True)
+    os.write(ready, b"r")
+    signal.pause()
+
+
+@contextmanager
+def three_writers() -> Iterator[tuple[ObjectStoreWriter, tuple[Child, Child]]]:
+    """Yield writer 0 of a store, with what `fill` puts, and the children that are writers 1 and 2."""
+    options = {**OPTIONS, "n_readers": 4, "groups": [2, 2], "n_writers": 3}
+    with ObjectStoreWriter.create(store_name(), **options) as writer:
+        fill(writer)
+        with running(writer.name, _join) as one, running(writer.name, _join) as two:
+            yield writer, (one, two)
+
+
 def stop(pid: int) -> None:
     """Stop a process, and wait until it is."""
     os.kill(pid, signal.SIGSTOP)
@@ -205,7 +226,7 @@ def case(condition: str) -> Iterator[str]:
         elif condition == "unfinished":
             poke(path, 8, 0)
         elif condition == "nameless":
-            poke(path, 336, 1)  # disposable
+            poke(path, FIELDS["disposable"], 1)
         yield name
 
 

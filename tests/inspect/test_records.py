@@ -14,7 +14,7 @@ from shmstore.bindings import inspect as native
 from shmstore.inspect import StoreInspector, find_segments, load_tensor, parse_tree
 from shmstore.inspect.ring import HELD, LIVE, mark_of
 from shmstore.serde import MsgpackSerde, register_type
-from tests.inspect.cases import OPTIONS, fill, running
+from tests.inspect.cases import OPTIONS, fill, running, three_writers
 from tests.support import SHM, Child, Stores, in_child, is_mapped, length_of, raises, span_of, store_name
 
 SIZES = 97
@@ -139,6 +139,63 @@ def test_a_held_lease_says_so_also_after_all_have_read(stores: Stores) -> None:
     assert [("held", True, ()), ("read", False, ())] == [(s.key, s.held, s.leased_to) for s in snapshot.slots]
     assert [(True, ()), (False, ())] == [(lease.held, lease.waiting_for) for lease in snapshot.leases]
     assert [HELD, LIVE] == [mark_of(slot) for slot in snapshot.slots]
+
+
+def test_of_several_writers_each_has_a_record_and_the_facts_are_their_sums() -> None:
+    with three_writers() as (writer, (alive, dead)):
+        dead.kill()
+        for key in ("own-1", "own-2"):
+            writer.get_cached(key)
+        with StoreInspector.open(writer.name) as inspector:
+            snapshot = inspector.snapshot()
+    facts = snapshot.facts
+    states = [(w.index, w.state, w.pid) for w in facts.writers]
+    assert [(0, "alive", os.getpid()), (1, "alive", alive.pid), (2, "frozen", dead.pid)] == states
+    assert [(6, 3, 2), (1, 2, 2), (1, 2, 2)] == [(w.puts, w.hits, w.adopted) for w in facts.writers]
+    assert (8, 7, 6, 7 / 15) == (facts.puts, facts.hits, facts.adopted, facts.hit_ratio)
+    assert 3 * 16 == facts.max_objects == sum(w.max_objects for w in facts.writers)
+    assert 3 << 16 == facts.capacity == sum(w.capacity for w in facts.writers)
+    assert len(snapshot.leases) == facts.open_leases == 9 + 3 + 3
+    assert facts.next_lease - 1 == 6 + 1 + 2 + 3 + 3
+    assert (True, os.getpid()) == (facts.writer_alive, facts.writer_pid)
+    assert {"image": 2} == {name: kind.objects for name, kind in snapshot.kinds.items()}
+    assert sum(slot.span for slot in snapshot.slots) == facts.used_bytes
+
+
+def test_a_record_says_whose_an_object_is_and_who_adopted_it() -> None:
+    with three_writers() as (writer, (_, dead)):
+        with StoreInspector.open(writer.name) as inspector:
+            assert (1, 2) == inspector.find(key="key-1").adopted_by
+            dead.kill()
+            writer.get_cached("own-2", group=1)
+            slots, leases, readers = inspector.slots(), inspector.leases(), inspector.readers()
+        adopted = {(s.key, s.writer, s.kind): s.adopted_by for s in slots if s.adopted_by or s.writer}
+        assert {
+            ("key-1", 0, None): (1,),
+            ("key-2", 0, None): (1,),
+            ("own-1", 1, "image"): (),
+            ("own-2", 2, "image"): (0,),
+        } == adopted
+        assert [0, 0] == [slot.offset for slot in slots if slot.writer]
+        of_others = [(e.writer, e.adopted_from, e.group, e.held, e.waiting_for, e.void) for e in leases]
+        assert [
+            (1, 0, 1, False, (2, 3), False),
+            (1, 0, None, True, (0, 1, 2, 3), False),
+            (2, 0, 1, False, (), True),
+            (2, 0, None, True, (), True),
+            (0, 2, 1, False, (2, 3), False),
+        ] == [lease for lease in of_others if lease[1] is not None]
+        assert [7 + 2 + 1, 7 + 2 + 1, 7 + 2 + 3, 7 + 2 + 3] == [reader.unacknowledged for reader in readers]
+
+
+def test_a_rank_is_retired_when_every_writer_has_retired_it(stores: Stores) -> None:
+    one = stores.create(capacity=1 << 16, n_readers=1, n_writers=3)
+    other = stores.keep(ObjectStoreWriter.join(one.name))
+    one.retire(0)
+    with StoreInspector.open(one.name) as inspector:
+        assert "awaited" == inspector.readers()[0].state
+        other.retire(0)
+        assert "retired" == inspector.readers()[0].state
 
 
 def test_a_rank_that_attaches_again_owes_nothing_from_before(stores: Stores) -> None:

@@ -1,6 +1,7 @@
 """`verify` finds every kind of damage, says where, and finds none in what is sound, at work, stopped or dead."""
 
 import json
+import mmap
 import os
 import re
 import signal
@@ -16,51 +17,59 @@ import torch
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import inspect as native
+from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect import StoreInspector, VerifyReport, verify
-from tests.inspect.cases import CONDITIONS, OPTIONS, case, fill, peek, piped, poke, running, stop
+from tests.inspect.cases import CONDITIONS, OPTIONS, case, fill, peek, piped, poke, running, stop, three_writers
+from tests.layout import FIELDS
 from tests.support import SHM, Stores, store_name
 
 CSRC = Path(__file__).resolve().parents[2] / "csrc"
-HEADER = (CSRC / "store" / "layout.h").read_text()
 HEADER_KINDS = set(re.findall(r"#define SHMS_F_(\w+)", (CSRC / "inspect" / "inspect.h").read_text()))
 SLOT = {name: 8 * i for i, name in enumerate(("state", "id", "secret", "offset", "length", "head", "flags", "put_ns"))}
-LEASE = {name: 8 * i for i, name in enumerate(("number", "slot", "id", "opened_ns"))}
+LEASE = {name: 8 * i for i, name in enumerate(("number", "what", "id", "opened_ns"))}
 
 
-def fields_of(struct_name: str) -> dict[str, int]:
-    """Return the offsets of a struct's words, read off the header."""
-    body = HEADER.partition(f"typedef struct {struct_name} {{")[2].partition("}")[0]
-    offsets, at = {}, 0
-    for line in body.splitlines():
-        match = re.match(r"\s*(?:uint64_t|shms_word) (\w+)(?:\[(\w+)\])?;", line)
-        if match:
-            offsets[match[1]] = at
-            at += 8 * int(match[2]) if (match[2] or "x").isdigit() else 8
-    return offsets
-
-
-SUPER = fields_of("shms_superblock")
-SUPER["kinds"] = SUPER["retired"] + 8 * native.MAX_READERS
+HEADER_BYTES = 8 * (3 + MAX_WRITERS + 5 + 8)
+BASE_AT = 24
+"""In a rank's table: its arrays, and the bases for the writers."""
+KINDS_AT = FIELDS["retired"] + 8 * native.MAX_READERS
 
 
 def slot_at(path: Path, index: int, field: str = "state") -> int:
-    return peek(path, SUPER["slots_at"]) + 64 * index + SLOT[field]
+    return peek(path, FIELDS["slots_at"]) + 64 * index + SLOT[field]
 
 
 def lease_at(path: Path, entry: int, field: str) -> int:
-    return peek(path, SUPER["leases_at"]) + 32 * entry + LEASE[field]
+    return peek(path, FIELDS["leases_at"]) + 32 * entry + LEASE[field]
 
 
 def rank_at(path: Path, rank: int) -> int:
-    return peek(path, SUPER["readers_at"]) + peek(path, SUPER["reader_stride"]) * rank
+    return peek(path, FIELDS["readers_at"]) + peek(path, FIELDS["reader_stride"]) * rank
 
 
 def pin_at(path: Path, rank: int, slot: int) -> int:
-    return rank_at(path, rank) + 128 + 4 * slot
+    return rank_at(path, rank) + HEADER_BYTES + 4 * slot
 
 
 def ack_at(path: Path, rank: int, entry: int) -> int:
-    return rank_at(path, rank) + 128 + 4 * peek(path, SUPER["max_objects"]) + 8 * entry
+    slots = peek(path, FIELDS["max_objects"]) * peek(path, FIELDS["n_writers"])
+    return pin_at(path, rank, slots) + 8 * entry
+
+
+def of_writer(path: Path, writer: int, at: int) -> int:
+    """Return where a writer has what writer 0 has at that offset."""
+    return at + writer * peek(path, FIELDS["arena_stride"])
+
+
+def cells_of(path: Path, slot: int) -> list[int]:
+    """Return where the index of writer 0 names the slot: in a cell, which holds a tag and the slot."""
+    start, end = peek(path, FIELDS["index_at"]), peek(path, FIELDS["claims_at"])
+    cells = [at for at in range(start, end, 8) if at % 64 != 56]
+    return [at for at in cells if peek(path, at) and peek(path, at) % (1 << 24) == slot]
+
+
+def first_at(path: Path, writer: int, slot: int) -> int:
+    return of_writer(path, writer, peek(path, FIELDS["claims_at"])) + 16 * slot
 
 
 @pytest.fixture
@@ -83,12 +92,12 @@ def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
     free = next(i for i in range(16) if i not in slots.values())
     offset = peek(path, slot_at(path, two, "offset"))
     return {
-        "hand": [(SUPER["hand"], 1 << 40)],
-        "used": [(SUPER["used_bytes"], 64)],
-        "objects": [(SUPER["objects"], 99)],
-        "open_leases": [(SUPER["open_leases"], 99)],
-        "retired": [(SUPER["retired"], 77)],
-        "published": [(SUPER["published"], 1 << 40)],
+        "hand": [(FIELDS["hand"], 1 << 40)],
+        "used": [(FIELDS["used_bytes"], 64)],
+        "objects": [(FIELDS["objects"], 99)],
+        "open_leases": [(FIELDS["open_leases"], 99)],
+        "retired": [(FIELDS["retired"], 77)],
+        "published": [(FIELDS["published"], 1 << 40)],
         "state": [(slot_at(path, one), 9)],
         "bounds": [(slot_at(path, one, "offset"), 1 << 50)],
         "id": [(slot_at(path, one, "id"), 1 << 40)],
@@ -99,13 +108,15 @@ def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
         "key": [(slot_at(path, one, "head"), 5 << 32)],
         "crc": [(slot_at(path, five, "flags"), peek(path, slot_at(path, five, "flags")) ^ 1 << 40)],
         "kind": [(slot_at(path, one, "flags"), peek(path, slot_at(path, one, "flags")) | 7 << 2)],
-        "kind_bytes": [(SUPER["kinds"] + 24, 64)],
-        "kind_objects": [(SUPER["kinds"] + 48 + 32, 99)],
+        "kind_bytes": [(FIELDS["kinds"] + 24, 64)],
+        "kind_objects": [(FIELDS["kinds"] + 48 + 32, 99)],
         "lease_number": [(lease_at(path, 0, "number"), 1 << 40)],
-        "lease_slot": [(lease_at(path, 0, "slot"), 16)],
-        "lease_object": [(lease_at(path, 0, "id"), 3), (lease_at(path, 0, "slot"), free)],
+        "lease_slot": [(lease_at(path, 0, "what"), 16)],
+        "lease_group": [(lease_at(path, 0, "what"), one | 2 << 25)],
+        "lease_object": [(lease_at(path, 0, "id"), 3), (lease_at(path, 0, "what"), free)],
         "same_lease": [(lease_at(path, 0, "number"), peek(path, lease_at(path, 1, "number")))],
-        "base": [(rank_at(path, 0) + 8, 1 << 40)],
+        "index": [(cell, 0) for cell in cells_of(path, one)],
+        "base": [(rank_at(path, 0) + BASE_AT, 1 << 40)],
         "ack": [(ack_at(path, 0, 3), 1 << 40)],
         "pin_free": [(pin_at(path, 0, free & ~1), 1 if free % 2 == 0 else 1 << 32)],
         "pin_count": [(pin_at(path, 0, 0), 0xFFFFFFFF)],
@@ -116,11 +127,69 @@ def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
 KINDS = sorted(native.KINDS.values())
 
 
+def damages_of_several(path: Path) -> dict[str, list[tuple[int, int]]]:
+    """Return the same for writer 1 of the store of `three_writers`."""
+    slots, entries = peek(path, FIELDS["max_objects"]), peek(path, FIELDS["max_leases"])
+    return {
+        "used": [(of_writer(path, 1, FIELDS["used_bytes"]), 64)],
+        "adopting": [(of_writer(path, 1, FIELDS["adopting"]), slots + 1)],
+        "claim": [(first_at(path, 1, 3 * slots - 1), 1)],
+        "unclaimed": [(first_at(path, 1, 0), 0)],
+        "lease_object": [(of_writer(path, 1, lease_at(path, 1, "id")), 77)],
+        "base": [(rank_at(path, 0) + BASE_AT + 8, 1 << 40)],
+        "ack": [(ack_at(path, 0, entries), 1 << 40)],
+        "pin_count": [(pin_at(path, 0, slots), 0xFFFFFFFF)],
+    }
+
+
+OF_SEVERAL = ("used", "adopting", "claim", "unclaimed", "lease_object", "base", "ack", "pin_count")
+
+
 def test_every_kind_of_finding_has_a_damage_that_makes_it(store: tuple[Path, object, object]) -> None:
-    assert set(KINDS) == set(damages(store[0])) == {kind.lower() for kind in HEADER_KINDS} - {"inspect_h"}
+    assert {kind.lower() for kind in HEADER_KINDS} - {"inspect_h"} == set(KINDS)
+    assert set(KINDS) == set(damages(store[0])) | {"adopting", "claim", "unclaimed"}
+    assert set(OF_SEVERAL) == set(damages_of_several(store[0]))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", OF_SEVERAL)
+def test_damage_in_one_arena_is_found_and_names_it(kind: str) -> None:
+    with three_writers() as (writer, _):
+        path = SHM / writer.name
+        reader = ObjectStoreReader.attach(writer.handle, 0)
+        assert () == verify(path.name).findings
+        whole = path.read_bytes()
+        for offset, value in damages_of_several(path)[kind]:
+            poke(path, offset, value)
+        (finding,) = verify(path.name).findings
+        assert (kind, True, 1) == (finding.kind, finding.wrong, finding.writer)
+        assert f"WRONG  {finding.text}\n" in piped("verify", path.name).out
+        assert finding.text.endswith("(writer 1)")
+        with path.open("r+b") as file:
+            file.write(whole)
+        assert () == verify(path.name).findings
+        reader.close()
+
+
+def test_each_arena_is_judged_by_its_own_writer() -> None:
+    with three_writers() as (writer, (_, dead)):
+        path = SHM / writer.name
+        dead.kill()
+        assert () == verify(path.name).findings
+        poke(path, of_writer(path, 2, FIELDS["adopting"]), 1)
+        poke(path, of_writer(path, 2, lease_at(path, 1, "id")), 77)
+        assert () == verify(path.name).findings, "pins and leases of a dead writer on objects of others are void"
+        poke(path, of_writer(path, 2, FIELDS["used_bytes"]), 64)
+        poke(path, first_at(path, 2, 0), 0)
+        poke(path, first_at(path, 2, 5), 1)
+        left = {("used", False, 2), ("unclaimed", False, 2), ("claim", False, 2)}
+        assert left == {(f.kind, f.wrong, f.writer) for f in verify(path.name).findings}
+        poke(path, FIELDS["used_bytes"], 64)
+        poke(path, of_writer(path, 2, slot_at(path, 0)), 9)
+        found = {(f.kind, f.writer) for f in verify(path.name).findings if f.wrong}
+        assert {("used", 0), ("state", 2)} == found
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"adopting", "claim", "unclaimed"}))
 def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: tuple[Path, object, object]) -> None:
     path = store[0]
     assert verify(path.name).ok
@@ -142,7 +211,7 @@ def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: 
 def test_a_reader_that_was_closed_is_sound(store: tuple[Path, object, ObjectStoreReader]) -> None:
     path, _, reader = store
     reader.close()
-    assert 2**64 - 1 == peek(path, rank_at(path, 0) + 8)
+    assert 2**64 - 1 == peek(path, rank_at(path, 0) + BASE_AT)
     assert verify(path.name).ok
 
 
@@ -170,7 +239,7 @@ def test_every_flipped_bit_of_an_object_is_found(store: tuple[Path, object, obje
     path = store[0]
     with StoreInspector.open(path.name) as inspector:
         slot = inspector.find(key="key-3")
-        data = peek(path, SUPER["data_at"]) + slot.offset
+        data = peek(path, FIELDS["data_at"]) + slot.offset
         head = slot.key_len + slot.meta_len
         parts = [*range(head), *range(slot.payload_at, slot.length, 7)]
         with path.open("r+b", buffering=0) as file:
@@ -191,7 +260,7 @@ def test_without_checksums_flipped_data_is_nobodys_business_and_damaged_metadata
     with StoreInspector.open(writer.name) as inspector:
         slot = inspector.find(key="a")
     assert slot.crc is None
-    data = peek(path, SUPER["data_at"]) + slot.offset
+    data = peek(path, FIELDS["data_at"]) + slot.offset
     poke(path, data + slot.payload_at, 1)
     assert () == verify(writer.name).findings
     with path.open("r+b") as file:
@@ -232,13 +301,13 @@ def test_what_a_death_between_two_stores_leaves_is_a_note() -> None:
     with case("dead") as name:
         path = SHM / name
         assert () == verify(name).findings
-        poke(path, SUPER["used_bytes"], 64)
+        poke(path, FIELDS["used_bytes"], 64)
         poke(path, lease_at(path, 0, "id"), 77)
         assert {("used", False), ("lease_object", False)} == {(f.kind, f.wrong) for f in verify(name).findings}
         poke(path, slot_at(path, 0), 9)
         assert {"state"} == wrong(verify(name))
     with case("stopped") as name:
-        poke(SHM / name, SUPER["objects"], 64)
+        poke(SHM / name, FIELDS["objects"], 64)
         assert {("objects", False)} == {(f.kind, f.wrong) for f in verify(name).findings}
 
 
@@ -281,13 +350,13 @@ def test_a_store_at_full_speed_is_sound_each_time_and_so_when_it_is_stopped_or_k
 def test_damage_is_found_at_full_speed() -> None:
     name = store_name()
     with running(name, _storm):
-        poke(SHM / name, rank_at(SHM / name, 1) + 8, 1 << 60)
+        poke(SHM / name, rank_at(SHM / name, 1) + BASE_AT, 1 << 60)
         assert {"base", "unattached"} == wrong(verify(name))
 
 
 def test_words_are_where_this_test_believes() -> None:
     assert struct.calcsize("<Q") == 8
-    assert (64, 128) == (SLOT["put_ns"] + 8, SUPER["data_at"])
+    assert (64, 176, 3136 + mmap.PAGESIZE) == (SLOT["put_ns"] + 8, FIELDS["data_at"], FIELDS["drops"])
 
 
 @pytest.mark.parametrize("objects", [3, 3000], ids=["findings that fit a buffer", "findings that do not"])
@@ -299,7 +368,7 @@ def test_the_exit_status_is_that_of_the_findings_also_where_nobody_reads_them(ob
         writer.close(unlink=False)
         try:
             with (SHM / name).open("r+b") as file:
-                file.seek(4096)
+                file.seek(peek(SHM / name, FIELDS["slots_at"]))
                 file.write(b"\x07" * 64 * objects)
             command = [sys.executable, "-m", "shmstore", "verify", name]
             with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -21,6 +21,7 @@ from shmstore.multimodal import (
     processor_cache_from_config,
     worker_receiver_cache_from_config,
 )
+from shmstore.multimodal.values.types import MULTIMODAL
 
 GIB = 1 << 30
 MIB = 1 << 20
@@ -69,9 +70,9 @@ def processor_cache(settings: MultiModalCacheConfig) -> BaseMultiModalProcessorC
     return cache
 
 
-def shm_sender(settings: MultiModalCacheConfig) -> ShmObjectStoreSenderCache:
+def shm_sender(settings: MultiModalCacheConfig, types: Any = MULTIMODAL) -> ShmObjectStoreSenderCache:
     """Return P0's cache for `shm`."""
-    cache = processor_cache_from_config(settings)
+    cache = processor_cache_from_config(settings, types=types)
     assert isinstance(cache, ShmObjectStoreSenderCache)
     return cache
 

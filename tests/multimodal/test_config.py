@@ -109,9 +109,17 @@ def test_what_the_store_would_refuse_the_configuration_refuses() -> None:
         ("shm_max_objects", native.MAX_OBJECTS, native.MAX_OBJECTS + 1),
         ("shm_name", native.MAX_NAME, "x" * (native.MAX_NAME + 1)),
         ("world_size", native.MAX_READERS, native.MAX_READERS + 1),
+        ("api_process_count", native.MAX_WRITERS, native.MAX_WRITERS + 1),
     ):
         with raises(ValueError, names=(field, str(most), shown(value))):
             MultiModalCacheConfig(**{**longest, field: value})
+    for workers, most in ((1, native.MAX_GROUPS), (100, native.MAX_READERS // 100)):
+        MultiModalCacheConfig(cache_type="shm", world_size=workers, data_parallel_size=most)
+        with raises(ValueError, names=("data_parallel_size", f"at most {most}", str(most + 1))):
+            MultiModalCacheConfig(cache_type="shm", world_size=workers, data_parallel_size=most + 1)
+        MultiModalCacheConfig(
+            cache_type="shm", world_size=workers, data_parallel_size=most + 1, data_parallel_external_lb=True
+        )
     assert "300 workers" in MultiModalCacheConfig(world_size=300).describe(), "without a store there is no bound"
 
 
@@ -150,6 +158,7 @@ def test_it_is_frozen_and_in_gib() -> None:
 
 
 ONLY, SENDER, SHM = MultiModalProcessorOnlyCache, MultiModalProcessorSenderCache, ShmObjectStoreSenderCache
+NAME = f"several-{os.getpid()}"
 
 # fields, cache of the API server without shm and with it, whether `describe` finds an IPC cache
 TABLE = [
@@ -159,10 +168,12 @@ TABLE = [
     ({"processor_cache_gb": 0}, type(None), type(None)),
     ({"processor_cache_gb": 0, "ipc_cache_gb": 1.0}, type(None), type(None)),
     ({"supports_multimodal": False}, type(None), type(None)),
-    ({"api_process_count": 2}, ONLY, ONLY),
-    ({"data_parallel_size": 2}, ONLY, ONLY),
+    ({"api_process_count": 2, "shm_name": NAME}, ONLY, SHM),
+    ({"data_parallel_size": 2}, ONLY, SHM),
+    ({"api_process_count": 2, "data_parallel_size": 2, "shm_name": NAME}, ONLY, SHM),
+    ({"api_process_count": 2, "ipc_cache_gb": 0}, ONLY, ONLY),
     ({"data_parallel_size": 2, "data_parallel_external_lb": True}, SENDER, SHM),
-    ({"api_process_count": 2, "data_parallel_size": 2, "data_parallel_external_lb": True}, ONLY, ONLY),
+    ({"api_process_count": 2, "data_parallel_size": 2, "data_parallel_external_lb": True, "shm_name": NAME}, ONLY, SHM),
 ]
 
 
@@ -216,12 +227,32 @@ def test_describe_says_which_process_keeps_how_much() -> None:
     assert "7 bytes" in config(7).describe()
 
 
+def test_describe_says_that_the_memory_of_a_shared_segment_grows_with_the_servers() -> None:
+    several = MultiModalCacheConfig(
+        cache_type="shm", ipc_cache_gb=2, api_process_count=4, data_parallel_size=2, world_size=2, shm_name=NAME
+    )
+    _, servers, engines, workers = several.describe().splitlines()
+    assert servers.startswith(
+        "Each of 4 API servers: writes its part, 2 GiB, of one segment of 8 GiB, allocated in /dev/"
+    )
+    assert "Each part has one entry for each 16 KiB" in servers
+    assert "Each of 2 engine cores: nothing; it forwards references." == engines
+    assert workers.startswith("Each of 4 workers: ")
+
+
+def test_api_servers_that_share_a_segment_need_its_name() -> None:
+    with raises(ValueError, names=("shm_name", "3 API servers", "api_process_count")):
+        MultiModalCacheConfig(cache_type="shm", api_process_count=3)
+    MultiModalCacheConfig(cache_type="shm", api_process_count=3, ipc_cache_gb=0)  # there is no segment
+    MultiModalCacheConfig(cache_type="shm", data_parallel_size=3)  # one server creates it for all
+
+
 def test_describe_names_processes_that_have_nothing_as_a_sentence_would() -> None:
     two: dict[str, Any] = {"data_parallel_size": 2, "world_size": 2}
     off = MultiModalCacheConfig(processor_cache_gb=0, api_process_count=2, **two).describe().splitlines()[-1]
-    assert "Each of 2 API servers, each of 2 engine cores and each of 2 workers: nothing." == off
+    assert "Each of 2 API servers, each of 2 engine cores and each of 4 workers: nothing." == off
     assert (
-        "Each of 2 engine cores and each of 2 workers: nothing."
+        "Each of 2 engine cores and each of 4 workers: nothing."
         == MultiModalCacheConfig(**two).describe().splitlines()[-1]
     )
     assert (

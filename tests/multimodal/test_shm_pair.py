@@ -608,6 +608,14 @@ def test_a_writer_that_does_not_fit_the_configuration_is_refused_and_stays_its_o
             (config(MIB), r"^config: expected one of cache_type='shm', got cache_type='lru'$"),
             (config(MIB, cache_type="shm"), r"^writer: <.*> expects 2 readers, and config has world_size 1 \(hint: "),
             (config(MIB, cache_type="shm", world_size=3), r"expects 2 readers, and config has world_size 3 "),
+            (
+                config(MIB, cache_type="shm", world_size=2, data_parallel_size=2),
+                r"world_size 2 and data_parallel_size 2 ",
+            ),
+            (
+                config(MIB, cache_type="shm", data_parallel_size=2),
+                r"has groups of \[2\] ranks, and config has 2 engine ",
+            ),
         ):
             with pytest.raises(ValueError, match=said):
                 ShmObjectStoreSenderCache(settings, writer)

@@ -55,6 +55,8 @@ def test_the_signatures_are_those_of_the_contract() -> None:
         ("name", None, False),
         ("capacity", empty, True),
         ("n_readers", empty, True),
+        ("groups", None, True),
+        ("n_writers", 1, True),
         ("max_object_size", None, True),
         ("max_objects", None, True),
         ("eviction", "clock", True),
@@ -65,10 +67,19 @@ def test_the_signatures_are_those_of_the_contract() -> None:
         ("serde", None, True),
     ]
     assert parameters(ObjectStoreWriter.recover)[0] == ("name", empty, False)
+    assert parameters(ObjectStoreWriter.join) == [
+        ("store", empty, False),
+        ("index", None, False),
+        ("keep_leases", False, True),
+        ("quotas", None, True),
+        ("serde", None, True),
+        ("allow_uid", None, True),
+    ]
     assert parameters(ObjectStoreReader.attach)[:2] == [("handle_or_name", empty, False), ("rank", 0, False)]
     expected = {
-        "put": ["key", "value", "hold", "kind", "scope"],
-        "get_cached": ["key", "hold", "scope"],
+        "put": ["key", "value", "hold", "group", "kind", "scope"],
+        "get_cached": ["key", "hold", "group", "scope"],
+        "address": ["ref", "group"],
         "hold": ["ref"],
         "validate": ["ref", "key", "scope"],
         "is_cached": ["key", "scope"],

@@ -24,7 +24,8 @@ from shmstore import (
 )
 from shmstore.bindings import inspect as native
 from shmstore.files import classify
-from tests.store.test_segments import FIELDS, FOREIGN, put_word
+from tests.layout import FIELDS
+from tests.store.test_segments import FOREIGN, put_word
 from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, segments, store_name
 
 VALUE = random_tensor(1, 5000)
@@ -274,6 +275,24 @@ def test_a_file_that_took_the_place_of_the_refused_one_is_not_removed(
     monkeypatch.setattr(f"shmstore.store.leftovers.{moment}", late)
     writer = reopened(stores, name)
     assert (replaced, 1) == ([writer.handle], writer.recovered)
+
+
+def test_of_two_writers_that_replace_a_store_of_other_options_the_slower_one_joins(
+    stores: Stores, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left(name, n_readers=1)
+    both = OPTIONS | {"n_writers": 2}
+    faster: list[ObjectStoreWriter] = []
+
+    def late(which: str) -> Any:
+        if which == name and not faster:
+            (SHM / name).unlink()
+            faster.append(stores.keep(ObjectStoreWriter.create(name, **both)))
+        return classify(which)
+
+    monkeypatch.setattr("shmstore.store.leftovers.classify", late)
+    with ObjectStoreWriter.open(name, **both) as slower:
+        assert (1, faster[0].handle) == (slower.index, slower.handle)
 
 
 def test_an_empty_file_whose_creator_goes_on_is_not_removed(

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import mmap
 import os
 import random
 import shutil
@@ -31,6 +32,7 @@ from shmstore import (
 from shmstore.bindings import handles
 from shmstore.bindings import store as native
 from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_READERS
+from tests.layout import FIELDS
 from tests.support import SHM, Stores, bits, frozen, in_child, random_tensor, segments, store_name
 
 # ---- names
@@ -260,22 +262,6 @@ def foreign() -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def superblock() -> dict[str, int]:
-    """Offsets of the superblock's fields, read off the header."""
-    text = (Path(__file__).resolve().parents[2] / "csrc" / "store" / "layout.h").read_text()
-    body = text.partition("typedef struct shms_superblock {")[2].partition("}")[0]
-    offsets, at = {}, 0
-    for line in body.splitlines():
-        words = line.split(";")[0].split()
-        if len(words) != 2 or words[0] not in ("uint64_t", "shms_word"):
-            continue
-        name, _, count = words[1].partition("[")
-        offsets[name] = at
-        at += 8 * (int(count.rstrip("]")) if count.rstrip("]").isdigit() else 1)
-    return offsets
-
-
-FIELDS = superblock()
 MAGIC = b"SHMSTOR1"
 
 FOREIGN: dict[str, bytes] = {
@@ -494,38 +480,54 @@ GEOMETRY = [
     "n_readers",
     "max_objects",
     "max_leases",
+    "n_writers",
+    "writer_at",
     "slots_at",
     "leases_at",
+    "index_at",
+    "claims_at",
+    "counts_at",
+    "arena_stride",
     "readers_at",
     "reader_stride",
     "data_at",
+    "data_stride",
+    "group_of",
     "zone_shift",
+    "group_of",
     "created_ns",
     "check",
 ]
 # Fields that can be any number: only people read them, or recover computes them again.
 FREE_FIELDS = [
-    "writer_pid",
+    "pid",
     "used_bytes",
     "objects",
     "open_leases",
     "hand",
     "small_hand",
     "disposable",
-    "reserved",
+    "adopting",
+    "releases",
+    "retirements",
+    "drops",
     "more",
+    "tier",
+    "reserved",
 ]
 # Some of their values contradict what is stored; the others can be any.
 OTHER_FIELDS = [
     *("flags", "max_object_size", "store", "secret", "next_id", "next_lease", "published", "retired"),
-    *("writer_epoch", "counters"),  # they make the position of an event
+    "kinds",
+    *("epoch", "counters"),  # they make the position of an event
 ]
 
 
-def test_every_field_of_the_superblock_is_in_one_of_the_tests() -> None:
+def test_every_field_of_the_two_tables_is_in_one_of_the_tests() -> None:
     assert set(FIELDS) == {*GEOMETRY, *FREE_FIELDS, *OTHER_FIELDS}
-    assert (8, 80, 128, 256, 384, 576) == tuple(
-        FIELDS[name] for name in ("stamp", "store", "data_at", "writer_pid", "counters", "retired")
+    page = mmap.PAGESIZE
+    assert (8, 80, 176, page, page + 128, page + 320) == tuple(
+        FIELDS[name] for name in ("stamp", "store", "data_at", "pid", "counters", "retired")
     )
 
 
@@ -555,7 +557,7 @@ def test_fields_that_nobody_relies_on_cost_no_object(segment: Path, field: str) 
 
 
 @pytest.mark.parametrize("field", OTHER_FIELDS)
-def test_other_damage_to_the_superblock_is_an_error_or_does_no_harm(segment: Path, field: str) -> None:
+def test_other_damage_to_the_two_tables_is_an_error_or_does_no_harm(segment: Path, field: str) -> None:
     for value in STRANGE:
         copied = SHM / store_name()
         shutil.copy(segment, copied)

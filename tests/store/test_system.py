@@ -21,7 +21,8 @@ import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, StoreFullError, WriterActiveError, errors
 from shmstore.inspect import StoreInspector, find_segments, look_at
-from tests.store.test_segments import FIELDS, mount_small, put_word
+from tests.layout import FIELDS
+from tests.store.test_segments import mount_small, put_word
 from tests.support import SHM, Stores, bits, crowd, in_child, random_tensor, segments, store_name
 
 pytestmark = pytest.mark.alone

@@ -22,6 +22,7 @@ os.environ |= {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",
     "VLLM_HOST_IP": "127.0.0.1",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "600",
     "SHMSTORE_VLLM": "strict",
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 SPECIAL = [
     "<|endoftext|>",
@@ -101,9 +101,9 @@ def make_model(folder: Path) -> Path:
     return folder
 
 
-def make_weights(folder: Path) -> None:
+def make_weights(folder: Path, auto: Any = AutoModelForImageTextToText) -> None:
     torch.manual_seed(0)
-    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    model = auto.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -111,3 +111,33 @@ def make_weights(folder: Path) -> None:
             else:
                 weight.fill_(0.0 if "bias" in name else 1.0)
     model.save_pretrained(folder)
+
+
+TEXT: dict[str, dict[str, Any]] = {
+    "full": {"architectures": ["LlamaForCausalLM"], "model_type": "llama"},
+    "window": {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 40},
+    "two groups": {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "sliding_window": 40,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+}
+"""Models for text alone: what their layers attend to."""
+
+
+def make_text_config(folder: Path, kind: str) -> Path:
+    """Write the configuration of a model for text alone, and return the folder."""
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 32}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 65536}
+    tokens = {"vocab_size": 256 + len(SPECIAL), "bos_token_id": 256, "eos_token_id": 258}
+    write(folder / "config.json", TEXT[kind] | sizes | heads | tokens | {"dtype": "float32"})
+    return folder
+
+
+def make_text_model(folder: Path, kind: str) -> Path:
+    """Make the folder of a model for text alone, and return it."""
+    make_tokenizer(folder)
+    make_text_config(folder, kind)
+    make_weights(folder, AutoModelForCausalLM)
+    return folder

@@ -12,17 +12,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
 from PIL import Image
 
-from shmstore.inspect import find_segments
+from shmstore.inspect import StoreInspector, find_segments
 from tests.vllm.inputs import message
 
-START, END = 240.0, 60.0
+START, END = 420.0, 60.0
 """Seconds within which a server is up, or gone."""
 
 
@@ -84,23 +84,64 @@ class Server:
         finally:
             connection.close()
 
-    def send(self, *pictures: Image.Image, text: str = "what is this", **settings: Any) -> http.client.HTTPConnection:
-        """Send one request, and return the connection on which its answer will come."""
+    def send(
+        self,
+        *pictures: Image.Image,
+        text: str = "what is this",
+        door: http.client.HTTPConnection | None = None,
+        **settings: Any,
+    ) -> http.client.HTTPConnection:
+        """Send one request, and return the connection on which its answer will come: a new one, or `door`."""
         body = {"model": "tiny", "messages": message(*pictures, text=text), "temperature": 0, "ignore_eos": True}
         body |= {"max_tokens": 8, "return_token_ids": True} | settings
-        connection = self.connect()
+        connection = door or self.connect()
         connection.request("POST", "/v1/chat/completions", json.dumps(body), {"Content-Type": "application/json"})
         return connection
 
-    def ask(self, *pictures: Image.Image, **settings: Any) -> tuple[int, list[list[int]]]:
+    def ask(
+        self, *pictures: Image.Image, door: http.client.HTTPConnection | None = None, **settings: Any
+    ) -> tuple[int, list[list[int]]]:
         """Return the status, and the tokens of each choice."""
-        connection = self.send(*pictures, **settings)
+        connection = self.send(*pictures, door=door, **settings)
         try:
             answer = connection.getresponse()
             said = json.loads(answer.read())
             return answer.status, [choice["token_ids"] for choice in said.get("choices", [])]
         finally:
-            connection.close()
+            if door is None:
+                connection.close()
+
+    @contextmanager
+    def doors(self, count: int) -> Iterator[list[http.client.HTTPConnection]]:
+        """Yield a connection to each of `count` API servers, which listen on one port.
+
+        An API server that has fewer connections than the others takes the next one. So all stay open until each server
+        has one. They fail when the server closes them: a new one might go to another server.
+        """
+        found: dict[int, http.client.HTTPConnection] = {}
+        deadline = time.monotonic() + START
+        with ExitStack() as opened:
+            while len(found) < count:
+                assert time.monotonic() < deadline, f"{len(found)} of {count} API servers take connections"
+                door = opened.enter_context(closing(self.connect()))
+                door.connect()
+                door.auto_open = 0
+                while (pid := self.behind(door)) is None and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                if pid in found:
+                    time.sleep(0.2)  # another server may still be starting
+                elif pid is not None:
+                    found[pid] = door
+            yield list(found.values())
+
+    def behind(self, door: http.client.HTTPConnection) -> int | None:
+        """Return the process that has accepted a connection; None if it waits still."""
+        port = door.sock.getsockname()[1]
+        for one in self.family():
+            with suppress(psutil.NoSuchProcess):  # a server that is starting asks short-lived processes
+                if any(other.raddr and other.raddr.port == port for other in one.net_connections("tcp")):
+                    return int(one.pid)
+        return None
 
     def metric(self, name: str) -> float:
         """Return the sum of a metric's series; KeyError without one."""
@@ -109,9 +150,36 @@ class Server:
             raise KeyError(name)
         return sum(map(float, values))
 
+    def engines(self) -> set[str]:
+        """Return which engines have finished a request."""
+        ended = r'^vllm:request_success_total\{engine="(\d+)".*\} (?!0\.0$)'
+        return set(re.findall(ended, self.get("/metrics")[1], re.MULTILINE))
+
+    def images_processed(self, queries: int) -> int:
+        """Return how many images its API servers have processed for so many queries; it waits until all are counted.
+
+        The servers count together, and each image is processed that its server's cache does not have.
+        """
+        deadline = time.monotonic() + END
+        while queries != self.metric("vllm:mm_cache_queries_total"):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return queries - int(self.metric("vllm:mm_cache_hits_total"))
+
     def store(self) -> Any:
         """Return what can be seen of its store from outside."""
-        (found,) = [info for info in find_segments() if info.facts and info.facts.writer_pid == self.process.pid]
+        pids = {one.pid for one in self.family()}
+        (found,) = [info for info in find_segments() if info.facts and info.facts.writer_pid in pids]
+        return found
+
+    def keys(self) -> list[str | None]:
+        """Return the key of each object in the stores that its processes have mapped."""
+        mapped = {part.path for one in self.family() for part in one.memory_maps()}
+        found: list[str | None] = []
+        for info in find_segments():
+            if f"/dev/shm/{info.name}" in mapped:
+                with StoreInspector.open(info.name) as inspector:
+                    found += [slot.key for slot in inspector.slots() if slot.state == "live"]
         return found
 
     def family(self) -> list[psutil.Process]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
 import pickle
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from prometheus_client import REGISTRY, generate_latest
+from vllm.config import ParallelConfig
 from vllm.multimodal import processing
 from vllm.multimodal.cache import ShmObjectStoreSenderCache, factories
 from vllm.multimodal.inputs import (
@@ -25,19 +27,23 @@ from vllm.multimodal.inputs import (
     MultiModalKwargsItem,
     MultiModalSharedField,
 )
-from vllm.v1.engine import FinishReason
+from vllm.v1.engine import EngineCoreRequestType, FinishReason
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
 
 import shmstore
+from shmstore.bindings.inspect import probe
 from shmstore.inspect import StoreInspector
-from shmstore.integrations.vllm import items, register, seams
+from shmstore.integrations.vllm import items, register, seams, shared
 from shmstore.integrations.vllm import sender as sender_module
 from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
-from shmstore.integrations.vllm.receiver import HANDLE, ReceiverCache
-from shmstore.integrations.vllm.requests import follow
-from shmstore.integrations.vllm.sender import STORE, SenderCache
+from shmstore.integrations.vllm.receiver import ReceiverCache
+from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
+from shmstore.integrations.vllm.sender import SenderCache
+from shmstore.integrations.vllm.shared import HANDLE, RUN, STORE
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
+from shmstore.metrics import ShmStoreCollector
 from tests.support import segments
 
 PromptUpdateDetails = processing.PromptUpdateDetails
@@ -72,12 +78,17 @@ def test_the_environment_says_whether_the_plugin_comes(
     assert comes == len(came)
 
 
+def wrapped() -> list[Any]:
+    methods = [getattr(OutputProcessor, name) for name in METHODS]
+    return [*methods, AsyncMPClient._send_input, factories._get_cache_type]
+
+
 def test_the_factories_find_the_classes_of_the_plugin() -> None:
     register()
-    followed = [getattr(OutputProcessor, name) for name in METHODS]
+    followed = wrapped()
     assert all(hasattr(method, "__wrapped__") for method in followed)
     register()
-    assert followed == [getattr(OutputProcessor, name) for name in METHODS]
+    assert followed == wrapped()
     assert (SenderCache, ReceiverCache) == (
         factories.ShmObjectStoreSenderCache,
         factories.ShmObjectStoreReceiverCache,
@@ -104,6 +115,7 @@ DIFFERENCES: list[tuple[Any, str, Any]] = [
     (OutputProcessor, "add_request", unknown_parameter),
     (OutputProcessor, "process_outputs", unknown_parameter),
     (OutputProcessor, "__init__", unknown_parameter),
+    (AsyncMPClient, "_send_input", unknown_parameter),
     (ShmObjectStoreSenderCache, "__init__", unknown_parameter),
     (factories, "processor_cache_from_config", unknown_parameter),
     (factories, "worker_receiver_cache_from_config", unknown_parameter),
@@ -289,6 +301,45 @@ def test_a_lease_of_an_aborted_request_lasts_until_a_later_one_has_a_token(desk:
     assert 3 == desk.opened
 
 
+class Client:
+    """The part of `AsyncMPClient` that the plug-in wraps."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    def _send_input(self, request_type: Any, request: Any, engine: bytes | None = None) -> str:
+        self.sent.append((request_type, request, engine))
+        return "sent"
+
+
+follow_engines(Client)
+
+
+def test_a_token_of_another_engine_says_nothing_about_an_aborted_request(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RequestLeases, "engines", {})
+    client = Client()
+    for name, engine in (("a", b"0"), ("b", b"1"), ("unsent", None), ("c", b"1"), ("d", b"0")):
+        if name == "c":
+            desk.abort_requests(["a", "b", "unsent"])
+            assert 3 == desk.opened
+        desk.request(name)
+        if engine:
+            request = SimpleNamespace(request_id=name)
+            assert "sent" == client._send_input(EngineCoreRequestType.ADD, request, engine)
+            assert client.sent[-1] == (EngineCoreRequestType.ADD, request, engine)
+    desk.output("c")
+    assert 3 == desk.opened  # a, c and d: b was sent to the engine of c, and `unsent` to none
+    desk.output("d")
+    assert 2 == desk.opened
+    for name in "cd":
+        desk.output(name, finished=True)
+    client._send_input(EngineCoreRequestType.ABORT, ["c"], b"0")
+    client._send_input(EngineCoreRequestType.ADD, SimpleNamespace(request_id="unknown"), b"0")
+    assert {} == RequestLeases.engines
+
+
 def test_an_embedding_is_as_good_as_a_token(desk: Desk) -> None:
     for name in "ab":
         desk.request(name)
@@ -370,13 +421,16 @@ def test_two_processors_know_nothing_of_each_other(desk: Desk) -> None:
 # ---- both caches, without an engine
 
 
-def config(gib: float = 2**-10, workers: int = 1, most: int = 1) -> Any:
+def config(gib: float = 2**-10, workers: int = 1, most: int = 1, kind: str = "shm", **parallel: Any) -> Any:
     """Return what the caches read of vLLM's configuration."""
-    settings = SimpleNamespace(mm_processor_cache_gb=gib, mm_shm_cache_max_object_size_mb=most)
-    return SimpleNamespace(
-        model_config=SimpleNamespace(get_multimodal_config=lambda: settings),
-        parallel_config=SimpleNamespace(world_size=workers),
+    settings = SimpleNamespace(
+        mm_processor_cache_gb=gib, mm_shm_cache_max_object_size_mb=most, mm_processor_cache_type=kind
     )
+    model = SimpleNamespace(get_multimodal_config=lambda: settings, supports_multimodal_inputs=True)
+    chosen = ParallelConfig()
+    for name, value in {"world_size": workers, **parallel}.items():
+        setattr(chosen, name, value)
+    return SimpleNamespace(model_config=model, parallel_config=chosen)
 
 
 @pytest.fixture
@@ -395,9 +449,9 @@ def received(cache: ReceiverCache, sent: Any) -> Any:
 def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: SenderCache) -> None:
     whole, updates = item(*FIELDS), ["update"]
     assert not sender.is_cached_item("a")
-    assert 0 == len(sender._protection)
-    sent = [sender.get_and_update_item((whole, updates), "a"), sender.get_and_update_item(None, "a")]
+    sent = [sender.get_and_update_item((whole, updates), "a")]
     assert sender.is_cached_item("a")
+    sent.append(sender.get_and_update_item(None, "a"))
     assert [updates, updates] == [list(found) for _, found in sent]
     cache = ReceiverCache(None, None)
     for reference, _ in sent:
@@ -518,10 +572,98 @@ def test_the_settings_of_vllm_are_those_of_the_store() -> None:
         cache.close()
 
 
-def test_a_worker_without_the_handle_of_a_store_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(HANDLE, raising=False)
-    with pytest.raises(RuntimeError, match=HANDLE):
-        ReceiverCache(None, None)
+ENGINES: dict[str, Any] = {"data_parallel_size": 2, "data_parallel_size_local": 2}
+
+
+@pytest.mark.parametrize(
+    ("kind", "parallel", "expected"),
+    [
+        ("shm", {}, "shm"),
+        ("shm", ENGINES, "shm"),
+        ("lru", ENGINES, "processor_only"),
+        ("shm", ENGINES | {"data_parallel_size_local": 1}, "processor_only"),
+        ("shm", ENGINES | {"data_parallel_size_local": 1, "data_parallel_external_lb": True}, "shm"),
+        ("shm", ENGINES | {"data_parallel_size": 4, "data_parallel_hybrid_lb": True}, "shm"),
+        ("shm", ENGINES | {"data_parallel_backend": "ray"}, "processor_only"),
+        ("shm", {"_api_process_count": 2}, "shm"),
+        ("shm", ENGINES | {"_api_process_count": 2}, "shm"),
+        ("shm", {"data_parallel_size": 4, "_api_process_count": 2}, "processor_only"),
+    ],
+)
+def test_engines_on_one_host_share_the_store_of_their_api_server(kind: str, parallel: Any, expected: str) -> None:
+    register()
+    assert expected == factories._get_cache_type(config(kind=kind, **parallel))
+
+
+def test_each_worker_of_each_engine_is_a_reader_of_the_store() -> None:
+    for parallel, readers in ((ENGINES, 6), ({**ENGINES, "data_parallel_size": 4, "data_parallel_hybrid_lb": True}, 6)):
+        cache = SenderCache(config(workers=3, **parallel))
+        try:
+            assert readers == cache.writer.handle.n_readers
+        finally:
+            cache.close()
+
+
+@pytest.mark.parametrize("kept", [False, True], ids=["for one run", "of a chosen name"])
+def test_api_servers_share_what_either_has_stored_and_the_last_one_ends_their_store(
+    monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    name = f"shmstore-{os.getpid()}-shared"
+    monkeypatch.delenv(STORE, raising=False)
+    monkeypatch.setenv(STORE if kept else RUN, name)
+    monkeypatch.setattr(sender_module, "_collector", ShmStoreCollector)  # each is in a process of its own
+    whole = item(*FIELDS)
+    one, other = (SenderCache(config(_api_process_count=2)) for _ in range(2))
+    cache = ReceiverCache(None, None)
+    try:
+        assert one.writer.handle == other.writer.handle
+        assert kept != probe(name)["disposable"]  # else it goes if they are killed
+        one.get_and_update_item((whole, []), "a")
+        other.clear_cache()  # as vLLM does at its start
+        assert other.is_cached_item("a")
+        one.close()
+        sent, updates = other.get_and_update_item(None, "a")
+        assert [] == list(updates)
+        assert same(whole, received(cache, sent))
+        assert (0, 1) == (other.writer.stats().puts, other.writer.stats().adopted)
+    finally:
+        one.close()
+        other.close()
+    assert kept == (name in segments())
+    if kept:
+        with shmstore.ObjectStoreWriter.join(name) as again:
+            assert 1 == again.recovered
+
+
+def test_processes_of_one_server_know_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (RUN, STORE, HANDLE):
+        monkeypatch.setenv(variable, "of the process that started this one")
+    monkeypatch.delenv(STORE)
+    shared.agree.cache_clear()
+    monkeypatch.setattr(multiprocessing, "parent_process", os.getpid)
+    shared.agree()
+    assert "of the process that started this one" == shared.store_name() == os.environ[HANDLE]
+    shared.agree.cache_clear()
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
+    shared.agree()
+    chosen = shared.store_name()
+    shared.agree()
+    assert chosen == shared.store_name() != "of the process that started this one"
+    assert HANDLE not in os.environ
+    monkeypatch.setenv(STORE, "mine")
+    assert "mine" == shared.store_name()
+
+
+def test_a_worker_that_is_older_than_its_store_attaches_when_it_gets_a_reference(
+    sender: SenderCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(HANDLE)
+    monkeypatch.setenv(RUN, "not-there-yet")
+    cache = ReceiverCache(None, None)
+    whole = item(*FIELDS)
+    assert whole is received(cache, whole)
+    monkeypatch.setenv(RUN, sender.writer.name)
+    assert same(whole, received(cache, sender.get_and_update_item((whole, []), "a")[0]))
 
 
 def test_a_touch_counts_as_a_use(sender: SenderCache) -> None:
@@ -547,25 +689,47 @@ def test_what_was_found_stays_until_it_is_taken(sender: SenderCache) -> None:
     assert not sender.is_cached_item("e")
 
 
-def test_what_is_evicted_before_it_is_protected_counts_as_absent(
+def test_an_item_that_a_request_has_twice_is_found_and_taken_twice(sender: SenderCache) -> None:
+    sender.get_and_update_item((item(*FIELDS), []), "a")
+    assert [True, True] == sender.is_cached(["a", "a"])
+    assert 2 == sender.writer.stats().open_leases
+    sent = [sender.get_and_update_item(None, "a")[0] for _ in range(3)]
+    assert 3 == sender.writer.stats().open_leases
+    assert (3, 4) == (sender.make_stats().hits, sender.make_stats().total)
+    assert sender.is_cached_item("a")
+    sender.release_sender_touches()
+    assert 3 == len({ref_of(one) for one in sent}) == sender.writer.stats().open_leases
+
+
+def test_what_is_evicted_before_it_is_taken_counts_as_absent(
     sender: SenderCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sender.get_and_update_item((item(*FIELDS), []), "a")
-    monkeypatch.setattr(sender._protection, "add", sender.invalidate)
+    sender.invalidate("a")
+    monkeypatch.setattr(sender._sender, "is_cached_item", lambda mm_hash: True)  # as it was a moment ago
     assert not sender.is_cached_item("a")
 
 
-@pytest.mark.parametrize(("merges", "limit"), [(True, 4096), (False, 64)])
-def test_a_vllm_that_never_says_that_a_request_is_merged_protects_few_items(
+def test_what_cannot_be_handed_out_counts_as_absent(sender: SenderCache) -> None:
+    sender.get_and_update_item((item(*FIELDS), []), "a")
+    kept = []
+    while sender.is_cached_item("a"):
+        kept.append(sender.get_and_update_item(None, "a"))
+    assert len(kept) == sender.writer.stats().open_leases
+
+
+@pytest.mark.parametrize(("merges", "limit"), [(True, 100), (False, 64)])
+def test_a_vllm_that_never_says_that_a_request_is_merged_keeps_few_items(
     merges: bool, limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not merges:
         monkeypatch.delattr(SenderCache.__mro__[1], "release_sender_touches")
     cache = SenderCache(config())
     try:
-        for number in range(limit + 1):
-            cache._protection.add(str(number))
-        assert limit == len(cache._protection)
+        for number in range(100):
+            cache.get_and_update_item((item(), []), str(number))
+            assert cache.is_cached_item(str(number))
+        assert limit == cache.writer.stats().open_leases
     finally:
         cache.close()
 

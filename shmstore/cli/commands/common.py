@@ -5,12 +5,17 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shmstore.cli.command import EXIT_WRONG
+
+if TYPE_CHECKING:
+    from shmstore.inspect import WriterInfo
+    from shmstore.store.stats import TierStats
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -56,6 +61,23 @@ def when(moment: float) -> str:
 def ratio(value: float | None) -> str:
     """Return a ratio in percent, or a dash for None."""
     return "-" if value is None else f"{100 * value:.1f} %"
+
+
+def writers(infos: Sequence["WriterInfo"]) -> str:
+    """Return whether the writers of a store are alive: of one, also its process."""
+    alive = sum(info.state == "alive" for info in infos)
+    return f"{alive} of {len(infos)} alive" if len(infos) > 1 else f"{'alive' if alive else 'dead'} {infos[0].pid}"
+
+
+def tier_line(tier: "TierStats") -> str:
+    """Return the figures of a tier in one line."""
+    return (
+        f"{tier.hits} hits ({size(tier.hit_bytes)}), {tier.misses} misses, {tier.declined} declined, "
+        f"{tier.damaged} damaged, {span(tier.saved_seconds)} saved; "
+        f"{tier.offered} offered ({size(tier.offered_bytes)}), {tier.queued} queued, {tier.dropped} dropped, "
+        f"{tier.refused} refused; {tier.errors} errors, {tier.skipped} skipped"
+        f"{'; it FAILS, and is left alone' if tier.open else ''}"
+    )
 
 
 def print_json(value: Any) -> None:

@@ -14,7 +14,20 @@ from rich.text import Text
 from rich.tree import Tree
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
-from shmstore.cli.commands.common import add_json, add_name, age, complain, print_json, ratio, shown, size, span, when
+from shmstore.cli.commands.common import (
+    add_json,
+    add_name,
+    age,
+    complain,
+    print_json,
+    ratio,
+    shown,
+    size,
+    span,
+    tier_line,
+    when,
+    writers,
+)
 from shmstore.cli.commands.tables import cell, make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.inspect import (
     LeaseInfo,
@@ -24,6 +37,7 @@ from shmstore.inspect import (
     StoreInspector,
     StoreSnapshot,
     TreeNode,
+    WriterInfo,
     load_tensor,
     parse_tree,
     ring_map,
@@ -48,9 +62,17 @@ def draw_ring(console: Console, snapshot: StoreSnapshot) -> None:
     width = max(16, min(console.width, 120) - 12)
     ring = ring_map(snapshot, width * _RING_ROWS)
     console.print(f"[bold]ring[/]  {size(snapshot.facts.capacity)}, {size(ring.cell_bytes)} a cell")
+    if (arenas := len(snapshot.facts.writers)) > 1:
+        console.print(
+            f"  the arenas of writers 0 to {arenas - 1}, {size(snapshot.facts.capacity // arenas)} each, one after the "
+            "other; an object's offset is the one in its writer's arena",
+            style="dim",
+        )
     for row in range(0, len(ring.cells), width):
-        if row <= ring.hand < row + width:
-            console.print(Text(" " * (12 + ring.hand - row) + "v", style="bold"))
+        hands = {hand - row for hand in ring.hands if row <= hand < row + width}
+        if hands:
+            marks = "".join("v" if cell in hands else " " for cell in range(max(hands) + 1))
+            console.print(Text(" " * 12 + marks, style="bold"))
         line = Text(f"{size(row * ring.cell_bytes):>10}  ")
         for mark, run in groupby(ring.cells[row : row + width]):
             line.append("".join(run), style=_style(mark))
@@ -74,6 +96,7 @@ def _pins(reader: ReaderInfo) -> str:
 
 _READER_COLUMNS: dict[str, Callable[[ReaderInfo], str]] = {
     "rank": lambda reader: str(reader.rank),
+    "group": lambda reader: str(reader.group),
     "process": lambda reader: "-" if reader.pid is None else str(reader.pid),
     "state": _state,
     "holds": lambda reader: size(reader.held_bytes),
@@ -90,12 +113,40 @@ _READER_STYLES = {"dead": "red", "awaited": "yellow"}
 
 def readers_table(console: Console, readers: Sequence[ReaderInfo], title: str = "readers") -> Table:
     """Return the table of the ranks."""
+    names = [name for name in _READER_COLUMNS if name != "group" or any(reader.group for reader in readers)]
     rows = [
-        ([text(reader) for text in _READER_COLUMNS.values()], _READER_STYLES.get(reader.state, ""))
-        for reader in readers
+        ([_READER_COLUMNS[name](reader) for name in names], _READER_STYLES.get(reader.state, "")) for reader in readers
     ]
     spare = ("stale", "gets", "pinned", "leased")
-    return make_fitting_table(console, title, tuple(_READER_COLUMNS), rows, left=("state",), spare=spare)
+    return make_fitting_table(console, title, names, rows, left=("state",), spare=spare)
+
+
+_WRITER_COLUMNS: dict[str, Callable[[WriterInfo], str]] = {
+    "writer": lambda writer: str(writer.index),
+    "process": lambda writer: "-" if writer.pid is None else str(writer.pid),
+    "state": lambda writer: writer.state,
+    "used": lambda writer: size(writer.used_bytes),
+    "of": lambda writer: size(writer.capacity),
+    "objects": lambda writer: str(writer.objects),
+    "leases": lambda writer: str(writer.open_leases),
+    "puts": lambda writer: str(writer.puts),
+    "hits": lambda writer: str(writer.hits),
+    "adopted": lambda writer: str(writer.adopted),
+    "hit ratio": lambda writer: ratio(writer.hit_ratio),
+    "evictions": lambda writer: str(writer.evictions),
+    "refusals": lambda writer: str(writer.refusals),
+    "recoveries": lambda writer: str(writer.recoveries),
+}
+
+
+def writers_table(console: Console, writers: Sequence[WriterInfo]) -> Table:
+    """Return the table of the writers."""
+    rows = [
+        ([column(writer) for column in _WRITER_COLUMNS.values()], "" if writer.state == "alive" else "dim")
+        for writer in writers
+    ]
+    spare = ("of", "recoveries", "refusals", "evictions", "hit ratio")
+    return make_fitting_table(console, "writers", list(_WRITER_COLUMNS), rows, left=("state",), spare=spare)
 
 
 def kinds_table(console: Console, kinds: Mapping[str, KindStats]) -> Table:
@@ -130,22 +181,26 @@ def _facts(console: Console, name: str, facts: StoreFacts) -> None:
         f"[bold]{escape(shown(name))}[/]  store {facts.store_id:08x}, "
         f"created {when(facts.created_at)}, {age(facts.created_at)} ago"
     )
-    console.print(
-        f"  writer {facts.writer_pid} [{style}]{state}[/], {facts.recoveries} recoveries; "
-        f"options: {', '.join(facts.options) or 'none'}"
-    )
+    one = len(facts.writers) == 1
+    who = f"writer {facts.writer_pid} [{style}]{state}[/]" if one else f"writers [{style}]{writers(facts.writers)}[/]"
+    console.print(f"  {who}, {facts.recoveries} recoveries; options: {', '.join(facts.options) or 'none'}")
     console.print(
         f"  {size(facts.used_bytes)} of {size(facts.capacity)} used by {facts.objects} objects "
         f"(slots: {facts.max_objects}); "
         f"{facts.open_leases} leases open (entries: {facts.max_leases}); {facts.n_readers} ranks expected"
+        f"{f', in groups of {_ranks(facts.groups)}' if len(facts.groups) > 1 else ''}"
     )
     console.print(
-        f"  {facts.puts} puts, {facts.hits} hits, {facts.misses} misses (hit ratio {ratio(facts.hit_ratio)}), "
+        f"  {facts.puts} puts, {facts.hits} hits{'' if one else f' ({facts.adopted} adopted)'}, "
+        f"{facts.misses} misses (hit ratio {ratio(facts.hit_ratio)}), "
         f"{facts.evictions} evictions, {facts.deletes} deletes, {facts.refusals} refusals, {facts.cancels} cancels; "
         f"next id {facts.next_id}, next lease {facts.next_lease}"
     )
     larger = ", ".join(f"{ratio(facts.hit_ratio_at(factor))} at {factor}x" for factor in MORE_HITS)
     console.print(f"  hit ratio with a larger capacity, estimated: {larger}")
+    for writer in facts.writers:
+        if writer.tier is not None:
+            console.print(f"  tier{'' if one else f' of writer {writer.index}'}: {tier_line(writer.tier)}")
     console.print()
 
 
@@ -179,6 +234,7 @@ def _lessees(slot: SlotInfo) -> str:
 
 
 _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
+    "writer": lambda slot: str(slot.writer),
     "slot": lambda slot: str(slot.slot),
     "id": lambda slot: str(slot.object_id),
     "offset": lambda slot: str(slot.offset),
@@ -186,6 +242,7 @@ _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
     "age": lambda slot: "-" if slot.stored_at is None else age(slot.stored_at),
     "pinned by": lambda slot: _ranks(slot.pinned_by),
     "leased to": _lessees,
+    "adopted by": lambda slot: _ranks(slot.adopted_by),
     "state": _flags,
     "kind": lambda slot: _short_key(slot.kind or ""),
     "scope": lambda slot: _short_key(slot.scope or ""),
@@ -193,26 +250,33 @@ _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
 }
 
 
-def _slots_table(console: Console, slots: Sequence[SlotInfo], everything: bool) -> Table:
-    title = "objects"
+def _slots_table(console: Console, snapshot: StoreSnapshot, everything: bool) -> Table:
+    title, slots = "objects", snapshot.slots
     if not everything and len(slots) > _ROWS:
         title = f"objects: {_ROWS} of {len(slots)} (--all: all), held ones first, then the largest"
-        slots = sorted(slots, key=lambda slot: (mark_of(slot) in (LIVE, DELETED), -slot.span))[:_ROWS]
-    names = [name for name in _SLOT_COLUMNS if name not in ("kind", "scope") or any(getattr(s, name) for s in slots)]
+        slots = tuple(sorted(slots, key=lambda slot: (mark_of(slot) in (LIVE, DELETED), -slot.span))[:_ROWS])
+    optional = {"adopted by": "adopted_by", "kind": "kind", "scope": "scope"}
+    left_out = {name for name, field in optional.items() if not any(getattr(slot, field) for slot in slots)}
+    if len(snapshot.facts.writers) == 1:
+        left_out.add("writer")
+    names = [name for name in _SLOT_COLUMNS if name not in left_out]
     rows = [([_SLOT_COLUMNS[name](slot) for name in names], "") for slot in slots]
     spare, left = ("slot", "offset", "age"), ("state", "kind", "scope", "key")
     return make_fitting_table(console, title, names, rows, left=left, spare=spare)
 
 
-def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool) -> None:
-    unread = [lease for lease in leases if lease.waiting_for or lease.held]
+def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool, several: bool) -> None:
+    unread = [lease for lease in leases if (lease.waiting_for or lease.held) and not lease.void]
     listed = leases if everything else unread[:_ROWS]
-    columns = ("lease", "entry", "slot", "object", "age", "waiting for")
+    columns = (*(("writer",) if several else ()), "lease", "entry", "slot", "object", "age", "waiting for")
     table = make_table(console, "leases" if everything else "unread and held leases", *columns, left=("waiting for",))
     for lease in listed:
         waiting = "the writer" if lease.held else _ranks(lease.waiting_for) if lease.waiting_for else "nobody (over)"
-        numbers = (str(number) for number in (lease.number, lease.entry, lease.slot, lease.object_id))
-        table.add_row(*numbers, span(lease.age_seconds), waiting)
+        waiting += "" if lease.group is None else f" of group {lease.group}"
+        waiting = "nobody (its writer is dead)" if lease.void else waiting
+        waiting += "" if lease.adopted_from is None else f", adopted from writer {lease.adopted_from}"
+        numbers = (lease.number, lease.entry, lease.slot, lease.object_id)
+        table.add_row(*map(str, (lease.writer, *numbers) if several else numbers), span(lease.age_seconds), waiting)
     console.print(table)
     if everything:
         return
@@ -220,13 +284,16 @@ def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool
     if len(listed) < len(unread):
         notes.append(f"the {len(listed)} oldest of {len(unread)} such leases (--all: all)")
     if len(unread) < len(leases):
-        notes.append(f"{len(leases) - len(unread)} more leases are over, which the writer has not noticed yet")
+        notes.append(f"{len(leases) - len(unread)} more leases are over, which their writer has not noticed yet")
     console.print("; ".join(notes), style="dim")
 
 
 def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = False) -> None:
     """Print a store: superblock, ring, holders, readers, objects, leases."""
     _facts(console, snapshot.name, snapshot.facts)
+    if len(snapshot.facts.writers) > 1:
+        console.print(writers_table(console, snapshot.facts.writers))
+        console.print()
     draw_ring(console, snapshot)
     table = make_table(console, "memory", "what", "objects", "bytes", "share", left=("what",))
     for what, count, nbytes in _by_use(snapshot):
@@ -240,9 +307,9 @@ def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = 
         console.print()
     console.print(readers_table(console, snapshot.readers))
     console.print()
-    console.print(_slots_table(console, snapshot.slots, everything))
+    console.print(_slots_table(console, snapshot, everything))
     console.print()
-    _draw_leases(console, snapshot.leases, everything)
+    _draw_leases(console, snapshot.leases, everything, len(snapshot.facts.writers) > 1)
 
 
 def _draw_node(tree: Tree, node: TreeNode) -> None:
@@ -267,8 +334,10 @@ def _node_json(node: TreeNode) -> dict[str, Any]:
     return {name: getattr(node, name) for name in fields} | {"children": children}
 
 
-def _one_object(console: Console, slot: SlotInfo, tree: TreeNode) -> None:
-    console.print(f"[bold]object {slot.object_id}[/]  {escape(_title(slot))}, slot {slot.slot}, offset {slot.offset}")
+def _one_object(console: Console, slot: SlotInfo, tree: TreeNode, several: bool) -> None:
+    arena = f"writer {slot.writer}, " if several else ""
+    place = f"{arena}slot {slot.slot}, offset {slot.offset}"
+    console.print(f"[bold]object {slot.object_id}[/]  {escape(_title(slot))}, {place}")
     crc = "none" if slot.crc is None else f"{slot.crc:08x}"
     stored = "" if slot.stored_at is None else f", stored {when(slot.stored_at)}"
     parts = f"payload {size(slot.payload_bytes)}, metadata {slot.meta_len} B, extra {slot.extra_len} B"
@@ -307,7 +376,7 @@ def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, conso
     if arguments.json:
         print_json({"ok": True, "object": slot, "tree": _node_json(tree)})
     else:
-        _one_object(console, slot, tree)
+        _one_object(console, slot, tree, len(inspector.facts().writers) > 1)
 
 
 def _run(arguments: argparse.Namespace) -> int:

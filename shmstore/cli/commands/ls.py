@@ -3,17 +3,16 @@
 import argparse
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
-from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size
+from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
 from shmstore.inspect import SegmentInfo, find_segments
 
 
 def owner(info: SegmentInfo) -> str:
-    """Return whether a segment's writer is alive, and its process."""
+    """Return whether a segment's writer is alive, and its process; of several, how many are alive."""
     if info.state == "unreadable":
         return f"user {info.owner_uid}"
-    pid = f" {info.facts.writer_pid}" if info.facts else ""
-    return f"{'alive' if info.writer_alive else 'dead'}{pid}"
+    return writers(info.facts.writers) if info.facts else "alive" if info.writer_alive else "dead"
 
 
 def _state(info: SegmentInfo) -> str:
@@ -30,7 +29,7 @@ def _row(info: SegmentInfo) -> list[str]:
         size(facts.capacity),
         f"{size(facts.used_bytes)} ({100 * facts.used_bytes / facts.capacity:.0f} %)",
         str(facts.objects),
-        f"{info.ranks_alive} of {facts.n_readers}",
+        f"{info.ranks_alive} of {'+'.join(map(str, facts.groups))}",
         age(facts.created_at),
         ratio(facts.hit_ratio),
         _state(info),
@@ -46,12 +45,15 @@ def _as_json(info: SegmentInfo) -> dict[str, object]:
         "nameless": info.nameless,
         "owner": "alive" if info.writer_alive else "dead",
         "owner_pid": facts.writer_pid if facts else None,
+        "writers": len(facts.writers) if facts else None,
+        "writers_alive": sum(writer.state == "alive" for writer in facts.writers) if facts else None,
         "file_bytes": info.file_bytes,
         "capacity": facts.capacity if facts else None,
         "used_bytes": facts.used_bytes if facts else None,
         "objects": facts.objects if facts else None,
         "readers_attached": info.ranks_alive,
         "readers_expected": facts.n_readers if facts else None,
+        "groups": facts.groups if facts else None,
         "created_at": facts.created_at if facts else info.modified_at,
         "hit_ratio": facts.hit_ratio if facts else None,
     }

@@ -18,14 +18,26 @@ from rich.live import Live
 from rich.text import Text
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, number_argument, positive_argument
-from shmstore.cli.commands.common import add_json, complain, print_json, ratio, shown, size, span, store_argument
-from shmstore.cli.commands.dump import kinds_table, readers_table
+from shmstore.cli.commands.common import (
+    add_json,
+    complain,
+    print_json,
+    ratio,
+    shown,
+    size,
+    span,
+    store_argument,
+    tier_line,
+    writers,
+)
+from shmstore.cli.commands.dump import kinds_table, readers_table, writers_table
 from shmstore.cli.commands.tables import make_console, make_fitting_table, make_picture, make_table, save_picture
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
+from shmstore.inspect.records import Counts
 from shmstore.store.stats import MORE_HITS, KindStats
 
-_RATES = ("puts", "put_bytes", "hits", "misses", "evictions", "refusals", *MORE_HITS.values())
+_RATES = ("puts", "put_bytes", "hits", "adopted", "misses", "evictions", "refusals", *MORE_HITS.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +54,8 @@ class Sample:
     """Seconds of the monotonic clock."""
     per_second: dict[str, float]
     """The counts in `_RATES` per second; zeros in the first sample."""
+    per_writer: tuple[dict[str, float], ...]
+    """The same for each writer."""
     recent_hit_ratio: float | None
     """Hit ratio since the previous sample; None if there were no calls."""
 
@@ -62,16 +76,25 @@ def take_sample(info: SegmentInfo, before: Sample | None) -> Sample:
         except (ShmStoreError, OSError):  # it has just been removed, as the next sample will find
             pass
     now = time.monotonic()
-    per_second = dict.fromkeys(_RATES, 0.0)
-    recent = None
+    facts = info.facts
     old = before.info.facts if before and before.info.inode == info.inode else None
-    if before and old and info.facts:
-        elapsed = max(now - before.taken_at, 1e-9)
-        grown = {name: max(0, getattr(info.facts, name) - getattr(old, name)) for name in _RATES}
-        per_second = {name: grown[name] / elapsed for name in _RATES}
-        given = grown["hits"] + grown["puts"]
-        recent = grown["hits"] / given if given else None
-    return Sample(info, readers, kinds, now, per_second, recent)
+    elapsed = max(now - before.taken_at, 1e-9) if before else 1.0
+    per_second = _rates(facts, old, elapsed)
+    per_writer: tuple[dict[str, float], ...] = ()
+    if facts is not None:
+        per_writer = tuple(_rates(new, old.writers[new.index] if old else None, elapsed) for new in facts.writers)
+    return Sample(info, readers, kinds, now, per_second, per_writer, _recent_hit_ratio(per_second))
+
+
+def _rates(new: Counts | None, old: Counts | None, elapsed: float) -> dict[str, float]:
+    if new is None or old is None:
+        return dict.fromkeys(_RATES, 0.0)
+    return {name: max(0, getattr(new, name) - getattr(old, name)) / elapsed for name in _RATES}
+
+
+def _recent_hit_ratio(rate: dict[str, float]) -> float | None:
+    given = rate["hits"] + rate["puts"]
+    return rate["hits"] / given if given else None
 
 
 class Watcher:
@@ -123,6 +146,23 @@ def _sorted(found: Iterable[Any], orders: tuple[_Order, ...], order: str) -> lis
     return sorted(found, key=values.get(order, lambda one: 0), reverse=True)
 
 
+def _store_cells(counts: Counts, readers: str, rate: dict[str, float]) -> list[str]:
+    """Return the cells of a store or a writer from `used` to `fallback/s`."""
+    recent = _recent_hit_ratio(rate)
+    return [
+        size(counts.used_bytes),
+        size(counts.capacity),
+        str(counts.objects),
+        readers,
+        f"{rate['puts']:.1f}",
+        size(rate["put_bytes"]),
+        f"{rate['hits']:.1f}",
+        ratio(counts.hit_ratio if recent is None else recent),
+        f"{rate['evictions']:.1f}",
+        f"{rate['refusals']:.1f}",
+    ]
+
+
 def draw_all(console: Console, samples: Sequence[Sample], order: str) -> RenderableType:
     """Return the sorted table of all stores."""
     columns = (
@@ -136,24 +176,28 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
             rows.append(([sample.info.name, sample.info.state, *["-"] * (len(columns) - 2)], "red"))
             continue
         oldest = sample.oldest_lease_seconds
+        several = len(facts.writers) > 1
+        alive = "alive" if sample.info.writer_alive else "dead"
         cells = [
             sample.info.name,
-            "alive" if sample.info.writer_alive else "dead",
-            size(facts.used_bytes),
-            size(facts.capacity),
-            str(facts.objects),
-            f"{sample.info.ranks_alive} of {facts.n_readers}",
-            f"{rate['puts']:.1f}",
-            size(rate["put_bytes"]),
-            f"{rate['hits']:.1f}",
-            ratio(facts.hit_ratio if sample.recent_hit_ratio is None else sample.recent_hit_ratio),
-            f"{rate['evictions']:.1f}",
-            f"{rate['refusals']:.1f}",
+            writers(facts.writers) if several else alive,
+            *_store_cells(facts, f"{sample.info.ranks_alive} of {facts.n_readers}", rate),
             "-" if oldest is None else span(oldest),
         ]
         rows.append((cells, "" if sample.info.writer_alive else "dim"))
+        for writer, its_rate in zip(facts.writers, sample.per_writer, strict=True):
+            if several:
+                cells = [f"  writer {writer.index}", writer.state, *_store_cells(writer, "", its_rate), ""]
+                rows.append((cells, "" if writer.state == "alive" else "dim"))
     spare = ("of", "objects", "hit/s", "evict/s", "readers", "hit ratio", "B/s")
-    return make_fitting_table(console, "", columns, rows, left=("name", "owner"), spare=spare)
+    table = make_fitting_table(console, "", columns, rows, left=("name", "owner"), spare=spare)
+    return Group(table, *(line for sample in samples for line in _tier(sample, f"tier of {shown(sample.info.name)}")))
+
+
+def _tier(sample: Sample, title: str) -> list[Text]:
+    """Return the line of a store that has a tier; of several writers' tiers the sum."""
+    tier = sample.info.facts and sample.info.facts.tier
+    return [Text(f"{title}: {tier_line(tier)}")] if tier else []
 
 
 def _bar(facts: StoreFacts, width: int) -> Text:
@@ -167,14 +211,18 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     if facts is None:
         problem = sample.info.problem or "no superblock yet"
         return Text(f"{shown(sample.info.name)}: {sample.info.state}, {problem}", style="red")
-    owner = "alive" if sample.info.writer_alive else "DEAD"
+    owner = f"writer {facts.writer_pid} {'alive' if sample.info.writer_alive else 'DEAD'}"
+    if several := len(facts.writers) > 1:
+        owner = f"writers {writers(facts.writers)}"
     oldest = sample.oldest_lease_seconds
     head = Text(shown(sample.info.name), style="bold")
-    head.append(f"  writer {facts.writer_pid} {owner}, {facts.objects} objects, {facts.open_leases} leases open, ")
+    head.append(f"  {owner}, {facts.objects} objects, {facts.open_leases} leases open, ")
     head.append(f"oldest unread {'-' if oldest is None else span(oldest)}")
     used = Text(f"{size(facts.used_bytes)} of {size(facts.capacity)}  ") + _bar(facts, 40)
     table = make_table(console, "", "", "per second", "total", left=("",))
-    for name, label in (("puts", "puts"), ("put_bytes", "bytes put"), ("hits", "hits"), ("misses", "misses")):
+    adopted = (("adopted", "hits on objects of other writers"),) if several else ()
+    labels = (("puts", "puts"), ("put_bytes", "bytes put"), ("hits", "hits"), *adopted, ("misses", "misses"))
+    for name, label in labels:
         per_second = size if name == "put_bytes" else "{:.1f}".format
         table.add_row(
             label, per_second(rate[name]), size(facts.put_bytes) if name == "put_bytes" else str(getattr(facts, name))
@@ -188,7 +236,8 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
     table.add_row("fallbacks (refusals)", f"{rate['refusals']:.1f}", str(facts.refusals))
     ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
     kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
-    return Group(head, used, Text(), table, *kinds, Text(), ranks)
+    arenas: list[RenderableType] = [Text(), writers_table(console, facts.writers)] if several else []
+    return Group(head, used, *_tier(sample, "tier"), Text(), table, *arenas, *kinds, Text(), ranks)
 
 
 def _as_json(sample: Sample) -> dict[str, Any]:
@@ -197,6 +246,7 @@ def _as_json(sample: Sample) -> dict[str, Any]:
         "readers": sample.readers,
         "kinds": sample.kinds,
         "per_second": sample.per_second,
+        "per_writer": sample.per_writer,
         "recent_hit_ratio": sample.recent_hit_ratio,
         "oldest_lease_seconds": sample.oldest_lease_seconds,
     }

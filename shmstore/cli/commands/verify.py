@@ -13,7 +13,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="check only, in milliseconds, that its superblock is intact and its writer alive: for probes",
+        help="check only, in milliseconds, that its superblock is intact and a writer alive: for probes",
     )
     add_json(parser)
 
@@ -21,14 +21,16 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_quick(arguments: argparse.Namespace) -> int:
     file = classify(arguments.name)
     problem = file.problem
+    several = f"{file.writers_alive} of {file.writers} writers are alive" if file.writers != 1 else None
     if file.state == "being created":
         problem = "its creation is not over (hint: wait for its writer)"
-    elif file.state == "ok" and not file.writer_alive:
-        problem = "its writer is dead (hint: ObjectStoreWriter.open takes the store over, with all its objects)"
+    elif file.state == "ok" and not file.writers_alive:
+        who = several or "its writer is dead"
+        problem = f"{who} (hint: ObjectStoreWriter.open takes the store over, with all its objects)"
     if arguments.json:
         print_json({"ok": problem is None, "problem": problem, "file": file})
     elif problem is None:
-        print(f"{shown(file.name)}: its writer is alive; readers attached: {file.ranks_alive}")
+        print(f"{shown(file.name)}: {several or 'its writer is alive'}; readers attached: {file.ranks_alive}")
     else:
         complain("verify", f"{file.name}: {problem}")
     return EXIT_OK if problem is None else EXIT_WRONG

@@ -8,9 +8,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from shmstore.cli.demo.fleet import FLEET_MODES, HOST_MODES
 from shmstore.cli.demo.memory import Memory
 from shmstore.cli.demo.modes import MODES
-from shmstore.cli.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, Restart
+from shmstore.cli.demo.records import (
+    MEGABYTE,
+    SHARE_OF_DATA,
+    DemoReport,
+    FleetFigures,
+    FleetReport,
+    ModeFigures,
+    Restart,
+)
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),
@@ -83,6 +92,90 @@ def print_report(report: DemoReport, console: Console) -> None:
     )
     for mode, figures in report.modes.items():
         _print_wrong(mode, figures, console)
+
+
+_FLEET_ROWS: tuple[tuple[str, Callable[[FleetFigures], float], str], ...] = (
+    ("images processed", lambda figures: figures.processed, ",d"),
+    ("bytes stored, MB", lambda figures: figures.stored_bytes / MEGABYTE, ",.1f"),
+    ("sent between processes, MB", lambda figures: figures.sent_bytes / MEGABYTE, ",.1f"),
+    ("server to last worker, median µs", lambda figures: figures.latency_median_us, ",.0f"),
+    ("server to last worker, p99 µs", lambda figures: figures.latency_p99_us, ",.0f"),
+    ("an image's first request, median ms", lambda figures: figures.first_median_ms, ",.1f"),
+    ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),
+    ("requests dealt again", lambda figures: figures.dealt_again, ",d"),
+    ("checked byte for byte", lambda figures: figures.checked, ",d"),
+    ("wrong", lambda figures: figures.mismatches, ",d"),
+)
+
+_TIER_ROWS: tuple[tuple[str, Callable[[FleetFigures], float], str], ...] = (
+    ("brought from the tier", lambda figures: figures.tier.hits, ",d"),
+    ("brought from the tier, MB", lambda figures: figures.tier.hit_bytes / MEGABYTE, ",.1f"),
+    ("offered to the tier, MB", lambda figures: figures.tier.offered_bytes / MEGABYTE, ",.1f"),
+    ("calls of the tier that failed", lambda figures: figures.tier.errors, ",d"),
+    ("calls not made after that", lambda figures: figures.tier.skipped, ",d"),
+)
+
+
+def print_fleet(report: FleetReport, console: Console) -> None:
+    """Print the modes of several servers or hosts side by side, and what became of a killed process."""
+    settings = report.settings
+    hosts = settings.hosts > 1
+    console.print(
+        f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, "
+        f"{report.capacity / MEGABYTE:.0f} MB for each server's cache; {settings.rounds} rounds, "
+        f"{settings.in_flight} in flight, dealt at random over {settings.api_servers} API servers and "
+        f"{settings.engines} engines of {settings.workers} workers{' on each of two hosts' if hosts else ''}",
+        highlight=False,
+    )
+    table = Table()
+    table.add_column("")
+    for mode in report.modes:
+        table.add_column(mode.replace(", ", ",\n"), justify="right")
+    for label, value, form in (*_FLEET_ROWS, *(_TIER_ROWS if hosts else ())):
+        table.add_row(label, *(format(value(figures), form) for figures in report.modes.values()))
+    console.print(table)
+    for mode, summary in (FLEET_MODES | HOST_MODES).items():
+        if any(name.partition(", ")[0] == mode for name in report.modes):
+            console.print(f"{mode}: {summary}", style="dim", highlight=False)
+    if report.successor is not None:
+        recovered = report.successor.recovered
+        found = f" and found {recovered} objects in its part of the store" if recovered else ""
+        console.print(
+            f"Halfway, SIGKILL ended one process ({settings.kill}), and the others went on. Its successor was there "
+            f"after {report.successor.back_s:.2f} s{found}. What the dead one had "
+            "not answered is not counted.",
+            highlight=False,
+        )
+    if hosts:
+        _print_hosts(report, console)
+    console.print(
+        "Each image is requested once a round. The clock of a request runs from the lookup in the server's cache until "
+        "the last worker of the engine has the tensors; it excludes processing and checking. That of an image's first "
+        "request also has what the server waited for the item.",
+        style="dim",
+        highlight=False,
+    )
+    for mode, figures in report.modes.items():
+        if figures.mismatches:
+            message = f"{mode}: {figures.mismatches} of {figures.checked} arrived wrong"
+            console.print(Text(message, style="bold red"))
+
+
+def _print_hosts(report: FleetReport, console: Console) -> None:
+    console.print(
+        f"{report.network} The second host got its requests when the first one had answered all of its own, and when "
+        "the tier had all that the first one had offered (write-behind).",
+        highlight=False,
+    )
+    if report.settings.kill:
+        console.print(
+            "When the second host had requested half of the images, SIGKILL ended the tier's server. The requests went "
+            "on, and the other images were processed there.",
+            highlight=False,
+        )
+    if report.processed_again:
+        message = f"The second host has processed {report.processed_again} images that the tier should have had."
+        console.print(Text(message, style="bold red"))
 
 
 def _print_restart(report: DemoReport, restart: Restart, console: Console) -> None:

@@ -33,8 +33,8 @@ from shmstore.cli.demo.processes import engine_process, worker_process
 from shmstore.cli.demo.processing import PictureSource
 from shmstore.cli.demo.records import KILLABLE, DemoReport, RunSettings
 
-_SHM = Path("/dev/shm")
-GRACE_S = 10.0
+SHM = Path("/dev/shm")
+GRACE_S = 30.0
 """Seconds from asking a process to end until it is killed."""
 
 
@@ -53,7 +53,9 @@ class Observer:
 
 
 @dataclass(frozen=True)
-class _Child:
+class Child:
+    """A process of a run."""
+
     name: str
     process: BaseProcess
     status: Connection
@@ -67,12 +69,12 @@ def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: 
     raises, all its processes are reaped and its segment is gone.
     """
     store_name = f"shmstore-demo-{os.getpid()}-{secrets.token_hex(4)}"
-    children: list[_Child] = []
+    children: list[Child] = []
     killed: Killed | None = None
     clean = False
     try:
         while True:  # twice if a process is to be killed
-            with _interrupts_held_back():
+            with interrupts_held_back():
                 try:
                     _start(mode, settings, source, store_name, killed, children)
                 except OSError as error:  # no more processes or file descriptors, for example
@@ -84,16 +86,16 @@ def run_mode(mode: str, settings: RunSettings, source: PictureSource, observer: 
                 return outcome
             killed = Killed(time.monotonic_ns(), outcome.known)
             children[KILLABLE.index(outcome.victim)].process.kill()
-            _end(children, in_order=True)  # the others end because their peer is gone
+            end_all(children, in_order=True)  # the others end because their peer is gone
     finally:
-        with _interrupts_held_back():  # a second Ctrl-C must not interrupt this
-            _end(children, in_order=clean)
+        with interrupts_held_back():  # a second Ctrl-C must not interrupt this
+            end_all(children, in_order=clean)
             if MODES[mode].keeps_segment:  # there is one if the API process was killed; nobody is left to use it
-                (_SHM / store_name).unlink(missing_ok=True)
+                (SHM / store_name).unlink(missing_ok=True)
 
 
 @contextmanager
-def _interrupts_held_back() -> Iterator[None]:
+def interrupts_held_back() -> Iterator[None]:
     """Delay Ctrl-C until the end of the block; processes started inside never see it.
 
     Ctrl-C goes to all processes of the terminal. Only the supervisor may act on it, so the others inherit its mask.
@@ -112,7 +114,7 @@ def _start(
     source: PictureSource,
     store_name: str,
     killed: Killed | None,
-    children: list[_Child],
+    children: list[Child],
 ) -> None:
     """Start API, engine and workers, and append each to `children` as soon as it runs."""
     context = multiprocessing.get_context("spawn")
@@ -127,21 +129,20 @@ def _start(
     try:
         api_side, engine_to_api = link_pair()
         worker_links = [link_pair() for _ in range(settings.workers)]
-        stat = os.statvfs(_SHM)
+        stat = os.statvfs(SHM)
         api_arguments = (mode, settings, source, store_name, stat.f_bavail * stat.f_frsize, killed, api_side)
-        _start_one(context, "the API process", api_process, api_arguments, children)
+        start_one(context, "the API process", api_process, api_arguments, children)
         engine_arguments = (tuple(mine for mine, _ in worker_links), engine_to_api)
-        _start_one(context, "the engine process", engine_process, engine_arguments, children)
+        start_one(context, "the engine process", engine_process, engine_arguments, children)
         for rank, (_, worker_side) in enumerate(worker_links):
-            _start_one(context, f"worker {rank}", worker_process, (rank, worker_side), children)
+            start_one(context, f"worker {rank}", worker_process, (rank, worker_side), children)
     finally:
         for link in mine:
             link.close()  # a copy here would hide from each process that its peer is gone
 
 
-def _start_one(
-    context: SpawnContext, name: str, target: Any, arguments: tuple[Any, ...], children: list[_Child]
-) -> None:
+def start_one(context: SpawnContext, name: str, target: Any, arguments: tuple[Any, ...], children: list[Child]) -> None:
+    """Start a process with these arguments and its end of a status pipe, and append it to `children`."""
     status, childs_end = context.Pipe(duplex=False)
     try:
         process = context.Process(target=target, args=(*arguments, childs_end), name=f"shmstore demo: {name}")
@@ -151,12 +152,12 @@ def _start_one(
         raise
     finally:
         childs_end.close()
-    children.append(_Child(name, process, status))
+    children.append(Child(name, process, status))
 
 
-def _watch(mode: str, children: list[_Child], observer: Observer) -> DemoReport | Halfway:
+def _watch(mode: str, children: list[Child], observer: Observer) -> DemoReport | Halfway:
     """Return the figures of the API process when every process has ended normally, or its `Halfway` at once."""
-    by_handle: dict[Any, _Child] = {}
+    by_handle: dict[Any, Child] = {}
     for child in children:
         by_handle[child.status] = by_handle[child.process.sentinel] = child
     report: DemoReport | None = None
@@ -164,7 +165,7 @@ def _watch(mode: str, children: list[_Child], observer: Observer) -> DemoReport 
         for handle in wait(list(by_handle)):
             child = by_handle[handle]
             if handle is child.status:
-                message = _next_message(child.status)
+                message = next_message(child.status)
                 if message is None:
                     del by_handle[handle]
                 elif isinstance(message, Failure):
@@ -179,13 +180,13 @@ def _watch(mode: str, children: list[_Child], observer: Observer) -> DemoReport 
                 child.process.join()
                 del by_handle[handle]
                 if child.process.exitcode != 0:
-                    raise DemoError(f"{child.name} (pid {child.process.pid}) {_how_it_ended(child.process)}")
+                    raise DemoError(f"{child.name} (pid {child.process.pid}) {how_it_ended(child.process)}")
     if report is None:
         raise DemoError("every process ended normally, but the API process sent no figures")
     return report
 
 
-def _next_message(status: Connection) -> Any:
+def next_message(status: Connection) -> Any:
     """Return the next message of the process, or None if it has closed its end."""
     try:
         return status.recv()
@@ -193,12 +194,13 @@ def _next_message(status: Connection) -> Any:
         return None
 
 
-def _how_it_ended(process: BaseProcess) -> str:
+def how_it_ended(process: BaseProcess) -> str:
+    """Return the end of a sentence about a process that has ended."""
     code = process.exitcode or 0
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
 
 
-def _end(children: list[_Child], *, in_order: bool) -> None:
+def end_all(children: list[Child], *, in_order: bool) -> None:
     """Reap every process and forget it; unless the run ended in order, first ask them to end."""
     if not in_order:
         for child in children:

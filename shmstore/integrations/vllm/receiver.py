@@ -10,19 +10,19 @@ A worker keeps the items of a request until the request ends, though the encoder
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import Any
 
 from vllm.multimodal.cache import BaseMultiModalReceiverCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from shmstore.integrations.vllm.items import ref_of, register_items
+from shmstore.integrations.vllm.shared import HANDLE, store_name
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.store import ObjectStoreReader
 
-__all__ = ["HANDLE", "ReceiverCache", "policy"]
+__all__ = ["ReceiverCache", "policy"]
 
-HANDLE = "SHMSTORE_VLLM_HANDLE"
-"""The variable in which the API server leaves the store's handle for the processes that it starts."""
 POLICIES = ("copy", "views", "until_step")
 
 
@@ -58,15 +58,24 @@ class LazyItem(MultiModalKwargsItem):  # type: ignore[misc]
 
 
 class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
-    """The cache of a worker; made by vLLM's factory in the place of its own. It attaches as any rank that is free."""
+    """The cache of a worker; made by vLLM's factory in the place of its own. It attaches as any rank that is free.
+
+    A worker of several API servers may start before the store, and one of another host has none. So only a worker that
+    has a handle attaches now; the others do when the first reference comes.
+    """
 
     def __init__(self, vllm_config: Any, shared_worker_lock: Any) -> None:
         super().__init__()
         register_items()
         self._policy = policy()
-        if HANDLE not in os.environ:
-            raise RuntimeError(f"{HANDLE} is not set; a worker must be started by its API server, on the same host")
-        self.reader = ObjectStoreReader.attach(StoreHandle.from_json(os.environ[HANDLE]), rank=None)
+        if HANDLE in os.environ:
+            _ = self.reader
+
+    @cached_property
+    def reader(self) -> ObjectStoreReader:
+        """The reader of the store whose handle the API server has left, or of the one that all know by name."""
+        handle = os.environ.get(HANDLE)
+        return ObjectStoreReader.attach(store_name() if handle is None else StoreHandle.from_json(handle), rank=None)
 
     def get_and_update_features(self, mm_features: list[Any]) -> list[Any]:
         """Put the item in the place of each reference; vLLM sends no data of an item that no encoder will need."""

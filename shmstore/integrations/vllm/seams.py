@@ -14,6 +14,7 @@ import vllm.multimodal.cache as _cache
 import vllm.multimodal.registry as _registry
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalFieldElem
 from vllm.v1.engine import EngineCoreOutput
+from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 
 try:
@@ -21,10 +22,12 @@ try:
 except ImportError:  # 0.13 has them beside the caches, others in the registry
     _factories = _registry if hasattr(_registry.MultiModalRegistry, "processor_cache_from_config") else _cache
 
-from shmstore.integrations.vllm import receiver, requests, sender
+from shmstore.integrations.vllm import receiver, requests, sender, shared
 
 __all__ = ["difference", "install"]
 
+_CHOICE = "_get_cache_type"
+"""The function that the factories ask; 0.13 has it not, and then the store serves one engine."""
 _SENDER, _RECEIVER = "ShmObjectStoreSenderCache", "ShmObjectStoreReceiverCache"
 _OWNER = getattr(_factories, "MultiModalRegistry", _factories)
 _OURS = {_SENDER: sender.SenderCache, _RECEIVER: receiver.ReceiverCache}
@@ -57,6 +60,8 @@ def difference() -> str | None:
     for method, known in _METHODS.items():
         if _parameters(getattr(OutputProcessor, method))[: len(known)] != known:
             return f"OutputProcessor.{method} has other parameters"
+    if _parameters(AsyncMPClient._send_input) != ("self", "request_type", "request", "engine"):
+        return "AsyncMPClient._send_input has other parameters"
     if "request_states" not in OutputProcessor.__init__.__code__.co_names:
         return "OutputProcessor has no request_states"
     if _fields(MultiModalFieldElem) not in ({"data", "field"}, {"modality", "key", "data", "field"}):
@@ -70,10 +75,14 @@ def difference() -> str | None:
 
 def install() -> None:
     """Put our classes where vLLM's factories look theirs up, and follow requests; idempotent."""
+    shared.agree()
     receiver.policy()  # a wrong setting is an error now, in the API server, and not later in a worker
     for name, ours in _OURS.items():
         setattr(_factories, name, ours)
+    if hasattr(_factories, _CHOICE) and not hasattr(getattr(_factories, _CHOICE), "__wrapped__"):
+        setattr(_factories, _CHOICE, shared.cache_type(getattr(_factories, _CHOICE)))
     requests.follow(OutputProcessor)
+    requests.follow_engines(AsyncMPClient)
 
 
 def _parameters(function: Any) -> tuple[str, ...]:

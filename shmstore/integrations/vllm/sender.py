@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import OrderedDict
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -13,38 +14,36 @@ from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
 
-from shmstore.errors import ObjectNotFoundError, WriterActiveError
+from shmstore.errors import CacheMissError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
-from shmstore.integrations.vllm.receiver import HANDLE
 from shmstore.integrations.vllm.requests import RequestLeases
+from shmstore.integrations.vllm.shared import HANDLE, STORE, engines, store_name
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
 from shmstore.refs import ObjectRef
 
-__all__ = ["STORE", "SenderCache"]
-
-STORE = "SHMSTORE_VLLM_STORE"
-"""The variable with a name for the store, which then outlives its server."""
+__all__ = ["SenderCache"]
 
 _log = logging.getLogger("vllm.shmstore")
 
 
 class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
-    """The cache of the API server; made by vLLM's factory in the place of its own.
+    """The cache of an API server; made by vLLM's factory in the place of its own.
 
-    It creates the store, whose handle the workers find in their environment.
+    It creates the store, or joins it. The engines that this process starts find the handle in their environment.
     """
 
     def __init__(self, vllm_config: Any) -> None:
         super().__init__()
         register_items()
         self._named = bool(os.environ.get(STORE))
-        self._sender = _make_sender(vllm_config)
+        self._sender = _make_sender(vllm_config, self._named)
+        self._is_shared = self.writer.n_writers > 1
         self._requests_before = RequestLeases.total
-        # 0.13 never says that a request is merged: then a key stays protected until 64 others are.
-        merges = hasattr(BaseMultiModalProcessorCache, "release_sender_touches")
-        self._protection = self.writer.protection(limit=4096 if merges else 64)
+        self._found: OrderedDict[str, list[Any]] = OrderedDict()
+        # 0.13 never says that a request is merged: then what was found stays until 64 others are.
+        self._limit = 4096 if hasattr(BaseMultiModalProcessorCache, "release_sender_touches") else 64
         self._warned = False
         os.environ[HANDLE] = self._sender.handle.to_json()
         _collector().watch(self._sender, self.writer.name)
@@ -57,22 +56,33 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         return self._sender.writer
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Return whether the store has the item; if so, it stays until it is taken, or until the request is merged."""
+        """Return whether the store has the item; if so, it is handed out now, so that nobody evicts it before."""
         if not self._sender.is_cached_item(mm_hash):
             return False
-        self._protection.add(mm_hash)
-        return bool(self._sender.is_cached_item(mm_hash))  # it may have been evicted before the line above
+        try:
+            found = self._exchange(None, mm_hash)
+        except CacheMissError:  # evicted meanwhile, or every lease is open
+            return False
+        self._found.setdefault(mm_hash, []).append(found)
+        while len(self._found) > self._limit:
+            self._found.popitem(last=False)
+        return True
 
     def get_and_update_item(self, mm_item: Any, mm_hash: str) -> tuple[Any, Any]:
         """Return a reference to the item, or the item if it does not fit, and its prompt updates."""
+        if mm_item is None and (found := self._found.get(mm_hash)):
+            return found.pop()  # type: ignore[no-any-return]
         given = None if mm_item is None else (mm_item[0], (mm_item[1], modality_of(mm_item[0])))
         try:
-            sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
+            return self._exchange(given, mm_hash)
         except TypeError as error:  # of a field or a value that the store does not know
             if not self._warned:
                 self._warned = True
                 _log.warning("items are sent inline, because the store cannot keep them: %s", error)
             return tuple(mm_item)
+
+    def _exchange(self, given: Any, mm_hash: str) -> tuple[Any, Any]:
+        sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
         if isinstance(sent, ObjectRef):
             sent = ReferenceItem(self.writer.hold(sent), modality)
         return sent, updates
@@ -83,7 +93,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
 
     def release_sender_touches(self) -> None:
         """Let go of what was found and not taken; 0.13 has no such call."""
-        self._protection.end()
+        self._found.clear()
 
     def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:
         """Give a reference that a client has sent a lease; ValueError if it is not one to the stored item."""
@@ -105,9 +115,10 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def clear_cache(self) -> None:
         """Forget all items and counts; what a request still needs stays until it is over.
 
-        A store that was taken over keeps its items until the first request: vLLM clears its caches at its start.
+        A store that was taken over or is shared keeps its items until this server's first request: vLLM clears its
+        caches at its start.
         """
-        if not self.writer.recovered or RequestLeases.total > self._requests_before:
+        if not (self.writer.recovered or self._is_shared) or RequestLeases.total > self._requests_before:
             self._sender.clear_cache()
 
     def make_stats(self, *, delta: bool = False) -> Any:
@@ -116,26 +127,29 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         return CacheInfo(hits=stats.hits, total=stats.total)
 
     def close(self) -> None:
-        """Remove the store, or leave it to the next server if it has a chosen name; idempotent."""
+        """Remove the store if no other server has it, or leave one with a chosen name to the next; idempotent."""
         _collector().forget(self._sender)
         self._sender.close(unlink=not self._named)
 
 
-def _make_sender(vllm_config: Any) -> Any:
+def _make_sender(vllm_config: Any, named: bool) -> Any:
     settings = vllm_config.model_config.get_multimodal_config()
+    parallel = vllm_config.parallel_config
     config = MultiModalCacheConfig(
         cache_type="shm",
         processor_cache_gb=settings.mm_processor_cache_gb,
         shm_max_object_size_mb=settings.mm_shm_cache_max_object_size_mb,
-        world_size=vllm_config.parallel_config.world_size,
+        world_size=parallel.world_size,
+        data_parallel_size=engines(parallel),
+        api_process_count=parallel._api_process_count,
         shm_prefault=True,
-        shm_name=os.environ.get(STORE) or None,
+        shm_name=store_name() if named or parallel._api_process_count > 1 else None,
     )
     types: CacheTypes[Any, Any] = CacheTypes(
         MultiModalKwargsItem, encode_updates=encode_updates, decode_updates=decode_updates
     )
     try:
-        return processor_cache_from_config(config, types=types)
+        return processor_cache_from_config(config, types=types, keep=named)
     except WriterActiveError as error:
         hint = f"stop that server, or wait until it has ended; a second server needs another {STORE}"
         raise WriterActiveError(error.message, hint=hint) from None

@@ -33,6 +33,7 @@ from shmstore.refs import StoreHandle
 
 if TYPE_CHECKING:
     from shmstore.store import ObjectStoreWriter
+    from shmstore.tiers import StoreTier
 
 __all__ = ["BaseMultiModalProcessorCache", "BaseMultiModalReceiverCache"]
 
@@ -126,6 +127,10 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
             """The store's writer, for its statistics; None without a store."""
 
         @property
+        def tier(self) -> StoreTier | None:
+            """What is asked for items of other hosts, for its statistics; None without a tier."""
+
+        @property
         def inline_full(self) -> int:
             """Number of items sent inline because the store was full; 0 without a store."""
 
@@ -133,7 +138,7 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
         def inline_too_large(self) -> int:
             """Number of items sent inline because they were too large for the store; 0 without a store."""
     else:  # not properties: a subclass may set an attribute of one of these names
-        handle = writer = None
+        handle = writer = tier = None
         inline_full = inline_too_large = 0
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
@@ -143,6 +148,16 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
         read, and twice. Raises TypeError for anything else, and has then ended no lease.
         """
         self.types.checked_sent(refs)
+        return 0
+
+    def address(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
+        """Say, before it is sent, which engine core gets what was sent of each item; 0 without a store.
+
+        `engine` is its number from 0 to `data_parallel_size` - 1. Returns the number of references whose items stay for
+        the workers of this core only; those of references that are never addressed stay for the workers of all. Raises
+        TypeError as `release` does, and has then changed nothing.
+        """
+        self.types.checked_sent(sent)
         return 0
 
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,6 +13,7 @@ from shmstore.multimodal.caches.checks import check_hash, check_pairs, checked_t
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
+from shmstore.tiers.relay_client import RelayClient
 
 __all__ = ["Policy", "ShmObjectStoreReceiverCache", "end_each"]
 
@@ -43,10 +45,18 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     * "until_step": the same, and `release_step` puts the references back into the features of the step, so that no
       feature keeps a view until its request ends. The references must be held (`hold=True`), to be read again.
     * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
+
+    With a `relay`, a reference of another store becomes the item too: the relay that listens at this path brings it
+    from a tier into this host's store. A `RelayClient` in place of a path has a `wait` of its own; the cache owns it.
     """
 
     def __init__(
-        self, reader: ObjectStoreReader, *, types: CacheTypes[ItemT, Any] = MULTIMODAL, policy: Policy = "views"
+        self,
+        reader: ObjectStoreReader,
+        *,
+        types: CacheTypes[ItemT, Any] = MULTIMODAL,
+        policy: Policy = "views",
+        relay: str | os.PathLike[str] | RelayClient | None = None,
     ) -> None:
         if not isinstance(reader, ObjectStoreReader):
             raise TypeError(f"reader must be an ObjectStoreReader, not {type(reader).__name__}")
@@ -56,6 +66,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         self._step: list[tuple[Feature, ItemT, ObjectRef]] | None = [] if policy == "until_step" else None
         self.types = checked_types(types)
         self._reader = reader
+        self._relay = relay if relay is None or isinstance(relay, RelayClient) else RelayClient(relay)
 
     @property
     def reader(self) -> ObjectStoreReader:
@@ -65,11 +76,14 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item that the reference names, or that came inline; CacheMissError if it is not there.
 
-        It is not there for None, for a reference of another store, and for one whose object is gone. An object can go
-        only after its lease is over: every worker has read it, or it was released. Raises TypeError for anything else,
-        and StoreNotFoundError or StoreClosedError if the store was removed, like `ObjectStoreReader.get`.
+        It is not there for None, for a reference of another store that no relay brings, and for one whose object is
+        gone. An object can go only after its lease is over: every worker has read it, or it was released. Raises
+        TypeError for anything else, and StoreNotFoundError or StoreClosedError if the store was removed, like
+        `ObjectStoreReader.get`.
         """
         if isinstance(mm_item, ObjectRef):
+            if self._is_foreign(mm_item):
+                return self.get_and_update([mm_item], [mm_hash])[0]
             try:
                 item: ItemT = self._reader.get(mm_item, self._copy)
             except StaleRefError as stale:
@@ -88,6 +102,35 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         an error, references that were not read are still open; the API server ends them with the sender's `release`.
         """
         check_pairs(mm_items, mm_hashes, self._check_arrived)
+        if self._relay is not None and any(map(self._is_foreign, mm_items)):
+            return self._relayed(self._relay, mm_items, mm_hashes)
+        return self._read(mm_items, mm_hashes)
+
+    def _is_foreign(self, sent: object) -> bool:
+        """Return whether the relay has to bring this."""
+        return self._relay is not None and isinstance(sent, ObjectRef) and sent.store_id != self._reader.store_id
+
+    def _relayed(
+        self, relay: RelayClient, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]
+    ) -> list[ItemT]:
+        self._reader.stats()  # raises if the cache was closed, before anybody is asked
+        arrived = list(mm_items)
+        why: CacheMissError | None = None
+        with relay.bringing() as conversation:
+            for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
+                if self._is_foreign(mm_item):
+                    try:
+                        arrived[at] = conversation.bring(mm_hash)
+                    except CacheMissError as error:
+                        arrived[at], why = None, error
+            try:
+                return self._read(arrived, mm_hashes)
+            except CacheMissError as error:
+                if why is None:
+                    raise
+                raise CacheMissError(error.mm_hashes, f"{error.message} ({why.message})", hint=why.hint) from why
+
+    def _read(self, mm_items: Sequence[ReceiverInput[ItemT]], mm_hashes: Sequence[str]) -> list[ItemT]:
         given: dict[str, ItemT | ObjectRef] = {}
         stale: ObjectRef | None = None
         missing: dict[str, None] = {}
@@ -147,12 +190,16 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         """End this worker's part of each lease that it will not read, and return how many it had not read.
 
         The other workers are not affected; the sender's `release` is for all of them. It is safe after a read, and
-        twice. Raises TypeError for anything else than what is sent, and has then changed nothing. Raises StaleRefError,
+        twice. With a relay, references of other stores are ignored, because no lease there waits for this worker.
+        Raises TypeError for anything else than what is sent, and has then changed nothing. Raises StaleRefError,
         after the others, if an object is here and its reference was never handed out.
         """
-        return end_each(self._reader.release, self.types.checked_sent(refs))
+        sent = self.types.checked_sent(refs)
+        return end_each(self._reader.release, (ref for ref in sent if not self._is_foreign(ref)))
 
     def close(self) -> None:
         """Detach; idempotent. Items already read stay readable while their views live."""
         self.release_step()
+        if self._relay is not None:
+            self._relay.close()
         self._reader.close()

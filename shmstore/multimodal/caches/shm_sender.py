@@ -56,11 +56,12 @@ from shmstore.multimodal.values.types import (
     UpdatesT,
 )
 from shmstore.store import ObjectStoreWriter
-from shmstore.store.arguments import MAX_KEY, stored_key
+from shmstore.store.arguments import MAX_KEY, int_of, stored_key
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
     from shmstore.store.writer import Batch
+    from shmstore.tiers import StoreTier
 
 __all__ = ["ShmObjectStoreSenderCache"]
 
@@ -78,9 +79,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     size. Such items are counted in `inline_full` and `inline_too_large`, and a warning names the setting. If a tensor
     of an inline item is a view into a larger one, a copy is sent, because pickling the view would send the whole.
 
+    With several API servers each has a sender, with its own writer of one store. An item of any of them is a hit in
+    all, and comes with its prompt updates if these are stored with it.
+
+    With a `tier`, which the sender owns, an item that another host has processed is brought into the store when
+    `is_cached_item` asks for it, and new items are offered to the others. A tier that fails costs misses only.
+
     Raises ValueError for a configuration of another mode, for a writer that another sender has, and for a writer whose
-    number of readers is not `world_size`, since leases would wait for workers that never come. Logs a warning if the
-    capacity is not `ipc_cache_gb`, and goes on with it. After an error the writer is still the caller's.
+    readers are not those of the configuration, since leases would wait for workers that never come. Logs a warning if
+    the capacity is not `ipc_cache_gb`, and goes on with it. After an error the writer is still the caller's.
     """
 
     def __init__(
@@ -90,6 +97,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         *,
         types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL,
         hold: bool = False,
+        tier: StoreTier | None = None,
     ) -> None:
         check_config(config)
         if not isinstance(writer, ObjectStoreWriter):
@@ -100,6 +108,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self.types = checked_types(types)
         self._item_type = types.item_type
         self._hold = bool(hold)
+        self._tier = tier
         self._writer = writer
         self._native = writer._writer
         self._updates = StoredUpdates(types, writer)
@@ -124,6 +133,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         return self._writer
 
     @property
+    def tier(self) -> StoreTier | None:
+        """What is asked for items of other hosts, for its statistics; None without a tier."""
+        return self._tier
+
+    @property
     def inline_full(self) -> int:
         """Number of items sent inline because the store was full of items that are still to be read."""
         return self._inline_full
@@ -134,12 +148,17 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         return self._inline_too_large
 
     def is_cached_item(self, mm_hash: str) -> bool:
-        """Return whether None is enough as input; changes neither order nor counts. StoreClosedError after `close`."""
+        """Return whether None is enough as input; changes neither order nor counts. StoreClosedError after `close`.
+
+        Asks the tier, if there is one, for an item that the store does not have, and waits for it.
+        """
         if type(mm_hash) is not str or not mm_hash or not mm_hash.isascii():
             check_hash(mm_hash)
         if len(mm_hash) > _LONG:
             mm_hash = stored_key(mm_hash)
-        return self._updates.is_cached(mm_hash)
+        if self._updates.is_cached(mm_hash):
+            return True
+        return self._tier is not None and self._tier.bring(mm_hash) and self._updates.is_cached(mm_hash)
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
@@ -177,6 +196,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         native, counts = self._native, self._counts
         outputs: list[Any] = []
         missed: list[type[ShmStoreError] | None] = []
+        stored: list[str] = []
         total = len(mm_hashes)
         misses = full = large = 0
         batch = native.batch()
@@ -195,14 +215,20 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                 outputs.append(self._hit(batch, mm_hash) if known else None)
             if None in outputs:
                 given = _given(mm_items, mm_hashes, outputs)
+                if self._tier is not None:
+                    for mm_hash in given:
+                        self._tier.settle(mm_hash)
                 with self._storing:
                     for at, mm_hash in enumerate(mm_hashes):
                         if outputs[at] is None:
-                            outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed)
+                            outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
             if self._writer._protections:
                 self._writer._unprotect(mm_hashes)
+            if self._tier is not None:
+                for mm_hash in stored:  # if this batch is undone, what the tier has is no less right
+                    self._tier.offer(mm_hash)
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]
@@ -235,10 +261,12 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         mm_item: tuple[ItemT, UpdatesT],
         mm_hash: str,
         missed: list[type[ShmStoreError] | None],
+        stored: list[str],
     ) -> ProcessorOutput[ItemT, UpdatesT]:
         """Store the item, or hand it out if it is stored already, or send it inline if it does not fit.
 
-        `missed` gets an entry for an item that was not cached: the error, if it goes inline.
+        `missed` gets an entry for an item that was not cached: the error, if it goes inline. `stored` gets the hash of
+        one that was stored with its updates.
         """
         item, updates = mm_item
         kept, extra = self._updates.written(mm_item, mm_hash)
@@ -256,11 +284,20 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         except _NO_ROOM as error:
             missed.append(type(error))  # not the error, whose traceback would keep this frame, and all below it
             self._warn(error, missed.count(type(error)))
-            alone = self.types.own_memory(item)  # a view would be pickled with all that it is a view into
-            return mm_item if alone is item else (alone, updates)
+            return self._inline(mm_item)
+        except ObjectNotFoundError:  # a tier that was given up may still write an object of this key
+            missed.append(None)
+            return self._inline(mm_item)
         missed.append(None)
+        if extra:  # else another host could not use it
+            stored.append(mm_hash)
         self._updates.record(ref, mm_hash, kept, beside=not extra)
         return ref, updates
+
+    def _inline(self, mm_item: tuple[ItemT, UpdatesT]) -> tuple[ItemT, UpdatesT]:
+        item, updates = mm_item
+        alone = self.types.own_memory(item)  # a view would be pickled with all that it is a view into
+        return mm_item if alone is item else (alone, updates)
 
     def _warn(self, error: ShmStoreError, more: int) -> None:
         if isinstance(error, StoreFullError):
@@ -276,16 +313,30 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
 
         Takes what was sent of each item: a reference, or an inline item or None, which have no lease. It is safe after
         the workers have read, and twice. Raises TypeError for anything else, such as a whole output, and has then ended
-        no lease. Raises StaleRefError for a reference that this store never gave, after the others.
+        no lease. Raises StaleRefError for a reference that this sender never gave, after the others.
         """
         return end_each(self._writer.cancel, self.types.checked_sent(refs))
 
+    def address(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
+        """Let the leases of what goes to one engine core wait for its workers only; return how many are still open.
+
+        Call it before the request is sent; again with the same core does nothing. Raises TypeError as `release` does,
+        and ValueError if there is no such core, or if one of the leases waits for another one already.
+        """
+        engine = int_of("engine (below data_parallel_size)", engine, 0, len(self._writer.groups) - 1)
+        return end_each(lambda ref: self._writer.address(ref, engine), self.types.checked_sent(sent))
+
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
-        """Store these items again at their next input, because a worker has raised `CacheMissError` for them."""
+        """Store these items again at their next input, because a worker has raised `CacheMissError` for them.
+
+        Also if another API server has stored them. A tier forgets them soon, if it can be reached.
+        """
         hashes = [stored_key(mm_hash) for mm_hash in one_or_more(mm_hashes)]
         with self._storing:
             for mm_hash in hashes:
                 self._writer.delete(mm_hash)
+        if self._tier is not None:
+            self._tier.forget(hashes)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; ignore an absent one."""
@@ -293,11 +344,18 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self._writer.touch(mm_hash)
 
     def clear_cache(self) -> None:
-        """Forget all items, prompt updates and counts; an item that is being read stays until it has been read."""
+        """Forget all items, prompt updates and counts; an item that is being read stays until it has been read.
+
+        Also the items of other API servers. A tier forgets soon, if it can be reached, what this API server has stored
+        and still has. Another `tier_namespace` is the way to be sure.
+        """
+        forgotten = [] if self._tier is None else self._writer.keys()
         with self._storing:
             self._writer.clear()
             self._counts.clear()
             self._inline_full = self._inline_too_large = 0
+        if self._tier is not None:
+            self._tier.forget(forgotten)
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
@@ -308,9 +366,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """Close the store, and with `unlink` remove its name; idempotent. Workers that have it open can go on reading.
 
         Without `unlink` the store stays for the next process that opens its name. A call of another thread that is
-        storing at the time raises StoreClosedError.
+        storing at the time raises StoreClosedError. Before, it gives a tier a few seconds for what is still to be sent.
         """
-        self._writer.close(unlink)
+        try:
+            if self._tier is not None:
+                self._tier.close()
+        finally:
+            self._writer.close(unlink)
 
 
 _senders: weakref.WeakKeyDictionary[ObjectStoreWriter, list[weakref.ref[ShmObjectStoreSenderCache[Any, Any]]]] = (
@@ -339,10 +401,16 @@ def _check_fit(config: MultiModalCacheConfig, writer: ObjectStoreWriter) -> None
     if config.cache_type != "shm":
         raise ValueError(f"config: expected one of cache_type='shm', got cache_type={shown(config.cache_type)}")
     readers = writer.handle.n_readers
-    if readers != config.world_size:
+    if readers != config.n_readers:
+        engines = "" if config.n_engines == 1 else f" and data_parallel_size {config.n_engines}"
         raise ValueError(
-            f"writer: {writer!r} expects {readers} readers, and config has world_size {config.world_size} "
+            f"writer: {writer!r} expects {readers} readers, and config has world_size {config.world_size}{engines} "
             "(hint: create a new store, or set world_size to the number of readers)"
+        )
+    if writer.groups != (config.world_size,) * config.n_engines:
+        raise ValueError(
+            f"writer: {writer!r} has groups of {list(writer.groups)} ranks, and config has {config.n_engines} engine "
+            f"cores of {config.world_size} workers (hint: create a new store with these groups)"
         )
 
 

@@ -1,0 +1,145 @@
+/*
+ * adopt.c - the writer's calls by key on objects of other writers, and what it does with their claims on its own.
+ *
+ * A look-up asks the published indexes of all other arenas (index.h). What it finds is a candidate, which is pinned
+ * before its key is compared.
+ */
+#include <string.h>
+
+#include "step.h"
+#include "writer.h"
+
+static bool elsewhere(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
+
+/* Has any writer dropped the object? Its owner may be dead or idle, so the others must not wait for its next call. */
+static bool dropped(const struct shms_writer *w, uint32_t slot, uint64_t id) {
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+        if (shms_get(&shms_segment_claims(&w->seg, o)[slot].dropped) == id)
+            return true;
+    return false;
+}
+
+/* Is the object in `slot` one to hand out, with this key, or one that begins so? */
+static bool matches(const struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole) {
+    const shms_slot *s = shms_segment_slot(&w->seg, slot);
+    shms_slot seen = {.offset = shms_get(&s->offset), .length = shms_get(&s->length), .head = shms_get(&s->head)};
+    uint32_t arena = shms_arena_of(&w->seg.layout, slot);
+    return shms_slot_bounded(&seen, w->seg.layout.capacity) && !shms_slot_deleted(s) &&
+           (whole ? shms_slot_key_len(&seen) == key_len : shms_slot_key_len(&seen) >= key_len) &&
+           memcmp(w->seg.all_data + shms_address(&w->seg.layout, arena, shms_get(&seen.offset)), key, key_len) == 0 &&
+           !dropped(w, slot, shms_get(&s->id));
+}
+
+static bool pin_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len) {
+    if (!shms_claims_pin(&w->seg, slot))
+        return false;
+    if (matches(w, slot, key, key_len, true))
+        return true;
+    shms_claims_unpin(&w->seg, slot);
+    return false;
+}
+
+static const shms_index_line *lines_of(const struct shms_writer *w, uint32_t arena) {
+    return shms_segment_at(&w->seg, w->seg.layout.index_at, arena);
+}
+
+/* The hash of a key, with the lines of all arenas on their way: one wait instead of one for each. */
+static uint64_t hash_and_fetch(const struct shms_writer *w, const char *key, uint32_t key_len) {
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++)
+        shms_index_prefetch(&w->index, lines_of(w, a), hash);
+    return hash;
+}
+
+bool shms_may_adopt(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!elsewhere(w))
+        return false;
+    uint64_t hash = hash_and_fetch(w, key, key_len);
+    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
+        shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
+        if (a != w->seg.arena && shms_candidates_next(&c) != SHMS_NONE)
+            return true;
+    }
+    return false;
+}
+
+uint32_t shms_pin_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!elsewhere(w))
+        return SHMS_NONE;
+    uint64_t hash = hash_and_fetch(w, key, key_len);
+    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
+        shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
+        for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;) {
+            uint32_t slot = a * (uint32_t)w->seg.layout.max_objects + s;
+            if (pin_if(w, slot, key, key_len))
+                return slot;
+        }
+    }
+    return SHMS_NONE;
+}
+
+void shms_use_elsewhere(struct shms_writer *w, uint32_t slot) {
+    _Atomic uint32_t *uses = &shms_claims(&w->seg)[slot].uses;
+    atomic_store_explicit(uses, atomic_load_explicit(uses, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+/* Marks the object if its key matches. It needs no pin: the mark is for an id, which all who read it compare. So an
+ * object in EVICTING, which may stay, is marked, too. */
+static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole) {
+    const shms_slot *s = shms_segment_slot(&w->seg, slot);
+    uint64_t id = atomic_load_explicit(&s->id, memory_order_acquire);
+    bool fits = shms_slot_whole(s) && matches(w, slot, key, key_len, whole);
+    atomic_thread_fence(memory_order_acquire); /* what was compared was the object's, if it is still there */
+    if (!fits || !shms_slot_whole(s) || shms_get(&s->id) != id)
+        return false;
+    shms_set(&shms_claims(&w->seg)[slot].dropped, id);
+    SHMS_STEP("D2"); /* after the id; pairs with D3 */
+    atomic_store_explicit(&w->seg.writer->drops, shms_get(&w->seg.writer->drops) + 1, memory_order_release);
+    return true;
+}
+
+bool shms_drop_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len) {
+    bool any = false;
+    if (!elsewhere(w))
+        return false;
+    uint64_t hash = hash_and_fetch(w, key, key_len);
+    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
+        shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
+        for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;)
+            any |= drop_if(w, a * (uint32_t)w->seg.layout.max_objects + s, key, key_len, true);
+    }
+    return any;
+}
+
+void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len) {
+    for (uint32_t s = 0; elsewhere(w) && s < shms_all_slots(&w->seg.layout); s++)
+        if (!shms_is_own(&w->seg, s))
+            drop_if(w, s, prefix, prefix_len, false);
+}
+
+void shms_delete_dropped(struct shms_writer *w) {
+    for (uint32_t o = 0; elsewhere(w) && o < w->seg.layout.n_writers; o++) {
+        SHMS_STEP("D3"); /* pairs with D2 */
+        uint64_t drops = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->drops, memory_order_acquire);
+        if (o == w->seg.arena || drops == w->drops_seen[o])
+            continue;
+        w->drops_seen[o] = drops;
+        shms_reclaim_begin(w);
+        const shms_claim *row = &shms_segment_claims(&w->seg, o)[shms_writer_global(w, 0)];
+        for (uint32_t s = 0; s < w->seg.layout.max_objects; s++) {
+            const shms_slot *slot = shms_writer_slot(w, s);
+            if (shms_get(&row[s].dropped) == shms_get(&slot->id) && shms_get(&slot->state) == SHMS_LIVE &&
+                !shms_slot_deleted(slot))
+                shms_delete_slot(w, s);
+        }
+    }
+}
+
+uint8_t shms_uses_elsewhere(void *context, uint32_t slot) {
+    struct shms_writer *w = context;
+    uint32_t uses = 0;
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+        uses += atomic_load_explicit(&shms_segment_claims(&w->seg, o)[shms_writer_global(w, slot)].uses,
+                                     memory_order_relaxed);
+    return (uint8_t)uses;
+}

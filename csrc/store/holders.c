@@ -1,0 +1,259 @@
+/*
+ * holders.c - who holds an object: leases (W1, W3f), pins (W3, W3h), and what has changed since the last poll.
+ *
+ * Other writers pin and lease objects of this one by words of their own (claims.h), at any time. So what a look finds of
+ * their leases saves work, but only W3f answers. It comes behind W3h, which has found no pin: from then on nobody can
+ * open a lease on the slot, and the lists that W3f walks only shrink.
+ *
+ * The order behind W2 is W3h for all victims, then W3, then W3f, and between the first two every verdict is forgotten. A
+ * writer that was still pinned when a rank was probed may have opened a lease since, which expects the rank's next
+ * process.
+ */
+#include <string.h>
+
+#include "step.h"
+#include "writer.h"
+
+enum { UNKNOWN, HERE, GONE };
+
+void shms_reclaim_begin(struct shms_writer *w) {
+    memset(w->verdict, UNKNOWN, w->seg.layout.n_readers);
+    memset(w->writer_verdict, UNKNOWN, w->seg.layout.n_writers);
+}
+
+/* Has the rank attached once, and is its lock free? The epoch is read first (pairs with A3). So a process that attaches
+ * for the first time in between holds the lock already, and does not look dead. */
+static bool rank_gone(struct shms_writer *w, uint32_t r) {
+    if (w->verdict[r] == UNKNOWN) {
+        SHMS_STEP("W1b");
+        uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_seq_cst);
+        SHMS_STEP("W1c");
+        w->verdict[r] = epoch > 0 && !shms_segment_held(&w->seg, (int)r) ? GONE : HERE;
+        /* A survey may use this verdict. If it differs from the last poll's, the next poll must see a change: a process
+         * that died before A3 leaves no other trace. */
+        if (w->verdict[r] != w->polled[r].verdict)
+            w->polled[r].verdict = UNKNOWN;
+    }
+    return w->verdict[r] == GONE;
+}
+
+/* Is the lock of another writer free? Then what it has pinned and leased is void, whatever its words say. */
+static bool writer_gone(struct shms_writer *w, uint32_t o) {
+    if (w->writer_verdict[o] == UNKNOWN) {
+        SHMS_STEP("W3w"); /* pairs with that writer's death */
+        w->writer_verdict[o] = shms_segment_held(&w->seg, SHMS_ROLE_OF_WRITER(o)) ? HERE : GONE;
+        uint8_t *polled = &w->polled[w->seg.layout.n_readers + o].verdict;
+        if (w->writer_verdict[o] != *polled)
+            *polled = UNKNOWN;
+    }
+    return w->writer_verdict[o] == GONE;
+}
+
+/* W1a, for a lease of writer `o`: the part of W1 that does not probe the rank's lock. */
+static bool left_by(struct shms_writer *w, uint32_t r, uint32_t o, uint32_t entry, uint64_t number, uint64_t what) {
+    SHMS_STEP("W1a"); /* pairs with R3b: a rank that has acknowledged has a visible pin; also with A3, A4, E1 */
+    return !shms_reader_expected(shms_segment_reader(&w->seg, r), &w->seg.layout, r, o,
+                                 shms_get(&shms_segment_writer(&w->seg, o)->retired[r]),
+                                 o * w->leases.n_entries + entry, number, what);
+}
+
+static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry) {
+    const shms_lease *e = &w->leases.table[entry];
+    return left_by(w, r, w->seg.arena, entry, shms_get(&e->number), shms_get(&e->what));
+}
+
+/* W3f: has another writer an open lease on the slot, or has its list moved under the walk? With a rank, only: one that
+ * expects the rank. */
+static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, int rank) {
+    uint32_t n_entries = w->leases.n_entries, of_all = shms_writer_global(w, slot);
+    SHMS_STEP("W3f"); /* pairs with B4 and C2 */
+    uint32_t first = atomic_load_explicit(&shms_segment_claims(&w->seg, o)[of_all].first, memory_order_acquire);
+    for (uint32_t next = first, n = 0; next; n++) {
+        if (next > n_entries || n == n_entries)
+            return rank < 0 && !writer_gone(w, o);
+        const shms_lease *e = shms_segment_lease(&w->seg, o * n_entries + next - 1);
+        /* Before `what`: pairs with L2 and C1. If the entry has come to another lease between the two loads, that lease
+         * is on another slot. */
+        SHMS_STEP("W3n");
+        uint64_t number = atomic_load_explicit(&e->number, memory_order_acquire), what = shms_get(&e->what);
+        if (number == 0 || shms_lease_slot(what) != of_all)
+            return rank < 0 && !writer_gone(w, o);
+        bool open = rank < 0 && shms_lease_held(what);
+        for (uint32_t r = 0; r < w->seg.layout.n_readers && !open; r++)
+            open = (rank < 0 || (uint32_t)rank == r) && !left_by(w, r, o, next - 1, number, what) && !rank_gone(w, r);
+        if (open)
+            return !writer_gone(w, o);
+        next = shms_lease_next(what);
+    }
+    return false;
+}
+
+/* Has another writer an open lease on the slot? */
+static bool leased_elsewhere(struct shms_writer *w, uint32_t slot, int rank) {
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+        if (o != w->seg.arena && leased_by(w, o, slot, rank))
+            return true;
+    return false;
+}
+
+/* The own slot that another writer has pinned, or SHMS_NONE. */
+static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
+    SHMS_STEP("W3h"); /* pairs with B1; also an acquire, which pairs with B5 */
+    uint64_t slot = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->adopting, memory_order_seq_cst);
+    slot -= 1 + (uint64_t)shms_writer_global(w, 0);
+    return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
+}
+
+/* The same, for a look before W2. */
+static bool claimed(struct shms_writer *w, uint32_t slot) {
+    if (w->seg.layout.n_writers == 1)
+        return false;
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+        if (pinned_by(w, o) == slot && !writer_gone(w, o))
+            return true;
+    return leased_elsewhere(w, slot, -1);
+}
+bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
+    const shms_lease *e = &w->leases.table[entry];
+    if (shms_get(&e->number) == 0 || shms_lease_held(shms_get(&e->what)))
+        return false;
+    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
+        if (!lease_left_by(w, r, entry) && !(ask && rank_gone(w, r)))
+            return false;
+    return true;
+}
+
+static shms_pin *pin_of(struct shms_writer *w, uint32_t r, uint32_t slot) {
+    return &shms_reader_pins(shms_segment_reader(&w->seg, r))[shms_writer_global(w, slot)];
+}
+
+bool shms_may_go(void *context, uint32_t slot) {
+    struct shms_writer *w = context;
+    if (shms_get(&shms_writer_slot(w, slot)->state) != SHMS_LIVE || w->protected[slot])
+        return false;
+    for (uint32_t e = w->leases.first[slot], next; e != SHMS_NONE; e = next) {
+        next = w->leases.next[e];
+        if (!shms_lease_done(w, e, true))
+            return false;
+        shms_leases_close(&w->leases, e);
+    }
+    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
+        if (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r))
+            return false;
+    return !claimed(w, slot);
+}
+
+/* The same for a survey, which also adds up who holds the object. A live rank holds it if it has pinned it, or has not
+ * acknowledged a lease that expects it. */
+enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
+    struct shms_writer *w = context;
+    if (!held)
+        return shms_may_go(w, slot) ? SHMS_FREE_TO_GO : SHMS_HELD;
+    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
+    bool live = shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE, anyone = false;
+    if (live && shms_may_go(w, slot))
+        return SHMS_FREE_TO_GO;
+    for (uint32_t r = 0; live && r < w->seg.layout.n_readers; r++) {
+        bool holds = atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r);
+        for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
+            holds = !lease_left_by(w, r, e) && !rank_gone(w, r);
+        holds |= leased_elsewhere(w, slot, (int)r);
+        held[r] += holds ? span : 0;
+        anyone |= holds;
+    }
+    return anyone ? SHMS_HELD : SHMS_KEPT;
+}
+
+/* W3 for n slots in EVICTING. */
+static bool pinned(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
+    for (uint32_t r = 0; r < w->seg.layout.n_readers; r++) {
+        const shms_pin *pins = pin_of(w, r, 0);
+        for (uint32_t i = 0; i < n; i++) {
+            SHMS_STEP("W3"); /* pairs with R1; also an acquire, which pairs with R4 */
+            if (atomic_load_explicit(&pins[slots[i]], memory_order_seq_cst) == 0)
+                continue;
+            SHMS_STEP("W3p");
+            if (shms_segment_held(&w->seg, (int)r))
+                return true;
+        }
+    }
+    return false;
+}
+
+/* W3h for the slots in EVICTING: a pin counts if its writer holds its lock now. */
+static bool adopted(struct shms_writer *w) {
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++) {
+        uint32_t slot = pinned_by(w, o);
+        if (slot == SHMS_NONE || shms_get(&shms_writer_slot(w, slot)->state) != SHMS_EVICTING)
+            continue;
+        SHMS_STEP("W3p");
+        if (shms_segment_held(&w->seg, SHMS_ROLE_OF_WRITER(o)))
+            return true;
+    }
+    return false;
+}
+
+bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t n) {
+    if (w->seg.layout.n_writers == 1)
+        return pinned(w, slots, n);
+    if (adopted(w))
+        return true;
+    shms_reclaim_begin(w);
+    if (pinned(w, slots, n))
+        return true;
+    for (uint32_t i = 0; i < n; i++)
+        if (leased_elsewhere(w, slots[i], -1))
+            return true;
+    return false;
+}
+
+/* Compares the counts of an actor with those of its last poll, and marks the zones where it has let go of something. */
+static void poll(struct shms_writer *w, uint32_t actor, const shms_polled *now, const shms_word *counts) {
+    shms_polled before = w->polled[actor];
+    uint32_t n_zones = w->ring.n_zones;
+    uint64_t *zones = w->polled_zones + (uint64_t)actor * n_zones;
+    w->polled[actor] = *now;
+    if (now->epoch != before.epoch || now->base != before.base || now->verdict != before.verdict ||
+        now->retired != before.retired)
+        shms_zones_stale_all(&w->zones);
+    else if (now->releases == before.releases)
+        return;
+    w->to_sweep = w->leases.n_entries;
+    for (uint32_t z = 0; z < n_zones; z++) {
+        uint64_t count = shms_get(&counts[z]);
+        if (count != zones[z])
+            shms_zones_stale(&w->zones, z);
+        zones[z] = count;
+    }
+}
+
+void shms_poll(struct shms_writer *w) {
+    const shms_layout *l = &w->seg.layout;
+    uint32_t arena = w->seg.arena;
+    shms_reclaim_begin(w);
+    for (uint32_t r = 0; r < l->n_readers; r++) {
+        shms_reader_table *t = shms_segment_reader(&w->seg, r);
+        shms_polled now = {.retired = shms_get(&w->seg.writer->retired[r])};
+        now.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
+        /* All of them, which the rank changes one by one: leases of other writers on objects of this one go by theirs.
+         * Each store of an attach or a close changes the sum, and so the last one does. */
+        for (uint32_t o = 0; o < l->n_writers; o++)
+            now.base += atomic_load_explicit(&t->base[o], memory_order_acquire);
+        now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
+        now.verdict = rank_gone(w, r) ? GONE : HERE;
+        poll(w, r, &now, shms_reader_zone_releases(t, l, arena));
+    }
+    for (uint32_t o = 0; o < l->n_writers; o++) {
+        const shms_writer_table *t = shms_segment_writer(&w->seg, o);
+        shms_polled now = {.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire)};
+        if (o == arena)
+            continue;
+        now.retired = atomic_load_explicit(&t->retirements, memory_order_acquire);
+        now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
+        now.verdict = writer_gone(w, o) ? GONE : HERE;
+        const shms_word *counts = shms_segment_at(&w->seg, l->counts_at, o);
+        poll(w, (uint32_t)l->n_readers + o, &now, counts + (uint64_t)arena * w->ring.n_zones);
+    }
+    /* orders the counts before the surveys; pairs with the release in count_release */
+    atomic_thread_fence(memory_order_acquire);
+}

@@ -1,0 +1,97 @@
+"""`shmstore relay`: brings objects of other hosts into the store of this one, for its workers."""
+
+import argparse
+import signal
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command, positive_argument, size_argument
+from shmstore.cli.commands.common import add_json, complain, print_json, store_argument
+from shmstore.errors import WriterActiveError
+from shmstore.store import ObjectStoreWriter
+
+_MORE = """\
+A worker that gets a reference of another host's store asks the relay of its own host: pass it the path of the socket,
+as `relay` of its cache or in SHMSTORE_RELAY. The relay fetches the object once, and all workers of the host read it in
+place. It listens until SIGTERM or SIGINT.
+
+The relay is one of the writers of the store, so the store needs one arena more (n_writers, or api_process_count of a
+configuration). On a host that has only workers, --create makes the store, or takes over what a killed relay has left;
+the store ends with the relay. With --json, the line that says where it listens has the handle for the workers."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.description = f"{COMMAND.summary}\n\n{_MORE}"
+    parser.add_argument("--tier", metavar="URL", required=True, help="the tier, such as redis://host:6379")
+    parser.add_argument("--namespace", default="", help="tier_namespace of the hosts that offer (default: none)")
+    parser.add_argument("--store", metavar="NAME", type=store_argument, required=True, help="the store of this host")
+    parser.add_argument(
+        "--socket", metavar="PATH", help="where to listen (default: a name made of NAME in $XDG_RUNTIME_DIR or /tmp)"
+    )
+    create = parser.add_argument_group("for a host that has only workers")
+    create.add_argument("--create", action="store_true", help="make the store; needs the next two")
+    create.add_argument("--capacity", type=size_argument, metavar="SIZE", help="its size, such as 4G")
+    create.add_argument("--n-readers", type=positive_argument, metavar="N", help="the number of workers")
+    create.add_argument("--max-objects", type=positive_argument, metavar="N", help="the number of objects at a time")
+    create.add_argument(
+        "--prefault", action="store_true", help="touch its memory now, so that no fetch is slowed by it"
+    )
+    add_json(parser)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from shmstore.tiers import StoreTier
+    from shmstore.tiers.relay import Relay
+    from shmstore.tiers.relay_client import checked_path, relay_path
+    from shmstore.tiers.urls import open_tier
+
+    needed, given = (arguments.capacity, arguments.n_readers), (arguments.max_objects, arguments.prefault)
+    if (None in needed) if arguments.create else (*needed, *given) != (None, None, None, False):
+        return complain("relay", "--create needs --capacity and --n-readers, which are for it alone", EXIT_USAGE)
+    path = relay_path(arguments.store) if arguments.socket is None else checked_path(arguments.socket)
+    with ExitStack() as stack:
+        try:
+            back_end = open_tier(arguments.tier)
+        except ImportError as error:
+            raise ValueError(error) from None  # which the command line prints
+        stack.callback(back_end.close)
+        writer = _open(arguments)
+        stack.callback(partial(writer.close, unlink=arguments.create))
+        tier = StoreTier(writer, back_end, namespace=arguments.namespace)
+        stack.callback(tier.close)
+        relay = Relay(writer, tier, path)
+        stack.callback(relay.close)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: relay.stop())
+        if arguments.json:
+            print_json({"ok": True, "socket": path, "handle": asdict(writer.handle)})
+        else:
+            print(f"shmstore relay: listens at {path} for the workers of store {arguments.store}", flush=True)
+        relay.serve()
+    return EXIT_OK
+
+
+def _open(arguments: argparse.Namespace) -> ObjectStoreWriter:
+    if arguments.create:
+        return ObjectStoreWriter.open(
+            arguments.store,
+            capacity=arguments.capacity,
+            n_readers=arguments.n_readers,
+            max_objects=arguments.max_objects,
+            prefault=arguments.prefault,
+        )
+    try:
+        return ObjectStoreWriter.join(arguments.store)
+    except WriterActiveError as error:
+        more = "create the store with one arena more (n_writers, or api_process_count of a configuration)"
+        raise WriterActiveError(error.message, hint=more) from None
+
+
+COMMAND = Command(
+    name="relay",
+    summary="bring objects of other hosts into the store of this host, for its workers",
+    example="shmstore relay --tier redis://cache.internal:6379 --store engine",
+    add_arguments=_add_arguments,
+    run=_run,
+)

@@ -1,0 +1,84 @@
+"""Who shares a store: the API servers of one `vllm serve`, and the engines to which they send.
+
+With several API servers or engines vLLM has no cache between processes, because a mirror of what one server has sent to
+one engine would be wrong for the others. A reference is as good in any process of its host, so a store serves them all.
+
+One API server creates the store before it starts its engines, which find its handle in their environment. Of several,
+none is an engine's parent, and nobody is first. So the process at the top chooses a name, and all below it know it: the
+first API server creates the store, the others join it, and a worker attaches when the first reference comes. When vLLM
+stops, it kills its API servers before they have closed the store. So the process at the top removes it at its end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from shmstore.files import DIRECTORY, PREFIX
+
+__all__ = ["HANDLE", "RUN", "STORE", "agree", "cache_type", "engines", "store_name"]
+
+STORE = "SHMSTORE_VLLM_STORE"
+"""The variable with a name for the store, which then outlives its servers."""
+HANDLE = "SHMSTORE_VLLM_HANDLE"
+"""The variable in which an API server leaves the store's handle for the engines that it starts."""
+RUN = "SHMSTORE_VLLM_RUN"
+"""The variable with the name of a store without a chosen name, for the processes of one `vllm serve`."""
+
+
+@functools.cache
+def agree() -> None:
+    """Choose a name for this process and those that it will start, unless it was started by one that has; once."""
+    if multiprocessing.parent_process() is None:
+        os.environ[RUN] = name = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+        os.environ.pop(HANDLE, None)  # of another engine, whose process has started this one
+        atexit.register(_remove, name, os.getpid())
+
+
+def _remove(name: str, pid: int) -> None:
+    if os.getpid() == pid:  # not a forked child
+        Path(DIRECTORY, name).unlink(missing_ok=True)  # also while a worker is still ending: it needs no name
+
+
+def store_name() -> str:
+    """Return the name of the store that API servers share."""
+    return os.environ.get(STORE) or os.environ[RUN]
+
+
+def engines(parallel: Any) -> int:
+    """Return to how many engines one API server sends."""
+    return int(parallel.data_parallel_size_local if parallel.local_engines_only else parallel.data_parallel_size)
+
+
+def cache_type(theirs: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    """Wrap vLLM's choice of the caches: where type `shm` is wanted and a store can serve, it is `shm`.
+
+    API servers and workers ask, each with its own configuration. A worker may be told `shm` where its API server was
+    not: then nobody sends it a reference.
+    """
+
+    @functools.wraps(theirs)
+    def ours(vllm_config: Any) -> str | None:
+        found = theirs(vllm_config)
+        if found is not None and _served(vllm_config.parallel_config):
+            wanted = vllm_config.model_config.get_multimodal_config().mm_processor_cache_type
+            return "shm" if wanted == "shm" else found
+        return found
+
+    return ours
+
+
+def _served(parallel: Any) -> bool:
+    """Return whether all engines of the API servers, and their workers, are on this host and stay as many."""
+    return (
+        engines(parallel) == parallel.data_parallel_size_local
+        and parallel.nnodes == 1
+        and "ray" not in (parallel.data_parallel_backend, parallel.distributed_executor_backend)
+        and not parallel.enable_elastic_ep
+    )

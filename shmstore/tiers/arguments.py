@@ -1,0 +1,61 @@
+"""Checks of what callers pass to a tier; each raises TypeError or ValueError, and says what was expected."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from shmstore.errors import kind_of, shown
+from shmstore.tiers.protocol import Into
+
+_KEY = re.compile(r"[ -~]{1,200}")
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that is not printable ASCII of 1 to 200 characters."""
+    if not isinstance(key, str):
+        raise TypeError(f"key must be a str, not {kind_of(key)}")
+    if _KEY.fullmatch(key) is None:
+        raise ValueError(f"key must be printable ASCII of 1 to 200 characters, not {shown(key)}")
+
+
+def check_keys(keys: Sequence[str]) -> None:
+    """Refuse a str, because it is a sequence of keys by mistake, and each key that `check_key` refuses."""
+    if isinstance(keys, str):
+        raise TypeError("keys must be a sequence of keys, not a str")
+    for key in keys:
+        check_key(key)
+
+
+def check_spans(spans: Sequence[memoryview]) -> None:
+    """Refuse an empty sequence, and each span that is not a flat memoryview of bytes."""
+    if not spans:
+        raise ValueError("spans must have at least one span")
+    for span in spans:
+        _check_span(span)
+
+
+def check_timeout(timeout: float) -> None:
+    """Refuse a time-out that is not a number of seconds above 0."""
+    if not isinstance(timeout, (int, float)):
+        raise TypeError(f"timeout must be a number of seconds, not {kind_of(timeout)}")
+    if not 0 < timeout < math.inf:
+        raise ValueError(f"timeout must be a number of seconds above 0, not {shown(timeout)}")
+
+
+def take(into: Into, size: int) -> memoryview | None:
+    """Return the memory that `into` gives for a span, or None; refuse memory of another size or read-only."""
+    span = into(size)
+    if span is None:
+        return None
+    _check_span(span)
+    if span.readonly or span.nbytes != size:
+        what = "read-only memory" if span.readonly else f"{span.nbytes} bytes"
+        raise ValueError(f"into must return {size} writable bytes or None, not {what}")
+    return span
+
+
+def _check_span(span: memoryview) -> None:
+    if not isinstance(span, memoryview):
+        raise TypeError(f"a span must be a memoryview, not {kind_of(span)}")
+    if span.ndim != 1 or span.itemsize != 1 or not span.contiguous:
+        raise ValueError("a span must be flat and of bytes: use memoryview(...).cast('B')")

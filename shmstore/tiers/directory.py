@@ -1,0 +1,212 @@
+"""`DirectoryTier`: a tier in a directory, for one host with a disk or for several with a network file system.
+
+A value is a file, ``ab/ab12...ef.shmstore``, named for the hash of its key. It starts with two lines of text:
+
+    shmstore tier 1
+    {"key": "...", "sizes": [312, 6291456], "tags": {"kind": "image", ...}}
+
+The spans follow without a gap. A writer fills a temporary file beside it and renames that, so a reader sees the old
+file or the new one. A file that was cut short, forged or written by another version is a miss.
+"""
+
+import errno
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from io import BufferedReader, FileIO
+
+from shmstore.errors import TierError, TierFullError, kind_of, shown
+from shmstore.tiers.arguments import check_key, check_keys, check_spans, check_timeout, take
+from shmstore.tiers.files import Housekeeper, name_of, remove
+from shmstore.tiers.protocol import Into
+
+__all__ = ["DirectoryTier"]
+
+_MAGIC = b"shmstore tier 1\n"
+_LONGEST_HEADER = 1 << 20
+_PIECE = 8 << 20
+"""The time-out is looked at after so many bytes."""
+_USED_AGAIN = 60.0
+"""A fetch notes its time in a file if the noted time is older than this, in seconds."""
+_SHARED = 0o2770
+"""The permissions of the directory that its folders and files get; what others may do is not among them."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_MISS = (errno.ENOENT, errno.ESTALE, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+"""No file, one that another host has replaced, and what somebody else put there: a folder, a link or a socket."""
+
+
+class DirectoryTier:
+    """Keep values as files in the directory `path`, which exists; several processes and hosts may share it.
+
+    `capacity` limits the bytes of all files. An offer that exceeds it removes the files that were used longest ago,
+    until a tenth is free. Each process counts only what it has written since its last look at all files, so n writers
+    may exceed the capacity by n tenths.
+
+    `timeout`, in seconds, is looked at between pieces of 8 MiB. A kernel call cannot be given up: if a network file
+    system hangs, so does the call, unless it is mounted with ``soft``. An offer that makes room also takes longer.
+
+    Files are as readable as `path` is, but never by other users than the owner and the group. Users who can write to
+    `path` can forge values. Tags are in the files, for operators.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, capacity: int | None = None, timeout: float = 1.0) -> None:
+        """Check the arguments; the directory is first looked at by a call."""
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(f"path must be a str or a Path, not {kind_of(path)}")
+        if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
+            raise ValueError(f"capacity must be None or an int of at least 1 byte, not {shown(capacity)}")
+        check_timeout(timeout)
+        self._path = os.path.abspath(path)
+        self._timeout = timeout
+        self._closed = False
+        self._housekeeper = Housekeeper(self._path, capacity)
+
+    def __repr__(self) -> str:
+        return f"DirectoryTier({self._path!r})"
+
+    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        """Write a file for `key`, in the place of an earlier one, as `Tier.offer` says; nothing is synced."""
+        check_key(key)
+        check_spans(spans)
+        end = self._begin()
+        header = {"key": key, "sizes": [span.nbytes for span in spans], "tags": dict(tags)}
+        pieces = [memoryview(_MAGIC + json.dumps(header).encode() + b"\n"), *spans]
+        name = name_of(self._path, key)
+        with self._errors():
+            mode = os.stat(self._path).st_mode & _SHARED
+            self._housekeeper.make_room(sum(piece.nbytes for piece in pieces))
+            with suppress(FileExistsError):
+                os.mkdir(os.path.dirname(name), 0o700)
+                os.chmod(os.path.dirname(name), mode)
+            temporary = f"{name}.{secrets.token_hex(8)}.tmp"
+            file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode & 0o660)
+            try:
+                try:
+                    for piece in pieces:
+                        self._write(file, piece, end)
+                finally:
+                    os.close(file)  # NFS may first say here that there is no room
+                os.replace(temporary, name)
+            except BaseException:
+                with suppress(OSError):
+                    os.unlink(temporary)
+                raise
+
+    def fetch(self, key: str, into: Into) -> bool:
+        """Read the file of `key` into the memory that `into` gives, as `Tier.fetch` says, and note that it was used."""
+        check_key(key)
+        end = self._begin()
+        file = self._open(key)
+        if file is None:
+            return False
+        with file:
+            sizes = self._sizes(file, key)
+            for size in sizes:
+                span = take(into, size)
+                if span is None or not self._read(file, span, end):
+                    return False
+        return bool(sizes)
+
+    def has(self, keys: Sequence[str]) -> list[bool]:
+        """Return for each key whether it has a file; files are not read."""
+        check_keys(keys)
+        self._begin()
+        with self._errors():
+            os.stat(f"{self._path}/.")  # which needs the permission to look for files in it
+        return [os.path.isfile(name_of(self._path, key)) for key in keys]
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Remove the files of these keys."""
+        check_keys(keys)
+        self._begin()
+        with self._errors():
+            for key in keys:
+                remove(name_of(self._path, key))
+
+    def close(self) -> None:
+        """Refuse further calls; the files stay."""
+        self._closed = True
+
+    def _begin(self) -> float:
+        """Return when a call that starts now is late."""
+        if self._closed:
+            raise TierError(f"{self} is closed", hint="open another one")
+        return time.monotonic() + self._timeout
+
+    def _check(self, end: float) -> None:
+        if time.monotonic() > end:
+            hint = "use a faster file system, or pass a larger timeout"
+            raise TierError(f"{self._path}: it took more than {self._timeout} s", hint=hint)
+
+    @contextmanager
+    def _errors(self, ignored: Sequence[int] = ()) -> Iterator[None]:
+        """Raise what the file system refuses as an error of the tier, but for these numbers."""
+        try:
+            yield
+        except TierError:
+            raise
+        except OSError as error:
+            if error.errno in ignored:
+                return
+            message = f"{self._path}: {error.strerror}"
+            if error.errno in _FULL:
+                hint = "free space in its file system, or pass a smaller capacity"
+                raise TierFullError(message, hint=hint) from error
+            hint = "create or mount the directory, and let this user read and write it"
+            raise TierError(message, hint=hint) from error
+
+    def _write(self, file: int, piece: memoryview, end: float) -> None:
+        done = 0
+        while done < piece.nbytes:
+            self._check(end)
+            done += os.write(file, piece[done : done + _PIECE])
+
+    def _open(self, key: str) -> BufferedReader | None:
+        """Open the file of a key; return None if it is not there, and raise TierError if the directory is not."""
+        with self._errors(_MISS):
+            # The small buffer is for the header. Large spans are read past it, straight into their memory.
+            return BufferedReader(FileIO(name_of(self._path, key), opener=_opener), 4096)
+        with self._errors():
+            os.stat(self._path)
+        return None
+
+    def _sizes(self, file: BufferedReader, key: str) -> list[int]:
+        """Read the header and return the sizes of the spans; [] if this is not a whole file of the key.
+
+        It also notes that the file was used.
+        """
+        with self._errors(_MISS), suppress(ValueError, KeyError, TypeError, RecursionError):  # of a forged header
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or file.readline(len(_MAGIC)) != _MAGIC:
+                return []
+            header = json.loads(file.readline(_LONGEST_HEADER))
+            sizes: list[int] = header["sizes"]
+            if header["key"] != key or not all(type(size) is int and size >= 0 for size in sizes):
+                return []
+            if file.tell() + sum(sizes) != found.st_size:
+                return []
+            if time.time() - found.st_mtime > _USED_AGAIN:
+                with suppress(OSError):  # perhaps it is another user's, or the file system is read-only
+                    os.utime(file.fileno())
+            return sizes
+        return []
+
+    def _read(self, file: BufferedReader, span: memoryview, end: float) -> bool:
+        """Fill the span and return whether there were as many bytes."""
+        done = 0
+        with self._errors(_MISS):
+            while done < span.nbytes:
+                self._check(end)
+                read = file.readinto(span[done : done + _PIECE])
+                if not read:
+                    return False
+                done += read
+        return done == span.nbytes
+
+
+def _opener(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # a pipe of that name must not block

@@ -1,0 +1,450 @@
+"""A tier on Mooncake Store: `MooncakeTier`.
+
+Mooncake's client runs in a process of its own (`mooncake_client.py`), which maps the same memory as this process.
+There are three reasons. A call of Mooncake has no time-out, and may use its memory as long as it runs. Only the end of
+its process ends it for sure: the memory of a late call is free again when we return. The connection to a master that
+does not answer holds the interpreter's lock, up to 90 s. And a fault in Mooncake's client ends that process alone.
+
+A value is one key of Mooncake, and another one for each large span:
+
+    KEY/head    the number of spans, the size of each, and the bytes of the small ones in order
+    KEY/i       span i, if it is larger than INLINE
+
+The head is written last and removed first.
+"""
+
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from mmap import mmap
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from shmstore.errors import TierError, TierFullError
+from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
+from shmstore.tiers.protocol import Into
+
+__all__ = ["MooncakeTier"]
+
+INLINE: Final = 64 << 10
+"""Bytes of the largest span that travels in the value's first key, which saves a round trip to the master."""
+LANES: Final = 4
+"""Calls of one tier that run at a time; others wait."""
+
+_PROGRAM: Final = str(Path(__file__).with_name("mooncake_client.py"))
+
+# Results of Mooncake's calls.
+_FULL = (-200, -1700)  # no room; more than the tenant's quota
+_REPLACED = -601  # another client has offered the same key meanwhile, and its value stands
+_ABSENT = (-703, -704)  # is being written; is not there
+_LONGER = -600  # than the memory for it: replaced since its size was read
+
+
+class MooncakeTier:
+    """Keeps values in a Mooncake Store, which has a master and nodes that give it memory. It ignores tags.
+
+    `master` is "host:port". `metadata`, `protocol`, `devices` and `host` are Mooncake's `metadata_server`, `protocol`,
+    `rdma_devices` and `local_hostname`; an empty `host` is the address of this host on the way to the master. Spans
+    outside of registered memory are copied once, and `staging` is the size of the largest one.
+
+    The first call starts a process, and so does the first call after a time-out. Calls raise TierError until it has
+    connected, which takes about half a second. When a call returns or raises, nothing uses its memory any more.
+    A replaced value keeps the place of the old one, so a failed offer may leave a mix of both.
+    """
+
+    def __init__(
+        self,
+        master: str,
+        *,
+        metadata: str = "P2PHANDSHAKE",
+        protocol: str = "tcp",
+        devices: str = "",
+        host: str = "",
+        timeout: float = 1.0,
+        staging: int = 16 << 20,
+    ) -> None:
+        """Connect to nothing yet. ImportError if Mooncake is not installed."""
+        if not master.rpartition(":")[2].isdecimal():
+            raise ValueError(f"master must be 'host:port', not {master!r}")
+        if not timeout > 0:
+            raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+        if staging < 2 * INLINE:
+            raise ValueError(f"staging must be at least {2 * INLINE} bytes, not {staging!r}")
+        if find_spec("mooncake") is None:
+            raise ImportError("MooncakeTier needs Mooncake's client: pip install 'shmstore[mooncake]'")
+        self._settings = {
+            "local_hostname": host,
+            "metadata_server": metadata,
+            "protocol": protocol,
+            "rdma_devices": devices,
+            "master_server_addr": master,
+        }
+        self._timeout = timeout
+        self._staging = staging
+        fd = os.memfd_create("shmstore-staging")
+        os.ftruncate(fd, LANES * staging)
+        self._regions = [_Region(memoryview(mmap(fd, 0)), fd, 0)]
+        self._lock = threading.Lock()
+        self._client: _Client | None = None
+        self._closed = False
+
+    def register(self, memory: memoryview, path: str | os.PathLike[str], offset: int = 0) -> None:
+        """Move spans in `memory` without a copy from now on; it is this process's mapping of a file from `offset` on.
+
+        `offset` is a multiple of the page size. The tier keeps `memory` until it is closed. Call it before the first
+        offer or fetch, which it would interrupt.
+        """
+        fd = os.open(path, os.O_RDWR)
+        if os.fstat(fd).st_size < offset + memory.nbytes:
+            os.close(fd)
+            raise ValueError(f"memory must be a mapping of {os.fspath(path)!r}, which is shorter")
+        with self._lock:
+            self._check_open()
+            self._regions.append(_Region(memory, fd, offset))
+            client, self._client = self._client, None
+        if client is not None:
+            client.kill()
+
+    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        """Keep these spans under `key`; see `Tier.offer`."""
+        check_key(key)
+        check_spans(spans)
+        head = _head_of(spans)
+        with self._lane() as lane:
+            for i, span in enumerate(spans):
+                if span.nbytes > INLINE:
+                    lane.put(f"{key}/{i}", span)
+            lane.put(f"{key}/head", memoryview(head))
+
+    def fetch(self, key: str, into: Into) -> bool:
+        """Read the spans of `key` into memory that `into` gives; see `Tier.fetch`."""
+        check_key(key)
+        with self._lane() as lane:
+            found = lane.head(key)
+            if found is None:
+                return False
+            sizes, small = found
+            for i, size in enumerate(sizes):
+                view = take(into, size)
+                if view is None:
+                    return False
+                if size <= INLINE:
+                    view[:] = small[i]
+                elif not lane.get(f"{key}/{i}", view):
+                    return False
+        return True
+
+    def has(self, keys: Sequence[str]) -> list[bool]:
+        """Return for each key whether its first part is there."""
+        check_keys(keys)
+        with self._lane() as lane:
+            codes = lane.ask("batch_is_exist", [f"{key}/head" for key in keys])
+        for code in codes:
+            if code < 0:
+                raise _refusal("did not say what it has", code)
+        return [code == 1 for code in codes]
+
+    def forget(self, keys: Sequence[str]) -> None:
+        """Remove these keys; ignore those that are absent."""
+        check_keys(keys)
+        with self._lane() as lane:
+            for key in keys:
+                found = lane.head(key)
+                if found is not None:
+                    lane.remove([f"{key}/head"])
+                    lane.remove([f"{key}/{i}" for i, size in enumerate(found[0]) if size > INLINE])
+
+    def close(self) -> None:
+        """End the process with Mooncake's client; idempotent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            client, self._client = self._client, None
+        if client is not None:
+            client.end(self._timeout)
+        for region in self._regions:
+            os.close(region.fd)
+        self._regions.clear()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise TierError("the tier is closed", hint="make another MooncakeTier")
+
+    @contextmanager
+    def _lane(self) -> "Iterator[_Lane]":
+        """Take a lane of the client, which is started if none runs, until a deadline that all steps share."""
+        deadline = time.monotonic() + self._timeout
+        with self._lock:
+            self._check_open()
+            if self._client is None or self._client.dead:
+                try:
+                    self._client = _Client(self._settings, list(self._regions), self._staging, self._timeout)
+                except OSError as error:
+                    raise TierError(f"Mooncake's client cannot be started: {error}") from error
+            client = self._client
+        lane = client.take(deadline)
+        try:
+            yield lane
+        finally:
+            client.give_back(lane)
+
+
+def _address(view: memoryview) -> int:
+    """Return where a flat view begins, also a read-only one."""
+    return int(np.frombuffer(view, np.uint8).ctypes.data)
+
+
+class _Region:
+    """Memory that Mooncake's client maps too."""
+
+    def __init__(self, memory: memoryview, fd: int, offset: int) -> None:
+        self.memory = memory
+        self.fd = fd
+        self.offset = offset
+        self.start = _address(memory)
+        self.end = self.start + memory.nbytes
+
+
+class _Client:
+    """The process with Mooncake's client, and the lanes to it."""
+
+    def __init__(self, settings: dict[str, str], regions: list[_Region], staging: int, timeout: float) -> None:
+        self.regions = regions
+        self.addresses: list[int] = []  # where that process has the regions; empty until it is connected
+        self.dead = False
+        self._connecting = threading.Lock()
+        self._changed = threading.Condition()
+        pairs = [socket.socketpair() for _ in range(LANES)]
+        memory = regions[0].memory
+        self._first = pairs[0][0]
+        self._idle = [_Lane(self, ours, memory[i * staging :][:staging]) for i, (ours, _) in enumerate(pairs)]
+        fds = [theirs.fileno() for _, theirs in pairs]
+        ends, life = os.pipe()
+        self._life = open(life, "wb", 0)  # noqa: SIM115 - closed when we die, however: that process ends at once then
+        files = [region.fd for region in regions]
+        more = {"places": [(each.fd, each.offset, each.memory.nbytes) for each in regions], "settings": settings}
+        # One attempt to connect, and no longer than a call of ours: this process sees the end of ours only after it.
+        milliseconds = str(max(1, int(timeout * 1000)))
+        limits = {
+            "MC_STORE_CLIENT_SETUP_RETRIES": "1",
+            "MC_RPC_TIMEOUT_MS": milliseconds,
+            "MC_RPC_CONNECT_TIMEOUT_MS": milliseconds,
+        }
+        try:
+            self._process = subprocess.Popen(
+                # -P: our folder has a `mooncake` that would be imported for Mooncake's.
+                [sys.executable, "-P", _PROGRAM, json.dumps({"sockets": fds, "life": ends} | more)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # Mooncake logs there; with MC_LOG_DIR it does so into files
+                pass_fds=[*fds, *files, ends],
+                env=limits | os.environ,
+                process_group=0,  # Ctrl-C is for our process, which may still want to offer something
+            )
+        except OSError:
+            for lane in self._idle:
+                lane.socket.close()
+            self._life.close()
+            raise
+        finally:
+            os.close(ends)
+            for _, theirs in pairs:
+                theirs.close()
+
+    def take(self, deadline: float) -> "_Lane":
+        """Return a lane that no other thread has, once the process is connected."""
+        self._connect(deadline)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._idle or self.dead, deadline - time.monotonic()):
+                raise TierError(f"{LANES} other calls of this tier run", hint="use fewer threads, or a longer timeout")
+            if self.dead:
+                raise TierError("another call of this tier was late, and its end ended this one")
+            lane = self._idle.pop()
+        lane.deadline = deadline
+        return lane
+
+    def give_back(self, lane: "_Lane") -> None:
+        """Return a lane that was taken."""
+        with self._changed:
+            if self.dead:
+                lane.socket.close()
+            else:
+                self._idle.append(lane)
+                self._changed.notify()
+
+    def kill(self) -> None:
+        """End the process at once; when this returns, nothing of it uses memory of ours."""
+        self._drop_lanes()
+        self._process.kill()
+        self._process.wait()
+        self._life.close()
+
+    def end(self, timeout: float) -> None:
+        """Let the process end its calls and take leave of the master; kill it if that takes longer than `timeout`."""
+        self._drop_lanes()
+        try:
+            self._process.wait(timeout)
+            self._life.close()
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def _drop_lanes(self) -> None:
+        with self._changed:
+            self.dead = True
+            for lane in self._idle:
+                lane.socket.close()
+            self._idle.clear()
+            self._changed.notify_all()
+
+    def _connect(self, deadline: float) -> None:
+        if not self._connecting.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            raise TierError("Mooncake's client is still connecting")
+        try:
+            if self.addresses or self.dead:
+                return
+            try:
+                answer = _answer(self._first, deadline)
+            except TimeoutError:
+                raise TierError("Mooncake's client is still connecting") from None
+            except (OSError, ValueError) as error:
+                answer = {"error": f"Mooncake's client has ended: {error}"}
+            if "error" in answer:
+                self.kill()
+                raise TierError(answer["error"])
+            self.addresses = answer["addresses"]
+        finally:
+            self._connecting.release()
+
+
+@dataclass
+class _Lane:
+    """One call at a time to the process, and memory of its own for what is not in registered memory."""
+
+    client: _Client
+    socket: socket.socket
+    staging: memoryview
+    deadline: float = 0.0
+
+    def put(self, key: str, span: memoryview) -> None:
+        """Write a span under a key of Mooncake."""
+        address = self._placed(span)
+        if address is None:
+            staged = self._staged(span.nbytes)
+            staged[:] = span
+            address = self._placed(staged)
+        code = self.ask("upsert_from", key, address, span.nbytes)
+        if code in _FULL:
+            raise TierFullError(f"Mooncake has no room for {span.nbytes} bytes ({code})")
+        if code not in (0, _REPLACED):
+            raise _refusal("did not keep a span", code)
+
+    def get(self, key: str, view: memoryview) -> bool:
+        """Fill `view` from a key of Mooncake, and return whether it has a span of just that size."""
+        address = self._placed(view)
+        if address is not None:
+            return self._get_into(key, address, view.nbytes) == view.nbytes
+        staged = self._staged(view.nbytes)
+        if self._get_into(key, self._placed(staged), view.nbytes) != view.nbytes:
+            return False
+        view[:] = staged
+        return True
+
+    def head(self, key: str) -> tuple[list[int], dict[int, bytes]] | None:
+        """Return the sizes of the spans of a value and the bytes of the small ones, or None if it is not there."""
+        length = self._get_into(f"{key}/head", self._placed(self.staging), self.staging.nbytes)
+        return None if length is None else _parsed(bytes(self.staging[:length]))
+
+    def remove(self, keys: list[str]) -> None:
+        """Remove keys of Mooncake, also those that were read just now."""
+        for code in self.ask("batch_remove", keys, True) if keys else []:
+            if code != 0 and code not in _ABSENT:
+                raise _refusal("did not remove a span", code)
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        """Call Mooncake's client; if it does not answer in time, end its process."""
+        request = json.dumps([method, arguments]).encode() + b"\n"
+        try:
+            self.socket.settimeout(max(1e-3, self.deadline - time.monotonic()))
+            self.socket.sendall(request)
+            return _answer(self.socket, self.deadline)
+        except BaseException as error:
+            self.client.kill()  # also after an interrupt: the call may still use its memory
+            if not isinstance(error, (OSError, ValueError)):
+                raise
+            late = isinstance(error, TimeoutError)
+            raise TierError("Mooncake did not answer in time" if late else "Mooncake's client has ended") from error
+
+    def _get_into(self, key: str, address: int | None, size: int) -> int | None:
+        """Return how many bytes there were, None if there are none or too many."""
+        code = int(self.ask("get_into", key, address, size))
+        if code in _ABSENT or code == _LONGER:
+            return None
+        if code < 0:
+            raise _refusal("did not give a span", code)
+        return code
+
+    def _placed(self, view: memoryview) -> int | None:
+        """Return where the process has this memory, None if it does not."""
+        start = _address(view)
+        for region, theirs in zip(self.client.regions, self.client.addresses, strict=True):
+            if region.start <= start and start + view.nbytes <= region.end:
+                return theirs + start - region.start
+        return None
+
+    def _staged(self, nbytes: int) -> memoryview:
+        if nbytes > self.staging.nbytes:
+            raise ValueError(
+                f"a span of {nbytes} bytes outside of registered memory is larger than the tier's staging memory of "
+                f"{self.staging.nbytes} bytes: register its memory, or make the tier with more"
+            )
+        return self.staging[:nbytes]
+
+
+def _answer(sock: socket.socket, deadline: float) -> Any:
+    """Read a line; TimeoutError after the deadline, ValueError if the stream ends."""
+    line = b""
+    while not line.endswith(b"\n"):
+        sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        part = sock.recv(1 << 16)
+        if not part:
+            raise ValueError("the end of its answers")
+        line += part
+    return json.loads(line)
+
+
+def _refusal(what: str, code: int) -> TierError:
+    return TierError(f"Mooncake {what}: error {code}", hint="look at its master and nodes; its types.h has the errors")
+
+
+def _head_of(spans: Sequence[memoryview]) -> bytes:
+    sizes = [span.nbytes for span in spans]
+    small = [span for span in spans if span.nbytes <= INLINE]
+    return b"".join([struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes), *small])
+
+
+def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]] | None:
+    """Take a head apart; None if it is not one."""
+    try:
+        (count,) = struct.unpack_from("<I", head)
+        sizes = list(struct.unpack_from(f"<{count}Q", head, 4))
+    except struct.error:
+        return None
+    at = 4 + 8 * count
+    small = {}
+    for i, size in enumerate(sizes):
+        if size <= INLINE:
+            small[i] = head[at : at + size]
+            at += size
+    return (sizes, small) if count and at == len(head) else None

@@ -1,0 +1,91 @@
+"""The process that runs Mooncake's client for a `MooncakeTier`, which starts it by this file's path.
+
+It imports nothing of shmstore, so that it starts fast. It maps places in files that it inherits, registers them with
+Mooncake, and writes their addresses as its first line. Then it answers on each of its sockets: a line `[method,
+arguments]` is a call of Mooncake's client, and the line after it is the result. It ends when the sockets are closed.
+"""
+
+import ctypes
+import json
+import mmap
+import os
+import socket
+import sys
+import threading
+from typing import Any
+
+
+def main() -> None:
+    """Connect, say so, and serve until the other end closes."""
+    given = json.loads(sys.argv[1])
+    threading.Thread(target=_end_with, args=(given["life"],), daemon=True).start()
+    lanes = [socket.socket(fileno=fd) for fd in given["sockets"]]
+    files = [mmap.mmap(fd, size, offset=offset) for fd, offset, size in given["places"]]
+    try:
+        store, addresses = _connected(given["settings"], files)
+    except (ImportError, ConnectionError) as error:
+        _say(lanes[0], {"error": str(error)})
+        return
+    _say(lanes[0], {"addresses": addresses})
+    others = [threading.Thread(target=_serve, args=(store, lane)) for lane in lanes[1:]]
+    for thread in others:
+        thread.start()
+    _serve(store, lanes[0])
+    for thread in others:
+        thread.join()
+    store.close()
+
+
+def _end_with(life: int) -> None:
+    os.read(life, 1)
+    os._exit(1)  # the other process is dead; who takes its memory over must not find calls that still write there
+
+
+def _connected(settings: dict[str, str], files: list[mmap.mmap]) -> tuple[Any, list[int]]:
+    from mooncake.store import MooncakeDistributedStore
+
+    if not settings["local_hostname"]:
+        settings["local_hostname"] = _own_address(settings["master_server_addr"])
+    store = MooncakeDistributedStore()
+    # No segment: this client gives the store no memory. No buffer: all that it moves is in `files`.
+    code = store.setup(settings | {"global_segment_size": "0", "local_buffer_size": "0"})
+    if code != 0:
+        raise ConnectionError(f"Mooncake's client cannot reach its master {settings['master_server_addr']} ({code})")
+    addresses = [ctypes.addressof(ctypes.c_char.from_buffer(file)) for file in files]
+    for file, address in zip(files, addresses, strict=True):
+        code = store.register_buffer(address, len(file))
+        if code != 0:
+            raise ConnectionError(f"Mooncake does not register memory of {len(file)} bytes ({code})")
+    return store, addresses
+
+
+def _own_address(master: str) -> str:
+    """Return the address of this host that its packets to the master have."""
+    host, _, port = master.rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # a datagram socket: this sends nothing
+            return str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise ConnectionError(f"no way to Mooncake's master {master}: {error}") from error
+
+
+def _serve(store: Any, lane: socket.socket) -> None:
+    try:
+        for line in lane.makefile("rb"):
+            method, arguments = json.loads(line)
+            _say(lane, getattr(store, method)(*arguments))
+    except OSError:
+        pass  # the other end is closed, with an answer under way
+    except BaseException:
+        os._exit(1)  # the other end reads the end of the stream and starts another client
+
+
+def _say(lane: socket.socket, answer: Any) -> None:
+    lane.sendall(json.dumps(answer).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()
+    os._exit(0)  # not Mooncake's handlers at exit: the store is closed

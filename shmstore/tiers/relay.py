@@ -1,0 +1,159 @@
+"""The relay of a host: it brings objects of other hosts into the host's store, and hands them out to its workers.
+
+A worker that gets a reference of another host's store asks for its key (`relay_client`). The relay fetches the object
+from the tier once, and all workers of the host read it in place. Each connection has a thread, because a host has few
+workers and each asks for one object at a time. A thread does all that its worker needs: it asks the tier, waits, hands
+out, and at the end of the connection it ends the leases. So there are no timers, and no thread cares for another's.
+"""
+
+import errno
+import logging
+import os
+import socket
+import stat
+import threading
+import time
+from contextlib import suppress
+
+from shmstore.errors import ObjectNotFoundError, ShmStoreError, StoreClosedError, StoreFullError
+from shmstore.refs import ObjectRef
+from shmstore.store import ObjectStoreWriter
+from shmstore.tiers.relay_client import DONE, FOUND, MAX_REQUEST, MISSING, checked_path, has_news, own_user, parsed
+from shmstore.tiers.store_tier import StoreTier
+
+__all__ = ["Relay"]
+
+_log = logging.getLogger(__name__)
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
+_NO_FILES_PAUSE = 0.1
+_CLOSING = 5.0
+
+
+class Relay:
+    """Listens at `path` for the workers of a host, and answers them from `tier`, which is the tier of `writer`.
+
+    The socket is for processes of this user alone. Owns neither tier nor writer; close them after it. Raises
+    FileExistsError if another relay listens there, and OSError if the socket cannot be made.
+    """
+
+    def __init__(self, writer: ObjectStoreWriter, tier: StoreTier, path: str | os.PathLike[str]) -> None:
+        self._writer = writer
+        self._tier = tier
+        self._connections: dict[threading.Thread, socket.socket] = {}
+        self.path = checked_path(path)
+        self._stopped = False
+        self._listener = _listen(self.path)
+
+    def serve(self) -> None:
+        """Answer until `stop`; then end all connections, and the leases of their workers."""
+        try:
+            while not self._stopped:
+                try:
+                    connection, _ = self._listener.accept()
+                except OSError as error:
+                    if not self._stopped:  # no file descriptor is free: others wait until a worker goes
+                        _log.warning("a worker must wait: %s", error)
+                        time.sleep(_NO_FILES_PAUSE)
+                    continue
+                thread = threading.Thread(target=self._converse, args=(connection,), name="relay", daemon=True)
+                self._connections[thread] = connection
+                thread.start()
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Let `serve` end soon; safe in signal handlers."""
+        self._stopped = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes its accept
+
+    def close(self) -> None:
+        """Stop listening and end all connections; idempotent. A fetch may go on until the tier's time-out."""
+        self.stop()
+        if self._listener.fileno() >= 0:
+            with suppress(FileNotFoundError):
+                os.unlink(self.path)
+            self._listener.close()
+        ending = list(self._connections.items())
+        for _, connection in ending:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes its thread
+        end = time.monotonic() + _CLOSING
+        for thread, _ in ending:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _converse(self, connection: socket.socket) -> None:
+        held: list[ObjectRef] = []
+        try:
+            while own_user(connection) and (message := connection.recv(MAX_REQUEST + 1)):
+                if message == DONE:
+                    self._end(held)
+                    continue
+                try:
+                    key, scope, seconds = parsed(message)
+                except ValueError as error:
+                    connection.send(MISSING + str(error).encode())
+                    return
+                connection.send(self._answer(connection, held, key, scope, seconds))
+        except OSError:
+            pass  # the worker has gone
+        except ShmStoreError as error:
+            _log.warning("a worker gets no answer: %s", error)
+        finally:
+            self._end(held)
+            connection.close()
+            del self._connections[threading.current_thread()]
+
+    def _end(self, held: list[ObjectRef]) -> None:
+        with suppress(StoreClosedError):
+            while held:
+                self._writer.cancel(held.pop())
+
+    def _answer(
+        self, connection: socket.socket, held: list[ObjectRef], key: str, scope: str | None, seconds: float
+    ) -> bytes:
+        """Return the answer to a request; `held` gets the reference. Give up if the worker goes."""
+        end = time.monotonic() + seconds
+        pause = _FIRST_PAUSE
+        while True:
+            with suppress(ObjectNotFoundError, StoreFullError):  # evicted just now; no lease is free
+                if self._tier.bring(key, scope=scope):
+                    held.append(self._writer.get_cached(key, hold=True, scope=scope))
+                    return FOUND + held[-1].to_bytes()
+            left = end - time.monotonic()
+            if self._tier.stats().open:
+                return MISSING + b"the tier does not answer"
+            if left <= 0 or has_news(connection, min(pause, left)):
+                return MISSING + b"the tier does not have it, or the store has no room for it"
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _listen(path: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        os.fchmod(listener.fileno(), 0o600)  # which the file gets, so nobody else can ever connect
+        try:
+            listener.bind(path)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _is_dead(path):
+                raise
+            os.unlink(path)
+            listener.bind(path)
+        listener.listen(128)
+        return listener
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _is_dead(path: str) -> bool:
+    """Return whether a killed relay has left its socket here; FileExistsError if a living one listens."""
+    if not stat.S_ISSOCK(os.lstat(path).st_mode):
+        return False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            return True
+    raise FileExistsError(errno.EEXIST, "another relay listens here; end it, or pass another path (--socket)", path)

@@ -1,0 +1,824 @@
+/*
+ * test_adoption.c - writer A evicts and is succeeded, writer B adopts A's objects, and a rank reads them.
+ *
+ * As in test_interleave.c, A's arena has 16 units of 64 bytes and four objects. Rank 0 has a view of `held` and is
+ * promised `owed`; `read` and `cold` may go. Rank 1 never attaches. Three things are done with that:
+ *
+ * 1. A, B or the rank is a process of its own, which is killed before each of its steps. So is each successor.
+ * 2. Each whole operation of one runs at each step of the others.
+ * 3. A is refused a put. Then someone lets go of an object, and A must notice.
+ *
+ * Whatever happens: no byte under a view changes, every open promise can be taken, and once nobody holds anything, A
+ * can evict everything, B has all its lease entries, and an inspector finds nothing.
+ */
+#include <pthread.h>
+
+#include "inspect/inspect.h"
+#include "support.h"
+
+/* A process with AddressSanitizer, or in an emulator, takes long to fork and to die: at every 16th step only. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__aarch64__)
+#define STRIDE 16
+#else
+#define STRIDE 1
+#endif
+
+enum { UNIT = SHMS_ALIGN, UNITS = 16, SLOTS = 6, OBJECTS = 4, PROMISES = 48, OURS = 7, LEASES = 64 };
+enum { HELD, OWED, READ, COLD };
+enum { A, B };
+
+static const char *const keys[OBJECTS] = {"held", "owed", "read", "cold"};
+static const char *name;
+static shms_writer *a, *b; /* NULL: dead */
+static shms_reader *r;     /* rank 0 */
+static shms_view *views[64];
+static uint64_t mark_of[64];
+static int n_views;
+static uint32_t half; /* the slot of a half adoption */
+
+/* References that rank 0 may count on. The processes of 1. share them. */
+static struct promises {
+    int n;
+    struct promise {
+        uint8_t ref[SHMS_REF_SIZE];
+        uint64_t mark;
+        int by;
+        bool open, adopted;
+    } at[PROMISES];
+    uint64_t steps;
+} *promises;
+
+/* ---- views and promises ---- */
+
+static void keep(shms_view *v, uint64_t mark) {
+    CHECK(filled(v->payload, v->payload_size, mark));
+    CHECK(n_views < 64);
+    mark_of[n_views] = mark;
+    views[n_views++] = v;
+}
+
+static void views_are_whole(void) {
+    for (int i = 0; i < n_views; i++)
+        CHECK(!views[i] || filled(views[i]->payload, views[i]->payload_size, mark_of[i]));
+}
+
+static void release_views(void) {
+    views_are_whole();
+    for (int i = 0; i < n_views; i++)
+        if (views[i])
+            shms_view_release(views[i]);
+    n_views = 0;
+}
+
+static struct promise *promise(int by, const uint8_t *ref, uint64_t mark, bool adopted) {
+    CHECK(promises->n < PROMISES);
+    struct promise *p = &promises->at[promises->n];
+    *p = (struct promise){.mark = mark, .by = by, .adopted = adopted, .open = true};
+    memcpy(p->ref, ref, SHMS_REF_SIZE);
+    promises->n++;
+    return p;
+}
+
+/* The nth last that B has made on an object of A's. */
+static struct promise *last_of_b(uint64_t mark, int nth) {
+    for (int i = promises->n; i-- > 0;)
+        if (promises->at[i].by == B && promises->at[i].adopted && promises->at[i].mark == mark && nth-- == 0)
+            return &promises->at[i];
+    return NULL;
+}
+
+static void all_promises_end(void) {
+    for (int i = 0; i < promises->n; i++)
+        promises->at[i].open = false;
+}
+
+static void promises_end(int by, bool adopted) {
+    for (int i = 0; i < promises->n; i++)
+        if (promises->at[i].by == by && promises->at[i].adopted == adopted)
+            promises->at[i].open = false;
+}
+
+static void take_promises(void) {
+    for (int i = 0; r && i < promises->n; i++) {
+        struct promise *p = &promises->at[i];
+        shms_view *v = p->open ? shms_reader_acquire(r, p->ref) : NULL;
+        if (p->open && !v)
+            fprintf(stderr, "promise %d of %d, object %d: ", i, p->by, (int)p->mark);
+        CHECK(v || !p->open);
+        if (v)
+            keep(v, p->mark);
+        p->open = false;
+    }
+}
+
+/* ---- the store ---- */
+
+static int put(shms_writer *w, const char *key, uint64_t units, uint64_t mark, uint8_t *ref) {
+    return put_marked(w, key, units * UNIT, mark, ref);
+}
+
+static int arena_of_a; /* B has the other one */
+static void join_a(void) { CHECK_EQ(SHMS_OK, shms_writer_join(&a, name, arena_of_a, NULL)); }
+static void join_b(void) { CHECK_EQ(SHMS_OK, shms_writer_join(&b, name, !arena_of_a, NULL)); }
+
+static void setup(void) {
+    half = SHMS_NONE;
+    shms_options o = {.capacity = UNITS * UNIT, .n_readers = 2, .max_objects = SLOTS, .n_writers = 2, .n_groups = 2};
+    uint8_t ref[SHMS_REF_SIZE];
+    o.group_sizes[0] = o.group_sizes[1] = 1;
+    memset(promises, 0, sizeof *promises);
+    CHECK_EQ(SHMS_OK, shms_writer_create(arena_of_a ? &b : &a, name, &o));
+    (arena_of_a ? join_a : join_b)();
+    CHECK_EQ(LEASES, a->seg.layout.max_leases);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_writer_retire(a, 1));
+    for (int i = 0; i < OBJECTS; i++) {
+        CHECK_EQ(SHMS_OK, put(a, keys[i], 3, (uint64_t)i, ref));
+        if (i == HELD)
+            keep(shms_reader_acquire(r, ref), HELD);
+        else if (i == OWED)
+            promise(A, ref, OWED, false);
+        else
+            CHECK_EQ(1, shms_reader_release(r, ref));
+    }
+}
+
+static void die(shms_writer **w) { /* without a close: all its words stay as they are */
+    shms_segment_unlock(&(*w)->seg);
+    (*w)->closed = true;
+    shms_writer_free(*w);
+    *w = NULL;
+}
+
+static void all_fits(shms_writer *w, const char *key) {
+    CHECK_EQ(SHMS_OK, put(w, key, UNITS - 1, 5, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+}
+
+static void nothing_is_found(void) {
+    shms_finding found[4];
+    shms_inspector *i;
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, name));
+    int64_t n = shms_inspector_verify(i, found, 4);
+    if (n > 0)
+        fprintf(stderr, "finding %d at %d: %d, expected %d: ", (int)found[0].kind, (int)found[0].where,
+                (int)found[0].value, (int)found[0].expected);
+    CHECK_EQ(0, n);
+    shms_inspector_free(i);
+}
+
+/* What must hold after anything. A is alive. */
+static void settle(void) {
+    views_are_whole();
+    for (int i = 0; i < 12; i++) {
+        char key[16];
+        snprintf(key, sizeof key, "n%d", i);
+        int rc = put(a, key, (uint64_t)(i % 4), 99, NULL);
+        CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+        views_are_whole();
+    }
+    CHECK_EQ(SHMS_OK, shms_writer_valid(a));
+    take_promises();
+    release_views();
+    if (r)
+        shms_reader_free(r);
+    r = NULL;
+    if (b) {
+        CHECK_EQ(SHMS_OK, shms_writer_valid(b));
+        CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
+    }
+    all_fits(a, "all"); /* nobody holds anything any more */
+    if (!b)
+        join_b();
+    CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
+    all_fits(a, "again");
+    all_fits(b, "every");
+    shms_reclaim_begin(b);
+    for (uint32_t e = 0; e < LEASES; e++)
+        CHECK(shms_get(&b->leases.table[e].number) == 0 || shms_lease_done(b, e, true));
+    nothing_is_found();
+    shms_writer_close(b, 1);
+    shms_writer_free(b);
+    shms_writer_close(a, 1);
+    shms_writer_free(a);
+}
+
+/* ---- what B does ---- */
+
+static void b_hit(int object) {
+    uint8_t ref[SHMS_REF_SIZE];
+    int rc = shms_writer_hit(b, keys[object], 4, ref);
+    CHECK(rc == SHMS_OK || rc == SHMS_ENOTFOUND);
+    if (rc == SHMS_OK)
+        promise(B, ref, (uint64_t)object, true)->open = r != NULL;
+}
+static void b_cancels(int object, int nth) {
+    struct promise *p = last_of_b((uint64_t)object, nth);
+    if (p) {
+        int rc = shms_writer_cancel(b, p->ref);
+        CHECK(rc == 1 || (rc == 0 && !p->open));
+        p->open = false;
+    }
+}
+static void b_hit_read(void) { b_hit(READ); }
+static void b_hit_owed(void) { b_hit(OWED); }
+static void b_hit_chain(void) {
+    for (int i = 0; i < 3; i++)
+        b_hit(READ);
+}
+static void b_hit_both(void) {
+    b_hit(COLD);
+    b_hit(READ);
+}
+static void b_cancel_last(void) { b_cancels(READ, 0); }
+static void b_cancel_middle(void) { b_cancels(READ, 1); }
+static void b_cancel_first(void) { b_cancels(READ, 2); }
+static void b_reuses(void) { /* the entry comes into another list, with a lease that is complete */
+    CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
+    b_cancels(READ, 0);
+    b_hit(OWED);
+    struct promise *p = last_of_b(OWED, 0);
+    CHECK(!p || shms_reader_release(r, p->ref) >= 0);
+    if (p)
+        p->open = false;
+}
+static void b_hit_and_cancel(void) {
+    b_hit(READ);
+    b_cancels(READ, 0);
+}
+
+/* Half an adoption: B stands between B2 and B4. */
+static void b_pins(void) { half = shms_pin_elsewhere(b, "read", 4); }
+static void b_goes_on(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    if (half == SHMS_NONE)
+        return;
+    shms_hand_out(b, half, shms_reclaim_lease(b), 0, false, ref);
+    shms_claims_unpin(&b->seg, half);
+    promise(B, ref, READ, true);
+    half = SHMS_NONE;
+}
+
+static void b_has(void) { CHECK(shms_writer_has(b, "read", 4) >= 0); }
+static void b_touch(void) { CHECK(shms_writer_touch(b, "cold", 4) >= 0); }
+static void b_delete(void) { CHECK(shms_writer_delete(b, "read", 4) >= 0); }
+static void b_forgets(void) { /* and never finds again what it has deleted */
+    uint8_t ref[SHMS_REF_SIZE];
+    b_delete();
+    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(b, "read", 4, ref));
+}
+static void b_clear(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(b)); }
+static void b_address(void) {
+    b_hit(READ);
+    b_hit(COLD);
+    for (int i = READ; i <= COLD; i++)
+        if (last_of_b((uint64_t)i, 0)) /* READ: only rank 0 */
+            CHECK(shms_writer_address(b, last_of_b((uint64_t)i, 0)->ref, (uint32_t)(i - READ + 1)) >= 0);
+    if (last_of_b(COLD, 0))
+        last_of_b(COLD, 0)->open = false;
+}
+static void b_retire(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1)); }
+static void b_cancel_all(void) {
+    promises_end(B, true);
+    promises_end(B, false);
+    CHECK(shms_writer_cancel_all(b) >= 0);
+}
+static void b_put(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, put(b, "ours", 3, OURS, ref));
+    promise(B, ref, OURS, false);
+}
+static void b_dies(void) {
+    die(&b);
+    promises_end(B, true);
+}
+static void b_is_succeeded(void) {
+    b_dies();
+    join_b();
+}
+static void b_closes(void) {
+    shms_writer_close(b, 0);
+    shms_writer_free(b);
+    b = NULL;
+    promises_end(B, true);
+}
+
+/* ---- what A does ---- */
+
+static void a_puts(const char *key, uint64_t units) {
+    int rc = put(a, key, units, 8, NULL);
+    CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+}
+static void a_small(void) { a_puts("small", 2); }
+static void a_evict(void) { a_puts("put", 6); }
+static void a_delete(void) {
+    CHECK(shms_writer_delete(a, "owed", 4) >= 0);
+    CHECK(shms_writer_delete(a, "read", 4) >= 0);
+}
+static void a_clear(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_clear(a));
+    a_evict();
+}
+static void a_recover(void) {
+    die(&a);
+    join_a();
+    a_evict();
+}
+
+/* ---- what rank 0 does ---- */
+
+static pthread_t late;
+static bool late_runs;
+static const struct promise *late_of;
+static shms_view *late_view;
+static _Atomic int late_done;
+static uint64_t late_acquires;
+
+static void *acquire_late(void *unused) {
+    late_view = shms_reader_acquire(r, late_of->ref);
+    CHECK(late_view || errno == -SHMS_ESTALE);
+    atomic_store(&late_done, 1);
+    return unused;
+}
+
+/* On a thread, if A is asking who holds the object: see test_interleave.c. */
+static void acquire(struct promise *p) {
+    shms_ref ref;
+    shms_ref_unpack(&ref, p->ref);
+    const shms_slot *s = shms_segment_slot(&b->seg, ref.slot);
+    if (shms_get(&s->id) == ref.id && shms_get(&s->state) == SHMS_EVICTING) {
+        CHECK(!late_runs);
+        late_of = p;
+        late_runs = true;
+        late_done = 0;
+        CHECK(pthread_create(&late, NULL, acquire_late, NULL) == 0);
+        while (!atomic_load(&late_done) && !shms_reader_pins(shms_segment_reader(&b->seg, 0))[ref.slot])
+            ;
+        return;
+    }
+    shms_view *v = shms_reader_acquire(r, p->ref);
+    CHECK(v || !p->open);
+    if (v)
+        keep(v, p->mark);
+    p->open = false;
+}
+static void join_late(void) {
+    if (!late_runs)
+        return;
+    CHECK(pthread_join(late, NULL) == 0);
+    late_runs = false;
+    CHECK(late_view || !late_of->open);
+    if (late_view) {
+        keep(late_view, late_of->mark);
+        late_acquires++;
+    }
+    promises->at[late_of - promises->at].open = false;
+}
+static void r_acquire(void) { acquire(last_of_b(READ, 0)); }
+static void r_release(void) {
+    struct promise *p = last_of_b(READ, 0);
+    CHECK(shms_reader_release(r, p->ref) >= 0);
+    p->open = false;
+}
+static void r_acquire_and_release(void) {
+    int before = n_views;
+    r_acquire();
+    if (n_views > before)
+        shms_view_release(views[--n_views]);
+}
+static void b_was_read(void) { /* A may evict it, and the reference is good as long as A does not */
+    b_hit(READ);
+    CHECK_EQ(1, shms_writer_address(b, last_of_b(READ, 0)->ref, 1));
+    r_acquire_and_release();
+}
+static void r_replace(void) {
+    release_views();
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+    shms_reader_free(r);
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    all_promises_end();
+}
+
+/* ---- 2. whole operations at each step ---- */
+
+static uint64_t at_step[2], step;
+static void (*intruders[2])(void);
+static bool busy; /* no nested operation */
+
+static void intrude(const char *label) {
+    (void)label;
+    if (busy)
+        return;
+    step++;
+    for (int i = 0; i < 2; i++)
+        if (step == at_step[i]) {
+            busy = true;
+            intruders[i]();
+            views_are_whole();
+            busy = false;
+        }
+}
+
+/* Runs `whole` from the state that `before` makes, with `other` at step i and, if there is one, `then` at step j.
+ * Returns how many steps it had. */
+static uint64_t run(void (*before)(void), void (*whole)(void), void (*other)(void), uint64_t i, void (*then)(void),
+                    uint64_t j) {
+    setup();
+    if (before)
+        before();
+    step = 0;
+    at_step[0] = i;
+    at_step[1] = j;
+    intruders[0] = other;
+    intruders[1] = then;
+    shms_step_hook = intrude;
+    whole();
+    shms_step_hook = NULL;
+    join_late();
+    b_goes_on();
+    uint64_t steps = step;
+    settle();
+    return steps;
+}
+
+/* The same from a state in which rank 0 has died. */
+static void rank_0_dies(void) {
+    release_views();
+    shms_reader_free(r);
+    r = NULL;
+    all_promises_end();
+    pid_t child = fork_child();
+    if (child == 0) {
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+        kill(getpid(), SIGKILL);
+    }
+    CHECK_EQ(1000 + SIGKILL, reap(child));
+}
+static void r_attaches(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0)); }
+static void r_comes_and_b_hits(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
+    r_attaches();
+    for (int i = 0; i < OBJECTS; i++)
+        b_hit(i);
+}
+static void a_awaits_dead_rank(void) { /* so it asks whether the rank is gone */
+    uint8_t ref[SHMS_REF_SIZE];
+    rank_0_dies();
+    for (int i = 0; i < OBJECTS; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_hit(a, keys[i], 4, ref));
+}
+
+static uint64_t interleave(void (*before)(void), void (*whole)(void), void (*other)(void)) {
+    uint64_t i = 1;
+    while (run(before, whole, other, i, NULL, 0) >= i)
+        i++;
+    return i - 1;
+}
+
+/* B opens leases in the middle of an eviction, and its list changes while A walks it. */
+static uint64_t interleave_two(void (*whole)(void), void (*other)(void), void (*then)(void)) {
+    uint64_t n = 0;
+    for (uint64_t i = 1;; i++)
+        for (uint64_t j = i + 1;; j++, n++) {
+            uint64_t steps = run(NULL, whole, other, i, then, j);
+            if (steps < i)
+                return n;
+            if (steps < j)
+                break;
+        }
+}
+
+#define EACH(table)                                                                                                    \
+    size_t i_##table = 0;                                                                                              \
+    i_##table < sizeof table / sizeof *table;                                                                          \
+    i_##table++
+
+static void (*const of_a[])(void) = {a_small, a_evict, a_delete, a_recover};
+static void (*const of_a_between[])(void) = {a_evict, a_clear, a_recover};
+static void (*const of_b[])(void) = {b_hit_read, b_hit_owed, b_hit_both, b_hit_and_cancel, b_has,
+                                     b_touch,    b_forgets,  b_clear,    b_address,        b_retire,
+                                     b_put,      b_dies,     b_closes,   b_is_succeeded,   b_hit_chain};
+static void (*const of_b_with_leases[])(void) = {b_cancel_last, b_cancel_middle, b_cancel_first, b_reuses,
+                                                 b_cancel_all,  b_address,       b_dies,         b_is_succeeded};
+static void (*const of_rank[])(void) = {r_acquire, r_release, r_acquire_and_release, r_replace};
+static void (*const changes[])(void) = {b_cancel_last, b_cancel_middle, b_reuses, b_is_succeeded};
+
+static void at_each_step(void) {
+    uint64_t steps = 0;
+    for (EACH(of_a)) {
+        for (EACH(of_b))
+            steps += interleave(NULL, of_a[i_of_a], of_b[i_of_b]);
+        for (EACH(of_b_with_leases))
+            steps += interleave(b_hit_chain, of_a[i_of_a], of_b_with_leases[i_of_b_with_leases]);
+        for (EACH(of_rank)) {
+            steps += interleave(b_address, of_a[i_of_a], of_rank[i_of_rank]);
+            steps += interleave(b_was_read, of_a[i_of_a], of_rank[i_of_rank]);
+        }
+    }
+    for (EACH(of_b))
+        for (EACH(of_a_between))
+            steps += interleave(NULL, of_b[i_of_b], of_a_between[i_of_a_between]);
+    for (EACH(of_b_with_leases))
+        for (EACH(of_a_between))
+            steps += interleave(b_hit_chain, of_b_with_leases[i_of_b_with_leases], of_a_between[i_of_a_between]);
+    for (EACH(of_rank))
+        for (EACH(of_a_between))
+            steps += interleave(b_address, of_rank[i_of_rank], of_a_between[i_of_a_between]);
+    for (EACH(of_a))
+        steps += interleave(a_awaits_dead_rank, of_a[i_of_a], r_comes_and_b_hits);
+    steps += interleave_two(a_evict, b_pins, b_goes_on);
+    for (EACH(changes))
+        steps += interleave_two(a_small, b_hit_chain, changes[i_changes]);
+    CHECK(steps > 3000 && late_acquires > 0);
+}
+
+/* ---- 3. what A remembers of a refusal ---- */
+
+static uint64_t wanted;
+static bool placed;
+
+static void a_wants(void) {
+    int rc = placed ? SHMS_OK : put(a, "wanted", wanted, 8, NULL);
+    CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
+    placed = rc == SHMS_OK;
+}
+
+/* In the state that `before` makes, A is refused `units`. `whole` lets go of something, and A may ask again at each of
+ * its steps. Behind it, A has its place. */
+static uint64_t noticed(void (*before)(void), void (*whole)(void), uint64_t units, bool refused) {
+    for (uint64_t i = 1;; i++) {
+        setup();
+        before();
+        wanted = units;
+        placed = false;
+        if (refused) {
+            a_wants();
+            CHECK(!placed);
+        }
+        step = 0;
+        at_step[0] = i;
+        at_step[1] = 0;
+        intruders[0] = a_wants;
+        shms_step_hook = intrude;
+        whole();
+        shms_step_hook = NULL;
+        a_wants();
+        CHECK(placed);
+        all_promises_end();
+        if (b) /* it holds `cold` */
+            CHECK(shms_writer_cancel_all(b) >= 0);
+        settle();
+        if (step < i)
+            return i - 1;
+    }
+}
+
+static void b_holds_cold(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_hit(b, "cold", 4, 0, true, ref, NULL));
+}
+static void only_rank_0_is_awaited(void) {
+    b_holds_cold();
+    b_hit(READ);
+    CHECK_EQ(1, shms_writer_address(b, last_of_b(READ, 0)->ref, 1));
+}
+static void only_rank_1_is_awaited(void) {
+    b_holds_cold();
+    b_hit(READ);
+    CHECK_EQ(1, shms_reader_release(r, last_of_b(READ, 0)->ref));
+}
+static void b_pins_and_leases(void) {
+    shms_ref ref;
+    b_hit(READ);
+    b_hit(COLD);
+    shms_ref_unpack(&ref, last_of_b(COLD, 0)->ref);
+    CHECK_EQ(1, shms_writer_cancel(b, last_of_b(COLD, 0)->ref));
+    CHECK(shms_claims_pin(&b->seg, ref.slot)); /* where it will die */
+}
+static void b_names_group(void) { CHECK_EQ(1, shms_writer_address(b, last_of_b(READ, 0)->ref, 1)); }
+static void b_touches_read(void) { CHECK(shms_writer_touch(b, "read", 4) >= 0); }
+static void b_misses(void) { CHECK_EQ(0, shms_writer_touch(b, "else", 4)); }
+
+static void rank_0_is_promised_all(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
+    b_hit(READ);
+    b_hit(COLD);
+}
+static void r_closes(void) { CHECK_EQ(SHMS_OK, shms_reader_close(r)); /* `held` has a view */ }
+
+static void rank_0_died(void) {
+    rank_0_dies();
+    rank_0_is_promised_all();
+}
+
+static void what_is_let_go_is_noticed(void) {
+    CHECK(noticed(only_rank_0_is_awaited, b_cancel_last, 3, true) >= 4);
+    CHECK(noticed(only_rank_0_is_awaited, b_cancel_all, 3, true) >= 4);
+    CHECK(noticed(only_rank_0_is_awaited, r_release, 3, true) >= 2);
+    CHECK(noticed(only_rank_0_is_awaited, r_acquire_and_release, 3, true) >= 5);
+    CHECK(noticed(only_rank_1_is_awaited, b_names_group, 3, true) >= 2);
+    CHECK(noticed(only_rank_1_is_awaited, b_retire, 3, true) >= 3);
+    CHECK(noticed(b_holds_cold, b_has, 3, false) >= 3);
+    CHECK(noticed(b_holds_cold, b_touches_read, 3, false) >= 3);
+    CHECK(noticed(b_holds_cold, b_delete, 3, false) >= 3);
+    noticed(b_holds_cold, b_misses, 3, false);
+    CHECK(noticed(b_pins_and_leases, b_dies, 3, true) == 0);
+    CHECK(noticed(b_pins_and_leases, b_is_succeeded, 3, true) >= 4);
+    CHECK(noticed(rank_0_is_promised_all, r_closes, 11, true) >= 2);
+    CHECK(noticed(rank_0_died, r_attaches, 15, false) >= 5);
+}
+
+/* ---- 1. deaths ---- */
+
+static uint64_t kill_at;
+static int to_parent[2], to_child[2];
+
+static void count_and_die(const char *label) {
+    (void)label;
+    if (++step == kill_at)
+        kill(getpid(), SIGKILL);
+}
+
+/* In the child: lets the parent act now. */
+static void meet(void) {
+    char c = 0;
+    CHECK(write(to_parent[1], &c, 1) == 1 && read(to_child[0], &c, 1) == 1);
+}
+
+/* Runs `script` in a process that dies before its step k. The parent does `act` when the script meets it. Returns
+ * whether the script had that many steps. */
+static bool killed(void (*script)(void), uint64_t k, void (*act)(void)) {
+    char c;
+    CHECK(pipe(to_parent) == 0 && pipe(to_child) == 0);
+    pid_t child = fork_child();
+    if (child == 0) {
+        kill_at = k;
+        step = 0;
+        shms_step_hook = count_and_die;
+        script();
+        _exit(0);
+    }
+    close(to_parent[1]);
+    close(to_child[0]);
+    while (read(to_parent[0], &c, 1) == 1) {
+        act();
+        CHECK(write(to_child[1], &c, 1) == 1);
+    }
+    close(to_parent[0]);
+    close(to_child[1]);
+    int how = reap(child);
+    CHECK(how == 0 || how == 1000 + SIGKILL);
+    return how != 0;
+}
+
+static uint64_t die_in_turn(void (*script)(void)) {
+    uint64_t j = 1;
+    while (killed(script, j, NULL))
+        j++;
+    return j - 1;
+}
+
+static void all_of_b(void) {
+    join_b();
+    b_hit_chain();
+    b_cancel_middle();
+    b_cancel_last();
+    b_has();
+    b_touch();
+    b_hit_owed();
+    CHECK_EQ(1, shms_writer_hold(b, last_of_b(OWED, 0)->ref));
+    b_address();
+    b_put();
+    b_delete();
+    b_retire();
+    b_clear();
+    CHECK_EQ(SHMS_EFULL, put(b, "large", 13, 1, NULL));
+    CHECK_EQ(SHMS_OK, put(b, "large", 11, 1, NULL));
+}
+
+static uint64_t b_dies_anywhere(bool succeeded) {
+    for (uint64_t k = 1;; k += STRIDE) {
+        setup();
+        b_dies();
+        bool more = killed(all_of_b, k, NULL);
+        promises_end(B, true);
+        views_are_whole();
+        if (succeeded) {
+            CHECK(die_in_turn(join_b) >= 2);
+            join_b();
+        }
+        settle();
+        if (!more)
+            return k - 1;
+    }
+}
+
+static int meetings;
+static void meet_at_w2(const char *label) {
+    count_and_die(label);
+    if (label[0] == 'W' && label[1] == '2')
+        meet();
+}
+static void all_of_a(void) {
+    join_a();
+    shms_step_hook = meet_at_w2;
+    a_small();
+    a_evict();
+    CHECK(shms_writer_delete(a, "cold", 4) >= 0);
+    uint8_t ref[SHMS_REF_SIZE];
+    if (shms_writer_hit(a, "ours", 4, ref) == SHMS_OK)
+        CHECK_EQ(1, shms_writer_cancel(a, ref));
+    a_puts("later", 3);
+    a_clear();
+}
+
+static int adopt_at;
+static void b_adopts_before_w2(void) {
+    if (++meetings == adopt_at)
+        b_hit_both();
+}
+static void b_adopts_one_before_w2(void) {
+    if (++meetings == adopt_at)
+        b_hit_read();
+}
+
+static uint64_t a_dies_anywhere(void (*act)(void), int at, bool taken) {
+    for (uint64_t k = 1;; k += STRIDE) {
+        setup();
+        b_put();
+        die(&a);
+        meetings = 0;
+        adopt_at = at;
+        bool more = killed(all_of_a, k, act);
+        views_are_whole();
+        if (taken)
+            take_promises();
+        b_hit_owed();
+        CHECK(die_in_turn(join_a) >= 2);
+        join_a();
+        settle();
+        if (!more)
+            return k - 1;
+    }
+}
+
+static void b_adopts_all(void) {
+    for (int i = OWED; i < OBJECTS; i++)
+        b_hit(i);
+    b_address();
+}
+static void all_of_rank(void) {
+    n_views = 0;
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    meet();
+    for (int i = 0; i < promises->n; i++)
+        if (promises->at[i].adopted && i % 2)
+            CHECK(shms_reader_release(r, promises->at[i].ref) >= 0);
+        else if (promises->at[i].adopted)
+            keep(shms_reader_acquire(r, promises->at[i].ref), promises->at[i].mark);
+    release_views();
+    CHECK_EQ(SHMS_OK, shms_reader_close(r));
+}
+
+static uint64_t rank_dies_anywhere(bool succeeded) {
+    for (uint64_t k = 1;; k += STRIDE) {
+        setup();
+        release_views();
+        shms_reader_free(r);
+        all_promises_end();
+        bool more = killed(all_of_rank, k, b_adopts_all);
+        all_promises_end();
+        r = NULL;
+        if (succeeded)
+            r_attaches();
+        settle();
+        if (!more)
+            return k - 1;
+    }
+}
+
+static void deaths(void) {
+    for (int succeeded = 0; succeeded < 2; succeeded++) {
+        CHECK(b_dies_anywhere(succeeded) > 100);
+        CHECK(rank_dies_anywhere(succeeded) > 20);
+        for (int at = 0; at < 3; at++) {
+            CHECK(a_dies_anywhere(b_adopts_before_w2, at, succeeded) > 150);
+            CHECK(a_dies_anywhere(b_adopts_one_before_w2, at, succeeded) > 150);
+            CHECK(meetings > at);
+        }
+    }
+}
+
+int main(void) {
+    promises = mmap(NULL, sizeof *promises, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(promises != MAP_FAILED);
+    name = store_name("adoption");
+    for (arena_of_a = 1; arena_of_a >= 0; arena_of_a--) {
+        what_is_let_go_is_noticed();
+        deaths();
+    }
+    arena_of_a = 0;
+    at_each_step();
+    CHECK_EQ(0, store_names_left());
+    return 0;
+}

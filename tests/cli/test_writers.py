@@ -1,0 +1,135 @@
+"""What the commands show of a store of several writers, of which one has died."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from shmstore import ObjectStoreWriter
+from shmstore.cli.commands.top import Watcher
+from shmstore.inspect import StoreInspector, ring_map
+from shmstore.inspect.ring import LEGEND
+from tests.inspect.cases import OPTIONS, case, fill, piped, three_writers
+from tests.support import SHM, store_name
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "operators.md"
+pytestmark = pytest.mark.alone
+
+
+def table(out: str, title: str) -> list[dict[str, str]]:
+    """Return the rows of a printed table, in which no cell is empty; a unit is part of its number."""
+    lines = out.split(f"\n{title}")[1].split("\n\n")[0].splitlines()[1:]
+    head, *rows = (re.sub(r"(?<=\d) (?=%|[KMG]?i?B\b)|(?<=hit) ", "", line).split() for line in lines)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def test_dump_has_a_line_for_each_writer_and_says_who_adopted_what() -> None:
+    with three_writers() as (writer, (alive, dead)):
+        dead.kill()
+        writer.get_cached("own-2")
+        out = piped("dump", writer.name).out
+        one = piped("dump", writer.name, "--key", "own-2").out
+    assert "writers 2 of 3 alive" in out
+    assert "6 hits (5 adopted)" in out
+    rows = table(out, "writers ")
+    assert [str(os.getpid()), str(alive.pid), str(dead.pid)] == [row["process"] for row in rows]
+    assert ["alive", "alive", "frozen"] == [row["state"] for row in rows]
+    assert ["1", "2", "2"] == [row["adopted"] for row in rows]
+    lines = [line.split() for line in out.splitlines() if " live " in line]
+    place = {line[-1]: (line[0], line[line.index("live") - 1]) for line in lines}
+    assert [("0", "1"), ("0", "-"), ("2", "0")] == [place[key] for key in ("key-1", "key-3", "own-2")]
+    leases = [line for line in out.splitlines() if "adopted from" in line]
+    assert [(1, 0), (1, 0), (0, 2)] == [(int(line.split()[0]), int(line.split()[-1])) for line in leases]
+    assert "2,3 of group 1, adopted from writer 0" in leases[0]
+    assert "the writer, adopted from writer 0" in leases[1]
+    assert "writer 2, slot 32, offset 0" in one
+
+
+def test_dump_shows_the_leases_of_a_dead_writer_among_all() -> None:
+    with three_writers() as (writer, (_, dead)):
+        dead.kill()
+        brief, everything = (piped("dump", writer.name, *more).out for more in ((), ("--all",)))
+    assert 0 == brief.count("its writer is dead")
+    assert 2 == everything.count("nobody (its writer is dead), adopted from writer 0")
+
+
+def test_dump_names_the_writer_also_if_all_is_of_writer_0() -> None:
+    with ObjectStoreWriter.create(store_name(), **OPTIONS, n_writers=2) as writer:
+        fill(writer)
+        out = piped("dump", writer.name).out
+        one = piped("dump", writer.name, "--key", "key-1").out
+    head, *rows = (line.split() for line in out.split("\nobjects")[1].split("\n\n")[0].splitlines()[1:])
+    assert ("writer", {"0"}) == (head[0], {row[0] for row in rows})
+    assert {"0"} == {row["writer"] for row in table(out, "unread and held leases")}
+    assert "arenas of writers 0 to 1, 64 KiB each" in out
+    assert "writer 0, slot" in one
+
+
+def test_the_ring_shows_the_arenas_one_after_the_other() -> None:
+    with three_writers() as (writer, _), StoreInspector.open(writer.name) as inspector:
+        snapshot = inspector.snapshot()
+    ring = ring_map(snapshot, 3 * 64)
+    assert [True, True, True] == [ring.cells[64 * arena] != "." for arena in range(3)]
+    assert {"."} == set(ring.cells[16:64]) | set(ring.cells[66:128]) | set(ring.cells[130:])
+    assert [0, 1, 2] == [hand // 64 for hand in ring.hands]
+
+
+def test_ls_and_top_say_how_many_writers_are_alive() -> None:
+    with three_writers() as (writer, (_, dead)):
+        dead.kill()
+        listed = next(row for row in piped("ls").out.splitlines() if writer.name in row)
+        entry = next(e for e in piped("ls", "--json").json["segments"] if e["name"] == writer.name)
+        rows = piped("top", "--iterations", "1").out.splitlines()
+        screen = piped("top", writer.name, "--iterations", "1").out
+    assert "2 of 3 alive" in listed
+    assert (3, 2, 3 << 16) == (entry["writers"], entry["writers_alive"], entry["capacity"])
+    at = next(i for i, row in enumerate(rows) if writer.name in row)
+    assert "2 of 3 alive" in rows[at]
+    assert [("0", "alive"), ("1", "alive"), ("2", "frozen")] == [
+        tuple(row.split()[1:3]) for row in rows[at + 1 : at + 4]
+    ]
+    assert "writers 2 of 3 alive" in screen
+    assert ["alive", "alive", "frozen"] == [row["state"] for row in table(screen, "writers ")]
+
+
+def test_a_quick_look_says_how_many_writers_are_alive() -> None:
+    with three_writers() as (writer, (one, two)):
+        for alive, ended in ((3, None), (2, two), (1, one)):
+            if ended is not None:
+                ended.kill()
+            ran, as_json = piped("verify", writer.name, "--quick"), piped("verify", writer.name, "--quick", "--json")
+            assert (0, 0) == (ran.status, as_json.status)
+            assert f"{alive} of 3 writers are alive" in ran.out
+            assert (3, alive) == (as_json.json["file"]["writers"], as_json.json["file"]["writers_alive"])
+        writer.close(unlink=False)
+        ran, as_json = piped("verify", writer.name, "--quick"), piped("verify", writer.name, "--quick", "--json")
+        assert (1, 1) == (ran.status, as_json.status)
+        assert "0 of 3 writers are alive" in ran.err
+        assert (3, 0) == (as_json.json["file"]["writers"], as_json.json["file"]["writers_alive"])
+        (SHM / writer.name).unlink()
+
+
+def test_the_guide_explains_every_mark_of_the_ring() -> None:
+    table_of_marks = GUIDE.read_text(encoding="utf-8").split("| mark |")[1].split("\n\n")[0]
+    explained = {mark for row in table_of_marks.splitlines()[2:] for mark in re.findall("`(.)`", row.split("|")[1])}
+    assert explained == {end for mark, _ in LEGEND for end in mark.split("-")}
+
+
+def test_top_counts_what_each_writer_does() -> None:
+    with three_writers() as (writer, _):
+        watcher = Watcher(writer.name)
+        watcher.sample()
+        writer.put("new", 1)
+        writer.get_cached("own-1")
+        (sample,) = watcher.sample()
+    counted = [{name for name, rate in rates.items() if rate > 0} for rates in sample.per_writer]
+    assert [{"puts", "hits", "adopted"}, set(), set()] == counted
+    assert sample.per_second["puts"] == sample.per_writer[0]["puts"]
+
+
+def test_a_store_of_one_writer_looks_as_before() -> None:
+    with case("live") as name:
+        out = piped("dump", name).out + piped("top", name, "--iterations", "1").out
+    for word in ("writers", "adopted", "writer 0"):
+        assert word not in out

@@ -1,0 +1,28 @@
+"""Where the words of a segment are, read off the C header; for tests that damage them."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+from shmstore.bindings._shmstore import lib
+
+HEADER = (Path(__file__).resolve().parents[1] / "csrc" / "store" / "layout.h").read_text()
+SIZES = {"uint8_t": 1, "uint64_t": 8, "shms_word": 8, "shms_kind": 48}
+
+
+def _fields(table: str, at: int) -> dict[str, int]:
+    body = HEADER.partition(f"typedef struct {table} {{")[2].partition("}")[0]
+    offsets = {}
+    for line in body.splitlines():
+        match = re.match(r"\s*(\w+) (\w+)(?:\[(\w+)\])?;", line)
+        if match:
+            offsets[match[2]] = at
+            length = match[3] or "1"
+            at += SIZES[match[1]] * (int(length) if length.isdigit() else getattr(lib, length))
+    return offsets
+
+
+FIELDS = _fields("shms_superblock", 0) | _fields("shms_writer_table", mmap.PAGESIZE)
+"""Offsets in the file of the words of the superblock and of the first writer's table."""

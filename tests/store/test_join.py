@@ -1,0 +1,723 @@
+"""Several writers of one store: who gets which arena, and what each can do with the objects of the others."""
+
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from shmstore import (
+    ForeignStoreError,
+    LayoutMismatchError,
+    ObjectExistsError,
+    ObjectNotFoundError,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    StaleRefError,
+    StoreClosedError,
+    StoreFullError,
+    StoreHandle,
+    StoreNotFoundError,
+    WriterActiveError,
+)
+from shmstore.bindings import inspect as native
+from shmstore.bindings.inspect import probe
+from shmstore.bindings.store import MAX_WRITERS
+from shmstore.inspect import verify
+from shmstore.store import leftovers
+from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, store_name
+
+SIZE = 900
+OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 16}
+
+
+def value(seed: int) -> Any:
+    return random_tensor(seed, SIZE)
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Return a name for a store, and remove what has it in the end."""
+    made = store_name()
+    yield made
+    (SHM / made).unlink(missing_ok=True)
+
+
+def join(stores: Stores, store: Any, index: int | None = None, **options: Any) -> ObjectStoreWriter:
+    return stores.keep(ObjectStoreWriter.join(store, index, **options))
+
+
+@pytest.fixture
+def three(stores: Stores) -> list[ObjectStoreWriter]:
+    """Three writers of one store with two ranks."""
+    first = stores.create(**OPTIONS, n_writers=3)
+    return [first, join(stores, first.handle), join(stores, first.name)]
+
+
+def is_free(writer: ObjectStoreWriter) -> bool:
+    """Evict all that the writer has, and say whether that went."""
+    try:
+        with writer.reserve("all", random_tensor(0, writer.stats().capacity - 256)):
+            pass
+    except StoreFullError:
+        return False
+    assert writer.keys() == ["all"]
+    return writer.delete("all")
+
+
+class Process:
+    """A child that joins a store, does something, says so, and waits to be killed."""
+
+    def __init__(self, store: Any, work: Callable[[ObjectStoreWriter], Any] = lambda _: None, **options: Any) -> None:
+        ready = Signal()
+        self.child = Child(self._live, store, work, options, ready)
+        ready.wait()
+        ready.close()
+        self.pid = self.child.pid
+        self.kill = self.child.kill
+
+    @staticmethod
+    def _live(store: Any, work: Callable[[ObjectStoreWriter], Any], options: Any, ready: Signal) -> None:
+        writer = ObjectStoreWriter.join(store, **options)
+        kept = work(writer)
+        ready.send()
+        while True:
+            os.read(os.pipe()[0], 1)  # forever
+        del kept
+
+
+# ---- which arena
+
+
+def test_a_writer_gets_the_first_free_arena_or_the_one_it_asks_for(stores: Stores) -> None:
+    first = stores.create(**OPTIONS, n_writers=4)
+    assert (0, 4) == (first.index, first.n_writers)
+    third = join(stores, first.handle, 2)
+    assert (2, 4, 0) == (third.index, third.n_writers, third.recovered)
+    assert [1, 3] == [join(stores, first.name).index for _ in range(2)]
+    third.put("k", value(1))
+    third.close(unlink=False)
+    again = join(stores, first.handle)
+    assert (2, 1, ["k"]) == (again.index, again.recovered, again.keys())
+    assert {first.handle} == {third.handle, again.handle}
+
+
+def test_an_arena_that_is_taken_is_refused_with_the_process_that_has_it(stores: Stores) -> None:
+    first = stores.create(**OPTIONS, n_writers=3)
+    second, third = Process(first.handle), Process(first.handle)
+    try:
+        for index, pid in enumerate([os.getpid(), second.pid, third.pid]):
+            with raises(WriterActiveError, names=[str(pid)]) as caught:
+                ObjectStoreWriter.join(first.handle, index)
+            assert str(caught.value.message).endswith(f"is alive: process {pid}")
+        pids = f"processes {os.getpid()}, {second.pid}, {third.pid}"
+        full = f"all 3 arenas (n_writers) of store {first.name!r} have a living writer: {pids}"
+        with raises(WriterActiveError, names=[full], hint=["close one of them"]):
+            ObjectStoreWriter.join(first.name)
+        second.kill()
+        assert 1 == join(stores, first.handle).index
+    finally:
+        second.kill()
+        third.kill()
+
+
+def test_an_arena_that_does_not_exist_is_refused(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS, n_writers=3)
+    for index in (3, MAX_WRITERS - 1):
+        with raises(ValueError, names=[writer.name, f"no arena {index}", "arenas 0 to 2 (n_writers is 3)"]):
+            ObjectStoreWriter.join(writer.name, index)
+    for index in (-1, MAX_WRITERS):
+        with pytest.raises(ValueError, match=f"index must be from 0 to {MAX_WRITERS - 1}, not {index}"):
+            ObjectStoreWriter.join(writer.name, index)
+    for thing in ("1", 1.0, True):
+        with pytest.raises(TypeError, match="index must be an int"):
+            ObjectStoreWriter.join(writer.name, thing)  # type: ignore[arg-type]
+
+
+def test_a_store_of_one_writer_is_joined_only_when_that_has_ended(stores: Stores) -> None:
+    alone = stores.create(**OPTIONS)
+    for index in (None, 0):
+        with raises(WriterActiveError, names=["one writer (n_writers=1)", str(os.getpid())], hint=["n_writers=2"]):
+            ObjectStoreWriter.join(alone.handle, index)
+    alone.close(unlink=False)
+    assert 0 == join(stores, alone.handle).index
+
+
+def test_only_the_store_of_the_handle_is_joined(stores: Stores) -> None:
+    writer = stores.create(**OPTIONS, n_writers=2)
+    handle = writer.handle
+    for other in (
+        StoreHandle(handle.name, handle.store_id ^ 1, handle.n_readers),
+        StoreHandle(handle.name, handle.store_id, handle.n_readers + 1),
+    ):
+        with pytest.raises((LayoutMismatchError, StoreNotFoundError)):
+            ObjectStoreWriter.join(other)
+    with pytest.raises(StoreNotFoundError):
+        ObjectStoreWriter.join(store_name())
+    (SHM / writer.name).chmod(0o644)
+    with pytest.raises(ForeignStoreError, match="0644"):
+        ObjectStoreWriter.join(handle)
+    with pytest.raises(ForeignStoreError):
+        ObjectStoreWriter.join(handle, allow_uid=os.geteuid() + 1)
+    assert 1 == join(stores, handle, allow_uid=os.geteuid()).index
+
+
+def test_what_is_neither_a_name_nor_a_handle_is_refused_by_its_argument(stores: Stores) -> None:
+    with pytest.raises(TypeError, match=r"^store must be a str or a StoreHandle, not NoneType"):
+        ObjectStoreWriter.join(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"store must be .*, not ObjectStoreWriter; pass its handle"):
+        ObjectStoreWriter.join(stores.create(**OPTIONS))  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^name must be a str or a StoreHandle"):
+        ObjectStoreWriter.recover(None)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="handle_or_name must be a str or a StoreHandle"):
+        ObjectStoreReader.attach(None)  # type: ignore[arg-type]
+
+
+def test_only_an_arena_with_objects_is_said_to_be_recovered(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "shmstore")
+    first = stores.create(**OPTIONS, n_writers=2)
+    second = join(stores, first.handle)
+    second.put("k", value(1))
+    assert [] == caplog.messages
+    second.close()
+    join(stores, first.handle)
+    assert [f"recovered store {first.name} with 1 objects"] == caplog.messages
+
+
+def test_quotas_are_those_of_an_arena(stores: Stores) -> None:
+    first = stores.create(**OPTIONS, n_writers=2, quotas={"image": 4096})
+    second = join(stores, first.handle, quotas={"image": 0.5})
+    assert [4096, 8192] == [writer.stats().kinds["image"].quota for writer in (first, second)]
+    second.close(unlink=False)
+    assert 8192 == join(stores, first.handle).stats().kinds["image"].quota
+    with pytest.raises(ValueError, match="quotas"):
+        ObjectStoreWriter.join(stores.create(**OPTIONS, n_writers=2).handle, quotas={"image": 2.0})
+
+
+def test_a_forked_child_has_no_part_in_its_parents_arena(three: list[ObjectStoreWriter]) -> None:
+    def call_and_join() -> tuple[bool, bool]:
+        with pytest.raises(StoreClosedError):
+            three[1].put("k", value(1))
+        with pytest.raises(WriterActiveError):
+            ObjectStoreWriter.join(three[0].handle)
+        return True, True
+
+    assert (True, True) == in_child(call_and_join)
+    three[1].put("k", value(1))
+    assert three[0].is_cached("k")
+
+
+# ---- open
+
+
+def test_processes_that_open_at_once_get_an_arena_each(name: str) -> None:
+    def live(go: Signal, stay: Signal) -> int:
+        go.wait()
+        with ObjectStoreWriter.open(name, **OPTIONS, n_writers=3) as writer:
+            stay.wait()
+            return writer.index
+
+    for _ in range(10):
+        go, stay = Signal(), Signal()
+        children = [Child(live, go, stay) for _ in range(3)]
+        for signal in (go, stay):
+            for _ in children:
+                signal.send()
+        # those that end first may leave their arena to one that comes later, so nobody ends before all are there
+        indices = [child.join() for child in children]
+        assert set(indices) <= {0, 1, 2}
+        assert not (SHM / name).exists()
+        go.close()
+        stay.close()
+
+
+def test_open_takes_one_arena_after_the_other_and_the_store_of_the_same_options_only(stores: Stores) -> None:
+    chosen = store_name()
+    writers = [stores.keep(ObjectStoreWriter.open(chosen, **OPTIONS, n_writers=2)) for _ in range(2)]
+    assert [0, 1] == [writer.index for writer in writers]
+    with pytest.raises(WriterActiveError, match=f"{os.getpid()}, {os.getpid()}"):
+        ObjectStoreWriter.open(chosen, **OPTIONS, n_writers=2)
+    writers[1].put("k", value(1))
+    for writer in writers:
+        writer.close(unlink=False)
+    for other in (1, 3):
+        with pytest.raises(LayoutMismatchError, match=f"n_writers is 2, not {other}"):
+            ObjectStoreWriter.open(chosen, **OPTIONS, n_writers=other, on_mismatch="raise")
+    again = [stores.keep(ObjectStoreWriter.open(chosen, **OPTIONS, n_writers=2)) for _ in range(2)]
+    assert [0, 1] == [writer.recovered for writer in again]
+    for writer in again:
+        writer.close(unlink=False)
+    assert (3, 0) == (
+        (replaced := stores.keep(ObjectStoreWriter.open(chosen, **OPTIONS, n_writers=3))).n_writers,
+        replaced.recovered,
+    )
+
+
+@pytest.mark.parametrize("on_mismatch", ["recreate", "raise"])
+@pytest.mark.parametrize("taken", [1, 3], ids=["with free arenas", "full"])
+def test_open_names_the_options_that_differ_while_a_writer_lives(stores: Stores, on_mismatch: Any, taken: int) -> None:
+    chosen = store_name()
+    for _ in range(taken):
+        stores.keep(ObjectStoreWriter.open(chosen, **OPTIONS, n_writers=3))
+    wrong: list[tuple[dict[str, Any], list[str]]] = [
+        ({"n_writers": 4}, ["n_writers is 3, not 4"]),
+        ({"n_writers": 1}, ["n_writers is 3, not 1"]),
+        ({"n_readers": 1, "capacity": 32 << 10}, ["n_readers is 2, not 1", f"capacity is {16 << 10}, not {32 << 10}"]),
+    ]
+    for more, names in wrong:
+        with raises(LayoutMismatchError, names=[chosen, *names], hint=["same options", "lives"]):
+            ObjectStoreWriter.open(chosen, **OPTIONS | {"n_writers": 3} | more, on_mismatch=on_mismatch)
+    assert probe(chosen)["writer_alive"]
+
+
+@pytest.mark.parametrize("on_mismatch", ["recreate", "raise"])
+def test_a_store_of_one_living_writer_is_refused_by_its_process_if_one_is_asked_for(
+    stores: Stores, on_mismatch: Any
+) -> None:
+    name = stores.create(**OPTIONS).name
+    with raises(WriterActiveError, names=[f"the writer of store {name!r} is alive: process {os.getpid()}"]):
+        ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 32 << 10}, on_mismatch=on_mismatch)
+    with raises(LayoutMismatchError, names=["n_writers is 1, not 2"]):
+        ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, on_mismatch=on_mismatch)
+
+
+# ---- closing
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_the_name_goes_with_the_last_writer(three: list[ObjectStoreWriter], order: tuple[int, ...]) -> None:
+    path = SHM / three[0].name
+    for left, index in zip((2, 1, 0), order, strict=True):
+        three[index].close()
+        assert (left > 0) == path.exists()
+
+
+def test_the_last_writer_says_whether_the_store_stays(stores: Stores, three: list[ObjectStoreWriter]) -> None:
+    three[0].close()
+    three[1].put("k", value(1))
+    three[1].close()
+    three[2].close(unlink=False)
+    first, second = join(stores, three[0].name), join(stores, three[0].name)
+    assert (0, ["k"]) == (first.recovered, second.keys())
+
+
+def test_two_that_close_at_once_leave_no_name(name: str) -> None:
+    def live(ready: Signal, go: Signal) -> None:
+        writer = ObjectStoreWriter.join(name)
+        ready.send()
+        go.wait()
+        writer.close()
+
+    for _ in range(30):
+        ObjectStoreWriter.create(name, **OPTIONS, n_writers=2).close(unlink=False)
+        ready, go = Signal(), Signal()
+        children = [Child(live, ready, go) for _ in range(2)]
+        for _ in children:
+            ready.wait()
+        go.send()
+        go.send()
+        for child in children:
+            child.join()
+        assert not (SHM / name).exists()
+        ready.close()
+        go.close()
+
+
+@pytest.mark.parametrize("last", ["creator", "joined"])
+def test_a_generated_name_ends_with_the_last_process(last: str) -> None:
+    code = """
+import os, sys
+from shmstore import ObjectStoreWriter
+if sys.argv[1] == "create":
+    writer = ObjectStoreWriter.create(capacity=1 << 16, n_readers=1, n_writers=2)
+else:
+    writer = ObjectStoreWriter.join(sys.argv[1])
+print(writer.name, flush=True)
+sys.stdin.read()
+"""
+
+    def start(what: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-c", code, what]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def end(process: "subprocess.Popen[str]") -> None:
+        process.communicate()
+        assert 0 == process.returncode
+
+    creator = start("create")
+    assert creator.stdout
+    name = creator.stdout.readline().strip()
+    joined = start(name)
+    assert joined.stdout
+    assert name == joined.stdout.readline().strip()
+    first, second = (joined, creator) if last == "creator" else (creator, joined)
+    end(first)
+    assert (SHM / name).exists()
+    end(second)
+    assert not (SHM / name).exists()
+
+
+# ---- a writer that was killed
+
+
+@pytest.mark.parametrize("keep_leases", [False, True])
+def test_a_killed_writer_leaves_its_objects_to_the_next_that_joins(stores: Stores, keep_leases: bool) -> None:
+    first = stores.create(**OPTIONS, n_writers=2)
+    reader = stores.attach(first, 0)
+    stores.attach(first, 1)
+    second = Process(first.handle, lambda writer: [writer.put(key, value(ord(key))) for key in "ab"])
+    second.kill()
+    assert (True, True) == (first.is_cached("a"), first.is_cached("b"))
+    assert bits(value(ord("a"))) == bits(reader.get(first.get_cached("a")))
+    first.cancel_all()
+    heir = join(stores, first.handle, keep_leases=keep_leases)
+    assert (1, 2, ["a", "b"]) == (heir.index, heir.recovered, heir.keys())
+    assert (2 if keep_leases else 0) == heir.stats().open_leases
+    assert is_free(heir) is not keep_leases
+
+
+def test_what_a_killed_writer_held_of_anothers_objects_is_free(stores: Stores) -> None:
+    first = stores.create(**OPTIONS, n_writers=2)
+    first.cancel(first.put("k", value(1)))
+    second = Process(first.handle, lambda writer: writer.hold(writer.get_cached("k")))
+    try:
+        assert not is_free(first)
+    finally:
+        second.kill()
+    assert is_free(first)
+
+
+# ---- objects of others
+
+
+def test_all_find_the_objects_of_all_and_list_their_own(stores: Stores, three: list[ObjectStoreWriter]) -> None:
+    readers = [stores.attach(three[0], rank) for rank in range(2)]
+    for number, writer in enumerate(three):
+        assert not writer.is_cached(str(number))
+        for rank, ref in enumerate([writer.put(str(number), value(number))] * 2):
+            readers[rank].release(ref)
+    seen = set()
+    for writer in three:
+        for number in range(3):
+            assert writer.is_cached(str(number))
+            assert str(number) in writer
+            ref = writer.get_cached(str(number))
+            seen.add(ref.lease << 8 | writer.index)
+            assert writer.validate(ref, str(number))
+            for reader in readers:
+                assert bits(value(number)) == bits(reader.get(ref))
+    assert 9 == len(seen)
+    for number, writer in enumerate(three):
+        stats = writer.stats()
+        assert ([str(number)], 1) == (writer.keys(), len(writer))
+        assert (3, 2, 0, 1, 1) == (stats.hits, stats.adopted, stats.misses, stats.objects, stats.puts)
+        assert [("put", str(number))] == [(event.kind, event.key) for event in writer.events()]
+        with pytest.raises(ObjectNotFoundError):
+            writer.get_cached("absent")
+        assert 1 == writer.stats().misses
+        writer.check_valid()
+    assert verify(three[0].name).ok
+    assert [True] * 3 == [is_free(writer) for writer in three]
+
+
+def test_a_key_may_be_in_two_arenas(three: list[ObjectStoreWriter]) -> None:
+    first, second, third = three
+    first.put("k", value(1))
+    assert second.put("k", value(1)).address != first.get_cached("k").address
+    for writer in (first, second):
+        with pytest.raises(ObjectExistsError):
+            writer.put("k", value(1))
+    assert third.is_cached("k")
+    first.delete("k")
+    assert [False, False, False] == [writer.is_cached("k") for writer in (first, second, third)]
+
+
+def test_anothers_lease_holds_an_object_until_it_is_read_cancelled_or_retired(
+    stores: Stores, three: list[ObjectStoreWriter]
+) -> None:
+    first, second, _ = three
+    readers = [stores.attach(first, rank) for rank in range(2)]
+    endings: list[Callable[[Any], Any]] = [
+        lambda ref: [reader.release(ref) for reader in readers],
+        second.cancel,
+        lambda _: second.cancel_all(),
+        lambda _: (second.retire(0), second.retire(1)),  # type: ignore[func-returns-value]
+    ]
+    for end in endings:
+        first.clear()
+        first.cancel(first.put("k", value(1)))
+        ref = second.get_cached("k")
+        assert not is_free(first)
+        assert first.is_cached("k")
+        end(ref)
+        assert is_free(first)
+        assert not second.is_cached("k")
+        with pytest.raises(StaleRefError):
+            readers[0].get(ref)
+
+
+def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[ObjectStoreWriter]) -> None:
+    first, second, third = three
+    first.put("k", value(1))
+    ref = second.get_cached("k")
+    for other in (first, third):
+        assert other.validate(ref, "k")
+        for call in (other.cancel, other.hold, lambda ref, other=other: other.address(ref, 0)):
+            with raises(StaleRefError, hint=["writer"]):
+                call(ref)
+    assert not is_free(first)
+    assert second.cancel(ref)
+    assert not second.cancel(ref)
+
+
+def test_leases_of_others_wait_for_the_group_they_name(stores: Stores) -> None:
+    first = stores.create(**OPTIONS, groups=[1, 1], n_writers=2)
+    second = join(stores, first.handle)
+    readers = [stores.attach(first, rank) for rank in range(2)]
+    first.cancel(first.put("k", value(1)))
+    refs = [second.get_cached("k", group=1), second.get_cached("k")]
+    assert second.address(refs[1], 0)
+    with pytest.raises(ValueError, match="waits for group 1 already, not for group 0;"):
+        second.address(refs[0], 0)
+    assert not is_free(first)
+    for rank, ref in ((1, refs[0]), (0, refs[1])):
+        assert not is_free(first)
+        readers[rank].release(ref)
+    assert is_free(first)
+
+
+def test_a_hold_on_anothers_object_ends_with_its_request(stores: Stores, three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    reader = stores.attach(first, 0)
+    stores.attach(first, 1)
+    first.cancel(first.put("k", value(1)))
+    leased = second.hold(second.get_cached("k"))
+    for _ in range(2):
+        assert bits(value(1)) == bits(reader.get(leased.ref))
+    assert not is_free(first)
+    assert leased.end()
+    assert not leased.end()
+    held = second.get_cached("k", hold=True)
+    reader.get(held)
+    assert not is_free(first)
+    second.cancel(held)
+    unsent = second.hold(second.get_cached("k"))
+    assert not is_free(first)
+    del unsent
+    assert is_free(first)
+
+
+def test_a_batch_that_is_undone_leaves_nothing_at_another_writers_object(three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    first.cancel(first.put("k", value(1)))
+    batch = second._writer.batch()
+    for hold in (False, True):
+        second._hand_out(batch, "k", hold)
+    second._put(batch, "own", value(2), False)
+    assert (2, 3) == (second.stats().hits, second.stats().open_leases)
+    batch.undo()
+    assert (0, []) == (second.stats().open_leases, second.keys())
+    assert is_free(first)
+
+
+def test_extra_bytes_of_anothers_object_are_there_for_who_was_handed_it(three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    for key, extra in (("short", b"updates"), ("long", bytes(range(256)) * 40)):
+        batch = first._writer.batch()
+        first._put(batch, key, value(1), False, extra)
+        batch.record.keep = 1
+        ref = second.get_cached(key)
+        assert extra == second._writer.extra(ref.to_bytes())
+        assert 2 == second._writer.has(key.encode())
+    first.put("none", value(2))
+    assert (1, b"") == (second._writer.has(b"none"), second._writer.extra(second.get_cached("none").to_bytes()))
+
+
+def test_uses_by_others_give_a_second_chance(stores: Stores) -> None:
+    first = stores.create(capacity=8 * 1024, n_readers=1, n_writers=2, max_objects=16)
+    second = join(stores, first.handle)
+    stores.attach(first, 0).close()
+    for number in range(7):
+        first.cancel(first.put(str(number), value(number)))
+    for number in (0, 2):
+        second.cancel(second.get_cached(str(number)))
+    assert second.touch("4")
+    assert not second.touch("absent")
+    for number in range(7, 11):
+        first.cancel(first.put(str(number), value(number)))
+    assert {"0", "2", "4"} <= set(first.keys())
+
+
+def test_protection_is_of_ones_own_objects(three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    for writer in (first, second):
+        writer.cancel(writer.put("k", value(1)))
+    with second.protect(["k"]):
+        assert is_free(first)
+        assert not is_free(second)
+    assert is_free(second)
+
+
+@pytest.mark.parametrize("how", ["protect", "protection"])
+def test_what_is_protected_of_another_stays_until_the_block_ends(three: list[ObjectStoreWriter], how: str) -> None:
+    first, second, _ = three
+    first.cancel(first.put("k", value(1)))
+    before = second.stats()
+    with second.protect(["absent", "k"]) if how == "protect" else second.protection() as kept:
+        if kept is not None:
+            kept.add("k")
+        assert not is_free(first)
+        after = second.stats()
+        assert (after.hits, after.adopted, after.open_leases) == (before.hits, before.adopted, 1)
+    assert second.stats().open_leases == 0
+    assert is_free(first)
+
+
+def test_a_hand_out_ends_the_protection_of_anothers_object(three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    first.cancel(first.put("k", value(1)))
+    with second.protection() as kept:
+        kept.add("k")
+        ref = second.get_cached("k")
+        assert second.stats().open_leases == 1
+        assert not is_free(first)
+        assert second.cancel(ref)
+        assert is_free(first)
+
+
+def test_protection_without_a_free_entry_keeps_what_it_can(stores: Stores) -> None:
+    first = stores.create(capacity=64 * 1024, n_readers=1, n_writers=2, max_objects=1)
+    second = join(stores, first.handle)
+    first.cancel(first.put("k", value(1)))
+    taken = []
+    with pytest.raises(StoreFullError):
+        while True:
+            taken.append(second.get_cached("k"))
+    with second.protect(["k"]):
+        assert second.stats().open_leases == len(taken)
+    for ref in taken:
+        assert second.cancel(ref)
+
+
+# ---- deleting
+
+
+def test_what_another_deletes_is_gone_for_all_at_once(stores: Stores, three: list[ObjectStoreWriter]) -> None:
+    first, second, third = three
+    reader = stores.attach(first, 0)
+    first.put("k", value(1))
+    view = reader.get(first.get_cached("k"))
+    position = [event.position for event in first.events()][-1]
+    assert second.delete("k")
+    assert not second.is_cached("k")
+    assert not second.delete("k")
+    for writer in (second, third):  # also before the owner's next call
+        with pytest.raises(ObjectNotFoundError):
+            writer.get_cached("k")
+        assert not writer.delete("k")
+    assert not first.is_cached("k")
+    assert 1 == first.stats().deletes
+    assert [("deleted", "k")] == [(event.kind, event.key) for event in first.events(position)]
+    assert bits(value(1)) == bits(view)
+    second.put("k", value(2))
+    assert [True] * 3 == [writer.is_cached("k") for writer in three]
+    assert third.get_cached("k").monotonic_id == second.get_cached("k").monotonic_id
+
+
+@pytest.mark.parametrize("how", ["delete", "clear"])
+def test_what_is_deleted_of_a_dead_writer_is_gone_for_all(stores: Stores, how: str) -> None:
+    first = stores.create(**OPTIONS, n_writers=3)
+    second = join(stores, first.handle, 1)
+    dead = Process(first.handle, lambda writer: writer.put("k", value(1)))
+    dead.kill()
+    assert second.is_cached("k")
+    first.clear() if how == "clear" else first.delete("k")
+    assert not second.is_cached("k")
+    successor = join(stores, first.handle)
+    assert not successor.is_cached("k")
+    assert not second.is_cached("k")
+
+
+def test_clear_takes_the_keys_of_all_writers_and_of_a_scope_only_its_own(three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    for number, writer in enumerate(three):
+        writer.put(f"a{number}", value(1))
+        writer.put(f"b{number}", value(1), scope="s")
+        writer.put(f"c{number}", value(1), scope="t")
+    second.clear(scope="s")
+    assert [2, 2, 2] == [len(writer) for writer in three]  # their next call, which deletes
+    for writer in three:
+        assert [False] * 3 == [writer.is_cached(f"b{n}", scope="s") for n in range(3)]
+        assert [True] * 3 == [writer.is_cached(f"a{n}") for n in range(3)]
+        assert [True] * 3 == [writer.is_cached(f"c{n}", scope="t") for n in range(3)]
+    first.clear()
+    assert [0, 0, 0] == [len(writer) for writer in three]
+    for writer in three:
+        assert [False] * 3 == [writer.is_cached(f"c{n}", scope="t") for n in range(3)]
+        assert ([], 0) == (writer.keys(), len(writer))
+
+
+def test_anothers_objects_survive_an_attached_reader_that_knows_one_handle(three: list[ObjectStoreWriter]) -> None:
+    """A worker attaches once, and reads the references of every writer."""
+    with ObjectStoreReader.attach(three[2].handle, 0) as reader:
+        for number, writer in enumerate(three):
+            assert bits(value(number)) == bits(reader.get(writer.put("k", value(number))))
+
+
+def test_a_file_that_a_dead_creator_left_empty_is_replaced(name: str, stores: Stores) -> None:
+    (SHM / name).touch(0o600)
+    writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
+    assert (0, 2) == (writer.index, writer.n_writers)
+
+
+@pytest.mark.parametrize(("module", "step"), [(leftovers, "make_room"), (native, "remove")])
+def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
+    name: str, stores: Stores, monkeypatch: pytest.MonkeyPatch, module: Any, step: str
+) -> None:
+    """The creator makes the file, and locks it an instant later; `open` may have looked in between."""
+    real, seen = getattr(module, step), []
+
+    def while_it_is_locked(*arguments: Any) -> None:
+        with (SHM / name).open("r+b") as file:
+            if not seen:
+                fcntl.fcntl(file, fcntl.F_OFD_SETLK, struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+            seen.append(os.fstat(file.fileno()).st_ino)
+            real(*arguments)
+
+    (SHM / name).touch(0o600)
+    monkeypatch.setattr(module, step, while_it_is_locked)
+    stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
+    assert 2 == len(seen)  # left alone once; removed when nobody was creating it
+    assert 1 == len(set(seen))
+
+
+def open_and_close(name: str, rounds: int) -> None:
+    for _ in range(rounds):
+        ObjectStoreWriter.open(name, **OPTIONS, n_writers=3).close()
+
+
+def test_writers_that_close_while_others_open_are_not_in_the_way(name: str) -> None:
+    children = [Child(open_and_close, name, 200) for _ in range(3)]
+    for child in children:
+        child.join()
+    assert not (SHM / name).exists()
+
+
+@pytest.mark.parametrize("index", [None, 0])
+def test_a_generated_name_goes_with_the_last_writer_unless_one_of_them_keeps_it(index: int | None) -> None:
+    def left(keep: bool) -> int:
+        first = ObjectStoreWriter.create(**OPTIONS, n_writers=2)
+        second = ObjectStoreWriter.join(first.handle)
+        handle = first.handle
+        first.close(unlink=False) if keep else first.close()
+        third = ObjectStoreWriter.join(handle, index)
+        seen = probe(handle.name)["disposable"]
+        second.close()
+        third.close()
+        return seen
+
+    assert [1, 0] == [left(keep=False), left(keep=True)]

@@ -1,0 +1,82 @@
+"""A `redis-server` for a test, on a free port or on a Unix socket; it keeps nothing on disk."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+
+import pytest
+
+
+class RedisServer:
+    """Runs redis-server; `start` after `kill` runs an empty one at the same place."""
+
+    def __init__(self, *options: str, unix: bool = False) -> None:
+        if shutil.which("redis-server") is None:
+            pytest.skip("redis-server is not installed")
+        pytest.importorskip("redis", reason="redis-py is not installed: pip install 'shmstore[redis]'")
+        self._folder = tempfile.TemporaryDirectory(prefix="redis-")  # a short path, for the socket
+        self.port = 0 if unix else free_port()
+        self.address: str | tuple[str, int] = f"{self._folder.name}/socket" if unix else ("127.0.0.1", self.port)
+        self.url = f"unix://{self.address}" if unix else f"redis://127.0.0.1:{self.port}"
+        self.options = [*options, *(("--unixsocket", f"{self.address}") if unix else ("--bind", "127.0.0.1"))]
+        self._process: subprocess.Popen[bytes] | None = None
+        self.start()
+
+    def start(self) -> None:
+        command = ["redis-server", "--port", str(self.port), "--save", "", "--appendonly", "no"]
+        command += ["--dir", self._folder.name, "--maxmemory", "1gb", *self.options]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        assert self._process.stdout is not None
+        said = b""
+        for line in self._process.stdout:  # ends with the process
+            said += line
+            if b"Ready to accept connections" in line or b"accept connections at" in line:
+                return
+        self.kill()
+        raise AssertionError(f"redis-server has ended: {said.decode()}")
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """Kill it with SIGKILL and wait until it has gone; also a stopped one, also twice."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            self._process = None
+
+    def close(self) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+    def ask(self, *words: str) -> bytes:
+        """Return the server's answer to a command, as it is sent."""
+        family = socket.AF_UNIX if isinstance(self.address, str) else socket.AF_INET
+        with socket.socket(family) as client:
+            client.settimeout(10)
+            client.connect(self.address)
+            client.sendall((" ".join(words) + "\r\n").encode())
+            return client.recv(1 << 16)
+
+    def count(self, name: str, section: str = "stats") -> int:
+        """Return a number of the server's statistics."""
+        match = re.search(rf"^{name}:(\d+)", self.ask("INFO", section).decode(), flags=re.M)
+        assert match is not None
+        return int(match[1])
+
+    def clients(self) -> int:
+        """Return the number of connections, without the one that asks."""
+        return self.count("connected_clients", "clients") - 1
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port

@@ -1,0 +1,411 @@
+"""`DirectoryTier`: the contract, and what a directory adds to it."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmstore.errors import TierError, TierFullError
+from shmstore.tiers.directory import DirectoryTier
+from tests.support import Child, Signal, in_child
+from tests.tiers.contract import TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views
+
+HOURS = 3600.0
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> DirectoryTier:
+    return DirectoryTier(tmp_path, timeout=30)
+
+
+class TestContract(Contract):
+    whole = True
+
+
+def files(path: Path) -> list[Path]:
+    return sorted(one for one in path.rglob("*") if not one.is_dir())
+
+
+def offer(tier: DirectoryTier, key: str, *values: bytes) -> None:
+    tier.offer(key, views(list(values)), TAGS)
+
+
+def age(path: Path, hours: float) -> None:
+    then = time.time() - hours * HOURS
+    os.utime(path, (then, then))
+
+
+# ---- the file
+
+
+def test_an_operator_can_read_what_a_file_is(tier: DirectoryTier, tmp_path: Path) -> None:
+    offer(tier, "a key", b"meta\n", b"the payload")
+    (path,) = files(tmp_path)
+    magic, header, rest = path.read_bytes().split(b"\n", 2)
+    assert (b"shmstore tier 1", b"meta\nthe payload") == (magic, rest)
+    assert {"key": "a key", "sizes": [5, 11], "tags": TAGS} == json.loads(header)
+    assert (path.name[:2], ".shmstore") == (path.parent.name, path.suffix)
+
+
+def test_a_file_that_was_cut_or_goes_on_is_a_miss_and_can_be_replaced(tier: DirectoryTier, tmp_path: Path) -> None:
+    offer(tier, "key", b"meta", random_bytes(1, 3000))
+    (path,) = files(tmp_path)
+    whole = path.read_bytes()
+    header = len(whole) - 3004
+    for length in (0, 1, 15, 16, 17, header - 1, header, header + 1, header + 4, header + 2000, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        assert fetch(tier, "key") is None, length
+    path.write_bytes(whole + b"x")
+    assert fetch(tier, "key") is None
+    offer(tier, "key", b"again")
+    assert [b"again"] == fetch(tier, "key")
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_a_miss(tier: DirectoryTier, tmp_path: Path) -> None:
+    offer(tier, "key", b"meta", random_bytes(1, 100_000))
+    (path,) = files(tmp_path)
+
+    def into(size: int) -> memoryview:
+        os.truncate(path, 50_000)
+        return memoryview(bytearray(size))
+
+    assert not tier.fetch("key", into)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        b"shmstore tier 2\n" + b'{"key": "key", "sizes": [4], "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "yek", "sizes": [4], "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "key", "sizes": [5, -1], "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "key", "sizes": [4.0], "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "key", "sizes": [true, 3], "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "key", "sizes": "meta", "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "key", "sizes": 4, "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "key", "sizes": []}\n',
+        b"shmstore tier 1\n" + b'{"key": "key"}\nmeta',
+        b"shmstore tier 1\n" + b"[4]\nmeta",
+        b"shmstore tier 1\n" + b"\xff\xfe\nmeta",
+        b"shmstore tier 1\n" + b"[" * 100_000 + b"\nmeta",
+        b"shmstore tier 1\n" + b"9" * 100_000 + b"\nmeta",
+        b"shmstore tier 1\n" + b"{" * (2 << 20),
+    ],
+    ids=lambda forged: forged[16:60].decode(errors="replace"),
+)
+def test_a_forged_file_is_a_miss(tier: DirectoryTier, tmp_path: Path, forged: bytes) -> None:
+    offer(tier, "key", b"meta")
+    (path,) = files(tmp_path)
+    path.write_bytes(forged)
+    assert not tier.fetch("key", lambda size: pytest.fail("no memory is needed"))
+
+
+def test_the_header_of_a_forged_file_is_all_that_was_wrong_with_it(tier: DirectoryTier, tmp_path: Path) -> None:
+    offer(tier, "key", b"meta")
+    (path,) = files(tmp_path)
+    path.write_bytes(b"shmstore tier 1\n" + b'{"key": "key", "sizes": [4], "tags": {}}\nmeta')
+    assert [b"meta"] == fetch(tier, "key")
+
+
+def make_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        folder = os.open(path.parent, os.O_RDONLY)
+        one.bind(f"/proc/self/fd/{folder}/{path.name}")  # the path itself is too long
+        os.close(folder)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [Path.mkdir, os.mkfifo, make_socket, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)],
+    ids=["folder", "pipe", "socket", "device", "loop"],
+)
+def test_what_is_not_a_file_is_a_miss_and_blocks_nobody(
+    tier: DirectoryTier, tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    offer(tier, "key", b"meta")
+    (path,) = files(tmp_path)
+    path.unlink()
+    make(path)
+    assert not tier.fetch("key", lambda size: pytest.fail("there is no value"))
+    assert [False] == tier.has(["key"])
+
+
+@pytest.mark.parametrize(("number", "is_miss"), [(errno.ESTALE, True), (errno.EIO, False)])
+@pytest.mark.parametrize("call", ["fstat", "open"])
+def test_a_file_that_another_host_has_replaced_is_a_miss_and_a_broken_disk_an_error(
+    tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch, call: str, number: int, is_miss: bool
+) -> None:
+    offer(tier, "key", b"meta")
+
+    def fail(*arguments: Any) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, call, fail)
+        if is_miss:
+            found = fetch(tier, "key")
+        else:
+            with pytest.raises(TierError, match="Input/output error"):
+                fetch(tier, "key")
+            found = None
+    assert found is None
+
+
+# ---- processes
+
+
+def test_a_process_that_is_killed_in_an_offer_leaves_the_older_value_and_a_file_that_is_removed_later(
+    tier: DirectoryTier, tmp_path: Path
+) -> None:
+    offer(tier, "key", b"older")
+    half_written = Signal()
+
+    def half_an_offer() -> None:
+        write = os.write
+
+        def slow_write(file: int, data: memoryview) -> int:
+            if data.nbytes < 1000:
+                return write(file, data)
+            write(file, data[: data.nbytes // 2])
+            os.write = write
+            half_written.send()
+            signal.pause()
+            return 0
+
+        os.write = slow_write  # type: ignore[assignment]
+        offer(DirectoryTier(tmp_path, timeout=30), "key", b"newer", bytes(100_000))
+
+    child = Child(half_an_offer)
+    try:
+        half_written.wait()
+    finally:
+        child.kill()
+        half_written.close()
+
+    assert [b"older"] == fetch(tier, "key")
+    (left,) = (path for path in files(tmp_path) if path.suffix == ".tmp")
+    other = left.with_name("notes.tmp")
+    other.touch()
+    age(other, 100)
+    offer(DirectoryTier(tmp_path), "another", b"value")
+    assert left.exists(), "it may be that of a living process"
+    age(left, 2)
+    offer(DirectoryTier(tmp_path), "another", b"value")
+    assert (False, True) == (left.exists(), other.exists())
+    assert [b"older"] == fetch(tier, "key")
+
+
+def test_processes_share_a_directory_and_see_whole_values(tier: DirectoryTier, tmp_path: Path) -> None:
+    sizes = [100, 200_000, 3_000_000]
+
+    def write() -> None:
+        own = DirectoryTier(tmp_path, timeout=30)
+        for n in range(40):
+            own.offer("key", views(checked(random_bytes(n, sizes[n % 3]))), TAGS)
+
+    offer(tier, "key", *checked(b"first"))
+    child = Child(write)
+    try:
+        last = checked(random_bytes(39, sizes[0]))
+        while (value := fetch(tier, "key")) != last:
+            assert value is not None
+            assert verifies(value)
+    finally:
+        child.join()
+    tier.forget(["key"])
+    assert in_child(lambda: DirectoryTier(tmp_path).has(["key"])) == [False]
+
+
+# ---- capacity
+
+
+def test_a_full_directory_loses_what_was_used_longest_ago(tmp_path: Path) -> None:
+    values = {f"key {n}": random_bytes(n, 10_000) for n in range(10)}
+    with_room = DirectoryTier(tmp_path)
+    for n, (key, value) in enumerate(values.items()):
+        offer(with_room, key, value)
+        (path,) = (path for path in files(tmp_path) if key.encode() in path.read_bytes()[:200])
+        age(path, 10 - n)
+    (tmp_path / "notes").write_bytes(bytes(1_000_000))
+    (tmp_path / "00").mkdir(exist_ok=True)
+    (tmp_path / "00" / "notes.shmstore").touch()
+    age(tmp_path / "00" / "notes.shmstore", 1000)
+    assert [values["key 1"]] == fetch(with_room, "key 1"), "which is a use"
+
+    full = DirectoryTier(tmp_path, capacity=105_000)
+    offer(full, "key 10", bytes(10_000))
+    expected = {"key 1", *(f"key {n}" for n in range(3, 11))}
+    keys = [f"key {n}" for n in range(11)]
+    assert expected == {key for key, found in zip(keys, full.has(keys), strict=True) if found}
+    assert (tmp_path / "notes").exists()
+    assert (tmp_path / "00" / "notes.shmstore").exists()
+
+
+def test_writers_stay_near_the_capacity_and_seldom_look_at_all_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+    scandir = os.scandir
+
+    def counting(path: str) -> Any:
+        nonlocal looks
+        looks += path == f"{tmp_path}/00"  # a Path is another one: that of a glob below
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", counting)
+    tiers = [DirectoryTier(tmp_path, capacity=100_000) for _ in range(2)]
+    most = 0
+    for n in range(400):
+        offer(tiers[n % 2], f"key {n}", bytes(900))
+        if n % 10 == 0:
+            most = max(most, sum(path.stat().st_size for path in tmp_path.glob("*/*")))
+    assert 90_000 < most < 120_000
+    assert 10 < looks < 80
+
+
+def test_a_value_larger_than_the_capacity_is_refused_and_removes_nothing(tmp_path: Path) -> None:
+    tier = DirectoryTier(tmp_path, capacity=10_000)
+    offer(tier, "key", bytes(9_000))
+    with pytest.raises(TierFullError, match="10000"):
+        offer(tier, "large", bytes(10_000))
+    assert [bytes(9_000)] == fetch(tier, "key")
+    offer(tier, "large", bytes(9_700))
+    assert [False, True] == tier.has(["key", "large"])
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    if os.getuid() != 0 or shutil.which("mount") is None:
+        pytest.skip("only root can mount a small file system")
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", path], capture_output=True, text=True)
+    if done.returncode != 0:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_file_system_is_no_room_and_the_older_value_stays(small: Path) -> None:
+    tier = DirectoryTier(small, timeout=30)
+    offer(tier, "key", b"older", bytes(300_000))
+    for _ in range(2):
+        with pytest.raises(TierFullError, match="No space left") as caught:
+            offer(tier, "key", b"newer", bytes(900_000))
+        assert "capacity" in caught.value.hint
+    assert 1 == len(files(small)), "half a file stays behind"
+    assert [b"older", bytes(300_000)] == fetch(tier, "key")
+    offer(tier, "key", b"newer", bytes(400_000))
+    assert [b"newer", bytes(400_000)] == fetch(tier, "key")
+
+
+# ---- what the file system refuses
+
+
+@pytest.mark.parametrize(
+    ("directory", "folder", "file"), [(0o700, 0o700, 0o600), (0o755, 0o750, 0o640), (0o2777, 0o2770, 0o640)], ids=oct
+)
+def test_files_are_open_to_those_who_may_use_the_directory_but_not_to_others(
+    tier: DirectoryTier, tmp_path: Path, directory: int, folder: int, file: int
+) -> None:
+    tmp_path.chmod(directory)
+    mask = os.umask(0o022)
+    try:
+        offer(tier, "key", b"value")
+    finally:
+        os.umask(mask)
+    (path,) = files(tmp_path)
+    assert (folder, file) == (path.parent.stat().st_mode & 0o7777, path.stat().st_mode & 0o7777)
+
+
+CALLS: dict[str, Callable[[DirectoryTier], object]] = {
+    "offer": lambda tier: offer(tier, "key", b"value"),
+    "fetch": lambda tier: fetch(tier, "key"),
+    "has": lambda tier: tier.has(["key"]),
+    "forget": lambda tier: tier.forget(["key"]),
+}
+
+
+@pytest.mark.parametrize("call", ["offer", "fetch", "has"])
+def test_a_directory_that_is_not_there_is_an_error_until_it_comes(tmp_path: Path, call: str) -> None:
+    path = tmp_path / "mounted later"
+    tier = DirectoryTier(path)
+    with pytest.raises(TierError, match="No such file or directory") as caught:
+        CALLS[call](tier)
+    assert str(path) in str(caught.value)
+    assert "mount" in caught.value.hint
+    assert not path.exists()
+    path.mkdir()
+    CALLS[call](tier)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_directory_of_another_user_is_an_error(tmp_path: Path, call: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can become another user")
+    path = tmp_path / "private"
+    path.mkdir(mode=0o700)
+    offer(DirectoryTier(path), "key", b"value")
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+
+    def as_another_user() -> str:
+        os.setgid(65534)
+        os.setuid(65534)
+        tier = DirectoryTier(path)
+        with pytest.raises(TierError) as caught:
+            CALLS[call](tier)
+        return str(caught.value)
+
+    assert "Permission denied" in in_child(as_another_user)
+
+
+def test_what_takes_too_long_is_an_error_and_leaves_nothing(tier: DirectoryTier, tmp_path: Path) -> None:
+    offer(tier, "key", b"value")
+    hasty = DirectoryTier(tmp_path, timeout=1e-9)
+    for call in ("fetch", "offer"):
+        with pytest.raises(TierError, match="more than 1e-09 s"):
+            CALLS[call](hasty)
+    assert [b"value"] == fetch(tier, "key")
+    assert 1 == len(files(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ({"path": b"/tmp"}, TypeError),
+        ({"path": None}, TypeError),
+        ({"capacity": 0}, ValueError),
+        ({"capacity": 1.5}, ValueError),
+        ({"timeout": 0}, ValueError),
+        ({"timeout": float("nan")}, ValueError),
+        ({"timeout": float("inf")}, ValueError),
+        ({"timeout": "1"}, TypeError),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_refused(arguments: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error, match=f"^{next(iter(arguments))} must be"):
+        DirectoryTier(**{"path": "/tmp", **arguments})
+
+
+def test_its_repr_names_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"DirectoryTier({str(tmp_path / 'a')!r})" == repr(DirectoryTier("a"))
+
+
+def test_spans_of_a_value_are_read_past_the_buffer(tier: DirectoryTier) -> None:
+    values = values_of([0, 4000, 4096, 1, 20 << 20, 5000])
+    offer(tier, "key", *values)
+    assert values == fetch(tier, "key")

@@ -1,0 +1,557 @@
+"""A relay in a thread: what it brings, what it keeps for how long, and what it refuses."""
+
+import errno
+import os
+import resource
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreClosedError
+from shmstore.errors import CacheMissError, StaleRefError
+from shmstore.multimodal import ShmObjectStoreReceiverCache
+from shmstore.tiers import StoreTier
+from shmstore.tiers.relay import Relay
+from shmstore.tiers.relay_client import MAX_REQUEST, RelayClient, relay_path, request
+from tests.multimodal.helpers import features, three_tensors
+from tests.support import Child, Signal, crowd, raises
+from tests.tiers.memory import MemoryTier, late
+
+KEY = "photograph"
+SIZE = 40_000
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition holds; fail after ten seconds."""
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+class Host:
+    """A store with a relay in a thread, and what its workers have."""
+
+    def __init__(self, memory: MemoryTier, path: Path) -> None:
+        self.writer = ObjectStoreWriter.create(capacity=1 << 20, n_readers=1)
+        self.reader = ObjectStoreReader.attach(self.writer.handle, 0)
+        self.tier = StoreTier(self.writer, memory)
+        self.relay = Relay(self.writer, self.tier, path)
+        self.thread = threading.Thread(target=self.relay.serve)
+        self.thread.start()
+        self.clients: list[RelayClient] = []
+
+    def client(self, wait: float = 10.0) -> RelayClient:
+        self.clients.append(RelayClient(self.relay.path, wait=wait))
+        return self.clients[-1]
+
+    def bring(self, key: str = KEY, wait: float = 10.0) -> Any:
+        with self.client(wait).bringing() as conversation:
+            return self.reader.get(conversation.bring(key), copy=True)
+
+    def leases(self) -> int:
+        return self.writer.stats().open_leases
+
+    def end(self) -> None:
+        self.relay.stop()
+        self.thread.join(10)
+        for client in self.clients:
+            client.close()
+
+    def close(self) -> None:
+        self.end()
+        self.tier.close()
+        self.reader.close()
+        self.writer.check_valid()
+        self.writer.close()
+
+
+@pytest.fixture
+def memory() -> MemoryTier:
+    return MemoryTier()
+
+
+@pytest.fixture
+def host(memory: MemoryTier, tmp_path: Path) -> Iterator[Host]:
+    made = Host(memory, tmp_path / "relay")
+    yield made
+    made.close()
+
+
+class Elsewhere:
+    """Another host, which offers what it stores."""
+
+    def __init__(self, memory: MemoryTier) -> None:
+        self.writer = ObjectStoreWriter.create(capacity=1 << 20, n_readers=1)
+        self.tier = StoreTier(self.writer, memory)
+
+    def put(self, key: str = KEY, value: Any = None, offer: bool = True, scope: str | None = None) -> ObjectRef:
+        ref = self.writer.put(key, three_tensors(SIZE) if value is None else value, scope=scope)
+        if offer:
+            self.offer(key, scope)
+        return ref
+
+    def offer(self, key: str = KEY, scope: str | None = None) -> None:
+        self.tier.offer(key, scope=scope)
+        assert self.tier.flush(10)
+
+
+@pytest.fixture
+def elsewhere(memory: MemoryTier) -> Iterator[Elsewhere]:
+    made = Elsewhere(memory)
+    yield made
+    made.tier.close()
+    made.writer.close()
+
+
+def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends(
+    host: Host, elsewhere: Elsewhere
+) -> None:
+    elsewhere.put()
+    with host.client().bringing() as conversation:
+        ref = conversation.bring(KEY)
+        assert ref.store_id == host.writer.handle.store_id
+        assert host.reader.get(ref, copy=True) == three_tensors(SIZE)
+        assert host.leases() == 1
+        crowd(host.writer)
+        assert host.reader.get(ref, copy=True) == three_tensors(SIZE)  # may be read again, as in a batch
+        assert host.leases() == 1
+    until(lambda: host.leases() == 0)
+
+
+@pytest.mark.parametrize("scope", [None, "a model/1", "x" * 255])
+def test_keys_of_scopes_are_brought_too(host: Host, elsewhere: Elsewhere, scope: str | None) -> None:
+    key = "é" * 16_000  # the longest ones
+    elsewhere.put(key, "value", scope=scope)
+    with host.client().bringing() as conversation:
+        assert host.reader.get(conversation.bring(key, scope=scope)) == "value"
+
+
+def test_a_client_uses_its_connection_again_and_each_block_at_a_time_has_its_own(
+    host: Host, elsewhere: Elsewhere
+) -> None:
+    elsewhere.put()
+    client = host.client()
+    for _ in range(3):
+        with client.bringing() as conversation:
+            conversation.bring(KEY)
+    assert (len(host.relay._connections), len(client._idle)) == (1, 1)
+    with client.bringing() as one, client.bringing() as other:
+        one.bring(KEY)
+        other.bring(KEY)
+        assert len(host.relay._connections) == 2
+        assert host.leases() == 2
+    until(lambda: host.leases() == 0)
+
+
+def test_an_error_in_the_block_ends_the_leases_and_nothing_is_left_of_it_for_the_next(
+    host: Host, elsewhere: Elsewhere
+) -> None:
+    elsewhere.put()
+    client = host.client()
+    with pytest.raises(ZeroDivisionError), client.bringing() as conversation:
+        conversation.bring(KEY)
+        _ = 1 / 0
+    until(lambda: host.leases() == 0)
+    with client.bringing() as conversation:
+        assert conversation.bring(KEY).store_id == host.writer.handle.store_id
+
+
+def test_an_interrupted_request_leaves_no_answer_for_the_next(
+    host: Host, elsewhere: Elsewhere, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere.put()
+    elsewhere.put("other", "value")
+    client = host.client()
+    with client.bringing() as conversation:
+        conversation.bring("other")
+
+        class Interrupted(socket.socket):
+            def recv(self, *arguments: Any) -> bytes:
+                raise KeyboardInterrupt
+
+        assert conversation._connection is not None
+        mine = Interrupted(fileno=conversation._connection.detach())
+        conversation._connection = mine
+        with pytest.raises(KeyboardInterrupt):
+            conversation.bring(KEY)
+    until(lambda: host.leases() == 0)
+    with client.bringing() as conversation:
+        assert host.reader.get(conversation.bring("other")) == "value"
+
+
+def test_it_waits_for_an_object_that_is_offered_late(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
+    elsewhere.put(offer=False)
+    found: list[Any] = []
+    worker = threading.Thread(target=lambda: found.append(host.bring()))
+    worker.start()
+    until(lambda: memory.calls.count("fetch") >= 2)
+    elsewhere.offer()
+    worker.join(10)
+    assert found == [three_tensors(SIZE)]
+
+
+def test_what_does_not_come_is_a_miss_after_the_wait(host: Host) -> None:
+    begin = time.monotonic()
+    with raises(CacheMissError, [KEY, "relay"], ["offers", "process"]) as caught:
+        host.bring(wait=0.3)
+    assert 0.3 <= time.monotonic() - begin < 2
+    assert caught.value.mm_hashes == (KEY,)
+    assert host.leases() == 0
+
+
+def test_the_wait_is_for_a_block_as_a_whole(host: Host, elsewhere: Elsewhere) -> None:
+    elsewhere.put()
+    begin = time.monotonic()
+    with host.client(0.3).bringing() as conversation:
+        for number in range(20):
+            with pytest.raises(CacheMissError):
+                conversation.bring(f"missing-{number}")
+        conversation.bring(KEY)  # what is there is brought all the same
+    assert time.monotonic() - begin < 2
+
+
+def test_a_tier_that_is_down_is_a_miss_at_once(host: Host, memory: MemoryTier) -> None:
+    memory.fail = late()
+    begin = time.monotonic()
+    with raises(CacheMissError, ["the tier does not answer"]):
+        host.bring(wait=60)
+    assert time.monotonic() - begin < 10
+
+
+def test_several_workers_that_ask_for_one_key_cause_one_fetch(
+    host: Host, elsewhere: Elsewhere, memory: MemoryTier
+) -> None:
+    elsewhere.put()
+    memory.pause = threading.Event()
+    memory.calls.clear()
+    found: list[Any] = []
+    workers = [threading.Thread(target=lambda: found.append(host.bring())) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    until(lambda: len(host.relay._connections) == 3)
+    memory.pause.set()
+    for worker in workers:
+        worker.join(10)
+    assert found == [three_tensors(SIZE)] * 3
+    assert memory.calls == ["fetch"]
+
+
+def test_an_object_that_is_evicted_before_it_is_handed_out_is_fetched_again(
+    host: Host, elsewhere: Elsewhere, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere.put()
+    bring = host.tier.bring
+
+    def evicted(key: str, **more: Any) -> bool:
+        found = bring(key, **more)
+        monkeypatch.undo()
+        host.writer.delete(key)
+        return found
+
+    monkeypatch.setattr(host.tier, "bring", evicted)
+    assert host.bring() == three_tensors(SIZE)
+    assert memory.calls.count("fetch") == 2
+
+
+def test_an_object_comes_when_the_store_has_room_for_it(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
+    elsewhere.put()
+    full = host.writer.put("large", torch.zeros(1_030_000, dtype=torch.uint8), hold=True)
+    with raises(CacheMissError, ["room"]):
+        host.bring(wait=0.1)
+    found: list[Any] = []
+    worker = threading.Thread(target=lambda: found.append(host.bring()))
+    before = memory.calls.count("fetch")
+    worker.start()
+    until(lambda: memory.calls.count("fetch") > before)
+    host.writer.cancel(full)
+    worker.join(10)
+    assert found == [three_tensors(SIZE)]
+
+
+def test_an_object_comes_when_a_lease_is_free(host: Host, elsewhere: Elsewhere) -> None:
+    elsewhere.put()
+    host.writer.put("own", 1)
+    for _ in range(host.writer.stats().max_leases - 1):
+        host.writer.get_cached("own")
+    with raises(CacheMissError, ["room"]):
+        host.bring(wait=0.1)
+    host.writer.cancel_all()
+    assert host.bring() == three_tensors(SIZE)
+
+
+def connect(host: Host) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(10)
+    connection.connect(host.relay.path)
+    return connection
+
+
+def test_a_worker_that_goes_while_it_waits_is_waited_for_no_longer(host: Host, memory: MemoryTier) -> None:
+    with connect(host) as connection:
+        connection.send(request(KEY, None, 3600))
+        until(lambda: memory.calls.count("fetch") >= 2)
+    until(lambda: not host.relay._connections)
+
+
+ASK = request(KEY, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        b"?",
+        b"x" + ASK[1:],
+        ASK[:11],  # no key
+        ASK[:9] + b"\xff\xff" + ASK[11:],  # a scope without an end
+        ASK[:9] + b"\x01\x00\xff" + ASK[11:],  # a scope that is not UTF-8
+        ASK[:11] + b"\xff",
+        request(KEY, None, -1.0),
+        request(KEY, None, float("nan")),
+        ASK + b"k" * MAX_REQUEST,
+        b"\0" * 100,
+    ],
+)
+def test_what_is_not_a_request_is_refused_and_ends_the_connection(
+    host: Host, elsewhere: Elsewhere, message: bytes
+) -> None:
+    elsewhere.put()
+    with connect(host) as connection:
+        connection.send(ASK)
+        assert connection.recv(100)[:1] == b"+"
+        connection.send(message)
+        answer = connection.recv(4096)
+        assert answer[:1] == b"-"
+        assert len(answer) > 10
+        assert connection.recv(100) == b""
+    until(lambda: host.leases() == 0)
+    assert host.bring() == three_tensors(SIZE)
+
+
+def test_the_socket_is_for_this_user_alone_whatever_the_umask(memory: MemoryTier, host: Host) -> None:
+    assert stat.S_IMODE(os.stat(host.relay.path).st_mode) == 0o600
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another user")
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        yield Path(folder)
+
+
+@needs_root
+def test_another_users_process_gets_no_answer(memory: MemoryTier, elsewhere: Elsewhere, shared: Path) -> None:
+    elsewhere.put()
+    with closing(Host(memory, shared / "relay")) as host:
+        os.chmod(host.relay.path, 0o666)
+
+        def ask() -> bytes:
+            os.setuid(65534)
+            with connect(host) as connection:
+                try:
+                    connection.send(ASK)
+                    return connection.recv(100)
+                except ConnectionError:
+                    return b""
+
+        assert Child(ask).join() == b""
+        assert memory.calls.count("fetch") == 0
+        assert host.bring() == three_tensors(SIZE)
+
+
+@needs_root
+def test_another_users_relay_is_not_asked(shared: Path) -> None:
+    ready = Signal()
+
+    def listen() -> bytes:
+        os.setuid(65534)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        listener.bind(str(shared / "relay"))
+        listener.listen()
+        ready.send()
+        return listener.accept()[0].recv(100)
+
+    child = Child(listen)
+    ready.wait()
+    with (
+        raises(CacheMissError, ["another user's"]),
+        RelayClient(shared / "relay").bringing() as conversation,
+    ):
+        conversation.bring(KEY)
+    assert child.join() == b""
+    ready.close()
+
+
+def test_its_end_ends_connections_leases_and_socket(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
+    elsewhere.put()
+    with connect(host) as reading, connect(host) as waiting:
+        reading.send(ASK)
+        assert reading.recv(100)[:1] == b"+"
+        waiting.send(request("missing", None, 3600))
+        until(lambda: memory.calls.count("fetch") >= 2)
+        host.end()
+        assert reading.recv(100) == b""
+    assert host.leases() == 0
+    assert not host.relay._connections
+    assert not os.path.exists(host.relay.path)
+    with raises(CacheMissError, ["does not answer"], ["shmstore relay"]):
+        host.bring()
+
+
+def test_a_second_relay_does_not_take_the_socket_of_a_living_one(host: Host, elsewhere: Elsewhere) -> None:
+    elsewhere.put()
+    with pytest.raises(FileExistsError, match="another relay"):
+        Relay(host.writer, host.tier, host.relay.path)
+    assert host.bring() == three_tensors(SIZE)
+
+
+def test_a_file_that_is_not_a_socket_stays(host: Host, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("mine")
+    with pytest.raises(OSError, match="in use") as caught:
+        Relay(host.writer, host.tier, path)
+    assert caught.value.errno == errno.EADDRINUSE
+    assert path.read_text() == "mine"
+
+
+def test_it_survives_that_no_file_descriptor_is_free(
+    host: Host, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere.put()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as mine:
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (mine.fileno() + 1, before[1]))
+        taken = []
+        try:
+            while True:
+                taken.append(os.dup(0))
+        except OSError:
+            pass
+        try:
+            mine.connect(host.relay.path)
+            until(lambda: "must wait" in caplog.text)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+            for number in taken:
+                os.close(number)
+        mine.send(ASK)
+        assert mine.recv(100)[:1] == b"+"
+
+
+# ---- a worker's cache
+
+
+def worker(host: Host, **more: Any) -> Any:
+    more.setdefault("relay", host.relay.path)
+    return ShmObjectStoreReceiverCache(host.reader, **more)
+
+
+@pytest.mark.parametrize("policy", ["views", "until_step", "copy"])
+def test_a_workers_cache_reads_references_of_another_host(host: Host, elsewhere: Elsewhere, policy: str) -> None:
+    names = ["one", "two"]
+    refs = [elsewhere.put(name) for name in names]
+    cache = worker(host, policy=policy)
+    for _ in range(2):
+        batch = features(names, refs)
+        assert [one.data for one in cache.get_and_update_features(batch)] == [three_tensors(SIZE)] * 2
+        cache.release_step()
+        assert [one.data is ref for one, ref in zip(batch, refs, strict=True)] == [policy == "until_step"] * 2
+        assert cache.get_and_update_item(refs[0], "one") == three_tensors(SIZE)
+    del batch
+    until(lambda: host.leases() == 0)
+    assert host.tier.stats().hits == 2
+    cache.close()
+
+
+def test_views_hold_the_bytes_after_the_lease_has_ended(host: Host, elsewhere: Elsewhere) -> None:
+    cache = worker(host)
+    item = cache.get_and_update_item(elsewhere.put(), KEY)
+    until(lambda: host.leases() == 0)
+    for number in range(100):
+        host.writer.cancel(host.writer.put(f"more-{number}", torch.full((70_000,), number, dtype=torch.uint8)))
+    assert not host.writer.is_cached(KEY) or item == three_tensors(SIZE)
+    assert item == three_tensors(SIZE)
+    del item
+    cache.close()
+
+
+def test_a_batch_may_mix_hosts_and_its_error_names_all_that_is_missing(host: Host, elsewhere: Elsewhere) -> None:
+    cache = worker(host, relay=host.client(0.2))
+    own, inline = host.writer.put("own", three_tensors(SIZE)), three_tensors(SIZE)
+    foreign = elsewhere.put("foreign")
+    sent = [own, foreign, inline, None, foreign]
+    names = ["own", "foreign", "inline", "foreign", "foreign"]
+    assert cache.get_and_update(sent, names) == [three_tensors(SIZE)] * 5
+    stale = host.writer.put("stale", three_tensors(SIZE))
+    host.reader.release(stale)
+    crowd(host.writer)
+    gone = [elsewhere.put("gone", offer=False), elsewhere.put("gone too", offer=False)]
+    with raises(CacheMissError, ["gone", "gone too", "stale", "relay"], ["offers"]) as caught:
+        cache.get_and_update([foreign, gone[0], stale, gone[1]], ["foreign", "gone", "stale", "gone too"])
+    assert caught.value.mm_hashes == ("gone", "stale", "gone too")
+    until(lambda: host.leases() == 0)
+    cache.close()
+
+
+def test_references_of_the_own_store_do_not_touch_the_relay(host: Host, tmp_path: Path) -> None:
+    cache = worker(host, relay=tmp_path / "no relay")
+    ref = host.writer.put(KEY, three_tensors(SIZE), hold=True)
+    assert cache.get_and_update([ref, ref], [KEY, KEY]) == [three_tensors(SIZE)] * 2
+    assert cache.get_and_update_item(ref, KEY) == three_tensors(SIZE)
+    host.writer.cancel(ref)
+    crowd(host.writer)
+    with pytest.raises(CacheMissError) as caught:
+        cache.get_and_update_item(ref, KEY)
+    assert "relay" not in str(caught.value)
+    assert not host.relay._connections
+
+
+def test_without_a_relay_a_reference_of_another_host_is_missing(host: Host, elsewhere: Elsewhere) -> None:
+    with pytest.raises(CacheMissError):
+        worker(host, relay=None).get_and_update_item(elsewhere.put(), KEY)
+
+
+def test_release_ignores_references_of_another_host(host: Host, elsewhere: Elsewhere) -> None:
+    foreign, own = elsewhere.put(), host.writer.put("own", 1)
+    assert worker(host).release([foreign, own, None]) == 1
+    with pytest.raises(StaleRefError):
+        worker(host, relay=None).release([foreign])
+
+
+def test_a_closed_cache_asks_nobody(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
+    cache = worker(host)
+    cache.close()
+    with pytest.raises(StoreClosedError):
+        cache.get_and_update_item(elsewhere.put(), KEY)
+    assert not host.relay._connections
+
+
+# ---- arguments
+
+
+def test_a_path_must_fit_a_socket(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path, error in ((5, TypeError), ("", ValueError), ("x" * 108, ValueError)):
+        with pytest.raises(error):
+            RelayClient(path)  # type: ignore[arg-type]
+        with pytest.raises(error):
+            Relay(host.writer, host.tier, path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="wait"):
+        RelayClient("x", wait=-1)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/1")
+    assert relay_path("engine") == "/run/user/1/shmstore-relay-engine.sock"
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert relay_path("engine") == "/tmp/shmstore-relay-engine.sock"
+    with pytest.raises(ValueError, match="107"):
+        relay_path("x" * 100)

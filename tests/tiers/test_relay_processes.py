@@ -1,0 +1,246 @@
+"""`shmstore relay` as a process, between two stores that stand for two hosts; processes die."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
+from shmstore.errors import CacheMissError
+from shmstore.inspect import StoreInspector
+from shmstore.multimodal import MultiModalCacheConfig, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
+from shmstore.tiers.relay_client import RelayClient
+from tests.multimodal import worker
+from tests.multimodal.helpers import MIB, config, shm_sender, update
+from tests.multimodal.worker import truth
+from tests.support import SHM, Child, Signal, raises, store_name
+from tests.tiers.test_relay import until
+
+SPAWN = multiprocessing.get_context("spawn")
+WORKERS = 2
+
+
+class RelayProcess:
+    """`shmstore relay` of a store; killed at the end if it lives."""
+
+    def __init__(self, store: str, folder: Path, stack: ExitStack, *options: str) -> None:
+        self.socket = str(folder / "socket")
+        command = [sys.executable, "-m", "shmstore", "relay", "--json", "--socket", self.socket]
+        command += ["--tier", f"file://{folder}/tier", "--store", store, *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        stack.callback(self.kill)
+        self.said: dict[str, Any] = {}
+
+    def listening(self) -> "RelayProcess":
+        assert self.process.stdout is not None
+        self.said = json.loads(self.process.stdout.readline())
+        return self
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def end(self) -> int:
+        self.process.terminate()
+        return self.process.wait(30)
+
+
+class Hosts:
+    """Host 1 has an API server, and host 2 has a relay that has made its store."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.folder, self.stack, self.store = folder, stack, store_name()
+        stack.callback(lambda: (SHM / self.store).unlink(missing_ok=True))
+        (folder / "tier").mkdir()
+        self.settings: MultiModalCacheConfig = config(
+            8 * MIB, 8 * MIB, cache_type="shm", world_size=WORKERS, tier_url=f"file://{folder}/tier"
+        )
+        self.relay = self.start()  # meanwhile
+        self.sender: ShmObjectStoreSenderCache[Any, Any] = shm_sender(self.settings)
+        stack.callback(self.sender.close)
+        self.relay.listening()
+
+    def start(self) -> RelayProcess:
+        sizes = ("--capacity", "8M", "--n-readers", str(WORKERS))
+        return RelayProcess(self.store, self.folder, self.stack, "--create", *sizes)
+
+    @property
+    def handle(self) -> StoreHandle:
+        return StoreHandle(**self.relay.said["handle"])
+
+    def send(self, *mm_hashes: str) -> list[Any]:
+        """Do what the API server of host 1 does for these items, and return what it sends."""
+        outputs = self.sender.get_and_update([(truth(name), [update(name)]) for name in mm_hashes], mm_hashes)
+        return [sent for sent, _ in outputs]
+
+    def worker(self, rank: int = 0, wait: float = 10.0) -> ShmObjectStoreReceiverCache[Any]:
+        """Return the cache of a worker of host 2, in this process."""
+        reader = ObjectStoreReader.attach(self.handle, rank)
+        cache: ShmObjectStoreReceiverCache[Any] = ShmObjectStoreReceiverCache(
+            reader, relay=RelayClient(self.relay.socket, wait=wait)
+        )
+        self.stack.callback(cache.close)
+        return cache
+
+    def leases(self) -> int:
+        with StoreInspector.open(self.store) as inspector:
+            return len(inspector.leases())
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    with ExitStack() as stack:
+        yield Hosts(tmp_path, stack)
+
+
+def test_all_workers_of_a_host_read_what_another_has_sent_and_each_item_is_fetched_once(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{seed}:{size}" for seed, size in enumerate([0, 100, 5_000, 60_000, 600_000])]
+    monkeypatch.setenv("SHMSTORE_RELAY", hosts.relay.socket)
+    pipes = []
+    for rank in range(WORKERS):
+        mine, theirs = SPAWN.Pipe()
+        process = SPAWN.Process(target=worker.main, args=(theirs, hosts.settings, rank, hosts.handle))
+        process.start()
+        hosts.stack.callback(process.join)
+        hosts.stack.callback(mine.close)
+        theirs.close()
+        pipes.append(mine)
+    assert [pipe.recv() for pipe in pipes] == ["attached"] * WORKERS
+    for number, batch in enumerate([names[:1], names, names]):
+        sent = hosts.send(*batch)
+        assert all(isinstance(ref, ObjectRef) for ref in sent)
+        for pipe in pipes:
+            pipe.send((number, batch, sent))
+        assert [pipe.recv() for pipe in pipes] == [(number, True)] * WORKERS
+    with StoreInspector.open(hosts.store) as inspector:
+        assert inspector.facts().puts == len(names)
+    for pipe in pipes:
+        pipe.send(None)
+        assert pipe.recv() == "done"
+    assert hosts.leases() == 0
+    assert hosts.relay.end() == 0
+    assert not (SHM / hosts.store).exists()
+    assert not os.path.exists(hosts.relay.socket)
+
+
+def test_a_worker_that_is_killed_between_answer_and_read_leaves_no_lease(hosts: Hosts) -> None:
+    hosts.send("1:5000")
+    brought = Signal()
+
+    def work() -> None:
+        with RelayClient(hosts.relay.socket).bringing() as conversation:
+            conversation.bring("1:5000")
+            brought.send()
+            signal.pause()
+
+    child = Child(work)
+    brought.wait()
+    assert hosts.leases() == 1
+    child.kill()
+    until(lambda: hosts.leases() == 0)
+    brought.close()
+
+
+def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hosts: Hosts) -> None:
+    sent = hosts.send("1:5000", "2:5000")
+    cache = hosts.worker()
+    assert cache.get_and_update_item(sent[0], "1:5000") == truth("1:5000")
+    reading = RelayClient(hosts.relay.socket)
+    hosts.stack.callback(reading.close)
+    with reading.bringing() as conversation:
+        conversation.bring("1:5000")
+        hosts.relay.kill()
+    assert hosts.leases() == 1  # of the dead relay
+    begin = time.monotonic()
+    with raises(CacheMissError, ["relay", "2:5000"], ["shmstore relay"]):
+        cache.get_and_update(sent, ["1:5000", "2:5000"])
+    assert time.monotonic() - begin < 1
+    hosts.relay = hosts.start().listening()  # its predecessor's socket is still there
+    assert cache.get_and_update(sent, ["1:5000", "2:5000"]) == [truth("1:5000"), truth("2:5000")]
+    until(lambda: hosts.leases() == 0)
+    with StoreInspector.open(hosts.store) as inspector:
+        assert inspector.facts().puts == 2  # the first one came along
+
+
+def test_a_relay_that_is_restarted_meanwhile_costs_no_miss(hosts: Hosts) -> None:
+    sent = hosts.send("1:5000")
+    cache = hosts.worker()
+    assert cache.get_and_update(sent, ["1:5000"]) == [truth("1:5000")]
+    hosts.relay.kill()
+    hosts.relay = hosts.start().listening()
+    assert cache.get_and_update(sent, ["1:5000"]) == [truth("1:5000")]
+
+
+def test_a_stopped_relay_costs_a_miss_after_the_wait(hosts: Hosts) -> None:
+    sent = hosts.send("1:5000")
+    cache = hosts.worker(wait=0.1)
+    os.kill(hosts.relay.process.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    with raises(CacheMissError, ["timed out"]):
+        cache.get_and_update(sent * 3, ["1:5000"] * 3)
+    assert 2 < time.monotonic() - begin < 4
+    os.kill(hosts.relay.process.pid, signal.SIGCONT)
+    assert cache.get_and_update(sent, ["1:5000"]) == [truth("1:5000")]
+
+
+def test_a_relay_joins_a_store_finds_what_its_host_has_and_leaves_it_there(tmp_path: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    with ExitStack() as stack:
+        name = store_name()
+        writer = stack.enter_context(ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2))
+        writer.put("own", "value")  # of this host's API server; it is in no tier
+        relay = RelayProcess(name, tmp_path, stack).listening()
+        reader = stack.enter_context(ObjectStoreReader.attach(writer.handle, 0))
+        client = RelayClient(relay.socket, wait=0)
+        stack.callback(client.close)
+        with client.bringing() as conversation:
+            assert reader.get(conversation.bring("own")) == "value"
+            with StoreInspector.open(name) as inspector:
+                (lease,) = (lease for lease in inspector.leases() if lease.held)
+            assert (lease.writer, lease.adopted_from) == (1, 0)
+        second = subprocess.run(
+            [sys.executable, "-m", "shmstore", "relay", "--tier", f"file://{tmp_path}", "--store", name],
+            capture_output=True,
+            text=True,
+        )
+        assert second.returncode == 1
+        assert "one arena more" in second.stderr
+        assert relay.end() == 0
+        assert (SHM / name).exists()
+        writer.check_valid()
+        with ObjectStoreWriter.join(name) as next_one:  # the arena is free
+            assert next_one.index == 1
+            next_one.close(unlink=False)
+
+
+@pytest.mark.parametrize(
+    "options", [["--create"], ["--create", "--capacity", "1M"], ["--n-readers", "1"], ["--prefault"]]
+)
+def test_options_that_do_not_fit_are_refused(options: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    from shmstore.cli.main import main
+
+    assert main(["relay", "--tier", "file:///none", "--store", "none", *options]) == 2
+    assert "--create needs" in capfd.readouterr().err
+
+
+def test_a_wrong_url_is_refused_before_a_store_is_made(capfd: pytest.CaptureFixture[str]) -> None:
+    from shmstore.cli.main import main
+
+    name = store_name()
+    create = ["--create", "--capacity", "1M", "--n-readers", "1"]
+    assert main(["relay", "--tier", "nothing://here", "--store", name, *create]) == 1
+    assert "nothing" in capfd.readouterr().err
+    assert not (SHM / name).exists()

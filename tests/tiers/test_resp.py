@@ -1,0 +1,618 @@
+"""`RespTier`: the contract on a real Redis, and what a server over a network adds to it."""
+
+import mmap
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmstore.errors import TierError, TierFullError
+from tests.support import raises, store_name
+from tests.tiers.contract import MIB, TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views
+from tests.tiers.redis_server import RedisServer, free_port
+
+pytest.importorskip("redis", reason="redis-py is not installed: pip install 'shmstore[redis]'")
+
+from shmstore.tiers.resp import RespTier
+
+SOON = 5.0
+"""Seconds that a call with a short time-out may take on a busy machine; what these tests catch takes longer."""
+
+
+@contextmanager
+def serving(*options: str, unix: bool = False) -> Iterator[RedisServer]:
+    server = RedisServer(*options, unix=unix)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextmanager
+def opened(url: str, **options: Any) -> Iterator[RespTier]:
+    tier = RespTier(url, **({"timeout": 30} | options))
+    try:
+        yield tier
+    finally:
+        tier.close()
+
+
+@pytest.fixture(scope="module")
+def shared_server() -> Iterator[RedisServer]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def server(shared_server: RedisServer) -> RedisServer:
+    """A server on TCP that its tests do not end."""
+    shared_server.ask("FLUSHALL")
+    return shared_server
+
+
+@pytest.fixture
+def own_server() -> Iterator[RedisServer]:
+    """A server for one test, which may do with it what it likes."""
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def tier(server: RedisServer) -> Iterator[RespTier]:
+    with opened(server.url) as tier:
+        yield tier
+
+
+@pytest.fixture
+def key() -> str:
+    return store_name()
+
+
+@pytest.fixture(scope="module")
+def unix_server() -> Iterator[RedisServer]:
+    with serving("--user", "someone", "on", ">secret", "~*", "+@all", unix=True) as server:
+        yield server
+
+
+class TestContract(Contract):
+    pass
+
+
+class TestContractOverAUnixSocket(Contract):
+    """Also with a user, a password, a database and an expiry."""
+
+    @pytest.fixture
+    def tier(self, unix_server: RedisServer) -> Iterator[RespTier]:
+        url = unix_server.url.replace("unix://", "unix://someone:secret@") + "?db=3"
+        with opened(url, expire=600) as tier:
+            yield tier
+            assert b":0" in unix_server.ask("DBSIZE"), "nothing is in database 0"
+
+
+# ---- what lies on the server
+
+
+def test_64_mib_come_back(tier: RespTier, key: str) -> None:
+    values = [random_bytes(1, 300), random_bytes(2, 64 * MIB)]
+    tier.offer(key, views(values), TAGS)
+    assert values == fetch(tier, key)
+
+
+def test_spans_lie_under_keys_with_one_hash_tag(tier: RespTier, server: RedisServer) -> None:
+    tier.offer("a key", views(values_of([5, 6, 7])), TAGS)
+    found = server.ask("KEYS", "*").split(b"\r\n")
+    assert [b"{a key}:0", b"{a key}:1", b"{a key}:2"] == sorted(line for line in found if line[:1] == b"{")
+    tier.forget(["a key"])
+    assert b"*0\r\n" == server.ask("KEYS", "*")
+
+
+def test_values_expire(server: RedisServer, key: str) -> None:
+    with opened(server.url, expire=100) as tier:
+        tier.offer(key, views(values_of([5, 60_000])), TAGS)
+    for span in (0, 1):
+        assert 90 <= int(server.ask("TTL", f"{{{key}}}:{span}")[1:]) <= 100
+    with opened(server.url) as tier:
+        tier.offer(key, views(values_of([5, 60_000])), TAGS)
+    assert b":-1\r\n" == server.ask("TTL", f"{{{key}}}:0")
+
+
+def test_a_declined_payload_is_not_transferred(tier: RespTier, server: RedisServer, key: str) -> None:
+    tier.offer(key, views(values_of([300, 8 * MIB])), TAGS)
+    sent, connections = server.count("total_net_output_bytes"), server.count("total_connections_received")
+    for _ in range(10):
+        memory = iter([memoryview(bytearray(300)), None])
+        assert not tier.fetch(key, lambda size, memory=memory: next(memory))  # type: ignore[misc]
+    assert server.count("total_net_output_bytes") - sent < 1 * MIB
+    assert server.count("total_connections_received") - connections == 2, "those of the two questions"
+
+
+@pytest.mark.parametrize("evicted", [0, 1])
+def test_a_span_that_the_server_has_evicted_is_a_miss_that_asks_for_no_memory(
+    tier: RespTier, server: RedisServer, key: str, evicted: int
+) -> None:
+    tier.offer(key, views(values_of([300, 1000])), TAGS)
+    server.ask("DEL", f"{{{key}}}:{evicted}")
+    assert not tier.fetch(key, lambda size: pytest.fail("there is a span too few"))
+    tier.forget([key])
+    assert b"*0\r\n" == server.ask("KEYS", "*"), "also what was left"
+
+
+@pytest.mark.parametrize("table", ["", "x", r"\x00\x00", r"\x01\x00", r"\x01\x00" + "a" * 8, r"\xff\xff" + "a" * 80])
+def test_a_first_span_that_does_not_fit_its_table_is_a_miss(
+    tier: RespTier, server: RedisServer, key: str, table: str
+) -> None:
+    server.ask("SET", f"{{{key}}}:0", f'"{table}"')
+    assert not tier.fetch(key, lambda size: pytest.fail("the table is wrong"))
+    tier.forget([key])
+    assert [False] == tier.has([key])
+
+
+@pytest.mark.parametrize("replacement", ["", "x" * 999, "x" * 1001])
+def test_a_span_that_changes_its_size_while_it_is_fetched_is_a_miss(
+    tier: RespTier, server: RedisServer, key: str, replacement: str
+) -> None:
+    values = values_of([300, 1000])
+    tier.offer(key, views(values), TAGS)
+
+    def into(size: int) -> memoryview:
+        server.ask("SET" if replacement else "DEL", f"{{{key}}}:1", replacement)
+        return memoryview(bytearray(size))
+
+    assert not tier.fetch(key, into)
+    tier.offer(key, views(values), TAGS)
+    assert values == fetch(tier, key)
+
+
+# ---- a server that refuses
+
+
+def test_a_full_server_keeps_the_old_value_and_the_connection(key: str) -> None:
+    with serving("--maxmemory", "20mb", "--maxmemory-policy", "noeviction") as server:
+        with opened(server.url) as tier:
+            old = checked(random_bytes(1, 2 * MIB))
+            tier.offer(key, views(old), TAGS)
+            # Room for the small first span, but not for the payload.
+            server.ask("CONFIG", "SET", "maxmemory", str(server.count("used_memory", "memory") + 1 * MIB))
+            connections = server.count("total_connections_received")
+            for _ in range(3):
+                with raises(TierFullError, ["OOM command not allowed"]):
+                    tier.offer(key, views(checked(random_bytes(2, 4 * MIB))), TAGS)
+            assert old == fetch(tier, key)
+            assert server.count("total_connections_received") - connections == 1, "that of the question"
+            server.ask("CONFIG", "SET", "maxmemory", "20mb")
+            tier.offer(key, views(values_of([1, 2])), TAGS)
+            assert values_of([1, 2]) == fetch(tier, key)
+
+
+def test_a_value_larger_than_redis_takes_is_refused_before_it_is_sent(key: str) -> None:
+    with mmap.mmap(-1, (512 << 20) + 1) as mapping, memoryview(mapping) as large:
+        with opened("redis://127.0.0.1:1") as tier:  # nobody is asked
+            with raises(TierFullError, [str(512 << 20)]):
+                tier.offer(key, [memoryview(b"meta"), large], TAGS)
+
+
+def test_a_value_larger_than_the_operator_allows_is_an_error(key: str) -> None:
+    with serving("--proto-max-bulk-len", "1mb") as server, opened(server.url) as tier:
+        with pytest.raises(TierError):
+            tier.offer(key, views([b"meta", random_bytes(1, 9 * MIB)]), TAGS)
+        assert [False] == tier.has([key])
+
+
+def test_a_wrong_password_is_told_with_a_hint(key: str) -> None:
+    with serving("--requirepass", "secret") as server:
+        with opened(server.url) as tier:
+            with raises(TierError, ["NOAUTH Authentication required"], ["password in the URL"]):
+                tier.has([key])
+        with opened(server.url.replace("//", "//:guess@")) as tier:
+            for _ in range(2):
+                with raises(TierError, ["WRONGPASS"], ["correct the user and the password"]) as caught:
+                    tier.has([key])
+                assert "guess" not in str(caught.value)
+        with opened(server.url.replace("//", "//:secret@")) as tier:
+            assert [False] == tier.has([key])
+
+
+def test_a_connection_that_is_not_let_in_is_ended(server: RedisServer, key: str) -> None:
+    with opened(server.url.replace("//", "//nobody:guess@")) as tier:
+        with raises(TierError, ["WRONGPASS"]) as caught:
+            tier.has([key])
+        limit = time.monotonic() + 30
+        while server.clients() > 0:
+            assert time.monotonic() < limit, "a connection is left"
+        assert caught.value is not None  # and with it all that its trace refers to
+
+
+def test_other_refusals_arrive_in_the_words_of_the_server(server: RedisServer, tier: RespTier, key: str) -> None:
+    with opened(server.url + "/99") as wrong, raises(TierError, ["DB index is out of range"]):
+        wrong.has([key])
+    server.ask("LPUSH", f"{{{key}}}:0", "x")
+    with raises(TierError, ["WRONGTYPE"]) as caught:
+        tier.fetch(key, lambda size: None)
+    assert not isinstance(caught.value, TierFullError)
+
+
+def test_over_tls(tmp_path: Path, key: str) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    certificate, private = str(tmp_path / "certificate"), str(tmp_path / "private")
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
+    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", private, "-out", certificate]
+    subprocess.run(command, check=True, capture_output=True)
+    port = free_port()
+    options = ["--tls-port", str(port), "--tls-cert-file", certificate, "--tls-key-file", private]
+    with serving(*options, "--tls-ca-cert-file", certificate, "--tls-auth-clients", "no") as server:
+        with opened(f"rediss://localhost:{port}/1?ssl_ca_certs={certificate}") as tier:
+            values = values_of([300, 3 * MIB])
+            for _ in range(3):
+                tier.offer(key, views(values), TAGS)
+                assert values == fetch(tier, key)
+            assert server.count("total_connections_received") <= 2, "the tier's and that of the question"
+        with opened(f"rediss://localhost:{port}") as tier, raises(TierError, ["cannot be reached"]):
+            tier.has([key])
+
+
+# ---- a server that dies or stops
+
+
+def calls_of(tier: RespTier, key: str, size: int = 9 * MIB) -> dict[str, Callable[[], object]]:
+    return {
+        "offer": lambda: tier.offer(key, views(values_of([300, size])), TAGS),
+        "fetch": lambda: fetch(tier, key),
+        "has": lambda: tier.has([key]),
+        "forget": lambda: tier.forget([key]),
+    }
+
+
+@pytest.mark.parametrize("call", ["offer", "fetch", "has", "forget"])
+@pytest.mark.parametrize("connected", [True, False])
+def test_a_stopped_server_costs_the_time_out_and_works_again_after_it(
+    own_server: RedisServer, key: str, call: str, connected: bool
+) -> None:
+    with opened(own_server.url, timeout=0.5) as tier:
+        if connected:
+            tier.has([key])
+        own_server.signal(signal.SIGSTOP)
+        started = time.monotonic()
+        with raises(TierError, ["in time"]):
+            calls_of(tier, key)[call]()
+        assert 0.4 < time.monotonic() - started < SOON
+        own_server.signal(signal.SIGCONT)
+        while True:  # it first does what was sent to it while it was stopped
+            try:
+                assert len(tier.has([key])) == 1
+                break
+            except TierError:
+                assert time.monotonic() - started < 30
+
+
+def test_a_late_answer_is_not_taken_for_that_of_another_call(own_server: RedisServer, key: str) -> None:
+    with opened(own_server.url, timeout=0.5) as tier:
+        tier.offer(key, views(values_of([5, 6])), TAGS)
+        own_server.signal(signal.SIGSTOP)
+        with raises(TierError, ["in time"]):
+            tier.has([key])
+        timer = threading.Timer(0.2, own_server.signal, [signal.SIGCONT])
+        timer.start()
+        limit = time.monotonic() + 30
+        while True:
+            try:
+                assert [False] == tier.has(["absent"])
+                break
+            except TierError:
+                assert time.monotonic() < limit
+        timer.join()
+
+
+def test_a_server_that_stops_within_a_fetch_costs_the_time_out(own_server: RedisServer, key: str) -> None:
+    with opened(own_server.url) as tier:
+        tier.offer(key, views(values_of([300, 64 * MIB])), TAGS)
+    with opened(own_server.url, timeout=0.5) as tier:
+        spans = []
+
+        def into(size: int) -> memoryview:
+            own_server.signal(signal.SIGSTOP)
+            spans.append(size)
+            return memoryview(bytearray(size))
+
+        started = time.monotonic()
+        with raises(TierError, ["in time"]):
+            tier.fetch(key, into)
+        assert time.monotonic() - started < SOON
+        assert [300, 64 * MIB] == spans
+
+
+def test_the_first_call_after_a_restart_works_on_each_connection(own_server: RedisServer, key: str) -> None:
+    with opened(own_server.url, connections=3) as tier:
+        together = threading.Barrier(3)
+
+        def work() -> None:
+            fetch_beside(tier, key, together)
+
+        tier.offer(key, views(values_of([5, 6])), TAGS)
+        for _ in range(2):
+            with ThreadPoolExecutor(3) as pool:
+                for done in [pool.submit(work) for _ in range(3)]:
+                    done.result()
+            own_server.kill()
+            own_server.start()
+            assert [False] == tier.has([key])
+            tier.offer(key, views(values_of([5, 6])), TAGS)
+
+
+def fetch_beside(tier: RespTier, key: str, together: threading.Barrier) -> None:
+    """Fetch while others do, so that each has a connection of its own."""
+
+    def into(size: int) -> memoryview:
+        together.wait(30)
+        return memoryview(bytearray(size))
+
+    assert tier.fetch(key, into)
+
+
+def test_a_server_killed_at_any_moment_costs_only_tier_errors(own_server: RedisServer, key: str) -> None:
+    """Offers and fetches run all the time; what arrives verifies, and both work after each restart."""
+    over = threading.Event()
+    done = {"offer": 0, "fetch": 0, "errors": 0}
+
+    def offer(tier: RespTier) -> None:
+        n = 0
+        while not over.is_set():
+            n += 1
+            try:
+                tier.offer(key, views(checked(random_bytes(n % 4, 3 * MIB))), TAGS)
+                done["offer"] += 1
+            except TierError:
+                done["errors"] += 1
+
+    def read(tier: RespTier) -> None:
+        while not over.is_set():
+            try:
+                value = fetch(tier, key)
+                done["fetch"] += value is not None and verifies(value)
+            except TierError:
+                done["errors"] += 1
+
+    def wait_for(name: str, number: int) -> None:
+        limit = time.monotonic() + 60
+        while done[name] < number:
+            assert time.monotonic() < limit, f"no {name} has worked since"
+            time.sleep(0.001)
+
+    with opened(own_server.url) as tier, ThreadPoolExecutor(2) as pool:
+        threads = [pool.submit(offer, tier), pool.submit(read, tier)]
+        try:
+            for n in range(12):
+                wait_for("offer", done["offer"] + 1)
+                wait_for("fetch", done["fetch"] + 1)
+                time.sleep(0.0013 * n)  # at any moment
+                errors = done["errors"]
+                own_server.kill()
+                wait_for("errors", errors + 1)
+                own_server.start()
+        finally:
+            over.set()
+        for thread in threads:
+            thread.result()
+
+
+def test_a_port_on_which_nobody_listens_is_an_error(key: str) -> None:
+    with opened(f"redis://127.0.0.1:{free_port()}") as tier:
+        for call in calls_of(tier, key).values():
+            with raises(TierError, ["cannot be reached"]):
+                call()
+
+
+# ---- a server that talks nonsense
+
+
+class FakeServer:
+    """Answers the first command of each connection with `said`, then keeps silent, or ends the connection."""
+
+    def __init__(self, said: bytes, ends: bool, pause: float = 0.0) -> None:
+        self._said, self._ends, self._pause = said, ends, pause
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._connected: list[socket.socket] = []
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+        self.url = f"redis://127.0.0.1:{self._listening.getsockname()[1]}"
+
+    def _serve(self) -> None:
+        while True:
+            connected, _ = self._listening.accept()
+            if self._over.is_set():
+                connected.close()
+                return
+            self._connected.append(connected)
+            connected.recv(1 << 16)
+            try:
+                for at in range(len(self._said) if self._pause else 1):
+                    connected.sendall(self._said[at : at + 1] if self._pause else self._said)
+                    self._over.wait(self._pause)
+            except OSError:
+                pass  # the client has given up
+            if self._ends:
+                connected.close()
+
+    def close(self) -> None:
+        self._over.set()
+        socket.create_connection(self._listening.getsockname()).close()
+        self._thread.join()
+        for one in (*self._connected, self._listening):
+            one.close()
+
+
+@contextmanager
+def faking(said: bytes, ends: bool = False, pause: float = 0.0) -> Iterator[FakeServer]:
+    server = FakeServer(said, ends, pause)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+NONSENSE = [
+    b"HTTP/1.1 400 Bad Request\r\n\r\n",
+    b"\r\n",
+    b"\0" * 100_000,
+    b":\r\n",
+    b":1x\r\n",
+    b":-1\r\n",
+    b":" + b"9" * 5000 + b"\r\n",
+    b":0\r\n:0\r\n",
+    b":0\r\n$-2\r\n",
+    b":0\r\n$1_0\r\n",
+    b":0\r\n$99999999999999999999\r\n",
+    b"*1\r\n:0\r\n",
+]
+
+
+@pytest.mark.parametrize("said", NONSENSE, ids=lambda said: repr(said[:30]))
+@pytest.mark.parametrize("call", ["offer", "fetch", "forget"])
+def test_nonsense_is_an_error(said: bytes, call: str, key: str) -> None:
+    with faking(said) as server, opened(server.url, timeout=20) as tier:
+        started = time.monotonic()
+        with raises(TierError, ["does not speak RESP"]):
+            calls_of(tier, key, size=10)[call]()
+        assert time.monotonic() - started < SOON
+        with raises(TierError):  # on another connection: this one has lost its step
+            calls_of(tier, key, size=10)[call]()
+
+
+TABLE = b"\1\0\4" + bytes(7)
+HALVES = [
+    b"",
+    b":0",
+    b":0\r\n",
+    b":0\r\n$14",
+    b":0\r\n$14\r\n",
+    b":0\r\n$14\r\n\1",
+    b":0\r\n$14\r\n" + TABLE,
+    b":0\r\n$14\r\n" + TABLE + b"abc",
+    b":0\r\n$14\r\n" + TABLE + b"abcd",
+    b":0\r\n$14\r\n" + TABLE + b"abcd\r",
+    b":99999999999999999\r\n$99999999999999999\r\n\xff\xff",
+]
+
+
+@pytest.mark.parametrize("said", HALVES, ids=repr)
+@pytest.mark.parametrize("ends", [False, True])
+def test_half_an_answer_is_an_error_in_time(said: bytes, ends: bool, key: str) -> None:
+    with faking(said, ends) as server, opened(server.url, timeout=0.3) as tier:
+        for _ in range(2):
+            started = time.monotonic()
+            with raises(TierError, ["ended the connection" if ends else "in time"]):
+                fetch(tier, key)
+            assert time.monotonic() - started < SOON
+
+
+def test_a_whole_answer_of_the_fake_server_is_read(key: str) -> None:
+    """The halves above are halves of this."""
+    with faking(b":0\r\n$14\r\n" + TABLE + b"abcd\r\n") as server, opened(server.url) as tier:
+        assert [b"abcd"] == fetch(tier, key)
+
+
+def test_bytes_that_do_not_end_as_they_must_are_an_error(key: str) -> None:
+    with faking(b":0\r\n$14\r\n" + TABLE + b"abcdef") as server, opened(server.url) as tier:
+        with raises(TierError, ["does not speak RESP"]):
+            fetch(tier, key)
+
+
+@pytest.mark.parametrize("greeting", [False, True])
+def test_the_time_out_is_for_the_call_and_not_for_each_byte(greeting: bool, key: str) -> None:
+    """The server says something every 50 ms, also in answer to AUTH."""
+    with faking(b"+OK" * 300, pause=0.05) as server:
+        url = server.url.replace("//", "//:secret@") if greeting else server.url
+        with opened(url, timeout=0.3) as tier:
+            started = time.monotonic()
+            with raises(TierError, ["in time"]):
+                tier.has([key])
+            assert time.monotonic() - started < SOON
+
+
+def test_each_call_has_the_whole_time_out(server: RedisServer, key: str) -> None:
+    with opened(server.url, timeout=2) as tier:
+        tier.has([key])
+        time.sleep(2.1)
+        assert [False] == tier.has([key])
+
+
+# ---- threads and connections
+
+
+def test_threads_share_a_few_connections(own_server: RedisServer, key: str) -> None:
+    with opened(own_server.url, connections=2) as tier:
+
+        def work(worker: int) -> None:
+            for n in range(10):
+                values = values_of([100 + worker, 200_000 + n], seed=100 * worker + n)
+                tier.offer(f"{key}-{worker}", views(values), TAGS)
+                assert values == fetch(tier, f"{key}-{worker}")
+
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(work, worker) for worker in range(8)]:
+                done.result()
+        assert own_server.count("total_connections_received") - 1 <= 2
+
+
+def test_a_call_waits_for_a_connection_no_longer_than_its_time_out(
+    tier: RespTier, server: RedisServer, key: str
+) -> None:
+    tier.offer(key, views(values_of([5, 6])), TAGS)
+    with opened(server.url, connections=1, timeout=0.3) as small:
+
+        def into(size: int) -> memoryview:
+            with ThreadPoolExecutor(1) as pool, raises(TierError, ["all 1 connections"]):
+                pool.submit(small.has, [key]).result()
+            return memoryview(bytearray(size))
+
+        with pytest.raises(TierError):  # the first call is late now
+            small.fetch(key, into)
+        assert [True] == small.has([key])
+
+
+def test_a_call_that_runs_while_the_tier_is_closed_ends_by_itself(server: RedisServer, key: str) -> None:
+    with opened(server.url) as tier:
+        values = values_of([5, 60_000])
+        tier.offer(key, views(values), TAGS)
+        got = []
+
+        def into(size: int) -> memoryview:
+            tier.close()
+            got.append(bytearray(size))
+            return memoryview(got[-1])
+
+        assert tier.fetch(key, into)
+        assert values == got
+        limit = time.monotonic() + 30
+        while server.clients() > 0:  # before the tier is closed once more
+            assert time.monotonic() < limit, "a connection is left"
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "error"),
+    [
+        ("http://localhost", {}, "redis://"),
+        ("redis://localhost?colour=blue", {}, "colour"),
+        ("redis://localhost?protocol=9", {}, "protocol"),
+        ("redis://localhost", {"timeout": 0}, "timeout"),
+        ("redis://localhost", {"timeout": float("inf")}, "timeout"),
+        ("redis://localhost", {"expire": 0}, "expire"),
+        ("redis://localhost", {"connections": 0}, "connections"),
+    ],
+)
+def test_arguments_that_cannot_be_right_are_refused(url: str, options: dict[str, Any], error: str) -> None:
+    with pytest.raises(ValueError, match=error):
+        RespTier(url, **options)

@@ -1,0 +1,199 @@
+"""The sender caches of two hosts with one tier: what one has processed, the other need not."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore.errors import CacheMissError
+from shmstore.multimodal import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
+from shmstore.tiers import StoreTier
+from tests.multimodal.helpers import MIB, config, three_tensors, update
+from tests.tiers.memory import MemoryTier, late
+
+SETTINGS = config(4 * MIB, 4 * MIB, cache_type="shm")
+
+
+class Host:
+    """A sender with a tier, and a worker."""
+
+    def __init__(self, memory: MemoryTier, stack: ExitStack) -> None:
+        writer = ObjectStoreWriter.create(capacity=4 * MIB, n_readers=1, max_object_size=4 * MIB)
+        self.tier = StoreTier(writer, memory)
+        self.sender: Any = ShmObjectStoreSenderCache(SETTINGS, writer, tier=self.tier)
+        stack.callback(self.sender.close)
+        reader = stack.enter_context(ObjectStoreReader.attach(writer.handle, 0))
+        self.worker: Any = ShmObjectStoreReceiverCache(reader)
+        self.processed: list[str] = []
+
+    def request(self, *names: str) -> list[Any]:
+        """Do what an engine does with these photographs, and return what its worker reads."""
+        known = [self.sender.is_cached_item(name) for name in names]
+        inputs = [None if found else self.process(name) for name, found in zip(names, known, strict=True)]
+        outputs = self.sender.get_and_update(inputs, names)
+        assert [updates for _, updates in outputs] == [[update(name)] for name in names]
+        return [self.worker.get_and_update_item(sent, name) for (sent, _), name in zip(outputs, names, strict=True)]
+
+    def process(self, name: str) -> Any:
+        self.processed.append(name)
+        return three_tensors(100_000), [update(name)]
+
+
+@pytest.fixture
+def memory() -> MemoryTier:
+    return MemoryTier()
+
+
+@pytest.fixture
+def hosts(memory: MemoryTier) -> Iterator[list[Host]]:
+    with ExitStack() as stack:
+        yield [Host(memory, stack) for _ in range(2)]
+
+
+NAMES = [f"photograph-{number}" for number in range(6)]
+
+
+def test_the_second_host_processes_nothing(hosts: list[Host]) -> None:
+    here, there = hosts
+    first = here.request(*NAMES)
+    assert here.tier.flush(10)
+    second = there.request(*NAMES)
+    assert (here.processed, there.processed) == (NAMES, [])
+    assert first == second == [three_tensors(100_000)] * 6
+    stats = there.sender.make_stats()
+    assert (stats.hits, stats.total) == (6, 6)
+    assert there.tier.stats().offered == 0  # it came from there
+    there.sender.writer.check_valid()
+
+
+def test_a_hit_does_not_ask_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
+    here, _ = hosts
+    here.request(*NAMES)
+    assert here.tier.flush(10)
+    memory.calls.clear()
+    memory.fail = late()
+    for _ in range(3):
+        here.request(*NAMES)
+    assert here.processed == NAMES
+    assert memory.calls == []
+
+
+def test_a_dead_tier_costs_no_request(hosts: list[Host], memory: MemoryTier) -> None:
+    memory.fail = late()
+    for host in hosts:
+        for name in NAMES:
+            host.request(name)
+        assert host.processed == NAMES
+        host.request(*NAMES)
+        assert host.processed == NAMES
+
+
+def test_an_item_without_stored_updates_is_not_offered(memory: MemoryTier) -> None:
+    with ExitStack() as stack:
+        host = Host(memory, stack)
+        host.sender._updates._encode = None
+        host.request(*NAMES)
+        assert host.tier.flush(10)
+        assert memory.values == {}
+
+
+def test_an_item_that_the_store_refuses_is_not_offered(hosts: list[Host], memory: MemoryTier) -> None:
+    here, _ = hosts
+    output = here.sender.get_and_update_item((three_tensors(5 * MIB), [update("large")]), "large")
+    assert not isinstance(output[0], ObjectRef)
+    assert here.tier.flush(10)
+    assert memory.values == {}
+
+
+def test_an_invalid_item_is_forgotten_by_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
+    here, there = hosts
+    here.request(*NAMES)
+    assert here.tier.flush(10)
+    here.sender.invalidate([NAMES[0]])
+    assert here.tier.flush(10)
+    assert len(memory.values) == 5
+    there.request(*NAMES)
+    assert there.processed == NAMES[:1]
+
+
+def test_a_cleared_cache_is_forgotten_by_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
+    here, there = hosts
+    here.request(*NAMES)
+    assert here.tier.flush(10)
+    here.sender.clear_cache()
+    assert here.tier.flush(10)
+    assert memory.values == {}
+    here.request(*NAMES)
+    assert here.processed == NAMES * 2
+    assert there.processed == []
+
+
+def test_a_put_waits_for_a_fetch_of_its_key_and_is_a_hit(hosts: list[Host], memory: MemoryTier) -> None:
+    here, there = hosts
+    name = NAMES[0]
+    processed = there.process(name)
+    here.request(name)
+    assert here.tier.flush(10)
+    memory.pause = threading.Event()
+    fetching = threading.Thread(target=there.sender.is_cached_item, args=(name,))
+    fetching.start()
+    assert memory.waiting.wait(10)
+    outputs: list[Any] = []
+    putting = threading.Thread(target=lambda: outputs.append(there.sender.get_and_update_item(processed, name)))
+    putting.start()
+    putting.join(0.1)
+    assert outputs == []
+    memory.pause.set()
+    for thread in (fetching, putting):
+        thread.join(10)
+    assert isinstance(outputs[0][0], ObjectRef)
+    assert there.worker.get_and_update_item(outputs[0][0], name) == three_tensors(100_000)
+    assert there.sender.writer.stats().puts == 1
+
+
+def test_an_item_goes_inline_while_a_late_tier_may_still_write_it(memory: MemoryTier) -> None:
+    kept: list[Any] = []
+
+    class Late(MemoryTier):
+        def fetch(self, key: str, into: Any) -> bool:
+            for span in memory.values[key]:
+                kept.append(into(len(span)))
+                kept[-1][:] = span
+            raise late()
+
+    with ExitStack() as stack:
+        here, there = Host(memory, stack), Host(Late(), stack)
+        here.request(NAMES[0])
+        assert here.tier.flush(10)
+        item, updates = there.process(NAMES[0])
+        assert not there.sender.is_cached_item(NAMES[0])
+        output = there.sender.get_and_update_item((item, updates), NAMES[0])
+        assert output[0] == item
+        assert (there.sender.inline_full, there.sender.make_stats().total) == (0, 1)
+        kept.clear()
+        assert isinstance(there.sender.get_and_update_item((item, updates), NAMES[0])[0], ObjectRef)
+
+
+def test_without_an_item_and_without_a_hit_it_is_a_miss(hosts: list[Host]) -> None:
+    with pytest.raises(CacheMissError):
+        hosts[0].sender.get_and_update_item(None, NAMES[0])
+
+
+def test_close_sends_what_is_queued(memory: MemoryTier) -> None:
+    with ExitStack() as stack:
+        host = Host(memory, stack)
+        host.request(*NAMES)
+    assert len(memory.values) == 6
+    assert memory.closed
+
+
+def test_only_shm_has_a_tier() -> None:
+    with pytest.raises(ValueError, match="tier_url"):
+        config(MIB, MIB, tier_url="file:///x")
+    with pytest.raises(ValueError, match="tier_url"):
+        config(MIB, MIB, cache_type="shm", tier_url=5)
+    with pytest.raises(ValueError, match="tier_namespace"):
+        config(MIB, MIB, cache_type="shm", tier_namespace=None)

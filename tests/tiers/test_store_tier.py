@@ -1,0 +1,399 @@
+"""`StoreTier` between two stores: what is offered comes back whole or not at all, and no error gets out."""
+
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleSerde
+from shmstore.errors import ObjectExistsError, ObjectNotFoundError, TierFullError
+from shmstore.tiers import StoreTier, Tier
+from shmstore.tiers.objects import tier_key
+from tests.tiers.memory import MemoryTier, late
+
+PIXELS = torch.arange(5000).reshape(50, 100)
+VALUE = {"pixels": PIXELS, "grid": (1, 2), "name": "x"}
+KEY = "photograph"
+NAME = tier_key(KEY, None, "msgpack1")
+
+
+def store(**more: object) -> ObjectStoreWriter:
+    writer = ObjectStoreWriter.create(capacity=1 << 20, n_readers=1, **more)  # type: ignore[arg-type]
+    writer.retire(0)
+    return writer
+
+
+@pytest.fixture
+def memory() -> MemoryTier:
+    return MemoryTier()
+
+
+@pytest.fixture
+def here(memory: MemoryTier) -> Iterator[tuple[ObjectStoreWriter, StoreTier]]:
+    with store() as writer:
+        tier = StoreTier(writer, memory)
+        yield writer, tier
+        tier.close()
+
+
+@pytest.fixture
+def there(memory: MemoryTier) -> Iterator[tuple[ObjectStoreWriter, StoreTier]]:
+    with store() as writer:
+        tier = StoreTier(writer, memory)
+        yield writer, tier
+        tier.close()
+
+
+Side = tuple[ObjectStoreWriter, StoreTier]
+
+
+def put(side: Side, key: str = KEY, scope: str | None = None) -> None:
+    side[0].put(key, VALUE, scope=scope)
+    side[1].offer(key, scope=scope)
+    assert side[1].flush(10)
+
+
+def read(writer: ObjectStoreWriter, key: str = KEY, scope: str | None = None) -> Any:
+    with ObjectStoreReader.attach(writer.handle, 0) as reader:
+        value = reader.get(writer.get_cached(key, scope=scope), copy=True)
+    writer.retire(0)
+    return value
+
+
+def test_the_test_has_a_tier(memory: MemoryTier) -> None:
+    assert isinstance(memory, Tier)
+
+
+@pytest.mark.parametrize("scope", [None, "a model/1"])
+def test_what_one_store_offers_another_brings(here: Side, there: Side, scope: str | None) -> None:
+    put(here, scope=scope)
+    assert there[1].bring(KEY, scope=scope)
+    found = read(there[0], scope=scope)
+    assert found["pixels"].tolist() == PIXELS.tolist()
+    assert (found["grid"], found["name"]) == ((1, 2), "x")
+    stats = there[1].stats()
+    assert (stats.hits, stats.hit_bytes, stats.misses) == (1, 40000, 0)
+    assert (here[1].stats().offered, here[1].stats().offered_bytes) == (1, 40000)
+    there[0].check_valid()
+
+
+def test_a_value_without_tensors_comes_too(here: Side, there: Side) -> None:
+    here[0].put(KEY, [1, "two"])
+    here[1].offer(KEY)
+    assert here[1].flush(10)
+    assert there[1].bring(KEY)
+    assert read(there[0]) == [1, "two"]
+
+
+def test_the_tags_say_what_it_is(here: Side, memory: MemoryTier) -> None:
+    put(here, scope="tenant")
+    assert memory.tags == {tier_key(KEY, "tenant", "msgpack1"): {"serializer": "msgpack1", "scope": "tenant"}}
+
+
+def test_keys_of_other_scopes_serializers_and_namespaces_differ() -> None:
+    parts = [("k", None, "m", ""), ("k", "s", "m", ""), ("s", "k", "m", ""), ("k", None, "n", "")]
+    parts += [
+        ("k", None, "m", "v2"),
+        ("k", None, "m", "s"),
+        ("k:", None, "m", ""),
+        ("k", ":", "m", ""),
+        ("k" * 300, None, "m", ""),
+    ]
+    names = [tier_key(*each) for each in parts] + [tier_key("k" * 299 + "j", None, "m", "")]
+    assert len(set(names)) == len(names)
+    assert all(name.isascii() and name.isprintable() and len(name) <= 200 for name in names)
+
+
+def test_a_store_finds_only_its_own_namespace(here: Side, memory: MemoryTier) -> None:
+    put(here)
+    with store() as writer:
+        other = StoreTier(writer, memory, namespace="v2")
+        assert not other.bring(KEY)
+        assert other.stats().misses == 1
+        other.close()
+
+
+@pytest.mark.parametrize("span", [0, 1])
+@pytest.mark.parametrize("where", [0, 7, 8, 16, 20, 24, 28, 40, -1])
+def test_one_changed_bit_is_a_miss(here: Side, there: Side, memory: MemoryTier, span: int, where: int) -> None:
+    put(here)
+    memory.values[NAME][span][where] ^= 16
+    assert not there[1].bring(KEY)
+    assert there[1].stats().damaged == 1
+    assert not there[0].is_cached(KEY)
+    there[0].put(KEY, VALUE)  # its space and its key are free
+    there[0].check_valid()
+
+
+@pytest.mark.parametrize(
+    "change", ["short head", "no payload", "short payload", "long payload", "swapped", "empty head"]
+)
+def test_spans_of_other_sizes_are_a_miss(here: Side, there: Side, memory: MemoryTier, change: str) -> None:
+    put(here)
+    head, payload = memory.values[NAME]
+    memory.values[NAME] = {
+        "short head": [head[:-1], payload],
+        "no payload": [head, bytearray()],
+        "short payload": [head, payload[:-1]],
+        "long payload": [head, payload + b"\0"],
+        "swapped": [payload, head],
+        "empty head": [bytearray(), payload],
+    }[change]
+    assert not there[1].bring(KEY)
+    assert not there[0].is_cached(KEY)
+    there[0].check_valid()
+
+
+def test_an_object_of_another_key_is_a_miss(here: Side, there: Side, memory: MemoryTier) -> None:
+    put(here)
+    memory.values[tier_key("other", None, "msgpack1")] = memory.values[NAME]
+    assert not there[1].bring("other")
+    assert there[1].stats().damaged == 1
+
+
+def test_what_is_there_is_not_fetched(here: Side, memory: MemoryTier) -> None:
+    put(here)
+    memory.calls.clear()
+    assert here[1].bring(KEY)
+    assert memory.calls == []
+
+
+def test_a_store_without_room_declines(here: Side, there: Side) -> None:
+    put(here)
+    there[0].put("large", torch.zeros(900_000, dtype=torch.uint8), hold=True)
+    there[0].put("larger", torch.zeros(130_000, dtype=torch.uint8), hold=True)
+    assert not there[1].bring(KEY)
+    assert there[1].stats().declined == 1
+
+
+def test_two_callers_fetch_once(here: Side, there: Side, memory: MemoryTier) -> None:
+    put(here)
+    memory.pause = threading.Event()
+    memory.calls.clear()
+    found: list[bool] = []
+    threads = [threading.Thread(target=lambda: found.append(there[1].bring(KEY))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    assert memory.waiting.wait(10)
+    memory.pause.set()
+    for thread in threads:
+        thread.join(10)
+    assert found == [True] * 4
+    assert memory.calls == ["fetch"]
+
+
+def test_settle_waits_for_a_fetch_of_this_key_alone(here: Side, there: Side, memory: MemoryTier) -> None:
+    put(here)
+    memory.pause = threading.Event()
+    bringing = threading.Thread(target=there[1].bring, args=(KEY,))
+    bringing.start()
+    assert memory.waiting.wait(10)
+    there[1].settle("other")
+    settled = threading.Thread(target=there[1].settle, args=(KEY,))
+    settled.start()
+    settled.join(0.1)
+    assert settled.is_alive()
+    memory.pause.set()
+    bringing.join(10)
+    settled.join(10)
+    assert not settled.is_alive()
+    assert there[0].is_cached(KEY)
+
+
+def test_memory_of_a_fetch_that_was_given_up_is_not_used_again(here: Side, there: Side, memory: MemoryTier) -> None:
+    put(here)
+    kept: list[memoryview] = []
+
+    class Late(MemoryTier):
+        def fetch(self, key: str, into: object) -> bool:
+            for span in memory.values[key]:
+                kept.append(into(len(span)))  # type: ignore[operator]
+                kept[-1][: len(span)] = span
+            raise late()
+
+    tier = StoreTier(there[0], Late())
+    assert not tier.bring(KEY)
+    used = there[0].stats().used_bytes
+    assert used >= 40000
+    assert not there[0].is_cached(KEY)
+    with pytest.raises(ObjectExistsError):
+        there[0].put(KEY, 1)
+    kept.clear()
+    assert there[0].stats().used_bytes == used - used
+    there[0].put(KEY, 1)
+    tier.close()
+
+
+def test_an_offer_pins_what_is_sent(here: Side, memory: MemoryTier) -> None:
+    memory.pause = threading.Event()
+    here[0].put(KEY, VALUE)
+    here[1].offer(KEY)
+    assert memory.waiting.wait(10)
+    with pytest.raises(Exception, match="full"):
+        for number in range(100):
+            here[0].put(f"more-{number}", torch.full((70_000,), number, dtype=torch.uint8), hold=number < 14)
+    here[0].delete(KEY)
+    memory.pause.set()
+    assert here[1].flush(10)
+    assert len(memory.values[NAME][1]) == 40000
+    with store() as writer:
+        tier = StoreTier(writer, memory)
+        assert tier.bring(KEY)  # it verifies
+        tier.close()
+
+
+def test_the_oldest_offers_are_dropped(memory: MemoryTier) -> None:
+    with store() as writer:
+        tier = StoreTier(writer, memory, queue=2)
+        memory.pause = threading.Event()
+        for number in range(6):
+            writer.put(f"k{number}", number)
+            tier.offer(f"k{number}")
+            if number == 0:
+                assert memory.waiting.wait(10)
+        assert tier.stats().queued == 2
+        memory.pause.set()
+        assert tier.flush(10)
+        assert sorted(memory.values) == sorted(tier_key(f"k{n}", None, "msgpack1") for n in (0, 4, 5))
+        assert (tier.stats().dropped, tier.stats().queued, tier.stats().offered) == (3, 0, 3)
+        tier.close()
+
+
+def test_an_offer_of_what_has_gone_is_dropped(here: Side) -> None:
+    here[1].offer("gone")
+    assert here[1].flush(10)
+    assert here[1].stats().dropped == 1
+
+
+def test_forgotten_is_missing(here: Side, there: Side, memory: MemoryTier) -> None:
+    put(here)
+    here[1].forget([KEY, "other"])
+    assert here[1].flush(10)
+    assert memory.values == {}
+    assert not there[1].bring(KEY)
+
+
+def test_errors_are_misses_and_open_the_breaker(there: Side, memory: MemoryTier) -> None:
+    memory.fail = late()
+    assert [there[1].bring(f"k{number}") for number in range(6)] == [False] * 6
+    stats = there[1].stats()
+    assert (stats.errors, stats.skipped, stats.open) == (3, 3, True)
+    assert memory.calls == ["fetch"] * 3
+    there[0].put(KEY, VALUE)
+    there[1].offer(KEY)
+    assert there[1].flush(10)
+    assert there[1].stats().dropped == 1
+    memory.fail = None
+    assert there[1]._breaker.wait(10)
+    assert memory.calls[3:] == ["has"] * (len(memory.calls) - 3)
+    put(there, "again")
+    assert len(memory.values) == 1
+
+
+def test_one_late_error_opens_the_breaker(there: Side) -> None:
+    begun = time.monotonic()
+
+    class Slow(MemoryTier):
+        def fetch(self, key: str, into: object) -> bool:
+            time.sleep(0.15)  # a time-out
+            raise late()
+
+    tier = StoreTier(there[0], Slow())
+    assert not tier.bring(KEY)
+    assert time.monotonic() - begun >= 0.15
+    assert tier.stats().open
+    tier.close()
+
+
+def test_a_full_tier_is_no_failure(here: Side, memory: MemoryTier) -> None:
+    memory.fail = TierFullError()
+    for number in range(5):
+        put(here, f"k{number}")
+    stats = here[1].stats()
+    assert (stats.refused, stats.errors, stats.open) == (5, 0, False)
+
+
+def test_a_mistake_of_a_back_end_is_a_miss(there: Side, memory: MemoryTier, caplog: pytest.LogCaptureFixture) -> None:
+    memory.fail = ZeroDivisionError("no")
+    assert not there[1].bring(KEY)
+    assert there[1].stats().errors == 1
+    assert "back end" in caplog.text
+
+
+def test_what_processing_beats_is_left_there(here: Side, memory: MemoryTier) -> None:
+    class Clock:
+        now = 0.0
+
+        def __call__(self) -> float:
+            return self.now
+
+    clock = Clock()
+
+    class Slow(MemoryTier):
+        def fetch(self, key: str, into: object) -> bool:
+            clock.now += 0.02
+            return memory.fetch(key, into)  # type: ignore[arg-type]
+
+    for number in range(40):
+        put(here, f"k{number}")
+    with store() as writer:
+        tier = StoreTier(writer, Slow(), clock=clock)
+        assert tier.bring("k0")  # nothing is known yet
+        assert not tier.bring("new")
+        clock.now += 0.03
+        writer.put("new", 1)
+        tier.offer("new")  # processed in 30 ms
+        assert tier.bring("k1")
+        assert tier.stats().saved_seconds == pytest.approx(0.01)
+        assert not tier.bring("fast")
+        for _ in range(40):
+            assert not tier.bring("fast")
+            clock.now += 0.001
+            writer.delete("fast")
+            writer.put("fast", 1)
+            tier.offer("fast")
+            writer.delete("fast")
+        found = [tier.bring(f"k{number}") for number in range(2, 34)]
+        assert found.count(True) == 2  # one of 16 measures again
+        assert tier.stats().declined == 30
+        tier.close()
+
+
+def test_a_closed_store_says_so(memory: MemoryTier) -> None:
+    writer = store()
+    tier = StoreTier(writer, memory)
+    tier.close()
+    tier.close()
+    assert memory.closed
+    writer.close()
+
+
+def test_bytes_of_a_network_are_not_unpickled(memory: MemoryTier) -> None:
+    with store(serde=PickleSerde()) as writer, pytest.raises(TypeError, match="format_name"):
+        StoreTier(writer, memory)
+
+
+def test_a_serializer_of_ones_own_names_its_format(here: Side, memory: MemoryTier) -> None:
+    class Own(MsgpackSerde):
+        format_name = "own2"
+
+    with store(serde=Own()) as writer:
+        tier = StoreTier(writer, memory)
+        put((writer, tier))
+        assert list(memory.values) == [tier_key(KEY, None, "own2")]
+        tier.close()
+
+
+@pytest.mark.parametrize("wrong", [None, "redis://here", object()])
+def test_a_tier_is_a_tier(wrong: object) -> None:
+    with store() as writer, pytest.raises(TypeError, match="open_tier"):
+        StoreTier(writer, wrong)  # type: ignore[arg-type]
+
+
+def test_the_view_of_a_writer_needs_a_protected_key(here: Side) -> None:
+    here[0].put(KEY, VALUE)
+    with pytest.raises(ObjectNotFoundError):
+        here[0]._writer.look(KEY.encode(), None)

@@ -1,0 +1,134 @@
+"""`shmstore tier check`: what it says of a tier that works, and of one that does not."""
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from shmstore.cli import main as cli
+from shmstore.cli.commands import tier as command
+from shmstore.errors import TierError
+from shmstore.tiers import Into
+from shmstore.tiers.directory import DirectoryTier
+from tests.inspect.cases import piped
+
+SMALL = ("--sizes", "1K,100KiB", "--count", "3")
+
+
+def test_a_tier_that_works_is_timed_and_left_as_it_was(tmp_path: Path) -> None:
+    before = set(os.listdir("/dev/shm"))
+    ran = piped("tier", "check", f"file://{tmp_path}?timeout=20", *SMALL)
+    assert (0, "") == (ran.status, ran.err)
+    header, *rows, last = ran.out.splitlines()
+    assert "offer median" in header
+    assert [["1", "KiB"], ["100", "KiB"]] == [row.split()[:2] for row in rows]
+    assert last.startswith(f"file://{tmp_path}: 3 values")
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [name for name in set(os.listdir("/dev/shm")) - before if name.startswith("shmstore-check")]
+
+
+def test_json_has_the_figures(tmp_path: Path) -> None:
+    ran = piped("tier", "check", f"file://{tmp_path}?timeout=20", *SMALL, "--json")
+    assert (0, True, None, f"file://{tmp_path}", 3) == (
+        ran.status,
+        *(ran.json[name] for name in ("ok", "error", "url", "count")),
+    )
+    assert [1024, 102400] == [figure["nbytes"] for figure in ran.json["figures"]]
+    for figure in ran.json["figures"]:
+        for call in ("offer", "fetch", "has"):
+            assert 0 < figure[call]["median_us"] <= figure[call]["p99_us"]
+
+
+def test_a_problem_has_a_hint_and_the_sizes_before_it_are_shown(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}?timeout=20&capacity=50000"
+    ran = piped("tier", "check", url, *SMALL)
+    assert (1, True, True) == (ran.status, "larger capacity" in ran.err, "1 KiB" in ran.out), ran
+    assert 1 == ran.err.count("\n")
+    ran = piped("tier", "check", url, *SMALL, "--json")
+    assert (1, False, 1) == (ran.status, ran.json["ok"], len(ran.json["figures"]))
+    assert "larger capacity" in ran.json["error"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("check",), ("check", "file:///a", "--sizes", "1K,"), ("no", "file:///a")])
+def test_wrong_usage_has_status_2(arguments: tuple[str, ...]) -> None:
+    assert 2 == cli.main(["tier", *arguments])
+
+
+def test_a_url_that_means_nothing_is_a_problem_and_its_password_is_not_shown() -> None:
+    for url in ("http://:SECRET@host", "redis://:SECRET/@host", "redis://:SECRET@host?size=1"):
+        for options in ((), ("--json",)):
+            ran = piped("tier", "check", url, *options)
+            assert (1, False) == (ran.status, "SECRET" in ran.out + ran.err), ran
+            assert ran.err.startswith("shmstore tier: ")
+
+
+class Wrong(DirectoryTier):
+    """Forgets or changes values of 1000 bytes or more."""
+
+    changes = False
+
+    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        if len(spans[1]) < 1000 or self.changes:
+            super().offer(key, spans, tags)
+
+    def fetch(self, key: str, into: Into) -> bool:
+        memory: list[memoryview] = []
+
+        def keeping(size: int) -> memoryview | None:
+            given = into(size)
+            memory.extend([given] if given is not None else [])
+            return given
+
+        found = super().fetch(key, keeping)
+        if len(memory[1]) >= 1000:
+            memory[1][-1] ^= 1
+        return found
+
+
+@pytest.mark.parametrize(("changes", "expected"), [(False, "gone"), (True, "other bytes")])
+def test_a_value_that_is_gone_or_another_is_found_out(tmp_path: Path, changes: bool, expected: str) -> None:
+    tier = Wrong(tmp_path, timeout=20)
+    tier.changes = changes
+    figures = command.check(tier, [999, 1000], 2)
+    assert 999 == next(figures).nbytes
+    with pytest.raises(TierError, match=expected):
+        next(figures)
+    assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[str]:
+    """The path of the socket of a server with a password."""
+    pytest.importorskip("redis")
+    pytest.importorskip("shmstore.tiers.resp")
+    program = shutil.which("redis-server") or shutil.which("valkey-server")
+    if program is None:
+        pytest.skip("there is no redis-server here")
+    socket = tmp_path / "socket"
+    options = ("--port", "0", "--unixsocket", socket, "--requirepass", "SECRET", "--save", "", "--dir", tmp_path)
+    server = subprocess.Popen([program, *map(str, options)], stdout=subprocess.DEVNULL)
+    try:
+        end = time.monotonic() + 30
+        while not socket.exists():
+            assert server.poll() is None
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield str(socket)
+    finally:
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+
+
+def test_a_redis_server_is_checked_and_its_password_is_not_shown(redis: str) -> None:
+    ran = piped("tier", "check", f"unix://:SECRET@{redis}?timeout=20", *SMALL, "--json")
+    assert (0, True, f"unix://{redis}", 2) == (ran.status, ran.json["ok"], ran.json["url"], len(ran.json["figures"]))
+    wrong = piped("tier", "check", f"unix://:MISTAKEN@{redis}?timeout=1", *SMALL)
+    for text in (ran.out + ran.err, wrong.out + wrong.err):
+        assert "SECRET" not in text
+        assert "MISTAKEN" not in text
+    assert (1, True) == (wrong.status, "hint" in wrong.err)

@@ -1,0 +1,71 @@
+"""One `vllm serve` with several API servers, or with several engines: what its processes have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from tests.vllm.inputs import photograph
+from tests.vllm.server import END, server
+
+IMAGES = 8
+SETTINGS = {
+    "two engines": (1, 2, ("--data-parallel-size", "2", "--api-server-count", "1")),
+    "two API servers": (2, 1, ("--api-server-count", "2")),
+    "two engines and two API servers": (2, 2, ("--data-parallel-size", "2")),
+}
+"""How many API servers and engines there are, and what asks for them."""
+
+
+class Seen(NamedTuple):
+    """What there is to see when each photograph was asked about once at one API server, and then at each of them."""
+
+    servers: int
+    tokens: list[list[int]]
+    processed: list[int]
+    """Images that were processed by the end of each round."""
+    keys: list[str | None]
+    left: list[str]
+    """What stayed: its processes and its store."""
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def seen(request: pytest.FixtureRequest, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    servers, engines, wanted = SETTINGS[request.param]
+    settings = (*wanted, "--mm-processor-cache-gb", "0.1", "--max-num-seqs", "2")
+    tokens: list[list[int]] = []
+    processed = []
+    with server(model, tmp_path_factory.mktemp("servers") / "log", *settings) as running:
+        with running.doors(servers) as doors:
+            for asked in [doors * (IMAGES // servers), *([door] * IMAGES for door in doors)]:
+                for number, door in enumerate(asked):
+                    status, choices = running.ask(photograph(number), door=door)
+                    assert 200 == status
+                    tokens += choices
+                processed.append(running.images_processed(len(tokens)))
+            one = running.behind(doors[0])
+        assert engines == len(running.engines())
+        keys, store, family = running.keys(), Path("/dev/shm", running.store().name), running.family()
+        if servers > engines:  # vLLM ends the others when one has died
+            psutil.Process(one).kill()
+        else:
+            running.process.terminate()
+        _, alive = psutil.wait_procs(family, END)
+    return Seen(servers, tokens, processed, keys, [*map(str, alive), *map(str, [store] * store.exists())])
+
+
+def test_the_tokens_are_those_of_one_server(seen: Seen, lru: Callable[[], dict[str, list[list[int]]]]) -> None:
+    assert lru()["photographs"][:IMAGES] * (1 + seen.servers) == seen.tokens
+
+
+def test_an_image_is_processed_and_stored_once_whichever_server_is_asked(seen: Seen) -> None:
+    assert [IMAGES] * (1 + seen.servers) == seen.processed
+    assert IMAGES == len(seen.keys) == len(set(seen.keys))
+
+
+def test_nothing_stays_when_it_is_stopped_or_one_of_its_api_servers_is_killed(seen: Seen) -> None:
+    assert [] == seen.left
