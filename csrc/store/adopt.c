@@ -43,18 +43,16 @@ static const shms_index_line *lines_of(const struct shms_writer *w, uint32_t are
     return shms_segment_at(&w->seg, w->seg.layout.index_at, arena);
 }
 
-/* The hash of a key, with the lines of all arenas on their way: one wait instead of one for each. */
-static uint64_t hash_and_fetch(const struct shms_writer *w, const char *key, uint32_t key_len) {
-    uint64_t hash = shms_key_hash(w, key, key_len);
-    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++)
+/* Begins to load the lines of all arenas: one wait instead of one for each. False if there is no other arena. */
+static bool fetch(const struct shms_writer *w, uint64_t hash) {
+    for (uint32_t a = 0; elsewhere(w) && a < w->seg.layout.n_writers; a++)
         shms_index_prefetch(&w->index, lines_of(w, a), hash);
-    return hash;
+    return elsewhere(w);
 }
 
-bool shms_may_adopt(struct shms_writer *w, const char *key, uint32_t key_len) {
-    if (!elsewhere(w))
+bool shms_may_adopt(struct shms_writer *w, uint64_t hash) {
+    if (!fetch(w, hash))
         return false;
-    uint64_t hash = hash_and_fetch(w, key, key_len);
     for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
         shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
         if (a != w->seg.arena && shms_candidates_next(&c) != SHMS_NONE)
@@ -63,10 +61,9 @@ bool shms_may_adopt(struct shms_writer *w, const char *key, uint32_t key_len) {
     return false;
 }
 
-uint32_t shms_pin_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len) {
-    if (!elsewhere(w))
+uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+    if (!fetch(w, hash))
         return SHMS_NONE;
-    uint64_t hash = hash_and_fetch(w, key, key_len);
     for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
         shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
         for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;) {
@@ -98,11 +95,10 @@ static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint3
     return true;
 }
 
-bool shms_drop_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len) {
+bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
     bool any = false;
-    if (!elsewhere(w))
+    if (!fetch(w, hash))
         return false;
-    uint64_t hash = hash_and_fetch(w, key, key_len);
     for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
         shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
         for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;)

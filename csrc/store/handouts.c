@@ -29,9 +29,9 @@ void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_
 }
 
 /* Leases an object of another writer, with a taken entry: B1 to B5. Its slot, or SHMS_NONE if it is gone. */
-static uint32_t adopt(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t entry, uint32_t group,
-                      bool hold, uint8_t *out) {
-    uint32_t slot = shms_pin_elsewhere(w, key, key_len);
+static uint32_t adopt(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, uint32_t entry,
+                      uint32_t group, bool hold, uint8_t *out) {
+    uint32_t slot = shms_pin_elsewhere(w, hash, key, key_len);
     if (slot == SHMS_NONE) {
         shms_leases_untake(&w->leases, entry);
         return slot;
@@ -42,11 +42,12 @@ static uint32_t adopt(struct shms_writer *w, const char *key, uint32_t key_len, 
 }
 
 bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
-    if (!shms_may_adopt(w, key, key_len) || shms_find_live(w, key, key_len) != SHMS_NONE || !shms_writer_has_numbers(w))
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    if (!shms_may_adopt(w, hash) || shms_find_live(w, hash, key, key_len) != SHMS_NONE || !shms_writer_has_numbers(w))
         return false;
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
-    return entry != SHMS_NONE && adopt(w, key, key_len, entry, 0, true, out) != SHMS_NONE;
+    return entry != SHMS_NONE && adopt(w, hash, key, key_len, entry, 0, true, out) != SHMS_NONE;
 }
 
 int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t group, bool hold, uint8_t *out,
@@ -56,8 +57,9 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
         return rc;
     if (group > w->seg.layout.n_groups)
         return shms_writer_leave(w, SHMS_EINVAL);
-    uint32_t slot = shms_find_live(w, key, key_len);
-    if (slot == SHMS_NONE && !shms_may_adopt(w, key, key_len)) {
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    uint32_t slot = shms_find_live(w, hash, key, key_len);
+    if (slot == SHMS_NONE && !shms_may_adopt(w, hash)) {
         shms_count(w, SHMS_C_MISSES, 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
@@ -73,7 +75,7 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
     if (slot != SHMS_NONE) {
         shms_ring_use(&w->ring, slot);
         shms_hand_out(w, shms_writer_global(w, slot), entry, group, hold, out);
-    } else if ((slot = adopt(w, key, key_len, entry, group, hold, out)) != SHMS_NONE) {
+    } else if ((slot = adopt(w, hash, key, key_len, entry, group, hold, out)) != SHMS_NONE) {
         shms_use_elsewhere(w, slot);
         shms_reclaim_leases(w);
         shms_count(w, SHMS_C_ADOPTED, 1);
@@ -93,9 +95,10 @@ int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
-    uint32_t slot = shms_find_live(w, key, key_len), other = SHMS_NONE;
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    uint32_t slot = shms_find_live(w, hash, key, key_len), other = SHMS_NONE;
     if (slot == SHMS_NONE)
-        other = shms_pin_elsewhere(w, key, key_len);
+        other = shms_pin_elsewhere(w, hash, key, key_len);
     else
         slot = shms_writer_global(w, slot);
     if (other != SHMS_NONE)
@@ -110,10 +113,11 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
-    uint32_t slot = shms_find_live(w, key, key_len);
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    uint32_t slot = shms_find_live(w, hash, key, key_len);
     if (slot != SHMS_NONE)
         shms_ring_use(&w->ring, slot);
-    else if ((slot = shms_pin_elsewhere(w, key, key_len)) != SHMS_NONE) {
+    else if ((slot = shms_pin_elsewhere(w, hash, key, key_len)) != SHMS_NONE) {
         shms_use_elsewhere(w, slot);
         shms_claims_unpin(&w->seg, slot);
     }

@@ -11,8 +11,8 @@ int shms_key_ok(const char *key, uint32_t key_len) {
     return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
 }
 
-uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len) {
-    uint32_t slot = shms_index_find(&w->index, shms_key_hash(w, key, key_len), key, key_len);
+uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
     return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
 }
 
@@ -149,7 +149,7 @@ int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_sto
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
-    uint32_t slot = shms_find_live(w, key, key_len);
+    uint32_t slot = shms_find_live(w, shms_key_hash(w, key, key_len), key, key_len);
     if (slot == SHMS_NONE || !w->protected[slot])
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     const shms_slot *s = shms_writer_slot(w, slot);
@@ -177,13 +177,14 @@ int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
         return rc;
-    uint32_t slot = shms_find_live(w, key, key_len);
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    uint32_t slot = shms_find_live(w, hash, key, key_len);
     shms_reclaim_begin(w);
     if (slot != SHMS_NONE)
         shms_delete_slot(w, slot);
     else
-        shms_ghosts_forget(&w->ghosts, shms_key_hash(w, key, key_len));
-    bool elsewhere = shms_drop_elsewhere(w, key, key_len);
+        shms_ghosts_forget(&w->ghosts, hash);
+    bool elsewhere = shms_drop_elsewhere(w, hash, key, key_len);
     return shms_writer_leave(w, slot != SHMS_NONE || elsewhere);
 }
 

@@ -146,17 +146,17 @@ bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_le
 /* Ends an open lease on the object in `slot`. */
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
-/* ---- adopt.c: slots have their numbers of all arenas; the mutex is held ---- */
+/* ---- adopt.c: slots have their numbers of all arenas, `hash` is the key's; the mutex is held ---- */
 
 /* May another arena have an object of this key? */
-bool shms_may_adopt(struct shms_writer *w, const char *key, uint32_t key_len);
+bool shms_may_adopt(struct shms_writer *w, uint64_t hash);
 /* B1, B2: pins an object of another writer, and returns its slot, or SHMS_NONE. shms_claims_unpin must follow. */
-uint32_t shms_pin_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len);
+uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* A use, which the CLOCK of the owner sees. */
 void shms_use_elsewhere(struct shms_writer *w, uint32_t slot);
 /* From now on this writer does not hand out others' objects of this key, or whose key begins so; and tells the owners,
  * which delete them. */
-bool shms_drop_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len);
+bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
 /* Deletes what other writers have dropped. */
 void shms_delete_dropped(struct shms_writer *w);
@@ -167,8 +167,8 @@ shms_uses_fn shms_uses_elsewhere;
 
 int shms_key_ok(const char *key, uint32_t key_len);
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* The slot of an object that may be handed out, or SHMS_NONE. */
-uint32_t shms_find_live(struct shms_writer *w, const char *key, uint32_t key_len);
+/* The slot of an object of this key and its hash that may be handed out, or SHMS_NONE. */
+uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
 /* Removes the slot's key from the index. `kind`: why it leaves. */

@@ -248,7 +248,7 @@ static void b_hit_and_cancel(void) {
 }
 
 /* Half an adoption: B stands between B2 and B4. */
-static void b_pins(void) { half = shms_pin_elsewhere(b, "read", 4); }
+static void b_pins(void) { half = shms_pin_elsewhere(b, shms_key_hash(b, "read", 4), "read", 4); }
 static void b_goes_on(void) {
     uint8_t ref[SHMS_REF_SIZE];
     if (half == SHMS_NONE)

@@ -122,7 +122,7 @@ static void *undo(void *unused) {
 /* As a signal's handler and a finalizer in another thread may; each batch is one thread's, but for this. */
 static void a_protection_ends_while_others_begin(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "guarded", 10, 1, NULL));
-    uint32_t slot = shms_find_live(w, "guarded", 7);
+    uint32_t slot = shms_find_live(w, shms_key_hash(w, "guarded", 7), "guarded", 7);
     for (int i = 0; i < 50; i++) {
         pthread_t thread;
         CHECK_EQ(SHMS_OK, shms_batch_protect(w, &batch, (const uint8_t *)"\7\0\0\0guarded", 11));
