@@ -24,6 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bench import tier_hits
 from bench.peers.harness import machine
 from shmstore.tiers import Tier
 
@@ -211,9 +212,17 @@ def main() -> None:
         whole = memoryview(mmap.mmap(file.fileno(), 2 * SIZE))
         ways = measured(Memory(file.name, whole, whole[:SIZE], whole[SIZE:]), end)
     note = f"Medians of {ROUNDS} rounds, in which all ways took turns; {described()}."
-    said = "\n".join([*table(ways), "", note, ""])
-    before, begin, rest = PAGE.read_text(encoding="utf-8").partition("<!-- tiers: begin -->\n")
-    PAGE.write_text(before + begin + said + "".join(rest.partition("<!-- tiers: end -->")[1:]), encoding="utf-8")
+    write("tiers", "\n".join([*table(ways), "", note, ""]))
+    try:
+        write("hits", "\n".join([*tier_hits.table(), ""]))
+    except ImportError as error:
+        print(f"left out: {error}", file=sys.stderr)
+
+
+def write(name: str, said: str) -> None:
+    """Print a table, and write it between its marks in the page."""
+    before, begin, rest = PAGE.read_text(encoding="utf-8").partition(f"<!-- {name}: begin -->\n")
+    PAGE.write_text(before + begin + said + "".join(rest.partition(f"<!-- {name}: end -->")[1:]), encoding="utf-8")
     print(said)
 
 

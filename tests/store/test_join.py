@@ -679,7 +679,8 @@ def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
     name: str, stores: Stores, monkeypatch: pytest.MonkeyPatch, module: Any, step: str
 ) -> None:
     """The creator makes the file, and locks it an instant later; `open` may have looked in between."""
-    real, seen = getattr(module, step), []
+    real = getattr(module, step)
+    seen: list[int] = []
 
     def while_it_is_locked(*arguments: Any) -> None:
         with (SHM / name).open("r+b") as file:

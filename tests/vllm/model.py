@@ -38,7 +38,7 @@ def write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1))
 
 
-def make_tokenizer(folder: Path) -> dict[str, int]:
+def make_tokenizer(folder: Path) -> dict[str, Any]:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
