@@ -49,7 +49,8 @@
 #define HUGE_PAGE ((uint64_t)2 << 20)
 /* smallest step of a reservation that signals interrupt; takes well below a millisecond */
 #define SMALLEST_STEP ((uint64_t)1 << 20)
-/* how long a writer that joins waits for one that closes; that takes some microseconds, unless it is stopped */
+/* how long a writer that joins waits for one that closes, and for processes that write for a dead one; these take some
+ * microseconds or milliseconds, unless they are stopped */
 #define TURNS 1000
 #define TURN_NS 1000000
 
@@ -515,11 +516,11 @@ int shms_segment_borrow(shms_segment *seg, const shms_segment *of) {
     return mprotect(seg->control, seg->control_size, PROT_READ | PROT_WRITE) ? SHMS_ESYS : SHMS_OK;
 }
 
-static struct flock lock_bytes(int from, int n) {
-    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = from, .l_len = n};
+static struct flock lock_bytes(uint64_t from, uint64_t n) {
+    return (struct flock){.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = (off_t)from, .l_len = (off_t)n};
 }
 static struct flock role_byte(int role) {
-    return lock_bytes(role >= 0 ? SHMS_MAX_WRITERS + role : SHMS_ROLE_WRITER - role, 1);
+    return lock_bytes((uint64_t)(role >= 0 ? SHMS_MAX_WRITERS + role : SHMS_ROLE_WRITER - role), 1);
 }
 
 /* Takes the lock, and maps a page of the opening that keeps it. */
@@ -562,6 +563,25 @@ static bool is_closing(const shms_segment *seg, int w) {
     return fcntl(seg->fd, F_OFD_GETLK, &fl) == 0 && fl.l_type != F_WRLCK;
 }
 
+static bool held(const shms_segment *seg, struct flock fl) {
+    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !is_segment_fd(seg, seg->fd);
+}
+
+static void wait_a_turn(void) { nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL); }
+
+/* Makes an arena writable whose last writer has ended. Waits for the processes that still write into its data for that
+ * writer: they have these bytes locked, and end by themselves. */
+static int own_after_helpers(shms_segment *seg, uint32_t arena) {
+    const shms_layout *l = &seg->layout;
+    struct flock data = lock_bytes(l->data_at + arena * l->data_stride, l->capacity);
+    for (int turn = 0; held(seg, data); turn++) {
+        if (turn == TURNS)
+            return SHMS_EWRITERACTIVE;
+        wait_a_turn();
+    }
+    return own(seg, arena);
+}
+
 int shms_segment_take(shms_segment *seg, int arena) {
     int from = arena == SHMS_ANY_ARENA ? 0 : arena,
         to = arena == SHMS_ANY_ARENA ? (int)seg->layout.n_writers : from + 1;
@@ -571,19 +591,15 @@ int shms_segment_take(shms_segment *seg, int arena) {
     bool closing = true;
     for (int turn = 0; rc == SHMS_EWRITERACTIVE && closing && turn < TURNS; turn++) {
         if (turn)
-            nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
+            wait_a_turn();
         closing = false;
         for (int w = from; w < to && rc == SHMS_EWRITERACTIVE; w++) {
             if ((rc = shms_segment_lock(seg, SHMS_ROLE_OF_WRITER(w))) == SHMS_OK)
-                return own(seg, (uint32_t)w);
+                return own_after_helpers(seg, (uint32_t)w);
             closing |= is_closing(seg, w);
         }
     }
     return rc;
-}
-
-static bool held(const shms_segment *seg, struct flock fl) {
-    return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !is_segment_fd(seg, seg->fd);
 }
 
 bool shms_segment_held(const shms_segment *seg, int role) { return held(seg, role_byte(role)); }
@@ -618,11 +634,12 @@ bool shms_segment_unlink_last(const shms_segment *seg) {
         return true;
     }
     pthread_mutex_lock(&open_mutex); /* no fork may copy the descriptor */
-    int fd = open_again(seg, SHMS_ROLE_WRITER), own_byte = seg->lock ? (int)seg->arena : SHMS_MAX_WRITERS;
+    int fd = open_again(seg, SHMS_ROLE_WRITER);
+    uint64_t own_byte = seg->lock ? seg->arena : SHMS_MAX_WRITERS;
     struct flock before = lock_bytes(0, own_byte), behind = lock_bytes(own_byte + 1, SHMS_MAX_WRITERS - own_byte - 1);
     before.l_type = behind.l_type = F_RDLCK;
     bool last = fd >= 0 && (own_byte == 0 || fcntl(fd, F_OFD_SETLK, &before) == 0) &&
-                (behind.l_len <= 0 || fcntl(fd, F_OFD_SETLK, &behind) == 0);
+                (own_byte + 1 >= SHMS_MAX_WRITERS || fcntl(fd, F_OFD_SETLK, &behind) == 0);
     if (last)
         shms_segment_unlink(seg);
     if (fd >= 0)

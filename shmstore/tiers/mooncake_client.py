@@ -6,6 +6,7 @@ arguments]` is a call of Mooncake's client, and the line after it is the result.
 """
 
 import ctypes
+import fcntl
 import json
 import mmap
 import os
@@ -20,7 +21,7 @@ def main() -> None:
     given = json.loads(sys.argv[1])
     threading.Thread(target=_end_with, args=(given["life"],), daemon=True).start()
     lanes = [socket.socket(fileno=fd) for fd in given["sockets"]]
-    files = [mmap.mmap(fd, size, offset=offset) for fd, offset, size in given["places"]]
+    files = [_mapped(*place) for place in given["places"]]
     try:
         store, addresses = _connected(given["settings"], files)
     except (ImportError, ConnectionError) as error:
@@ -38,7 +39,13 @@ def main() -> None:
 
 def _end_with(life: int) -> None:
     os.read(life, 1)
-    os._exit(1)  # the other process is dead; who takes its memory over must not find calls that still write there
+    os._exit(1)  # the other process is dead, and a successor waits for the lock
+
+
+def _mapped(fd: int, offset: int, size: int) -> mmap.mmap:
+    """Map a place in a file, and lock it: who takes a store over waits until this process has ended."""
+    fcntl.lockf(fd, fcntl.LOCK_SH, size, offset)
+    return mmap.mmap(fd, size, offset=offset)
 
 
 def _connected(settings: dict[str, str], files: list[mmap.mmap]) -> tuple[Any, list[int]]:

@@ -1,8 +1,11 @@
 /* test_arenas.c - several writers of one store: joining, one another's objects, and what the owner still may evict. */
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "store/batch.h"
@@ -95,6 +98,31 @@ static void a_writer_that_closed_meanwhile_is_not_in_the_way(void) {
     refused = ARENAS;
     CHECK_EQ(SHMS_OK, shms_writer_join(&writers[2], name, SHMS_ANY_ARENA, NULL));
     CHECK_EQ(0, refused);
+    close_all(1);
+}
+
+static void an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dead_writer(void) {
+    open_all(1);
+    uint64_t place[2];
+    char path[64];
+    shms_writer_data(writers[1], place);
+    snprintf(path, sizeof path, "/dev/shm/%s", name);
+    pid_t helper = fork();
+    if (helper == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* a check that fails ends this process only */
+        struct flock data = {.l_type = F_RDLCK, .l_start = (off_t)place[1], .l_len = (off_t)place[0]};
+        int fd = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDWR);
+        _exit(fd < 0 || fcntl(fd, F_SETLK, &data) || raise(SIGSTOP));
+    }
+    int status;
+    CHECK(waitpid(helper, &status, WUNTRACED) == helper && WIFSTOPPED(status));
+    shms_writer *w;
+    for (int i = 0; i < 2; i++)
+        shms_writer_free(writers[i]);
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&w, name, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[0], name, 0, NULL)); /* nobody writes there */
+    CHECK(kill(helper, SIGKILL) == 0 && waitpid(helper, &status, 0) == helper);
+    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[1], name, 1, NULL));
     close_all(1);
 }
 
@@ -331,6 +359,7 @@ static void undoing_a_hit_leaves_the_next_object_in_the_slot_alone(void) {
 int main(void) {
     every_arena_has_one_writer();
     a_writer_that_closed_meanwhile_is_not_in_the_way();
+    an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dead_writer();
     a_hit_on_anothers_object_is_read_like_ones_own();
     an_adopted_object_stays_until_the_adopters_lease_ends();
     what_is_held_or_viewed_by_another_stays();

@@ -1,7 +1,9 @@
 """`MooncakeTier` against a real master and a real node."""
 
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -392,6 +394,27 @@ def test_the_client_ends_with_a_process_that_is_killed(servers: Servers, busy: b
                 time.sleep(0.02)
     finally:
         servers.master.send_signal(signal.SIGCONT)
+
+
+def test_the_client_locks_what_it_may_write(servers: Servers, arena: Arena) -> None:
+    """A successor of a dead writer waits until nobody has these bytes locked; see csrc/store/segment.h."""
+
+    def locked_by(fd: int, start: int, size: int) -> int:
+        form = "hhqqi"
+        asked = struct.pack(form, fcntl.F_WRLCK, os.SEEK_SET, start, size, 0)
+        kind, *_, pid = struct.unpack(form, fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        return 0 if kind == fcntl.F_UNLCK else int(pid)
+
+    others, tier = children(), MooncakeTier(servers.address, timeout=PATIENT)
+    tier.register(arena.view[MIB : 2 * MIB], arena.path, MIB)
+    connected(tier)
+    (client,) = set(children()) - set(others)
+    with arena.path.open("r+b") as file:
+        fd = file.fileno()
+        asked = [locked_by(fd, at, 1) for at in (MIB - 1, MIB, 2 * MIB - 1, 2 * MIB)]
+        assert [0, client, client, 0] == asked
+        tier.close()
+        assert 0 == locked_by(fd, 0, 0)
 
 
 @pytest.mark.parametrize(
