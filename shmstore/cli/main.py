@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import complain, print_json
 from shmstore.cli.commands.verify import COMMAND as VERIFY
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose messages have no password: they repeat arguments, such as the URL of a tier in a wrong place."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(re.sub(r"(?<=://)\S*@|(?<=password=)[^&\s]*", "...", message))
 
 
 def build_parser(commands: Sequence[Command] | None = None) -> argparse.ArgumentParser:
@@ -21,9 +30,7 @@ def build_parser(commands: Sequence[Command] | None = None) -> argparse.Argument
         from shmstore.cli.subcommands import COMMANDS  # not at the top, because they load torch
 
         commands = COMMANDS
-    parser = argparse.ArgumentParser(
-        prog="shmstore", description="A shared-memory object store for the tensors of inference engines."
-    )
+    parser = _Parser(prog="shmstore", description="A shared-memory object store for the tensors of inference engines.")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in commands:
         subparser = subparsers.add_parser(
