@@ -15,6 +15,7 @@ from typing import NoReturn
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import complain, print_json
 from shmstore.cli.commands.verify import COMMAND as VERIFY
+from shmstore.errors import ShmStoreError
 
 
 class _Parser(argparse.ArgumentParser):
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it exits
-    except (ValueError, OSError, LookupError, MemoryError) as error:  # each error of the store is one of these
+    except (ShmStoreError, ValueError, OSError, LookupError, MemoryError) as error:
         if getattr(arguments, "json", False):
             print_json({"ok": False, "error": str(error)})
         return complain(command.name, error)

@@ -97,8 +97,8 @@ def _open(arguments: argparse.Namespace) -> ObjectStoreWriter:
         return ObjectStoreWriter.join(arguments.store)
     except WriterActiveError as error:
         more = (
-            "the relay writes into an arena of its own: set relay=True in the configuration of all API servers, or "
-            "create the store with an n_writers that is one higher; or end another relay of this store"
+            "the relay needs an arena of its own: set relay=True in the configuration of all API servers, or create "
+            "the store with an n_writers that is one higher; if another relay of this store runs, end it"
         )
         raise WriterActiveError(error.message, hint=more) from None
 
