@@ -140,12 +140,12 @@ def resp(memory: Memory, end: ExitStack) -> Iterator[Way]:
 def mooncake(memory: Memory, end: ExitStack) -> Iterator[Way]:
     from mooncake.store import MooncakeDistributedStore
 
+    from shmstore.cli.demo.servers import LOOPBACK, MooncakeServers, missing_for_mooncake
     from shmstore.tiers.mooncake import MooncakeTier
-    from tests.tiers.mooncake_servers import Servers, missing
 
-    if reason := missing():
+    if reason := missing_for_mooncake():
         raise ImportError(reason)
-    servers = end.enter_context(closing(Servers(256 << 20)))
+    servers = end.enter_context(closing(MooncakeServers(LOOPBACK, 256 << 20)))
     store = MooncakeDistributedStore()
     end.callback(store.close)
     if store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", servers.address):

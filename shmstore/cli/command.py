@@ -30,7 +30,8 @@ class Command:
     run: Callable[[argparse.Namespace], int]
     """Does the work and returns the exit status: 0, 1 (found something wrong) or 2 (usage).
 
-    The command line prints a ValueError, OSError, LookupError or MemoryError as one line, and exits with status 1.
+    The command line prints a ShmStoreError, ValueError, OSError, LookupError or MemoryError as one line, and exits with
+    status 1.
     """
 
 

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command
 from shmstore.cli.commands.common import complain, print_json
 from shmstore.cli.commands.verify import COMMAND as VERIFY
+from shmstore.errors import ShmStoreError
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose messages have no password: they repeat arguments, such as the URL of a tier in a wrong place."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(re.sub(r"(?<=://)\S*@|(?<=password=)[^&\s]*", "...", message))
 
 
 def build_parser(commands: Sequence[Command] | None = None) -> argparse.ArgumentParser:
@@ -21,9 +31,7 @@ def build_parser(commands: Sequence[Command] | None = None) -> argparse.Argument
         from shmstore.cli.subcommands import COMMANDS  # not at the top, because they load torch
 
         commands = COMMANDS
-    parser = argparse.ArgumentParser(
-        prog="shmstore", description="A shared-memory object store for the tensors of inference engines."
-    )
+    parser = _Parser(prog="shmstore", description="A shared-memory object store for the tensors of inference engines.")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     for command in commands:
         subparser = subparsers.add_parser(
@@ -57,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains when it exits
-    except (ValueError, OSError, LookupError, MemoryError) as error:  # each error of the store is one of these
+    except (ShmStoreError, ValueError, OSError, LookupError, MemoryError) as error:
         if getattr(arguments, "json", False):
             print_json({"ok": False, "error": str(error)})
         return complain(command.name, error)

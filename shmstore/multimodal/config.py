@@ -54,10 +54,14 @@ class MultiModalCacheConfig:
     replica (`data_parallel_external_lb`) needs its own."""
     shm_prefault: bool = False
     """Whether to touch every page of the segment at the start, so that no request pays for it. For `shm` only."""
-    tier_url: str | None = None
+    tier_url: str | None = dataclasses.field(default=None, repr=False)  # it may have a password
     """URL of a tier that has the items of other hosts, such as "redis://host:6379"; see `open_tier`. For `shm` only."""
     tier_namespace: str = ""
     """What must be the same on two hosts if one may use the items of the other, such as the version of a processor."""
+    relay: bool = False
+    """Whether a `shmstore relay` of this host writes to the segment, too. For `shm` only.
+
+    It has a part of its own, so the segment takes `ipc_cache_gb` more, and it finds the segment by `shm_name`."""
     world_size: int = 1
     """Number of worker processes of an engine core; all of them read each item that it gets."""
     api_process_count: int = 1
@@ -86,7 +90,7 @@ class MultiModalCacheConfig:
                 raise ValueError(f"{name} must be from 0 (off) to {_MAX_GB} GiB, not {shown(size)}")
             if size and not round(size * GIB):
                 raise ValueError(f"{name} must be 0 (off) or at least one byte, not {shown(size)} GiB")
-        for name in ("data_parallel_external_lb", "supports_multimodal", "shm_prefault"):
+        for name in ("data_parallel_external_lb", "supports_multimodal", "shm_prefault", "relay"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be a bool, not {shown(getattr(self, name))}")
         if self.cache_type not in ("lru", "shm"):
@@ -106,13 +110,14 @@ class MultiModalCacheConfig:
         if self.cache_type == "shm":
             self._check_shared()
             return
-        for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url"):
-            value = getattr(self, name)
-            if value != type(self).__dataclass_fields__[name].default:
-                raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {shown(value)}")
+        for name in ("shm_max_object_size_mb", "shm_max_objects", "shm_prefault", "tier_url", "relay"):
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value != default:
+                given = "given" if name == "tier_url" else shown(value)  # it may have a password
+                raise ValueError(f"{name} is for 'shm' only; with cache_type='lru' it must not be {given}")
 
     def _check_shared(self) -> None:
-        for name, most in (("world_size", _MAX_READERS), ("api_process_count", _MAX_WRITERS)):
+        for name, most in (("world_size", _MAX_READERS), ("api_process_count", _MAX_WRITERS - self.relay)):
             self._set_integer(name, most)
         most = min(_MAX_GROUPS, _MAX_READERS // self.world_size)
         if self.n_engines > most:
@@ -121,10 +126,11 @@ class MultiModalCacheConfig:
                 f"not {self.data_parallel_size}; "
                 f"a segment has at most {_MAX_READERS} workers in {_MAX_GROUPS} engine cores"
             )
-        if self.ipc_cache_enabled and self.api_process_count > 1 and self.shm_name is None:
+        if self.ipc_cache_enabled and self.n_writers > 1 and self.shm_name is None:
+            servers = f"the {self.api_process_count} API servers (api_process_count) find the segment that they share"
+            who = "the relay finds the segment" if self.api_process_count == 1 else servers
             raise ValueError(
-                f"shm_name must be set, because the {self.api_process_count} API servers (api_process_count) find the "
-                "segment that they share by its name; use one that no other deployment on the host has"
+                f"shm_name must be set, because {who} by its name; use one that no other deployment on the host has"
             )
 
     def _set_integer(self, name: str, most: float = math.inf) -> None:
@@ -166,6 +172,11 @@ class MultiModalCacheConfig:
         return self.world_size * self.n_engines
 
     @property
+    def n_writers(self) -> int:
+        """The number of parts of the segment: one for each API server, and one for a relay."""
+        return self.api_process_count + self.relay
+
+    @property
     def ipc_cache_enabled(self) -> bool:
         """Whether the IPC cache is on, so that an item is sent only once."""
         can_share = self.cache_type == "shm" or (self.api_process_count == 1 and self.n_engines == 1)
@@ -194,8 +205,8 @@ class MultiModalCacheConfig:
                 f"{p1}: up to {ipc} of items.\n{workers}: nothing; items reach them from the engine core each time."
             )
         segment = f"one segment of {ipc}"
-        if self.api_process_count > 1:
-            together = _gib(self.api_process_count * self.ipc_cache_bytes)
+        if self.n_writers > 1:
+            together = _gib(self.n_writers * self.ipc_cache_bytes)
             segment = f"its part, {ipc}, of one segment of {together}"
         return (
             "Processor and IPC cache, in shared memory: no item in it is preprocessed or sent twice.\n"
@@ -204,10 +215,11 @@ class MultiModalCacheConfig:
             f"Items over {_gib(self.max_object_bytes)}, and items without room or an entry, are sent inline and not "
             "cached.\n"
             f"{p1}: nothing; it forwards references.\n{workers}: the same segment, mapped; no copy of an item."
+            + (f"\nRelay: its part of the segment, {ipc}, for the items of other hosts." if self.relay else "")
         )
 
     def _entries(self) -> str:
-        has = "The segment has" if self.api_process_count == 1 else "Each part has"
+        has = "The segment has" if self.n_writers == 1 else "Each part has"
         if self.shm_max_objects is not None:
             return f"{has} entries for {self.shm_max_objects} items (shm_max_objects)"
         return f"{has} one entry for each 16 KiB, from 256 to 1048576 (shm_max_objects)"

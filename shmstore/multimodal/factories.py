@@ -66,15 +66,16 @@ def processor_cache_from_config(
             capacity=config.ipc_cache_bytes,
             n_readers=config.n_readers,
             groups=[config.world_size] * config.n_engines,
-            n_writers=config.api_process_count,
+            n_writers=config.n_writers,
             max_object_size=config.max_object_bytes,
             max_objects=config.shm_max_objects,
             prefault=config.shm_prefault,
         )
     except WriterActiveError as error:
         hint = f"give each replica (data_parallel_external_lb) its own shm_name, or omit it; or {error.hint}"
-        if config.api_process_count > 1:
-            hint = f"api_process_count is {config.api_process_count}; raise it in all API servers, or end one of them"
+        if config.n_writers > 1:
+            relay = " beside the relay" if config.relay else ""
+            hint = f"api_process_count is {config.api_process_count}{relay}; raise it in all API servers, or end one"
         raise WriterActiveError(error.message, hint=hint) from None
     tier = None
     try:

@@ -7,22 +7,29 @@ import os
 import shutil
 import socket
 import subprocess
-from contextlib import closing
+import sys
+import time
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from shmstore.cli.demo import servers
 from shmstore.cli.demo.fleet import APART, HOST_MODES
 from shmstore.cli.demo.main import execute
-from shmstore.cli.demo.network import two_hosts
+from shmstore.cli.demo.network import Network, two_hosts
 from shmstore.cli.demo.processing import item_bytes
-from shmstore.cli.demo.records import HOSTS, TIER, FleetFigures, FleetReport, RunSettings
+from shmstore.cli.demo.records import HOSTS, MEGABYTE, TIER, FleetFigures, FleetReport, RunSettings
+from shmstore.cli.demo.supervisor import DemoError
 from shmstore.cli.demo.tier_server import demo_tier
 from shmstore.cli.main import main
-from shmstore.tiers import open_tier
+from shmstore.errors import TierError
+from shmstore.tiers import TierStats, open_tier
 from tests.cli.items import NotedItems, RandomItems
 from tests.cli.test_demo import _leaves_nothing_behind, needs_extra
 from tests.cli.test_fleet import ROWS, run_json
+from tests.support import children
 
 assert _leaves_nothing_behind  # a fixture of every test here, too
 
@@ -30,6 +37,9 @@ SIZE = sum(item_bytes(picture.process()[0]) for picture in RandomItems(rows=ROWS
 needs_redis = pytest.mark.skipif(
     shutil.which("redis-server") is None or importlib.util.find_spec("redis") is None,
     reason="redis-server or redis-py is not installed",
+)
+needs_mooncake = pytest.mark.skipif(
+    servers.missing_for_mooncake() is not None, reason=servers.missing_for_mooncake() or ""
 )
 
 
@@ -65,18 +75,103 @@ def test_without_a_tier_it_makes_a_folder_and_removes_it(tmp_path: Path, monkeyp
     assert [] == list(tmp_path.iterdir())
 
 
-@needs_redis
-def test_every_request_is_served_when_the_tier_is_killed(capfd: pytest.CaptureFixture[str]) -> None:
-    settings = RunSettings(workers=1, rounds=2, hosts=2, tier="redis", kill="tier")
+SERVED = [pytest.param("redis", marks=needs_redis), pytest.param("mooncake", marks=needs_mooncake)]
+
+
+@pytest.mark.parametrize("tier", SERVED)
+def test_every_request_is_served_when_the_tier_is_killed(tier: str, capfd: pytest.CaptureFixture[str]) -> None:
+    settings = RunSettings(workers=1, rounds=2, hosts=2, tier=tier, kill="tier")
     report, modes = run_json(settings, RandomItems(rows=ROWS), (TIER,), capfd)
     first, second = modes.values()
     assert (16, 16, 16, 16) == (first.requests, first.checked, second.requests, second.checked)
     assert (0, 0) == (first.mismatches, second.mismatches)
-    tier = report["modes"][f"{TIER}, {HOSTS[1]}"]["tier"]
-    assert 8 == second.processed + tier["hits"], "what the tier does not give any more is processed"
+    figures = report["modes"][f"{TIER}, {HOSTS[1]}"]["tier"]
+    assert 8 == second.processed + figures["hits"], "what the tier does not give any more is processed"
     assert 0 < second.processed < 8
-    assert 0 < tier["errors"]
+    assert 0 < figures["errors"]
+    assert first.fetching_ms is None
+    assert second.fetching_ms is not None
+    assert 0 < second.fetching_ms < second.longest_ms
     assert ("namespace" in report["network"]) != ("loopback" in report["network"])
+    assert report["tier"].startswith(f"{tier}://")
+
+
+@pytest.mark.parametrize("cable", [True, False], ids=["cable", "loopback"])
+@pytest.mark.parametrize("tier", SERVED)
+def test_the_servers_of_a_tier_serve_the_second_host_and_end_at_the_kill_and_at_the_end(
+    tier: str, cable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not cable:
+        monkeypatch.setattr("shmstore.cli.demo.tier_server.two_hosts", lambda: nullcontext(Network("Loopback.")))
+    for killed in (False, True):
+        with demo_tier(tier) as served:
+            started = children()
+            with served.network.entered(1), closing(open_tier(served.url)) as opened:
+                opened.offer("key", [memoryview(b"value"), memoryview(bytes(1 << 20))], {})
+                assert [True] == opened.has(["key"])
+                if killed:
+                    assert served.kill is not None
+                    served.kill()
+                    with pytest.raises(TierError):
+                        opened.has(["key"])
+            assert (set() if killed else started) == children()
+        assert started
+        assert set() == children()
+
+
+@pytest.mark.parametrize("tier", SERVED)
+def test_the_servers_of_a_tier_end_with_a_demo_that_is_killed(tier: str) -> None:
+    program = (
+        "import sys; from shmstore.cli.demo.tier_server import demo_tier; from tests.support import children\n"
+        "with demo_tier(sys.argv[1]): print(*children(), flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, tier], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        servers = [int(number) for number in process.stdout.readline().split()]
+        process.kill()
+    assert servers
+    deadline = time.monotonic() + 30
+    while any(lives(server) for server in servers):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()  # its new parent may not wait for it
+    except FileNotFoundError:
+        return False
+
+
+def test_what_is_missing_is_a_line_that_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def said(tier: str) -> str:
+        assert 1 == execute(RunSettings(hosts=2, tier=tier), RandomItems(rows=()), modes=(TIER,))
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"shmstore demo: --tier {tier}: ")
+        return line
+
+    monkeypatch.setenv("PATH", "")
+    assert "install Debian's package redis-server, or Valkey" in said("redis")
+    monkeypatch.setattr(servers, "find_spec", lambda name: object())
+    monkeypatch.setattr(servers, "_LIBRARIES", {"libc.so.6": "libc6", "libnothing.so.7": "libnothing7"})
+    assert "libnothing.so.7: install Debian's packages libc6, libnothing7" in said("mooncake")
+    monkeypatch.setattr(servers, "find_spec", lambda name: None)
+    assert "pip install 'mooncake-transfer-engine-non-cuda" in said("mooncake")
+
+
+def test_a_server_that_does_not_get_ready_is_gone_and_its_last_words_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    for script, words in (("echo first; echo 'no port'; exit 3", "no port"), ("exit 0", "it said nothing")):
+        with pytest.raises(DemoError, match=words):
+            servers.start(["sh", "-c", script], "ready")
+    before = children()
+    monkeypatch.setattr(servers, "_READY_S", 0.1)
+    with pytest.raises(DemoError, match="did not get ready"):
+        servers.start(["sleep", "1000"], "ready")
+    assert before == children()
 
 
 @pytest.mark.parametrize(
@@ -92,15 +187,32 @@ def test_a_tier_that_is_not_there_ends_it_before_it_starts(
 def test_images_that_are_processed_again_are_a_failure_unless_the_tier_was_killed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    figures = {f"{mode}, {host}": FleetFigures(9, 3, 100, 10, 1.0, 2.0, 3.0, 18, 0, 0, 0.5) for mode in HOST_MODES
-               for host in HOSTS}  # fmt: skip
+    every = FleetFigures(9, 3, 100, 10, 1.0, 2.0, 3.0, 18, 0, 0, 0.5, processing_ms=21.0)
+    figures = {f"{mode}, {host}": every for mode in HOST_MODES for host in HOSTS}
+    figures[f"{TIER}, {HOSTS[1]}"] = replace(every, tier=TierStats(hits=2, hit_bytes=5 * MEGABYTE), fetching_ms=4.5)
     for kill, status in ((None, 1), ("tier", 0)):
-        report = FleetReport(RunSettings(hosts=2, kill=kill), 3, 100, 1000, figures, network="Somewhere.")
+        report = FleetReport(
+            RunSettings(hosts=2, kill=kill),
+            3,
+            20 * MEGABYTE,
+            1000,
+            figures,
+            network="Somewhere.",
+            tier="redis://192.0.2.1:7",
+        )
         monkeypatch.setattr("shmstore.cli.demo.main.run_fleet", lambda *_, report=report, **__: report)
         assert status == execute(report.settings, RandomItems(rows=()))
-        said = " ".join(capsys.readouterr().out.split())
-        assert ("The second host has processed 3 images that the tier should have had." in said) == (kill is None)
-        assert ("SIGKILL ended the tier's server" in said) == (kill is not None)
+        lines = capsys.readouterr().out.splitlines()
+        said = " ".join(" ".join(lines).split())
+        assert ("Host 2 has processed 3 images that the tier should have had." in said) == (kill is None)
+        assert ("SIGKILL ended the tier's servers" in said) == (kill is not None)
+        assert "Without a tier host 2 processed 3 of 3 images. " in said
+        assert "With the tier host 2 processed 3 of 3 images and fetched 2, 5 MB. " in said
+        assert "by SHA-256: 72 images, 800 MB, 0 wrong. The tier was redis://192.0.2.1:7. Somewhere. " in said
+        assert "1 API server and 1 engine of 2 workers on each" in said
+        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
+        assert ["wait for each, median ms", "21.0", "21.0", "21.0", "21.0"] in cells
+        assert ["wait for each, median ms", "-", "-", "-", "4.5"] in cells
         assert all(summary in said for summary in HOST_MODES.values())
         assert f"{APART}, {HOSTS[0]}" not in said, "the heading of a column has two lines"
 
@@ -112,7 +224,10 @@ def test_images_that_are_processed_again_are_a_failure_unless_the_tier_was_kille
         (["--hosts", "3"], "invalid choice"),
         (["--hosts", "2", "--mode", "shm"], "leave it out"),
         (["--hosts", "2", "--workers", "33"], "--workers times --engines times --hosts must be at most 64"),
-        (["--hosts", "2", "--kill", "api"], "--kill api is not for two hosts: use --kill tier --tier redis"),
+        (
+            ["--hosts", "2", "--kill", "api"],
+            "--kill api is not for two hosts: use --kill tier --tier redis or mooncake",
+        ),
         (["--hosts", "2", "--kill", "tier"], "use --kill tier --tier redis"),
         (["--kill", "tier"], "--kill tier needs a process of this run: use api, engine, worker"),
     ],

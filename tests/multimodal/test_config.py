@@ -43,6 +43,7 @@ SMALL = MIB / GIB
         ("shm_name", ["a/b", "", 3, "a\0", ".", "..", "x" * 300, "é" * 101, "\ud800", "\udc80"]),
         ("shm_max_objects", [0, -1, 1.0, True, "7", 10**400]),
         ("shm_prefault", [1, None, True]),
+        ("relay", [1, None, True]),
         ("world_size", [0, -1, 1.0, True]),
         ("supports_multimodal", ["no", 1, None]),
         ("data_parallel_external_lb", ["false", 0, None]),
@@ -245,6 +246,21 @@ def test_api_servers_that_share_a_segment_need_its_name() -> None:
         MultiModalCacheConfig(cache_type="shm", api_process_count=3)
     MultiModalCacheConfig(cache_type="shm", api_process_count=3, ipc_cache_gb=0)  # there is no segment
     MultiModalCacheConfig(cache_type="shm", data_parallel_size=3)  # one server creates it for all
+
+
+def test_a_relay_has_a_part_of_its_own_in_a_segment_with_a_name() -> None:
+    shared: dict[str, Any] = {"cache_type": "shm", "ipc_cache_gb": 2, "relay": True}
+    with raises(ValueError, names=("shm_name", "the relay finds")):
+        MultiModalCacheConfig(**shared)
+    MultiModalCacheConfig(**shared | {"ipc_cache_gb": 0})  # there is no segment
+    _, server, _, _, relay = MultiModalCacheConfig(**shared, shm_name=NAME).describe().splitlines()
+    assert "writes its part, 2 GiB, of one segment of 4 GiB" in server
+    assert "Each part has one entry" in server
+    assert "Relay: its part of the segment, 2 GiB, for the items of other hosts." == relay
+    most: dict[str, Any] = {"shm_name": NAME, "api_process_count": native.MAX_WRITERS - 1}
+    assert native.MAX_WRITERS == MultiModalCacheConfig(**shared, **most).n_writers
+    with raises(ValueError, names=("api_process_count", str(native.MAX_WRITERS - 1))):
+        MultiModalCacheConfig(**shared | most | {"api_process_count": native.MAX_WRITERS})
 
 
 def test_describe_names_processes_that_have_nothing_as_a_sentence_would() -> None:

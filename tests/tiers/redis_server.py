@@ -1,18 +1,19 @@
-"""A `redis-server` for a test, on a free port or on a Unix socket; it keeps nothing on disk."""
+"""A Redis server for a test, on a free port or on a Unix socket."""
 
 import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 
 import pytest
 
+from shmstore.cli.demo.servers import LOOPBACK, end, free_port, redis_server
+
 
 class RedisServer:
-    """Runs redis-server; `start` after `kill` runs an empty one at the same place."""
+    """Runs the server; `start` after `kill` runs an empty one at the same place."""
 
     def __init__(self, *options: str, unix: bool = False) -> None:
         if shutil.which("redis-server") is None:
@@ -20,24 +21,15 @@ class RedisServer:
         pytest.importorskip("redis", reason="redis-py is not installed: pip install 'shmstore[redis]'")
         self._folder = tempfile.TemporaryDirectory(prefix="redis-")  # a short path, for the socket
         self.port = 0 if unix else free_port()
-        self.address: str | tuple[str, int] = f"{self._folder.name}/socket" if unix else ("127.0.0.1", self.port)
-        self.url = f"unix://{self.address}" if unix else f"redis://127.0.0.1:{self.port}"
-        self.options = [*options, *(("--unixsocket", f"{self.address}") if unix else ("--bind", "127.0.0.1"))]
+        self.address: str | tuple[str, int] = f"{self._folder.name}/socket" if unix else (LOOPBACK, self.port)
+        self.url = f"unix://{self.address}" if unix else f"redis://{LOOPBACK}:{self.port}"
+        more = ("--unixsocket", f"{self.address}") if unix else ()
+        self.options = ["--dir", self._folder.name, "--maxmemory", "1gb", *options, *more]
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
 
     def start(self) -> None:
-        command = ["redis-server", "--port", str(self.port), "--save", "", "--appendonly", "no"]
-        command += ["--dir", self._folder.name, "--maxmemory", "1gb", *self.options]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        assert self._process.stdout is not None
-        said = b""
-        for line in self._process.stdout:  # ends with the process
-            said += line
-            if b"Ready to accept connections" in line or b"accept connections at" in line:
-                return
-        self.kill()
-        raise AssertionError(f"redis-server has ended: {said.decode()}")
+        self._process = redis_server(LOOPBACK, self.port, *self.options)
 
     def signal(self, number: int) -> None:
         assert self._process is not None
@@ -45,12 +37,8 @@ class RedisServer:
 
     def kill(self) -> None:
         """Kill it with SIGKILL and wait until it has gone; also a stopped one, also twice."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
-            self._process = None
+        assert self._process is not None
+        end(self._process)
 
     def close(self) -> None:
         self.kill()
@@ -74,9 +62,3 @@ class RedisServer:
     def clients(self) -> int:
         """Return the number of connections, without the one that asks."""
         return self.count("connected_clients", "clients") - 1
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from shmstore.cli.demo.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from shmstore.errors import TierError, TierFullError
 from shmstore.tiers.mooncake import INLINE, LANES, MooncakeTier
 from tests.support import SHM, children, store_name
-from tests.tiers.contract import TAGS, Contract, fetch, random_bytes, values_of, views
-from tests.tiers.mooncake_servers import MIB, Servers, free_port, missing
+from tests.tiers.contract import MIB, TAGS, Contract, fetch, random_bytes, values_of, views
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=missing() or "")
+pytestmark = pytest.mark.skipif(missing_for_mooncake() is not None, reason=missing_for_mooncake() or "")
 
 PATIENT = 20.0
 """A time-out that only a hang exceeds."""
@@ -82,14 +82,14 @@ class Arena:
 
 
 @pytest.fixture(scope="module")
-def servers() -> Iterator[Servers]:
-    made = Servers(512 * MIB)
+def servers() -> Iterator[MooncakeServers]:
+    made = MooncakeServers(LOOPBACK, 512 * MIB)
     yield made
     made.close()
 
 
 @pytest.fixture(scope="module")
-def shared_tier(servers: Servers) -> Iterator[MooncakeTier]:
+def shared_tier(servers: MooncakeServers) -> Iterator[MooncakeTier]:
     made = connected(MooncakeTier(servers.address, timeout=PATIENT))
     yield made
     made.close()
@@ -117,9 +117,9 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture
-def few() -> Iterator[Servers]:
+def few() -> Iterator[MooncakeServers]:
     """A master and a node of 32 MiB for one test, which may kill them."""
-    made = Servers(32 * MIB)
+    made = MooncakeServers(LOOPBACK, 32 * MIB)
     yield made
     made.close()
 
@@ -135,7 +135,7 @@ class TestContract(Contract):
         return shared_tier
 
     @pytest.fixture
-    def own(self, servers: Servers, make: Callable[..., MooncakeTier]) -> MooncakeTier:
+    def own(self, servers: MooncakeServers, make: Callable[..., MooncakeTier]) -> MooncakeTier:
         return connected(make(servers.address, PATIENT))
 
     def test_a_closed_tier_refuses_every_call_but_close(self, own: MooncakeTier, key: str) -> None:  # type: ignore[override]
@@ -147,7 +147,7 @@ class TestContract(Contract):
 
 @pytest.mark.parametrize("sizes", [[300, 6 * MIB], [0, 64 * MIB], [2 * MIB, 0, INLINE + 1]], ids=str)
 def test_two_hosts_move_spans_from_and_into_their_arenas(
-    servers: Servers, make: Callable[..., MooncakeTier], arena: Arena, key: str, sizes: list[int]
+    servers: MooncakeServers, make: Callable[..., MooncakeTier], arena: Arena, key: str, sizes: list[int]
 ) -> None:
     one, other = make(servers.address, PATIENT, staging=2 * INLINE), make(servers.address, PATIENT, staging=2 * INLINE)
     for tier in (one, other):
@@ -164,7 +164,7 @@ def test_two_hosts_move_spans_from_and_into_their_arenas(
 
 
 def test_a_span_outside_of_registered_memory_is_as_large_as_staging_or_less(
-    servers: Servers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
+    servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
 ) -> None:
     tier = connected(make(servers.address, PATIENT, staging=MIB))
     value = values_of([MIB])
@@ -227,7 +227,7 @@ def test_forget_removes_the_large_spans_too(shared_tier: MooncakeTier, key: str)
 
 
 def test_two_hosts_may_offer_the_same_key_at_the_same_time(
-    servers: Servers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
+    servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
 ) -> None:
     tiers = [shared_tier, connected(make(servers.address, PATIENT))]
     value = values_of([5, 4 * MIB])
@@ -244,7 +244,9 @@ def test_two_hosts_may_offer_the_same_key_at_the_same_time(
 # ---- trouble
 
 
-def test_a_store_without_room_is_full_and_goes_on(few: Servers, make: Callable[..., MooncakeTier], key: str) -> None:
+def test_a_store_without_room_is_full_and_goes_on(
+    few: MooncakeServers, make: Callable[..., MooncakeTier], key: str
+) -> None:
     tier = connected(make(few.address, PATIENT, staging=64 * MIB))
     with pytest.raises(TierFullError):
         tier.offer(key, [memoryview(bytes(40 * MIB))], TAGS)
@@ -253,11 +255,11 @@ def test_a_store_without_room_is_full_and_goes_on(few: Servers, make: Callable[.
 
 
 def test_a_killed_node_is_a_miss_or_an_error_and_another_one_takes_over(
-    few: Servers, make: Callable[..., MooncakeTier], key: str
+    few: MooncakeServers, make: Callable[..., MooncakeTier], key: str
 ) -> None:
     tier = make(few.address)
     works_again(tier, key)
-    few.kill(few.node)
+    end(few.node)
     in_time(lambda: pytest.fail("the value is gone") if fetch(tier, key) else None)
     in_time(lambda: tier.offer(key, views(values_of([5, MIB])), TAGS))
     in_time(lambda: tier.has([key]))
@@ -266,11 +268,11 @@ def test_a_killed_node_is_a_miss_or_an_error_and_another_one_takes_over(
 
 
 def test_a_killed_master_is_an_error_and_another_one_knows_nothing(
-    few: Servers, make: Callable[..., MooncakeTier], key: str
+    few: MooncakeServers, make: Callable[..., MooncakeTier], key: str
 ) -> None:
     tier = make(few.address)
     works_again(tier, key)
-    few.kill(few.master)
+    end(few.master)
     for call in (
         lambda: fetch(tier, key),
         lambda: tier.offer(key, views(values_of([5, MIB])), TAGS),
@@ -284,7 +286,7 @@ def test_a_killed_master_is_an_error_and_another_one_knows_nothing(
 @pytest.mark.slow  # its time-outs are Mooncake's, and a busy machine exceeds them
 @pytest.mark.parametrize("who", ["node", "master"])
 def test_a_stopped_server_is_late_and_the_memory_of_late_calls_is_free(
-    servers: Servers,
+    servers: MooncakeServers,
     make: Callable[..., MooncakeTier],
     shared_tier: MooncakeTier,
     arena: Arena,
@@ -326,7 +328,7 @@ def test_a_master_that_never_was_is_an_error_in_time(make: Callable[..., Mooncak
 
 
 def test_a_client_that_ends_is_an_error_and_the_next_call_starts_another(
-    servers: Servers, make: Callable[..., MooncakeTier], key: str
+    servers: MooncakeServers, make: Callable[..., MooncakeTier], key: str
 ) -> None:
     before = children()
     tier = connected(make(servers.address, PATIENT))
@@ -340,7 +342,7 @@ def test_a_client_that_ends_is_an_error_and_the_next_call_starts_another(
 
 @pytest.mark.slow  # as above
 def test_a_late_call_ends_those_beside_it_and_no_call_waits_for_a_lane_too_long(
-    servers: Servers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
+    servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
 ) -> None:
     tier = connected(make(servers.address))
     shared_tier.offer(key, views(values_of([5, MIB])), TAGS)
@@ -355,7 +357,7 @@ def test_a_late_call_ends_those_beside_it_and_no_call_waits_for_a_lane_too_long(
 
 
 def test_a_span_that_waits_for_its_memory_leaves_the_lane_to_others(
-    servers: Servers, make: Callable[..., MooncakeTier], key: str
+    servers: MooncakeServers, make: Callable[..., MooncakeTier], key: str
 ) -> None:
     tier = connected(make(servers.address, PATIENT))
     tier.offer(key, views(values_of([5, MIB])), TAGS)
@@ -368,7 +370,7 @@ def test_a_span_that_waits_for_its_memory_leaves_the_lane_to_others(
 
 
 @pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a call"])
-def test_the_client_ends_with_a_process_that_is_killed(servers: Servers, busy: bool) -> None:
+def test_the_client_ends_with_a_process_that_is_killed(servers: MooncakeServers, busy: bool) -> None:
     program = (
         "import sys; from tests.tiers.test_mooncake import *; tier = MooncakeTier(sys.argv[1], timeout=PATIENT);"
         "connected(tier); print(*children(), flush=True); sys.stdin.readline(); tier.has(['a'])"

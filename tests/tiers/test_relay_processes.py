@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
-from shmstore.errors import CacheMissError
+from shmstore.errors import CacheMissError, WriterActiveError
 from shmstore.inspect import StoreInspector
 from shmstore.multimodal import MultiModalCacheConfig, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
 from shmstore.tiers.relay_client import RelayClient
@@ -217,13 +218,37 @@ def test_a_relay_joins_a_store_finds_what_its_host_has_and_leaves_it_there(tmp_p
             text=True,
         )
         assert second.returncode == 1
-        assert "one arena more" in second.stderr
+        assert "relay=True" in second.stderr
+        assert "another relay" in second.stderr
         assert relay.end() == 0
         assert (SHM / name).exists()
         writer.check_valid()
         with ObjectStoreWriter.join(name) as next_one:  # the arena is free
             assert next_one.index == 1
             next_one.close(unlink=False)
+
+
+def test_a_configuration_makes_room_for_the_relay_of_its_host(tmp_path: Path) -> None:
+    (tmp_path / "tier").mkdir()
+    url, name = f"file://{tmp_path}/tier", store_name()
+    settings = config(2 * MIB, 2 * MIB, cache_type="shm", shm_name=name, tier_url=url, relay=True)
+    with ExitStack() as stack:
+        stack.callback(lambda: (SHM / name).unlink(missing_ok=True))
+        sender = stack.enter_context(shm_sender(settings))
+        assert (2, 2 * MIB) == (sender.writer.n_writers, sender.writer.stats().capacity)
+        relay = RelayProcess(name, tmp_path, stack).listening()
+        with raises(WriterActiveError, [name], ["api_process_count is 1", "relay"]):
+            shm_sender(settings)
+        assert relay.end() == 0
+        sender.close()
+        alone = replace(settings, relay=False)
+        stack.enter_context(shm_sender(alone))
+        command = [sys.executable, "-m", "shmstore", "relay", "--tier", url, "--store", name]
+        refused = subprocess.run(command, capture_output=True, text=True)
+        assert 1 == refused.returncode
+        (line,) = refused.stderr.splitlines()
+        assert name in line
+        assert "set relay=True in the configuration" in line
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
+from shmstore.cli.demo.servers import free_port
 from shmstore.errors import TierError, TierFullError
 from tests.support import raises, store_name
 from tests.tiers.contract import MIB, TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views
-from tests.tiers.redis_server import RedisServer, free_port
+from tests.tiers.redis_server import RedisServer
 
 pytest.importorskip("redis", reason="redis-py is not installed: pip install 'shmstore[redis]'")
 

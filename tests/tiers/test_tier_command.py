@@ -1,10 +1,6 @@
 """`shmstore tier check`: what it says of a tier that works, and of one that does not."""
 
 import os
-import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +12,7 @@ from shmstore.errors import TierError
 from shmstore.tiers import Into
 from shmstore.tiers.directory import DirectoryTier
 from tests.inspect.cases import piped
+from tests.tiers.redis_server import RedisServer
 
 SMALL = ("--sizes", "1K,100KiB", "--count", "3")
 
@@ -102,26 +99,11 @@ def test_a_value_that_is_gone_or_another_is_found_out(tmp_path: Path, changes: b
 
 
 @pytest.fixture
-def redis(tmp_path: Path) -> Iterator[str]:
+def redis() -> Iterator[str]:
     """The path of the socket of a server with a password."""
-    pytest.importorskip("redis")
-    pytest.importorskip("shmstore.tiers.resp")
-    program = shutil.which("redis-server") or shutil.which("valkey-server")
-    if program is None:
-        pytest.skip("there is no redis-server here")
-    socket = tmp_path / "socket"
-    options = ("--port", "0", "--unixsocket", socket, "--requirepass", "SECRET", "--save", "", "--dir", tmp_path)
-    server = subprocess.Popen([program, *map(str, options)], stdout=subprocess.DEVNULL)
-    try:
-        end = time.monotonic() + 30
-        while not socket.exists():
-            assert server.poll() is None
-            assert time.monotonic() < end
-            time.sleep(0.01)
-        yield str(socket)
-    finally:
-        server.send_signal(signal.SIGKILL)
-        server.wait()
+    server = RedisServer("--requirepass", "SECRET", unix=True)
+    yield str(server.address)
+    server.close()
 
 
 def test_a_redis_server_is_checked_and_its_password_is_not_shown(redis: str) -> None:

@@ -91,6 +91,16 @@ def complain(command: str, error: object, status: int = EXIT_WRONG) -> int:
     return status
 
 
+TIER_VARIABLE = "SHMSTORE_TIER"
+"""The environment variable with the URL of a tier, whose password `ps` would show on a command line."""
+NO_TIER = f"the URL of the tier is missing: pass it, or set {TIER_VARIABLE}, which keeps a password out of `ps`"
+
+
+def tier_url(given: str | None) -> str | None:
+    """Return the URL of the command line, else that of the environment, None without both."""
+    return given or os.environ.get(TIER_VARIABLE) or None
+
+
 _DIRECTORY = Path("/dev/shm")
 
 

@@ -7,7 +7,15 @@ from dataclasses import asdict
 from functools import partial
 
 from shmstore.cli.command import EXIT_OK, EXIT_USAGE, Command, positive_argument, size_argument
-from shmstore.cli.commands.common import add_json, complain, print_json, store_argument
+from shmstore.cli.commands.common import (
+    NO_TIER,
+    TIER_VARIABLE,
+    add_json,
+    complain,
+    print_json,
+    store_argument,
+    tier_url,
+)
 from shmstore.errors import WriterActiveError
 from shmstore.store import ObjectStoreWriter
 
@@ -16,14 +24,15 @@ A worker that gets a reference of another host's store asks the relay of its own
 as `relay` of its cache or in SHMSTORE_RELAY. The relay fetches the object once, and all workers of the host read it in
 place. It listens until SIGTERM or SIGINT.
 
-The relay is one of the writers of the store, so the store needs one arena more (n_writers, or api_process_count of a
-configuration). On a host that has only workers, --create makes the store, or takes over what a killed relay has left;
-the store ends with the relay. With --json, the line that says where it listens has the handle for the workers."""
+The relay is one of the writers of the store, so the store needs an arena for it: relay=True in the configuration of
+the API servers, or an n_writers that is one higher. On a host that has only workers, --create makes the store, or takes
+over what a killed relay has left; the store ends with the relay. With --json, the line that says where it listens has
+the handle for the workers."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"{COMMAND.summary}\n\n{_MORE}"
-    parser.add_argument("--tier", metavar="URL", required=True, help="the tier, such as redis://host:6379")
+    parser.add_argument("--tier", metavar="URL", help=f"such as redis://host:6379 (default: {TIER_VARIABLE})")
     parser.add_argument("--namespace", default="", help="tier_namespace of the hosts that offer (default: none)")
     parser.add_argument("--store", metavar="NAME", type=store_argument, required=True, help="the store of this host")
     parser.add_argument(
@@ -49,10 +58,13 @@ def _run(arguments: argparse.Namespace) -> int:
     needed, given = (arguments.capacity, arguments.n_readers), (arguments.max_objects, arguments.prefault)
     if (None in needed) if arguments.create else (*needed, *given) != (None, None, None, False):
         return complain("relay", "--create needs --capacity and --n-readers, which are for it alone", EXIT_USAGE)
+    url = tier_url(arguments.tier)
+    if url is None:
+        return complain("relay", NO_TIER, EXIT_USAGE)
     path = relay_path(arguments.store) if arguments.socket is None else checked_path(arguments.socket)
     with ExitStack() as stack:
         try:
-            back_end = open_tier(arguments.tier)
+            back_end = open_tier(url)
         except ImportError as error:
             raise ValueError(error) from None  # which the command line prints
         stack.callback(back_end.close)
@@ -84,7 +96,10 @@ def _open(arguments: argparse.Namespace) -> ObjectStoreWriter:
     try:
         return ObjectStoreWriter.join(arguments.store)
     except WriterActiveError as error:
-        more = "create the store with one arena more (n_writers, or api_process_count of a configuration)"
+        more = (
+            "the relay needs an arena of its own: set relay=True in the configuration of all API servers, or create "
+            "the store with an n_writers that is one higher; if another relay of this store runs, end it"
+        )
         raise WriterActiveError(error.message, hint=more) from None
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command, positive_argument, size_argument
-from shmstore.cli.commands.common import add_json, complain, print_json, size
+from shmstore.cli.command import EXIT_OK, EXIT_USAGE, EXIT_WRONG, Command, positive_argument, size_argument
+from shmstore.cli.commands.common import NO_TIER, TIER_VARIABLE, add_json, complain, print_json, size, tier_url
 from shmstore.cli.commands.tables import make_console, make_table
 from shmstore.errors import TierError
 from shmstore.tiers import Tier
@@ -123,7 +123,12 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     summary = "put, fetch, compare and time values on a server of yours; exit status 1: something is wrong"
     action = actions.add_parser("check", help=summary, description=summary)
-    action.add_argument("url", metavar="URL", help="such as redis://host:6379, mooncake://host:50051 or file:///dir")
+    action.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help=f"such as redis://host:6379, mooncake://host:50051 or file:///dir (default: {TIER_VARIABLE})",
+    )
     action.add_argument(
         "--sizes", type=_sizes_argument, default=_SIZES, help="sizes of the values (default: %(default)s)"
     )
@@ -136,8 +141,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     figures: list[Figure] = []
     problem: str | None = None
+    url = tier_url(arguments.url)
+    if url is None:
+        return complain("tier", NO_TIER, EXIT_USAGE)
     try:
-        with closing(open_tier(arguments.url)) as tier:
+        with closing(open_tier(url)) as tier:
             for figure in check(tier, arguments.sizes, arguments.count):
                 figures.append(figure)  # those before a problem are shown, too
     except ImportError as error:
@@ -146,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if error.hint == TierError.default_hint:  # it says to run this command
             error.hint = "look whether its server runs, and at host, port and password of the URL"
         problem = str(error)
-    url = shown_url(arguments.url)
+    url = shown_url(url)
     if arguments.json:
         print_json({"ok": problem is None, "url": url, "count": arguments.count, "figures": figures, "error": problem})
     elif figures:

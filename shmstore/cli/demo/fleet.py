@@ -56,6 +56,7 @@ from shmstore.cli.demo.supervisor import (
 from shmstore.cli.demo.tier_server import DemoTier, demo_tier
 from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.tiers import TierStats
+from shmstore.tiers.urls import shown_url
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _FLUSH_S = 60.0
@@ -68,7 +69,7 @@ FLEET_MODES = {
     SHARED: "one store for all servers and engines; a reference through the pipes",
 }
 """Every mode of several servers, in the order of runs and reports."""
-APART = "apart"
+APART = "no tier"
 HOST_MODES = {
     APART: "each host has a store of its own, and nothing else",
     TIER: "each host offers its items to a tier, and asks it before it processes an image",
@@ -291,8 +292,10 @@ class _Fleet:
         figures = {name: found for mode in modes for name, found in self._run_mode(mode)}
         for server in self._servers:
             self._send(server, Signal.FINISH)
-        network = self._tier.network.words if self._tier else ""
-        return FleetReport(self._settings, len(sizes), sum(sizes), self._capacity, figures, self._successor, network)
+        network, tier = (self._tier.network.words, shown_url(self._tier.url)) if self._tier else ("", "")
+        return FleetReport(
+            self._settings, len(sizes), sum(sizes), self._capacity, figures, self._successor, network, tier
+        )
 
     def _opening(self, mode: str, server: int) -> Open:
         host, own = self._host_of_server(server), mode in (PICKLE, OWN)
@@ -402,6 +405,8 @@ class _Fleet:
     def _figures(self, items: int, requests: int, total_s: float, tier: TierStats) -> FleetFigures:
         done = [(answer, answer.latency_ns) for answer in self._answers if answer.latency_ns is not None]
         latencies = [latency for _, latency in done]
+        processing = [answer.found_ns for answer in self._answers if answer.processed]
+        fetching = [one.found_ns for one, _ in done if one.number < items and not one.processed]
         return FleetFigures(
             requests=requests,
             processed=sum(answer.processed for answer in self._answers),
@@ -415,4 +420,7 @@ class _Fleet:
             dealt_again=self._dealt_again,
             total_s=total_s,
             tier=tier,
+            processing_ms=median(processing) / 1e6 if processing else None,
+            fetching_ms=median(fetching) / 1e6 if fetching else None,
+            longest_ms=max(answer.found_ns for answer in self._answers) / 1e6,
         )

@@ -24,7 +24,7 @@ from shmstore.cli.command import (
     positive_argument,
     size_argument,
 )
-from shmstore.cli.commands.common import add_json, complain, print_json
+from shmstore.cli.commands.common import TIER_VARIABLE, add_json, complain, print_json, tier_url
 from shmstore.cli.demo import messages
 from shmstore.cli.demo.fleet import FLEET_MODES, HOST_MODES, SHARED, run_fleet
 from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
@@ -33,7 +33,7 @@ from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, 
 from shmstore.cli.demo.records import HOSTS, KILLABLE, MAX_WORKERS, TIER, DemoReport, FleetReport, RunSettings
 from shmstore.cli.demo.report import print_fleet, print_report
 from shmstore.cli.demo.supervisor import DemoError, Observer, run_mode
-from shmstore.cli.demo.tier_server import REDIS
+from shmstore.cli.demo.tier_server import SERVERS
 
 ALL = "all"
 MAX_FLEET = 16
@@ -104,8 +104,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tier",
         metavar="URL",
-        help=f"the tier of two hosts, such as redis://HOST:PORT; {REDIS} starts a server, and where it is allowed a "
-        "network namespace for each host (default: a temporary folder)",
+        help=f"the tier of two hosts, such as redis://HOST:PORT; {' and '.join(SERVERS)} start servers, and where it "
+        f"is allowed a network namespace for each host (default: {TIER_VARIABLE}, or a temporary folder)",
     )
     parser.add_argument(
         "--capacity",
@@ -131,7 +131,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PROCESS",
         help=f"kill this process halfway, start all again, and show that the store kept every hit (mode shm only): "
         f"{', '.join(KILLABLE)}; with several servers or engines, such as api:2, only its successor is started; "
-        f"with two hosts {TIER}, which --tier {REDIS} has started",
+        f"with two hosts {TIER}, whose servers --tier {' or '.join(SERVERS)} has started",
     )
     parser.add_argument(
         "--images",
@@ -154,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
         api_servers=arguments.api_servers,
         engines=arguments.engines,
         hosts=arguments.hosts,
-        tier=arguments.tier,
+        tier=tier_url(arguments.tier) if arguments.hosts > 1 else arguments.tier,
     )
     if settings.kill and (problem := _misfit(arguments, settings)):
         return complain("demo", f"--kill {settings.kill} {problem}", EXIT_USAGE)
@@ -192,9 +192,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _misfit(arguments: argparse.Namespace, settings: RunSettings) -> str | None:
     """Return which option does not go with --kill, and what to do; None if all do."""
     if settings.hosts > 1:
-        if arguments.kill == TIER and settings.tier == REDIS:
+        if arguments.kill == TIER and settings.tier in SERVERS:
             return None
-        return f"is not for two hosts: use --kill {TIER} --tier {REDIS}"
+        return f"is not for two hosts: use --kill {TIER} --tier {' or '.join(SERVERS)}"
     kind, colon, number = arguments.kill.partition(":")
     there = {"api": settings.api_servers, "engine": settings.engines, "worker": settings.engines * settings.workers}
     if kind not in there or (colon and (not settings.is_fleet or number not in map(str, range(there[kind])))):

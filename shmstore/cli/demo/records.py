@@ -18,7 +18,7 @@ KILLABLE = ("api", "engine", "worker")
 """The processes that a run can kill, in the order in which they start; the first of each, if none is named."""
 TIER = "tier"
 """What a run of two hosts can kill, and its mode with a tier."""
-HOSTS = ("first host", "second host")
+HOSTS = ("host 1", "host 2")
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,12 @@ class FleetFigures:
     """Wall time of all requests, with processing and checking."""
     tier: TierStats = field(default_factory=TierStats)
     """Of all servers together."""
+    processing_ms: float | None = None
+    """Median of the time that a request waited for an image that was then processed; None if there was none."""
+    fetching_ms: float | None = None
+    """The same for an image that came from a tier."""
+    longest_ms: float = 0.0
+    """The longest time that a request waited for its image."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +124,8 @@ class FleetReport:
     successor: Successor | None = None
     network: str = ""
     """With two hosts: a sentence on how they reach the tier."""
+    tier: str = ""
+    """Its URL, without what may be a password."""
 
     @property
     def processed_again(self) -> int:

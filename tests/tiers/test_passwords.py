@@ -1,0 +1,162 @@
+"""The password of a tier: it is given by the environment, and no command, log line, error or metric shows it."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shmstore import ObjectStoreWriter
+from shmstore.cli.demo.fleet import HOST_MODES
+from shmstore.cli.demo.main import execute
+from shmstore.cli.demo.records import TIER, RunSettings
+from shmstore.cli.main import main
+from shmstore.multimodal import MultiModalCacheConfig
+from shmstore.tiers import StoreTier, open_tier
+from tests.cli.items import RandomItems
+from tests.inspect.cases import piped
+from tests.multimodal.helpers import MIB
+from tests.support import raises, store_name
+from tests.tiers.redis_server import RedisServer
+
+SECRET = "PASSWORD-OF-A-TEST"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RedisServer]:
+    made = RedisServer("--requirepass", SECRET)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def url(server: RedisServer) -> str:
+    return server.url.replace("//", f"//:{SECRET}@") + "?timeout=20"
+
+
+@pytest.fixture
+def given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHMSTORE_TIER", url)
+
+
+@pytest.mark.usefixtures("given")
+def test_a_tier_of_the_environment_is_checked(server: RedisServer) -> None:
+    ran = piped("tier", "check", "--sizes", "1K", "--count", "2", "--json")
+    assert (0, server.url) == (ran.status, ran.json["url"])
+    assert SECRET not in ran.out + ran.err
+
+
+@pytest.mark.usefixtures("given")
+def test_a_url_on_the_command_line_goes_before_that_of_the_environment(tmp_path: Path) -> None:
+    ran = piped("tier", "check", f"file://{tmp_path}", "--sizes", "1K", "--count", "2", "--json")
+    assert (0, f"file://{tmp_path}") == (ran.status, ran.json["url"])
+
+
+@pytest.mark.parametrize("empty", [False, True])
+def test_without_both_a_command_says_how_to_give_one(
+    empty: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SHMSTORE_TIER", raising=False)
+    if empty:
+        monkeypatch.setenv("SHMSTORE_TIER", "")
+    for command in (["tier", "check"], ["relay", "--store", "none"]):
+        assert 2 == main(command)
+        assert "SHMSTORE_TIER" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("given")
+def test_a_relay_of_the_environment_s_tier_is_seen_without_the_password(tmp_path: Path) -> None:
+    name = store_name()
+    command = [sys.executable, "-m", "shmstore", "relay", "--store", name, "--socket", f"{tmp_path}/socket"]
+    with ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2):
+        relay = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert relay.stdout is not None
+        said = relay.stdout.readline()
+        try:
+            assert SECRET not in Path(f"/proc/{relay.pid}/cmdline").read_text()
+            for options in (("top", name, "--iterations", "1"), ("dump", name), ("ls",), ("verify", name)):
+                ran = piped(*options)
+                assert 0 == ran.status
+                said += ran.out + ran.err
+        finally:
+            relay.terminate()
+            said += "".join(relay.communicate())
+    assert name in said
+    assert SECRET not in said
+
+
+def test_neither_logs_nor_metrics_nor_records_have_the_password(
+    url: str, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
+        for wrong in ("", "wrong"):
+            tier = StoreTier(writer, open_tier(url.replace(SECRET, SECRET + wrong)))
+            for key in "abc":
+                tier.bring(key)
+            assert bool(wrong) == bool(tier.stats().errors)
+            said = f"{tier.stats()}{tier}{tier._tier}{vars(tier)}"
+            tier.close()
+            assert SECRET not in said
+        prometheus = pytest.importorskip("prometheus_client", reason="prometheus-client is not installed")
+        from shmstore.metrics import ShmStoreCollector
+
+        registry = prometheus.CollectorRegistry()
+        registry.register(ShmStoreCollector(writer))
+        metrics = prometheus.generate_latest(registry).decode()
+    assert "shmstore_tier_errors" in metrics
+    assert "left alone" in caplog.text
+    for text in (metrics, caplog.text):
+        assert SECRET not in text
+
+
+def test_a_configuration_does_not_show_it() -> None:
+    url = f"redis://:{SECRET}@host"
+    settings = MultiModalCacheConfig(cache_type="shm", tier_url=url)
+    assert SECRET not in f"{settings}{settings.describe()}"
+    with raises(ValueError, ["tier_url", "'lru'"]) as caught:
+        MultiModalCacheConfig(tier_url=url)
+    assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", [["relay", "--store", "a"], [], ["tier"], ["tier", "check", "file:///a"], ["demo"]])
+def test_a_url_in_a_wrong_place_is_not_repeated(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for url in (f"redis://:{SECRET}@host/0", f"redis://user:{SECRET}@host", f"unix:///a?password={SECRET}&db=1"):
+        assert 2 == main([*command, url])
+        said = capsys.readouterr()
+        assert SECRET not in said.out + said.err
+        assert "..." in said.err, "the rest is said"
+
+
+@pytest.mark.usefixtures("given")
+def test_a_demo_of_two_hosts_takes_it_and_one_of_one_host_does_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[RunSettings] = []
+
+    def execute_(settings: RunSettings, *_: Any, **__: Any) -> int:
+        seen.append(settings)
+        return 0
+
+    monkeypatch.setattr("shmstore.cli.demo.main.execute", execute_)
+    monkeypatch.setattr("shmstore.cli.demo.main.shipped_photographs", tuple)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    for options in (["--hosts", "2"], ["--hosts", "2", "--tier", "redis"], []):
+        assert 0 == main(["demo", *options])
+    assert [url, "redis", None] == [settings.tier for settings in seen]
+
+
+def test_a_demo_does_not_show_it(url: str, server: RedisServer, capfd: pytest.CaptureFixture[str]) -> None:
+    said = ""
+    for as_json in (False, True):
+        settings = RunSettings(workers=1, rounds=1, hosts=2, tier=url)
+        assert 0 == execute(settings, RandomItems(rows=(10, 20)), modes=(TIER,), as_json=as_json)
+        captured = capfd.readouterr()
+        assert server.url in captured.out.replace("\n", "")
+        said += captured.out + captured.err
+    wrong = RunSettings(hosts=2, tier=url.replace(SECRET, f"{SECRET}-wrong"))
+    assert 1 == execute(wrong, RandomItems(rows=()), modes=tuple(HOST_MODES))
+    captured = capfd.readouterr()
+    assert "--tier: " in captured.err
+    assert SECRET not in said + captured.out + captured.err
