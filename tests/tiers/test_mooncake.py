@@ -398,7 +398,7 @@ def test_the_client_ends_with_a_process_that_is_killed(servers: MooncakeServers,
         servers.master.send_signal(signal.SIGCONT)
 
 
-def test_the_client_locks_what_it_may_write(servers: Servers, arena: Arena) -> None:
+def test_the_client_locks_what_it_may_write(servers: MooncakeServers, arena: Arena) -> None:
     """A successor of a dead writer waits until nobody has these bytes locked; see csrc/store/segment.h."""
 
     def locked_by(fd: int, start: int, size: int) -> int:
