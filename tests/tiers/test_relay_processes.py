@@ -159,6 +159,7 @@ def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hos
     sent = hosts.send("1:5000", "2:5000")
     cache = hosts.worker()
     assert cache.get_and_update_item(sent[0], "1:5000") == truth("1:5000")
+    until(lambda: hosts.leases() == 0)
     reading = RelayClient(hosts.relay.socket)
     hosts.stack.callback(reading.close)
     with reading.bringing() as conversation:
