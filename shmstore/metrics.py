@@ -105,7 +105,7 @@ _STORE = _families(
     evicted_bytes=("shmstore_evicted_bytes_total", "Bytes of the data region reclaimed to make room."),
     deletes=("shmstore_deletes_total", "Objects removed by delete and clear."),
     refusals=("shmstore_refusals_total", "Puts and hand-outs refused with StoreFullError."),
-    cancels=("shmstore_cancels_total", "Leases ended by cancel."),
+    cancels=("shmstore_cancels_total", "Leases ended by cancel and cancel_all."),
 )
 _MORE_HITS = _Family(
     "shmstore_more_hits_total",
@@ -122,7 +122,7 @@ _TIER = _families(
     ("store", "writer"),
     hits=("shmstore_tier_hits_total", "Objects that came from the tier."),
     hit_bytes=("shmstore_tier_hit_bytes_total", "Bytes of tensors that came from the tier."),
-    misses=("shmstore_tier_misses_total", "Keys that the tier did not have."),
+    misses=("shmstore_tier_misses_total", "Keys that the tier did not have, or only from before they were forgotten."),
     declined=("shmstore_tier_declined_total", "Objects left in the tier: processing takes less, or there was no room."),
     damaged=("shmstore_tier_damaged_total", "Objects from the tier that did not verify."),
     errors=("shmstore_tier_errors_total", "Calls to the tier that failed."),
@@ -130,8 +130,8 @@ _TIER = _families(
     offered=("shmstore_tier_offered_total", "Objects sent to the tier."),
     offered_bytes=("shmstore_tier_offered_bytes_total", "Bytes of tensors sent to the tier."),
     refused=("shmstore_tier_refused_total", "Offers for which the tier had no room."),
-    dropped=("shmstore_tier_dropped_total", "Offers not sent: full queue, evicted object, or failure of the tier."),
-    queued=("shmstore_tier_queued_offers", "Offers that wait."),
+    dropped=("shmstore_tier_dropped_total", "Offers given up: full queue, evicted object, or failure of the tier."),
+    queued=("shmstore_tier_queued_offers", "Offers that wait to be sent."),
     saved_seconds=("shmstore_tier_saved_seconds_total", "How much longer processing would have taken than fetches."),
     open=("shmstore_tier_open", "1 while the tier is left alone because it failed, else 0."),
 )
@@ -204,7 +204,8 @@ def _read_cache(cache: Any, name: str) -> _Found:
     yield _CACHE["hits"], (labels, counts.hits)
     yield _CACHE["total"], (labels, counts.total)
     if isinstance(cache, ShmObjectStoreSenderCache):
-        for reason, count in (("full", cache.inline_full), ("too_large", cache.inline_too_large)):
+        inline = {"full": cache.inline_full, "too_large": cache.inline_too_large, "late": cache.inline_late}
+        for reason, count in inline.items():
             yield _INLINE, ((*labels, reason), count)
 
 

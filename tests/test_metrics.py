@@ -156,6 +156,7 @@ def test_a_sender_cache_shows_its_counts_its_inline_items_and_its_store(stores: 
     assert (1, 1) == (sender.inline_full, sender.inline_too_large)
     assert 1 == of_store(samples, "shmstore_cache_inline_items_total", reason="full", **labels)
     assert 1 == of_store(samples, "shmstore_cache_inline_items_total", reason="too_large", **labels)
+    assert 0 == of_store(samples, "shmstore_cache_inline_items_total", reason="late", **labels)
     assert sender.make_stats() == CacheInfo(
         hits=int(of_store(samples, "shmstore_cache_hits_total", **labels)),
         total=int(of_store(samples, "shmstore_cache_lookups_total", **labels)),

@@ -128,7 +128,6 @@ void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry) {
     shms_leases_close(&w->leases, entry); /* counts the release of another's object */
     if (shms_is_own(&w->seg, slot))
         shms_zones_stale_slot(&w->zones, slot - w->leases.base);
-    shms_count(w, SHMS_C_CANCELS, 1);
 }
 
 /* 1: the object is here, and `ref` is what a writer packed. 0: it is gone. Or an error. */
@@ -161,8 +160,10 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
-    if ((rc = find_lease(w, packed, &ref)) == 1)
+    if ((rc = find_lease(w, packed, &ref)) == 1) {
         shms_end_lease(w, ref.slot, ref.entry);
+        shms_count(w, SHMS_C_CANCELS, 1); /* here: what a batch undoes was never its caller's */
+    }
     return shms_writer_leave(w, rc);
 }
 

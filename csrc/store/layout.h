@@ -143,7 +143,8 @@ typedef struct shms_writer_table {
     shms_kind kinds[SHMS_KINDS];
     shms_word drops; /* how many times this writer has dropped an object of another; after shms_claim.dropped */
     shms_word reserved[7]; /* other writers poll `drops`, so its cache line has nothing else */
-    shms_word tier[16]; /* shms_tier_figures; 0 until this process has a tier */
+    shms_word tier[15]; /* shms_tier_figures; 0 until this process has a tier */
+    shms_word cleared; /* shms_writer_clear_tier: its last moment, also of a predecessor */
 } shms_writer_table;
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
@@ -255,6 +256,7 @@ AT(shms_writer_table, retired, 320);
 AT(shms_writer_table, kinds, 2368);
 AT(shms_writer_table, drops, 3136);
 AT(shms_writer_table, tier, 3200);
+AT(shms_writer_table, cleared, 3320);
 _Static_assert(sizeof(shms_writer_table) == 3328, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
 _Static_assert(SHMS_C_COUNT <= 24, "counters");

@@ -313,6 +313,10 @@ int shms_writer_quota(shms_writer *w, uint32_t kind, uint64_t quota);
 int shms_writer_kinds(shms_writer *w, shms_kind_info *out); /* SHMS_KINDS records, by number */
 /* Replaces the figures that this writer shows of its tier. A successor starts without any. */
 int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures);
+/* Tells all writers of the store not to use what a tier got up to this moment; it holds for successors, too. */
+int shms_writer_clear_tier(shms_writer *w, uint64_t moment);
+/* Sets *out to the last moment that a writer of the store has told; 0: none. */
+int shms_writer_tier_cleared(shms_writer *w, uint64_t *out);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
 int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0 before the first */
 /* Records events from now on, in a log of `bytes` bytes (at least SHMS_MIN_LOG), which drops the oldest ones. Keeps a

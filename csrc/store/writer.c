@@ -410,6 +410,26 @@ int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures) {
     return shms_writer_leave(w, SHMS_OK);
 }
 
+int shms_writer_clear_tier(shms_writer *w, uint64_t moment) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    shms_set(&w->seg.writer->cleared, moment);
+    return shms_writer_leave(w, SHMS_OK);
+}
+
+int shms_writer_tier_cleared(shms_writer *w, uint64_t *out) {
+    int rc = shms_writer_enter(w);
+    if (rc)
+        return rc;
+    *out = 0;
+    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
+        uint64_t moment = shms_get(&shms_segment_writer(&w->seg, a)->cleared);
+        *out = moment > *out ? moment : *out;
+    }
+    return shms_writer_leave(w, SHMS_OK);
+}
+
 int shms_writer_kind(shms_writer *w, const char *name, uint32_t len) {
     uint64_t words[3] = {0};
     if (!name || len == 0 || len >= sizeof words || memchr(name, 0, len))

@@ -460,6 +460,16 @@ class Writer:
         """Replace the figures that the segment shows of this writer's tier, by those of `record_of`."""
         require(lib.shms_writer_tier(self._w, record_of(figures)))
 
+    def clear_tier(self, moment: int) -> None:
+        """Tell all writers of the store not to use what a tier got up to this moment."""
+        require(lib.shms_writer_clear_tier(self._w, moment))
+
+    def tier_cleared(self) -> int:
+        """Return the last moment that a writer of the store has told; 0 if there is none."""
+        out = _new("uint64_t *")
+        require(lib.shms_writer_tier_cleared(self._w, out))
+        return int(out[0])
+
     def check_valid(self) -> None:
         """Raise CorruptStoreError at the first broken invariant."""
         require(lib.shms_writer_valid(self._w))

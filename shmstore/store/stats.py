@@ -50,7 +50,7 @@ class TierStats:
     hit_bytes: int = 0
     """Their payloads."""
     misses: int = 0
-    """Keys that the tier did not have."""
+    """Keys that the tier did not have, or only from before `forget` or `clear`."""
     declined: int = 0
     """Objects that were left there: processing takes less than the fetch, or the store had no room."""
     damaged: int = 0
@@ -66,9 +66,9 @@ class TierStats:
     refused: int = 0
     """Offers for which the tier had no room."""
     dropped: int = 0
-    """Offers that were not sent: the queue was full, the object was evicted first, or the tier failed."""
+    """Offers that were given up: the queue was full, the object was evicted first, or the tier failed."""
     queued: int = 0
-    """Offers that wait now."""
+    """Offers that wait now. Each offer ends in one of the three counts before."""
     saved_seconds: float = 0.0
     """How much longer processing would have taken than the fetches did."""
     open: bool = False
@@ -130,7 +130,7 @@ class StoreStats:
     refusals: int
     """Puts and hand-outs answered with StoreFullError."""
     cancels: int
-    """Leases ended by `cancel`."""
+    """Leases ended by `cancel` and `cancel_all`."""
     more_hits_at_1_5x: int
     """Puts that would have been hits with 1.5 times the capacity, as the store estimates."""
     more_hits_at_2x: int

@@ -1,27 +1,37 @@
-"""Write-behind: a bounded queue of calls, and the thread that makes them."""
+"""Write-behind: a bounded queue of calls, and the thread that makes them.
+
+An interrupt of a caller leaves no lock taken. The locks are taken by `with` alone, and the thread waits for a
+`SimpleQueue`. Both are C, in which no signal handler runs; `threading.Condition` is Python.
+"""
 
 import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from queue import Empty, SimpleQueue
 
 from shmstore.errors import ShmStoreError
 
 __all__ = ["WriteBehind"]
 
 _log = logging.getLogger(__name__)
+_Answer = SimpleQueue[None]
+_END: _Answer = SimpleQueue()
 
 
 class WriteBehind:
     """Makes calls in a thread of its own; a full queue drops its oldest call and counts it.
 
-    `add` never waits. The thread starts with the first call. An error of a call is logged, and the thread goes on.
+    `add` and `wake` never wait. Whenever no call waits any more, the thread calls `idle`. It starts with the first call
+    or `wake`; if no thread can be started, calls are dropped. An error of a call is logged, and the thread goes on.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, idle: Callable[[], object] = lambda: None) -> None:
         self._calls: deque[Callable[[], object]] = deque(maxlen=limit)
-        self._changed = threading.Condition()
-        self._busy = False
+        self._idle = idle
+        self._wakes: SimpleQueue[_Answer | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._turn = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
         self.dropped = 0
@@ -32,47 +42,74 @@ class WriteBehind:
 
     def add(self, call: Callable[[], object]) -> None:
         """Append a call."""
-        with self._changed:
-            if self._closed:
+        with self._lock:
+            if not self._woken():
+                self.dropped += 1
                 return
             self.dropped += len(self._calls) == self._calls.maxlen
             self._calls.append(call)
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="shmstore-tier", daemon=True)
+
+    def wake(self) -> None:
+        """Let the thread make what waits, and call `idle`."""
+        with self._lock:
+            self._woken()
+
+    def _woken(self) -> bool:
+        if self._closed:
+            return False
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="shmstore-tier", daemon=True)
+            try:
                 thread.start()
-                self._thread = thread  # after its start, which may fail
-            self._changed.notify_all()
+            except RuntimeError:  # no thread is free; the next call tries again
+                return False
+            self._thread = thread
+        if self._wakes.empty():
+            self._wakes.put(None)
+        return True
 
     def flush(self, timeout: float) -> bool:
         """Wait until all calls have been made; return False if `timeout` seconds were not enough."""
-        with self._changed:
-            return self._changed.wait_for(lambda: self._closed or not (self._calls or self._busy), timeout)
+        answer: _Answer = SimpleQueue()
+        with self._lock:
+            if self._closed or self._thread is None:
+                return True
+            self._wakes.put(answer)
+        try:
+            answer.get(timeout=max(0.0, timeout))
+        except Empty:
+            return False
+        return True
 
     def close(self, timeout: float) -> None:
         """Make the calls that are queued, for `timeout` seconds at most, and drop the rest; idempotent."""
         self.flush(timeout)
-        with self._changed:
+        with self._lock:
+            self._closed = True
             self.dropped += len(self._calls)
             self._calls.clear()
-            self._closed = True
-            self._changed.notify_all()
+            self._wakes.put(_END)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout)
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closed or self._calls)
-                if not self._calls:
-                    return
-                call = self._calls.popleft()
-                self._busy = True
-            try:
-                call()
-            except ShmStoreError as error:  # for example, the store was closed meanwhile
-                _log.debug("an object is not offered: %s", error)
-            except Exception:
-                _log.exception("an object could not be offered")
-            del call
+        with self._turn:  # an interrupt of `start` may let a second thread come
+            while (answer := self._wakes.get()) is not _END:
+                while (call := self._next()) is not None:
+                    self._make(call)
+                self._make(self._idle)
+                if answer is not None:
+                    answer.put(None)
+            self._wakes.put(_END)  # for the second thread
+
+    def _next(self) -> Callable[[], object] | None:
+        with self._lock:  # `add` wakes before it appends
+            return self._calls.popleft() if self._calls else None
+
+    def _make(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except ShmStoreError as error:  # for example, the store was closed meanwhile
+            _log.debug("an object is not offered: %s", error)
+        except Exception:
+            _log.exception("an object could not be offered")

@@ -51,8 +51,11 @@ class Breaker:
             if self._thread or self._end.is_set() or (seconds < self._late and self._failures < self._limit):
                 return False
             thread = threading.Thread(target=self._try_again, name="shmstore-tier-probe", daemon=True)
-            thread.start()
-            self._thread = thread  # after its start, which may fail; the thread takes the lock before it ends
+            try:
+                thread.start()
+            except RuntimeError:  # no thread is free, and nobody could close it again; the next error tries again
+                return False
+            self._thread = thread  # the thread takes the lock before it ends
             return True
 
     def wait(self, timeout: float) -> bool:

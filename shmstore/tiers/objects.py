@@ -1,12 +1,13 @@
 """An object as a value of a tier: a head with its metadata, then its payload.
 
-    head:     magic (8) | payload bytes (8) | meta bytes (4) | extra bytes (4) | CRC of the payload (4)
+    head:     magic (8) | payload bytes (8) | moment (8) | meta bytes (4) | extra bytes (4) | CRC of the payload (4)
               | CRC of the key and of all before and behind (4) | meta | extra
     payload:  as in the store
 
 Both are spans of their own, so the payload goes straight from the arena of one host into the arena of another. `extra`
-is what a cache stores behind an item. Numbers are little-endian, and checksums are CRC-32C. A head or payload that does
-not verify is a miss, so an object is as it was put or it is not there.
+is what a cache stores behind an item. The moment is that of the offer, in ns since 1970 by the clock of its host.
+Numbers are little-endian, and checksums are CRC-32C. A head or payload that does not verify is a miss, so an object is
+as it was put or it is not there.
 """
 
 import struct
@@ -27,7 +28,7 @@ __all__ = ["Incoming", "serializer_of", "spans_of", "tier_key"]
 FORMAT = 1
 """Part of every key: a fleet with two formats reads its own only."""
 _MAGIC = b"shmtier" + bytes([FORMAT])
-_HEAD = struct.Struct("<8sQIII")
+_HEAD = struct.Struct("<8sQQIII")
 _CRC = struct.Struct("<I")
 _MAX_HEAD = 1 << 30
 _LONGEST = 200
@@ -61,7 +62,7 @@ def tier_key(key: str, scope: str | None, serializer: str, namespace: str = "") 
     return f"shmstore{FORMAT}:{serializer}:#{blake2b(whole.encode(), digest_size=32).hexdigest()}"
 
 
-def spans_of(writer: ObjectStoreWriter, key: str, scope: str | None, name: str) -> list[memoryview] | None:
+def spans_of(writer: ObjectStoreWriter, key: str, scope: str | None, name: str, moment: int) -> list[memoryview] | None:
     """Return head and payload of this writer's object, which is pinned while the payload is in use; None if absent."""
     packed = packed_key(key, scope)
     batch = writer._writer.new_batch()
@@ -71,7 +72,7 @@ def spans_of(writer: ObjectStoreWriter, key: str, scope: str | None, name: str) 
     except ObjectNotFoundError:
         return None
     payload = memoryview(hidden(buffer))
-    head = _HEAD.pack(_MAGIC, len(payload), len(meta), len(extra), crc32c(payload))
+    head = _HEAD.pack(_MAGIC, len(payload), moment, len(meta), len(extra), crc32c(payload))
     crc = crc32c(b"".join((name.encode(), head, meta, extra)))
     return [memoryview(b"".join((head, _CRC.pack(crc), meta, extra))), payload.toreadonly()]
 
@@ -84,18 +85,29 @@ class Incoming:
     """
 
     def __init__(
-        self, writer: ObjectStoreWriter, key: str, scope: str | None, name: str, wanted: Callable[[int], bool]
+        self,
+        writer: ObjectStoreWriter,
+        key: str,
+        scope: str | None,
+        name: str,
+        wanted: Callable[[int], bool],
+        valid: Callable[[int], bool],
     ) -> None:
         self._writer = writer
         self._key = packed_key(key, scope)
         self._name = name
         self._wanted = wanted
+        self._valid = valid
         self._head: bytearray | None = None
         self._crc = 0
         self._batch: Any = None
         self._payload: Any = None
         self.nbytes = 0
         """The size of the payload."""
+        self.moment = 0
+        """When it was offered."""
+        self.outdated = False
+        """Whether that moment was not `valid`."""
         self.declined = False
         """Whether `wanted` did not want it, or the store had no room."""
 
@@ -117,12 +129,15 @@ class Incoming:
 
     def _begin(self, size: int) -> bool:
         head = bytes(self._head or b"")
-        magic, nbytes, n_meta, n_extra, self._crc = _HEAD.unpack_from(head)
+        magic, nbytes, self.moment, n_meta, n_extra, self._crc = _HEAD.unpack_from(head)
         rest = _HEAD.size + _CRC.size
         if magic != _MAGIC or nbytes != size or n_meta + n_extra != len(head) - rest:
             return False
         (crc,) = _CRC.unpack_from(head, _HEAD.size)
         if crc != crc32c(b"".join((self._name.encode(), head[: _HEAD.size], head[rest:]))):
+            return False
+        if not self._valid(self.moment):
+            self.outdated = True
             return False
         if not self._wanted(nbytes):
             self.declined = True
@@ -137,10 +152,14 @@ class Incoming:
         self._payload = memoryview(hidden(batch.buffer(owner=batch)))
         return True
 
+    def verifies(self) -> bool:
+        """Return whether all bytes are there, and those that were put."""
+        return self._payload is not None and crc32c(self._payload) == self._crc
+
     def commit(self) -> bool:
-        """Publish the object, which can be handed out now; return False if its bytes are not those that were put."""
-        if self._payload is None or crc32c(self._payload) != self._crc:
-            return False
-        self._batch.commit()
-        self._batch.record.keep = 1
-        return True
+        """Publish the object, which can be handed out now; return False if its moment is not `valid` any more."""
+        self.outdated = not self._valid(self.moment)
+        if not self.outdated:
+            self._batch.commit()
+            self._batch.record.keep = 1
+        return not self.outdated

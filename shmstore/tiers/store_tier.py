@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from shmstore.bindings.hidden import hidden
@@ -27,14 +28,17 @@ _log = logging.getLogger(__name__)
 _MAX_QUEUE = 1 << 20
 _CLOSING = 5.0
 _PROBE = "shmstore:probe"
+_MAX_FORGOTTEN = 1 << 16
+_AT_ONCE = 1024
 
 
 class StoreTier:
     """The tier of a store, for the process that writes to it; no call raises what the tier does wrong.
 
     `bring` asks the tier, in the caller's thread. All other calls return at once. Owns `tier` and closes it, and not
-    the writer. Thread-safe. Stores find each other's objects if their `namespace` is the same, such as the version of a
-    model. At most `queue` offers wait. Raises TypeError for a writer whose serializer has no `format_name`.
+    the writer. Thread-safe; an interrupt of a call keeps no other waiting. Stores find each other's objects if their
+    `namespace` is the same, such as the version of a model. At most `queue` offers wait. Raises TypeError for a writer
+    whose serializer has no `format_name`.
     """
 
     def __init__(
@@ -56,11 +60,15 @@ class StoreTier:
         if (register := getattr(tier, "register", None)) is not None:
             data, offset = writer._writer.data()
             register(memoryview(hidden(data)), f"{DIRECTORY}/{writer.name}", offset)
-        self._breaker = Breaker(lambda: tier.has([_PROBE]), self._count)
+        self._breaker = Breaker(lambda: tier.has([_PROBE]), self._answered)
         self._costs = Costs(clock)
-        self._behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE))
+        self._behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_forgotten)
         self._lock = threading.Lock()
-        self._flights: dict[tuple[str, str | None], threading.Event] = {}
+        self._flights: dict[tuple[str, str | None], threading.Lock] = {}
+        self._moment = writer._writer.tier_cleared()
+        self._forgot_at = 0
+        self._forgotten: dict[str, int] = {}
+        """What the tier may still have, and when it was forgotten."""
         self._counts: dict[str, Any] = {}
         self._count()
 
@@ -70,20 +78,19 @@ class StoreTier:
         Callers that ask for one key at a time fetch it once. If the answer is False, the caller will process the item:
         the time until `offer` for it is what processing takes, and `bring` fetches only what takes less.
         """
-        flight, mine = (key, scope), threading.Event()
-        try:
-            other = self._flights.setdefault(flight, mine)
-            if other is not mine:
-                self._await(flight, other)
-                return self._writer.is_cached(key, scope=scope)
-            found = self._writer.is_cached(key, scope=scope)  # by the flight before
-            if not found:
-                self._ask(self._fetch, key, scope, self._name(key, scope))
-                found = self._writer.is_cached(key, scope=scope)
-        finally:
-            if self._flights.get(flight) is mine:
-                del self._flights[flight]
-                mine.set()
+        flight, mine = (key, scope), threading.Lock()
+        with mine:  # which ends in C, whatever interrupts this call: nobody waits for longer
+            try:
+                other = self._flights.setdefault(flight, mine)
+                if other is not mine:
+                    self._await(flight, other)
+                    return self._writer.is_cached(key, scope=scope)
+                found = self._writer.is_cached(key, scope=scope)  # by the flight before
+                if not found:
+                    self._ask(self._fetch, key, scope)
+                    found = self._writer.is_cached(key, scope=scope)
+            finally:
+                self._land(flight, mine)
         if not found:
             self._costs.missed(key)
         return found
@@ -93,19 +100,49 @@ class StoreTier:
         if self._flights and (other := self._flights.get((key, scope))) is not None:
             self._await((key, scope), other)
 
-    def _await(self, flight: tuple[str, str | None], other: threading.Event) -> None:
-        while self._flights.get(flight) is other and not other.wait(0.1):
-            pass  # an interrupt may have ended that flight before it could say so
+    def _await(self, flight: tuple[str, str | None], other: threading.Lock) -> None:
+        with other:
+            self._land(flight, other)  # an interrupt may have kept its owner from that
+
+    def _land(self, flight: tuple[str, str | None], held: threading.Lock) -> None:
+        if self._flights.get(flight) is held:
+            del self._flights[flight]
 
     def offer(self, key: str, *, scope: str | None = None) -> None:
         """Send an object that was just put, some time soon; the oldest of too many are dropped."""
         self._costs.processed(key)
-        self._behind.add(partial(self._offer, key, scope))
+        with self._lock:
+            moment = self._next_moment()
+        self._behind.add(partial(self._offer, key, scope, moment))
 
     def forget(self, keys: Iterable[str], *, scope: str | None = None) -> None:
-        """Remove these objects from the tier, some time soon, so that no other host fetches them."""
-        if names := [self._name(key, scope) for key in keys]:
-            self._behind.add(partial(self._ask, self._remove, names))
+        """Bring these objects no more, unless they are offered again; and remove them from the tier, some time soon.
+
+        They are removed once the tier answers. Call it before you delete them from the store.
+        """
+        names = [self._name(key, scope) for key in keys]
+        with self._lock:
+            self._forgot_at = self._next_moment()
+            self._forgotten.update(dict.fromkeys(names, self._forgot_at))
+            if (more := len(self._forgotten) - _MAX_FORGOTTEN) > 0:  # as after `clear`
+                for name in list(islice(self._forgotten, more)):
+                    del self._forgotten[name]
+                self._writer._writer.clear_tier(self._forgot_at)
+        if names:
+            self._behind.wake()
+
+    def clear(self) -> None:
+        """Bring nothing that was offered before, by any host; the same holds for all writers of the store.
+
+        The tier keeps it for the other hosts. Call it before you clear the store.
+        """
+        with self._lock:
+            self._writer._writer.clear_tier(self._next_moment())
+
+    def _next_moment(self) -> int:
+        """Return a moment after all that this object has returned, in ns; the lock is taken."""
+        self._moment = max(self._moment + 1, time.time_ns())
+        return self._moment
 
     def flush(self, timeout: float) -> bool:
         """Wait until all offers are sent; return False if `timeout` seconds were not enough."""
@@ -150,9 +187,6 @@ class StoreTier:
         begin = self._clock()
         try:
             answer = call(*arguments)
-        except TierFullError:
-            self._count(refused=1)
-            answer = False
         except Exception as error:
             if isinstance(error, ShmStoreError) and not isinstance(error, TierError):
                 raise  # the store's, which was closed
@@ -166,37 +200,72 @@ class StoreTier:
         self._breaker.succeeded()
         return answer
 
-    def _fetch(self, key: str, scope: str | None, name: str) -> bool:
-        begin = self._clock()
-        incoming = Incoming(self._writer, key, scope, name, self._costs.worth)
-        if not self._tier.fetch(name, incoming.into):
-            self._count(**{"declined" if incoming.declined else "damaged" if incoming.begun else "misses": 1})
+    def _fetch(self, key: str, scope: str | None) -> bool:
+        begin, begun_at, name = self._clock(), self._moment, self._name(key, scope)
+        if name in self._forgotten:
+            self._count(misses=1)
             return False
-        if not incoming.commit():
-            self._count(damaged=1)
+
+        def valid(moment: int) -> bool:
+            return moment > self._writer._writer.tier_cleared() and self._forgot_at <= begun_at
+
+        incoming = Incoming(self._writer, key, scope, name, self._costs.worth, valid)
+        if not self._tier.fetch(name, incoming.into) or not incoming.verifies():
+            missing = incoming.outdated or not incoming.begun
+            self._count(**{"declined" if incoming.declined else "misses" if missing else "damaged": 1})
+            return False
+        with self._lock:  # so that what `forget` and `clear` forbid is not in the store once they have returned
+            committed = incoming.commit()
+        if not committed:
+            self._count(misses=1)
             return False
         seconds = self._clock() - begin
         self._costs.fetched(incoming.nbytes, seconds)
         self._count(hits=1, hit_bytes=incoming.nbytes, saved_seconds=self._costs.saved(seconds))
         return True
 
-    def _offer(self, key: str, scope: str | None) -> None:
-        if not self._ask(self._send, key, scope, self._name(key, scope)):
+    def _offer(self, key: str, scope: str | None, moment: int) -> None:
+        if not self._ask(self._send, key, scope, moment):
             self._count(dropped=1)
 
-    def _send(self, key: str, scope: str | None, name: str) -> bool:
-        spans = spans_of(self._writer, key, scope, name)  # pinned until they are sent
+    def _send(self, key: str, scope: str | None, moment: int) -> bool:
+        name = self._name(key, scope)
+        spans = spans_of(self._writer, key, scope, name, moment)  # pinned until they are sent
         if spans is None:
             return False
         tags = {"serializer": self._serializer} | ({} if scope is None else {"scope": scope})
-        self._tier.offer(name, spans, tags)
+        try:
+            self._tier.offer(name, spans, tags)
+        except TierFullError:
+            self._count(refused=1)
+            return True
+        self._gone([name], moment)  # it has replaced what was forgotten
         self._count(offered=1, offered_bytes=len(spans[1]))
         return True
 
-    def _remove(self, names: list[str]) -> bool:
+    def _send_forgotten(self) -> None:
+        while self._forgotten and not self._breaker.open:
+            with self._lock:
+                names, moment = list(islice(self._forgotten, _AT_ONCE)), self._moment
+            if not self._ask(self._remove, names, moment):
+                return
+
+    def _remove(self, names: list[str], moment: int) -> bool:
         self._tier.forget(names)
+        self._gone(names, moment)
         self._count()
         return True
+
+    def _gone(self, names: list[str], moment: int) -> None:
+        """Note that the tier has nothing of these names that was forgotten up to that moment."""
+        with self._lock:
+            for name in names:
+                if self._forgotten.get(name, moment + 1) <= moment:
+                    del self._forgotten[name]
+
+    def _answered(self) -> None:
+        self._count()
+        self._behind.wake()
 
     def _name(self, key: str, scope: str | None) -> str:
         return tier_key(key, scope, self._serializer, self._namespace)

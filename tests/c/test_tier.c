@@ -87,9 +87,31 @@ static void a_writer_that_is_closed_leaves_its_successor_s_figures(void) {
     end();
 }
 
+static void what_one_writer_clears_all_see_and_successors_too(void) {
+    uint64_t seen = 1;
+    begin();
+    CHECK_EQ(SHMS_OK, shms_writer_tier_cleared(writers[0], &seen));
+    CHECK_EQ(0, seen);
+    CHECK_EQ(SHMS_OK, shms_writer_clear_tier(writers[1], 7));
+    CHECK_EQ(SHMS_OK, shms_writer_clear_tier(writers[0], 5));
+    for (int i = 0; i < WRITERS; i++) {
+        CHECK_EQ(SHMS_OK, shms_writer_tier_cleared(writers[i], &seen));
+        CHECK_EQ(7, seen);
+    }
+    shms_writer_free(writers[1]); /* like a process that dies */
+    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[1], name, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_tier_cleared(writers[0], &seen));
+    CHECK_EQ(7, seen);
+    shows(1, (shms_tier_figures){0});
+    CHECK_EQ(SHMS_ECLOSED, shms_writer_clear_tier(NULL, 9));
+    CHECK_EQ(SHMS_ECLOSED, shms_writer_tier_cleared(NULL, &seen));
+    end();
+}
+
 int main(void) {
     each_writer_shows_the_figures_of_its_own_tier();
     a_successor_starts_without_figures();
     a_writer_that_is_closed_leaves_its_successor_s_figures();
+    what_one_writer_clears_all_see_and_successors_too();
     return 0;
 }

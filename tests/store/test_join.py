@@ -524,6 +524,22 @@ def test_a_batch_that_is_undone_leaves_nothing_at_another_writers_object(three: 
     assert is_free(first)
 
 
+def test_what_a_protection_or_an_undone_batch_ends_is_no_cancel(three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    ref = first.put("k", 1)
+    with second.protect(["k"]):
+        assert second.stats().open_leases == 1
+    batch = second._writer.new_batch()
+    batch.hit(b"k")
+    batch.undo()
+    assert (second.stats().open_leases, second.stats().cancels) == (0, 0)
+    first.cancel(ref)
+    assert first.cancel_all() == 0
+    first.get_cached("k")
+    assert first.cancel_all() == 1
+    assert first.stats().cancels == 2
+
+
 def test_extra_bytes_of_anothers_object_are_there_for_who_was_handed_it(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     for key, extra in (("short", b"updates"), ("long", bytes(range(256)) * 40)):

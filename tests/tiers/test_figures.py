@@ -83,7 +83,11 @@ def test_each_call_to_the_tier_is_shown_at_once(stores: Stores) -> None:
     memory.fail = TierFullError()
     tier.offer("k")
     assert tier.flush(10)
-    shown(refused=1, dropped=1)
+    shown(refused=1)
+    memory.fail = None
+    tier.offer("gone")
+    assert tier.flush(10)
+    shown(dropped=1)
     memory.fail = late()
     for _ in range(3):
         tier.bring("absent")
@@ -112,10 +116,37 @@ def test_what_waits_is_shown_when_a_call_ends_and_the_end_shows_what_was_dropped
     tier.forget(["k0"])
     memory.waiting.set()
     assert tier.flush(10)
-    assert figures(writer) == TierStats(misses=1, offered=1, offered_bytes=0, dropped=3)
+    assert figures(writer) == TierStats(misses=1, offered=2, offered_bytes=0, dropped=2)
     tier._behind.dropped += 1
     tier.close()
-    assert figures(writer) == TierStats(misses=1, offered=1, offered_bytes=0, dropped=4)
+    assert figures(writer) == TierStats(misses=1, offered=2, offered_bytes=0, dropped=3)
+
+
+def test_offers_alone_are_queued_and_dropped_and_each_is_counted_once(stores: Stores) -> None:
+    writer, memory = stores.create(), MemoryTier()
+    tier = StoreTier(writer, memory, queue=4)
+    memory.pause = threading.Event()
+    for number in range(10):  # one is being sent, four wait, and five were dropped
+        writer.put(f"k{number}", number)
+        tier.offer(f"k{number}")
+        assert memory.waiting.wait(10)
+        tier.forget([f"other-{number}"])
+    assert (tier.stats().queued, tier.stats().dropped) == (4, 5)
+    writer.delete("k9")
+    memory.pause.set()
+    assert tier.flush(10)
+    memory.fail = TierFullError()
+    tier.offer("k1")
+    assert tier.flush(10)
+    memory.fail = late()
+    tier.offer("k2")
+    assert tier.flush(10)
+    stats = tier.stats()
+    assert (stats.offered, stats.refused, stats.dropped, stats.queued) == (4, 1, 7, 0)
+    assert (stats.errors, stats.skipped, stats.misses) == (1, 0, 0)
+    tier.close()
+    tier.offer("k3")
+    assert tier.stats().dropped == 8
 
 
 def test_older_figures_never_replace_newer_ones(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -119,16 +119,36 @@ def test_an_invalid_item_is_forgotten_by_the_tier(hosts: list[Host], memory: Mem
     assert there.processed == NAMES[:1]
 
 
-def test_a_cleared_cache_is_forgotten_by_the_tier(hosts: list[Host], memory: MemoryTier) -> None:
+def test_a_cleared_cache_processes_again_and_the_tier_keeps_it_for_other_hosts(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
     here, there = hosts
+    monkeypatch.setattr(here.tier._costs, "worth", lambda _: True)
     here.request(*NAMES)
     assert here.tier.flush(10)
     here.sender.clear_cache()
-    assert here.tier.flush(10)
-    assert memory.values == {}
+    there.request(*NAMES)
     here.request(*NAMES)
-    assert here.processed == NAMES * 2
-    assert there.processed == []
+    assert (here.processed, there.processed) == (NAMES * 2, [])
+    assert here.tier.flush(10)
+    there.sender.clear_cache()
+    there.request(*NAMES)
+    assert there.processed == NAMES, "its clear came after"
+
+
+def test_an_invalid_item_is_processed_again_though_the_tier_is_down(
+    hosts: list[Host], memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = hosts
+    monkeypatch.setattr(here.tier._costs, "worth", lambda _: True)
+    here.request(*NAMES)
+    assert here.tier.flush(10)
+    memory.fail = late()
+    here.sender.invalidate(NAMES[:2])
+    assert here.tier.flush(10)
+    memory.fail = None
+    here.request(*NAMES)
+    assert here.processed == NAMES + NAMES[:2]
 
 
 def test_a_put_waits_for_a_fetch_of_its_key_and_is_a_hit(hosts: list[Host], memory: MemoryTier) -> None:
@@ -172,8 +192,10 @@ def test_an_item_goes_inline_while_a_late_tier_may_still_write_it(memory: Memory
         assert not there.sender.is_cached_item(NAMES[0])
         output = there.sender.get_and_update_item((item, updates), NAMES[0])
         assert output[0] == item
-        assert (there.sender.inline_full, there.sender.make_stats().total) == (0, 1)
+        assert (there.sender.inline_full, there.sender.inline_late, there.sender.make_stats().total) == (0, 1, 1)
         kept.clear()
+        there.sender.clear_cache()
+        assert there.sender.inline_late == 0
         assert isinstance(there.sender.get_and_update_item((item, updates), NAMES[0])[0], ObjectRef)
 
 

@@ -1,8 +1,11 @@
 """`StoreTier` between two stores: what is offered comes back whole or not at all, and no error gets out."""
 
+import gc
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,8 +13,9 @@ import torch
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleSerde
 from shmstore.errors import ObjectExistsError, ObjectNotFoundError, TierFullError
-from shmstore.tiers import StoreTier, Tier
+from shmstore.tiers import StoreTier, Tier, behind, store_tier
 from shmstore.tiers.objects import tier_key
+from tests.interrupts import interrupted_at
 from tests.tiers.memory import MemoryTier, late
 
 PIXELS = torch.arange(5000).reshape(50, 100)
@@ -397,3 +401,257 @@ def test_the_view_of_a_writer_needs_a_protected_key(here: Side) -> None:
     here[0].put(KEY, VALUE)
     with pytest.raises(ObjectNotFoundError):
         here[0]._writer.look(KEY.encode(), None)
+
+
+def in_time(call: Callable[[], Any]) -> Any:
+    """Return what another thread gets, which must not wait without end."""
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(call()), daemon=True)
+    thread.start()
+    thread.join(10)
+    assert found, "it waits"
+    return found[0]
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("known", [False, True])
+def test_an_interrupted_bring_keeps_nobody_waiting(here: Side, memory: MemoryTier, exact: bool, known: bool) -> None:
+    if known:
+        put(here)
+    for number in itertools.count(1):
+        with store() as writer:
+            tier = StoreTier(writer, memory)
+            interrupted = interrupted_at(number, partial(tier.bring, KEY), store_tier.__file__, exact=exact)
+            gc.collect()  # the unfinished object
+            in_time(partial(tier.settle, KEY))
+            in_time(partial(tier.bring, KEY))
+            assert in_time(partial(tier.bring, KEY)) == known
+            assert tier._flights == {}
+            tier.close()
+        if not interrupted:
+            break
+    assert number > 10
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("call", ["offer", "forget", "clear", "flush"])
+@pytest.mark.parametrize("exact", [False, True])
+def test_another_thread_can_offer_after_an_interrupt(memory: MemoryTier, call: str, exact: bool, begun: bool) -> None:
+    arguments: list[Any] = {"offer": [KEY], "forget": [[KEY]], "clear": [], "flush": [10]}[call]  # type: ignore[assignment]
+    # Not in the start of a thread by Python, which leaves a thread behind.
+    files = [store_tier.__file__, behind.__file__] + [threading.__file__] * begun
+    for number in itertools.count(1):
+        with store() as writer:
+            tier = StoreTier(writer, memory)
+            if begun:
+                put((writer, tier))
+            interrupted = interrupted_at(number, partial(getattr(tier, call), *arguments), *files, exact=exact)
+            writer.put("next", VALUE)
+            in_time(partial(tier.offer, "next"))
+            assert in_time(partial(tier.flush, 10))
+            assert memory.values.pop(tier_key("next", None, "msgpack1"))
+            in_time(tier.close)
+            assert tier._behind._thread is not None
+            assert not tier._behind._thread.is_alive()
+        if not interrupted:
+            break
+    assert number > 1
+
+
+def test_a_second_thread_waits_for_the_first_and_ends_with_it(here: Side, memory: MemoryTier) -> None:
+    memory.pause = threading.Event()
+    here[0].put("first", VALUE)
+    here[1].offer("first")
+    assert memory.waiting.wait(10)
+    first, here[1]._behind._thread = here[1]._behind._thread, None  # as if `start` had been interrupted
+    assert first is not None
+    put_later = threading.Thread(target=put, args=(here, "second"))
+    put_later.start()
+    put_later.join(0.1)
+    assert memory.calls == ["offer"]
+    memory.pause.set()
+    put_later.join(10)
+    second = here[1]._behind._thread
+    here[1].close()
+    for thread in (first, second):
+        assert thread is not None
+        thread.join(10)
+        assert not thread.is_alive()
+    assert len(memory.values) == 2
+
+
+def test_where_no_thread_can_be_started_an_offer_is_dropped_and_an_error_a_miss(
+    here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    writer, tier = here
+    writer.put(KEY, VALUE)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        tier.offer(KEY)
+        tier.forget(["other"])
+        assert tier.flush(10)
+        memory.fail = late()
+        assert [tier.bring(f"k{number}") for number in range(4)] == [False] * 4
+        assert (tier.stats().dropped, tier.stats().queued, tier.stats().errors) == (1, 0, 4)
+        assert not tier.stats().open, "nobody would close it again"
+    memory.fail = None
+    tier.offer(KEY)
+    assert tier.flush(10)
+    assert tier.stats().offered == 1
+    assert memory.calls[-1] == "forget"
+
+
+def test_what_was_forgotten_is_not_brought_while_the_tier_does_not_forget_it(
+    here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, tier = here
+    monkeypatch.setattr(tier._costs, "worth", lambda _: True)
+    tier._breaker._first = 0.2
+    put(here)
+    put(here, "other")
+    memory.fail = late()
+    for number in range(3):
+        assert not tier.bring(f"k{number}")
+    tier.forget([KEY])
+    writer.clear()
+    assert tier.flush(10)
+    assert (tier.stats().open, tier.stats().skipped) == (True, 0)
+    memory.calls.clear()
+    kept = memory.values[NAME]
+    memory.fail = None
+    end = time.monotonic() + 10
+    while tier._forgotten and time.monotonic() < end:
+        time.sleep(0.01)
+    assert memory.calls.count("forget") == 1, "once the tier answers"
+    assert list(memory.values) == [tier_key("other", None, "msgpack1")]
+    assert tier.bring("other")
+    memory.values[NAME] = kept
+    tier._forgotten[NAME] = tier._moment  # as if it had failed
+    assert not tier.bring(KEY)
+    assert tier.stats().misses == 1
+    put(here)
+    writer.delete(KEY)
+    assert tier.bring(KEY), "what was offered again"
+
+
+def test_what_is_forgotten_again_while_the_tier_forgets_it_is_removed_again(here: Side) -> None:
+    class Again(MemoryTier):
+        def forget(self, keys: Sequence[str]) -> None:
+            super().forget(keys)
+            if len(self.calls) == 1:
+                tier.forget([KEY])
+
+    memory = Again()
+    tier = StoreTier(here[0], memory)
+    tier.forget([KEY])
+    assert tier.flush(10)
+    assert memory.calls == ["forget", "forget"]
+    tier.close()
+
+
+def test_an_offer_that_comes_after_a_forget_stays_and_one_before_goes(here: Side, memory: MemoryTier) -> None:
+    writer, tier = here
+    memory.pause = threading.Event()
+    put_first = threading.Thread(target=put, args=(here, "busy"))
+    put_first.start()
+    assert memory.waiting.wait(10)
+    for key in ("before", "after"):
+        writer.put(key, VALUE)
+    tier.offer("before")
+    tier.forget(["before", "after"])
+    tier.offer("after")
+    memory.pause.set()
+    put_first.join(10)
+    assert tier.flush(10)
+    assert sorted(memory.values) == sorted(tier_key(key, None, "msgpack1") for key in ("busy", "after"))
+
+
+@pytest.mark.parametrize("span", [0, 1])
+@pytest.mark.parametrize("what", ["forget", "clear"])
+def test_a_fetch_in_which_its_key_is_forgotten_is_a_miss(
+    here: Side, there: Side, memory: MemoryTier, what: str, span: int
+) -> None:
+    put(here)
+
+    class Interposed(MemoryTier):
+        def fetch(self, key: str, into: Any) -> bool:
+            for number, each in enumerate(memory.values[key]):
+                view = into(len(each))
+                if number == span:
+                    tier.clear() if what == "clear" else tier.forget([KEY])
+                    assert tier.flush(10)  # what was forgotten is confirmed before the object could be committed
+                if view is None:
+                    return False
+                view[:] = each
+            return True
+
+    tier = StoreTier(there[0], Interposed())
+    assert not tier.bring(KEY)
+    assert (tier.stats().misses, tier.stats().hits) == (1, 0)
+    assert not there[0].is_cached(KEY)
+    tier.close()
+
+
+def test_after_a_clear_no_writer_of_the_store_brings_what_was_offered_before(here: Side, memory: MemoryTier) -> None:
+    put(here)
+    put(here, "other")
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1, n_writers=2) as first:
+        second = ObjectStoreWriter.join(first.handle)
+        tiers = [StoreTier(writer, memory) for writer in (first, second)]
+        assert tiers[0].bring("other")
+        tiers[0].clear()
+        first.clear()
+        assert [tier.bring("other") for tier in tiers] == [False, False]
+        assert [tier.stats().misses for tier in tiers] == [1, 1]
+        tiers[1].close()
+        second.close(unlink=False)
+        second = ObjectStoreWriter.join(first.handle)
+        tiers[1] = StoreTier(second, memory)
+        assert not tiers[1].bring(KEY), "also after a restart"
+        here[1].offer(KEY)
+        assert here[1].flush(10)
+        assert [tier.bring(KEY) for tier in tiers] == [True, True]
+        for tier in tiers:
+            tier.close()
+        second.close(unlink=False)
+    assert len(memory.values) == 2
+
+
+def test_moments_go_on_if_the_clock_is_set_back(
+    here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, tier = here
+    tier.clear()
+    monkeypatch.setattr(time, "time_ns", lambda: 1)
+    put(here)
+    writer.delete(KEY)
+    assert tier.bring(KEY)
+    successor = StoreTier(writer, memory)
+    put((writer, successor), "other")
+    writer.delete("other")
+    assert successor.bring("other")
+    successor.close()
+
+
+def test_more_than_can_be_remembered_is_as_a_clear(
+    here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_tier, "_MAX_FORGOTTEN", 3)
+    writer, tier = here
+    for number in range(6):
+        put(here, f"k{number}")
+    memory.fail = late()
+    for number in range(3):
+        assert not tier.bring(f"absent-{number}")
+    for number in range(5):
+        tier.forget([f"k{number}"])
+    writer.clear()
+    assert len(tier._forgotten) == 3
+    memory.fail = None
+    assert tier._breaker.wait(10)
+    assert tier.flush(10)
+    assert sorted(memory.values) == sorted(tier_key(f"k{number}", None, "msgpack1") for number in (0, 1, 5))
+    assert [tier.bring(f"k{number}") for number in range(6)] == [False] * 6

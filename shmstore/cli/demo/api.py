@@ -271,7 +271,7 @@ class _Run:
         sizes = {one.mm_hash: one.nbytes for one in self._expected}
         lookups = self._cache.make_stats()
         evictions = self._entered - sum(self._cache.is_cached(list(sizes)))
-        inline = self._cache.inline_full + self._cache.inline_too_large
+        inline = self._cache.inline_full + self._cache.inline_too_large + self._cache.inline_late
         self._cache.clear_cache()  # the counts, too
         held_at_end = self._store_stat("objects")  # before the workers end and drop what they hold
         self._engine.send(Signal.FINISH)

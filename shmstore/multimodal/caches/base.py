@@ -137,9 +137,13 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
         @property
         def inline_too_large(self) -> int:
             """Number of items sent inline because they were too large for the store; 0 without a store."""
+
+        @property
+        def inline_late(self) -> int:
+            """Number of items sent inline because a tier that was given up may still write them; 0 without a tier."""
     else:  # not properties: a subclass may set an attribute of one of these names
         handle = writer = tier = None
-        inline_full = inline_too_large = 0
+        inline_full = inline_too_large = inline_late = 0
 
     def release(self, refs: Iterable[ReceiverInput[ItemT]]) -> int:
         """End the leases of a request that ended before it was read, and return their number; 0 without a store.

@@ -115,6 +115,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self._counts = HitCounter()
         self._inline_full = 0
         self._inline_too_large = 0
+        self._inline_late = 0
         try:
             _claim(writer, self)
             _compare_capacity(config, writer)
@@ -146,6 +147,11 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def inline_too_large(self) -> int:
         """Number of items sent inline because they were too large for the store."""
         return self._inline_too_large
+
+    @property
+    def inline_late(self) -> int:
+        """Number of items sent inline because a tier that was given up may still write them."""
+        return self._inline_late
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether None is enough as input; changes neither order nor counts. StoreClosedError after `close`.
@@ -198,7 +204,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         missed: list[type[ShmStoreError] | None] = []
         stored: list[str] = []
         total = len(mm_hashes)
-        misses = full = large = 0
+        misses = full = large = late = 0
         batch = native.batch()
         try:
             for mm_hash in mm_hashes:
@@ -224,6 +230,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                             outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
+                late = missed.count(ObjectNotFoundError)
             if self._writer._protections:
                 self._writer._unprotect(mm_hashes)
             if self._tier is not None:
@@ -232,9 +239,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]
-            if full or large:
+            if full or large or late:
                 self._inline_full += full
                 self._inline_too_large += large
+                self._inline_late += late
             batch.record.keep = 1
             if native._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 native.spare = batch
@@ -286,7 +294,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             self._warn(error, missed.count(type(error)))
             return self._inline(mm_item)
         except ObjectNotFoundError:  # a tier that was given up may still write an object of this key
-            missed.append(None)
+            missed.append(ObjectNotFoundError)
             return self._inline(mm_item)
         missed.append(None)
         if extra:  # else another host could not use it
@@ -329,14 +337,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Store these items again at their next input, because a worker has raised `CacheMissError` for them.
 
-        Also if another API server has stored them. A tier forgets them soon, if it can be reached.
+        Also if another API server has stored them. This server takes them from a tier no more, which removes them once
+        it answers.
         """
         hashes = [stored_key(mm_hash) for mm_hash in one_or_more(mm_hashes)]
+        if self._tier is not None:
+            self._tier.forget(hashes)
         with self._storing:
             for mm_hash in hashes:
                 self._writer.delete(mm_hash)
-        if self._tier is not None:
-            self._tier.forget(hashes)
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Mark the item as just used; ignore an absent one."""
@@ -346,16 +355,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts; an item that is being read stays until it has been read.
 
-        Also the items of other API servers. A tier forgets soon, if it can be reached, what this API server has stored
-        and still has. Another `tier_namespace` is the way to be sure.
+        Also the items of other API servers. What a tier has so far is used by no API server of this host any more, and
+        stays there for other hosts. `tier_namespace` is for changes of a processor or a model.
         """
-        forgotten = [] if self._tier is None else self._writer.keys()
+        if self._tier is not None:
+            self._tier.clear()
         with self._storing:
             self._writer.clear()
             self._counts.clear()
-            self._inline_full = self._inline_too_large = 0
-        if self._tier is not None:
-            self._tier.forget(forgotten)
+            self._inline_full = self._inline_too_large = self._inline_late = 0
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
