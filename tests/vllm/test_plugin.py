@@ -9,6 +9,7 @@ import pickle
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +42,7 @@ from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_ite
 from shmstore.integrations.vllm.receiver import ReceiverCache
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.sender import SenderCache
-from shmstore.integrations.vllm.shared import HANDLE, RUN, STORE
+from shmstore.integrations.vllm.shared import HANDLE, RUN, STORE, TIER
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from tests.support import segments
@@ -421,15 +422,19 @@ def test_two_processors_know_nothing_of_each_other(desk: Desk) -> None:
 # ---- both caches, without an engine
 
 
-def config(gib: float = 2**-10, workers: int = 1, most: int = 1, kind: str = "shm", **parallel: Any) -> Any:
+def config(
+    gib: float = 2**-10, workers: int = 1, most: int = 1, kind: str = "shm", name: str = "tiny", **parallel: Any
+) -> Any:
     """Return what the caches read of vLLM's configuration."""
     settings = SimpleNamespace(
         mm_processor_cache_gb=gib, mm_shm_cache_max_object_size_mb=most, mm_processor_cache_type=kind
     )
-    model = SimpleNamespace(get_multimodal_config=lambda: settings, supports_multimodal_inputs=True)
+    model = SimpleNamespace(
+        get_multimodal_config=lambda: settings, supports_multimodal_inputs=True, model=name, revision=None
+    )
     chosen = ParallelConfig()
-    for name, value in {"world_size": workers, **parallel}.items():
-        setattr(chosen, name, value)
+    for setting, value in {"world_size": workers, **parallel}.items():
+        setattr(chosen, setting, value)
     return SimpleNamespace(model_config=model, parallel_config=chosen)
 
 
@@ -533,6 +538,22 @@ def test_what_came_along_is_not_cleared_before_the_first_request(named: str, des
     second.clear_cache()
     assert not second.is_cached_item("a")
     second.close()
+
+
+def test_a_server_of_another_host_has_the_items_and_their_updates_by_the_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TIER, tmp_path.as_uri())
+    first, stranger, second = SenderCache(config()), SenderCache(config(name="another")), SenderCache(config())
+    first.get_and_update_item((item(*FIELDS), prompt_updates()), "a")
+    assert first._sender.tier.flush(10)
+    second.clear_cache()  # as vLLM does at its start
+    assert [True, False] == [second.is_cached_item("a"), stranger.is_cached_item("a")]
+    sent, updates = second.get_and_update_item(None, "a")
+    assert plain(prompt_updates()) == plain(updates)
+    assert same(item(*FIELDS), received(ReceiverCache(None, None), sent))
+    for cache in (first, second, stranger):
+        cache.close()
 
 
 def test_a_second_server_of_the_same_name_is_told_what_to_do(named: str) -> None:

@@ -10,6 +10,7 @@ from functools import cache
 from typing import Any
 
 from prometheus_client import REGISTRY
+from vllm import __version__
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
@@ -17,7 +18,7 @@ from vllm.utils.cache import CacheInfo
 from shmstore.errors import CacheMissError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases
-from shmstore.integrations.vllm.shared import HANDLE, STORE, engines, store_name
+from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, store_name
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
@@ -39,7 +40,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         register_items()
         self._named = bool(os.environ.get(STORE))
         self._sender = _make_sender(vllm_config, self._named)
-        self._is_shared = self.writer.n_writers > 1
+        self._has_others = self.writer.n_writers > 1 or self._sender.tier is not None
         self._requests_before = RequestLeases.total
         self._found: OrderedDict[str, list[Any]] = OrderedDict()
         # 0.13 never says that a request is merged: then what was found stays until 64 others are.
@@ -115,10 +116,10 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def clear_cache(self) -> None:
         """Forget all items and counts; what a request still needs stays until it is over.
 
-        A store that was taken over or is shared keeps its items until this server's first request: vLLM clears its
-        caches at its start.
+        Before this server's first request, what comes from others stays: a store that was taken over or is shared, and
+        a tier. vLLM clears its caches at its start.
         """
-        if not (self.writer.recovered or self._is_shared) or RequestLeases.total > self._requests_before:
+        if not (self.writer.recovered or self._has_others) or RequestLeases.total > self._requests_before:
             self._sender.clear_cache()
 
     def make_stats(self, *, delta: bool = False) -> Any:
@@ -133,7 +134,8 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
 
 
 def _make_sender(vllm_config: Any, named: bool) -> Any:
-    settings = vllm_config.model_config.get_multimodal_config()
+    model = vllm_config.model_config
+    settings = model.get_multimodal_config()
     parallel = vllm_config.parallel_config
     config = MultiModalCacheConfig(
         cache_type="shm",
@@ -144,6 +146,8 @@ def _make_sender(vllm_config: Any, named: bool) -> Any:
         api_process_count=parallel._api_process_count,
         shm_prefault=True,
         shm_name=store_name() if named or parallel._api_process_count > 1 else None,
+        tier_url=os.environ.get(TIER) or None,
+        tier_namespace=f"vllm {__version__} {model.model} {model.revision}",  # what an item depends on
     )
     types: CacheTypes[Any, Any] = CacheTypes(
         MultiModalKwargsItem, encode_updates=encode_updates, decode_updates=decode_updates

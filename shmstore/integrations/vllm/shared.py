@@ -22,12 +22,14 @@ from typing import Any
 
 from shmstore.files import DIRECTORY, PREFIX
 
-__all__ = ["HANDLE", "RUN", "STORE", "agree", "cache_type", "engines", "store_name"]
+__all__ = ["HANDLE", "RUN", "STORE", "TIER", "agree", "cache_type", "engines", "store_name"]
 
 STORE = "SHMSTORE_VLLM_STORE"
 """The variable with a name for the store, which then outlives its servers."""
 HANDLE = "SHMSTORE_VLLM_HANDLE"
 """The variable in which an API server leaves the store's handle for the engines that it starts."""
+TIER = "SHMSTORE_TIER"
+"""The variable with the URL of a tier, in which API servers of other hosts find what this one has processed."""
 RUN = "SHMSTORE_VLLM_RUN"
 """The variable with the name of a store without a chosen name, for the processes of one `vllm serve`."""
 
