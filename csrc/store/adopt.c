@@ -43,16 +43,16 @@ static const shms_index_line *lines_of(const struct shms_writer *w, uint32_t are
     return shms_segment_at(&w->seg, w->seg.layout.index_at, arena);
 }
 
-/* Begins to load the lines of all arenas: one wait instead of one for each. False if there is no other arena. */
-static bool fetch(const struct shms_writer *w, uint64_t hash) {
-    for (uint32_t a = 0; elsewhere(w) && a < w->seg.layout.n_writers; a++)
+/* One wait for the lines of all arenas, instead of one for each. */
+static void prefetch(const struct shms_writer *w, uint64_t hash) {
+    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++)
         shms_index_prefetch(&w->index, lines_of(w, a), hash);
-    return elsewhere(w);
 }
 
 bool shms_may_adopt(struct shms_writer *w, uint64_t hash) {
-    if (!fetch(w, hash))
+    if (!elsewhere(w))
         return false;
+    prefetch(w, hash);
     for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
         shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
         if (a != w->seg.arena && shms_candidates_next(&c) != SHMS_NONE)
@@ -62,8 +62,9 @@ bool shms_may_adopt(struct shms_writer *w, uint64_t hash) {
 }
 
 uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
-    if (!fetch(w, hash))
+    if (!elsewhere(w))
         return SHMS_NONE;
+    prefetch(w, hash);
     for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
         shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
         for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;) {
@@ -97,8 +98,9 @@ static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint3
 
 bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
     bool any = false;
-    if (!fetch(w, hash))
+    if (!elsewhere(w))
         return false;
+    prefetch(w, hash);
     for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
         shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
         for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;)

@@ -42,6 +42,8 @@ static uint32_t adopt(struct shms_writer *w, uint64_t hash, const char *key, uin
 }
 
 bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+    if (w->seg.layout.n_writers == 1)
+        return false;
     uint64_t hash = shms_key_hash(w, key, key_len);
     if (!shms_may_adopt(w, hash) || shms_find_live(w, hash, key, key_len) != SHMS_NONE || !shms_writer_has_numbers(w))
         return false;

@@ -523,6 +523,12 @@ static struct flock role_byte(int role) {
     return lock_bytes((uint64_t)(role >= 0 ? SHMS_MAX_WRITERS + role : SHMS_ROLE_WRITER - role), 1);
 }
 
+static void drop_lock(shms_segment *seg) {
+    if (seg->lock)
+        munmap(seg->lock, page_size());
+    seg->lock = NULL;
+}
+
 /* Takes the lock, and maps a page of the opening that keeps it. */
 static int lock_by_page(shms_segment *seg, int fd, int role) {
     struct flock fl = role_byte(role);
@@ -567,19 +573,10 @@ static bool held(const shms_segment *seg, struct flock fl) {
     return fcntl(seg->fd, F_OFD_GETLK, &fl) != 0 || fl.l_type != F_UNLCK || !is_segment_fd(seg, seg->fd);
 }
 
-static void wait_a_turn(void) { nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL); }
-
-/* Makes an arena writable whose last writer has ended. Waits for the processes that still write into its data for that
- * writer: they have these bytes locked, and end by themselves. */
-static int own_after_helpers(shms_segment *seg, uint32_t arena) {
+/* Does a process still write into an arena's data for its last writer, which has ended? It ends in a moment, too. */
+static bool is_filled(const shms_segment *seg, int w) {
     const shms_layout *l = &seg->layout;
-    struct flock data = lock_bytes(l->data_at + arena * l->data_stride, l->capacity);
-    for (int turn = 0; held(seg, data); turn++) {
-        if (turn == TURNS)
-            return SHMS_EWRITERACTIVE;
-        wait_a_turn();
-    }
-    return own(seg, arena);
+    return held(seg, lock_bytes(l->data_at + (uint64_t)w * l->data_stride, l->capacity));
 }
 
 int shms_segment_take(shms_segment *seg, int arena) {
@@ -591,11 +588,15 @@ int shms_segment_take(shms_segment *seg, int arena) {
     bool closing = true;
     for (int turn = 0; rc == SHMS_EWRITERACTIVE && closing && turn < TURNS; turn++) {
         if (turn)
-            wait_a_turn();
+            nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
         closing = false;
         for (int w = from; w < to && rc == SHMS_EWRITERACTIVE; w++) {
-            if ((rc = shms_segment_lock(seg, SHMS_ROLE_OF_WRITER(w))) == SHMS_OK)
-                return own_after_helpers(seg, (uint32_t)w);
+            if ((rc = shms_segment_lock(seg, SHMS_ROLE_OF_WRITER(w))) == SHMS_OK) {
+                if (!is_filled(seg, w))
+                    return own(seg, (uint32_t)w);
+                drop_lock(seg);
+                rc = SHMS_EWRITERACTIVE;
+            }
             closing |= is_closing(seg, w);
         }
     }
@@ -608,9 +609,7 @@ bool shms_segment_written(const shms_segment *seg) { return held(seg, lock_bytes
 
 void shms_segment_unlock(shms_segment *seg) {
     pthread_mutex_lock(&open_mutex); /* a forked child sees both or neither */
-    if (seg->lock)
-        munmap(seg->lock, page_size());
-    seg->lock = NULL;
+    drop_lock(seg);
     close_fd(seg);
     pthread_mutex_unlock(&open_mutex);
 }

@@ -14,8 +14,8 @@
  * - No descriptor of that opening stays open here. One mapped page keeps the lock; it cannot be read, and no child
  *   inherits it.
  * - So the lock ends with the process, not with its last child, and no stray close() ends it earlier.
- * - A process that writes into an arena's data for its writer, as a tier's client does, locks these bytes before. It is
- *   to end with the writer; a successor waits until it has.
+ * - A process that writes into an arena's data for its writer, as a tier's client does, locks these bytes first. It
+ *   ends when the writer dies. Until then nobody takes the arena over: a successor waits for a second, then fails.
  *
  * Another opening, `fd`, probes other processes' locks and holds none. Foreign code may close that descriptor, and its
  * number may then name another file. So the answer "free" counts only if the descriptor is still the segment's. In

@@ -415,6 +415,7 @@ int shms_writer_clear_tier(shms_writer *w, uint64_t moment) {
     if (rc)
         return rc;
     shms_set(&w->seg.writer->cleared, moment);
+    atomic_thread_fence(memory_order_seq_cst); /* who has stored an object before its deletion sees this, or it goes */
     return shms_writer_leave(w, SHMS_OK);
 }
 
@@ -423,6 +424,7 @@ int shms_writer_tier_cleared(shms_writer *w, uint64_t *out) {
     if (rc)
         return rc;
     *out = 0;
+    atomic_thread_fence(memory_order_seq_cst); /* pairs with shms_writer_clear_tier, after a commit */
     for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
         uint64_t moment = shms_get(&shms_segment_writer(&w->seg, a)->cleared);
         *out = moment > *out ? moment : *out;

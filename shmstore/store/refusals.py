@@ -86,7 +86,7 @@ def active(
 
     If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
     """
-    pids: list[int] = []
+    seen: list[dict[str, Any]] = []
     n_writers = 1
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
         first = inspector.facts()
@@ -96,7 +96,9 @@ def active(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
         arenas = range(n_writers) if arena == native.ANY_ARENA else [arena or 0]
-        pids = [facts["writer_pid"] for facts in map(inspector.facts, arenas) if facts["writer_alive"]]
+        seen = list(map(inspector.facts, arenas))
+    alive = [facts for facts in seen if facts["writer_alive"]]
+    pids = [facts["writer_pid"] for facts in alive]
     store, all_taken = f"store {shown(name)}", 1 < n_writers == len(pids)
     pids = [pid for pid in pids if pid]  # 0: it joins
     who = f": process{'es' if len(pids) > 1 else ''} {listed(pids)}" if pids else ""
@@ -109,6 +111,11 @@ def active(
         return WriterActiveError(
             f"all {n_writers} arenas (n_writers) of {store} have a living writer{who}",
             hint="close one of them, or create the store with a larger n_writers",
+        )
+    if seen and not alive:
+        return WriterActiveError(
+            f"no writer of {store} is alive, but a process that fetched for one is still ending",
+            hint=f"try again; if that does not help, `fuser {DIRECTORY}/{name}` names the process to end",
         )
     if len(pids) > 1:
         return WriterActiveError(f"the writers of {store} are alive{who}")

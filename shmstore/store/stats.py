@@ -68,7 +68,7 @@ class TierStats:
     dropped: int = 0
     """Offers that were given up: the queue was full, the object was evicted first, or the tier failed."""
     queued: int = 0
-    """Offers that wait now. Each offer ends in one of the three counts before."""
+    """Offers that wait now. Each ends as offered, refused or dropped."""
     saved_seconds: float = 0.0
     """How much longer processing would have taken than the fetches did."""
     open: bool = False

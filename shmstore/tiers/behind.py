@@ -7,7 +7,7 @@ An interrupt of a caller leaves no lock taken. The locks are taken by `with` alo
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from queue import Empty, SimpleQueue
 
 from shmstore.errors import ShmStoreError
@@ -22,13 +22,13 @@ _END: _Answer = SimpleQueue()
 class WriteBehind:
     """Makes calls in a thread of its own; a full queue drops its oldest call and counts it.
 
-    `add` and `wake` never wait. Whenever no call waits any more, the thread calls `idle`. It starts with the first call
+    `add` and `wake` never wait. The thread calls `between` before and after each. It starts with the first call
     or `wake`; if no thread can be started, calls are dropped. An error of a call is logged, and the thread goes on.
     """
 
-    def __init__(self, limit: int, idle: Callable[[], object] = lambda: None) -> None:
-        self._calls: deque[Callable[[], object]] = deque(maxlen=limit)
-        self._idle = idle
+    def __init__(self, limit: int, between: Callable[[], object] = lambda: None) -> None:
+        self._calls: deque[tuple[object, Callable[[], object]]] = deque(maxlen=limit)
+        self._between = between
         self._wakes: SimpleQueue[_Answer | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._turn = threading.Lock()
@@ -40,17 +40,24 @@ class WriteBehind:
     def __len__(self) -> int:
         return len(self._calls)  # the calls that wait
 
-    def add(self, call: Callable[[], object]) -> None:
-        """Append a call."""
+    def add(self, what: object, call: Callable[[], object]) -> None:
+        """Append a call about `what`."""
         with self._lock:
             if not self._woken():
                 self.dropped += 1
                 return
             self.dropped += len(self._calls) == self._calls.maxlen
-            self._calls.append(call)
+            self._calls.append((what, call))
+
+    def drop(self, whats: Container[object]) -> None:
+        """Drop the calls about these that wait, and count them."""
+        with self._lock:
+            kept = [each for each in self._calls if each[0] not in whats]
+            self.dropped += len(self._calls) - len(kept)
+            self._calls = deque(kept, self._calls.maxlen)
 
     def wake(self) -> None:
-        """Let the thread make what waits, and call `idle`."""
+        """Let the thread call `between`, and make what waits."""
         with self._lock:
             self._woken()
 
@@ -95,16 +102,17 @@ class WriteBehind:
     def _run(self) -> None:
         with self._turn:  # an interrupt of `start` may let a second thread come
             while (answer := self._wakes.get()) is not _END:
+                self._make(self._between)
                 while (call := self._next()) is not None:
                     self._make(call)
-                self._make(self._idle)
+                    self._make(self._between)
                 if answer is not None:
                     answer.put(None)
             self._wakes.put(_END)  # for the second thread
 
     def _next(self) -> Callable[[], object] | None:
-        with self._lock:  # `add` wakes before it appends
-            return self._calls.popleft() if self._calls else None
+        with self._lock:  # `add` wakes the thread, then appends: wait for that
+            return self._calls.popleft()[1] if self._calls else None
 
     def _make(self, call: Callable[[], object]) -> None:
         try:

@@ -231,8 +231,6 @@ class _Client:
         self._first = pairs[0][0]
         self._idle = [_Lane(self, ours, memory[i * staging :][:staging]) for i, (ours, _) in enumerate(pairs)]
         fds = [theirs.fileno() for _, theirs in pairs]
-        ends, life = os.pipe()
-        self._life = open(life, "wb", 0)  # noqa: SIM115 - closed when we die, however: that process ends at once then
         files = [region.fd for region in regions]
         more = {"places": [(each.fd, each.offset, each.memory.nbytes) for each in regions], "settings": settings}
         # One attempt to connect, and no longer than a call of ours: this process sees the end of ours only after it.
@@ -245,21 +243,19 @@ class _Client:
         try:
             self._process = subprocess.Popen(
                 # -P: our folder has a `mooncake` that would be imported for Mooncake's.
-                [sys.executable, "-P", _PROGRAM, json.dumps({"sockets": fds, "life": ends} | more)],
+                [sys.executable, "-P", _PROGRAM, json.dumps({"sockets": fds, "parent": os.getpid()} | more)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # Mooncake logs there; with MC_LOG_DIR it does so into files
-                pass_fds=[*fds, *files, ends],
+                pass_fds=[*fds, *files],
                 env=limits | os.environ,
                 process_group=0,  # Ctrl-C is for our process, which may still want to offer something
             )
         except OSError:
             for lane in self._idle:
                 lane.socket.close()
-            self._life.close()
             raise
         finally:
-            os.close(ends)
             for _, theirs in pairs:
                 theirs.close()
 
@@ -289,14 +285,12 @@ class _Client:
         self._drop_lanes()
         self._process.kill()
         self._process.wait()
-        self._life.close()
 
     def end(self, timeout: float) -> None:
         """Let the process end its calls and take leave of the master; kill it if that takes longer than `timeout`."""
         self._drop_lanes()
         try:
             self._process.wait(timeout)
-            self._life.close()
         except subprocess.TimeoutExpired:
             self.kill()
 

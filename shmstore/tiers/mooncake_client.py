@@ -10,6 +10,7 @@ import fcntl
 import json
 import mmap
 import os
+import select
 import socket
 import sys
 import threading
@@ -19,7 +20,7 @@ from typing import Any
 def main() -> None:
     """Connect, say so, and serve until the other end closes."""
     given = json.loads(sys.argv[1])
-    threading.Thread(target=_end_with, args=(given["life"],), daemon=True).start()
+    threading.Thread(target=_end_with, args=(given["parent"],), daemon=True).start()
     lanes = [socket.socket(fileno=fd) for fd in given["sockets"]]
     files = [_mapped(*place) for place in given["places"]]
     try:
@@ -37,8 +38,12 @@ def main() -> None:
     store.close()
 
 
-def _end_with(life: int) -> None:
-    os.read(life, 1)
+def _end_with(parent: int) -> None:
+    """End at once when that process has died; a child that it has forked lives on, so no pipe would tell."""
+    ended = select.poll()
+    ended.register(os.pidfd_open(parent), select.POLLIN)
+    if os.getppid() == parent:  # else it died before we looked
+        ended.poll()
     os._exit(1)  # the other process is dead, and a successor waits for the lock
 
 

@@ -156,10 +156,7 @@ class Incoming:
         """Return whether all bytes are there, and those that were put."""
         return self._payload is not None and crc32c(self._payload) == self._crc
 
-    def commit(self) -> bool:
-        """Publish the object, which can be handed out now; return False if its moment is not `valid` any more."""
-        self.outdated = not self._valid(self.moment)
-        if not self.outdated:
-            self._batch.commit()
-            self._batch.record.keep = 1
-        return not self.outdated
+    def commit(self) -> None:
+        """Publish the object, which can be handed out now."""
+        self._batch.commit()
+        self._batch.record.keep = 1

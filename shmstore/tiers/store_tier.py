@@ -29,7 +29,8 @@ _MAX_QUEUE = 1 << 20
 _CLOSING = 5.0
 _PROBE = "shmstore:probe"
 _MAX_FORGOTTEN = 1 << 16
-_AT_ONCE = 1024
+_AT_ONCE = 32
+"""How many objects one call removes: a slow tier is to do that within its time-out."""
 
 
 class StoreTier:
@@ -113,14 +114,16 @@ class StoreTier:
         self._costs.processed(key)
         with self._lock:
             moment = self._next_moment()
-        self._behind.add(partial(self._offer, key, scope, moment))
+        self._behind.add((key, scope), partial(self._offer, key, scope, moment))
 
     def forget(self, keys: Iterable[str], *, scope: str | None = None) -> None:
         """Bring these objects no more, unless they are offered again; and remove them from the tier, some time soon.
 
         They are removed once the tier answers. Call it before you delete them from the store.
         """
+        keys = list(keys)
         names = [self._name(key, scope) for key in keys]
+        self._behind.drop({(key, scope) for key in keys})  # one that is sent now is removed after it
         with self._lock:
             self._forgot_at = self._next_moment()
             self._forgotten.update(dict.fromkeys(names, self._forgot_at))
@@ -214,9 +217,9 @@ class StoreTier:
             missing = incoming.outdated or not incoming.begun
             self._count(**{"declined" if incoming.declined else "misses" if missing else "damaged": 1})
             return False
-        with self._lock:  # so that what `forget` and `clear` forbid is not in the store once they have returned
-            committed = incoming.commit()
-        if not committed:
+        incoming.commit()
+        if not valid(incoming.moment):  # asked after the commit: else who forgets or clears might not see the object
+            self._writer.delete(key, scope=scope)
             self._count(misses=1)
             return False
         seconds = self._clock() - begin
@@ -239,7 +242,6 @@ class StoreTier:
         except TierFullError:
             self._count(refused=1)
             return True
-        self._gone([name], moment)  # it has replaced what was forgotten
         self._count(offered=1, offered_bytes=len(spans[1]))
         return True
 
@@ -252,16 +254,12 @@ class StoreTier:
 
     def _remove(self, names: list[str], moment: int) -> bool:
         self._tier.forget(names)
-        self._gone(names, moment)
-        self._count()
-        return True
-
-    def _gone(self, names: list[str], moment: int) -> None:
-        """Note that the tier has nothing of these names that was forgotten up to that moment."""
         with self._lock:
             for name in names:
-                if self._forgotten.get(name, moment + 1) <= moment:
+                if self._forgotten.get(name, moment + 1) <= moment:  # not forgotten again meanwhile
                     del self._forgotten[name]
+        self._count()
+        return True
 
     def _answered(self) -> None:
         self._count()

@@ -105,7 +105,7 @@ static void an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dea
     open_all(1);
     uint64_t place[2];
     char path[64];
-    shms_writer_data(writers[1], place);
+    shms_writer_data(writers[0], place);
     snprintf(path, sizeof path, "/dev/shm/%s", name);
     pid_t helper = fork();
     if (helper == 0) {
@@ -119,10 +119,11 @@ static void an_arena_is_not_taken_while_a_process_still_writes_there_for_its_dea
     shms_writer *w;
     for (int i = 0; i < 2; i++)
         shms_writer_free(writers[i]);
-    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&w, name, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[0], name, 0, NULL)); /* nobody writes there */
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_join(&w, name, 0, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[1], name, SHMS_ANY_ARENA, NULL)); /* nobody writes there */
+    CHECK_EQ(1, shms_writer_arena(writers[1]));
     CHECK(kill(helper, SIGKILL) == 0 && waitpid(helper, &status, 0) == helper);
-    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[1], name, 1, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[0], name, 0, NULL));
     close_all(1);
 }
 

@@ -25,6 +25,7 @@ from shmstore import (
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
+from shmstore.bindings.hidden import hidden
 from shmstore.bindings.inspect import probe
 from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect import verify
@@ -710,6 +711,29 @@ def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
     stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
     assert 2 == len(seen)  # left alone once; removed when nobody was creating it
     assert 1 == len(set(seen))
+
+
+def test_an_arena_into_which_a_process_still_writes_is_left_to_it(name: str, stores: Stores) -> None:
+    """As a client of a tier does, which ends an instant after its writer."""
+    dead = ObjectStoreWriter.create(name, **OPTIONS, n_writers=2)
+    data, offset = dead._writer.data()
+    locked, end = Signal(), Signal()
+
+    def helper() -> None:
+        with (SHM / name).open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_SH, memoryview(hidden(data)).nbytes, offset)
+            locked.send()
+            end.wait()
+
+    child = Child(helper)
+    locked.wait()
+    dead.close(unlink=False)
+    with raises(WriterActiveError, [name, "no writer"], ["fuser"]):
+        ObjectStoreWriter.join(name, 0)
+    assert 1 == join(stores, name).index
+    end.send()
+    child.join()
+    assert 0 == join(stores, name).index
 
 
 def open_and_close(name: str, rounds: int) -> None:

@@ -107,7 +107,7 @@ def test_what_waits_is_shown_when_a_call_ends_and_the_end_shows_what_was_dropped
     tier = StoreTier(writer, memory, queue=2)
     for number in range(4):
         writer.put(f"k{number}", number)
-    tier._behind.add(lambda: memory.waiting.wait(10))
+    tier._behind.add("wait", lambda: memory.waiting.wait(10))
     assert soon(lambda: not len(tier._behind))
     for number in range(4):
         tier.offer(f"k{number}")

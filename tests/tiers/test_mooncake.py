@@ -369,11 +369,13 @@ def test_a_span_that_waits_for_its_memory_leaves_the_lane_to_others(
     assert tier.fetch(key, into)
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in a call"])
-def test_the_client_ends_with_a_process_that_is_killed(servers: MooncakeServers, busy: bool) -> None:
+@pytest.mark.parametrize("state", ["idle", "in a call", "with a child that lives on"])
+def test_the_client_ends_with_a_process_that_is_killed(servers: MooncakeServers, state: str) -> None:
+    busy = state == "in a call"
     program = (
         "import sys; from tests.tiers.test_mooncake import *; tier = MooncakeTier(sys.argv[1], timeout=PATIENT);"
-        "connected(tier); print(*children(), flush=True); sys.stdin.readline(); tier.has(['a'])"
+        "connected(tier); print(*children(), flush=True);"
+        f"child = {'os.fork()' if 'child' in state else 1}; sys.stdin.readline(); child and tier.has(['a'])"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, servers.address], stdin=subprocess.PIPE, stdout=subprocess.PIPE

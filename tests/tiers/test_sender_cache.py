@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
@@ -149,6 +150,25 @@ def test_an_invalid_item_is_processed_again_though_the_tier_is_down(
     memory.fail = None
     here.request(*NAMES)
     assert here.processed == NAMES + NAMES[:2]
+
+
+def test_what_is_stored_and_offered_comes_before_a_clear_or_after_it(
+    hosts: list[Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an old item would have a moment after the clear, and be brought again."""
+    here, _ = hosts
+    free: list[bool] = []
+
+    def look(*_: Any) -> None:
+        with ThreadPoolExecutor(1) as other:
+            free.append(other.submit(here.sender._storing.acquire, False).result())
+
+    for name in ("offer", "forget", "clear"):
+        monkeypatch.setattr(here.tier, name, look)
+    here.request("a")
+    here.sender.invalidate("a")
+    here.sender.clear_cache()
+    assert [False] * 3 == free
 
 
 def test_a_put_waits_for_a_fetch_of_its_key_and_is_a_hit(hosts: list[Host], memory: MemoryTier) -> None:

@@ -14,7 +14,7 @@ import torch
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleSerde
 from shmstore.errors import ObjectExistsError, ObjectNotFoundError, TierFullError
 from shmstore.tiers import StoreTier, Tier, behind, store_tier
-from shmstore.tiers.objects import tier_key
+from shmstore.tiers.objects import Incoming, tier_key
 from tests.interrupts import interrupted_at
 from tests.tiers.memory import MemoryTier, late
 
@@ -501,7 +501,7 @@ def test_where_no_thread_can_be_started_an_offer_is_dropped_and_an_error_a_miss(
     tier.offer(KEY)
     assert tier.flush(10)
     assert tier.stats().offered == 1
-    assert memory.calls[-1] == "forget"
+    assert memory.calls[-2:] == ["forget", "offer"]
 
 
 def test_what_was_forgotten_is_not_brought_while_the_tier_does_not_forget_it(
@@ -567,6 +567,61 @@ def test_an_offer_that_comes_after_a_forget_stays_and_one_before_goes(here: Side
     put_first.join(10)
     assert tier.flush(10)
     assert sorted(memory.values) == sorted(tier_key(key, None, "msgpack1") for key in ("busy", "after"))
+
+
+def test_what_is_forgotten_does_not_wait_for_the_offers_that_wait(here: Side, memory: MemoryTier) -> None:
+    writer, tier = here
+    memory.pause = threading.Event()
+    put_first = threading.Thread(target=put, args=(here, "busy"))
+    put_first.start()
+    assert memory.waiting.wait(10)
+    for number in range(3):
+        writer.put(f"k{number}", VALUE)
+        tier.offer(f"k{number}")
+    tier.forget(["gone"])
+    memory.pause.set()
+    put_first.join(10)
+    assert tier.flush(10)
+    assert memory.calls == ["offer", "forget", "offer", "offer", "offer"]
+
+
+def test_many_are_forgotten_in_calls_that_a_slow_tier_ends_in_time(here: Side) -> None:
+    sizes = []
+
+    class Counting(MemoryTier):
+        def forget(self, keys: Sequence[str]) -> None:
+            sizes.append(len(keys))
+
+    tier = StoreTier(here[0], Counting())
+    tier.forget([str(number) for number in range(100)])
+    assert tier.flush(10)
+    assert sizes == [32, 32, 32, 4]
+    tier.close()
+
+
+@pytest.mark.parametrize("what", ["forget", "clear"])
+def test_an_object_that_is_committed_while_another_writer_clears_does_not_stay(
+    here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Its clear finds no object yet, and the fetch that commits it had looked for a clear before."""
+    put(here)
+    commit = Incoming.commit
+
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1, n_writers=2) as first:
+        second = ObjectStoreWriter.join(first.handle)
+        tiers = [StoreTier(writer, memory) for writer in (first, second)]
+
+        def commit_later(self: Incoming) -> None:
+            tiers[0].forget([KEY]) if what == "forget" else tiers[1].clear()
+            first.delete(KEY) if what == "forget" else second.clear()
+            commit(self)
+
+        monkeypatch.setattr(Incoming, "commit", commit_later)
+        assert not tiers[0].bring(KEY)
+        assert [False, False] == [writer.is_cached(KEY) for writer in (first, second)]
+        for tier in tiers:
+            tier.close()
+        second.close(unlink=False)
 
 
 @pytest.mark.parametrize("span", [0, 1])

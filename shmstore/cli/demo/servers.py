@@ -1,6 +1,6 @@
 """Servers of tiers: Redis, and a Mooncake Store. The tests start theirs here, too.
 
-A server ends with the process that has started it, whatever ends that one.
+A server ends with the thread that has started it, so also with a process that is killed.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ def free_port(address: str = LOOPBACK) -> int:
 def start(command: Sequence[str], ready: str) -> subprocess.Popen[bytes]:
     """Start a server, and return when it has said `ready`. DemoError with its last words if it ends before."""
     with tempfile.TemporaryFile() as output:  # not a pipe, which would be full at some time
-        with interrupts_held_back():  # held back in the server, too, which inherits that
-            server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                preexec_fn=_end_with_this_process,
-            )
+        server: subprocess.Popen[bytes] | None = None
         try:
+            with interrupts_held_back():  # held back in the server, too, which inherits that
+                server = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=_end_with_this_thread,
+                )
             deadline = time.monotonic() + _READY_S
             while True:
                 is_over = server.poll() is not None or time.monotonic() > deadline  # before the look
@@ -56,7 +57,8 @@ def start(command: Sequence[str], ready: str) -> subprocess.Popen[bytes]:
                     raise DemoError(f"the server `{' '.join(command)}` did not get ready: {last}")
                 time.sleep(0.02)
         except BaseException:
-            end(server)
+            if server is not None:
+                end(server)
             raise
 
 
@@ -66,7 +68,7 @@ def end(server: subprocess.Popen[bytes]) -> None:
     server.wait()
 
 
-def _end_with_this_process() -> None:
+def _end_with_this_thread() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

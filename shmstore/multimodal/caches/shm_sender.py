@@ -228,14 +228,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                     for at, mm_hash in enumerate(mm_hashes):
                         if outputs[at] is None:
                             outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
+                    if self._tier is not None:  # here: what is stored before a clear is offered before it
+                        late = missed.count(ObjectNotFoundError)
+                        for mm_hash in stored:  # if this batch is undone, what the tier has is no less right
+                            self._tier.offer(mm_hash)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
-                late = missed.count(ObjectNotFoundError)
             if self._writer._protections:
                 self._writer._unprotect(mm_hashes)
-            if self._tier is not None:
-                for mm_hash in stored:  # if this batch is undone, what the tier has is no less right
-                    self._tier.offer(mm_hash)
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]
@@ -341,9 +341,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         it answers.
         """
         hashes = [stored_key(mm_hash) for mm_hash in one_or_more(mm_hashes)]
-        if self._tier is not None:
-            self._tier.forget(hashes)
         with self._storing:
+            if self._tier is not None:
+                self._tier.forget(hashes)
             for mm_hash in hashes:
                 self._writer.delete(mm_hash)
 
@@ -358,9 +358,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         Also the items of other API servers. What a tier has so far is used by no API server of this host any more, and
         stays there for other hosts. `tier_namespace` is for changes of a processor or a model.
         """
-        if self._tier is not None:
-            self._tier.clear()
         with self._storing:
+            if self._tier is not None:
+                self._tier.clear()
             self._writer.clear()
             self._counts.clear()
             self._inline_full = self._inline_too_large = self._inline_late = 0
