@@ -728,11 +728,13 @@ def test_an_arena_into_which_a_process_still_writes_is_left_to_it(name: str, sto
     child = Child(helper)
     locked.wait()
     dead.close(unlink=False)
-    with raises(WriterActiveError, [name, "no writer"], ["fuser"]):
-        ObjectStoreWriter.join(name, 0)
-    assert 1 == join(stores, name).index
-    end.send()
-    child.join()
+    try:
+        with raises(WriterActiveError, [name, "no writer"], ["fuser"]):
+            ObjectStoreWriter.join(name, 0)
+        assert 1 == join(stores, name).index
+    finally:
+        end.send()
+        child.join()
     assert 0 == join(stores, name).index
 
 
