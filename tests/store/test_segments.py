@@ -513,6 +513,7 @@ FREE_FIELDS = [
     "drops",
     "more",
     "tier",
+    "cleared",
     "reserved",
 ]
 # Some of their values contradict what is stored; the others can be any.
