@@ -16,6 +16,7 @@ PAGES = {
     "store.md": "shmstore",
     "serde.md": "shmstore.serde",
     "multimodal.md": "shmstore.multimodal",
+    "tiers.md": "shmstore.tiers",
     "scheduler.md": "shmstore.scheduler",
     "metrics.md": "shmstore.metrics",
 }
