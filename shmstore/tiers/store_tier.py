@@ -170,7 +170,7 @@ class StoreTier:
         self._breaker.close()
         try:
             self._tier.close()
-        except TierError as error:
+        except Exception as error:  # a back end may raise anything
             _log.warning("the tier could not be closed: %s", error)
         self._count()
 

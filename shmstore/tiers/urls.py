@@ -3,6 +3,7 @@
 No error of this module has a part of the URL that may be a password: it names options and shows wrong numbers.
 """
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
@@ -57,11 +58,14 @@ def _split(url: str) -> SplitResult:
         raise TypeError(f"url must be a str, not {kind_of(url)}")
     try:
         parts = urlsplit(url)
-        _ = parts.port
     except ValueError:  # its message has a part of the URL
         parts = None
     if parts is None or parts.fragment or "@" in parts.query or (parts.scheme != "file" and "@" in parts.path):
         raise ValueError("the URL of a tier cannot be read: write @ / ? # : % of user, password and options as %XX")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("the port in the URL of a tier must be a number from 1 to 65535") from None
     return parts
 
 
@@ -88,6 +92,8 @@ def _resp(parts: SplitResult, options: dict[str, Any]) -> Tier:
         raise _missing(parts.scheme, "redis") from error
     if not (parts.path if parts.scheme == "unix" else parts.hostname):
         raise ValueError(f"the URL must name a server, such as {parts.scheme}://{_RESP_EXAMPLES[parts.scheme]}")
+    if parts.scheme != "unix" and re.fullmatch("(/[0-9]*)?", parts.path) is None:  # redis-py would ignore it
+        raise ValueError(f"the path of the URL must be the number of a database, such as {parts.scheme}://host:6379/1")
     ours = {name: options.pop(name) for name in ("timeout", "expire", "connections") if name in options}
     query = f"?{urlencode(options)}" if options else ""
     return RespTier(f"{parts.scheme}://{parts.netloc}{parts.path}{query}", **ours)

@@ -228,7 +228,14 @@ def test_images_that_are_processed_again_are_a_failure_unless_the_tier_was_kille
             ["--hosts", "2", "--kill", "api"],
             "--kill api is not for two hosts: use --kill tier --tier redis or mooncake",
         ),
-        (["--hosts", "2", "--kill", "tier"], "use --kill tier --tier redis"),
+        *(
+            (
+                ["--hosts", "2", "--kill", "tier", *tier],
+                "--kill tier needs servers that the demo has started: use --tier",
+            )
+            for tier in ([], ["--tier", "redis://host"])
+        ),
+        (["--hosts", "2", "--tier", "foo"], "--tier must be redis, mooncake or a URL, not 'foo'"),
         (["--kill", "tier"], "--kill tier needs a process of this run: use api, engine, worker"),
     ],
 )

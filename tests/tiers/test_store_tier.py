@@ -327,6 +327,18 @@ def test_a_mistake_of_a_back_end_is_a_miss(there: Side, memory: MemoryTier, capl
     assert "back end" in caplog.text
 
 
+@pytest.mark.parametrize("error", [late(), ZeroDivisionError("no")])
+def test_an_error_of_close_is_logged(
+    here: Side, memory: MemoryTier, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    def close() -> None:
+        raise error
+
+    memory.close = close  # type: ignore[method-assign]
+    here[1].close()
+    assert f"could not be closed: {error}" in caplog.text
+
+
 def test_what_processing_beats_is_left_there(here: Side, memory: MemoryTier) -> None:
     class Clock:
         now = 0.0

@@ -12,6 +12,7 @@ from shmstore.errors import TierError
 from shmstore.tiers import Into
 from shmstore.tiers.directory import DirectoryTier
 from tests.inspect.cases import piped
+from tests.tiers.memory import MemoryTier
 from tests.tiers.redis_server import RedisServer
 
 SMALL = ("--sizes", "1K,100KiB", "--count", "3")
@@ -62,6 +63,19 @@ def test_a_url_that_means_nothing_is_a_problem_and_its_password_is_not_shown() -
             ran = piped("tier", "check", url, *options)
             assert (1, False) == (ran.status, "SECRET" in ran.out + ran.err), ran
             assert ran.err.startswith("shmstore tier: ")
+
+
+@pytest.mark.parametrize(("scheme", "password"), [("redis", True), ("mooncake", False)])
+@pytest.mark.parametrize(("error", "timeout"), [("host did not answer in time", True), ("it has ended", False)])
+def test_a_hint_names_what_may_be_wrong(
+    scheme: str, password: bool, error: str, timeout: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = MemoryTier()
+    memory.fail = TierError(error)
+    monkeypatch.setattr(command, "open_tier", lambda _: memory)
+    monkeypatch.setattr(command, "_CONNECTS_IN", 0)
+    ran = piped("tier", "check", f"{scheme}://host:1", *SMALL)
+    assert (1, password, timeout) == (ran.status, "password" in ran.err, "?timeout=" in ran.err), ran.err
 
 
 class Wrong(DirectoryTier):

@@ -152,7 +152,9 @@ def _run(arguments: argparse.Namespace) -> int:
         problem = str(error)
     except TierError as error:
         if error.hint == TierError.default_hint:  # it says to run this command
-            error.hint = "look whether its server runs, and at host, port and password of the URL"
+            named = "host and port" if url.startswith("mooncake:") else "host, port and password"
+            more = "; or give it more time with the option ?timeout=SECONDS" if "in time" in str(error) else ""
+            error.hint = f"look whether its server runs, and at {named} of the URL{more}"
         problem = str(error)
     url = shown_url(url)
     if arguments.json:

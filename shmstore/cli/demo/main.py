@@ -34,6 +34,7 @@ from shmstore.cli.demo.records import HOSTS, KILLABLE, MAX_WORKERS, TIER, DemoRe
 from shmstore.cli.demo.report import print_fleet, print_report
 from shmstore.cli.demo.supervisor import DemoError, Observer, run_mode
 from shmstore.cli.demo.tier_server import SERVERS
+from shmstore.errors import shown
 
 ALL = "all"
 MAX_FLEET = 16
@@ -164,6 +165,9 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     if settings.tier is not None and settings.hosts == 1:
         return complain("demo", "--tier is between hosts: use --hosts 2", EXIT_USAGE)
+    if settings.tier is not None and settings.tier not in SERVERS and settings.tier.isalnum():
+        words = ", ".join(SERVERS)
+        return complain("demo", f"--tier must be {words} or a URL, not {shown(settings.tier)}", EXIT_USAGE)
     if settings.workers * settings.engines * settings.hosts > MAX_WORKERS:
         product = "--workers times --engines" + (" times --hosts" if settings.hosts > 1 else "")
         return complain("demo", f"{product} must be at most {MAX_WORKERS}", EXIT_USAGE)
@@ -192,9 +196,10 @@ def _run(arguments: argparse.Namespace) -> int:
 def _misfit(arguments: argparse.Namespace, settings: RunSettings) -> str | None:
     """Return which option does not go with --kill, and what to do; None if all do."""
     if settings.hosts > 1:
-        if arguments.kill == TIER and settings.tier in SERVERS:
-            return None
-        return f"is not for two hosts: use --kill {TIER} --tier {' or '.join(SERVERS)}"
+        started = f"--tier {' or '.join(SERVERS)}"
+        if arguments.kill != TIER:
+            return f"is not for two hosts: use --kill {TIER} {started}"
+        return None if settings.tier in SERVERS else f"needs servers that the demo has started: use {started}"
     kind, colon, number = arguments.kill.partition(":")
     there = {"api": settings.api_servers, "engine": settings.engines, "worker": settings.engines * settings.workers}
     if kind not in there or (colon and (not settings.is_fleet or number not in map(str, range(there[kind])))):
