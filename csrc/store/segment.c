@@ -594,7 +594,9 @@ int shms_segment_take(shms_segment *seg, int arena) {
             if ((rc = shms_segment_lock(seg, SHMS_ROLE_OF_WRITER(w))) == SHMS_OK) {
                 if (!is_filled(seg, w))
                     return own(seg, (uint32_t)w);
+                pthread_mutex_lock(&open_mutex); /* no fork comes in between */
                 drop_lock(seg);
+                pthread_mutex_unlock(&open_mutex);
                 rc = SHMS_EWRITERACTIVE;
             }
             closing |= is_closing(seg, w);
