@@ -27,13 +27,15 @@ _log = logging.getLogger(__name__)
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.01, 0.25
 _NO_FILES_PAUSE = 0.1
 _CLOSING = 5.0
+_Held = dict[tuple[str, str | None], ObjectRef]
+"""What a worker has got: a reference for each key, so that a worker that repeats itself takes one lease."""
 
 
 class Relay:
     """Listens at `path` for the workers of a host, and answers them from `tier`, which is the tier of `writer`.
 
     The socket is for processes of this user alone. Owns neither tier nor writer; close them after it. Raises
-    FileExistsError if another relay listens there, and OSError if the socket cannot be made.
+    FileExistsError if the path is taken, and OSError if the socket cannot be made.
     """
 
     def __init__(self, writer: ObjectStoreWriter, tier: StoreTier, path: str | os.PathLike[str]) -> None:
@@ -57,7 +59,12 @@ class Relay:
                     continue
                 thread = threading.Thread(target=self._converse, args=(connection,), name="relay", daemon=True)
                 self._connections[thread] = connection
-                thread.start()
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    _log.warning("a worker is refused: %s", error)
+                    del self._connections[thread]
+                    connection.close()
         finally:
             self.close()
 
@@ -83,7 +90,7 @@ class Relay:
             thread.join(max(0.0, end - time.monotonic()))
 
     def _converse(self, connection: socket.socket) -> None:
-        held: list[ObjectRef] = []
+        held: _Held = {}
         try:
             while own_user(connection) and (message := connection.recv(MAX_REQUEST + 1)):
                 if message == DONE:
@@ -104,22 +111,22 @@ class Relay:
             connection.close()
             del self._connections[threading.current_thread()]
 
-    def _end(self, held: list[ObjectRef]) -> None:
+    def _end(self, held: _Held) -> None:
         with suppress(StoreClosedError):
             while held:
-                self._writer.cancel(held.pop())
+                self._writer.cancel(held.popitem()[1])
 
-    def _answer(
-        self, connection: socket.socket, held: list[ObjectRef], key: str, scope: str | None, seconds: float
-    ) -> bytes:
+    def _answer(self, connection: socket.socket, held: _Held, key: str, scope: str | None, seconds: float) -> bytes:
         """Return the answer to a request; `held` gets the reference. Give up if the worker goes."""
+        if (key, scope) in held:
+            return FOUND + held[key, scope].to_bytes()
         end = time.monotonic() + seconds
         pause = _FIRST_PAUSE
         while True:
             with suppress(ObjectNotFoundError, StoreFullError):  # evicted just now; no lease is free
                 if self._tier.bring(key, scope=scope):
-                    held.append(self._writer.get_cached(key, hold=True, scope=scope))
-                    return FOUND + held[-1].to_bytes()
+                    held[key, scope] = self._writer.get_cached(key, hold=True, scope=scope)
+                    return FOUND + held[key, scope].to_bytes()
             left = end - time.monotonic()
             if self._tier.stats().open:
                 return MISSING + b"the tier does not answer"
@@ -135,8 +142,11 @@ def _listen(path: str) -> socket.socket:
         try:
             listener.bind(path)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _is_dead(path):
+            if error.errno != errno.EADDRINUSE:
                 raise
+            if not _is_dead(path):
+                taken = "another relay or file is here; end or remove it, or pass another path (--socket)"
+                raise FileExistsError(errno.EEXIST, taken, path) from None
             os.unlink(path)
             listener.bind(path)
         listener.listen(128)
@@ -147,13 +157,7 @@ def _listen(path: str) -> socket.socket:
 
 
 def _is_dead(path: str) -> bool:
-    """Return whether a killed relay has left its socket here; FileExistsError if a living one listens."""
-    if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        return False
+    """Return whether a killed relay has left its socket here."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            return True
-    raise FileExistsError(errno.EEXIST, "another relay listens here; end it, or pass another path (--socket)", path)
+        probe.setblocking(False)
+        return stat.S_ISSOCK(os.lstat(path).st_mode) and probe.connect_ex(path) == errno.ECONNREFUSED

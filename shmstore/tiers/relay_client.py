@@ -9,6 +9,7 @@ They talk over a Unix socket that keeps messages apart (SOCK_SEQPACKET). The wor
 The object of an answer stays until the worker sends b"." or its connection ends. So a dead worker leaves no lease.
 """
 
+import errno
 import os
 import socket
 import struct
@@ -30,6 +31,8 @@ _MAX_PATH = 107
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _LATE = 2.0
 """Seconds that an answer may take beyond the time that the relay was told to wait: the last fetch may begin then."""
+
+_PAUSE = 0.01
 
 
 def relay_path(store: str) -> str:
@@ -122,7 +125,7 @@ class RelayClient:
         while self._idle:
             self._idle.pop().close()
 
-    def _take(self) -> socket.socket:
+    def _take(self, until: float) -> socket.socket:
         """Return a connection that nobody uses, or a new one; OSError if the relay does not answer."""
         while self._idle:
             try:
@@ -134,8 +137,11 @@ class RelayClient:
             connection.close()  # the relay has ended it
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            connection.settimeout(_LATE)
-            connection.connect(self.path)
+            connection.setblocking(False)
+            while (error := connection.connect_ex(self.path)) == errno.EAGAIN and time.monotonic() < until:
+                time.sleep(_PAUSE)  # too many wait to be accepted, and the kernel does not say when that ends
+            if error:
+                raise OSError(error, os.strerror(error))
             if not own_user(connection):
                 raise PermissionError("it is another user's")
             return connection
@@ -164,11 +170,9 @@ class Conversation:
 
         Raises CacheMissError if the object is in no tier, or the relay does not answer; after the latter at once.
         """
-        left = max(0.0, self._until - time.monotonic())
-        message = request(key, scope, left)
         if self._failed is None:
             try:
-                answer = self._ask(message, left)
+                answer = self._ask(key, scope)
             except OSError as error:
                 self._failed = error
         if self._failed is not None:
@@ -188,11 +192,12 @@ class Conversation:
             + CacheMissError.default_hint,
         )
 
-    def _ask(self, message: bytes, wait: float) -> bytes:
-        connection, self._connection = self._connection or self._client._take(), None
+    def _ask(self, key: str, scope: str | None) -> bytes:
+        connection, self._connection = self._connection or self._client._take(self._until), None
         try:
-            connection.settimeout(wait + _LATE)
-            connection.send(message)
+            left = max(0.0, self._until - time.monotonic())
+            connection.settimeout(left + _LATE)
+            connection.send(request(key, scope, left))
             answer = connection.recv(_MAX_ANSWER)
             if not answer:
                 raise ConnectionResetError("it has ended the connection")

@@ -1,6 +1,5 @@
 """A relay in a thread: what it brings, what it keeps for how long, and what it refuses."""
 
-import errno
 import os
 import resource
 import socket
@@ -417,13 +416,25 @@ def test_a_second_relay_does_not_take_the_socket_of_a_living_one(host: Host, els
     assert host.bring() == three_tensors(SIZE)
 
 
-def test_a_file_that_is_not_a_socket_stays(host: Host, tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("mine")
-    with pytest.raises(OSError, match="in use") as caught:
-        Relay(host.writer, host.tier, path)
-    assert caught.value.errno == errno.EADDRINUSE
-    assert path.read_text() == "mine"
+@pytest.mark.parametrize("kind", ["file", "folder", "stream", "full"])
+def test_what_has_the_path_stays_and_the_error_says_what_to_do(host: Host, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "taken"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM if kind == "stream" else socket.SOCK_SEQPACKET) as other:
+        if kind == "file":
+            path.touch()
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            other.bind(str(path))
+            other.listen(0)
+        with socket.socket(socket.AF_UNIX, other.type) as filler:
+            if kind == "full":
+                filler.connect(str(path))
+            before = path.lstat()
+            with pytest.raises(FileExistsError, match=r"another relay or file.*pass another path") as caught:
+                Relay(host.writer, host.tier, path)
+        assert caught.value.filename == str(path)
+        assert path.lstat() == before
 
 
 def test_it_survives_that_no_file_descriptor_is_free(
@@ -448,6 +459,53 @@ def test_it_survives_that_no_file_descriptor_is_free(
                 os.close(number)
         mine.send(ASK)
         assert mine.recv(100)[:1] == b"+"
+
+
+def test_it_survives_that_no_thread_can_be_started(
+    host: Host, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    elsewhere.put()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with raises(CacheMissError, ["does not answer"]):
+            host.bring()
+    assert "can't start new thread" in caplog.text
+    assert not host.relay._connections
+    assert host.bring() == three_tensors(SIZE)
+
+
+def test_a_worker_that_repeats_itself_takes_one_lease_for_each_key(host: Host, elsewhere: Elsewhere) -> None:
+    elsewhere.put()
+    elsewhere.put("scoped", scope="a")
+    elsewhere.put("scoped", scope="b")
+    with host.client().bringing() as conversation:
+        for _ in range(2):
+            refs = {conversation.bring(KEY) for _ in range(100)}
+            refs |= {conversation.bring("scoped", scope=scope) for scope in "ab"}
+            assert (len(refs), host.leases()) == (3, 3)
+
+
+def test_a_relay_whose_backlog_is_full_is_tried_again_within_the_wait(
+    host: Host, elsewhere: Elsewhere, tmp_path: Path
+) -> None:
+    elsewhere.put()
+    relay = Relay(host.writer, host.tier, tmp_path / "busy")
+    relay._listener.listen(0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as filler:
+        filler.connect(relay.path)
+        begin = time.monotonic()
+        with raises(CacheMissError, ["does not answer"]), RelayClient(relay.path, wait=0.2).bringing() as conversation:
+            conversation.bring(KEY)
+        assert 0.2 <= time.monotonic() - begin < 2
+        serving = threading.Timer(0.2, relay.serve)
+        serving.start()
+        with RelayClient(relay.path, wait=10).bringing() as conversation:
+            assert host.reader.get(conversation.bring(KEY), copy=True) == three_tensors(SIZE)
+    relay.stop()
+    serving.join(10)
 
 
 # ---- a worker's cache
