@@ -28,7 +28,7 @@ from shmstore.multimodal import (
     ShmObjectStoreSenderCache,
 )
 from shmstore.multimodal.caches import shm_receiver, shm_sender, stored_updates
-from shmstore.store import holds, leftovers
+from shmstore.store import holds, leftovers, opening
 from shmstore.store import reader as reader_module
 from shmstore.store import writer as writer_module
 from shmstore.store.holds import Protection
@@ -37,7 +37,7 @@ from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
 
 BINDINGS = [module.__file__ for module in (native, batch, handles, hidden)]
-STORE = [*BINDINGS, writer_module.__file__, reader_module.__file__, holds.__file__, refs.__file__]
+STORE = [*BINDINGS, opening.__file__, writer_module.__file__, reader_module.__file__, holds.__file__, refs.__file__]
 SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, stored_updates.__file__]
 VALUE = np.zeros(9, np.uint8)
 
@@ -393,7 +393,7 @@ OPENING = ("create", "_create", "open", "_recover", "recover", "cancel_all", "ma
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("files", [BINDINGS, [writer_module.__file__]], ids=["bindings", "store"])
+@pytest.mark.parametrize("files", [BINDINGS, [opening.__file__]], ids=["bindings", "store"])
 @pytest.mark.parametrize("make", [ObjectStoreWriter.create, ObjectStoreWriter.open])
 def test_a_creation_that_is_interrupted_leaves_no_store(files: list[str], make: Callable[..., Any]) -> None:
     number, writers = 0, list[ObjectStoreWriter]()
@@ -412,7 +412,7 @@ def test_a_creation_that_is_interrupted_leaves_no_store(files: list[str], make: 
 @pytest.mark.parametrize("fits", [True, False])
 def test_an_open_that_is_interrupted_leaves_what_was_there_or_nothing(fits: bool) -> None:
     """A store that fits stays whole and without a writer; one that does not is there or gone, and no other is."""
-    files = [*BINDINGS, writer_module.__file__, leftovers.__file__]
+    files = [*BINDINGS, opening.__file__, leftovers.__file__]
     number, writers = 0, list[ObjectStoreWriter]()
     while not writers:
         number += 1

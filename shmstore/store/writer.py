@@ -1,389 +1,46 @@
 """`ObjectStoreWriter` puts and hands out."""
 
-import logging
-import os
-import secrets
-import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from shmstore.bindings import store as native
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.hidden import hidden
 from shmstore.errors import (
-    CorruptStoreError,
-    ForeignStoreError,
-    LayoutMismatchError,
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectTooLargeError,
     StaleRefError,
     StoreClosedError,
-    StoreExistsError,
     StoreFullError,
-    StoreNotFoundError,
-    WriterActiveError,
     shown,
 )
-from shmstore.files import PREFIX
-from shmstore.refs import ObjectRef, StoreHandle, trusted_ref
+from shmstore.refs import ObjectRef, trusted_ref
 from shmstore.scopes import MARK, named, prefix_of
-from shmstore.serde import ObjectSerde
-from shmstore.store import leftovers, refusals
-from shmstore.store.arguments import (
-    DEFAULT_SERDE,
-    Closable,
-    checked_name,
-    checked_serde,
-    expected_store,
-    group_of,
-    hides_payload,
-    int_of,
-    packed_key,
-    packed_ref,
-    store_options,
-)
+from shmstore.store import refusals
+from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
 from shmstore.store.holds import LeasedRef, Protection
-from shmstore.store.kinds import checked_quotas, kind_stats, number_of, set_quotas
+from shmstore.store.kinds import kind_stats, number_of
+from shmstore.store.opening import Openable
 from shmstore.store.stats import StoreStats, tier_stats
 
 __all__ = ["Batch", "ObjectStoreWriter"]
 
-_log = logging.getLogger(__name__)
 _BROKEN = (AttributeError, OverflowError, TypeError, ValueError)
 """Errors that a serializer's mistake can cause; it is checked only after one, so that other puts pay nothing."""
 _ORDINARY = (StoreFullError, ObjectTooLargeError, ObjectExistsError)
 """Refusals of a put, to which the store can add more than their code."""
 
 
-class ObjectStoreWriter(Closable):
+class ObjectStoreWriter(Openable):
     """A process that puts objects into a store and hands out references; made by `open`, `create` or `join`.
 
     A store has one writer, or as many as its `n_writers`.
     Thread-safe; bytes are copied with the GIL released. Close it, or use it as a context manager. A store with a chosen
     name that is not closed stays in /dev/shm, where `open` finds it.
     """
-
-    def __init__(
-        self, writer: native.Writer | None = None, name: str = "", serde: ObjectSerde = DEFAULT_SERDE, **options: Any
-    ) -> None:
-        """Wrap an opened segment; callers use `open`, `create` or `recover`."""
-        if not isinstance(writer, native.Writer) or options:
-            raise TypeError(
-                "an ObjectStoreWriter is made by ObjectStoreWriter.open(...), .create(...) or .recover(name)"
-            )
-        self._writer = writer
-        self._serde = serde
-        self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        self._protections: list[weakref.ref[Protection]] = []
-        self._recovered = 0
-        self._open = True
-        self._pid = os.getpid()
-
-    @classmethod
-    def create(
-        cls,
-        name: str | None = None,
-        *,
-        capacity: int,
-        n_readers: int,
-        groups: Sequence[int] | None = None,
-        n_writers: int = 1,
-        max_object_size: int | None = None,
-        max_objects: int | None = None,
-        eviction: Literal["clock", "fifo"] = "clock",
-        prefault: bool = False,
-        huge_pages: bool = False,
-        checksums: bool = False,
-        quotas: Mapping[str, float] | None = None,
-        serde: ObjectSerde | None = None,
-    ) -> "ObjectStoreWriter":
-        """Create a store and be its writer; all its space is reserved before this returns.
-
-        `capacity` is in bytes, rounded up to 64; ranks 0 to `n_readers` - 1 attach. With `name` None the name is unique
-        and the store ends with its process: a normal exit removes it, and after a kill the next `create` does. A store
-        that `open` must find later needs a name.
-        `groups` are the numbers of ranks of each group, such as [4, 4] for two replicas of an engine: ranks 0 to 3 are
-        group 0. A hand-out can wait for one group only. By default all ranks are one group.
-        With `n_writers` above 1, as many processes share the store: this one is writer 0, and the others `join`. Each
-        has an arena of its own, with this capacity and number of objects. All find the objects of all by key, so each
-        is stored once.
-        An object (key, metadata and tensors) takes at most `max_object_size` bytes (default: the capacity). At most
-        `max_objects` are stored at a time (default: one per 16 KiB of capacity, from 256 to 1,048,576). `eviction`
-        "clock" spares objects used since they were last considered; "fifo" spares none.
-
-        `prefault` maps every page now; otherwise the first put into each page is many times slower. `huge_pages` asks
-        for 2 MiB pages, as far as there are any. `checksums` computes a CRC-32C of each object at its commit, for
-        `shmstore verify`.
-
-        `quotas` limits kinds of objects, each to a fraction of the capacity (a float) or to a number of bytes (an int).
-        A put of a kind that has filled its quota evicts objects of its own kind. Raises StoreExistsError,
-        StoreSpaceError if /dev/shm is too small, SharedMemoryError if it cannot be used, and ValueError for numbers out
-        of range.
-        """
-        options = store_options(
-            capacity=capacity,
-            n_readers=n_readers,
-            groups=groups,
-            n_writers=n_writers,
-            max_object_size=max_object_size,
-            max_objects=max_objects,
-            eviction=eviction,
-            prefault=prefault,
-            huge_pages=huge_pages,
-            checksums=checksums,
-        )
-        chosen_serde = checked_serde(serde)
-        chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
-        limits = checked_quotas(quotas, options.capacity)
-        return cls._create(chosen, options, chosen_serde, limits, disposable=name is None)
-
-    @classmethod
-    def _create(
-        cls,
-        name: str,
-        options: native.Options,
-        serde: ObjectSerde,
-        quotas: Mapping[str, int] | None,
-        disposable: bool = False,
-    ) -> "ObjectStoreWriter":
-        leftovers.remove_dead()
-        writer = None
-        try:
-            writer = native.Writer.create(name, options, disposable)
-            if quotas:
-                set_quotas(writer, quotas)
-            _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)
-            made = cls(writer, name, serde)
-            if disposable:
-                leftovers.close_at_exit(made)
-            return made  # not the call itself: its value is not yet the caller's, and this block would be over
-        except StoreExistsError:
-            raise refusals.exists(name) from None
-        except BaseException as error:
-            if writer is not None:
-                writer.close(unlink=True)  # an interrupt: nobody else knows of it
-            if isinstance(error, OSError):
-                raise refusals.unusable(error, name) from None
-            raise
-
-    @classmethod
-    def join(
-        cls,
-        store: str | StoreHandle,
-        index: int | None = None,
-        *,
-        keep_leases: bool = False,
-        quotas: Mapping[str, float] | None = None,
-        serde: ObjectSerde | None = None,
-        allow_uid: int | None = None,
-    ) -> "ObjectStoreWriter":
-        """Become one of the writers of a store that was created with `n_writers`.
-
-        The writer takes the arena of that number, or the first one without a living writer, new or left by a dead one.
-        What is in the arena comes along, and `recovered` is the number of its objects. Its leases end, because the
-        requests of the dead writer died with it; `keep_leases` keeps them. `quotas` and `allow_uid` are those of
-        `recover`, and so are the errors. Raises WriterActiveError if the arena, or each of them, has a living writer,
-        and ValueError if there is no arena of that number.
-        """
-        chosen_serde = checked_serde(serde)
-        wanted, store_id, ranks, uid = expected_store(store, allow_uid, "store")
-        arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
-        by_handle = isinstance(store, StoreHandle)
-        made = cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle, arena=arena)
-        if leftovers.is_disposable(wanted):
-            leftovers.close_at_exit(made)
-        return made._without_leases(keep_leases)
-
-    @classmethod
-    def recover(
-        cls,
-        name: str | StoreHandle,
-        *,
-        quotas: Mapping[str, float] | None = None,
-        serde: ObjectSerde | None = None,
-        allow_uid: int | None = None,
-    ) -> "ObjectStoreWriter":
-        """Take over the store of a writer that is dead or closed: every committed object, its key and open leases.
-
-        Objects that were not committed are dropped. With `quotas`, as for `create`, these replace the store's quotas; a
-        kind that exceeds its new one shrinks at its next put. The store must be this user's and closed to others; with
-        `allow_uid` it must be that user's, whatever its mode. Raises WriterActiveError while a writer lives,
-        StoreNotFoundError, ForeignStoreError, CorruptStoreError if it is damaged, LayoutMismatchError if it is not a
-        store of this version or not the store of the handle, and SharedMemoryError if shared memory cannot be used.
-        """
-        chosen_serde = checked_serde(serde)
-        wanted, store_id, ranks, uid = expected_store(name, allow_uid, "name")
-        by_handle = isinstance(name, StoreHandle)
-        return cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle)
-
-    @classmethod
-    def _recover(
-        cls,
-        name: str,
-        serde: ObjectSerde,
-        store_id: int = native.ANY_STORE,
-        ranks: int = 0,
-        uid: int = native.OWN_UID,
-        *,
-        options: native.Options | None = None,
-        quotas: Mapping[str, float] | None = None,
-        by_handle: bool = False,
-        arena: int | None = None,
-    ) -> "ObjectStoreWriter":
-        try:
-            writer = native.Writer.recover(name, store_id, ranks, uid, options, arena)
-        except StoreNotFoundError as error:
-            raise refusals.not_found(error, name, by_handle) from None
-        except WriterActiveError:
-            raise refusals.active(name, arena, options) from None
-        except LayoutMismatchError as error:
-            if options is not None and error._code == native.OTHER_OPTIONS:
-                raise refusals.other_options(name, options) from None
-            raise refusals.another_layout(error, name) from None
-        except ForeignStoreError:
-            raise refusals.foreign(name, uid) from None
-        except OSError as error:
-            raise refusals.unusable(error, name) from None
-        except CorruptStoreError:
-            raise CorruptStoreError(
-                f"the tables of store {shown(name)} contradict themselves",
-                hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
-            ) from None
-        except ValueError:
-            raise refusals.there_is_no("arena", arena, name) from None
-        try:
-            if (limits := checked_quotas(quotas, writer.stats()["capacity"])) is not None:
-                set_quotas(writer, limits)
-            made = cls(writer, name, serde)
-            made._recovered = writer.count()
-            if arena is None or made._recovered:
-                _log.info("recovered store %s with %d objects", name, made._recovered)
-            else:
-                _log.debug("joined store %s as writer %d", name, made.index)
-            return made  # as in `create`
-        except BaseException:
-            writer.close(unlink=False)  # another call can recover it
-            raise
-
-    @classmethod
-    def open(
-        cls,
-        name: str,
-        *,
-        capacity: int,
-        n_readers: int,
-        groups: Sequence[int] | None = None,
-        n_writers: int = 1,
-        max_object_size: int | None = None,
-        max_objects: int | None = None,
-        eviction: Literal["clock", "fifo"] = "clock",
-        prefault: bool = False,
-        huge_pages: bool = False,
-        checksums: bool = False,
-        quotas: Mapping[str, float] | None = None,
-        serde: ObjectSerde | None = None,
-        on_mismatch: Literal["recreate", "raise"] = "recreate",
-        keep: bool = True,
-        keep_leases: bool = False,
-    ) -> "ObjectStoreWriter":
-        """Take over the store that a dead or closed writer left under this name, or create it.
-
-        This is the call for a process that restarts. With `n_writers` above 1 it is the call for every one of them: it
-        takes the first arena without a living writer, and waits while another one creates the store. The options are
-        those of `create`. If the store that is there was created with the same options, all its objects come along;
-        `recovered` is their number. Its leases end, because the requests of the dead writer died with it;
-        `keep_leases` keeps them. With `keep` False a store that this call creates ends with its processes, as one with
-        a generated name does; its name must begin with "shmstore-".
-
-        A store with other options, of another version or damaged is removed and created again, with a warning in the
-        log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
-        wrong. A file that is not a store is never removed: LayoutMismatchError.
-        A store is never removed while a writer lives. Raises LayoutMismatchError then if the options differ and
-        `n_writers`, there or here, is above 1; else WriterActiveError, unless an arena is free. Raises
-        ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like `recover` and `create`.
-        """
-        options = store_options(
-            capacity=capacity,
-            n_readers=n_readers,
-            groups=groups,
-            n_writers=n_writers,
-            max_object_size=max_object_size,
-            max_objects=max_objects,
-            eviction=eviction,
-            prefault=prefault,
-            huge_pages=huge_pages,
-            checksums=checksums,
-        )
-        limits = checked_quotas(quotas, options.capacity)
-        chosen, chosen_serde = checked_name(name), checked_serde(serde)
-        arena = None if options.n_writers == 1 else native.ANY_ARENA
-        if on_mismatch not in ("recreate", "raise"):
-            raise ValueError(f"on_mismatch must be 'recreate' or 'raise', not {shown(on_mismatch)}")
-        if not keep and not chosen.startswith(PREFIX):
-            raise ValueError(f"the name of a store that is not kept must begin with {PREFIX!r}, not be {shown(chosen)}")
-        while True:  # again if another process has changed meanwhile what the name names
-            seen = leftovers.look(chosen)
-            try:
-                made = cls._recover(chosen, chosen_serde, options=options, quotas=quotas, arena=arena)
-            except StoreNotFoundError as error:
-                if error._code == native.CREATING:
-                    native.await_creation(chosen)
-                    continue
-                try:
-                    return cls._create(chosen, options, chosen_serde, limits, disposable=not keep)
-                except (StoreExistsError, StoreNotFoundError, WriterActiveError):
-                    continue
-            except (LayoutMismatchError, CorruptStoreError) as error:
-                leftovers.make_room(chosen, seen, error, on_mismatch == "raise", options)
-                continue
-            if not keep:
-                leftovers.close_at_exit(made)
-            return made._without_leases(keep_leases)
-
-    def _without_leases(self, keep: bool) -> "ObjectStoreWriter":
-        try:
-            if not keep:
-                self.cancel_all()
-            return self
-        except BaseException:
-            self.close(unlink=False)  # another call can take it over
-            raise
-
-    def __repr__(self) -> str:
-        return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"
-
-    @property
-    def handle(self) -> StoreHandle:
-        """The handle with which readers attach; small and picklable."""
-        return self._handle
-
-    @property
-    def name(self) -> str:
-        """The store's POSIX name, without a slash."""
-        return self._handle.name
-
-    @property
-    def index(self) -> int:
-        """The number of its arena: 0 for the writer that created the store."""
-        return self._writer.arena
-
-    @property
-    def n_writers(self) -> int:
-        """How many arenas the store has."""
-        return self._writer.n_writers
-
-    @property
-    def recovered(self) -> int:
-        """How many objects came along when this writer took the store over; 0 after `create`."""
-        return self._recovered
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """The number of ranks of each group."""
-        return self._writer.groups
 
     # ---- putting and handing out
 
@@ -752,13 +409,3 @@ class ObjectStoreWriter(Closable):
     def check_valid(self) -> None:
         """Check every invariant of the segment and the writer's memory; CorruptStoreError at the first broken one."""
         self._writer.check_valid()
-
-    def close(self, unlink: bool = True) -> None:
-        """Close the store, and with `unlink` remove its name; idempotent.
-
-        Readers keep what they have; views stay valid. Without `unlink` the segment stays for `open`.
-        """
-        if self._open:
-            self._writer.close(unlink)
-            self._open = False
-            _log.debug("closed store %s%s", self._handle.name, "" if unlink else ", which stays")
