@@ -9,7 +9,7 @@ from shmstore import errors
 from shmstore.bindings._shmstore import ffi, lib
 
 # A destructor in C that does nothing; a partial of it keeps its argument alive until it runs.
-_keep = operator.is_
+keep = operator.is_
 
 _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_ETOOLARGE: errors.ObjectTooLargeError,
@@ -90,7 +90,7 @@ def require(code: int) -> int:
 
 def keeps_alive(pointer: Any, owner: Any) -> Any:
     """Return the same pointer; it keeps `owner` alive."""
-    return ffi.gc(pointer, partial(_keep, owner))
+    return ffi.gc(pointer, partial(keep, owner))
 
 
 def owned(box: Any) -> Any:

@@ -41,7 +41,7 @@ class HashList:
 
     def raw(self, start: int, stop: int) -> bytes:
         """Return hashes `start` to `stop` in one piece, each padded with zeros to 32 bytes."""
-        if not 0 <= start <= stop <= len(self):
+        if not 0 <= start <= stop <= self._c.n:
             raise IndexError(f"hashes {start} to {stop} of {len(self)}")
         if start == stop:
             return b""

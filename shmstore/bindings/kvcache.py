@@ -67,9 +67,9 @@ class Tables:
 
     def find(self, hashes: HashList, max_tokens: int) -> int:
         """Return the number of tokens in the longest cached prefix."""
-        self._answer = self._found
+        record = self._answer = self._found
         try:
-            n: int = _find(self._c, self._found, hashes._c, max_tokens)
+            n: int = _find(self._c, record, hashes._c, max_tokens)
         except OverflowError:  # not an int64
             n = ARGUMENT
         if n < 0:

@@ -10,12 +10,13 @@ import select
 import struct
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 from shmstore import errors, scopes
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import fail, keeps_alive, owned, require
+from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require
 from shmstore.bindings.hidden import held
 from shmstore.bindings.kinds import KindFigures, read_kinds
 from shmstore.bindings.tiers import figures_of, record_of
@@ -511,7 +512,7 @@ class Reader:
         if code:
             fail(code)
         view = box[0]
-        payload = keeps_alive(view.payload, box)
+        payload = _gc(view.payload, partial(keep, box))  # keeps_alive, without the call
         return _unpack(view.meta, view.meta_len), _buffer(payload, view.payload_size)
 
     def writer_epoch(self) -> int:

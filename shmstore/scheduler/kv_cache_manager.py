@@ -179,6 +179,7 @@ class KVCacheManager:
         self.watermark_blocks = int(watermark * config.num_blocks)
         """The blocks that the watermark stands for."""
         self.num_groups = len(groups)
+        self._several = len(groups) > 1
         self.block_pool = BlockPool(
             config.num_blocks, enable_caching, hash_block_size=hash_block_size, events=enable_kv_cache_events,
             int_event_hashes=int_event_hashes, metrics=metrics_collector, free_order=free_order, specs=specs,
@@ -225,7 +226,7 @@ class KVCacheManager:
         except ValueError:
             check_range(0, TOKEN_LIMIT, num_tokens=num_tokens)
             raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}") from None
-        if self._tables.longest > tokens:
+        if self._several and self._tables.longest > tokens:  # one group agrees with itself
             self.shared_prefix_boundary = self._tables.longest
         if record_stats and self.log_stats:
             self._stats.record(num_tokens, tokens, request.num_preemptions > 0)

@@ -229,19 +229,22 @@ class ObjectStoreReader(Closable):
         stream; arrays are private. The object is held until the copy is done, and `close` waits for it. The copy is
         asynchronous after `register_host_memory`. Raises DeviceError without CUDA; nothing is acknowledged then.
         """
-        where = None if device is None else torch.device(device)
-        if where is not None and where.type != "cpu":
-            require_cuda()
-            if not isinstance(self._serde, MsgpackSerde):
-                raise DeviceError(f"{self._serde!r} does not decode on a device", hint="use MsgpackSerde")
+        where = None
+        if device is not None:
+            there, copy = torch.device(device), True
+            if there.type != "cpu":
+                where = there
+                require_cuda()
+                if not isinstance(self._serde, MsgpackSerde):
+                    raise DeviceError(f"{self._serde!r} does not decode on a device", hint="use MsgpackSerde")
         try:
             meta, payload = self._reader.acquire(packed_ref(ref))
         except StaleRefError as error:
             raise refusals.stale_or_gone(error, ref, self._reader, self._name) from None
         if not self._hides:
             payload = hidden(payload)
-        if where is None or where.type == "cpu" or not isinstance(self._serde, MsgpackSerde):
-            return self._serde.decode(meta, payload, copy=copy or where is not None)
+        if where is None or not isinstance(self._serde, MsgpackSerde):  # the type checker needs the latter
+            return self._serde.decode(meta, payload, copy=copy)
         host = torch.from_numpy(np.ndarray((len(payload),), np.uint8, payload))
         return self._serde.decode_on_device(meta, payload, upload(host, where, stream))
 

@@ -1,0 +1,43 @@
+"""The calls, of Python and of C, on the paths that every request takes: one more is some percent of the time."""
+
+import gc
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.scheduler import BlockHasher, KVCacheManager, Request
+from tests.scheduler.helpers import config
+
+
+def calls_of(path: Callable[[], Any]) -> int:
+    """Return how many calls the second run of `path` makes, and itself."""
+    path()
+    calls: Counter[str] = Counter()
+    gc.disable()  # finalizers would be counted
+    sys.setprofile(lambda frame, event, arg: calls.update([event]))
+    try:
+        path()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls["call"] + calls["c_call"] - 1  # the last is setprofile itself
+
+
+@pytest.mark.parametrize(("value", "most"), [(7, 13), (torch.ones(16), 14)], ids=["scalar", "tensor"])
+def test_a_get_makes_no_more_calls(value: Any, most: int) -> None:
+    with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
+        ref = writer.put("a", value)
+        with ObjectStoreReader.attach(writer.handle, rank=0) as reader:
+            assert calls_of(lambda: reader.get(ref)) <= most
+
+
+@pytest.mark.parametrize("events", [False, True])
+def test_a_look_up_that_misses_makes_no_more_calls(events: bool) -> None:
+    manager = KVCacheManager(config(100, ("full", 16)), 1024, 16, log_stats=True, enable_kv_cache_events=events)
+    request = Request("r", list(range(64)), block_hasher=BlockHasher(16))
+    assert calls_of(lambda: manager.get_computed_blocks(request)) <= 7
