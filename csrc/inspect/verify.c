@@ -279,9 +279,8 @@ static void pass(const shms_inspector *i, object *objects, shms_lease_record *op
         for (uint64_t k = 0; k < 2; k++)
             if (hands[k] > i->seg.layout.capacity || hands[k] % SHMS_ALIGN)
                 add(f, SHMS_F_HAND, w, k, hands[k], i->seg.layout.capacity);
-        uint64_t published = atomic_load_explicit(&t->published, memory_order_acquire), limit = next_lease(t);
-        if (published > limit)
-            add(f, SHMS_F_PUBLISHED, w, 0, published, limit);
+        if (!shms_counters_valid(t))
+            add(f, SHMS_F_COUNTERS, w, 0, shms_get(&t->next_id), shms_get(&t->next_lease));
         check_slots(i, &who, w, objects, f);
         check_leases(i, &who, w, open, listed, f);
     }

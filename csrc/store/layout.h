@@ -52,6 +52,7 @@
 
 #include <assert.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -338,6 +339,11 @@ uint64_t shms_layout_check(const shms_superblock *sb);
 /* Reads the geometry from a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT: another
  * version or architecture, or never published. SHMS_ECORRUPT: our version, but inconsistent. */
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
+
+/* The two counters start at 1 and would take centuries to reach INT64_MAX, so a larger value is damage. So is a position
+ * in the events, a sum of four, that could exceed it. A death between L1 and L3 leaves one lease number that is not
+ * published, and V4 publishes it. */
+bool shms_counters_valid(const shms_writer_table *t);
 
 static inline uint64_t shms_align_up(uint64_t n, uint64_t to) { return (n + to - 1) & ~(to - 1); }
 

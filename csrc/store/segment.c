@@ -579,7 +579,7 @@ static bool is_filled(const shms_segment *seg, int w) {
     return held(seg, lock_bytes(l->data_at + (uint64_t)w * l->data_stride, l->capacity));
 }
 
-int shms_segment_take(shms_segment *seg, int arena) {
+int shms_segment_take(shms_segment *seg, int arena, uint64_t without) {
     int from = arena == SHMS_ANY_ARENA ? 0 : arena,
         to = arena == SHMS_ANY_ARENA ? (int)seg->layout.n_writers : from + 1;
     if (from < 0 || to > (int)seg->layout.n_writers)
@@ -591,6 +591,8 @@ int shms_segment_take(shms_segment *seg, int arena) {
             nanosleep(&(struct timespec){.tv_nsec = TURN_NS}, NULL);
         closing = false;
         for (int w = from; w < to && rc == SHMS_EWRITERACTIVE; w++) {
+            if (without >> w & 1)
+                continue;
             if ((rc = shms_segment_lock(seg, SHMS_ROLE_OF_WRITER(w))) == SHMS_OK) {
                 if (!is_filled(seg, w))
                     return own(seg, (uint32_t)w);

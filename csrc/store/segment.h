@@ -90,8 +90,9 @@ int shms_segment_borrow(shms_segment *seg, const shms_segment *of);
 /* Takes the role's lock. SHMS_EWRITERACTIVE or SHMS_ERANKINUSE if a process holds it. SHMS_ENOSTORE if the name no
  * longer names this segment. */
 int shms_segment_lock(shms_segment *seg, int role);
-/* Takes the lock of an arena, or of the first that is free (SHMS_ANY_ARENA), and makes the arena writable. */
-int shms_segment_take(shms_segment *seg, int arena);
+/* Takes the lock of an arena, or of the first that is free (SHMS_ANY_ARENA), and makes the arena writable. Passes by the
+ * arenas whose bits are set in `without`. */
+int shms_segment_take(shms_segment *seg, int arena, uint64_t without);
 /* Does a process hold the role's lock? Takes about 0.4 us, or 0.6 us if the lock is free. In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
 void shms_segment_unlock(shms_segment *seg); /* releases the lock, and stops probing others; idempotent */

@@ -242,8 +242,10 @@ int shms_writer_recover(shms_writer **out, const char *name);
  * as it was. */
 int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected);
 /* Takes over an arena of a store of several writers: the one of that number, or SHMS_ANY_ARENA. What is in it comes
- * along. SHMS_EWRITERACTIVE: it has a writer, or all have. */
+ * along. SHMS_EWRITERACTIVE: it has a writer, or all have. SHMS_ECORRUPT: it is damaged, or each that has no writer is;
+ * SHMS_ANY_ARENA passes by those. */
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected);
+uint64_t shms_writer_damaged(const shms_writer *w); /* the arenas that _join has passed by; one bit each */
 uint32_t shms_writer_arena(const shms_writer *w); /* its number; 0 for NULL */
 /* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
  * _free. Without `unlink` the store stays, and is no longer disposable. */

@@ -161,18 +161,6 @@ static int settle_slots(struct shms_writer *w) {
     return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.writer->next_id));
 }
 
-/* The two counters start at 1 and would take centuries to reach INT64_MAX, so a larger value is damage. So is a position
- * in the events, a sum of four, that could exceed it. A death between L1 and L3 leaves one lease number that is not
- * published, and V4 publishes it. */
-static bool counters_valid(const shms_writer_table *t) {
-    const shms_word *c = t->counters;
-    uint64_t id = shms_get(&t->next_id), lease = shms_get(&t->next_lease);
-    uint64_t any =
-        shms_get(&c[SHMS_C_PUTS]) | shms_get(&c[SHMS_C_EVICTIONS]) | shms_get(&c[SHMS_C_DELETES]) | shms_get(&t->epoch);
-    return id > 0 && id <= INT64_MAX && lease > 0 && lease <= INT64_MAX && lease - shms_get(&t->published) <= 1 &&
-           any <= INT64_MAX / 4;
-}
-
 bool shms_writer_has_numbers(const struct shms_writer *w) {
     const shms_writer_table *t = w->seg.writer;
     return shms_get(&t->next_id) < INT64_MAX && shms_get(&t->next_lease) + w->leased < INT64_MAX;
@@ -254,8 +242,14 @@ static int build(struct shms_writer *w) {
     return SHMS_OK;
 }
 
+/* Arenas that no successor can take, of the file with that inode. */
+typedef struct damage {
+    uint64_t arenas;
+    ino_t ino;
+} damage;
+
 static int start(shms_writer **out, const char *name, const shms_options *options, int arena, bool keep,
-                 const shms_expected *expected) {
+                 const shms_expected *expected, damage *damaged) {
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
         return SHMS_ENOMEM;
@@ -268,14 +262,17 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     if (!options) {
         SHMS_STEP("V0");
+        if (damaged->ino != w->seg.ino)
+            *damaged = (damage){.ino = w->seg.ino};
+        w->damaged = damaged->arenas;
         if ((rc = shms_segment_is(&w->seg, expected)) == SHMS_OK)
-            rc = shms_segment_take(&w->seg, arena);
+            rc = shms_segment_take(&w->seg, arena, w->damaged);
         if (rc == SHMS_OK && !shms_segment_named(&w->seg)) /* its writer has unlinked it in the meantime */
             rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
             rc = shms_segment_reserve_again(&w->seg);
         if (rc == SHMS_OK)
-            rc = counters_valid(w->seg.writer) ? settle_slots(w) : SHMS_ECORRUPT;
+            rc = shms_counters_valid(w->seg.writer) ? settle_slots(w) : SHMS_ECORRUPT;
         if (rc == SHMS_OK) {
             if (expected && expected->options)
                 w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
@@ -286,6 +283,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         rc = build(w);
     if (rc) {
         int saved = errno;
+        if (rc == SHMS_ECORRUPT)
+            damaged->arenas |= UINT64_C(1) << w->seg.arena;
         if (options)
             shms_segment_unlink(&w->seg);
         shms_segment_close(&w->seg);
@@ -306,17 +305,23 @@ static int start(shms_writer **out, const char *name, const shms_options *option
 }
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options) {
-    return start(out, name, options, 0, false, NULL);
+    return start(out, name, options, 0, false, NULL, &(damage){0});
 }
 
 int shms_writer_recover(shms_writer **out, const char *name) { return shms_writer_recover_to(out, name, NULL); }
 
 int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected) {
-    return start(out, name, NULL, 0, true, expected);
+    return start(out, name, NULL, 0, true, expected, &(damage){0});
 }
 
 int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_expected *expected) {
-    return start(out, name, NULL, arena, false, expected);
+    damage damaged = {0}, before;
+    int rc;
+    do { /* again without an arena that turned out to be damaged */
+        before = damaged;
+        rc = start(out, name, NULL, arena, false, expected, &damaged);
+    } while (rc == SHMS_ECORRUPT && arena == SHMS_ANY_ARENA && memcmp(&before, &damaged, sizeof before));
+    return rc == SHMS_EWRITERACTIVE && damaged.arenas ? SHMS_ECORRUPT : rc;
 }
 
 static int end(struct shms_writer *w, bool unlink, bool stays) {
@@ -349,6 +354,8 @@ void shms_writer_free(shms_writer *w) {
 }
 
 void shms_writer_drop(shms_writer **w) { shms_writer_free(*w); }
+
+uint64_t shms_writer_damaged(const shms_writer *w) { return w ? w->damaged : 0; }
 
 uint32_t shms_writer_arena(const shms_writer *w) { return w ? w->seg.arena : 0; }
 

@@ -43,6 +43,7 @@ typedef struct shms_kept {
 
 struct shms_writer {
     shms_segment seg;
+    uint64_t damaged; /* arenas passed by; one bit each */
     pthread_mutex_t placing; /* held while looking for a place; taken before the other */
     pthread_mutex_t mutex; /* guards everything below, and every word that the writer writes */
     _Atomic uint32_t waiting; /* threads that wait for the mutex, except those that look for a place */

@@ -212,6 +212,7 @@ class Writer:
         "_hold",
         "_w",
         "arena",
+        "damaged",
         "groups",
         "kinds",
         "max_object_size",
@@ -237,6 +238,8 @@ class Writer:
         self.n_readers = options.n_readers
         self.n_writers = options.n_writers
         self.arena: int = lib.shms_writer_arena(self._w)
+        passed_by: int = lib.shms_writer_damaged(self._w)
+        self.damaged = [arena for arena in range(MAX_WRITERS) if passed_by >> arena & 1]
         self.groups = options.groups
         self.max_object_size = options.max_object_size
 

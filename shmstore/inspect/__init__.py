@@ -9,7 +9,7 @@ from shmstore.inspect.records import LeaseInfo, ReaderInfo, SegmentInfo, SlotInf
 from shmstore.inspect.ring import RingMap, ring_map
 from shmstore.inspect.segments import Holders, find_segments, holders, look_at, remove_segment
 from shmstore.inspect.tree import TreeNode, load_tensor, parse_tree
-from shmstore.inspect.verify import Finding, VerifyReport, verify
+from shmstore.inspect.verify import Finding, VerifyReport, damage, verify
 
 __all__ = [
     "Finding",
@@ -25,6 +25,7 @@ __all__ = [
     "TreeNode",
     "VerifyReport",
     "WriterInfo",
+    "damage",
     "find_segments",
     "holders",
     "load_tensor",

@@ -11,7 +11,7 @@ from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
 from shmstore.scopes import named
 
-__all__ = ["Finding", "VerifyReport", "verify"]
+__all__ = ["Finding", "VerifyReport", "damage", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "used": lambda w, v, e: f"used_bytes is {v}, but the objects take {e}",
     "objects": lambda w, v, e: f"objects is {v}, but {e} slots are occupied",
     "open_leases": lambda w, v, e: f"open_leases is {v}, but {e} entries are in use",
-    "published": lambda w, v, e: f"all leases below {v} are marked as handed out, but the next one is {e}",
+    "counters": lambda w, v, e: f"the counters are impossible (next id {v}, next lease {e})",
     "adopting": lambda w, v, e: f"the writer adopts slot {v}; it must be another writer's, below {e}",
     "claim": lambda w, v, e: f"the writer's leases on slot {w} lead to entry {v}, which is not a lease on it",
     "retired": lambda w, v, e: f"rank {w} was retired at attachment {v - 1}, but has had only {e - 1}",
@@ -135,6 +135,15 @@ def _from_object(inspector: StoreInspector, slot: SlotInfo, facts: StoreFacts) -
         text = f"slot {slot.slot}, object {slot.object_id}, key {name}: {error}"
         return _finding("metadata", text, False, slot.writer, facts)
     return None
+
+
+def damage(inspector: StoreInspector) -> dict[int, str]:
+    """Return, for each writer whose arena is damaged, the first thing that is wrong there; empty for a store of one."""
+    found: dict[int, str] = {}
+    for finding in _from_tables(inspector, inspector.facts()):
+        if finding.wrong and finding.writer is not None:
+            found.setdefault(finding.writer, finding.text)
+    return found
 
 
 def verify(name: str) -> VerifyReport:

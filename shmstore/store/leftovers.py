@@ -91,7 +91,8 @@ def make_room(
 
     Does nothing if it is another one by now, or is being created. While a writer lives, raises WriterActiveError; or
     LayoutMismatchError if a store of several writers was `asked` for, or is there, and the options differ. Raises
-    ForeignStoreError, and `error` if the file must stay: with `keep`, and a file that has contents and is not a store.
+    ForeignStoreError, and `error` if the file must stay: with `keep`, if a writer lives and the other arenas are
+    damaged, and a file that has contents and is not a store.
     """
     with suppress(StoreNotFoundError):
         file = classify(name)
@@ -104,6 +105,8 @@ def make_room(
         if file.writer_alive:
             if seen.st_size == 0:
                 return  # its creator had not locked it yet
+            if isinstance(error, CorruptStoreError) and file.state == "ok":
+                raise error  # of the arenas without a living writer; the superblock is sound
             raise refusals.active(name, asked=asked)
         if keep:
             raise error

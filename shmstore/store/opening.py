@@ -158,6 +158,7 @@ class Openable(Closable):
         """Become one of the writers of a store that was created with `n_writers`.
 
         The writer takes the arena of that number, or the first one without a living writer, new or left by a dead one.
+        An arena that is damaged is passed by, with a warning in the log.
         What is in the arena comes along, and `recovered` is the number of its objects. Its leases end, because the
         requests of the dead writer died with it; `keep_leases` keeps them. `quotas` and `allow_uid` are those of
         `recover`, and so are the errors. Raises WriterActiveError if the arena, or each of them, has a living writer,
@@ -223,10 +224,7 @@ class Openable(Closable):
         except OSError as error:
             raise refusals.unusable(error, name) from None
         except CorruptStoreError:
-            raise CorruptStoreError(
-                f"the tables of store {shown(name)} contradict themselves",
-                hint="`shmstore verify NAME` says what is wrong; `shmstore gc --yes --force NAME` removes it",
-            ) from None
+            raise refusals.damaged(name, arena) from None
         except ValueError:
             raise refusals.there_is_no("arena", arena, name) from None
         try:
@@ -234,6 +232,10 @@ class Openable(Closable):
                 set_quotas(writer, limits)
             made = cls(writer, name, serde)
             made._recovered = writer.count()
+            for damaged in writer.damaged:
+                _log.warning(
+                    "arena %d of store %s is damaged and was passed by; `shmstore verify` says more", damaged, name
+                )
             if arena is None or made._recovered:
                 _log.info("recovered store %s with %d objects", name, made._recovered)
             else:

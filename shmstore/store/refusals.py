@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS, Inspector
 from shmstore.errors import (
+    CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
     RankInUseError,
@@ -34,6 +35,7 @@ __all__ = [
     "active",
     "another_layout",
     "cannot_open",
+    "damaged",
     "exists",
     "foreign",
     "full",
@@ -120,6 +122,25 @@ def active(
     if len(pids) > 1:
         return WriterActiveError(f"the writers of {store} are alive{who}")
     return WriterActiveError(f"the writer of {store} is alive{who}")
+
+
+def damaged(name: str, arena: int | None) -> CorruptStoreError:
+    """Return the error for a store that is damaged, or whose arena is; `ANY_ARENA`: each that has no living writer."""
+    hint, where = "`shmstore gc --yes --force NAME` removes it", ""
+    with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else its superblock is
+        n_writers = inspector.facts()["n_writers"]
+        alive = [inspector.facts(number)["writer_alive"] for number in range(n_writers)]
+        if n_writers > 1:
+            free = [number for number in range(n_writers) if not alive[number]]
+            numbers = free if arena == native.ANY_ARENA else [arena or 0]
+
+            where = f"arena{'s' if len(numbers) > 1 else ''} {listed(numbers)} of "
+        if any(alive):
+            hint = "join another arena, or close all writers and `open` the store, which creates it again"
+    return CorruptStoreError(
+        f"the tables of {where}store {shown(name)} contradict themselves",
+        hint=f"`shmstore verify NAME` says what is wrong; {hint}",
+    )
 
 
 def _differences(facts: dict[str, Any], asked: native.Options) -> list[str]:

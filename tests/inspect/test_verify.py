@@ -97,7 +97,7 @@ def damages(path: Path) -> dict[str, list[tuple[int, int]]]:
         "objects": [(FIELDS["objects"], 99)],
         "open_leases": [(FIELDS["open_leases"], 99)],
         "retired": [(FIELDS["retired"], 77)],
-        "published": [(FIELDS["published"], 1 << 40)],
+        "counters": [(FIELDS["published"], 1 << 40)],
         "state": [(slot_at(path, one), 9)],
         "bounds": [(slot_at(path, one, "offset"), 1 << 50)],
         "id": [(slot_at(path, one, "id"), 1 << 40)],

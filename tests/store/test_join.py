@@ -1,16 +1,19 @@
 """Several writers of one store: who gets which arena, and what each can do with the objects of the others."""
 
 import fcntl
+import logging
 import os
 import struct
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from shmstore import (
+    CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
     ObjectExistsError,
@@ -30,6 +33,9 @@ from shmstore.bindings.inspect import probe
 from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect import verify
 from shmstore.store import leftovers
+from tests.inspect.cases import piped, poke
+from tests.inspect.test_verify import of_writer
+from tests.layout import FIELDS
 from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, store_name
 
 SIZE = 900
@@ -764,3 +770,60 @@ def test_a_generated_name_goes_with_the_last_writer_unless_one_of_them_keeps_it(
         return seen
 
     assert [1, 0] == [left(keep=False), left(keep=True)]
+
+
+# ---- an arena that is damaged
+
+
+def dead(name: str, n_writers: int, damaged: Iterable[int]) -> int:
+    """Leave a store of dead writers, each with one object, and damage some arenas; return the store's number."""
+    with ObjectStoreWriter.create(name, **OPTIONS, n_writers=n_writers) as first:
+        for index in range(n_writers):
+            writer = first if index == 0 else ObjectStoreWriter.join(name, index)
+            writer.put(f"k{index}", value(index))
+            if index:
+                writer.close(unlink=False)
+        store_id = first.handle.store_id
+        first.close(unlink=False)
+    for index in damaged:
+        damage(name, index)
+    return store_id
+
+
+def damage(name: str, index: int) -> None:
+    poke(SHM / name, of_writer(SHM / name, index, FIELDS["next_id"]), 1 << 63)
+
+
+def test_a_damaged_arena_of_a_dead_peer_is_passed_by_and_named(
+    stores: Stores, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    dead(name, 3, [1])
+    first = join(stores, name)
+    third = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=3))
+    assert [(0, 1), (2, 1)] == [(writer.index, writer.recovered) for writer in (first, third)]
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert all(part in record.getMessage() for part in (name, "arena 1"))
+    for again in (
+        partial(ObjectStoreWriter.join, name),
+        partial(ObjectStoreWriter.join, name, 1),
+        partial(ObjectStoreWriter.open, name, **OPTIONS, n_writers=3),
+    ):
+        with raises(CorruptStoreError, names=[name, "arena 1"]):
+            again()
+    assert {1} == {finding.writer for finding in verify(name).findings if finding.wrong}
+    assert "(writer 1)" in " ".join(line for line in piped("dump", name).out.splitlines() if "damaged" in line)
+
+
+def test_a_store_is_created_again_only_where_each_arena_is_damaged(
+    stores: Stores, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = dead(name, 2, [0])
+    writer = ObjectStoreWriter.open(name, **OPTIONS, n_writers=2)
+    assert (before, 1, ["k1"]) == (writer.handle.store_id, writer.index, writer.keys())
+    writer.close(unlink=False)
+    damage(name, 1)
+    with raises(CorruptStoreError, names=[name, "arenas 0, 1"]):
+        ObjectStoreWriter.join(name)
+    writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
+    assert (0, 0) == (writer.index, writer.recovered)
+    assert before != writer.handle.store_id

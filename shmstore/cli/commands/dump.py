@@ -38,6 +38,7 @@ from shmstore.inspect import (
     StoreSnapshot,
     TreeNode,
     WriterInfo,
+    damage,
     load_tensor,
     parse_tree,
     ring_map,
@@ -288,11 +289,15 @@ def _draw_leases(console: Console, leases: Sequence[LeaseInfo], everything: bool
     console.print("; ".join(notes), style="dim")
 
 
-def draw_snapshot(console: Console, snapshot: StoreSnapshot, everything: bool = False) -> None:
+def draw_snapshot(
+    console: Console, snapshot: StoreSnapshot, everything: bool = False, damaged: Sequence[str] = ()
+) -> None:
     """Print a store: superblock, ring, holders, readers, objects, leases."""
     _facts(console, snapshot.name, snapshot.facts)
     if len(snapshot.facts.writers) > 1:
         console.print(writers_table(console, snapshot.facts.writers))
+        for text in damaged:
+            console.print(f"damaged: {text}", style="red", markup=False)
         console.print()
     draw_ring(console, snapshot)
     table = make_table(console, "memory", "what", "objects", "bytes", "share", left=("what",))
@@ -394,9 +399,9 @@ def _run(arguments: argparse.Namespace) -> int:
         else:
             snapshot = inspector.snapshot()
             if arguments.json:
-                print_json({"ok": True, "snapshot": snapshot})
+                print_json({"ok": True, "snapshot": snapshot, "damaged": damage(inspector)})
             else:
-                draw_snapshot(console, snapshot, arguments.all)
+                draw_snapshot(console, snapshot, arguments.all, list(damage(inspector).values()))
     if arguments.svg:
         save_picture(console, arguments.svg, f"dump {arguments.name}")
     return EXIT_OK
