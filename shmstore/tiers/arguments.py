@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from shmstore.errors import kind_of, shown
 from shmstore.tiers.protocol import Into
 
+MAX_SPANS = 64
+"""Of a value; a back end takes what says that it has more for something else's."""
 _KEY = re.compile(r"[ -~]{1,200}")
 
 
@@ -27,9 +29,9 @@ def check_keys(keys: Sequence[str]) -> None:
 
 
 def check_spans(spans: Sequence[memoryview]) -> None:
-    """Refuse an empty sequence, and each span that is not a flat memoryview of bytes."""
-    if not spans:
-        raise ValueError("spans must have at least one span")
+    """Refuse a sequence that is empty or too long, and each span that is not a flat memoryview of bytes."""
+    if not 0 < len(spans) <= MAX_SPANS:
+        raise ValueError(f"spans must have 1 to {MAX_SPANS} spans, not {len(spans)}")
     for span in spans:
         _check_span(span)
 

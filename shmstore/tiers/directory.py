@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from io import BufferedReader, FileIO
 
 from shmstore.errors import TierError, TierFullError, kind_of, shown
-from shmstore.tiers.arguments import check_key, check_keys, check_spans, check_timeout, take
+from shmstore.tiers.arguments import MAX_SPANS, check_key, check_keys, check_spans, check_timeout, take
 from shmstore.tiers.files import Housekeeper, name_of, remove
 from shmstore.tiers.protocol import Into
 
@@ -185,7 +185,11 @@ class DirectoryTier:
                 return []
             header = json.loads(file.readline(_LONGEST_HEADER))
             sizes: list[int] = header["sizes"]
-            if header["key"] != key or not all(type(size) is int and size >= 0 for size in sizes):
+            if (
+                header["key"] != key
+                or len(sizes) > MAX_SPANS
+                or not all(type(size) is int and size >= 0 for size in sizes)
+            ):
                 return []
             if file.tell() + sum(sizes) != found.st_size:
                 return []

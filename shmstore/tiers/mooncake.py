@@ -32,7 +32,7 @@ from typing import Any, Final
 import numpy as np
 
 from shmstore.errors import TierError, TierFullError
-from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
+from shmstore.tiers.arguments import MAX_SPANS, check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
 __all__ = ["MooncakeTier"]
@@ -432,7 +432,7 @@ def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]] | None:
     """Take a head apart; None if it is not one."""
     try:
         (count,) = struct.unpack_from("<I", head)
-        sizes = list(struct.unpack_from(f"<{count}Q", head, 4))
+        sizes = list(struct.unpack_from(f"<{count}Q", head, 4)) if count <= MAX_SPANS else []
     except struct.error:
         return None
     at = 4 + 8 * count
@@ -441,4 +441,4 @@ def _parsed(head: bytes) -> tuple[list[int], dict[int, bytes]] | None:
         if size <= INLINE:
             small[i] = head[at : at + size]
             at += size
-    return (sizes, small) if count and at == len(head) else None
+    return (sizes, small) if sizes and at == len(head) else None

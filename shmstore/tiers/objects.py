@@ -30,7 +30,6 @@ FORMAT = 1
 _MAGIC = b"shmtier" + bytes([FORMAT])
 _HEAD = struct.Struct("<8sQQIII")
 _CRC = struct.Struct("<I")
-_MAX_HEAD = 1 << 30
 _LONGEST = 200
 
 
@@ -73,7 +72,7 @@ def spans_of(writer: ObjectStoreWriter, key: str, scope: str | None, name: str, 
         return None
     payload = memoryview(hidden(buffer))
     head = _HEAD.pack(_MAGIC, len(payload), moment, len(meta), len(extra), crc32c(payload))
-    crc = crc32c(b"".join((name.encode(), head, meta, extra)))
+    crc = crc32c(name.encode(), head, meta, extra)
     return [memoryview(b"".join((head, _CRC.pack(crc), meta, extra))), payload.toreadonly()]
 
 
@@ -119,7 +118,7 @@ class Incoming:
     def into(self, size: int) -> memoryview | None:
         """Return the memory for the head, and then for the payload if the head is whole; else None."""
         if self._head is None:
-            if not _HEAD.size + _CRC.size <= size <= _MAX_HEAD:
+            if not 0 <= size - _HEAD.size - _CRC.size <= self._writer._writer.max_object_size:
                 return None
             self._head = bytearray(size)
             return memoryview(self._head)
@@ -128,13 +127,13 @@ class Incoming:
         return self._payload
 
     def _begin(self, size: int) -> bool:
-        head = bytes(self._head or b"")
+        head = memoryview(self._head or b"")
         magic, nbytes, self.moment, n_meta, n_extra, self._crc = _HEAD.unpack_from(head)
         rest = _HEAD.size + _CRC.size
         if magic != _MAGIC or nbytes != size or n_meta + n_extra != len(head) - rest:
             return False
         (crc,) = _CRC.unpack_from(head, _HEAD.size)
-        if crc != crc32c(b"".join((self._name.encode(), head[: _HEAD.size], head[rest:]))):
+        if crc != crc32c(self._name.encode(), head[: _HEAD.size], head[rest:]):
             return False
         if not self._valid(self.moment):
             self.outdated = True
@@ -144,7 +143,7 @@ class Incoming:
             return False
         batch = self._writer._writer.new_batch()
         try:
-            batch.begin(self._key, head[rest : rest + n_meta], nbytes, False, head[rest + n_meta :])
+            batch.begin(self._key, bytes(head[rest : rest + n_meta]), nbytes, False, bytes(head[rest + n_meta :]))
         except (StoreFullError, ObjectTooLargeError, ObjectExistsError):
             self.declined = True
             return False

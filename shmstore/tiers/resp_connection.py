@@ -7,6 +7,7 @@ from select import POLLIN, poll
 from typing import Any
 
 from shmstore.errors import TierError, TierFullError, cut, shown
+from shmstore.tiers.arguments import MAX_SPANS
 
 __all__ = ["NUMBER", "SIZE", "RespConnection", "Word"]
 
@@ -82,7 +83,7 @@ class RespConnection:
         """Return the sizes at the start of a first span of `length` bytes; empty if they do not fit its length."""
         number = NUMBER.unpack(self.take(NUMBER.size))[0] if length >= NUMBER.size else 0
         rest = length - NUMBER.size - number * SIZE.size
-        if number == 0 or rest < 0:
+        if not 0 < number <= MAX_SPANS or rest < 0:
             return []
         sizes = [size for (size,) in SIZE.iter_unpack(self.take(number * SIZE.size))]
         return sizes if sizes[0] == rest else []
@@ -97,7 +98,7 @@ class RespConnection:
         said = self.take(size)
         self.end()
         number: int = NUMBER.unpack(said)[0] if size == NUMBER.size else 0
-        return number
+        return number if number <= MAX_SPANS else 0
 
     def take(self, size: int) -> bytearray:
         """Return the next few bytes of an answer."""

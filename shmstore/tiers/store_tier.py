@@ -29,6 +29,8 @@ _MAX_QUEUE = 1 << 20
 _CLOSING = 5.0
 _PROBE = "shmstore:probe"
 _MAX_FORGOTTEN = 1 << 16
+_AHEAD = 3600 * 10**9
+"""How far another host's clock may be ahead, in ns; a later moment is forged, and would survive each clear."""
 _AT_ONCE = 32
 """How many objects one call removes: a slow tier is to do that within its time-out."""
 
@@ -210,7 +212,8 @@ class StoreTier:
             return False
 
         def valid(moment: int) -> bool:
-            return moment > self._writer._writer.tier_cleared() and self._forgot_at <= begun_at
+            cleared = self._writer._writer.tier_cleared()
+            return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._forgot_at <= begun_at
 
         incoming = Incoming(self._writer, key, scope, name, self._costs.worth, valid)
         if not self._tier.fetch(name, incoming.into) or not incoming.verifies():

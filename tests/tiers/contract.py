@@ -321,12 +321,13 @@ class Contract:
         ("spans", "error"),
         [
             ([], ValueError),
+            ([memoryview(b"a")] * 65, ValueError),
             ([b"bytes"], TypeError),
             ([memoryview(b"a"), memoryview(b"abcd")[::2]], ValueError),
             ([memoryview(bytearray(8)).cast("I")], ValueError),
             ([memoryview(bytearray(8)).cast("B", (2, 4))], ValueError),
         ],
-        ids=["no spans", "no memoryview", "not contiguous", "not bytes", "not flat"],
+        ids=["no spans", "too many", "no memoryview", "not contiguous", "not bytes", "not flat"],
     )
     def test_spans_that_are_not_flat_bytes_are_refused_and_change_nothing(
         self, tier: Tier, key: str, spans: Any, error: type[Exception]

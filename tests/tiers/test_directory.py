@@ -87,6 +87,7 @@ def test_a_file_that_is_cut_while_it_is_read_is_a_miss(tier: DirectoryTier, tmp_
         b"shmstore tier 2\n" + b'{"key": "key", "sizes": [4], "tags": {}}\nmeta',
         b"shmstore tier 1\n" + b'{"key": "yek", "sizes": [4], "tags": {}}\nmeta',
         b"shmstore tier 1\n" + b'{"key": "key", "sizes": [5, -1], "tags": {}}\nmeta',
+        b"shmstore tier 1\n" + b'{"key": "key", "sizes": [4, %b], "tags": {}}\nmeta' % b", ".join([b"0"] * 64),
         b"shmstore tier 1\n" + b'{"key": "key", "sizes": [4.0], "tags": {}}\nmeta',
         b"shmstore tier 1\n" + b'{"key": "key", "sizes": [true, 3], "tags": {}}\nmeta',
         b"shmstore tier 1\n" + b'{"key": "key", "sizes": "meta", "tags": {}}\nmeta',

@@ -4,6 +4,7 @@ import gc
 import itertools
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleSerde
 from shmstore.errors import ObjectExistsError, ObjectNotFoundError, TierFullError
 from shmstore.tiers import StoreTier, Tier, behind, store_tier
-from shmstore.tiers.objects import Incoming, tier_key
+from shmstore.tiers.objects import Incoming, spans_of, tier_key
 from tests.interrupts import interrupted_at
 from tests.tiers.memory import MemoryTier, late
 
@@ -514,6 +515,27 @@ def test_where_no_thread_can_be_started_an_offer_is_dropped_and_an_error_a_miss(
     assert tier.flush(10)
     assert tier.stats().offered == 1
     assert memory.calls[-2:] == ["forget", "offer"]
+
+
+def test_a_head_larger_than_any_object_of_the_store_gets_no_memory(here: Side, memory: MemoryTier) -> None:
+    memory.values[NAME] = [bytearray(1 << 26), bytearray(1)]
+    tracemalloc.start()
+    try:
+        assert not here[1].bring(KEY)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("ahead", "found"), [(3000 * 10**9, True), (4000 * 10**9, False), (None, False)])
+def test_a_moment_that_no_clock_can_have_had_is_a_miss_and_so_none_survives_each_clear(
+    here: Side, there: Side, memory: MemoryTier, ahead: int | None, found: bool
+) -> None:
+    there[0].put(KEY, VALUE)
+    moment = (1 << 64) - 1 if ahead is None else time.time_ns() + ahead
+    memory.values[NAME] = [bytearray(span) for span in spans_of(there[0], KEY, None, NAME, moment) or ()]
+    assert here[1].bring(KEY) == found
+    assert here[1].stats().misses == (not found)
 
 
 def test_what_was_forgotten_is_not_brought_while_the_tier_does_not_forget_it(
