@@ -60,9 +60,13 @@ _short = _Short()
 
 
 def cut(text: object, room: int = 300) -> str:
-    """Return `text` for use in a message; if it is longer than `room`, without its middle."""
+    """Return `text` for use in a message: what is not printable escaped, so that it stays one line; a long one is cut.
+
+    A text that is longer than `room` loses its middle.
+    """
     said = str(text)
-    return said if len(said) <= room else f"{said[: room // 2]}...{said[-(room // 2) :]}"
+    said = said if len(said) <= room else f"{said[: room // 2]}...{said[-(room // 2) :]}"
+    return said if said.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)
 
 
 def kind_of(value: object) -> str:

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from shmstore.errors import CacheMissError, kind_of, listed
+from shmstore.errors import CacheMissError, cut, kind_of, listed
 from shmstore.refs import REF_SIZE, ObjectRef
 from shmstore.store.arguments import MAX_KEY, packed_key, seconds_of, stored_key
 
@@ -184,7 +184,7 @@ class Conversation:
             ) from self._failed
         if answer[:1] == FOUND and len(answer) == 1 + REF_SIZE:
             return ObjectRef(answer[1:])
-        why = answer[1:].decode(errors="replace")
+        why = cut(answer[1:].decode(errors="replace"))
         raise CacheMissError(
             [key],
             f"{listed([key])} is of another host, and the relay has not brought it: {why}",

@@ -25,21 +25,31 @@ from typing import Any
 from redis.connection import Connection, parse_url
 from redis.exceptions import RedisError
 
-from shmstore.errors import TierError, TierFullError, cut, shown
+from shmstore.errors import TierError, TierFullError, cut, listed, shown
 from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 from shmstore.tiers.resp_connection import NUMBER, SIZE, RespConnection
+from shmstore.tiers.urls import TLS
 
 __all__ = ["RespTier"]
 
+_OPTIONS = {"host", "port", "path", "db", "username", "password", *TLS}
 _MAX_VALUE = 512 << 20
 """The bytes that a server takes in one value: `proto-max-bulk-len`, if its operator has not changed it."""
+
+
+class _InTime:
+    """Makes a connection of redis-py wait until `deadline`: for all addresses of a name and for TLS together."""
+
+    deadline = math.inf
+    _left = property(lambda self: max(self.deadline - time.monotonic(), 0.001), lambda self, value: None)
+    socket_timeout = socket_connect_timeout = _left
 
 
 class RespTier:
     """Keeps values in Redis or Valkey; a `Tier`.
 
-    `url` is one of redis-py: redis://, rediss:// or unix://, with user, password, database and options. `timeout` is
+    `url` is redis://, rediss:// or unix://, with user, password, database and options of TLS. `timeout` is
     in seconds, for each call from its start to its end; only looking up the host's name is not in it. `expire` is the
     time in seconds after which the server removes a value; without it, the server's eviction policy decides.
     At most `connections` calls run at the same time; others wait, within their `timeout`.
@@ -57,11 +67,14 @@ class RespTier:
         self._timeout = timeout
         self._expire = () if expire is None else (b"EX", b"%d" % expire)
         self._options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
-        self._kind = self._options.pop("connection_class", Connection)
+        kind = self._options.pop("connection_class", Connection)
+        if unknown := self._options.keys() - _OPTIONS:
+            raise ValueError(f"option {listed(sorted(unknown))} of the URL is not known")
+        self._kind = type("_Connection", (_InTime, kind), {})
         try:
             redis = self._kind(**self._options)
         except (TypeError, RedisError) as error:  # redis-py makes each option of the URL an argument
-            raise ValueError(f"an option of the URL is not known or wrong: {error}") from None
+            raise ValueError(f"an option of the URL is wrong: {error}") from None
         self._name = self._options.get("path") or f"{redis.host}:{redis.port}"
         self._connections = connections
         self._free = threading.Semaphore(connections)
@@ -178,10 +191,9 @@ class RespTier:
             connection.close()  # its server has ended or restarted
 
     def _connect(self, deadline: float) -> RespConnection:
-        left = max(deadline - time.monotonic(), 0.001)
-        options = self._options | {"socket_timeout": left, "socket_connect_timeout": left}
-        # redis-py's own greeting would wait `left` for each answer, so it is replaced by nothing.
-        redis = self._kind(**options, redis_connect_func=lambda _: None)
+        # redis-py's own greeting would set its own time-outs, so it is replaced by nothing.
+        redis: Any = self._kind(**self._options, redis_connect_func=lambda _: None)
+        redis.deadline = deadline
         try:
             redis.connect()
         except (RedisError, OSError) as error:

@@ -116,12 +116,12 @@ def _missing(scheme: str, extra: str) -> ImportError:
 _Options: TypeAlias = dict[str, Callable[[str], Any]]
 _RESP_EXAMPLES = {"redis": "host:6379", "rediss": "host:6379", "unix": "/run/redis.sock"}
 _RESP: _Options = {"timeout": float, "expire": int, "connections": int, "db": int, "username": str, "password": str}
-_TLS = ("ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile")
+TLS = ("ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile")
 _MOONCAKE: _Options = {"metadata": str, "protocol": str, "devices": str, "host": str, "staging": int, "timeout": float}
 _SCHEMES: dict[str, tuple[Callable[[SplitResult, dict[str, Any]], Tier], _Options]] = {
     "file": (_file, {"capacity": int, "timeout": float}),
     "redis": (_resp, _RESP),
-    "rediss": (_resp, _RESP | dict.fromkeys(_TLS, str)),
+    "rediss": (_resp, _RESP | dict.fromkeys(TLS, str)),
     "unix": (_resp, _RESP),
     "mooncake": (_mooncake, _MOONCAKE),
 }

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -254,6 +255,57 @@ def test_other_refusals_arrive_in_the_words_of_the_server(server: RedisServer, k
     with opened(server.url + "/99") as wrong, raises(TierError, ["DB index is out of range"]) as caught:
         wrong.has([key])
     assert not isinstance(caught.value, TierFullError)
+
+
+def test_a_refusal_is_one_line_whatever_the_server_says(key: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as liar, opened(f"redis://127.0.0.1:{liar.getsockname()[1]}") as tier:
+
+        def answer() -> None:
+            with liar.accept()[0] as client:
+                client.recv(4096)
+                client.sendall("-ERR \x1b[2J\nERROR all is lost\x85\u2028\r\n".encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with raises(TierError, [r"\x1b[2J\nERROR all is lost\x85\u2028"]) as caught:
+            tier.has([key])
+        assert str(caught.value).isprintable()
+        thread.join()
+
+
+def test_a_value_of_too_many_spans_is_something_elses(tier: RespTier, server: RedisServer, key: str) -> None:
+    keys = [f"{key}-{n}" for n in range(32)]
+    for each in keys:
+        server.ask("SET", f"{{{each}}}:0", r'"\xff\xff"')
+    tracemalloc.start()
+    try:
+        tier.forget(keys)
+        assert tracemalloc.get_traced_memory()[1] < 1 * MIB
+    finally:
+        tracemalloc.stop()
+    assert b"*0\r\n" == server.ask("KEYS", "*")
+    tier.offer(key, [memoryview(b"")] * 64, TAGS)
+    assert [b""] * 64 == fetch(tier, key)
+    server.ask("SET", f"{{{key}}}:0", r'"\x41\x00' + r"\x00" * 8 * 65 + '"')
+    assert not tier.fetch(key, lambda size: pytest.fail("65 spans"))
+
+
+@pytest.mark.parametrize("option", ["nonsense", "retry", "socket_type", "redis_connect_func", "ssl_ca_certs"])
+def test_an_unknown_option_of_the_url_is_refused_at_the_start(option: str) -> None:
+    with pytest.raises(ValueError, match=option):
+        RespTier(f"redis://127.0.0.1:1?{option}=1")
+
+
+def test_a_name_with_many_dead_addresses_takes_one_time_out(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        with socket.create_connection(full.getsockname()):  # the kernel answers no more
+            address = (socket.AF_INET, socket.SOCK_STREAM, 6, "", full.getsockname())
+            monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [address] * 20)
+            with opened("redis://name", timeout=0.5) as tier:
+                begin = time.monotonic()
+                with raises(TierError, ["cannot be reached"]):
+                    tier.has([key])
+                assert 0.4 < time.monotonic() - begin < SOON
 
 
 def test_over_tls(tmp_path: Path, key: str) -> None:
@@ -516,7 +568,7 @@ HALVES = [
     b":0\r\n$14\r\n" + TABLE + b"abc",
     b":0\r\n$14\r\n" + TABLE + b"abcd",
     b":0\r\n$14\r\n" + TABLE + b"abcd\r",
-    b":99999999999999999\r\n$99999999999999999\r\n\xff\xff",
+    b":99999999999999999\r\n$99999999999999999\r\n\x40\0",
 ]
 
 
