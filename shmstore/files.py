@@ -8,11 +8,13 @@ from typing import Final, Literal
 from shmstore.bindings import inspect as native
 from shmstore.errors import CorruptStoreError, LayoutMismatchError, SparseStoreError, StoreNotFoundError, shown
 
-__all__ = ["DIRECTORY", "PREFIX", "FileState", "SegmentFile", "classify", "no_store"]
+__all__ = ["DIRECTORY", "PREFIX", "FileState", "Holders", "SegmentFile", "classify", "holders", "no_store"]
 
 DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "shmstore-"
 """The start of generated names."""
+_PF_KTHREAD = 0x00200000
+"""Of the flags in /proc/PID/stat."""
 
 FileState = Literal[
     "ok",  # a store, alive or dead
@@ -145,3 +147,64 @@ def _not_opened(name: str, state: FileState) -> SegmentFile:
         ranks_alive=0,
         nameless=False,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Holders:
+    """Which processes have a file open or mapped."""
+
+    pids: tuple[int, ...]
+    """Those that do, this one left out."""
+    unreadable: tuple[int, ...]
+    """Those of which it cannot be told: they have memory or files, and this user may not look at them."""
+
+
+def holders(device: int, inode: int) -> Holders:
+    """Return the processes that map a file, or have it open, as far as /proc tells."""
+    pids, unreadable = [], []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            if _maps(entry, device, inode) or _has_open(entry, device, inode):
+                pids.append(int(entry))
+        except PermissionError:
+            if not _holds_nothing(entry):
+                unreadable.append(int(entry))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return Holders(tuple(sorted(pids)), tuple(sorted(unreadable)))
+
+
+def _holds_nothing(pid: str) -> bool:
+    """Return whether a process is a thread of the kernel, or has ended: such a one maps nothing and has no files."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as stat:
+            words = stat.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    except PermissionError:  # of a /proc mounted with hidepid=1
+        return False
+    state, flags = words[0], int(words[6])
+    return state in "ZX" or bool(flags & _PF_KTHREAD)
+
+
+def _maps(pid: str, device: int, inode: int) -> bool:
+    wanted = f"{os.major(device):02x}:{os.minor(device):02x}"
+    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
+        for line in maps:
+            words = line.split(maxsplit=5)
+            if words[3] == wanted and words[4] == str(inode):
+                return True
+    return False
+
+
+def _has_open(pid: str, device: int, inode: int) -> bool:
+    for number in os.listdir(f"/proc/{pid}/fd"):
+        try:
+            stat = os.stat(f"/proc/{pid}/fd/{number}")
+        except (FileNotFoundError, PermissionError):
+            continue
+        if stat.st_dev == device and stat.st_ino == inode:
+            return True
+    return False

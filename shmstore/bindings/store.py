@@ -199,8 +199,8 @@ class Watch:
         return True
 
 
-def await_creation(name: str, seconds: float = 1) -> None:
-    """Return when the creation of a store may have ended, or after some time, since its creator may die."""
+def await_creation(name: str, seconds: float) -> None:
+    """Return when the creation of a store may have ended, or after some time."""
     with Watch(name) as watch:
         watch.wait(time.monotonic() + seconds)
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import secrets
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
@@ -28,6 +29,7 @@ from shmstore.store.arguments import (
     checked_serde,
     expected_store,
     int_of,
+    seconds_of,
     store_options,
 )
 from shmstore.store.holds import Protection
@@ -265,22 +267,24 @@ class Openable(Closable):
         on_mismatch: Literal["recreate", "raise"] = "recreate",
         keep: bool = True,
         keep_leases: bool = False,
+        wait: float = 60.0,
     ) -> Self:
         """Take over the store that a dead or closed writer left under this name, or create it.
 
         This is the call for a process that restarts. With `n_writers` above 1 it is the call for every one of them: it
-        takes the first arena without a living writer, and waits while another one creates the store. The options are
-        those of `create`. If the store that is there was created with the same options, all its objects come along;
-        `recovered` is their number. Its leases end, because the requests of the dead writer died with it;
-        `keep_leases` keeps them. With `keep` False a store that this call creates ends with its processes, as one with
-        a generated name does; its name must begin with "shmstore-".
+        takes the first arena without a living writer, and waits up to `wait` seconds while another one creates the
+        store. The options are those of `create`. If the store that is there was created with the same options, all its
+        objects come along; `recovered` is their number. Its leases end, because the requests of the dead writer died
+        with it; `keep_leases` keeps them. With `keep` False a store that this call creates ends with its processes, as
+        one with a generated name does; its name must begin with "shmstore-".
 
         A store with other options, of another version or damaged is removed and created again, with a warning in the
         log. With `on_mismatch` "raise" it stays as it was, and LayoutMismatchError or CorruptStoreError says what is
         wrong. A file that is not a store is never removed: LayoutMismatchError.
         A store is never removed while a writer lives. Raises LayoutMismatchError then if the options differ and
-        `n_writers`, there or here, is above 1; else WriterActiveError, unless an arena is free. Raises
-        ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like `recover` and `create`.
+        `n_writers`, there or here, is above 1; else WriterActiveError, unless an arena is free. It is raised, too, when
+        `wait` is over. Raises ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like
+        `recover` and `create`.
         """
         options = store_options(
             capacity=capacity,
@@ -301,13 +305,16 @@ class Openable(Closable):
             raise ValueError(f"on_mismatch must be 'recreate' or 'raise', not {shown(on_mismatch)}")
         if not keep and not chosen.startswith(PREFIX):
             raise ValueError(f"the name of a store that is not kept must begin with {PREFIX!r}, not be {shown(chosen)}")
+        end = time.monotonic() + seconds_of("wait", wait)
         while True:  # again if another process has changed meanwhile what the name names
             seen = leftovers.look(chosen)
             try:
                 made = cls._recover(chosen, chosen_serde, options=options, quotas=quotas, arena=arena)
             except StoreNotFoundError as error:
                 if error._code == native.CREATING:
-                    native.await_creation(chosen)
+                    if (left := end - time.monotonic()) <= 0:
+                        raise refusals.creating(chosen, wait) from None
+                    native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
                     continue
                 try:
                     return cls._create(chosen, options, chosen_serde, limits, disposable=not keep)

@@ -28,13 +28,14 @@ from shmstore.errors import (
     listed,
     shown,
 )
-from shmstore.files import DIRECTORY, SegmentFile, classify
+from shmstore.files import DIRECTORY, SegmentFile, classify, holders
 from shmstore.refs import ObjectRef
 
 __all__ = [
     "active",
     "another_layout",
     "cannot_open",
+    "creating",
     "damaged",
     "exists",
     "foreign",
@@ -124,6 +125,19 @@ def active(
     return WriterActiveError(f"the writer of {store} is alive{who}")
 
 
+def creating(name: str, waited: float) -> WriterActiveError:
+    """Return the error for a store whose creation takes too long; it names the process that creates it."""
+    pids: tuple[int, ...] = ()
+    with suppress(ShmStoreError, OSError):  # it has gone meanwhile
+        file = classify(name)
+        pids = holders(file.device, file.inode).pids
+    who = f"process{'es' if len(pids) > 1 else ''} {listed(pids)}" if pids else "another process"
+    return WriterActiveError(
+        f"store {shown(name)} is still being created by {who}, after {waited:g} seconds",
+        hint="let that process continue, or end it; or wait longer (wait=seconds)",
+    )
+
+
 def damaged(name: str, arena: int | None) -> CorruptStoreError:
     """Return the error for a store that is damaged, or whose arena is; `ANY_ARENA`: each that has no living writer."""
     hint, where = "`shmstore gc --yes --force NAME` removes it", ""
@@ -176,7 +190,9 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStore
         hint = "this looks like a handle's JSON: StoreHandle.from_json reads it"
     elif by_handle and error._code == native.NO_STORE:
         hint = "its writer has closed it, or runs in a container with a /dev/shm of its own (share it with --ipc)"
-    return StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
+    named = StoreNotFoundError(f"store {shown(name)}: {error.message}", hint=hint)
+    named._code = error._code  # `open` asks whether it is being created
+    return named
 
 
 _UNUSABLE: Final = {

@@ -6,6 +6,7 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -827,3 +828,28 @@ def test_a_store_is_created_again_only_where_each_arena_is_damaged(
     writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
     assert (0, 0) == (writer.index, writer.recovered)
     assert before != writer.handle.store_id
+
+
+def test_open_waits_for_a_stopped_creator_only_so_long_and_names_it(stores: Stores, name: str) -> None:
+    ready = Signal()
+
+    def create() -> None:
+        with ObjectStoreWriter.create(name, **OPTIONS, n_writers=2):
+            poke(SHM / name, FIELDS["stamp"], 0)  # as before the end of its creation
+            ready.send()
+            time.sleep(600)
+
+    creator = Child(create)
+    try:
+        ready.wait()
+        started = time.monotonic()
+        with raises(WriterActiveError, names=[name, f"process {creator.pid}"], hint=["wait=seconds"]):
+            ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0.3)
+        assert 0.3 <= time.monotonic() - started < 5
+    finally:
+        creator.kill()
+        ready.close()
+    assert 0 == stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=0)).recovered
+    for wrong in (-1, float("nan")):
+        with pytest.raises(ValueError, match="wait"):
+            ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, wait=wrong)
