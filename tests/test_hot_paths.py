@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
+from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.scheduler import BlockHasher, KVCacheManager, Request
+from tests.multimodal.helpers import shm_sender, three_tensors, update
 from tests.scheduler.helpers import config
 
 
@@ -41,3 +43,9 @@ def test_a_look_up_that_misses_makes_no_more_calls(events: bool) -> None:
     manager = KVCacheManager(config(100, ("full", 16)), 1024, 16, log_stats=True, enable_kv_cache_events=events)
     request = Request("r", list(range(64)), block_hasher=BlockHasher(16))
     assert calls_of(lambda: manager.get_computed_blocks(request)) <= 7
+
+
+def test_a_sender_s_hit_makes_no_more_calls() -> None:
+    with shm_sender(MultiModalCacheConfig(cache_type="shm", world_size=1, ipc_cache_gb=0.01)) as sender:
+        sender.get_and_update_item((three_tensors(1024), [update("a")]), "a")
+        assert calls_of(lambda: sender.get_and_update_item(None, "a")) <= 14

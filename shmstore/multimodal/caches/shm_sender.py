@@ -55,6 +55,7 @@ from shmstore.multimodal.values.types import (
     ReceiverInput,
     UpdatesT,
 )
+from shmstore.refs import trusted_ref
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import MAX_KEY, int_of, stored_key
 
@@ -183,6 +184,10 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             and type(mm_item[1]) is list
         ):
             self.types.check_input(mm_item, mm_hash)
+        if len(mm_hash) > _LONG:
+            mm_hash = stored_key(mm_hash)
+        if mm_item is None:
+            return self._one_hit(mm_hash)
         return self._exchange((mm_item,), (mm_hash,))[0]
 
     def get_and_update(
@@ -194,11 +199,32 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         item, and CacheMissError with all missing hashes of the batch.
         """
         check_pairs(mm_items, mm_hashes, self.types.check_input)
-        return self._exchange(mm_items, mm_hashes)
+        return self._exchange(mm_items, [stored_key(mm_hash) for mm_hash in mm_hashes])
+
+    def _one_hit(self, mm_hash: str) -> ProcessorOutput[ItemT, UpdatesT]:
+        """Do `_exchange` for one item that has no input, the usual call, in three quarters of the time."""
+        native, counts = self._native, self._counts
+        batch = native.batch()
+        try:
+            output = self._hit(batch, mm_hash)
+            if output is None:
+                raise CacheMissError([mm_hash])
+            if self._writer._protections:
+                self._writer._unprotect((mm_hash,))
+            now = counts.counts  # the commit, as below
+            counts.counts = now[0] + 1, now[1] + 1, now[2], now[3]
+            batch.record.keep = 1
+            if native._w:
+                native.spare = batch
+            return output
+        except BaseException:
+            batch.undo()
+            raise
 
     def _exchange(
         self, mm_items: Sequence[ProcessorInput[ItemT, UpdatesT]], mm_hashes: Sequence[str]
     ) -> list[ProcessorOutput[ItemT, UpdatesT]]:
+        """Do `get_and_update`; the hashes are checked, and as the store has them."""
         native, counts = self._native, self._counts
         outputs: list[Any] = []
         missed: list[type[ShmStoreError] | None] = []
@@ -207,10 +233,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         misses = full = large = late = 0
         batch = native.batch()
         try:
-            for mm_hash in mm_hashes:
-                if len(mm_hash) > _LONG:
-                    mm_hashes = [stored_key(mm_hash) for mm_hash in mm_hashes]
-                    break
             if total > 1 and None in mm_items:
                 check_known(mm_items, mm_hashes, self._updates.is_cached)  # before anything changes
             # What is cached comes first: its leases keep it while the rest is stored.
@@ -254,7 +276,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     def _hit(self, batch: Batch, mm_hash: str) -> ProcessorOutput[ItemT, UpdatesT] | None:
         """Return the output of a cached item; None if it is not cached, or all lease entries are taken."""
         try:
-            ref = self._writer._hand_out(batch, mm_hash, self._hold)
+            ref = trusted_ref(batch.hit(mm_hash.encode(), self._hold))  # the hash was checked, and fits
         except (ObjectNotFoundError, StoreFullError):
             return None
         updates = self._updates.of(ref, mm_hash)
