@@ -123,6 +123,11 @@ def space(capacity: int, n_readers: int, max_objects: int, max_object_size: int)
     return lib.shms_space_needed(_packed(options)), lib.shms_space_free()
 
 
+def space_needed(options: "Options") -> int:
+    """Return the bytes that a segment with these options takes."""
+    return int(lib.shms_space_needed(_packed(options)))
+
+
 def rank_pid(name: str, rank: int) -> int:
     """Return the process that last attached as `rank`, or 0."""
     return int(lib.shms_reader_pid(os.fsencode(name), rank))

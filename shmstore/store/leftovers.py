@@ -9,8 +9,15 @@ from multiprocessing import util
 from typing import Protocol
 
 from shmstore.bindings import inspect as native
-from shmstore.bindings.store import OWN_UID, Options
-from shmstore.errors import CorruptStoreError, LayoutMismatchError, ShmStoreError, StoreNotFoundError, WriterActiveError
+from shmstore.bindings.store import OWN_UID, Options, space_needed
+from shmstore.errors import (
+    CorruptStoreError,
+    LayoutMismatchError,
+    ShmStoreError,
+    StoreNotFoundError,
+    StoreSpaceError,
+    WriterActiveError,
+)
 from shmstore.files import DIRECTORY, PREFIX, classify
 from shmstore.store import refusals
 
@@ -80,6 +87,14 @@ def look(name: str) -> os.stat_result | None:
     return None
 
 
+def _ask_for_space(old: os.stat_result, freed: bool, asked: Options) -> None:
+    """Raise StoreSpaceError if the store does not fit where the old one was; readers keep the pages of one they map."""
+    shm = os.statvfs(DIRECTORY)
+    free = shm.f_bavail * shm.f_frsize + freed * old.st_blocks * 512
+    if shm.f_blocks and free < (needed := space_needed(asked)):  # no blocks: a tmpfs without a limit
+        raise StoreSpaceError(needed=needed, free=free)
+
+
 def make_room(
     name: str,
     seen: os.stat_result | None,
@@ -91,8 +106,8 @@ def make_room(
 
     Does nothing if it is another one by now, or is being created. While a writer lives, raises WriterActiveError; or
     LayoutMismatchError if a store of several writers was `asked` for, or is there, and the options differ. Raises
-    ForeignStoreError, and `error` if the file must stay: with `keep`, if a writer lives and the other arenas are
-    damaged, and a file that has contents and is not a store.
+    ForeignStoreError; StoreSpaceError if there is no room for its successor; and `error` if the file must stay: with
+    `keep`, if a writer lives and the other arenas are damaged, and a file that has contents and is not a store.
     """
     with suppress(StoreNotFoundError):
         file = classify(name)
@@ -110,6 +125,7 @@ def make_room(
             raise refusals.active(name, asked=asked)
         if keep:
             raise error
+        _ask_for_space(seen, file.ranks_alive == 0, asked)
         try:
             native.remove(name, seen.st_dev, seen.st_ino, seen.st_size, True)
         except WriterActiveError:

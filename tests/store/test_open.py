@@ -20,6 +20,7 @@ from shmstore import (
     SharedMemoryError,
     ShmStoreError,
     StoreHandle,
+    StoreSpaceError,
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
@@ -146,6 +147,16 @@ def test_a_store_is_taken_over_whatever_it_says_of_prefault(
 ) -> None:
     left(name, prefault=before)
     assert 1 == reopened(stores, name, prefault=after).recovered
+
+
+def test_a_store_stays_if_there_is_no_room_for_the_one_that_would_replace_it(stores: Stores, name: str) -> None:
+    left(name)
+    before = (SHM / name).read_bytes()
+    with pytest.raises(StoreSpaceError) as caught:
+        ObjectStoreWriter.open(name, capacity=1 << 45, n_readers=2)
+    assert (caught.value.free or 0) < (1 << 45) < (caught.value.needed or 0)
+    assert before == (SHM / name).read_bytes()
+    assert 1 == reopened(stores, name).recovered
 
 
 def spoil_superblock(path: Path) -> None:
