@@ -457,7 +457,8 @@ static int open_failed(const shms_segment *seg, int role) {
     int why = errno;
     if (why == ENOENT)
         return SHMS_ENOSTORE;
-    if (why == ELOOP || why == EISDIR || why == ENXIO) /* a symbolic link, a directory, a socket */
+    /* a symbolic link; a directory, which the C library's shm_open calls EINVAL; a socket */
+    if (why == ELOOP || why == EISDIR || why == EINVAL || why == ENXIO)
         return SHMS_ELAYOUT;
     bool foreign = why == EACCES && role != SHMS_ROLE_INSPECTOR && stat_name(seg, &st) && st.st_uid != geteuid();
     errno = why;
