@@ -29,16 +29,18 @@ from shmstore.serde.wire import (
     INT,
     MAX_DEPTH,
     MAX_NBYTES,
+    MAX_RUNS,
     MAX_SAME_HASH,
     OBJECT,
     PICKLE,
+    RUN,
     TENSOR,
     TUPLE,
     crowded,
     parse,
 )
 
-__all__ = ["Mode", "Plan", "make_plan"]
+__all__ = ["Mode", "Plan", "make_plan", "plain"]
 
 Mode = Literal["view", "copy", "write", "device"]
 """The leaves that a plan makes: read-only views, private copies, writable views, or views of a copy on a device.
@@ -62,18 +64,9 @@ class _Mark:
     """The decoded form of an ext value of the format; see shmstore.serde.wire."""
 
 
-_TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT = (_Mark() for _ in range(5))
+_TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT, _RUN = (_Mark() for _ in range(6))
 _MARKS = {TUPLE.code: _TUPLE, INT.code: _INT, TENSOR.code: _TENSOR, ARRAY.code: _ARRAY, OBJECT.code: _OBJECT}
-
-
-def _ext_hook(code: int, data: bytes) -> _Mark:
-    mark = _MARKS.get(code)
-    if mark is None:
-        other = "; PickleSerde wrote this object" if code == PICKLE else ""
-        raise CorruptStoreError(f"the meta bytes hold an unknown ext code {code}{other}")
-    if data:
-        raise CorruptStoreError("the meta bytes hold a mark with data")
-    return mark
+_PLAIN_MARKS = {TUPLE.code: _TUPLE, RUN.code: _RUN}
 
 
 class _Constant:
@@ -87,9 +80,15 @@ class _Constant:
 
 def make_plan(meta: bytes, mode: Mode) -> Plan:
     """Return the plan of `meta`. Raises CorruptStoreError, and no other error, if the bytes describe no value."""
-    compiler = _Compiler(mode)
-    root = _as_build(compiler.node(parse(meta, _ext_hook), 0))
-    return Plan(compiler.needed, root)
+    return _Compiler(mode, MAX_DEPTH).plan(meta, _MARKS)
+
+
+def plain(packed: bytes, max_depth: int) -> Any:
+    """Return a value of scalars, lists, tuples and dicts, at most `max_depth` deep, with at most `MAX_RUNS` in runs.
+
+    Raises CorruptStoreError, and no other error, if the bytes describe no such value.
+    """
+    return _Compiler("view", max_depth).plan(packed, _PLAIN_MARKS).build(None)
 
 
 def _as_build(part: "_Constant | Build") -> Build:
@@ -102,17 +101,32 @@ def _as_build(part: "_Constant | Build") -> Build:
 class _Compiler:
     """Checks a parsed meta and turns it into functions."""
 
-    def __init__(self, mode: Mode) -> None:
+    def __init__(self, mode: Mode, max_depth: int) -> None:
         self.mode = mode
+        self.max_depth = max_depth
         self.needed = 0
         self.total = 0
+        self.runs = 0
+
+    def plan(self, meta: bytes, marks: dict[int, _Mark]) -> Plan:
+        def ext_hook(code: int, data: bytes) -> _Mark:
+            mark = marks.get(code)
+            if mark is None:
+                other = "; PickleSerde wrote this object" if code == PICKLE else ""
+                raise CorruptStoreError(f"the meta bytes hold an unknown ext code {code}{other}")
+            if data:
+                raise CorruptStoreError("the meta bytes hold a mark with data")
+            return mark
+
+        root = _as_build(self.node(parse(meta, ext_hook), 0))
+        return Plan(self.needed, root)
 
     def node(self, node: Any, depth: int) -> "_Constant | Build":
         kind = type(node)
         if kind in ATOMS:
             return _Constant(node)
-        if depth > MAX_DEPTH:
-            raise CorruptStoreError(f"the meta bytes are nested more than {MAX_DEPTH} deep")
+        if depth > self.max_depth:
+            raise CorruptStoreError(f"the meta bytes are nested more than {self.max_depth} deep")
         if kind is list:
             return self.mapping(node, depth)
         if kind is not tuple:
@@ -128,10 +142,21 @@ class _Compiler:
             return self.tuple_of(node[1:], depth)
         if mark is _INT:
             return _Constant(_big_int(node))
+        if mark is _RUN:
+            return self.run(node)
         return self.registered(node, depth)
 
+    def run(self, node: tuple[Any, ...]) -> Build:
+        if len(node) != 3 or type(node[1]) is not int or type(node[2]) is not int:
+            raise CorruptStoreError("the meta bytes hold a malformed run")
+        _, number, times = node
+        self.runs += max(times, 0)
+        if self.runs > MAX_RUNS:
+            raise CorruptStoreError(f"the meta bytes hold runs of more than {MAX_RUNS} items")
+        return lambda payload: [number] * times
+
     def mapping(self, node: list[tuple[Any, Any]], depth: int) -> Build:
-        keys = [_key(key, depth) for key, _ in node]
+        keys = [_key(key, self.max_depth - depth) for key, _ in node]
         if crowded(keys):
             raise CorruptStoreError(f"the meta bytes hold a dict with more than {MAX_SAME_HASH} keys of the same hash")
         parts = [(key, self.node(item, depth + 1)) for key, (_, item) in zip(keys, node, strict=True)]
@@ -276,13 +301,13 @@ def _big_int(node: tuple[Any, ...]) -> int:
     return int.from_bytes(node[1], "little", signed=True)
 
 
-def _key(node: Any, depth: int) -> Any:
+def _key(node: Any, left: int) -> Any:
     if type(node) in ATOMS:
         return node
-    if depth > MAX_DEPTH or type(node) is not tuple or not node:
+    if left < 0 or type(node) is not tuple or not node:
         raise CorruptStoreError("the meta bytes hold a key that is neither a scalar nor a tuple of scalars")
     if node[0] is _TUPLE:
-        return tuple([_key(item, depth + 1) for item in node[1:]])
+        return tuple([_key(item, left - 1) for item in node[1:]])
     if node[0] is _INT:
         return _big_int(node)
     raise CorruptStoreError("the meta bytes hold a key that is neither a scalar nor a tuple of scalars")

@@ -7,7 +7,7 @@ import msgpack
 
 from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueError, cut
 from shmstore.serde.protocol import Encoded, Layout
-from shmstore.serde.wire import PICKLE
+from shmstore.serde.wire import PICKLE, parse
 
 __all__ = ["PickleSerde"]
 
@@ -48,10 +48,7 @@ class PickleSerde:
     def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
         """Return a private copy of the value, with or without `copy`; **runs code that the bytes name**."""
         size = len(payload)
-        try:
-            ext = msgpack.unpackb(meta)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
+        ext = parse(meta, msgpack.ExtType)
         if type(ext) is not msgpack.ExtType or ext.code != PICKLE or len(ext.data) != 8:
             raise CorruptStoreError("the meta bytes were not written by PickleSerde")
         nbytes = int.from_bytes(ext.data, "little")

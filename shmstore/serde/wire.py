@@ -9,6 +9,7 @@ which no plain value produces::
     tensor       [TENSOR, dtype, offset, dim...]     dtype: its name in torch
     array        [ARRAY, dtype, offset, dim...]      dtype: see shmstore.serde.dtypes
     registered   [OBJECT, name, tree]
+    run          [RUN, int, times]                   a list that repeats one int; in prompt updates only
 
 A tensor of shape (2, 3) and dtype float32, stored alone, has 15 bytes of meta::
 
@@ -37,9 +38,11 @@ __all__ = [
     "INT",
     "MAX_DEPTH",
     "MAX_NBYTES",
+    "MAX_RUNS",
     "MAX_SAME_HASH",
     "OBJECT",
     "PICKLE",
+    "RUN",
     "TENSOR",
     "TUPLE",
     "crowded",
@@ -54,6 +57,8 @@ OBJECT = msgpack.ExtType(5, b"")
 PICKLE = 6
 """The ext code of the meta of `PickleSerde`, so that neither serializer reads the bytes of the other."""
 
+RUN = msgpack.ExtType(7, b"")
+
 MAX_DEPTH = 100
 """Limit of the nesting of containers; it is well below the limits of msgpack's parser and of Python's stack."""
 MAX_NBYTES = 2**62
@@ -61,6 +66,8 @@ MAX_NBYTES = 2**62
 
 ATOMS: frozenset[Any] = frozenset((str, bytes, int, float, bool, type(None)))
 """The scalar types; dict keys are scalars or tuples of them."""
+MAX_RUNS = 1 << 20
+"""Limit of the items of all runs of one value, whose bytes do not bound them."""
 MAX_SAME_HASH = 64
 """Limit of the keys of one dict that have the same hash."""
 
@@ -71,6 +78,10 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
     It hashes no key. Raises CorruptStoreError for bytes that are not msgpack.
     """
     try:
+        # A message that ends early may announce arrays in arrays, and the parser allocates each before its items come.
+        whole = msgpack.Unpacker(max_buffer_size=len(meta) or 1)
+        whole.feed(meta)
+        whole.skip()
         return msgpack.unpackb(
             meta,
             use_list=False,

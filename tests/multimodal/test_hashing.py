@@ -431,6 +431,8 @@ def test_images_are_hashed_by_what_a_processor_can_see(pillow: Any) -> None:
     image = pillow.new("RGB", (4, 3), (1, 2, 3))
     turned = image.copy()
     turned.getexif()[0x0112] = 6
+    not_turned = image.copy()
+    not_turned.getexif()[0x0112] = "6"
     palette = pillow.new("P", (4, 3))
     palette.putpalette([1, 2, 3] * 256)
     other_palette = palette.copy()
@@ -441,6 +443,7 @@ def test_images_are_hashed_by_what_a_processor_can_see(pillow: Any) -> None:
         pillow.new("RGB", (4, 3), (1, 2, 4)),
         pillow.new("L", (4, 9)),
         turned,
+        not_turned,
         palette,
         other_palette,
         image.tobytes(),

@@ -1,24 +1,34 @@
 """Prompt updates are stored with their item, if they are data, and stay in P0 if they are not."""
 
+import functools
+import itertools
 import logging
 import os
+import random
+import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 import torch
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import store as native
-from shmstore.inspect import StoreInspector
+from shmstore.errors import UnsupportedValueError
+from shmstore.inspect import StoreInspector, parse_tree
 from shmstore.multimodal import CacheTypes, ResolvedPromptUpdate, ShmObjectStoreSenderCache
 from shmstore.multimodal.caches import stored_updates
 from shmstore.multimodal.values.types import MULTIMODAL
-from shmstore.multimodal.values.updates import decode_updates, encode_updates
+from shmstore.multimodal.values.updates import decode_updates, encode_updates, pack, shortened, unpack
+from shmstore.serde.decode import make_plan
+from shmstore.serde.wire import MAX_RUNS, RUN, TUPLE
 from tests.multimodal.helpers import MIB, config, item, update
-from tests.support import raises, store_name
+from tests.support import in_child, raises, store_name
 
 KIB = 1 << 10
 NOT_DATA = [ResolvedPromptUpdate("image", 0, "insert", "", frozenset((1,)))]
@@ -98,6 +108,96 @@ def test_what_is_not_data_is_not_encoded(content: Any) -> None:
 def test_other_bytes_are_refused(packed: bytes) -> None:
     with raises((ValueError, TypeError)):
         decode_updates(packed)
+
+
+def nested(depth: int) -> Any:
+    return (nested(depth - 1),) if depth else 1
+
+
+def test_updates_are_nested_as_deep_as_they_can_be_read_and_no_deeper() -> None:
+    assert nested(17) == unpack(pack(nested(17)) or b"")
+    for depth in (18, 200):
+        with raises(UnsupportedValueError, names=["16"]):
+            pack(nested(depth))
+
+
+def test_all_runs_of_a_value_have_one_limit() -> None:
+    half = [7] * (MAX_RUNS // 2)
+    assert [half, half] == unpack(pack([shortened(half), shortened(half)]) or b"")
+    with raises(UnsupportedValueError, names=[str(MAX_RUNS)]):
+        pack([shortened(half), shortened([*half, 7])])
+
+
+def _ext(code: int, data: bytes) -> bytes:
+    return bytes(msgpack.packb(msgpack.ExtType(code, data)))
+
+
+ATTACKS = {
+    "ext types in ext types": functools.reduce(lambda packed, _: _ext(0, b"\x91" + packed), range(200), b"\x01"),
+    "tuples in tuples": b"\x92\xc7\x00\x01" * 200 + b"\x01",
+    "a run of 2^27": msgpack.packb([RUN, 1, 1 << 27]),
+    "2^16 runs of 2^20": msgpack.packb([[RUN, 1, 1 << 20]] * (1 << 16)),
+    "an array of many in an array of many": b"\xdd\x00\x0f\xff\xf0" * 900 + b"\0" * (1 << 20),
+    "tuples of one hash as keys": b"\xdf\0\1\0\0"
+    + b"".join(
+        msgpack.packb([TUPLE, *key]) + b"\0"
+        for key in itertools.islice(itertools.product((-1, -2), repeat=17), 1 << 16)
+    ),
+}
+
+
+def _decode_limited(inputs: Iterable[bytes], seconds: int) -> int:
+    """Decode all inputs in 300 MB more than this process has now; return how many were refused."""
+    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (mapped + 300_000_000,) * 2)
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    refused = 0
+    for packed in inputs:
+        for decode in (decode_updates, lambda meta: make_plan(meta, "copy"), lambda meta: parse_tree(meta, 0)):
+            try:
+                decode(packed)
+            except (ValueError, TypeError):
+                refused += 1
+    return refused
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_a_short_attack_takes_no_stack_no_memory_and_no_time(attack: str) -> None:
+    assert in_child(_decode_limited, [ATTACKS[attack]], 3) >= 2
+
+
+def test_random_and_mutated_bytes_take_a_bounded_amount_of_memory() -> None:
+    rng = random.Random(25)
+    values = [pack([["image", 0, "insert", "", content]]) for content in CONTENTS]
+    seeds = [*(seed for seed in values if seed), *ATTACKS.values()]
+    seeds = [seed for seed in seeds if len(seed) < 2000]
+
+    def inputs() -> Iterator[bytes]:
+        for i in range(100_000):
+            if i % 2:
+                yield rng.randbytes(rng.randrange(1, 64))
+                continue
+            packed = bytearray(rng.choice(seeds))
+            for _ in range(rng.randrange(1, 4)):
+                packed[rng.randrange(len(packed))] = rng.choice((rng.randrange(256), 0xDD, 0xDF, 0xC9, 0x92))
+            yield bytes(packed)
+
+    assert in_child(_decode_limited, inputs(), 300) > 100_000
+
+
+def test_an_object_with_such_updates_is_a_miss_for_the_next_writer() -> None:
+    attacks = iter(ATTACKS.values())
+    types = replace(MULTIMODAL, encode_updates=lambda _: next(attacks))
+    with sender_of(make(8 * MIB), types) as sender:
+        for attack in ATTACKS:
+            send(sender, attack, NOT_DATA)
+        writer = restarted(sender.writer)
+    with sender_of(writer) as sender:
+        assert [True] * len(ATTACKS) == sender.is_cached(list(ATTACKS))
+        for attack in ATTACKS:
+            with pytest.raises(CacheMissError):
+                sender.get_and_update_item(None, attack)
+            assert not sender.is_cached_item(attack)
 
 
 @pytest.mark.parametrize("checksums", [False, True])

@@ -4,15 +4,18 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from shmstore import ObjectRef, ObjectStoreReader, ObjectStoreWriter
 from shmstore.errors import CacheMissError
-from shmstore.multimodal import ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
+from shmstore.multimodal import CacheTypes, ShmObjectStoreReceiverCache, ShmObjectStoreSenderCache
+from shmstore.multimodal.values.types import MULTIMODAL
 from shmstore.tiers import StoreTier
 from tests.multimodal.helpers import MIB, config, three_tensors, update
+from tests.multimodal.test_stored_updates import ATTACKS
 from tests.tiers.memory import MemoryTier, late
 
 SETTINGS = config(4 * MIB, 4 * MIB, cache_type="shm")
@@ -21,10 +24,10 @@ SETTINGS = config(4 * MIB, 4 * MIB, cache_type="shm")
 class Host:
     """A sender with a tier, and a worker."""
 
-    def __init__(self, memory: MemoryTier, stack: ExitStack) -> None:
+    def __init__(self, memory: MemoryTier, stack: ExitStack, types: CacheTypes[Any, Any] = MULTIMODAL) -> None:
         writer = ObjectStoreWriter.create(capacity=4 * MIB, n_readers=1, max_object_size=4 * MIB)
         self.tier = StoreTier(writer, memory)
-        self.sender: Any = ShmObjectStoreSenderCache(SETTINGS, writer, tier=self.tier)
+        self.sender: Any = ShmObjectStoreSenderCache(SETTINGS, writer, tier=self.tier, types=types)
         stack.callback(self.sender.close)
         reader = stack.enter_context(ObjectStoreReader.attach(writer.handle, 0))
         self.worker: Any = ShmObjectStoreReceiverCache(reader)
@@ -68,6 +71,19 @@ def test_the_second_host_processes_nothing(hosts: list[Host]) -> None:
     assert (stats.hits, stats.total) == (6, 6)
     assert there.tier.stats().offered == 0  # it came from there
     there.sender.writer.check_valid()
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_hostile_updates_with_right_checksums_are_a_miss(hosts: list[Host], memory: MemoryTier, attack: str) -> None:
+    with ExitStack() as stack:
+        attacker = Host(memory, stack, replace(MULTIMODAL, encode_updates=lambda _: ATTACKS[attack]))
+        attacker.request(NAMES[0])
+        assert attacker.tier.flush(10)
+        here, _ = hosts
+        assert here.sender.is_cached_item(NAMES[0])
+        with pytest.raises(CacheMissError):
+            here.request(NAMES[0])
+        assert [update(NAMES[0])] == here.sender.get_and_update_item(here.process(NAMES[0]), NAMES[0])[1]
 
 
 def test_a_hit_does_not_ask_the_tier(hosts: list[Host], memory: MemoryTier) -> None:

@@ -216,14 +216,14 @@ def _feed_image(hasher: _Hasher, image: Any, path: str) -> None:
 
 def _look_at(image: Any) -> tuple[str, tuple[object, ...], bytes]:
     # A processor sees the pixels, their meaning (mode, palette, transparent colour) and the orientation. Loading the
-    # pixels may change all of these.
+    # pixels may change all of these. Only an orientation that is a number turns the image, and not the text "6".
     image.load()
     orientation = _orientation_of(image)
     palette = image.getpalette(None)
     looks: tuple[object, ...] = (palette, image.info.get("transparency"))
     if palette is not None and (palette_mode := image.im.getpalettemode()) != "RGB":
         looks = (palette_mode, *looks)
-    return f"{image.mode}{image.size}{orientation}", looks, image.tobytes()
+    return f"{image.mode}{image.size}{orientation!r}", looks, image.tobytes()
 
 
 def _orientation_of(image: Any) -> Any:

@@ -7,12 +7,14 @@ from typing import Any
 
 import msgpack
 
+from shmstore.errors import CorruptStoreError, UnsupportedValueError
 from shmstore.multimodal.values.items import ResolvedPromptUpdate
+from shmstore.serde.decode import plain
+from shmstore.serde.wire import RUN, TUPLE
 
 __all__ = ["decode_updates", "encode_updates", "pack", "shortened", "unpack"]
 
-_TUPLE, _RUN = 0, 1
-"""Codes: a tuple, which msgpack would turn into a list; a list that repeats one int."""
+_MAX_DEPTH = 16
 
 
 def encode_updates(updates: Sequence[ResolvedPromptUpdate]) -> bytes | None:
@@ -31,16 +33,24 @@ def decode_updates(packed: bytes) -> list[ResolvedPromptUpdate]:
 
 
 def pack(value: Any) -> bytes | None:
-    """Return plain data as bytes, or None if there is anything else in it."""
+    """Return plain data as bytes, or None if there is anything else in it.
+
+    Raises UnsupportedValueError for plain data that `unpack` would refuse.
+    """
     try:
-        return msgpack.packb(value, strict_types=True, default=_pack_tuple)  # type: ignore[no-any-return]
+        packed: bytes = msgpack.packb(value, strict_types=True, default=_marked)
     except (TypeError, ValueError, OverflowError):
         return None
+    try:
+        unpack(packed)
+    except CorruptStoreError as error:
+        raise UnsupportedValueError(f"prompt updates cannot be stored: {error.args[0]}", path="updates") from error
+    return packed
 
 
 def unpack(packed: bytes) -> Any:
-    """Return what `pack` has packed; ValueError for other bytes."""
-    return msgpack.unpackb(packed, ext_hook=_unpack_ext, strict_map_key=False)
+    """Return what `pack` has packed; CorruptStoreError for other bytes."""
+    return plain(packed, _MAX_DEPTH)
 
 
 def shortened(value: Any) -> Any:
@@ -49,20 +59,11 @@ def shortened(value: Any) -> Any:
     Most contents repeat one placeholder token, and to pack it once takes a tenth of the time.
     """
     if type(value) is list and value and type(value[0]) is int and value.count(value[0]) == len(value):
-        return msgpack.ExtType(_RUN, b"%d %d" % (value[0], len(value)))
+        return [RUN, value[0], len(value)]
     return value
 
 
-def _pack_tuple(value: Any) -> msgpack.ExtType:
+def _marked(value: Any) -> list[Any]:
     if type(value) is tuple:
-        return msgpack.ExtType(_TUPLE, msgpack.packb(list(value), strict_types=True, default=_pack_tuple))
+        return [TUPLE, *value]
     raise TypeError(f"no code for {type(value).__name__}")
-
-
-def _unpack_ext(code: int, packed: bytes) -> tuple[Any, ...] | list[Any]:
-    if code == _TUPLE:
-        return tuple(unpack(packed))
-    if code == _RUN:
-        number, times = map(int, packed.split())
-        return [number] * times
-    raise ValueError(f"no type has the code {code}")
