@@ -689,3 +689,12 @@ def test_a_store_of_another_capacity_than_configured_goes_on_with_a_warning(
         assert isinstance(sender.get_and_update_item((item(3), []), "a")[0], ObjectRef)
     said = [f"has a capacity of {capacity} bytes, and ipc_cache_gb asks for {MIB}; it goes on with what it has"]
     assert said * warnings == [message.split("> ")[1] for message in caplog.messages]
+
+
+def test_a_call_that_fails_ends_no_lease_of_the_hit_before_it() -> None:
+    with Engine(MIB) as engine:
+        engine.sender.get_and_update_item((three_tensors(KIB), [update("a")]), "a")
+        ref, _ = engine.sender.get_and_update_item(None, "a")
+        with pytest.raises(CacheMissError):
+            engine.sender.get_and_update_item(None, "b")
+        assert engine.sender.release([ref]) == 1
