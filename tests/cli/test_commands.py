@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,10 @@ from rich.console import Console
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter
 from shmstore.cli import main as cli
-from shmstore.cli.commands import bench
+from shmstore.cli.commands import bench, top
 from shmstore.cli.commands.tables import make_fitting_table
 from shmstore.cli.subcommands import COMMANDS
-from shmstore.inspect import StoreInspector, ring_map
+from shmstore.inspect import StoreInspector, look_at, ring_map
 from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, piped, poke, running
 from tests.support import SHM, Child, Stores, store_name
 
@@ -453,6 +454,15 @@ def _busy(name: str, ready: int) -> None:
         with suppress(KeyError):
             writer.get_cached("no such key")
         time.sleep(0.001)
+
+
+def test_top_draws_a_bar_of_its_width_whatever_a_writer_has_counted(stores: Stores) -> None:
+    info = look_at(stores.create().name)
+    assert info.facts is not None
+    sample = top.take_sample(replace(info, facts=replace(info.facts, used_bytes=(1 << 64) - 1)), None)
+    console = Console(file=io.StringIO(), width=150)
+    console.print(top.draw_one(console, sample, "rank"))
+    assert f" {'#' * 40}\n" in re.sub(" +\n", "\n", console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def test_top_on_a_terminal_sorts_by_keys_leaves_on_q_and_restores_the_terminal() -> None:

@@ -201,7 +201,7 @@ def _tier(sample: Sample, title: str) -> list[Text]:
 
 
 def _bar(facts: StoreFacts, width: int) -> Text:
-    full = round(width * facts.used_bytes / facts.capacity)
+    full = min(width, round(width * facts.used_bytes / facts.capacity))  # the count is a writer's, so it may be any
     return Text("#" * full, style="green") + Text("-" * (width - full), style="dim")
 
 
