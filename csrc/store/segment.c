@@ -239,11 +239,12 @@ static int map(shms_segment *seg, int fd, int role) {
                : SHMS_OK;
 }
 
-/* Makes an arena writable, and nothing else. The one rule (each word has one writing process), enforced by the MMU. */
+/* Makes an arena writable, and nothing else behind the superblock. The one rule (each word has one writing process),
+ * enforced by the MMU. */
 static int own(shms_segment *seg, uint32_t arena) {
     const shms_layout *l = &seg->layout;
     shms_segment_select(seg, arena);
-    return mprotect(seg->control, l->readers_at, PROT_READ) ||
+    return mprotect(seg->control + l->writer_at, l->readers_at - l->writer_at, PROT_READ) ||
                    mprotect(seg->writer, l->arena_stride, PROT_READ | PROT_WRITE) ||
                    mprotect(seg->data, l->data_stride, PROT_READ | PROT_WRITE)
                ? SHMS_ESYS
@@ -363,11 +364,15 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
     return SHMS_OK;
 }
 
-void shms_segment_publish(shms_segment *seg) {
+int shms_segment_publish(shms_segment *seg) {
+    int rc = own(seg, 0);
+    if (rc) /* the process has too many mappings */
+        return rc;
     atomic_store_explicit(&seg->sb->stamp, shms_layout_stamp(), memory_order_release);
-    own(seg, 0);
+    mprotect(seg->control, seg->layout.writer_at, PROT_READ); /* joins the mapping behind it, or stays writable */
     if (is_segment_fd(seg, seg->fd))
         futimens(seg->fd, NULL); /* wakes shms_watch, which sees no store to memory */
+    return SHMS_OK;
 }
 
 static int read_and_map(shms_segment *seg, int fd, uint64_t size, int role) {
@@ -612,13 +617,6 @@ bool shms_segment_held(const shms_segment *seg, int role) { return held(seg, rol
 
 bool shms_segment_written(const shms_segment *seg) { return held(seg, lock_bytes(0, SHMS_MAX_WRITERS)); }
 
-void shms_segment_unlock(shms_segment *seg) {
-    pthread_mutex_lock(&open_mutex); /* a forked child sees both or neither */
-    drop_lock(seg);
-    close_fd(seg);
-    pthread_mutex_unlock(&open_mutex);
-}
-
 bool shms_segment_named(const shms_segment *seg) {
     struct stat st;
     return stat_name(seg, &st) && st.st_dev == seg->dev && st.st_ino == seg->ino;
@@ -631,29 +629,46 @@ void shms_segment_unlink(const shms_segment *seg) {
 
 /* Holds the locks of all other writers while it removes the name, so that none joins: as read locks, which tell a joiner
  * that they are no writer's, and which several that close may hold at once. A writer that has unlocked asks for all of
- * them at once, and so holds nothing if it gets none: two that close cannot both find the other alive. */
-bool shms_segment_unlink_last(const shms_segment *seg) {
+ * them at once, and so holds nothing if it gets none: two that close cannot both find the other alive. The locks are
+ * taken on the descriptor that is there, because a process that is out of descriptors closes stores, too. */
+static bool unlink_last(shms_segment *seg) {
+    uint64_t own_byte = seg->lock ? seg->arena : SHMS_MAX_WRITERS;
+    struct flock before = lock_bytes(0, own_byte), behind = lock_bytes(own_byte + 1, SHMS_MAX_WRITERS - own_byte - 1);
+    struct flock all = lock_bytes(0, SHMS_MAX_WRITERS);
+    before.l_type = behind.l_type = F_RDLCK;
+    all.l_type = F_UNLCK;
+    if (!is_segment_fd(seg, seg->fd))
+        return false;
+    bool last = (own_byte == 0 || fcntl(seg->fd, F_OFD_SETLK, &before) == 0) &&
+                (own_byte + 1 >= SHMS_MAX_WRITERS || fcntl(seg->fd, F_OFD_SETLK, &behind) == 0);
+    if (last)
+        shms_segment_unlink(seg);
+    fcntl(seg->fd, F_OFD_SETLK, &all);
+    return last || !shms_segment_named(seg);
+}
+
+bool shms_segment_unlink_last(shms_segment *seg) {
     if (seg->layout.n_writers == 1 && seg->lock) {
         shms_segment_unlink(seg);
         return true;
     }
-    pthread_mutex_lock(&open_mutex); /* no fork may copy the descriptor */
-    int fd = open_again(seg, SHMS_ROLE_WRITER);
-    uint64_t own_byte = seg->lock ? seg->arena : SHMS_MAX_WRITERS;
-    struct flock before = lock_bytes(0, own_byte), behind = lock_bytes(own_byte + 1, SHMS_MAX_WRITERS - own_byte - 1);
-    before.l_type = behind.l_type = F_RDLCK;
-    bool last = fd >= 0 && (own_byte == 0 || fcntl(fd, F_OFD_SETLK, &before) == 0) &&
-                (own_byte + 1 >= SHMS_MAX_WRITERS || fcntl(fd, F_OFD_SETLK, &behind) == 0);
-    if (last)
-        shms_segment_unlink(seg);
-    if (fd >= 0)
-        close(fd);
+    pthread_mutex_lock(&open_mutex); /* a forked child would share the locks */
+    bool last = unlink_last(seg);
     pthread_mutex_unlock(&open_mutex);
-    return last || fd == SHMS_ENOSTORE;
+    return last;
+}
+
+void shms_segment_unlock(shms_segment *seg, bool unlinks) {
+    pthread_mutex_lock(&open_mutex); /* a forked child sees both or neither */
+    drop_lock(seg);
+    if (unlinks)
+        unlink_last(seg);
+    close_fd(seg);
+    pthread_mutex_unlock(&open_mutex);
 }
 
 void shms_segment_close(shms_segment *seg) {
-    shms_segment_unlock(seg);
+    shms_segment_unlock(seg, false);
     list_remove(seg);
     if (seg->borrowed)
         return;

@@ -66,7 +66,8 @@ int shms_segment_open_file(shms_segment *seg, int flags);
 /* Creates a segment, maps it as its writer and takes the writer's lock. No process can open it before _publish. After
  * an error, nothing is left in memory or in the file system. */
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options);
-void shms_segment_publish(shms_segment *seg);
+/* SHMS_ESYS: nothing was published. */
+int shms_segment_publish(shms_segment *seg);
 /* Prefaults and requests huge pages, as the options say. For the holder of the writer's lock. */
 void shms_segment_warm(shms_segment *seg);
 
@@ -95,14 +96,16 @@ int shms_segment_lock(shms_segment *seg, int role);
 int shms_segment_take(shms_segment *seg, int arena, uint64_t without);
 /* Does a process hold the role's lock? Takes about 0.4 us, or 0.6 us if the lock is free. In doubt: yes. */
 bool shms_segment_held(const shms_segment *seg, int role);
-void shms_segment_unlock(shms_segment *seg); /* releases the lock, and stops probing others; idempotent */
+/* Releases the lock, and stops probing others; with `unlinks`, removes the name between the two, as _unlink_last.
+ * Idempotent. */
+void shms_segment_unlock(shms_segment *seg, bool unlinks);
 /* Does the name still name this segment? Needs no descriptor. */
 bool shms_segment_named(const shms_segment *seg);
 /* Removes the name, if it still names this segment. */
 void shms_segment_unlink(const shms_segment *seg);
 /* The same, unless a writer lives: another one, or any if this one has unlocked. False: one lives. Of writers that
- * close at the same time, each calling this before and after it unlocks, the last one removes the name. */
-bool shms_segment_unlink_last(const shms_segment *seg);
+ * close at the same time, each trying before and after it unlocks, the last one removes the name. */
+bool shms_segment_unlink_last(shms_segment *seg);
 /* Does any writer hold its lock? */
 bool shms_segment_written(const shms_segment *seg);
 void shms_segment_close(shms_segment *seg); /* unlocks, unmaps */

@@ -131,15 +131,9 @@ int shms_writer_enter_to_end(struct shms_writer *w) {
     return SHMS_ECLOSED;
 }
 
-static void unlock(struct shms_writer *w) {
-    shms_segment_unlock(&w->seg);
-    if (w->unlinks)
-        shms_segment_unlink_last(&w->seg);
-}
-
 void shms_writer_ticket_ended(struct shms_writer *w) {
     if (--w->unfinished == 0 && w->closed)
-        unlock(w);
+        shms_segment_unlock(&w->seg, w->unlinks);
 }
 
 /* V1, V2: settles the slots that a death between two steps has left. The next successor can do all of it again. */
@@ -281,6 +275,8 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     if (rc == SHMS_OK)
         rc = build(w);
+    if (rc == SHMS_OK && options)
+        rc = shms_segment_publish(&w->seg);
     if (rc) {
         int saved = errno;
         if (rc == SHMS_ECORRUPT)
@@ -296,9 +292,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     }
     pthread_mutex_init(&w->placing, NULL);
     pthread_mutex_init(&w->mutex, NULL);
-    if (options)
-        shms_segment_publish(&w->seg);
-    else if (keep)
+    if (!options && keep)
         shms_set(&w->seg.writer->disposable, 2); /* its name was asked for */
     *out = w;
     return SHMS_OK;
@@ -333,7 +327,7 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
         shms_set(&w->seg.writer->disposable, 2);
     w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
-        unlock(w);
+        shms_segment_unlock(&w->seg, w->unlinks);
     pthread_mutex_unlock(&w->mutex);
     pthread_mutex_unlock(&w->placing);
     return SHMS_OK;

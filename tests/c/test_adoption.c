@@ -144,7 +144,7 @@ static void setup(void) {
 }
 
 static void die(shms_writer **w) { /* without a close: all its words stay as they are */
-    shms_segment_unlock(&(*w)->seg);
+    shms_segment_unlock(&(*w)->seg, false);
     (*w)->closed = true;
     shms_writer_free(*w);
     *w = NULL;

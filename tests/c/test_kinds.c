@@ -141,7 +141,7 @@ static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
     CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, NULL, 0, NULL, 0, 4 * KIB, image, false, &t, NULL));
     shms_set(&w->seg.writer->kinds[image].bytes, 1); /* as after a death between two stores */
     shms_set(&w->seg.writer->kinds[encoder].objects, 77);
-    shms_segment_unlock(&w->seg);
+    shms_segment_unlock(&w->seg, false);
     shms_writer *next;
     CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name));
     shms_writer_free(w);

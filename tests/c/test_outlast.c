@@ -14,7 +14,7 @@ static void die_before_the_probe(const char *label) {
         return;
     deaths++;
     atomic_store(state, last_word);
-    shms_segment_unlock(&writer->seg);
+    shms_segment_unlock(&writer->seg, false);
 }
 
 /* A store with one object of half its size. A reader with an earlier reference finds the object in EVICTING. */

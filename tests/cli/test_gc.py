@@ -178,6 +178,8 @@ def test_only_processes_that_could_hold_something_count_as_not_looked_at() -> No
 def test_processes_that_were_not_looked_at_are_told_of_only_where_the_verdict_hangs_on_them() -> None:
     useless, recoverable = f"shmstore-{os.getpid()}-0", store_name()
 
+    cli.build_parser()  # loads modules, which the other user may not be allowed to read
+
     def look() -> list[str]:
         os.setgid(NOBODY)
         os.setuid(NOBODY)

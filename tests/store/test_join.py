@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import resource
 import struct
 import subprocess
 import sys
@@ -333,6 +334,16 @@ def test_two_that_close_at_once_leave_no_name(name: str) -> None:
         assert not (SHM / name).exists()
         ready.close()
         go.close()
+
+
+def test_the_last_writer_of_a_process_without_a_free_descriptor_removes_the_name(name: str) -> None:
+    def close() -> bool:
+        writer = ObjectStoreWriter.create(name, **OPTIONS, n_writers=2)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        writer.close()
+        return (SHM / name).exists()
+
+    assert in_child(close) is False
 
 
 @pytest.mark.parametrize("last", ["creator", "joined"])

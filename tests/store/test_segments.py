@@ -35,6 +35,38 @@ from shmstore.bindings.store import MAX_CAPACITY, MAX_NAME, MAX_OBJECTS, MAX_REA
 from tests.layout import FIELDS
 from tests.support import SHM, Stores, bits, frozen, in_child, random_tensor, segments, store_name
 
+# ---- creation
+
+
+def test_a_process_with_too_many_mappings_creates_a_store_whole_or_not_at_all(stores: Stores) -> None:
+    """Whole: nothing but the writer's own arena is writable. The kernel refuses to split a mapping at its limit."""
+
+    def create() -> tuple[int, int]:
+        spare = []
+        with contextlib.suppress(OSError):
+            while True:
+                spare.append(mmap.mmap(-1, mmap.PAGESIZE))
+        made, refused = 0, 0
+        for _ in range(40):
+            spare.pop()
+            try:
+                writer = ObjectStoreWriter.create(name, capacity=1 << 16, n_readers=1, n_writers=3)
+            except OSError:
+                refused += 1
+                assert not (SHM / name).exists()
+                continue
+            with open("/proc/self/maps") as maps:  # line by line: there is no room for all of it
+                assert 2 == sum("w" in line.split()[1] for line in maps if name in line)  # its tables and its data
+            writer.close()
+            made += 1
+        return made, refused
+
+    name = store_name()
+    made, refused = in_child(create)
+    assert made > 0
+    assert refused > 0
+
+
 # ---- names
 
 
