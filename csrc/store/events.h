@@ -2,7 +2,8 @@
  * events.h - the log of what came into the store and what left it: a key and an id an event.
  *
  * A position is the microsecond in which the store was created, and a number of events since. So a position of a store
- * that was removed is below those of one that was created later. The writer table has the number already: each put,
+ * that was removed is below those of one that was created later, unless the clock was set back in between: then only the
+ * store's number tells them apart. The writer table has the number already: each put,
  * eviction and delete is counted there. Each recovery counts, too, because a death may have swallowed the count of an event. So a
  * position of an earlier writer is always below the start of this writer's log: its listener is told.
  *

@@ -375,6 +375,8 @@ class ObjectStoreWriter(Openable):
         A listener keeps the `position` of the last event that it has used, and calls again with it. Any number of
         listeners may do so. Without a position it yields a put for each stored object, oldest first, with the position
         at which they hold; use all of them before you go on from there.
+        A position is of one store. Another store of the same name, which has another `handle`, has later ones, unless
+        the clock was set back in between.
         Raises EventsLostError if the log does not have the next event any more, and ValueError for a position that no
         event has had.
         """
