@@ -10,12 +10,17 @@ void shms_claims_begin(const shms_segment *seg) {
     shms_claim *row = shms_claims(seg);
     if (seg->layout.n_writers == 1)
         return;
+    uint32_t slots = shms_all_slots(&seg->layout);
+    uint64_t pinned = shms_get(&seg->writer->adopting) - 1;
     SHMS_STEP("J1"); /* pairs with W3h */
     atomic_store_explicit(&seg->writer->adopting, 0, memory_order_release);
-    for (uint32_t s = 0; s < shms_all_slots(&seg->layout); s++)
+    if (pinned < slots)
+        shms_claims_count(seg, (uint32_t)pinned);
+    for (uint32_t s = 0; s < slots; s++)
         if (atomic_load_explicit(&row[s].first, memory_order_relaxed)) {
             SHMS_STEP("J2"); /* pairs with W3f */
             atomic_store_explicit(&row[s].first, 0, memory_order_release);
+            shms_claims_count(seg, s);
         }
 }
 

@@ -25,7 +25,8 @@ static inline bool shms_is_own(const shms_segment *seg, uint32_t slot) {
     return shms_arena_of(&seg->layout, slot) == seg->arena;
 }
 
-/* J1, J2: a new process forgets what its predecessor had pinned and leased. */
+/* J1, J2: a new process ends what its predecessor had pinned and leased, and counts that. Whatever it does before, the
+ * owners are refused for what the dead held, because a writer with that lock lives again. */
 void shms_claims_begin(const shms_segment *seg);
 /* B1, B2: pins the object of another writer, if it is LIVE. An object in EVICTING is a miss, without a wait. */
 bool shms_claims_pin(const shms_segment *seg, uint32_t slot);

@@ -194,7 +194,6 @@ static int build(struct shms_writer *w) {
     shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, shms_segment_at(&w->seg, l->index_at, w->seg.arena), n, w->seg.sb->secret, w->seg.slots,
                     w->seg.data);
-    shms_claims_begin(&w->seg);
     shms_leases_init(&w->leases, at += ring_size, l, t, w->seg.leases, w->seg.slots, others ? &w->seg : NULL);
     shms_ghosts_init(&w->ghosts, at += lease_size, l->capacity, n);
     w->free_slots = (uint32_t *)(at += ghosts_size);
@@ -265,8 +264,10 @@ static int start(shms_writer **out, const char *name, const shms_options *option
             rc = SHMS_ENOSTORE;
         if (rc == SHMS_OK)
             rc = shms_segment_reserve_again(&w->seg);
-        if (rc == SHMS_OK)
+        if (rc == SHMS_OK) {
+            shms_claims_begin(&w->seg); /* before anything slow: the owners are refused as long as it lasts */
             rc = shms_counters_valid(w->seg.writer) ? settle_slots(w) : SHMS_ECORRUPT;
+        }
         if (rc == SHMS_OK) {
             if (expected && expected->options)
                 w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;

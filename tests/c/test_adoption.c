@@ -628,6 +628,46 @@ static void what_is_let_go_is_noticed(void) {
     CHECK(noticed(rank_0_died, r_attaches, 15, false) >= 5);
 }
 
+/* A successor of B settles its own arena, and may prefault it, which takes long: by then A must have its place. */
+static void a_wants_at_v1(const char *label) {
+    if (strcmp(label, "V1") == 0) {
+        shms_step_hook = NULL;
+        a_wants();
+        CHECK(placed);
+    }
+}
+static void a_holds_cold_and_b_pins_read(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_hit(a, "cold", 4, 0, true, ref, NULL));
+    b_pins();
+}
+static void a_holds_cold_and_b_hits_read(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    CHECK_EQ(SHMS_OK, shms_hit(a, "cold", 4, 0, true, ref, NULL));
+    b_hit(READ);
+}
+static void what_the_dead_held_is_over_before_anything_slow(void) {
+    static void (*const befores[])(void) = {a_holds_cold_and_b_pins_read, a_holds_cold_and_b_hits_read};
+    for (int i = 0; i < 2; i++) {
+        setup();
+        befores[i]();
+        shms_ticket ticket;
+        CHECK_EQ(SHMS_OK, shms_writer_reserve(b, "unborn", 6, NULL, 0, UNIT, &ticket));
+        wanted = 3;
+        placed = false;
+        a_wants();
+        CHECK(!placed);
+        b_dies();
+        shms_step_hook = a_wants_at_v1;
+        join_b();
+        CHECK(!shms_step_hook && placed);
+        half = SHMS_NONE;
+        all_promises_end();
+        CHECK(shms_writer_cancel_all(a) >= 0);
+        settle();
+    }
+}
+
 /* ---- 1. deaths ---- */
 
 static uint64_t kill_at;
@@ -815,6 +855,7 @@ int main(void) {
     name = store_name("adoption");
     for (arena_of_a = 1; arena_of_a >= 0; arena_of_a--) {
         what_is_let_go_is_noticed();
+        what_the_dead_held_is_over_before_anything_slow();
         deaths();
     }
     arena_of_a = 0;
