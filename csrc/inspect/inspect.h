@@ -108,7 +108,7 @@ typedef struct shms_finding {
 #define SHMS_F_RETIRED 5      /* where: rank; retired at an epoch that it has not reached */
 #define SHMS_F_COUNTERS 6     /* value: next_id, expected: next_lease; shms_counters_valid says no */
 #define SHMS_F_ADOPTING 7     /* value: slot, expected: number of slots; not a slot of another writer */
-#define SHMS_F_CLAIM 8        /* where: slot, value: entry; the list of its leases there leads to another entry */
+#define SHMS_F_HOLDS 8        /* where: slot, value: entry; the list of its leases there leads to another entry */
 /* of a slot */
 #define SHMS_F_STATE 10       /* value: not a valid state */
 #define SHMS_F_BOUNDS 11      /* value: offset, expected: length; not within the data region */
@@ -130,7 +130,7 @@ typedef struct shms_finding {
 #define SHMS_F_LEASE_OBJECT 22 /* value: slot, expected: id; that object is not in the slot */
 #define SHMS_F_LEASE_GROUP 24  /* value: group, as in shms_lease_record; expected: number of groups */
 #define SHMS_F_SAME_LEASE 23   /* value: the other entry, expected: the number of both */
-#define SHMS_F_UNCLAIMED 26    /* value: number, expected: slot; the owner of the object does not find the lease */
+#define SHMS_F_UNLISTED 26    /* value: number, expected: slot; the owner of the object does not find the lease */
 /* of a rank */
 #define SHMS_F_BASE 30         /* value: base, of a rank that is not closed; expected: next_lease */
 #define SHMS_F_ACK 31          /* value: the highest acknowledged number, expected: next_lease */

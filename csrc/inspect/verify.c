@@ -8,7 +8,7 @@
  *    value, counts. A healthy store that is working changes its values.
  * 2. A word that must stay below a counter (an id, a number, an acknowledgement) is read before the counter.
  * 3. A writer may die or stop between two stores. It leaves sums that do not agree, leases of objects that are gone, or
- *    that are not in the list of their claim, an index that is not complete, and a slot in WRITING or EVICTING. `recover`
+ *    that are not in the list of their holds, an index that is not complete, and a slot in WRITING or EVICTING. `recover`
  *    repairs all of that. The two states are not findings; the others are. The caller knows whether the writer runs, and
  *    so what they mean. Leases of a dead writer on objects of others are void, so their objects may be gone.
  */
@@ -168,20 +168,20 @@ static void check_slots(const shms_inspector *i, const shms_attendance *who, uin
 
 /* Walks the lists of a writer's leases on objects of others, as their owners do (W3f). Sets `listed` for the entries, and
  * checks the pin. */
-static void check_claims(const shms_inspector *i, uint32_t writer, bool *listed, findings *f) {
+static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, findings *f) {
     const shms_layout *l = &i->seg.layout;
     uint32_t n_entries = (uint32_t)l->max_leases;
     uint64_t adopting = shms_get(&shms_segment_writer(&i->seg, writer)->adopting);
     if (adopting && (adopting > shms_all_slots(l) || shms_arena_of(l, (uint32_t)adopting - 1) == writer))
         add(f, SHMS_F_ADOPTING, writer, 0, adopting - 1, shms_all_slots(l));
     for (uint32_t s = 0; s < shms_all_slots(l); s++) {
-        uint32_t first = atomic_load_explicit(&shms_segment_claims(&i->seg, writer)[s].first, memory_order_acquire);
+        uint32_t first = atomic_load_explicit(&shms_segment_holds(&i->seg, writer)[s].first, memory_order_acquire);
         for (uint32_t next = first, n = 0; next; n++) {
             const shms_lease *e = shms_segment_lease(&i->seg, writer * n_entries + (next <= n_entries ? next - 1 : 0));
             uint64_t number = shms_get(&e->number), what = shms_get(&e->what);
             if (next > n_entries || n == n_entries || number == 0 || shms_lease_slot(what) != s ||
                 shms_arena_of(l, s) == writer) {
-                add(f, SHMS_F_CLAIM, writer, s, (uint64_t)writer * n_entries + next - 1, 0);
+                add(f, SHMS_F_HOLDS, writer, s, (uint64_t)writer * n_entries + next - 1, 0);
                 break;
             }
             listed[next - 1] = true;
@@ -220,10 +220,10 @@ static void check_leases(const shms_inspector *i, const shms_attendance *who, ui
     }
     memset(listed, 0, n_entries * sizeof *listed);
     if (i->seg.layout.n_writers > 1)
-        check_claims(i, arena, listed, f);
+        check_holds(i, arena, listed, f);
     for (size_t k = 0; k < n; k++)
         if (open[k].owner != arena && !open[k].moving && open[k].slot < n_slots && !listed[open[k].entry % n_entries])
-            add(f, SHMS_F_UNCLAIMED, arena, open[k].entry, open[k].number, open[k].slot);
+            add(f, SHMS_F_UNLISTED, arena, open[k].entry, open[k].number, open[k].slot);
     qsort(open, n, sizeof *open, by_number);
     for (size_t k = 1; k < n; k++)
         if (open[k].number == open[k - 1].number)

@@ -1,20 +1,67 @@
 /*
- * adopt.c - the writer's calls by key on objects of other writers, and what it does with their claims on its own.
+ * adopt.c - see adopt.h.
  *
  * A look-up asks the published indexes of all other arenas (index.h). What it finds is a candidate, which is pinned
  * before its key is compared.
  */
+#include "adopt.h"
+
 #include <string.h>
 
+#include "outlast.h"
 #include "step.h"
-#include "writer.h"
 
 static bool elsewhere(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
+
+void shms_holds_begin(const shms_segment *seg) {
+    shms_holds *row = shms_holds_row(seg);
+    if (seg->layout.n_writers == 1)
+        return;
+    uint32_t slots = shms_all_slots(&seg->layout);
+    uint64_t pinned = shms_get(&seg->writer->adopting) - 1;
+    SHMS_STEP("J1"); /* pairs with W3h */
+    atomic_store_explicit(&seg->writer->adopting, 0, memory_order_release);
+    if (pinned < slots)
+        shms_holds_count(seg, (uint32_t)pinned);
+    for (uint32_t s = 0; s < slots; s++)
+        if (atomic_load_explicit(&row[s].first, memory_order_relaxed)) {
+            SHMS_STEP("J2"); /* pairs with W3f */
+            atomic_store_explicit(&row[s].first, 0, memory_order_release);
+            shms_holds_count(seg, s);
+        }
+}
+
+bool shms_holds_pin(const shms_segment *seg, uint32_t slot) {
+    const shms_slot *s = shms_segment_slot(seg, slot);
+    SHMS_STEP("B1"); /* pairs with W3h */
+    atomic_store_explicit(&seg->writer->adopting, slot + 1, memory_order_seq_cst);
+    SHMS_STEP("B2a"); /* pairs with W2 */
+    if (atomic_load_explicit(&s->state, memory_order_seq_cst) == SHMS_LIVE)
+        return true;
+    shms_holds_unpin(seg, slot);
+    return false;
+}
+
+int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id) {
+    SHMS_STEP("B1"); /* pairs with W3h */
+    atomic_store_explicit(&seg->writer->adopting, slot + 1, memory_order_seq_cst);
+    int rc = shms_outlast_eviction(seg, slot, id);
+    if (rc == SHMS_OK)
+        return 1;
+    shms_holds_unpin(seg, slot);
+    return rc == SHMS_EBUSY ? rc : 0;
+}
+
+void shms_holds_unpin(const shms_segment *seg, uint32_t slot) {
+    SHMS_STEP("B5"); /* pairs with W3h: who misses the pin sees what B4 has stored */
+    atomic_store_explicit(&seg->writer->adopting, 0, memory_order_release);
+    shms_holds_count(seg, slot);
+}
 
 /* Has any writer dropped the object? Its owner may be dead or idle, so the others must not wait for its next call. */
 static bool dropped(const struct shms_writer *w, uint32_t slot, uint64_t id) {
     for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
-        if (shms_get(&shms_segment_claims(&w->seg, o)[slot].dropped) == id)
+        if (shms_get(&shms_segment_holds(&w->seg, o)[slot].dropped) == id)
             return true;
     return false;
 }
@@ -31,11 +78,11 @@ static bool matches(const struct shms_writer *w, uint32_t slot, const char *key,
 }
 
 static bool pin_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len) {
-    if (!shms_claims_pin(&w->seg, slot))
+    if (!shms_holds_pin(&w->seg, slot))
         return false;
     if (matches(w, slot, key, key_len, true))
         return true;
-    shms_claims_unpin(&w->seg, slot);
+    shms_holds_unpin(&w->seg, slot);
     return false;
 }
 
@@ -76,9 +123,41 @@ uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *ke
     return SHMS_NONE;
 }
 
+uint32_t shms_adopt(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, uint32_t entry,
+                    uint32_t group, bool hold, uint8_t *out) {
+    uint32_t slot = shms_pin_elsewhere(w, hash, key, key_len);
+    if (slot == SHMS_NONE) {
+        shms_leases_untake(&w->leases, entry);
+        return slot;
+    }
+    shms_open_lease(w, slot, entry, group, hold, out);
+    shms_holds_unpin(&w->seg, slot);
+    return slot;
+}
+
+bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+    if (w->seg.layout.n_writers == 1)
+        return false;
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    if (!shms_may_adopt(w, hash) || shms_find_live(w, hash, key, key_len) != SHMS_NONE || !shms_writer_has_numbers(w))
+        return false;
+    shms_reclaim_begin(w);
+    uint32_t entry = shms_reclaim_lease(w);
+    return entry != SHMS_NONE && shms_adopt(w, hash, key, key_len, entry, 0, true, out) != SHMS_NONE;
+}
+
 void shms_use_elsewhere(struct shms_writer *w, uint32_t slot) {
-    _Atomic uint32_t *uses = &shms_claims(&w->seg)[slot].uses;
+    _Atomic uint32_t *uses = &shms_holds_row(&w->seg)[slot].uses;
     atomic_store_explicit(uses, atomic_load_explicit(uses, memory_order_relaxed) + 1, memory_order_relaxed);
+}
+
+uint8_t shms_uses_elsewhere(void *context, uint32_t slot) {
+    struct shms_writer *w = context;
+    uint32_t uses = 0;
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+        uses += atomic_load_explicit(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].uses,
+                                     memory_order_relaxed);
+    return (uint8_t)uses;
 }
 
 /* Marks the object if its key matches. It needs no pin: the mark is for an id, which all who read it compare. So an
@@ -90,7 +169,7 @@ static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint3
     atomic_thread_fence(memory_order_acquire); /* what was compared was the object's, if it is still there */
     if (!fits || !shms_slot_whole(s) || shms_get(&s->id) != id)
         return false;
-    shms_set(&shms_claims(&w->seg)[slot].dropped, id);
+    shms_set(&shms_holds_row(&w->seg)[slot].dropped, id);
     SHMS_STEP("D2"); /* after the id; pairs with D3 */
     atomic_store_explicit(&w->seg.writer->drops, shms_get(&w->seg.writer->drops) + 1, memory_order_release);
     return true;
@@ -123,7 +202,7 @@ void shms_delete_dropped(struct shms_writer *w) {
             continue;
         w->drops_seen[o] = drops;
         shms_reclaim_begin(w);
-        const shms_claim *row = &shms_segment_claims(&w->seg, o)[shms_writer_global(w, 0)];
+        const shms_holds *row = &shms_segment_holds(&w->seg, o)[shms_writer_global(w, 0)];
         for (uint32_t s = 0; s < w->seg.layout.max_objects; s++) {
             const shms_slot *slot = shms_writer_slot(w, s);
             if (shms_get(&row[s].dropped) == shms_get(&slot->id) && shms_get(&slot->state) == SHMS_LIVE &&
@@ -131,13 +210,4 @@ void shms_delete_dropped(struct shms_writer *w) {
                 shms_delete_slot(w, s);
         }
     }
-}
-
-uint8_t shms_uses_elsewhere(void *context, uint32_t slot) {
-    struct shms_writer *w = context;
-    uint32_t uses = 0;
-    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
-        uses += atomic_load_explicit(&shms_segment_claims(&w->seg, o)[shms_writer_global(w, slot)].uses,
-                                     memory_order_relaxed);
-    return (uint8_t)uses;
 }

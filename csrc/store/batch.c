@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "writer.h"
+#include "adopt.h"
 
 /* Makes room for one more item, before the change that it will record. */
 static int ready(shms_batch *b) {

@@ -3,13 +3,12 @@
  */
 #include <string.h>
 
+#include "adopt.h"
 #include "step.h"
-#include "writer.h"
 
 #define COPY_AT_ONCE 65536 /* bytes between two yields of the mutex */
 
-/* Opens the lease, and packs its reference. */
-static void lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
+void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
     const shms_layout *l = &w->seg.layout;
     const shms_slot *s = shms_segment_slot(&w->seg, slot);
     shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
@@ -24,32 +23,8 @@ static void lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t
 }
 
 void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
-    lease(w, slot, entry, group, hold, out);
+    shms_open_lease(w, slot, entry, group, hold, out);
     shms_reclaim_leases(w);
-}
-
-/* Leases an object of another writer, with a taken entry: B1 to B5. Its slot, or SHMS_NONE if it is gone. */
-static uint32_t adopt(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, uint32_t entry,
-                      uint32_t group, bool hold, uint8_t *out) {
-    uint32_t slot = shms_pin_elsewhere(w, hash, key, key_len);
-    if (slot == SHMS_NONE) {
-        shms_leases_untake(&w->leases, entry);
-        return slot;
-    }
-    lease(w, slot, entry, group, hold, out);
-    shms_claims_unpin(&w->seg, slot);
-    return slot;
-}
-
-bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
-    if (w->seg.layout.n_writers == 1)
-        return false;
-    uint64_t hash = shms_key_hash(w, key, key_len);
-    if (!shms_may_adopt(w, hash) || shms_find_live(w, hash, key, key_len) != SHMS_NONE || !shms_writer_has_numbers(w))
-        return false;
-    shms_reclaim_begin(w);
-    uint32_t entry = shms_reclaim_lease(w);
-    return entry != SHMS_NONE && adopt(w, hash, key, key_len, entry, 0, true, out) != SHMS_NONE;
 }
 
 int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t group, bool hold, uint8_t *out,
@@ -77,7 +52,7 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
     if (slot != SHMS_NONE) {
         shms_ring_use(&w->ring, slot);
         shms_hand_out(w, shms_writer_global(w, slot), entry, group, hold, out);
-    } else if ((slot = adopt(w, hash, key, key_len, entry, group, hold, out)) != SHMS_NONE) {
+    } else if ((slot = shms_adopt(w, hash, key, key_len, entry, group, hold, out)) != SHMS_NONE) {
         shms_use_elsewhere(w, slot);
         shms_reclaim_leases(w);
         shms_count(w, SHMS_C_ADOPTED, 1);
@@ -107,7 +82,7 @@ int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
         slot = other;
     rc = slot == SHMS_NONE ? 0 : shms_slot_extra_len(shms_segment_slot(&w->seg, slot)) ? 2 : 1;
     if (other != SHMS_NONE)
-        shms_claims_unpin(&w->seg, other);
+        shms_holds_unpin(&w->seg, other);
     return shms_writer_leave(w, rc);
 }
 
@@ -121,7 +96,7 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
         shms_ring_use(&w->ring, slot);
     else if ((slot = shms_pin_elsewhere(w, hash, key, key_len)) != SHMS_NONE) {
         shms_use_elsewhere(w, slot);
-        shms_claims_unpin(&w->seg, slot);
+        shms_holds_unpin(&w->seg, slot);
     }
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
@@ -178,11 +153,11 @@ int shms_writer_hold(shms_writer *w, const uint8_t *packed) {
         return shms_writer_leave(w, rc);
     /* An owner that has found the lease complete may be about to free the object. */
     bool others = !shms_is_own(&w->seg, ref.slot);
-    if (others && (rc = shms_claims_pin_again(&w->seg, ref.slot, ref.id)) != 1)
+    if (others && (rc = shms_holds_pin_again(&w->seg, ref.slot, ref.id)) != 1)
         return shms_writer_leave(w, rc);
     shms_leases_hold(&w->leases, ref.entry);
     if (others)
-        shms_claims_unpin(&w->seg, ref.slot);
+        shms_holds_unpin(&w->seg, ref.slot);
     return shms_writer_leave(w, rc);
 }
 
@@ -200,7 +175,7 @@ int shms_writer_address(shms_writer *w, const uint8_t *packed, uint32_t group) {
         if (shms_is_own(&w->seg, ref.slot))
             shms_zones_stale_slot(&w->zones, ref.slot - w->leases.base);
         else
-            shms_claims_count(&w->seg, ref.slot);
+            shms_holds_count(&w->seg, ref.slot);
         w->to_sweep = w->leases.n_entries;
     }
     return shms_writer_leave(w, rc);

@@ -1,7 +1,7 @@
 /*
  * holders.c - who holds an object: leases (W1, W3f), pins (W3, W3h), and what has changed since the last poll.
  *
- * Other writers pin and lease objects of this one by words of their own (claims.h), at any time. So what a look finds of
+ * Other writers pin and lease objects of this one by words of their own (adopt.h), at any time. So what a look finds of
  * their leases saves work, but only W3f answers. It comes behind W3h, which has found no pin: from then on nobody can
  * open a lease on the slot, and the lists that W3f walks only shrink.
  *
@@ -67,7 +67,7 @@ static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry) {
 static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, int rank) {
     uint32_t n_entries = w->leases.n_entries, of_all = shms_writer_global(w, slot);
     SHMS_STEP("W3f"); /* pairs with B4 and C2 */
-    uint32_t first = atomic_load_explicit(&shms_segment_claims(&w->seg, o)[of_all].first, memory_order_acquire);
+    uint32_t first = atomic_load_explicit(&shms_segment_holds(&w->seg, o)[of_all].first, memory_order_acquire);
     for (uint32_t next = first, n = 0; next; n++) {
         if (next > n_entries || n == n_entries)
             return rank < 0 && !writer_gone(w, o);
@@ -105,7 +105,7 @@ static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
 }
 
 /* The same, for a look before W2. */
-static bool claimed(struct shms_writer *w, uint32_t slot) {
+static bool held_elsewhere(struct shms_writer *w, uint32_t slot) {
     if (w->seg.layout.n_writers == 1)
         return false;
     for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
@@ -140,7 +140,7 @@ bool shms_may_go(void *context, uint32_t slot) {
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
         if (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r))
             return false;
-    return !claimed(w, slot);
+    return !held_elsewhere(w, slot);
 }
 
 /* The same for a survey, which also adds up who holds the object. A live rank holds it if it has pinned it, or has not

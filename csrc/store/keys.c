@@ -4,8 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adopt.h"
 #include "step.h"
-#include "writer.h"
 
 int shms_key_ok(const char *key, uint32_t key_len) {
     return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;

@@ -89,11 +89,11 @@ int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t 
     l.slots_at = l.writer_at + page;
     l.leases_at = l.slots_at + l.max_objects * sizeof(shms_slot);
     l.index_at = shms_align_up(l.leases_at + l.max_leases * sizeof(shms_lease), SHMS_INDEX_LINE);
-    l.claims_at = l.index_at + shms_index_memory((uint32_t)l.max_objects);
+    l.holds_at = l.index_at + shms_index_memory((uint32_t)l.max_objects);
     if (l.n_writers * l.max_objects > SHMS_MAX_OBJECTS || l.n_writers * l.max_leases > SHMS_MAX_OBJECTS)
         return SHMS_EINVAL; /* a reference has 24 bits for each */
     bool others = l.n_writers > 1;
-    l.counts_at = l.claims_at + (others ? shms_all_slots(&l) * sizeof(shms_claim) : 0);
+    l.counts_at = l.holds_at + (others ? shms_all_slots(&l) * sizeof(shms_holds) : 0);
     uint64_t arena_end = l.counts_at + (others ? shms_all_zones(&l) * sizeof(shms_word) : 0);
     l.arena_stride = shms_align_up(arena_end - l.writer_at, page);
     l.readers_at = l.writer_at + l.n_writers * l.arena_stride;
@@ -182,7 +182,7 @@ int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_
     shms_layout l;
     if (shms_layout_compute(&l, &options, sb->page) != SHMS_OK || l.capacity != sb->capacity ||
         l.max_leases != sb->max_leases || l.writer_at != sb->writer_at || l.slots_at != sb->slots_at ||
-        l.leases_at != sb->leases_at || l.index_at != sb->index_at || l.claims_at != sb->claims_at ||
+        l.leases_at != sb->leases_at || l.index_at != sb->index_at || l.holds_at != sb->holds_at ||
         l.counts_at != sb->counts_at || l.arena_stride != sb->arena_stride || l.readers_at != sb->readers_at ||
         l.reader_stride != sb->reader_stride || l.data_at != sb->data_at || l.data_stride != sb->data_stride ||
         l.zone_shift != sb->zone_shift || l.file_size != sb->file_size ||

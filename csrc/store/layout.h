@@ -11,7 +11,7 @@
  *   |   slot table      |   64 bytes an object                                                        |
  *   |   lease table     |   32 bytes a hand-out                                                       |
  *   |   key index       |   cache lines with 7 keys each (index.h)                                    |
- *   |   claims          |   16 bytes an object of any arena; absent with one writer                   |
+ *   |   holds           |   16 bytes an object of any arena; absent with one writer                   |
  *   |   zone counts     |   8 bytes a zone of any arena; likewise                                     |
  *   +=== page ==========+----------------------------------------------------------------------------+
  *   | arena 1 ...       | written by writer 1 alone                                                   |
@@ -109,7 +109,7 @@ typedef struct shms_superblock {
     uint64_t slots_at;
     uint64_t leases_at;
     uint64_t index_at;
-    uint64_t claims_at;
+    uint64_t holds_at;
     uint64_t counts_at;
     uint64_t arena_stride; /* from a table of one arena to that of the next */
     uint64_t readers_at;
@@ -142,7 +142,7 @@ typedef struct shms_writer_table {
     /* T1: epoch[r] + 1 as of shms_writer_retire; void once A3 raises the epoch; pairs with A4 */
     shms_word retired[SHMS_MAX_READERS];
     shms_kind kinds[SHMS_KINDS];
-    shms_word drops; /* how many times this writer has dropped an object of another; after shms_claim.dropped */
+    shms_word drops; /* how many times this writer has dropped an object of another; after shms_holds.dropped */
     shms_word reserved[7]; /* other writers poll `drops`, so its cache line has nothing else */
     shms_word tier[15]; /* shms_tier_figures; 0 until this process has a tier */
     shms_word cleared; /* shms_writer_clear_tier: its last moment, also of a predecessor */
@@ -169,11 +169,11 @@ typedef struct shms_slot {
 } shms_slot;
 
 /* What a writer does with an object of another writer. One for each slot of all arenas, in the row of the writer. */
-typedef struct shms_claim {
+typedef struct shms_holds {
     _Atomic uint32_t first; /* B4, C2: the first of its open leases there, + 1; 0: none; pairs with W3f */
     _Atomic uint32_t uses; /* how many times it has used the slot's objects; the owner's CLOCK reads it */
     shms_word dropped; /* the id of an object that no writer may hand out any more */
-} shms_claim;
+} shms_holds;
 
 typedef struct shms_lease {
     shms_word number; /* 0: the entry is free; L2 stores it last (release), C1 clears it; pairs with R3a */
@@ -226,7 +226,7 @@ AT(shms_superblock, writer_at, 104);
 AT(shms_superblock, slots_at, 112);
 AT(shms_superblock, leases_at, 120);
 AT(shms_superblock, index_at, 128);
-AT(shms_superblock, claims_at, 136);
+AT(shms_superblock, holds_at, 136);
 AT(shms_superblock, counts_at, 144);
 AT(shms_superblock, arena_stride, 152);
 AT(shms_superblock, readers_at, 160);
@@ -292,10 +292,10 @@ AT(shms_slot, head, 40);
 AT(shms_slot, flags, 48);
 AT(shms_slot, put_ns, 56);
 _Static_assert(sizeof(shms_slot) == 64, "one cache line an object");
-AT(shms_claim, first, 0);
-AT(shms_claim, uses, 4);
-AT(shms_claim, dropped, 8);
-_Static_assert(sizeof(shms_claim) == 16, "claim");
+AT(shms_holds, first, 0);
+AT(shms_holds, uses, 4);
+AT(shms_holds, dropped, 8);
+_Static_assert(sizeof(shms_holds) == 16, "holds");
 AT(shms_lease, number, 0);
 AT(shms_lease, what, 8);
 AT(shms_lease, id, 16);
@@ -315,7 +315,7 @@ _Static_assert(sizeof(shms_reader_table) == 640, "reader table");
 /* The geometry that follows from options. Fields have the names of the superblock's. */
 typedef struct shms_layout {
     uint64_t page, file_size, capacity, max_object_size, n_readers, max_objects, max_leases, flags, n_writers;
-    uint64_t writer_at, slots_at, leases_at, index_at, claims_at, counts_at, arena_stride, readers_at, reader_stride,
+    uint64_t writer_at, slots_at, leases_at, index_at, holds_at, counts_at, arena_stride, readers_at, reader_stride,
         data_at;
     uint64_t data_stride, zone_shift;
     uint64_t n_groups;

@@ -20,10 +20,10 @@ uint64_t shms_leases_memory(uint32_t n_entries, uint32_t n_slots) {
 
 static bool is_own(const shms_leases *l, uint32_t slot) { return slot - l->base < l->n_slots; }
 
-/* The list of a slot begins in private memory, or in the row of claims, where 0 is no entry. */
+/* The list of a slot begins in private memory, or in the row of holds, where 0 is no entry. */
 static uint32_t first_of(const shms_leases *l, uint32_t slot) {
     return is_own(l, slot) ? l->first[slot - l->base]
-                           : atomic_load_explicit(&shms_claims(l->seg)[slot].first, memory_order_relaxed) - 1;
+                           : atomic_load_explicit(&shms_holds_row(l->seg)[slot].first, memory_order_relaxed) - 1;
 }
 static void set_first(shms_leases *l, uint32_t slot, uint32_t entry) {
     if (is_own(l, slot)) {
@@ -31,7 +31,7 @@ static void set_first(shms_leases *l, uint32_t slot, uint32_t entry) {
         return;
     }
     SHMS_STEP("B4"); /* or C2; release: pairs with W3f, which reads the entry behind it */
-    atomic_store_explicit(&shms_claims(l->seg)[slot].first, entry + 1, memory_order_release);
+    atomic_store_explicit(&shms_holds_row(l->seg)[slot].first, entry + 1, memory_order_release);
 }
 
 /* For C2, which comes after C1: a writer that walks the list sees that an entry has ended, or is another slot's. */
@@ -143,11 +143,24 @@ void shms_leases_close(shms_leases *l, uint32_t entry) {
     else
         set_next(l, before, l->next[entry]);
     if (!is_own(l, slot))
-        shms_claims_count(l->seg, slot);
+        shms_holds_count(l->seg, slot);
     if (l->next[entry] != SHMS_NONE)
         l->prev[l->next[entry]] = l->prev[entry];
     l->free[l->n_free++] = entry;
     shms_add(l->open, (uint64_t)-1);
+}
+
+/* As shms_reader_table_unpin_vain: if the slot has another object by now, its owner has marked the zone of this one. */
+void shms_holds_count(const shms_segment *seg, uint32_t slot) {
+    const shms_layout *l = &seg->layout;
+    atomic_thread_fence(memory_order_seq_cst);
+    uint64_t offset = shms_get(&shms_segment_slot(seg, slot)->offset);
+    shms_word *counts = shms_segment_at(seg, l->counts_at, seg->arena), *total = &seg->writer->releases;
+    if (offset < l->capacity) {
+        shms_word *zone = &counts[shms_arena_of(l, slot) * shms_n_zones(l) + shms_zone_of(l, offset)];
+        atomic_store_explicit(zone, shms_get(zone) + 1, memory_order_release);
+    }
+    atomic_store_explicit(total, shms_get(total) + 1, memory_order_release);
 }
 
 int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t taken) {

@@ -11,7 +11,8 @@
 #ifndef SHMS_LEASES_H
 #define SHMS_LEASES_H
 
-#include "claims.h"
+#include "segment.h"
+#include "slots.h"
 
 typedef struct shms_leases {
     shms_lease *table;
@@ -26,7 +27,7 @@ typedef struct shms_leases {
     uint32_t *slot;  /* per entry: the slot of its lease; a private copy, so that the segment is read only once */
     uint32_t *next;  /* per entry: the next lease of the same slot */
     uint32_t *prev;  /* per entry */
-    uint32_t *first; /* per own slot; for slots of others it is in the row of claims */
+    uint32_t *first; /* per own slot; for slots of others it is in the row of holds */
 } shms_leases;
 
 /* Bytes of private memory that _init needs. */
@@ -49,6 +50,9 @@ void shms_leases_hold(shms_leases *l, uint32_t entry);
 void shms_leases_address(shms_leases *l, uint32_t entry, uint32_t group);
 /* C1: ends an open lease. */
 void shms_leases_close(shms_leases *l, uint32_t entry);
+
+/* Counts that the writer has let go of another's object, after it has; the owner polls the counts before it surveys. */
+void shms_holds_count(const shms_segment *seg, uint32_t slot);
 
 /* Checks that every entry is free, taken or in exactly the list of its slot. `taken`: the number of entries taken. */
 int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t taken);

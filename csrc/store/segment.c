@@ -322,7 +322,7 @@ static int create_locked(shms_segment *seg) {
     sb->slots_at = l->slots_at;
     sb->leases_at = l->leases_at;
     sb->index_at = l->index_at;
-    sb->claims_at = l->claims_at;
+    sb->holds_at = l->holds_at;
     sb->counts_at = l->counts_at;
     sb->arena_stride = l->arena_stride;
     sb->readers_at = l->readers_at;

@@ -118,8 +118,13 @@ static inline shms_writer_table *shms_segment_writer(const shms_segment *seg, ui
     return shms_segment_at(seg, seg->layout.writer_at, arena);
 }
 /* The row of a writer: what it holds in all arenas. */
-static inline shms_claim *shms_segment_claims(const shms_segment *seg, uint32_t writer) {
-    return shms_segment_at(seg, seg->layout.claims_at, writer);
+static inline shms_holds *shms_segment_holds(const shms_segment *seg, uint32_t writer) {
+    return shms_segment_at(seg, seg->layout.holds_at, writer);
+}
+/* The row of this writer. Only stores with more than one writer have rows. */
+static inline shms_holds *shms_holds_row(const shms_segment *seg) { return shms_segment_holds(seg, seg->arena); }
+static inline bool shms_is_own(const shms_segment *seg, uint32_t slot) {
+    return shms_arena_of(&seg->layout, slot) == seg->arena;
 }
 /* By numbers that count through all arenas. */
 static inline shms_slot *shms_segment_slot(const shms_segment *seg, uint32_t slot) {

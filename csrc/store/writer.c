@@ -14,6 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "adopt.h"
 #include "step.h"
 
 uint64_t shms_now_ns(void) {
@@ -265,7 +266,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         if (rc == SHMS_OK)
             rc = shms_segment_reserve_again(&w->seg);
         if (rc == SHMS_OK) {
-            shms_claims_begin(&w->seg); /* before anything slow: the owners are refused as long as it lasts */
+            shms_holds_begin(&w->seg); /* before anything slow: the owners are refused as long as it lasts */
             rc = shms_counters_valid(w->seg.writer) ? settle_slots(w) : SHMS_ECORRUPT;
         }
         if (rc == SHMS_OK) {

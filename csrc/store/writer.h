@@ -138,31 +138,13 @@ void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t group, bool hold, uint8_t *out,
              shms_refusal *why);
-/* Opens a lease for a group on a taken entry, held if `hold`, and packs its reference. For this and the next, the mutex
- * is held. */
+/* Opens a lease for a group on a taken entry, held if `hold`, and packs its reference; the slot has its number of all
+ * arenas. For this and the next two, the mutex is held. */
+void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out);
+/* The same, and then closes some leases that are complete. */
 void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out);
-/* Opens a held lease on another writer's object of this key, which is no hit. False if there is none, if the key is
- * here, or if all lease entries are taken. The mutex is held, and may be yielded. */
-bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
 /* Ends an open lease on the object in `slot`. */
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
-
-/* ---- adopt.c: slots have their numbers of all arenas, `hash` is the key's; the mutex is held ---- */
-
-/* May another arena have an object of this key? */
-bool shms_may_adopt(struct shms_writer *w, uint64_t hash);
-/* B1, B2: pins an object of another writer, and returns its slot, or SHMS_NONE. shms_claims_unpin must follow. */
-uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
-/* A use, which the CLOCK of the owner sees. */
-void shms_use_elsewhere(struct shms_writer *w, uint32_t slot);
-/* From now on this writer does not hand out others' objects of this key, or whose key begins so; and tells the owners,
- * which delete them. */
-bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
-void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
-/* Deletes what other writers have dropped. */
-void shms_delete_dropped(struct shms_writer *w);
-/* For ring.h: how often others have used what is in an own slot, modulo 256. The context is the writer. */
-shms_uses_fn shms_uses_elsewhere;
 
 /* ---- keys.c; the mutex is held, except for the first two ---- */
 

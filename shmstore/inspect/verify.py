@@ -51,7 +51,7 @@ class VerifyReport:
 
 _LEFT_BY_A_DEATH = {
     *("used", "objects", "open_leases", "lease_object", "kind_bytes", "kind_objects"),
-    *("claim", "unclaimed", "index"),
+    *("holds", "unlisted", "index"),
 }
 
 _TEXTS: dict[str, Callable[[int, int, int], str]] = {
@@ -61,7 +61,7 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "open_leases": lambda w, v, e: f"open_leases is {v}, but {e} entries are in use",
     "counters": lambda w, v, e: f"the counters are impossible (next id {v}, next lease {e})",
     "adopting": lambda w, v, e: f"the writer adopts slot {v}; it must be another writer's, below {e}",
-    "claim": lambda w, v, e: f"the writer's leases on slot {w} lead to entry {v}, which is not a lease on it",
+    "holds": lambda w, v, e: f"the writer's leases on slot {w} lead to entry {v}, which is not a lease on it",
     "retired": lambda w, v, e: f"rank {w} was retired at attachment {v - 1}, but has had only {e - 1}",
     "state": lambda w, v, e: f"slot {w} is in state {v}, which does not exist",
     "bounds": lambda w, v, e: f"slot {w} has {e} bytes at {v}; they or the lengths in them lie outside the data region",
@@ -80,7 +80,7 @@ _TEXTS: dict[str, Callable[[int, int, int], str]] = {
     "lease_slot": lambda w, v, e: f"lease entry {w} names slot {v}, but there are {e} slots",
     "lease_object": lambda w, v, e: f"lease entry {w} names object {e} in slot {v}, which does not hold it",
     "lease_group": lambda w, v, e: f"lease entry {w} is for group {v - 1}, but there are {e} groups",
-    "unclaimed": lambda w, v, e: f"lease entry {w} has number {v} and is on slot {e}, whose owner cannot find it",
+    "unlisted": lambda w, v, e: f"lease entry {w} has number {v} and is on slot {e}, whose owner cannot find it",
     "same_lease": lambda w, v, e: f"lease entries {v} and {w} both have number {e}",
     "base": lambda w, v, e: f"rank {w} starts at lease {v}, but the next one is {e}",
     "ack": lambda w, v, e: f"rank {w} has acknowledged lease {v}, but the next one is {e}",

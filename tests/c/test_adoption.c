@@ -14,6 +14,7 @@
 #include <pthread.h>
 
 #include "inspect/inspect.h"
+#include "store/adopt.h"
 #include "support.h"
 
 /* A process with AddressSanitizer, or in an emulator, takes long to fork and to die: at every 16th step only. */
@@ -254,7 +255,7 @@ static void b_goes_on(void) {
     if (half == SHMS_NONE)
         return;
     shms_hand_out(b, half, shms_reclaim_lease(b), 0, false, ref);
-    shms_claims_unpin(&b->seg, half);
+    shms_holds_unpin(&b->seg, half);
     promise(B, ref, READ, true);
     half = SHMS_NONE;
 }
@@ -593,7 +594,7 @@ static void b_pins_and_leases(void) {
     b_hit(COLD);
     shms_ref_unpack(&ref, last_of_b(COLD, 0)->ref);
     CHECK_EQ(1, shms_writer_cancel(b, last_of_b(COLD, 0)->ref));
-    CHECK(shms_claims_pin(&b->seg, ref.slot)); /* where it will die */
+    CHECK(shms_holds_pin(&b->seg, ref.slot)); /* where it will die */
 }
 static void b_names_group(void) { CHECK_EQ(1, shms_writer_address(b, last_of_b(READ, 0)->ref, 1)); }
 static void b_touches_read(void) { CHECK(shms_writer_touch(b, "read", 4) >= 0); }

@@ -63,13 +63,13 @@ def of_writer(path: Path, writer: int, at: int) -> int:
 
 def cells_of(path: Path, slot: int) -> list[int]:
     """Return where the index of writer 0 names the slot: in a cell, which holds a tag and the slot."""
-    start, end = peek(path, FIELDS["index_at"]), peek(path, FIELDS["claims_at"])
+    start, end = peek(path, FIELDS["index_at"]), peek(path, FIELDS["holds_at"])
     cells = [at for at in range(start, end, 8) if at % 64 != 56]
     return [at for at in cells if peek(path, at) and peek(path, at) % (1 << 24) == slot]
 
 
 def first_at(path: Path, writer: int, slot: int) -> int:
-    return of_writer(path, writer, peek(path, FIELDS["claims_at"])) + 16 * slot
+    return of_writer(path, writer, peek(path, FIELDS["holds_at"])) + 16 * slot
 
 
 @pytest.fixture
@@ -133,8 +133,8 @@ def damages_of_several(path: Path) -> dict[str, list[tuple[int, int]]]:
     return {
         "used": [(of_writer(path, 1, FIELDS["used_bytes"]), 64)],
         "adopting": [(of_writer(path, 1, FIELDS["adopting"]), slots + 1)],
-        "claim": [(first_at(path, 1, 3 * slots - 1), 1)],
-        "unclaimed": [(first_at(path, 1, 0), 0)],
+        "holds": [(first_at(path, 1, 3 * slots - 1), 1)],
+        "unlisted": [(first_at(path, 1, 0), 0)],
         "lease_object": [(of_writer(path, 1, lease_at(path, 1, "id")), 77)],
         "base": [(rank_at(path, 0) + BASE_AT + 8, 1 << 40)],
         "ack": [(ack_at(path, 0, entries), 1 << 40)],
@@ -142,12 +142,12 @@ def damages_of_several(path: Path) -> dict[str, list[tuple[int, int]]]:
     }
 
 
-OF_SEVERAL = ("used", "adopting", "claim", "unclaimed", "lease_object", "base", "ack", "pin_count")
+OF_SEVERAL = ("used", "adopting", "holds", "unlisted", "lease_object", "base", "ack", "pin_count")
 
 
 def test_every_kind_of_finding_has_a_damage_that_makes_it(store: tuple[Path, object, object]) -> None:
     assert {kind.lower() for kind in HEADER_KINDS} - {"inspect_h"} == set(KINDS)
-    assert set(KINDS) == set(damages(store[0])) | {"adopting", "claim", "unclaimed"}
+    assert set(KINDS) == set(damages(store[0])) | {"adopting", "holds", "unlisted"}
     assert set(OF_SEVERAL) == set(damages_of_several(store[0]))
 
 
@@ -181,7 +181,7 @@ def test_each_arena_is_judged_by_its_own_writer() -> None:
         poke(path, of_writer(path, 2, FIELDS["used_bytes"]), 64)
         poke(path, first_at(path, 2, 0), 0)
         poke(path, first_at(path, 2, 5), 1)
-        left = {("used", False, 2), ("unclaimed", False, 2), ("claim", False, 2)}
+        left = {("used", False, 2), ("unlisted", False, 2), ("holds", False, 2)}
         assert left == {(f.kind, f.wrong, f.writer) for f in verify(path.name).findings}
         poke(path, FIELDS["used_bytes"], 64)
         poke(path, of_writer(path, 2, slot_at(path, 0)), 9)
@@ -189,7 +189,7 @@ def test_each_arena_is_judged_by_its_own_writer() -> None:
         assert {("used", 0), ("state", 2)} == found
 
 
-@pytest.mark.parametrize("kind", sorted({*KINDS} - {"adopting", "claim", "unclaimed"}))
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"adopting", "holds", "unlisted"}))
 def test_damage_is_found_and_the_store_sound_again_without_it(kind: str, store: tuple[Path, object, object]) -> None:
     path = store[0]
     assert verify(path.name).ok

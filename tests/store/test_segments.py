@@ -517,7 +517,7 @@ GEOMETRY = [
     "slots_at",
     "leases_at",
     "index_at",
-    "claims_at",
+    "holds_at",
     "counts_at",
     "arena_stride",
     "readers_at",

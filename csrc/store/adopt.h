@@ -1,0 +1,56 @@
+/*
+ * adopt.h - adoption: how a writer finds, pins and leases objects of other writers.
+ *
+ * The writer never waits for the owner of an object, and the owner never for it. Both write words of their own:
+ *
+ * - B1, B5: `adopting` in the writer table names the one slot that this writer has pinned; its mutex is held meanwhile.
+ *   The owner reads it behind W2 (W3h), as it reads the pins of ranks: either the owner sees the pin, or B2 sees
+ *   EVICTING (readers.h has the argument).
+ * - B4: a lease on another's object is an entry of this writer's table, in a list that begins at `first` in its row of
+ *   holds. It is published before B5. So an owner that has missed the pin sees the lease (W3f).
+ * - `uses` and `dropped` in the row tell the owner what this writer would do with an object of its own. Other writers
+ *   read `dropped`, too, so a deletion does not wait for an owner that is idle or dead.
+ *
+ * Slots have their numbers of all arenas here.
+ */
+#ifndef SHMS_ADOPT_H
+#define SHMS_ADOPT_H
+
+#include "writer.h"
+
+/* J1, J2: a new process ends what its predecessor had pinned and leased, and counts that. Whatever it does before, the
+ * owners are refused for what the dead held, because a writer with that lock lives again. */
+void shms_holds_begin(const shms_segment *seg);
+/* B1, B2: pins the object of another writer, if it is LIVE. An object in EVICTING is a miss, without a wait. */
+bool shms_holds_pin(const shms_segment *seg, uint32_t slot);
+/* The same for an object that this writer has leased, which the owner may be asking about: waits until it has decided.
+ * 1: pinned. 0: it is gone. SHMS_EBUSY: the owner was stopped meanwhile. */
+int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id);
+/* B5; also for a pin that missed. */
+void shms_holds_unpin(const shms_segment *seg, uint32_t slot);
+
+/* ---- for these, `hash` is the key's; the mutex is held ---- */
+
+/* May another arena have an object of this key? */
+bool shms_may_adopt(struct shms_writer *w, uint64_t hash);
+/* B1, B2: pins an object of another writer, and returns its slot, or SHMS_NONE. shms_holds_unpin must follow. */
+uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
+/* B1 to B5: leases an object of another writer, with a taken entry, which it returns if there is none. Its slot, or
+ * SHMS_NONE. */
+uint32_t shms_adopt(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, uint32_t entry,
+                    uint32_t group, bool hold, uint8_t *out);
+/* Opens a held lease on another writer's object of this key, which is no hit. False if there is none, if the key is
+ * here, or if all lease entries are taken. The mutex is held, and may be yielded. */
+bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
+/* A use, which the CLOCK of the owner sees. */
+void shms_use_elsewhere(struct shms_writer *w, uint32_t slot);
+/* For ring.h: how often others have used what is in an own slot, modulo 256. The context is the writer. */
+shms_uses_fn shms_uses_elsewhere;
+/* From now on this writer does not hand out others' objects of this key, or whose key begins so; and tells the owners,
+ * which delete them. */
+bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
+void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
+/* Deletes what other writers have dropped. */
+void shms_delete_dropped(struct shms_writer *w);
+
+#endif
