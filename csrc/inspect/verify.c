@@ -176,11 +176,12 @@ static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, 
         add(f, SHMS_F_ADOPTING, writer, 0, adopting - 1, shms_all_slots(l));
     for (uint32_t s = 0; s < shms_all_slots(l); s++) {
         uint32_t first = atomic_load_explicit(&shms_segment_holds(&i->seg, writer)[s].first, memory_order_acquire);
-        for (uint32_t next = first, n = 0; next; n++) {
+        for (uint32_t next = first, n = 0, mark = 0; next; n++) {
             const shms_lease *e = shms_segment_lease(&i->seg, writer * n_entries + (next <= n_entries ? next - 1 : 0));
+            SHMS_LOOK("holds");
             uint64_t number = shms_get(&e->number), what = shms_get(&e->what);
-            if (next > n_entries || n == n_entries || number == 0 || shms_lease_slot(what) != s ||
-                shms_arena_of(l, s) == writer) {
+            if (next > n_entries || n == n_entries || shms_comes_round(&mark, n, next) || number == 0 ||
+                shms_lease_slot(what) != s || shms_arena_of(l, s) == writer) {
                 add(f, SHMS_F_HOLDS, writer, s, (uint64_t)writer * n_entries + next - 1, 0);
                 break;
             }

@@ -62,38 +62,36 @@ static bool lease_left_by(struct shms_writer *w, uint32_t r, uint32_t entry) {
     return left_by(w, r, w->seg.arena, entry, shms_get(&e->number), shms_get(&e->what));
 }
 
-/* W3f: has another writer an open lease on the slot, or has its list moved under the walk? With a rank, only: one that
- * expects the rank. */
-static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, int rank) {
-    uint32_t n_entries = w->leases.n_entries, of_all = shms_writer_global(w, slot);
+/* W3f: has writer `o` an open lease on the slot, or has its list moved under the walk? With `expected`, the walk goes to
+ * the end, and sets it for each rank that a lease expects. A list that comes round, which only a broken writer has, counts
+ * as moved. */
+static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *expected) {
+    uint32_t n_entries = w->leases.n_entries, of_all = shms_writer_global(w, slot), mark = 0;
+    bool held = false;
     SHMS_STEP("W3f"); /* pairs with B4 and C2 */
-    uint32_t first = atomic_load_explicit(&shms_segment_holds(&w->seg, o)[of_all].first, memory_order_acquire);
-    for (uint32_t next = first, n = 0; next; n++) {
-        if (next > n_entries || n == n_entries)
-            return rank < 0 && !writer_gone(w, o);
+    uint32_t next = atomic_load_explicit(&shms_segment_holds(&w->seg, o)[of_all].first, memory_order_acquire);
+    if (expected && next && writer_gone(w, o))
+        return false;
+    for (uint32_t n = 0; next && (expected || !held); n++) {
+        if (next > n_entries || n == n_entries || shms_comes_round(&mark, n, next))
+            return !writer_gone(w, o);
         const shms_lease *e = shms_segment_lease(&w->seg, o * n_entries + next - 1);
         /* Before `what`: pairs with L2 and C1. If the entry has come to another lease between the two loads, that lease
          * is on another slot. */
         SHMS_STEP("W3n");
         uint64_t number = atomic_load_explicit(&e->number, memory_order_acquire), what = shms_get(&e->what);
         if (number == 0 || shms_lease_slot(what) != of_all)
-            return rank < 0 && !writer_gone(w, o);
-        bool open = rank < 0 && shms_lease_held(what);
-        for (uint32_t r = 0; r < w->seg.layout.n_readers && !open; r++)
-            open = (rank < 0 || (uint32_t)rank == r) && !left_by(w, r, o, next - 1, number, what) && !rank_gone(w, r);
-        if (open)
             return !writer_gone(w, o);
+        held |= shms_lease_held(what);
+        for (uint32_t r = 0; r < w->seg.layout.n_readers && (expected || !held); r++)
+            if (!left_by(w, r, o, next - 1, number, what) && !rank_gone(w, r)) {
+                held = true;
+                if (expected)
+                    expected[r] = true;
+            }
         next = shms_lease_next(what);
     }
-    return false;
-}
-
-/* Has another writer an open lease on the slot? */
-static bool leased_elsewhere(struct shms_writer *w, uint32_t slot, int rank) {
-    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
-        if (o != w->seg.arena && leased_by(w, o, slot, rank))
-            return true;
-    return false;
+    return held && !writer_gone(w, o);
 }
 
 /* The own slot that another writer has pinned, or SHMS_NONE. */
@@ -104,15 +102,23 @@ static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
 }
 
-/* The same, for a look before W2. */
+/* Does writer `o` hold the slot? For a look before W2; `expected` as for leased_by. */
+static bool held_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *expected) {
+    if (o == w->seg.arena)
+        return false;
+    bool pinned = pinned_by(w, o) == slot && !writer_gone(w, o);
+    return leased_by(w, o, slot, expected) || pinned;
+}
+
 static bool held_elsewhere(struct shms_writer *w, uint32_t slot) {
     if (w->seg.layout.n_writers == 1)
         return false;
     for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
-        if (pinned_by(w, o) == slot && !writer_gone(w, o))
+        if (held_by(w, o, slot, NULL))
             return true;
-    return leased_elsewhere(w, slot, -1);
+    return false;
 }
+
 bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
     const shms_lease *e = &w->leases.table[entry];
     if (shms_get(&e->number) == 0 || shms_lease_held(shms_get(&e->what)))
@@ -144,20 +150,25 @@ bool shms_may_go(void *context, uint32_t slot) {
 }
 
 /* The same for a survey, which also adds up who holds the object. A live rank holds it if it has pinned it, or has not
- * acknowledged a lease that expects it. */
+ * acknowledged a lease that expects it. Another writer holds it if it has pinned it, or has an open lease on it. */
 enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
     struct shms_writer *w = context;
-    if (!held)
-        return shms_may_go(w, slot) ? SHMS_FREE_TO_GO : SHMS_HELD;
-    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
-    bool live = shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE, anyone = false;
-    if (live && shms_may_go(w, slot))
+    uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers, n_writers = (uint32_t)w->seg.layout.n_writers;
+    if (shms_may_go(w, slot))
         return SHMS_FREE_TO_GO;
-    for (uint32_t r = 0; live && r < w->seg.layout.n_readers; r++) {
-        bool holds = atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r);
+    if (!held)
+        return SHMS_HELD;
+    if (shms_get(&shms_writer_slot(w, slot)->state) != SHMS_LIVE)
+        return SHMS_KEPT;
+    uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
+    bool anyone = false, expected[SHMS_MAX_READERS] = {false};
+    for (uint32_t o = 0; n_writers > 1 && o < n_writers; o++)
+        held_by(w, o, slot, expected);
+    for (uint32_t r = 0; r < n_ranks; r++) {
+        bool holds =
+            expected[r] || (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r));
         for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
             holds = !lease_left_by(w, r, e) && !rank_gone(w, r);
-        holds |= leased_elsewhere(w, slot, (int)r);
         held[r] += holds ? span : 0;
         anyone |= holds;
     }
@@ -201,9 +212,10 @@ bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t 
     shms_reclaim_begin(w);
     if (pinned(w, slots, n))
         return true;
-    for (uint32_t i = 0; i < n; i++)
-        if (leased_elsewhere(w, slots[i], -1))
-            return true;
+    for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
+        for (uint32_t i = 0; o != w->seg.arena && i < n; i++) /* in the order of the memory of one writer's row */
+            if (leased_by(w, o, slots[i], NULL))
+                return true;
     return false;
 }
 

@@ -99,4 +99,14 @@ static inline uint64_t shms_lease_with_next(uint64_t what, uint32_t next) {
 }
 static inline uint32_t shms_lease_next(uint64_t what) { return what >> 33 & 0xffffff; }
 
+/* Has a walk along a list that another process writes come round? It has taken n steps, and comes to `next`. `*mark`, at
+ * first 0, is where it was at the last power of two (Brent's algorithm). So a circle costs at most four times its way. */
+static inline bool shms_comes_round(uint32_t *mark, uint32_t n, uint32_t next) {
+    if (next == *mark)
+        return true;
+    if ((n & (n - 1)) == 0)
+        *mark = next;
+    return false;
+}
+
 #endif

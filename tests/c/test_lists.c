@@ -1,0 +1,156 @@
+/*
+ * test_lists.c - what the lists of a writer's leases cost the writer whose objects they are on: they stay short, a walk
+ * of one ends, and each is read once a look, however many ranks there are.
+ */
+#include "inspect/inspect.h"
+#include "support.h"
+
+enum { A, B, WRITERS = 3, RANKS = 4, KIB = 1024 };
+
+static shms_writer *w[WRITERS];
+static shms_reader *ranks[RANKS];
+
+static void setup(uint64_t capacity, uint32_t objects, uint32_t n_ranks) {
+    const char *name = store_name("lists");
+    shms_options o = {.capacity = capacity, .n_readers = n_ranks, .max_objects = objects, .n_writers = WRITERS};
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w[A], name, &o));
+    for (int i = B; i < WRITERS; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_join(&w[i], name, SHMS_ANY_ARENA, NULL));
+    for (uint32_t r = 0; r < RANKS; r++) {
+        ranks[r] = NULL;
+        if (r < n_ranks)
+            CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[r], name, r));
+    }
+}
+
+static void teardown(void) {
+    for (uint32_t r = 0; r < RANKS; r++)
+        shms_reader_free(ranks[r]);
+    for (int i = 0; i < WRITERS; i++) {
+        CHECK_EQ(SHMS_OK, shms_writer_valid(w[i]));
+        shms_writer_free(w[i]);
+    }
+    store_names_left();
+}
+
+static uint64_t steps[3]; /* W3f: lists read; W3n: entries read; claim: entries that an inspector has read */
+static void count(const char *label) {
+    steps[0] += strcmp(label, "W3f") == 0;
+    steps[1] += strcmp(label, "W3n") == 0;
+    steps[2] += strcmp(label, "holds") == 0;
+}
+
+/* A puts what only fits if everything else goes. Counts the steps of its walks. */
+static int put_all(void) {
+    memset(steps, 0, sizeof steps);
+    shms_step_hook = count;
+    int rc = put_marked(w[A], "all", w[A]->seg.layout.capacity - SHMS_ALIGN, 9, NULL);
+    shms_step_hook = NULL;
+    return rc;
+}
+
+/* ---- a list without an end ---- */
+
+/* Slot s of A's begins a list of B's that never ends: `length` entries in a circle, behind `tail` others. All leases in
+ * it are over. */
+static void plant(uint32_t s, uint32_t at, uint32_t tail, uint32_t length) {
+    for (uint32_t i = 0; i < tail + length; i++) {
+        shms_lease *e = &w[B]->seg.leases[at + i];
+        uint32_t next = i + 1 < tail + length ? i + 1 : tail;
+        shms_set(&e->what, shms_lease_what(s, false, 0, at + next + 1));
+        shms_set(&e->number, 1);
+    }
+    atomic_store(&shms_segment_holds(&w[B]->seg, B)[s].first, at + 1);
+}
+
+/* B dies, and A gets its room. */
+static void the_dead_hold_nothing(void) {
+    shms_segment_unlock(&w[B]->seg, false);
+    CHECK_EQ(SHMS_OK, put_all());
+    w[B]->closed = true;
+    shms_writer_free(w[B]);
+    CHECK_EQ(SHMS_OK, shms_writer_join(&w[B], w[A]->seg.name + 1, B, NULL));
+    teardown();
+}
+
+static void a_circle_of_leases_costs_a_few_times_its_length(uint32_t tail, uint32_t length) {
+    enum { N = 512 };
+    setup(N * 128, N, 2);
+    for (uint32_t i = 0; i < N; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w[A], (char[]){(char)('a' + i / 26), (char)('a' + i % 26), 0}, 1, i, NULL));
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK_EQ(SHMS_OK, shms_writer_retire(w[B], r));
+    uint32_t lists = w[B]->leases.n_entries / (tail + length);
+    for (uint32_t s = 0; s < lists; s++)
+        plant(s, s * (tail + length), tail, length);
+    CHECK_EQ(SHMS_EFULL, put_all()); /* B lives, so what cannot be read counts as held */
+    uint64_t looks = steps[0] / (N * (WRITERS - 1)) + 1;
+    CHECK(steps[1] >= lists && steps[1] <= 4 * looks * lists * (tail + length));
+    shms_finding found[4];
+    shms_inspector *i;
+    CHECK_EQ(SHMS_OK, shms_inspector_open(&i, w[A]->seg.name + 1));
+    shms_step_hook = count;
+    CHECK(shms_inspector_verify(i, found, 4) >= 1);
+    shms_step_hook = NULL;
+    shms_inspector_free(i);
+    CHECK(steps[2] >= lists && steps[2] <= SHMS_VERIFY_PASSES * 4 * lists * (tail + length));
+    the_dead_hold_nothing();
+}
+
+/* B turns each entry elsewhere as A comes to it, always away from where A would notice that it comes round. */
+static uint32_t evaded, mark;
+static void evade(const char *label) {
+    count(label);
+    if (strcmp(label, "W3f") == 0)
+        evaded = mark = 0;
+    if (strcmp(label, "W3n"))
+        return;
+    CHECK(steps[1] < 1000000);
+    uint32_t entries = w[B]->leases.n_entries, at = evaded % entries;
+    if ((evaded & (evaded - 1)) == 0)
+        mark = at;
+    uint32_t next = ++evaded % entries;
+    if (next == mark)
+        next = ++evaded % entries;
+    shms_set(&w[B]->seg.leases[at].what, shms_lease_what(0, false, 0, next + 1));
+}
+
+static void a_walk_has_at_most_as_many_steps_as_there_are_entries(void) {
+    setup(512 * 128, 512, 2);
+    CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
+    for (uint32_t r = 0; r < 2; r++)
+        CHECK_EQ(SHMS_OK, shms_writer_retire(w[B], r));
+    plant(0, 0, 0, w[B]->leases.n_entries);
+    steps[0] = steps[1] = 0;
+    shms_step_hook = evade;
+    CHECK_EQ(SHMS_EFULL, put_marked(w[A], "all", w[A]->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
+    shms_step_hook = NULL;
+    CHECK(steps[1] >= w[B]->leases.n_entries && steps[1] <= steps[0] * w[B]->leases.n_entries);
+    the_dead_hold_nothing();
+}
+
+/* ---- many ranks ---- */
+
+static void a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks(void) {
+    enum { N = 512 };
+    uint8_t ref[SHMS_REF_SIZE];
+    setup(N * 128, N, RANKS);
+    for (uint32_t i = 0; i < N - 1; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w[A], (char[]){(char)('a' + i / 26), (char)('a' + i % 26), 0}, 1, i, ref));
+    CHECK_EQ(SHMS_EFULL, put_all());
+    CHECK(steps[0] >= (N - 1) * (WRITERS - 1) && steps[0] <= 2 * N * (WRITERS - 1));
+    CHECK_EQ(N - 1, shms_writer_cancel_all(w[A]));
+    CHECK_EQ(SHMS_OK, put_all());
+    teardown();
+}
+
+int main(void) {
+    a_circle_of_leases_costs_a_few_times_its_length(0, 1);
+    a_circle_of_leases_costs_a_few_times_its_length(0, 2);
+    a_circle_of_leases_costs_a_few_times_its_length(1, 1);
+    a_circle_of_leases_costs_a_few_times_its_length(5, 3);
+    a_circle_of_leases_costs_a_few_times_its_length(3, 100);
+    a_walk_has_at_most_as_many_steps_as_there_are_entries();
+    a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks();
+    return 0;
+}
