@@ -191,7 +191,7 @@ static void check_holds(const shms_inspector *i, uint32_t writer, bool *listed, 
     }
 }
 
-/* A complete lease on an object of another writer stays until its entry is needed; the object may go before. A void one
+/* A complete lease on an object of another writer stays until that writer comes to it; the object may go before. A void one
  * holds nothing either. */
 static bool keeps_object(const shms_lease_record *e) {
     return e->owner == e->writer || (!e->is_void && (e->held || e->owed[0] | e->owed[1] | e->owed[2] | e->owed[3]));

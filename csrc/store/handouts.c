@@ -11,6 +11,8 @@
 void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
     const shms_layout *l = &w->seg.layout;
     const shms_slot *s = shms_segment_slot(&w->seg, slot);
+    if (!shms_is_own(&w->seg, slot))
+        shms_reclaim_list(w, slot);
     shms_ref ref = {.store = (uint32_t)w->seg.sb->store,
                     .slot = slot,
                     .entry = w->seg.arena * w->leases.n_entries + entry,

@@ -48,7 +48,7 @@ static void link_in(shms_leases *l, uint32_t entry, uint32_t slot) {
     uint32_t first = first_of(l, slot);
     l->slot[entry] = slot;
     l->next[entry] = first;
-    l->prev[entry] = SHMS_NONE;
+    l->prev[entry] = first == SHMS_NONE ? SHMS_NONE : l->prev[first];
     if (first != SHMS_NONE)
         l->prev[first] = entry;
     set_first(l, slot, entry);
@@ -137,15 +137,19 @@ void shms_leases_close(shms_leases *l, uint32_t entry) {
     uint32_t slot = l->slot[entry];
     SHMS_STEP("C1"); /* pairs with R3a: a late reader acknowledges nothing */
     atomic_store_explicit(&l->table[entry].number, 0, memory_order_release);
-    uint32_t before = l->prev[entry];
-    if (before == SHMS_NONE)
-        set_first(l, slot, l->next[entry]);
-    else
-        set_next(l, before, l->next[entry]);
+    uint32_t first = first_of(l, slot), before = l->prev[entry], after = l->next[entry];
+    if (l->prev[first] == entry)
+        l->prev[first] = after;
+    if (entry == first) {
+        before = l->prev[first];
+        set_first(l, slot, after);
+    } else {
+        set_next(l, before, after);
+    }
     if (!is_own(l, slot))
         shms_holds_count(l->seg, slot);
-    if (l->next[entry] != SHMS_NONE)
-        l->prev[l->next[entry]] = l->prev[entry];
+    if (after != SHMS_NONE)
+        l->prev[after] = before;
     l->free[l->n_free++] = entry;
     shms_add(l->open, (uint64_t)-1);
 }
@@ -163,6 +167,15 @@ void shms_holds_count(const shms_segment *seg, uint32_t slot) {
     atomic_store_explicit(total, shms_get(total) + 1, memory_order_release);
 }
 
+uint32_t shms_leases_next(shms_leases *l, uint32_t slot) {
+    uint32_t first = first_of(l, slot);
+    if (first == SHMS_NONE)
+        return first;
+    uint32_t entry = l->prev[first] == SHMS_NONE ? first : l->prev[first];
+    l->prev[first] = l->next[entry];
+    return entry;
+}
+
 int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t taken) {
     uint32_t open = 0, listed = 0;
     uint64_t next = shms_get(l->next_lease);
@@ -170,18 +183,21 @@ int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t tak
         open += shms_get(&l->table[i].number) != 0;
     uint32_t all = l->seg ? shms_all_slots(&l->seg->layout) : l->n_slots;
     for (uint32_t s = 0; s < all; s++) {
-        uint32_t before = SHMS_NONE;
+        uint32_t before = SHMS_NONE, at = first_of(l, s) == SHMS_NONE ? SHMS_NONE : l->prev[first_of(l, s)];
         const shms_slot *object = l->seg ? shms_segment_slot(l->seg, s) : &slots[s];
         for (uint32_t e = first_of(l, s); e != SHMS_NONE; before = e, e = l->next[e]) {
+            at = e == at ? SHMS_NONE : at;
             uint64_t number = e < l->n_entries ? shms_get(&l->table[e].number) : 0;
             uint64_t what = number ? shms_get(&l->table[e].what) : 0;
             if (number == 0 || number >= next || shms_lease_slot(what) != s || l->slot[e] != s ||
-                shms_lease_group(what) > l->n_groups || l->prev[e] != before ||
+                shms_lease_group(what) > l->n_groups || (before != SHMS_NONE && l->prev[e] != before) ||
                 (is_own(l, s) &&
                  (shms_get(&object->state) != SHMS_LIVE || shms_get(&object->id) != shms_get(&l->table[e].id))) ||
                 shms_lease_next(what) != (is_own(l, s) ? 0 : l->next[e] + 1) || ++listed > open)
                 return SHMS_ECORRUPT;
         }
+        if (at != SHMS_NONE) /* it is not in the list */
+            return SHMS_ECORRUPT;
     }
     for (uint32_t i = 0; i < l->n_free; i++)
         if (l->free[i] >= l->n_entries || shms_get(&l->table[l->free[i]].number))

@@ -26,7 +26,7 @@ typedef struct shms_leases {
     uint32_t *free;  /* stack */
     uint32_t *slot;  /* per entry: the slot of its lease; a private copy, so that the segment is read only once */
     uint32_t *next;  /* per entry: the next lease of the same slot */
-    uint32_t *prev;  /* per entry */
+    uint32_t *prev;  /* per entry; of the first in a list: the one that shms_leases_next comes to next */
     uint32_t *first; /* per own slot; for slots of others it is in the row of holds */
 } shms_leases;
 
@@ -53,6 +53,9 @@ void shms_leases_close(shms_leases *l, uint32_t entry);
 
 /* Counts that the writer has let go of another's object, after it has; the owner polls the counts before it surveys. */
 void shms_holds_count(const shms_segment *seg, uint32_t slot);
+
+/* Goes round the leases on a slot: returns another one with each call, or SHMS_NONE if there is none. */
+uint32_t shms_leases_next(shms_leases *l, uint32_t slot);
 
 /* Checks that every entry is free, taken or in exactly the list of its slot. `taken`: the number of entries taken. */
 int shms_leases_valid(const shms_leases *l, const shms_slot *slots, uint32_t taken);

@@ -34,6 +34,7 @@ enum { AGAIN = 1 }; /* the caller searches again */
 #define FORGET_AT_ONCE 128 /* victims between two yields */
 #define SWEEP_AT_ONCE                                                                                                  \
     16384 /* lease entries that one call checks if no entry is free; the next call continues behind them */
+#define ASK_AFTER 64       /* leases; a rank may be busy as long as fewer have been opened since */
 #define SWEEP_EARLY 512    /* lease entries that each hand-out checks, at most */
 /* failed searches before the store counts as full: its readers are then faster than the search */
 #define MAX_SEARCHES 1000
@@ -426,6 +427,17 @@ void shms_reclaim_leases(struct shms_writer *w) {
         w->leases.n_entries;
     if (w->leases.n_free < w->leases.n_entries / 2)
         sweep(w, at_most(w->leases.n_entries / (w->leases.n_free + 1), SWEEP_EARLY), false);
+}
+
+void shms_reclaim_list(struct shms_writer *w, uint32_t slot) {
+    for (int i = 0; i < 2; i++) {
+        uint32_t e = shms_leases_next(&w->leases, slot);
+        if (e == SHMS_NONE)
+            return;
+        bool old = shms_get(&w->leases.table[e].number) + ASK_AFTER < shms_get(w->leases.next_lease);
+        if (shms_lease_done(w, e, old))
+            shms_leases_close(&w->leases, e);
+    }
 }
 
 uint32_t shms_reclaim_lease(struct shms_writer *w) {

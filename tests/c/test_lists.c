@@ -129,6 +129,71 @@ static void a_walk_has_at_most_as_many_steps_as_there_are_entries(void) {
     the_dead_hold_nothing();
 }
 
+/* ---- leases that are over ---- */
+
+static uint32_t first_of_b(void) { return atomic_load(&shms_segment_holds(&w[B]->seg, B)[0].first) - 1; }
+
+/* Cancels a lease, anywhere in the list. What B looks at next stays the same, or if it was this one, is the one after. */
+static void cancel(const uint8_t *packed, bool next) {
+    shms_leases *l = &w[B]->leases;
+    shms_ref ref;
+    shms_ref_unpack(&ref, packed);
+    uint32_t entry = ref.entry - B * l->n_entries, at = SHMS_NONE, after = l->next[entry];
+    bool open = shms_get(&l->table[entry].number) == ref.lease;
+    if (open && next)
+        l->prev[first_of_b()] = entry;
+    if (open)
+        at = l->prev[first_of_b()];
+    CHECK_EQ(open, shms_writer_cancel(w[B], packed));
+    if (open && first_of_b() != SHMS_NONE)
+        CHECK_EQ(at == entry ? after : at, l->prev[first_of_b()]);
+}
+
+/* B leases A's object 2,000 times. `stuck` of these, the first or every 8th, are never read; of the others each is read
+ * once `late` more have been opened. With `dead`, rank 1 has died, so that no lease is over before its lock was probed. */
+static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, bool spread, uint32_t late, bool dead) {
+    enum { TIMES = 2000 };
+    static uint8_t refs[TIMES][SHMS_REF_SIZE];
+    setup(4096 * 128, 4096, 2);
+    CHECK_EQ(SHMS_OK, put_marked(w[A], "k", 1, 1, NULL));
+    if (dead) {
+        shms_reader_free(ranks[1]);
+        pid_t child = fork_child();
+        if (child == 0) {
+            CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[1], w[A]->seg.name + 1, 1));
+            kill(getpid(), SIGKILL);
+        }
+        CHECK_EQ(1000 + SIGKILL, reap(child));
+        ranks[1] = NULL;
+    }
+    uint32_t longest = 0, most = 2 * (stuck + late + 2) + (dead ? 2 * 64 : 0);
+    for (uint32_t i = 0; i < TIMES + late; i++) {
+        if (i < TIMES)
+            CHECK_EQ(SHMS_OK, shms_writer_hit(w[B], "k", 1, refs[i]));
+        if (i >= late && !(spread ? (i - late) % 8 == 0 && (i - late) / 8 < stuck : i - late < stuck))
+            for (uint32_t r = 0; r < (dead ? 1 : 2); r++)
+                CHECK_EQ(1, shms_reader_release(ranks[r], refs[i - late]));
+        uint32_t length = 0;
+        for (uint32_t e = atomic_load(&shms_segment_holds(&w[B]->seg, B)[0].first); e; e = w[B]->leases.next[e - 1] + 1)
+            length++;
+        longest = length > longest ? length : longest;
+        if (i % 97 == 0) /* in the middle of a lap */
+            CHECK_EQ(SHMS_OK, shms_writer_valid(w[B]));
+    }
+    CHECK(longest > stuck && longest <= most);
+    uint32_t looked_at = 0;
+    if (stuck) {
+        CHECK_EQ(SHMS_EFULL, put_all());
+        looked_at = (uint32_t)steps[1];
+    }
+    for (uint32_t i = 0; i < TIMES; i++)
+        cancel(refs[(i * 7 + 3) % TIMES], i % 3 == 0);
+    CHECK_EQ(w[B]->leases.n_entries, w[B]->leases.n_free);
+    CHECK_EQ(SHMS_OK, put_all());
+    CHECK(looked_at <= 3 * most);
+    teardown();
+}
+
 /* ---- many ranks ---- */
 
 static void a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks(void) {
@@ -150,6 +215,11 @@ int main(void) {
     a_circle_of_leases_costs_a_few_times_its_length(1, 1);
     a_circle_of_leases_costs_a_few_times_its_length(5, 3);
     a_circle_of_leases_costs_a_few_times_its_length(3, 100);
+    a_list_is_at_most_twice_as_long_as_leases_were_open(0, false, 0, false);
+    a_list_is_at_most_twice_as_long_as_leases_were_open(0, false, 20, false);
+    a_list_is_at_most_twice_as_long_as_leases_were_open(5, false, 0, false);
+    a_list_is_at_most_twice_as_long_as_leases_were_open(30, true, 20, false);
+    a_list_is_at_most_twice_as_long_as_leases_were_open(0, false, 3, true);
     a_walk_has_at_most_as_many_steps_as_there_are_entries();
     a_refusal_reads_each_list_at_most_twice_for_any_number_of_ranks();
     return 0;
