@@ -9,45 +9,36 @@
  * writer that was still pinned when a rank was probed may have opened a lease since, which expects the rank's next
  * process.
  */
-#include <string.h>
-
 #include "step.h"
 #include "writer.h"
 
-enum { UNKNOWN, HERE, GONE };
+void shms_reclaim_begin(struct shms_writer *w) { w->operation++; }
 
-void shms_reclaim_begin(struct shms_writer *w) {
-    memset(w->verdict, UNKNOWN, w->seg.layout.n_readers);
-    memset(w->writer_verdict, UNKNOWN, w->seg.layout.n_writers);
-}
-
-/* Has the rank attached once, and is its lock free? The epoch is read first (pairs with A3). So a process that attaches
- * for the first time in between holds the lock already, and does not look dead. */
-static bool rank_gone(struct shms_writer *w, uint32_t r) {
-    if (w->verdict[r] == UNKNOWN) {
+/* Is a rank or another writer gone? Then what it has pinned and leased is void, whatever its words say. */
+static bool gone(struct shms_writer *w, uint32_t peer) {
+    shms_peer *p = &w->peers[peer];
+    uint32_t n_ranks = (uint32_t)w->seg.layout.n_readers;
+    if (p->asked == w->operation)
+        return p->gone;
+    bool attached = true;
+    if (peer < n_ranks) {
+        /* It is gone only if it has attached once. The epoch is read first (pairs with A3): a process that attaches for
+         * the first time in between holds the lock already. */
         SHMS_STEP("W1b");
-        uint64_t epoch = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_seq_cst);
+        attached = atomic_load_explicit(&shms_segment_reader(&w->seg, peer)->epoch, memory_order_seq_cst) > 0;
         SHMS_STEP("W1c");
-        w->verdict[r] = epoch > 0 && !shms_segment_held(&w->seg, (int)r) ? GONE : HERE;
-        /* A survey may use this verdict. If it differs from the last poll's, the next poll must see a change: a process
-         * that died before A3 leaves no other trace. */
-        if (w->verdict[r] != w->polled[r].verdict)
-            w->polled[r].verdict = UNKNOWN;
+    } else {
+        SHMS_STEP("W3w"); /* pairs with that writer's death */
     }
-    return w->verdict[r] == GONE;
+    int role = peer < n_ranks ? (int)peer : SHMS_ROLE_OF_WRITER(peer - n_ranks);
+    bool before = p->gone;
+    p->gone = attached && !shms_segment_held(&w->seg, role);
+    p->turned |= p->gone != before;
+    p->asked = w->operation;
+    return p->gone;
 }
 
-/* Is the lock of another writer free? Then what it has pinned and leased is void, whatever its words say. */
-static bool writer_gone(struct shms_writer *w, uint32_t o) {
-    if (w->writer_verdict[o] == UNKNOWN) {
-        SHMS_STEP("W3w"); /* pairs with that writer's death */
-        w->writer_verdict[o] = shms_segment_held(&w->seg, SHMS_ROLE_OF_WRITER(o)) ? HERE : GONE;
-        uint8_t *polled = &w->polled[w->seg.layout.n_readers + o].verdict;
-        if (w->writer_verdict[o] != *polled)
-            *polled = UNKNOWN;
-    }
-    return w->writer_verdict[o] == GONE;
-}
+static bool writer_gone(struct shms_writer *w, uint32_t o) { return gone(w, (uint32_t)w->seg.layout.n_readers + o); }
 
 /* W1a, for a lease of writer `o`: the part of W1 that does not probe the rank's lock. */
 static bool left_by(struct shms_writer *w, uint32_t r, uint32_t o, uint32_t entry, uint64_t number, uint64_t what) {
@@ -84,7 +75,7 @@ static bool leased_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *ex
             return !writer_gone(w, o);
         held |= shms_lease_held(what);
         for (uint32_t r = 0; r < w->seg.layout.n_readers && (expected || !held); r++)
-            if (!left_by(w, r, o, next - 1, number, what) && !rank_gone(w, r)) {
+            if (!left_by(w, r, o, next - 1, number, what) && !gone(w, r)) {
                 held = true;
                 if (expected)
                     expected[r] = true;
@@ -124,7 +115,7 @@ bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask) {
     if (shms_get(&e->number) == 0 || shms_lease_held(shms_get(&e->what)))
         return false;
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (!lease_left_by(w, r, entry) && !(ask && rank_gone(w, r)))
+        if (!lease_left_by(w, r, entry) && !(ask && gone(w, r)))
             return false;
     return true;
 }
@@ -144,7 +135,7 @@ bool shms_may_go(void *context, uint32_t slot) {
         shms_leases_close(&w->leases, e);
     }
     for (uint32_t r = 0; r < w->seg.layout.n_readers; r++)
-        if (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r))
+        if (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r))
             return false;
     return !held_elsewhere(w, slot);
 }
@@ -165,10 +156,9 @@ enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
     for (uint32_t o = 0; n_writers > 1 && o < n_writers; o++)
         held_by(w, o, slot, expected);
     for (uint32_t r = 0; r < n_ranks; r++) {
-        bool holds =
-            expected[r] || (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !rank_gone(w, r));
+        bool holds = expected[r] || (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r));
         for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])
-            holds = !lease_left_by(w, r, e) && !rank_gone(w, r);
+            holds = !lease_left_by(w, r, e) && !gone(w, r);
         held[r] += holds ? span : 0;
         anyone |= holds;
     }
@@ -219,16 +209,19 @@ bool shms_held_after_all(struct shms_writer *w, const uint32_t *slots, uint32_t 
     return false;
 }
 
-/* Compares the counts of an actor with those of its last poll, and marks the zones where it has let go of something. */
-static void poll(struct shms_writer *w, uint32_t actor, const shms_polled *now, const shms_word *counts) {
-    shms_polled before = w->polled[actor];
+/* Compares a peer with what the last poll has found, and marks the zones where it may have let go of something. */
+static void poll(struct shms_writer *w, uint32_t peer, shms_peer now, const shms_word *counts) {
+    shms_peer *p = &w->peers[peer];
     uint32_t n_zones = w->ring.n_zones;
-    uint64_t *zones = w->polled_zones + (uint64_t)actor * n_zones;
-    w->polled[actor] = *now;
-    if (now->epoch != before.epoch || now->base != before.base || now->verdict != before.verdict ||
-        now->retired != before.retired)
+    uint64_t *zones = w->polled_zones + (uint64_t)peer * n_zones;
+    now.gone = gone(w, peer);
+    now.asked = w->operation;
+    bool all = p->turned || now.epoch != p->epoch || now.base != p->base || now.retired != p->retired;
+    bool some = now.releases != p->releases;
+    *p = now;
+    if (all)
         shms_zones_stale_all(&w->zones);
-    else if (now->releases == before.releases)
+    else if (!some)
         return;
     w->to_sweep = w->leases.n_entries;
     for (uint32_t z = 0; z < n_zones; z++) {
@@ -245,26 +238,24 @@ void shms_poll(struct shms_writer *w) {
     shms_reclaim_begin(w);
     for (uint32_t r = 0; r < l->n_readers; r++) {
         shms_reader_table *t = shms_segment_reader(&w->seg, r);
-        shms_polled now = {.retired = shms_get(&w->seg.writer->retired[r])};
+        shms_peer now = {.retired = shms_get(&w->seg.writer->retired[r])};
         now.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire);
         /* All of them, which the rank changes one by one: leases of other writers on objects of this one go by theirs.
          * Each store of an attach or a close changes the sum, and so the last one does. */
         for (uint32_t o = 0; o < l->n_writers; o++)
             now.base += atomic_load_explicit(&t->base[o], memory_order_acquire);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
-        now.verdict = rank_gone(w, r) ? GONE : HERE;
-        poll(w, r, &now, shms_reader_zone_releases(t, l, arena));
+        poll(w, r, now, shms_reader_zone_releases(t, l, arena));
     }
     for (uint32_t o = 0; o < l->n_writers; o++) {
         const shms_writer_table *t = shms_segment_writer(&w->seg, o);
-        shms_polled now = {.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire)};
         if (o == arena)
             continue;
+        shms_peer now = {.epoch = atomic_load_explicit(&t->epoch, memory_order_acquire)};
         now.retired = atomic_load_explicit(&t->retirements, memory_order_acquire);
         now.releases = atomic_load_explicit(&t->releases, memory_order_acquire);
-        now.verdict = writer_gone(w, o) ? GONE : HERE;
         const shms_word *counts = shms_segment_at(&w->seg, l->counts_at, o);
-        poll(w, (uint32_t)l->n_readers + o, &now, counts + (uint64_t)arena * w->ring.n_zones);
+        poll(w, (uint32_t)l->n_readers + o, now, counts + (uint64_t)arena * w->ring.n_zones);
     }
     /* orders the counts before the surveys; pairs with the release in count_release */
     atomic_thread_fence(memory_order_acquire);

@@ -167,10 +167,10 @@ static int build(struct shms_writer *w) {
     uint32_t n = (uint32_t)l->max_objects, leases = (uint32_t)l->max_leases, zones = shms_n_zones(l);
     uint32_t ranks = (uint32_t)l->n_readers;
     /* The arrays of 64-bit words first. */
-    uint32_t actors = ranks + (uint32_t)l->n_writers;
+    uint32_t peers = ranks + (uint32_t)l->n_writers;
     bool others = l->n_writers > 1;
     uint64_t zones_size = shms_zones_memory(zones, ranks),
-             polled_size = actors * (sizeof(shms_polled) + zones * sizeof(uint64_t));
+             polled_size = peers * (sizeof(shms_peer) + zones * sizeof(uint64_t));
     uint64_t ring_size = shms_align_up(shms_ring_memory(n, zones), 8);
     uint64_t lease_size = shms_leases_memory(leases, n);
     uint64_t ghosts_size = shms_ghosts_memory(n);
@@ -190,8 +190,8 @@ static int build(struct shms_writer *w) {
     uint64_t hands[SHMS_AREAS] = {shms_get(&t->hand), shms_get(&t->small_hand)};
     shms_zones_init(&w->zones, at, &w->ring, zones, ranks, shms_reclaim_look, w);
     w->zones.wanted = &w->waiting;
-    w->polled = (shms_polled *)(at += zones_size);
-    w->polled_zones = (uint64_t *)(w->polled + actors);
+    w->peers = (shms_peer *)(at += zones_size);
+    w->polled_zones = (uint64_t *)(w->peers + peers);
     shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, shms_segment_at(&w->seg, l->index_at, w->seg.arena), n, w->seg.sb->secret, w->seg.slots,
                     w->seg.data);
@@ -232,7 +232,8 @@ static int build(struct shms_writer *w) {
     shms_set(&t->objects, count);
     shms_tier_write(t->tier, &(shms_tier_figures){0}); /* the tier was the predecessor's */
     shms_set(&t->pid, (uint64_t)getpid());
-    shms_add(&t->epoch, 1);
+    /* after J1, J2 and V3: another writer that sees it sees their end; pairs with shms_poll */
+    atomic_store_explicit(&t->epoch, shms_get(&t->epoch) + 1, memory_order_release);
     return SHMS_OK;
 }
 

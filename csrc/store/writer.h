@@ -19,12 +19,16 @@
 #include "segment.h"
 #include "zones.h"
 
-/* What the last poll of a rank, or of another writer, has found. If any of it changes, other objects may go. */
-typedef struct shms_polled {
-    uint64_t epoch, retired, releases; /* of a writer: `retired` is how many times it has retired ranks */
-    uint64_t base; /* of a rank: the sum of its bases */
-    uint8_t verdict; /* 0: unknown, because surveys have since used a different one */
-} shms_polled;
+/* What is known of a rank, or of another writer. */
+typedef struct shms_peer {
+    /* `gone`: the verdict, of operation `asked`. `turned`: it has changed since the last poll, which must see that: a
+     * process that died before A3 leaves no other trace, and surveys have used both. */
+    uint64_t asked : 62, gone : 1, turned : 1;
+    /* What the last poll has found. If any of it changes, other objects may go. */
+    uint64_t epoch, releases;
+    uint64_t retired; /* of a writer: how many times it has retired ranks */
+    uint64_t base;    /* of a rank: the sum of its bases */
+} shms_peer;
 
 /* Space that was cleared for an object, and where the hand of its area goes. */
 typedef struct shms_room_for {
@@ -53,8 +57,9 @@ struct shms_writer {
     bool unlinks; /* closed, and removes the name once it has unlocked, if no other writer lives */
     shms_ring ring;
     shms_zones zones;
-    shms_polled *polled;     /* [actor]: the ranks, then the writers */
-    uint64_t *polled_zones; /* [actor][zone]: their counts of releases */
+    shms_peer *peers;       /* the ranks, then the writers */
+    uint64_t *polled_zones; /* [peer][zone]: their counts of releases at the last poll */
+    uint64_t operation;     /* verdicts of an earlier one are forgotten */
     shms_index index;
     shms_leases leases;
     shms_kinds kinds;
@@ -66,8 +71,6 @@ struct shms_writer {
     uint32_t n_free_slots;
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
     uint32_t leased;     /* those of them that have taken a lease entry */
-    uint8_t verdict[SHMS_MAX_READERS]; /* of this operation: is the rank gone? See reclaim.c */
-    uint8_t writer_verdict[SHMS_MAX_WRITERS];
     uint64_t drops_seen[SHMS_MAX_WRITERS]; /* others' `drops` that shms_delete_dropped has settled */
     uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
@@ -93,7 +96,7 @@ static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64
 
 /* ---- holders.c; the mutex is held ---- */
 
-/* Forgets which ranks are alive. Every operation that may reclaim starts with this. */
+/* Forgets which ranks and writers are alive. Every operation that may reclaim starts with this. */
 void shms_reclaim_begin(struct shms_writer *w);
 /* Is the lease of an entry complete? Only the writer ends a held one. Without `ask`, ranks that are gone count as here. */
 bool shms_lease_done(struct shms_writer *w, uint32_t entry, bool ask);

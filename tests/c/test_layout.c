@@ -128,7 +128,7 @@ static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
         uint64_t heap = shms_leases_memory((uint32_t)l.max_leases, n) +
                         shms_align_up(shms_ring_memory(n, shms_n_zones(&l)), 8) +
                         shms_zones_memory(shms_n_zones(&l), readers) +
-                        (readers + 1) * (sizeof(shms_polled) + shms_n_zones(&l) * sizeof(uint64_t)) + 5 * (uint64_t)n +
+                        (readers + 1) * (sizeof(shms_peer) + shms_n_zones(&l) * sizeof(uint64_t)) + 5 * (uint64_t)n +
                         sizeof(struct shms_writer);
         CHECK(control + heap <= n * (256 + 4 * (uint64_t)readers));
         CHECK(l.max_leases >= 1024);
