@@ -137,20 +137,22 @@ def _rebuild(
     return error
 
 
-def held_by(held_bytes_by_rank: Mapping[int, int] | None) -> str:
-    """Return the bytes that each rank holds, as the end of a message; empty if no rank is known."""
-    held = sorted((held_bytes_by_rank or {}).items())
-    return "; held by " + listed(f"rank {rank}: {size} bytes" for rank, size in held) if held else ""
+def held_by(ranks: Mapping[int, int] | None, writers: Mapping[int, int] | None = None) -> str:
+    """Return the bytes that each rank and each other writer holds, as the end of a message; empty if none is known."""
+    held = [("rank", *item) for item in sorted((ranks or {}).items())]
+    held += [("writer", *item) for item in sorted((writers or {}).items())]
+    return "; held by " + listed(f"{what} {number}: {size} bytes" for what, number, size in held) if held else ""
 
 
 class StoreFullError(ShmStoreError, MemoryError):
     """The store has no room, even if it evicts every object that it may evict.
 
     `needed` is the requested size in bytes. `held_bytes_by_rank` says how many bytes each rank holds or has been
-    promised. `resource` says what has run out: "bytes", "slots" (one per object), "leases" or "quota". A lease is
-    needed for each reference that not every rank has read. If a kind has filled its quota, the bytes by rank are of
-    that kind. What a rank reads again after its last lease is counted when the store looks at that object the next
-    time. Each attribute is None if it is not known.
+    promised. `held_bytes_by_writer` says how many bytes each other writer of the store keeps by its leases; they may be
+    the same bytes. `resource` says what has run out: "bytes", "slots" (one per object), "leases" or "quota". A lease
+    is needed for each reference that not every rank has read. If a kind has filled its quota, the bytes by rank and
+    writer are of that kind. What a rank reads again after its last lease is counted when the store looks at that object
+    the next time. Each attribute is None if it is not known.
     """
 
     default_message = "the store is full"
@@ -164,6 +166,7 @@ class StoreFullError(ShmStoreError, MemoryError):
 
     needed: int | None
     held_bytes_by_rank: dict[int, int] | None
+    held_bytes_by_writer: dict[int, int] | None
     resource: Literal["bytes", "slots", "leases", "quota"] | None
 
     def __init__(
@@ -172,17 +175,19 @@ class StoreFullError(ShmStoreError, MemoryError):
         *,
         needed: int | None = None,
         held_bytes_by_rank: Mapping[int, int] | None = None,
+        held_bytes_by_writer: Mapping[int, int] | None = None,
         resource: Literal["bytes", "slots", "leases", "quota"] | None = None,
         hint: str | None = None,
     ) -> None:
         self.needed = needed
         self.resource = resource
         self.held_bytes_by_rank = None if held_bytes_by_rank is None else dict(held_bytes_by_rank)
+        self.held_bytes_by_writer = None if held_bytes_by_writer is None else dict(held_bytes_by_writer)
         if message is None:
             message = self.default_message
             if needed is not None:
                 message += f": {needed} bytes needed"
-            message += held_by(self.held_bytes_by_rank)
+            message += held_by(self.held_bytes_by_rank, self.held_bytes_by_writer)
         super().__init__(message, hint=hint or self._hints.get(resource or ""))
 
 

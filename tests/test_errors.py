@@ -91,6 +91,7 @@ EXAMPLES = [
     *(cls() for cls in CLASSES),
     *(cls("said so", hint="do that") for cls in CLASSES if cls is not CacheMissError),
     StoreFullError(needed=10, held_bytes_by_rank={0: 5, 3: 7}),
+    StoreFullError(held_bytes_by_writer={2: 9}),
     StoreFullError("full", needed=0),
     StoreSpaceError(needed=1 << 40, free=5),
     SharedMemoryError(number=errno.EROFS),
@@ -127,11 +128,12 @@ def test_a_full_store_says_what_was_needed_and_who_holds_what() -> None:
     assert error.held_bytes_by_rank == {0: 10, 2: 30}
     said = re.findall(r"\d+", error.message)
     assert ["4096", "0", "10", "2", "30"] == said
+    assert ["1", "9", "3", "7"] == re.findall(r"\d+", StoreFullError(held_bytes_by_writer={3: 7, 1: 9}).message)
 
 
 def test_what_a_full_store_knows_is_optional() -> None:
     error = StoreFullError()
-    assert (error.needed, error.held_bytes_by_rank) == (None, None)
+    assert (error.needed, error.held_bytes_by_rank, error.held_bytes_by_writer) == (None, None, None)
 
 
 def test_a_cache_miss_carries_every_missing_hash_in_order() -> None:

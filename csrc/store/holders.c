@@ -154,7 +154,10 @@ enum shms_hold shms_reclaim_look(void *context, uint32_t slot, uint64_t *held) {
     uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
     bool anyone = false, expected[SHMS_MAX_READERS] = {false};
     for (uint32_t o = 0; n_writers > 1 && o < n_writers; o++)
-        held_by(w, o, slot, expected);
+        if (held_by(w, o, slot, expected)) {
+            held[n_ranks + o] += span;
+            anyone = true;
+        }
     for (uint32_t r = 0; r < n_ranks; r++) {
         bool holds = expected[r] || (atomic_load_explicit(pin_of(w, r, slot), memory_order_relaxed) && !gone(w, r));
         for (uint32_t e = w->leases.first[slot]; !holds && e != SHMS_NONE; e = w->leases.next[e])

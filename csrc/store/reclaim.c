@@ -257,6 +257,18 @@ static int find_victim(struct shms_writer *w, search *f, int64_t *budget, uint32
     return 0;
 }
 
+/* Records who holds how much, as zones.h counts it. */
+static void name_holders(struct shms_writer *w, const uint64_t *held) {
+    const shms_layout *l = &w->seg.layout;
+    for (uint32_t r = 0; r < l->n_readers; r++) {
+        w->refusal.held[r] = held[r];
+        w->refusal.awaited[r] =
+            atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0;
+    }
+    if (l->n_writers > 1)
+        memcpy(w->refusal.held_by_writer, held + l->n_readers, l->n_writers * sizeof *held);
+}
+
 /* After a failed search: records who holds how much, and what room that leaves. */
 static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     const shms_layout *l = &w->seg.layout;
@@ -269,11 +281,7 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     why->longest = longest;
     why->kept = w->zones.total_kept;
     why->kind = why->quota = why->kind_bytes = 0;
-    for (uint32_t r = 0; r < l->n_readers; r++) {
-        why->held[r] = w->zones.total[r];
-        why->awaited[r] = atomic_load_explicit(&shms_segment_reader(&w->seg, r)->epoch, memory_order_acquire) == 0 &&
-                          shms_get(&w->seg.writer->retired[r]) == 0;
-    }
+    name_holders(w, w->zones.total);
     shms_count(w, SHMS_C_REFUSALS, 1);
     return code;
 }
@@ -300,7 +308,7 @@ static int refuse_quota(struct shms_writer *w, const shms_kind_choice *c) {
     why->quota = shms_get(&w->kinds.table[c->kind].quota);
     why->kind_bytes = shms_get(&w->kinds.table[c->kind].bytes);
     why->kept = c->kept;
-    memcpy(why->held, c->held, sizeof why->held);
+    name_holders(w, c->held);
     w->quota_over = shms_kinds_over(&w->kinds, c->kind, c->span);
     w->quota_at = w->ring.changes;
     return SHMS_EQUOTA;

@@ -202,15 +202,16 @@ typedef struct shms_kind_info {
 } shms_kind_info;
 
 /* What a refusal (SHMS_EFULL, SHMS_ENOSLOT, SHMS_ENOLEASE, SHMS_EQUOTA) has found, in bytes of the data region. For
- * SHMS_EQUOTA, `kept` and `held` are about objects of the kind only. */
+ * SHMS_EQUOTA, `kept` and what is held are about objects of the kind only. */
 typedef struct shms_refusal {
     uint64_t capacity, used_bytes, max_objects, max_leases; /* as in shms_stats */
     uint64_t reclaimable; /* of objects that nobody holds */
     uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room */
-    uint64_t kept; /* of objects that only the writer holds: protected, or unfinished */
+    uint64_t kept; /* of objects that only this writer holds: protected, or unfinished */
     uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota, and what it has of that; else 0 */
     uint64_t held[SHMS_MAX_READERS]; /* by rank: pinned, or promised and not yet read */
-    uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached and is not retired */
+    uint64_t held_by_writer[SHMS_MAX_WRITERS]; /* by other writers: leased, or being leased */
+    uint8_t awaited[SHMS_MAX_READERS]; /* by rank: 1 if it has never attached */
 } shms_refusal;
 
 typedef struct shms_reader_stats {

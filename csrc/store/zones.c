@@ -9,16 +9,16 @@ static uint64_t zone_end(const shms_zones *z, uint32_t zone) {
     return end < z->ring->capacity ? end : z->ring->capacity;
 }
 
-uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_ranks) {
+uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_holders) {
     return n_zones * (SHMS_LEVELS * sizeof(shms_run) + 2 * sizeof(uint64_t)) +
-           ((uint64_t)n_zones + 1) * n_ranks * sizeof(uint64_t);
+           ((uint64_t)n_zones + 1) * n_holders * sizeof(uint64_t);
 }
 
-void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t n_ranks, shms_look *look,
-                     void *context) {
-    *z = (shms_zones){.ring = ring, .n_ranks = n_ranks, .total = memory, .look = look, .context = context};
-    z->held = z->total + n_ranks;
-    z->free = z->held + (uint64_t)n_zones * n_ranks;
+void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t n_holders,
+                     shms_look *look, void *context) {
+    *z = (shms_zones){.ring = ring, .n_holders = n_holders, .total = memory, .look = look, .context = context};
+    z->held = z->total + n_holders;
+    z->free = z->held + (uint64_t)n_zones * n_holders;
     z->kept = z->free + n_zones;
     for (int k = 0; k < SHMS_LEVELS; k++)
         z->runs[k] = (shms_run *)(z->kept + n_zones) + k * n_zones;
@@ -61,15 +61,15 @@ static void end_run(shms_run *run, run_meter *t, uint64_t end, uint64_t next) {
 static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
     shms_ring *r = z->ring;
     shms_zone *of = &r->zones[zone];
-    uint64_t start = zone_start(z, zone), end = zone_end(z, zone), *held = z->held + (uint64_t)zone * z->n_ranks;
+    uint64_t start = zone_start(z, zone), end = zone_end(z, zone), *held = z->held + (uint64_t)zone * z->n_holders;
     run_meter meters[SHMS_LEVELS];
     for (int k = 0; k < SHMS_LEVELS; k++) {
         meters[k] = (run_meter){.start = start, .whole = true};
         z->runs[k][zone] = (shms_run){0};
     }
-    for (uint32_t k = 0; k < z->n_ranks; k++)
+    for (uint32_t k = 0; k < z->n_holders; k++)
         z->total[k] -= held[k];
-    memset(held, 0, z->n_ranks * sizeof *held);
+    memset(held, 0, z->n_holders * sizeof *held);
     z->total_free -= z->free[zone];
     z->total_kept -= z->kept[zone];
     z->free[zone] = z->kept[zone] = 0;
@@ -78,7 +78,7 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
         uint64_t from = shms_ring_start(r, s), to = shms_ring_end(r, s);
         bool begins = from >= start; /* an object counts in the zone where it begins */
         enum shms_hold hold = z->look(z->context, s, begins ? held : NULL);
-        *budget -= z->n_ranks;
+        *budget -= z->n_holders;
         for (int k = 0; k < SHMS_LEVELS; k++)
             if (k == SHMS_GAPS || hold != SHMS_FREE_TO_GO || (k == SHMS_UNUSED && shms_ring_is_used(r, s)))
                 end_run(&z->runs[k][zone], &meters[k], from, to);
@@ -91,7 +91,7 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
         z->runs[k][zone].trail = meters[k].start < end ? end - meters[k].start : 0;
         end_run(&z->runs[k][zone], &meters[k], end, end);
     }
-    for (uint32_t k = 0; k < z->n_ranks; k++)
+    for (uint32_t k = 0; k < z->n_holders; k++)
         z->total[k] += held[k];
     z->total_free += z->free[zone];
     z->total_kept += z->kept[zone];

@@ -25,8 +25,8 @@
 
 #include "ring.h"
 
-/* How an object is held: not at all, by the writer only, or by ranks. If `held` is not NULL, the span of the object is
- * added to held[r] of each rank that holds it. */
+/* How an object is held: not at all, by the writer only, or by others: ranks, and if there are several writers, those. If
+ * `held` is not NULL, the span of the object is added to held[h] of each of these that holds it. */
 enum shms_hold { SHMS_FREE_TO_GO, SHMS_KEPT, SHMS_HELD };
 typedef enum shms_hold shms_look(void *context, uint32_t slot, uint64_t *held);
 
@@ -37,22 +37,22 @@ typedef struct shms_run {
 
 typedef struct shms_zones {
     shms_ring *ring;
-    uint32_t n_ranks;
+    uint32_t n_holders;
     shms_run *runs[SHMS_LEVELS]; /* [level][zone] */
     /* [zone] bytes of objects that begin in it: reclaimable, and kept by the writer only */
     uint64_t *free, *kept;
-    uint64_t *held;       /* [zone][rank] */
-    uint64_t *total;      /* [rank]: sums of `held` */
+    uint64_t *held;       /* [zone][holder] */
+    uint64_t *total;      /* [holder]: sums of `held` */
     uint64_t total_free, total_kept;
     shms_look *look;
     void *context;
     _Atomic uint32_t *wanted; /* a budget counts only if this is not 0; NULL: always */
 } shms_zones;
 
-uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_ranks);
+uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_holders);
 /* `memory` is zeroed. Every zone starts stale. */
-void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t n_ranks, shms_look *look,
-                     void *context);
+void shms_zones_init(shms_zones *z, void *memory, shms_ring *ring, uint32_t n_zones, uint32_t n_holders,
+                     shms_look *look, void *context);
 
 /* Marks as stale: the zones of the object in `slot`; the zones of the objects that begin in `zone`; all zones. */
 void shms_zones_stale_slot(shms_zones *z, uint32_t slot);

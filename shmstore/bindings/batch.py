@@ -115,9 +115,9 @@ class Batch:
         require(lib.shms_batch_protect(self._w, self.record, packed, len(packed)))
 
     def refusal(self) -> dict[str, Any]:
-        """Return the fields of the last shms_refusal; those by rank are dicts without zeros."""
+        """Return the fields of the last shms_refusal; those by rank or writer are dicts without zeros."""
         refusal = self.record.refusal
         found = {name: getattr(refusal, name) for name, _ in ffi.typeof("shms_refusal").fields}
-        for name in ("held", "awaited"):
+        for name in ("held", "held_by_writer", "awaited"):
             found[name] = {rank: value for rank, value in enumerate(found[name]) if value}
         return found

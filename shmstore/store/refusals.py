@@ -356,12 +356,12 @@ def full(
     extra: int = 0,
     kind: str | None = None,
 ) -> StoreFullError:
-    """Return the error for a store that has run out of `resource`; it says how much each rank holds and what is left.
+    """Return the error for a store that has run out of `resource`; it says who holds how much, and what is left.
 
     `extra` is the size of key and metadata, which lie in front of the payload's `nbytes`.
     """
     span = _aligned(extra) + _aligned(nbytes or 0)
-    held = refusal["held"]
+    held, writers = refusal["held"], refusal["held_by_writer"]
     hint = None
     if resource == "leases":
         what = f"all {refusal['max_leases']} lease entries are taken by unread references and unfinished puts"
@@ -382,13 +382,16 @@ def full(
             hint = f"held objects split the space: {StoreFullError.default_hint}"
     if refusal["kept"]:
         what += f"; {refusal['kept']} bytes protected, held by the writer or in unfinished puts"
-    message = f"{StoreFullError.default_message}: {what}{held_by(held)}"
-    full = StoreFullError(message, needed=nbytes, held_bytes_by_rank=held, resource=resource, hint=hint)
+    message = f"{StoreFullError.default_message}: {what}{held_by(held, writers)}"
+    full = StoreFullError(
+        message, needed=nbytes, held_bytes_by_rank=held, held_bytes_by_writer=writers, resource=resource, hint=hint
+    )
     absent = [rank for rank in refusal["awaited"] if rank in held]
     if absent:
         one = len(absent) == 1
+        retire = "retire(rank) in each writer that hands out references" if writers else "retire(rank)"
         who = f"rank {absent[0]} has" if one else f"ranks {listed(absent)} have"
-        full.hint = f"{who} never attached: start {'it' if one else 'them'}, or retire(rank); or {full.hint}"
+        full.hint = f"{who} never attached: start {'it' if one else 'them'}, or {retire}; or {full.hint}"
     if len(writer.groups) > 1 and _most_wait_for_all(writer, name):
         full.hint = (
             f"leases wait for the ranks of all {len(writer.groups)} groups: before a reference is sent, call "

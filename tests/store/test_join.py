@@ -479,6 +479,58 @@ def test_anothers_lease_holds_an_object_until_it_is_read_cancelled_or_retired(
             readers[0].get(ref)
 
 
+def test_a_refusal_says_how_much_other_writers_hold(three: list[ObjectStoreWriter]) -> None:
+    first, second, third = three
+    for seed, key in enumerate("ab"):
+        first.cancel(first.put(key, value(seed)))
+    span = first.stats().used_bytes // 2
+    second.get_cached("a", hold=True)
+    second.get_cached("b", hold=True)
+    third.get_cached("b", hold=True)
+    for writer in (second, third):  # only these end their leases now
+        writer.retire(0)
+        writer.retire(1)
+    with raises(StoreFullError, names=[f"writer 1: {2 * span} bytes", f"writer 2: {span} bytes"]) as caught:
+        first.put("all", random_tensor(0, first.stats().capacity - 256))
+    assert {1: 2 * span, 2: span} == caught.value.held_bytes_by_writer
+    assert {} == caught.value.held_bytes_by_rank
+    assert "held by the writer" not in str(caught.value)
+    second.close()
+    with pytest.raises(StoreFullError) as again:
+        first.put("all", random_tensor(0, first.stats().capacity - 256))
+    assert {2: span} == again.value.held_bytes_by_writer
+
+
+def test_a_full_quota_says_how_much_of_the_kind_other_writers_hold(stores: Stores) -> None:
+    first = stores.create(**OPTIONS, n_writers=2, quotas={"image": 2048})
+    second = join(stores, first.name)
+    first.cancel(first.put("other", value(0)))
+    span = first.stats().used_bytes
+    for seed, key in enumerate(("one", "two"), 1):
+        first.cancel(first.put(key, value(seed), kind="image"))
+    for key in ("other", "one", "two"):
+        second.get_cached(key)
+    with pytest.raises(StoreFullError) as caught:
+        first.put("next", value(3), kind="image")
+    assert ("quota", {1: 2 * span}) == (caught.value.resource, caught.value.held_bytes_by_writer)
+
+
+def test_a_refusal_tells_to_retire_a_rank_as_long_as_any_writer_waits_for_it(three: list[ObjectStoreWriter]) -> None:
+    first, second, _ = three
+    first.cancel(first.put("a", value(0)))
+    second.get_cached("a")
+    for rank in range(2):
+        first.retire(rank)
+        with raises(StoreFullError, hint=["retire(rank)", "each writer"]) as caught:
+            first.put("all", random_tensor(0, first.stats().capacity - 256))
+        assert {0, 1} == set(caught.value.held_bytes_by_rank or ())
+    second.retire(0)
+    with raises(StoreFullError, hint=["rank 1 has never attached"]):
+        first.put("all", random_tensor(0, first.stats().capacity - 256))
+    second.retire(1)
+    assert is_free(first)
+
+
 def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[ObjectStoreWriter]) -> None:
     first, second, third = three
     first.put("k", value(1))
