@@ -1,8 +1,9 @@
 /*
  * adopt.c - see adopt.h.
  *
- * A look-up asks the published indexes of all other arenas (index.h). What it finds is a candidate, which is pinned
- * before its key is compared.
+ * A look-up asks the published indexes of all other arenas (index.h). What it finds is a candidate, whose key it compares
+ * without a pin: the object was there if it was LIVE, with the same id, before and after. Only what leases pins, because
+ * the owner takes what is pinned for held.
  */
 #include "adopt.h"
 
@@ -31,12 +32,12 @@ void shms_holds_begin(const shms_segment *seg) {
         }
 }
 
-bool shms_holds_pin(const shms_segment *seg, uint32_t slot) {
+bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
     const shms_slot *s = shms_segment_slot(seg, slot);
     SHMS_STEP("B1"); /* pairs with W3h */
     atomic_store_explicit(&seg->writer->adopting, slot + 1, memory_order_seq_cst);
     SHMS_STEP("B2a"); /* pairs with W2 */
-    if (atomic_load_explicit(&s->state, memory_order_seq_cst) == SHMS_LIVE)
+    if (atomic_load_explicit(&s->state, memory_order_seq_cst) == SHMS_LIVE && shms_get(&s->id) == id)
         return true;
     shms_holds_unpin(seg, slot);
     return false;
@@ -66,24 +67,36 @@ static bool dropped(const struct shms_writer *w, uint32_t slot, uint64_t id) {
     return false;
 }
 
-/* Is the object in `slot` one to hand out, with this key, or one that begins so? */
-static bool matches(const struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole) {
+const uint8_t *shms_object_of(const struct shms_writer *w, uint32_t slot, shms_slot *seen) {
+    const shms_layout *l = &w->seg.layout;
     const shms_slot *s = shms_segment_slot(&w->seg, slot);
-    shms_slot seen = {.offset = shms_get(&s->offset), .length = shms_get(&s->length), .head = shms_get(&s->head)};
-    uint32_t arena = shms_arena_of(&w->seg.layout, slot);
-    return shms_slot_bounded(&seen, w->seg.layout.capacity) && !shms_slot_deleted(s) &&
-           (whole ? shms_slot_key_len(&seen) == key_len : shms_slot_key_len(&seen) >= key_len) &&
-           memcmp(w->seg.all_data + shms_address(&w->seg.layout, arena, shms_get(&seen.offset)), key, key_len) == 0 &&
-           !dropped(w, slot, shms_get(&s->id));
+    uint64_t id = atomic_load_explicit(&s->id, memory_order_acquire);
+    if (!shms_slot_whole(s)) /* after the id, and before the words: they are of that object, or of a later one */
+        return NULL;
+    *seen = (shms_slot){.id = id,
+                        .offset = shms_get(&s->offset),
+                        .length = shms_get(&s->length),
+                        .head = shms_get(&s->head),
+                        .flags = shms_get(&s->flags)};
+    return shms_slot_bounded(seen, l->capacity)
+               ? w->seg.all_data + shms_address(l, shms_arena_of(l, slot), shms_get(&seen->offset))
+               : NULL;
 }
 
-static bool pin_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len) {
-    if (!shms_holds_pin(&w->seg, slot))
-        return false;
-    if (matches(w, slot, key, key_len, true))
-        return true;
-    shms_holds_unpin(&w->seg, slot);
-    return false;
+bool shms_still_there(const struct shms_writer *w, uint32_t slot, uint64_t id) {
+    const shms_slot *s = shms_segment_slot(&w->seg, slot);
+    atomic_thread_fence(memory_order_acquire);
+    return shms_slot_whole(s) && shms_get(&s->id) == id;
+}
+
+/* Is the object in `slot` one to hand out, with this key, or one that begins so? It may be in EVICTING. */
+static bool matches(const struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole,
+                    shms_slot *seen) {
+    const uint8_t *at = shms_object_of(w, slot, seen);
+    return at && !shms_slot_deleted(seen) &&
+           (whole ? shms_slot_key_len(seen) == key_len : shms_slot_key_len(seen) >= key_len) &&
+           memcmp(at, key, key_len) == 0 && !dropped(w, slot, shms_get(&seen->id)) &&
+           shms_still_there(w, slot, shms_get(&seen->id));
 }
 
 static const shms_index_line *lines_of(const struct shms_writer *w, uint32_t arena) {
@@ -96,19 +109,7 @@ static void prefetch(const struct shms_writer *w, uint64_t hash) {
         shms_index_prefetch(&w->index, lines_of(w, a), hash);
 }
 
-bool shms_may_adopt(struct shms_writer *w, uint64_t hash) {
-    if (!elsewhere(w))
-        return false;
-    prefetch(w, hash);
-    for (uint32_t a = 0; a < w->seg.layout.n_writers; a++) {
-        shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
-        if (a != w->seg.arena && shms_candidates_next(&c) != SHMS_NONE)
-            return true;
-    }
-    return false;
-}
-
-uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+uint32_t shms_look_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen) {
     if (!elsewhere(w))
         return SHMS_NONE;
     prefetch(w, hash);
@@ -116,34 +117,38 @@ uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *ke
         shms_candidates c = shms_index_look(&w->index, lines_of(w, a), hash);
         for (uint32_t s; a != w->seg.arena && (s = shms_candidates_next(&c)) != SHMS_NONE;) {
             uint32_t slot = a * (uint32_t)w->seg.layout.max_objects + s;
-            if (pin_if(w, slot, key, key_len))
+            if (matches(w, slot, key, key_len, true, seen) &&
+                shms_get(&shms_segment_slot(&w->seg, slot)->state) == SHMS_LIVE)
                 return slot;
         }
     }
     return SHMS_NONE;
 }
 
-uint32_t shms_adopt(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, uint32_t entry,
-                    uint32_t group, bool hold, uint8_t *out) {
-    uint32_t slot = shms_pin_elsewhere(w, hash, key, key_len);
-    if (slot == SHMS_NONE) {
+bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
+                uint8_t *out) {
+    if (!shms_holds_pin(&w->seg, slot, id)) {
         shms_leases_untake(&w->leases, entry);
-        return slot;
+        return false;
     }
     shms_open_lease(w, slot, entry, group, hold, out);
     shms_holds_unpin(&w->seg, slot);
-    return slot;
+    return true;
 }
 
 bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
-    if (w->seg.layout.n_writers == 1)
+    shms_slot seen;
+    if (!elsewhere(w))
         return false;
     uint64_t hash = shms_key_hash(w, key, key_len);
-    if (!shms_may_adopt(w, hash) || shms_find_live(w, hash, key, key_len) != SHMS_NONE || !shms_writer_has_numbers(w))
+    uint32_t slot = shms_find_live(w, hash, key, key_len) == SHMS_NONE
+                        ? shms_look_elsewhere(w, hash, key, key_len, &seen)
+                        : SHMS_NONE;
+    if (slot == SHMS_NONE || !shms_writer_has_numbers(w))
         return false;
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
-    return entry != SHMS_NONE && shms_adopt(w, hash, key, key_len, entry, 0, true, out) != SHMS_NONE;
+    return entry != SHMS_NONE && shms_adopt(w, slot, shms_get(&seen.id), entry, 0, true, out);
 }
 
 void shms_use_elsewhere(struct shms_writer *w, uint32_t slot) {
@@ -160,16 +165,13 @@ uint8_t shms_uses_elsewhere(void *context, uint32_t slot) {
     return (uint8_t)uses;
 }
 
-/* Marks the object if its key matches. It needs no pin: the mark is for an id, which all who read it compare. So an
- * object in EVICTING, which may stay, is marked, too. */
+/* Marks the object if its key matches: the mark is for an id, which all who read it compare. So an object in EVICTING,
+ * which may stay, is marked, too. */
 static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint32_t key_len, bool whole) {
-    const shms_slot *s = shms_segment_slot(&w->seg, slot);
-    uint64_t id = atomic_load_explicit(&s->id, memory_order_acquire);
-    bool fits = shms_slot_whole(s) && matches(w, slot, key, key_len, whole);
-    atomic_thread_fence(memory_order_acquire); /* what was compared was the object's, if it is still there */
-    if (!fits || !shms_slot_whole(s) || shms_get(&s->id) != id)
+    shms_slot seen;
+    if (!matches(w, slot, key, key_len, whole, &seen))
         return false;
-    shms_set(&shms_holds_row(&w->seg)[slot].dropped, id);
+    shms_set(&shms_holds_row(&w->seg)[slot].dropped, shms_get(&seen.id));
     SHMS_STEP("D2"); /* after the id; pairs with D3 */
     atomic_store_explicit(&w->seg.writer->drops, shms_get(&w->seg.writer->drops) + 1, memory_order_release);
     return true;

@@ -21,24 +21,26 @@
 /* J1, J2: a new process ends what its predecessor had pinned and leased, and counts that. Whatever it does before, the
  * owners are refused for what the dead held, because a writer with that lock lives again. */
 void shms_holds_begin(const shms_segment *seg);
-/* B1, B2: pins the object of another writer, if it is LIVE. An object in EVICTING is a miss, without a wait. */
-bool shms_holds_pin(const shms_segment *seg, uint32_t slot);
+/* B1, B2: pins the object of another writer, if it is still there and LIVE. In EVICTING it is a miss, without a wait. */
+bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id);
 /* The same for an object that this writer has leased, which the owner may be asking about: waits until it has decided.
  * 1: pinned. 0: it is gone. SHMS_EBUSY: the owner was stopped meanwhile. */
 int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id);
 /* B5; also for a pin that missed. */
 void shms_holds_unpin(const shms_segment *seg, uint32_t slot);
 
+/* The bytes of an object of any writer without a pin, and its words in `seen`, as checked; or NULL. It may go meanwhile.
+ * So what was read counts only if it is still there afterwards: its bytes are reused only after FREE (W4). */
+const uint8_t *shms_object_of(const struct shms_writer *w, uint32_t slot, shms_slot *seen);
+bool shms_still_there(const struct shms_writer *w, uint32_t slot, uint64_t id);
+
 /* ---- for these, `hash` is the key's; the mutex is held ---- */
 
-/* May another arena have an object of this key? */
-bool shms_may_adopt(struct shms_writer *w, uint64_t hash);
-/* B1, B2: pins an object of another writer, and returns its slot, or SHMS_NONE. shms_holds_unpin must follow. */
-uint32_t shms_pin_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
-/* B1 to B5: leases an object of another writer, with a taken entry, which it returns if there is none. Its slot, or
- * SHMS_NONE. */
-uint32_t shms_adopt(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, uint32_t entry,
-                    uint32_t group, bool hold, uint8_t *out);
+/* The slot of an object of another writer that may be handed out, and its words in `seen`; or SHMS_NONE. */
+uint32_t shms_look_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len, shms_slot *seen);
+/* B1 to B5: leases what was found, with a taken entry. False if it has gone; then the entry is free again. */
+bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
+                uint8_t *out);
 /* Opens a held lease on another writer's object of this key, which is no hit. False if there is none, if the key is
  * here, or if all lease entries are taken. The mutex is held, and may be yielded. */
 bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);

@@ -37,8 +37,9 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
     if (group > w->seg.layout.n_groups)
         return shms_writer_leave(w, SHMS_EINVAL);
     uint64_t hash = shms_key_hash(w, key, key_len);
-    uint32_t slot = shms_find_live(w, hash, key, key_len);
-    if (slot == SHMS_NONE && !shms_may_adopt(w, hash)) {
+    shms_slot seen;
+    uint32_t own = shms_find_live(w, hash, key, key_len), slot = SHMS_NONE;
+    if (own == SHMS_NONE && (slot = shms_look_elsewhere(w, hash, key, key_len, &seen)) == SHMS_NONE) {
         shms_count(w, SHMS_C_MISSES, 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
@@ -51,10 +52,10 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
         shms_writer_refused(w, rc, why);
         return shms_writer_leave(w, rc);
     }
-    if (slot != SHMS_NONE) {
-        shms_ring_use(&w->ring, slot);
-        shms_hand_out(w, shms_writer_global(w, slot), entry, group, hold, out);
-    } else if ((slot = shms_adopt(w, hash, key, key_len, entry, group, hold, out)) != SHMS_NONE) {
+    if (own != SHMS_NONE) {
+        shms_ring_use(&w->ring, own);
+        shms_hand_out(w, shms_writer_global(w, own), entry, group, hold, out);
+    } else if (shms_adopt(w, slot, shms_get(&seen.id), entry, group, hold, out)) {
         shms_use_elsewhere(w, slot);
         shms_reclaim_leases(w);
         shms_count(w, SHMS_C_ADOPTED, 1);
@@ -75,17 +76,12 @@ int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {
     if (rc)
         return rc;
     uint64_t hash = shms_key_hash(w, key, key_len);
-    uint32_t slot = shms_find_live(w, hash, key, key_len), other = SHMS_NONE;
-    if (slot == SHMS_NONE)
-        other = shms_pin_elsewhere(w, hash, key, key_len);
-    else
-        slot = shms_writer_global(w, slot);
-    if (other != SHMS_NONE)
-        slot = other;
-    rc = slot == SHMS_NONE ? 0 : shms_slot_extra_len(shms_segment_slot(&w->seg, slot)) ? 2 : 1;
-    if (other != SHMS_NONE)
-        shms_holds_unpin(&w->seg, other);
-    return shms_writer_leave(w, rc);
+    uint32_t slot = shms_find_live(w, hash, key, key_len);
+    shms_slot seen;
+    const shms_slot *s = slot == SHMS_NONE ? &seen : shms_writer_slot(w, slot);
+    if (slot == SHMS_NONE && shms_look_elsewhere(w, hash, key, key_len, &seen) == SHMS_NONE)
+        return shms_writer_leave(w, 0);
+    return shms_writer_leave(w, shms_slot_extra_len(s) ? 2 : 1);
 }
 
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
@@ -94,12 +90,11 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len) {
         return rc;
     uint64_t hash = shms_key_hash(w, key, key_len);
     uint32_t slot = shms_find_live(w, hash, key, key_len);
+    shms_slot seen;
     if (slot != SHMS_NONE)
         shms_ring_use(&w->ring, slot);
-    else if ((slot = shms_pin_elsewhere(w, hash, key, key_len)) != SHMS_NONE) {
+    else if ((slot = shms_look_elsewhere(w, hash, key, key_len, &seen)) != SHMS_NONE)
         shms_use_elsewhere(w, slot);
-        shms_holds_unpin(&w->seg, slot);
-    }
     return shms_writer_leave(w, slot != SHMS_NONE);
 }
 
@@ -183,24 +178,6 @@ int shms_writer_address(shms_writer *w, const uint8_t *packed, uint32_t group) {
     return shms_writer_leave(w, rc);
 }
 
-/* The bytes of the object, and its words, as checked. An object of another writer may go meanwhile: what is read here
- * counts only if the object is still_there() afterwards, because its bytes are reused only after FREE (W4). */
-static const uint8_t *object_of(struct shms_writer *w, const shms_ref *ref, shms_slot *seen) {
-    const shms_layout *l = &w->seg.layout;
-    const shms_slot *s = shms_segment_slot(&w->seg, ref->slot);
-    *seen = (shms_slot){.offset = shms_get(&s->offset), .length = shms_get(&s->length), .head = shms_get(&s->head)};
-    shms_set(&seen->flags, shms_get(&s->flags));
-    return shms_slot_bounded(seen, l->capacity)
-               ? w->seg.all_data + shms_address(l, shms_arena_of(l, ref->slot), shms_get(&seen->offset))
-               : NULL;
-}
-
-static bool still_there(struct shms_writer *w, const shms_ref *ref) {
-    const shms_slot *s = shms_segment_slot(&w->seg, ref->slot);
-    atomic_thread_fence(memory_order_acquire);
-    return shms_slot_whole(s) && shms_get(&s->id) == ref->id;
-}
-
 int shms_writer_validate(shms_writer *w, const uint8_t *packed, const char *key, uint32_t key_len) {
     shms_ref ref;
     int rc = shms_writer_enter(w);
@@ -208,8 +185,9 @@ int shms_writer_validate(shms_writer *w, const uint8_t *packed, const char *key,
         return rc;
     if ((rc = find_ref(w, packed, &ref)) == 1 && key) {
         shms_slot seen;
-        const uint8_t *at = object_of(w, &ref, &seen);
-        rc = at && shms_slot_key_len(&seen) == key_len && memcmp(at, key, key_len) == 0 && still_there(w, &ref);
+        const uint8_t *at = shms_object_of(w, ref.slot, &seen);
+        rc = at && shms_slot_key_len(&seen) == key_len && memcmp(at, key, key_len) == 0 &&
+             shms_still_there(w, ref.slot, ref.id);
     }
     return shms_writer_leave(w, rc);
 }
@@ -224,15 +202,15 @@ int shms_writer_extra(shms_writer *w, const uint8_t *packed, uint8_t *out, uint6
         if ((rc = find_ref(w, packed, &ref)) != 1) /* again after each yield: it may have been evicted */
             return shms_writer_leave(w, rc ? rc : SHMS_ESTALE);
         shms_slot s;
-        const uint8_t *object = object_of(w, &ref, &s);
-        if (!object || !still_there(w, &ref))
+        const uint8_t *object = shms_object_of(w, ref.slot, &s);
+        if (!object || !shms_still_there(w, ref.slot, ref.id))
             return shms_writer_leave(w, SHMS_ESTALE);
         uint64_t length = shms_slot_extra_len(&s), n = length - at < COPY_AT_ONCE ? length - at : COPY_AT_ONCE;
         *size = length;
         if (at >= length || length > room)
             return shms_writer_leave(w, SHMS_OK);
         memcpy(out + at, object + shms_get(&s.length) - length + at, n);
-        if (!still_there(w, &ref))
+        if (!shms_still_there(w, ref.slot, ref.id))
             return shms_writer_leave(w, SHMS_ESTALE);
         if (shms_writer_yield(w) && w->closed)
             return shms_writer_leave(w, SHMS_ECLOSED);
