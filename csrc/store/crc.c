@@ -2,14 +2,14 @@
  * crc.c - see crc.h.
  *
  * Three lanes. The processor's CRC instruction takes 8 bytes and has a latency of three cycles, but one can start in
- * each cycle. So three lanes of LANE bytes run in parallel and are then combined.
+ * each cycle. So three lanes of LANE bytes run in parallel and are then combined. With one lane the checksum of 6 MiB
+ * takes 667 us instead of 450, and that of 64 KiB 6.7 us instead of 2.7; the copy takes 170 and 0.6.
  *
  * Combining. A CRC register is linear in its initial value. So the CRC of A followed by B is the xor of two values:
  * - the CRC of A, continued over as many zero bytes as B has;
  * - the CRC of B with an initial value of 0.
  *
- * Continuing over LANE zero bytes is a 32 x 32 matrix over GF(2). It is stored as four tables of 256 words, which the
- * first use computes.
+ * Continuing over LANE zero bytes is a 32 x 32 matrix over GF(2), which the first use computes.
  */
 #include "crc.h"
 
@@ -19,31 +19,23 @@
 #include "layout.h"
 
 #define POLYNOMIAL UINT32_C(0x82f63b78) /* reflected */
-#define LANE 2048
+#define LANE 4096
 
-static uint32_t table[8][256]; /* [k][b]: byte b followed by k zero bytes */
-static uint32_t far[4][256];   /* [k][b]: byte k of a register, followed by LANE zero bytes */
+static uint32_t table[256]; /* each byte, shifted through an empty register */
+static uint32_t far[32];    /* each bit of a register, followed by LANE zero bytes */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void make_tables(void) {
     for (uint32_t b = 0; b < 256; b++) {
-        uint32_t c = b;
+        table[b] = b;
         for (int i = 0; i < 8; i++)
-            c = c >> 1 ^ (c & 1 ? POLYNOMIAL : 0);
-        table[0][b] = c;
+            table[b] = table[b] >> 1 ^ (table[b] & 1 ? POLYNOMIAL : 0);
     }
-    for (int k = 1; k < 8; k++)
-        for (uint32_t b = 0; b < 256; b++)
-            table[k][b] = table[k - 1][b] >> 8 ^ table[0][table[k - 1][b] & 255];
-    for (int k = 0; k < 4; k++)
-        for (uint32_t bit = 1; bit < 256; bit <<= 1) {
-            uint32_t c = bit << 8 * k;
-            for (int i = 0; i < LANE; i++)
-                c = c >> 8 ^ table[0][c & 255];
-            far[k][bit] = c;
-            for (uint32_t low = 1; low < bit; low++)
-                far[k][bit | low] = c ^ far[k][low];
-        }
+    for (int bit = 0; bit < 32; bit++) {
+        far[bit] = UINT32_C(1) << bit;
+        for (int i = 0; i < LANE; i++)
+            far[bit] = far[bit] >> 8 ^ table[far[bit] & 255];
+    }
 }
 
 static uint64_t word(const uint8_t *p) {
@@ -52,20 +44,18 @@ static uint64_t word(const uint8_t *p) {
     return v;
 }
 
+/* A byte at a time: for x86-64 before 2008 and the first ARMv8 only. */
 static uint32_t portable(uint32_t c, const uint8_t *p, uint64_t n) {
-    for (; n >= 8; n -= 8, p += 8) {
-        uint64_t v = word(p) ^ c;
-        c = 0;
-        for (int k = 0; k < 8; k++)
-            c ^= table[7 - k][v >> 8 * k & 255];
-    }
     for (; n; n--)
-        c = c >> 8 ^ table[0][(c ^ *p++) & 255];
+        c = c >> 8 ^ table[(c ^ *p++) & 255];
     return c;
 }
 
 static uint32_t past_lane(uint32_t c) {
-    return far[0][c & 255] ^ far[1][c >> 8 & 255] ^ far[2][c >> 16 & 255] ^ far[3][c >> 24];
+    uint32_t sum = 0;
+    for (int bit = 0; bit < 32; bit++)
+        sum ^= far[bit] & -(c >> bit & 1);
+    return sum;
 }
 
 #if defined(__x86_64__)
