@@ -80,6 +80,7 @@ int shms_kinds_build(shms_kinds *k, uint32_t n_slots, uint64_t *allocated) {
 
 static void start_lap(const shms_kinds *k, shms_kind_choice *c) {
     c->count = k->lists[c->kind].count;
+    c->changes = k->ring->changes;
     c->moved = c->spared = 0;
     c->kept = 0;
     memset(c->held, 0, sizeof c->held);
@@ -112,9 +113,10 @@ static bool visit(shms_kinds *k, shms_kind_choice *c, uint32_t slot, shms_look *
 int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_look *look, void *context, uint32_t n_ranks,
                       int64_t *budget) {
     for (;;) {
-        uint64_t over = shms_kinds_over(k, c->kind, c->span), found = 0;
+        uint64_t over = shms_kinds_over(k, c->kind, c->span);
         c->n = 0;
-        for (uint32_t s = k->lists[c->kind].first, next; s != SHMS_NONE && found < over; s = next) {
+        c->found = 0;
+        for (uint32_t s = k->lists[c->kind].first, next; s != SHMS_NONE && c->found < over; s = next) {
             next = k->next[s];
             if (c->n + c->moved >= c->count)
                 break;
@@ -122,11 +124,11 @@ int shms_kinds_choose(shms_kinds *k, shms_kind_choice *c, shms_look *look, void 
                 return -1;
             *budget -= n_ranks;
             if (visit(k, c, s, look, context)) {
-                found += span_of(k, s);
+                c->found += span_of(k, s);
                 c->n++;
             }
         }
-        if (found >= over)
+        if (c->found >= over)
             return 1;
         if (c->last_lap || c->spared == 0)
             return 0;

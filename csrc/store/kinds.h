@@ -41,6 +41,8 @@ typedef struct shms_kind_choice {
     uint32_t n;    /* the first n objects of the list are chosen */
     uint32_t moved, count, spared; /* in this lap: objects moved; all objects at its start; those moved for their use */
     bool last_lap;
+    uint64_t changes; /* ring.changes at the start of this lap; the last lap makes none */
+    uint64_t found; /* bytes of the objects chosen */
     uint64_t kept, held[SHMS_MAX_READERS + SHMS_MAX_WRITERS]; /* of the objects visited that stay, as in zones.h */
 } shms_kind_choice;
 

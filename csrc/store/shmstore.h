@@ -206,7 +206,8 @@ typedef struct shms_kind_info {
 typedef struct shms_refusal {
     uint64_t capacity, used_bytes, max_objects, max_leases; /* as in shms_stats */
     uint64_t reclaimable; /* of objects that nobody holds */
-    uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room */
+    uint64_t longest; /* longest run of these and of gaps: an object of that size would have had room. After
+                         SHMS_EQUOTA: the longest object for which its kind would have had it */
     uint64_t kept; /* of objects that only this writer holds: protected, or unfinished */
     uint64_t kind, quota, kind_bytes; /* SHMS_EQUOTA: the kind, its quota, and what it has of that; else 0 */
     uint64_t held[SHMS_MAX_READERS]; /* by rank: pinned, or promised and not yet read */

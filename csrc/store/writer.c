@@ -469,6 +469,7 @@ int shms_writer_quota(shms_writer *w, uint32_t number, uint64_t quota) {
     } else {
         shms_word *word = &w->kinds.table[number].quota;
         uint64_t before = shms_get(word);
+        w->refused_at = 0;
         shms_set(word, quota);
         if ((rc = shms_kinds_build(&w->kinds, (uint32_t)w->seg.layout.max_objects, &w->heap_bytes)))
             shms_set(word, before);

@@ -75,8 +75,7 @@ struct shms_writer {
     uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
-    uint64_t longest, searched_at; /* the longest run that the last failed search has found, and ring.changes then */
-    uint64_t quota_over, quota_at; /* bytes too many at the last SHMS_EQUOTA, and ring.changes then */
+    uint64_t refused_at; /* ring.changes as of the search that led to it */
     shms_events events;
     shms_ghosts ghosts;
     uint64_t random[32]; /* secrets of the next objects; no signal interrupts a getrandom(2) of 256 bytes */

@@ -336,6 +336,50 @@ static void a_refusal_is_remembered_until_something_changes(void) {
     end();
 }
 
+static uint8_t early[SHMS_REF_SIZE];
+static void release_early(const char *label) {
+    shms_ref parts;
+    if (strcmp(label, "W1a") || ++looks != 40)
+        return;
+    shms_ref_unpack(&parts, early); /* like a thread that cancels while the put yields */
+    shms_end_lease(w, parts.slot, parts.entry);
+}
+
+static void what_goes_while_a_choice_yields_ends_the_refusal(void) {
+    begin(64 * KIB, 64, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 32 * KIB));
+    for (uint64_t i = 0; i < 32; i++) {
+        CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
+        if (i == 0)
+            memcpy(early, ref, sizeof early);
+    }
+    looks = 0;
+    shms_step_hook = release_early;
+    CHECK_EQ(SHMS_EQUOTA, put(100, KIB, encoder)); /* the first object was held when the choice visited it */
+    shms_step_hook = NULL;
+    CHECK(looks >= 40);
+    CHECK_EQ(SHMS_OK, put(100, KIB, encoder));
+    CHECK_EQ(0, there(0));
+    end();
+}
+
+static void a_refusal_ends_with_its_quota(void) {
+    begin(64 * KIB, 64, 0);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 8 * KIB));
+    for (uint64_t i = 0; i < 8; i++)
+        CHECK_EQ(SHMS_OK, put(i, KIB, encoder));
+    CHECK_EQ(1, shms_reader_release(r, ref));
+    for (int i = 0; i < 3; i++)
+        CHECK_EQ(SHMS_EQUOTA, put(9, 3 * KIB, encoder));
+    CHECK_EQ(KIB, why.longest);
+    CHECK_EQ(SHMS_EQUOTA, put(9, 8 * KIB, encoder));
+    CHECK_EQ(KIB, why.longest);
+    CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 10 * KIB));
+    CHECK_EQ(SHMS_OK, put(9, 3 * KIB, encoder)); /* still too much without one that goes */
+    has(encoder, 10 * KIB, 8);
+    end();
+}
+
 /* Held objects among the victims' neighbours leave no place of the new size. So nothing of the kind itself goes. */
 static void nothing_goes_for_a_put_that_finds_no_place(void) {
     uint8_t refs[8][SHMS_REF_SIZE];
@@ -527,6 +571,8 @@ int main(void) {
     what_a_kind_evicts_was_used_all_the_same();
     a_kind_whose_own_are_held_is_refused();
     a_refusal_is_remembered_until_something_changes();
+    what_goes_while_a_choice_yields_ends_the_refusal();
+    a_refusal_ends_with_its_quota();
     nothing_goes_for_a_put_that_finds_no_place();
     neighbours_that_go_make_one_place();
     a_quota_may_change();
