@@ -6,6 +6,7 @@
 #include "adopt.h"
 #include "step.h"
 
+#define CANCEL_AT_ONCE 256 /* lease entries between two yields of the mutex */
 #define COPY_AT_ONCE 65536 /* bytes between two yields of the mutex */
 
 void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out) {
@@ -222,12 +223,17 @@ int64_t shms_writer_cancel_all(shms_writer *w) {
     if (rc)
         return rc;
     int64_t ended = 0;
-    for (uint32_t e = 0; e < w->leases.n_entries; e++)
-        if (shms_get(&w->leases.table[e].number)) {
+    uint64_t end = shms_get(&w->seg.writer->next_lease); /* what is handed out meanwhile stays */
+    for (uint32_t e = 0; e < w->leases.n_entries; e++) {
+        uint64_t number = shms_get(&w->leases.table[e].number);
+        if (number && number < end) {
             shms_leases_close(&w->leases, e);
+            shms_count(w, SHMS_C_CANCELS, 1);
             ended++;
         }
-    shms_count(w, SHMS_C_CANCELS, (uint64_t)ended);
+        if (e % CANCEL_AT_ONCE == 0 && shms_writer_yield(w) && w->closed)
+            break;
+    }
     shms_zones_stale_all(&w->zones);
     pthread_mutex_unlock(&w->mutex);
     return ended;

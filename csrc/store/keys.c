@@ -7,6 +7,8 @@
 #include "adopt.h"
 #include "step.h"
 
+#define CLEAR_AT_ONCE 64 /* objects between two yields of the mutex */
+
 int shms_key_ok(const char *key, uint32_t key_len) {
     return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
 }
@@ -200,15 +202,19 @@ int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix
     if (rc)
         return rc;
     shms_reclaim_begin(w);
-    for (uint32_t s = w->ring.first, next; s != SHMS_NONE; s = next) {
+    uint64_t end = shms_get(&w->seg.writer->next_id); /* what is put meanwhile stays */
+    for (uint32_t s = w->ring.first, next, n = 1; s != SHMS_NONE; s = next, n++) {
+        const shms_slot *slot = shms_writer_slot(w, s);
+        uint64_t behind = shms_ring_end(&w->ring, s);
         next = w->ring.next[s];
-        if (shms_get(&shms_writer_slot(w, s)->state) != SHMS_LIVE ||
-            !begins(w, shms_writer_slot(w, s), prefix, prefix_len))
-            continue;
-        if (shms_slot_deleted(shms_writer_slot(w, s)))
-            shms_reclaim_slot(w, s);
-        else
-            shms_delete_slot(w, s);
+        if (shms_get(&slot->state) == SHMS_LIVE && shms_get(&slot->id) < end && begins(w, slot, prefix, prefix_len))
+            (shms_slot_deleted(slot) ? shms_reclaim_slot : shms_delete_slot)(w, s);
+        if (n % CLEAR_AT_ONCE == 0 && shms_writer_yield(w)) {
+            if (w->closed)
+                return shms_writer_leave(w, SHMS_ECLOSED);
+            shms_reclaim_begin(w);
+            next = behind < w->ring.capacity ? shms_ring_at(&w->ring, behind) : SHMS_NONE;
+        }
     }
     shms_drop_all_elsewhere(w, prefix, prefix_len);
     if (prefix_len == 0)

@@ -306,7 +306,8 @@ class ObjectStoreWriter(Openable):
         """End every open lease and return their number, including complete ones not noticed yet.
 
         `open` does this. Call it after `recover` if the requests of the dead writer died with it. No process knows a
-        reference that was handed out but never sent, so its lease would keep its object forever.
+        reference that was handed out but never sent, so its lease would keep its object forever. What another thread
+        hands out meanwhile stays.
         """
         return self._writer.cancel_all()
 
@@ -326,7 +327,10 @@ class ObjectStoreWriter(Openable):
         return self._writer.delete(packed_key(key, scope))
 
     def clear(self, *, scope: str | None = None) -> None:
-        """Delete every key, with or without a scope; if `scope` is given, every key of that scope. Ids continue."""
+        """Delete every key, with or without a scope; if `scope` is given, every key of that scope. Ids continue.
+
+        Calls of other threads go on meanwhile; what they store then stays.
+        """
         self._writer.clear(b"" if scope is None else prefix_of(scope))
 
     # ---- inspecting

@@ -1,0 +1,134 @@
+/*
+ * test_yields.c - what visits many objects or leases under the mutex lets other threads in, and what they do meanwhile
+ * stays.
+ */
+#include <pthread.h>
+
+#include "support.h"
+
+enum { N = 20000, MOST = 2000 };
+
+static shms_writer *w;
+static const char *visit;       /* the step of each object, or lease */
+static void (*meanwhile)(void); /* what the other thread does as soon as the visitor has begun */
+static pthread_t visitor, other;
+static uint64_t visited, until; /* in all; until the other thread had its first turn */
+static _Atomic int asks, answered;
+static char coming[16]; /* the key of the object that a clear visits next */
+static bool offered; /* entries that the visitor has not come to are taken first */
+
+static void *meet(void *unused) {
+    atomic_store(&asks, 1);
+    CHECK(shms_writer_has(w, "none", 4) == 0);
+    atomic_store(&answered, 1);
+    meanwhile();
+    return unused;
+}
+
+/* At the first visit, the other thread asks for the mutex. From then on, visits count until it is done. */
+static void count(const char *label) {
+    if (strcmp(label, visit) || !pthread_equal(pthread_self(), visitor))
+        return;
+    if (visited++ == 0) {
+        CHECK(pthread_create(&other, NULL, meet, NULL) == 0);
+        while (!atomic_load(&asks))
+            ;
+        usleep(1000); /* it waits for the mutex */
+    }
+    until += !atomic_load(&answered);
+    uint32_t next = w->ring.next[w->ring.first];
+    if (!atomic_load(&answered) && next != SHMS_NONE)
+        snprintf(coming, sizeof coming, "%.*s", (int)shms_slot_key_len(shms_writer_slot(w, next)),
+                 (const char *)w->seg.data + shms_get(&shms_writer_slot(w, next)->offset));
+    if (offered) { /* the last entry that is free comes to the top of the stack, in front of what is ended now */
+        uint32_t *top = &w->leases.free[w->leases.n_free - 1], *last = &w->leases.free[visited], entry = *top;
+        *top = *last;
+        *last = entry;
+    }
+}
+
+static void start(const char *label, void (*does)(void)) {
+    visit = label;
+    visitor = pthread_self();
+    meanwhile = does;
+    visited = until = 0;
+    atomic_store(&asks, 0);
+    atomic_store(&answered, 0);
+    shms_step_hook = count;
+}
+
+static void end(uint64_t n) {
+    CHECK(pthread_join(other, NULL) == 0);
+    shms_step_hook = NULL;
+    CHECK_EQ(n, visited);
+    CHECK(until <= MOST);
+}
+
+static const char *key(const char *prefix, int i) {
+    static char text[16];
+    snprintf(text, sizeof text, "%s%d", prefix, i);
+    return text;
+}
+
+static void setup(bool leased) {
+    uint8_t ref[SHMS_REF_SIZE];
+    shms_options o = {.capacity = 2 * N * 128, .n_readers = 1, .max_objects = 2 * N};
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, store_name("yields"), &o));
+    for (int i = 0; i < N; i++)
+        CHECK_EQ(SHMS_OK, put_marked(w, key("k", i), 1, 1, leased ? ref : NULL));
+}
+
+static void teardown(void) {
+    CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    shms_writer_free(w);
+    store_names_left();
+}
+
+enum { FRESH = 10 };
+
+static uint64_t deleted; /* by the other thread */
+
+/* First it takes away what the visitor would come to next, and puts anything else into its slot. */
+static void put_fresh(void) {
+    deleted = (uint64_t)shms_writer_delete(w, coming, (uint32_t)strlen(coming));
+    for (int i = 0; i < FRESH; i++) {
+        char text[16];
+        snprintf(text, sizeof text, "f%d", i);
+        CHECK_EQ(SHMS_OK, put_marked(w, text, 1, 2, NULL));
+    }
+}
+
+static void a_clear_lets_others_in_and_leaves_what_they_put(void) {
+    setup(false);
+    start("D1", put_fresh);
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    end(N - deleted);
+    CHECK_EQ(FRESH, shms_writer_count(w));
+    for (int i = 0; i < FRESH; i++)
+        CHECK_EQ(1, shms_writer_has(w, key("f", i), 2));
+    teardown();
+}
+
+static uint8_t late[2][SHMS_REF_SIZE]; /* the first may take an entry that has just been ended, the second does not */
+
+static void hand_out(void) {
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k1", 2, late[i]));
+}
+
+static void the_end_of_all_leases_lets_others_in_and_leaves_what_they_open(void) {
+    setup(true);
+    offered = true;
+    start("C1", hand_out);
+    CHECK_EQ(N, shms_writer_cancel_all(w));
+    end(N);
+    for (int i = 0; i < 2; i++)
+        CHECK_EQ(1, shms_writer_cancel(w, late[i]));
+    teardown();
+}
+
+int main(void) {
+    a_clear_lets_others_in_and_leaves_what_they_put();
+    the_end_of_all_leases_lets_others_in_and_leaves_what_they_open();
+    return 0;
+}
