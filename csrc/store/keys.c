@@ -7,7 +7,15 @@
 #include "adopt.h"
 #include "step.h"
 
-#define CLEAR_AT_ONCE 64 /* objects between two yields of the mutex */
+#define AT_ONCE 64 /* objects between two yields of the mutex */
+
+/* Yields the mutex to waiting threads. After that, the writer may be closed; nothing may be stored then. */
+static bool let_others_in(struct shms_writer *w) {
+    bool others = shms_writer_yield(w);
+    if (others)
+        shms_reclaim_begin(w);
+    return others;
+}
 
 int shms_key_ok(const char *key, uint32_t key_len) {
     return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
@@ -121,14 +129,24 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
     return true;
 }
 
+/* The slots of deleted objects that are protected, behind the stack of free slots, which has room for all. */
+static uint32_t *lingering(const struct shms_writer *w, uint32_t i) {
+    return &w->free_slots[w->seg.layout.max_objects - 1 - i];
+}
+
 void shms_reclaim_lingering(struct shms_writer *w) {
-    for (uint32_t s = w->lingering ? w->ring.first : SHMS_NONE, next; s != SHMS_NONE; s = next) {
-        next = w->ring.next[s];
-        if (!w->protected[s] || !shms_slot_deleted(shms_writer_slot(w, s)) || shms_key_kept(w, shms_slot_hash(w, s)))
-            continue;
-        set_protected(w, s, false);
-        w->lingering--;
-        shms_reclaim_slot(w, s);
+    for (uint32_t i = w->lingering, n = 1; i-- > 0; n++) {
+        uint32_t s = *lingering(w, i);
+        if (!shms_key_kept(w, shms_slot_hash(w, s))) {
+            *lingering(w, i) = *lingering(w, --w->lingering);
+            set_protected(w, s, false);
+            shms_reclaim_slot(w, s);
+        }
+        if (n % AT_ONCE == 0 && let_others_in(w)) {
+            if (w->closed)
+                return;
+            i = i < w->lingering ? i : w->lingering;
+        }
     }
 }
 
@@ -171,7 +189,8 @@ void shms_delete_slot(struct shms_writer *w, uint32_t slot) {
     SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
     atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
     w->ring.used[slot] = 0;
-    w->lingering += w->protected[slot];
+    if (w->protected[slot])
+        *lingering(w, w->lingering++) = slot;
     shms_reclaim_slot(w, slot);
 }
 
@@ -209,10 +228,9 @@ int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix
         next = w->ring.next[s];
         if (shms_get(&slot->state) == SHMS_LIVE && shms_get(&slot->id) < end && begins(w, slot, prefix, prefix_len))
             (shms_slot_deleted(slot) ? shms_reclaim_slot : shms_delete_slot)(w, s);
-        if (n % CLEAR_AT_ONCE == 0 && shms_writer_yield(w)) {
+        if (n % AT_ONCE == 0 && let_others_in(w)) {
             if (w->closed)
                 return shms_writer_leave(w, SHMS_ECLOSED);
-            shms_reclaim_begin(w);
             next = behind < w->ring.capacity ? shms_ring_at(&w->ring, behind) : SHMS_NONE;
         }
     }

@@ -48,7 +48,8 @@ static bool yield_mutex(struct shms_writer *w) {
     return others;
 }
 
-/* Where the next victims are listed: their final place. The stack has room for all slots that are not free. */
+/* Where the next victims are listed: their final place. They are not protected: the stack has room for all slots but those
+ * that keys.c lists behind it. */
 static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }
 
 /* W2 to W4: frees the slots of all n victims, or none (SHMS_EFULL). They are still in the ring then, and
@@ -60,7 +61,7 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) { /* W1 may have been long ago: check again */
         const shms_slot *slot = shms_writer_slot(w, victims[i]);
         uint64_t span = shms_span(shms_get(&slot->length));
-        if (shms_get(&slot->state) != SHMS_LIVE || w->protected[victims[i]] || w->leases.first[victims[i]] != SHMS_NONE)
+        if (shms_get(&slot->state) != SHMS_LIVE || w->leases.first[victims[i]] != SHMS_NONE)
             return SHMS_EFULL;
         if (!shms_slot_deleted(slot)) {
             evicted++;
@@ -116,8 +117,11 @@ static bool forget(struct shms_writer *w, uint32_t first, uint32_t n) {
 static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *behind) {
     const uint32_t *next = w->ring.next;
     uint32_t *victims = victims_of(w), n = 0, last = SHMS_NONE;
-    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s])
+    for (uint32_t s = first; s != SHMS_NONE && shms_ring_start(&w->ring, s) < end; s = next[s]) {
+        if (w->protected[s])
+            return SHMS_EFULL;
         last = victims[n++] = s;
+    }
     *behind = next[last];
     int rc = vacate(w, n);
     if (rc)
@@ -131,8 +135,11 @@ static int evict(struct shms_writer *w, uint32_t first, uint64_t end, uint32_t *
 /* Evicts the chosen objects of a kind, or none. */
 static int evict_chosen(struct shms_writer *w, const shms_kind_choice *c) {
     uint32_t *victims = victims_of(w), *next = w->ring.next;
-    for (uint32_t i = 0, s = w->kinds.lists[c->kind].first; i < c->n; i++, s = w->kinds.next[s])
+    for (uint32_t i = 0, s = w->kinds.lists[c->kind].first; i < c->n; i++, s = w->kinds.next[s]) {
+        if (w->protected[s])
+            return SHMS_EFULL;
         victims[i] = s;
+    }
     int rc = vacate(w, c->n);
     if (rc)
         return rc;

@@ -66,11 +66,11 @@ struct shms_writer {
     shms_kept *kept; /* protected keys: a hash table of 2^n cells */
     uint32_t kept_cells, kept_used, n_kept;
     uint8_t *protected;   /* per slot: is it protected? */
-    uint32_t lingering;   /* protected slots whose objects are deleted */
+    uint32_t lingering; /* protected slots whose objects are deleted; they are listed behind that stack, see keys.c */
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
-    uint32_t leased;     /* those of them that have taken a lease entry */
+    uint32_t leased; /* those of them that have taken a lease entry */
     uint64_t drops_seen[SHMS_MAX_WRITERS]; /* others' `drops` that shms_delete_dropped has settled */
     uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
@@ -173,7 +173,7 @@ bool shms_key_kept(const struct shms_writer *w, uint64_t hash);
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* Ends one protection of the key, and returns true. shms_reclaim_lingering must follow, once for several calls. */
 bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Reclaims deleted objects whose keys are no longer protected. If there is one, it visits all objects. */
+/* Reclaims deleted objects whose keys are no longer protected. May yield the mutex. */
 void shms_reclaim_lingering(struct shms_writer *w);
 
 /* ---- writer.c ---- */

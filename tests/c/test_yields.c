@@ -1,6 +1,6 @@
 /*
  * test_yields.c - what visits many objects or leases under the mutex lets other threads in, and what they do meanwhile
- * stays.
+ * stays; and what need not visit many does not.
  */
 #include <pthread.h>
 
@@ -127,7 +127,56 @@ static void the_end_of_all_leases_lets_others_in_and_leaves_what_they_open(void)
     teardown();
 }
 
+/* ---- deleted objects that are protected ---- */
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+/* The fastest of many calls that end the protection of an object. */
+static double unprotect(void) {
+    double best = 1;
+    for (int i = 0; i < 1000; i++) {
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k1", 2));
+        double start = seconds();
+        CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k1", 2));
+        double took = seconds() - start;
+        best = took < best ? took : best;
+    }
+    return best;
+}
+
+static void one_deleted_object_that_stays_makes_no_other_call_visit_all(void) {
+    setup(false);
+    double before = unprotect();
+    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k7", 2));
+    CHECK_EQ(1, shms_writer_delete(w, "k7", 2));
+    CHECK(unprotect() < 10 * before + 2e-6);
+    teardown();
+}
+
+static void deleted_objects_stay_until_the_protection_of_their_keys_ends(void) {
+    enum { KEPT = 300 }; /* more than are visited between two yields */
+    setup(false);
+    for (int i = 0; i < KEPT; i++)
+        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key("k", i), (uint32_t)strlen(key("k", i))));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(KEPT, w->ring.count);
+    for (int i = 0; i < KEPT; i++) {
+        int k = i % 2 ? i : KEPT - 2 - i; /* from within */
+        CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, key("k", k), (uint32_t)strlen(key("k", k))));
+        CHECK_EQ(KEPT - 1 - i, w->ring.count);
+        CHECK_EQ(SHMS_OK, shms_writer_valid(w));
+    }
+    CHECK_EQ(SHMS_OK, put_marked(w, "all", w->seg.layout.capacity - SHMS_ALIGN, 9, NULL));
+    teardown();
+}
+
 int main(void) {
+    one_deleted_object_that_stays_makes_no_other_call_visit_all();
+    deleted_objects_stay_until_the_protection_of_their_keys_ends();
     a_clear_lets_others_in_and_leaves_what_they_put();
     the_end_of_all_leases_lets_others_in_and_leaves_what_they_open();
     return 0;
