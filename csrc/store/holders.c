@@ -93,12 +93,23 @@ static uint32_t pinned_by(struct shms_writer *w, uint32_t o) {
     return o != w->seg.arena && slot < w->seg.layout.max_objects ? (uint32_t)slot : SHMS_NONE;
 }
 
+/* Writer `o` is about to lease what it has pinned, or to let go of it. That may be over, but not counted, at the next poll,
+ * which therefore takes the slot's zone for changed. */
+static void met_in_passing(struct shms_writer *w, uint32_t o, uint32_t slot) {
+    uint32_t peer = (uint32_t)w->seg.layout.n_readers + o, n_zones = w->ring.n_zones;
+    w->passing = true;
+    w->peers[peer].releases = UINT64_MAX;
+    w->polled_zones[(uint64_t)peer * n_zones + shms_ring_zone(&w->ring, shms_ring_start(&w->ring, slot))] = UINT64_MAX;
+}
+
 /* Does writer `o` hold the slot? For a look before W2; `expected` as for leased_by. */
 static bool held_by(struct shms_writer *w, uint32_t o, uint32_t slot, bool *expected) {
     if (o == w->seg.arena)
         return false;
-    bool pinned = pinned_by(w, o) == slot && !writer_gone(w, o);
-    return leased_by(w, o, slot, expected) || pinned;
+    bool pinned = pinned_by(w, o) == slot && !writer_gone(w, o), leased = leased_by(w, o, slot, expected);
+    if (pinned && !leased)
+        met_in_passing(w, o, slot);
+    return leased || pinned;
 }
 
 static bool held_elsewhere(struct shms_writer *w, uint32_t slot) {

@@ -22,6 +22,7 @@
  * A search begins near the hand, where a CLOCK finds its victims. If that takes too many steps, it uses the zones,
  * which remember what was held where (zones.h).
  */
+#include <sched.h>
 #include <string.h>
 
 #include "step.h"
@@ -275,7 +276,6 @@ static int refuse(struct shms_writer *w, int code, uint64_t longest) {
     why->kind = why->quota = why->kind_bytes = 0;
     name_holders(w, w->zones.total);
     w->refused_at = w->ring.changes;
-    shms_count(w, SHMS_C_REFUSALS, 1);
     return code;
 }
 
@@ -368,16 +368,14 @@ static int make_room(struct shms_writer *w, search *f, int64_t *budget) {
     return SHMS_OK;
 }
 
-int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out) {
+static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out) {
     search f = {.place.span = span};
     shms_kind_choice choice;
     if (still_refused(w, span, kind)) {
         shms_poll(w);
         f.polled = true;
-        if (still_refused(w, span, kind)) {
-            shms_count(w, SHMS_C_REFUSALS, 1);
+        if (still_refused(w, span, kind))
             return w->refusal.kind ? SHMS_EQUOTA : SHMS_EFULL;
-        }
     }
     shms_kinds_begin(&w->kinds, &choice, kind, span);
     int failed = 0;
@@ -408,6 +406,21 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms
         yield_mutex(w);
     }
     return survey_and_refuse(w, SHMS_EFULL);
+}
+
+int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms_room_for *out) {
+    w->passing = false;
+    int rc = search_space(w, span, kind, out);
+    if (rc && w->passing) { /* it may be over by now, or as soon as that writer runs */
+        pthread_mutex_unlock(&w->mutex);
+        sched_yield();
+        pthread_mutex_lock(&w->mutex);
+        shms_reclaim_begin(w);
+        rc = search_space(w, span, kind, out);
+    }
+    if (rc)
+        shms_count(w, SHMS_C_REFUSALS, 1);
+    return rc;
 }
 
 /* Closes the complete leases among the next n entries after the last sweep. */
@@ -453,7 +466,8 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
     }
     if (entry != SHMS_NONE)
         return entry;
-    survey_and_refuse(w, SHMS_ENOLEASE);
+    if (survey_and_refuse(w, SHMS_ENOLEASE) == SHMS_ENOLEASE)
+        shms_count(w, SHMS_C_REFUSALS, 1);
     return SHMS_NONE;
 }
 

@@ -852,7 +852,53 @@ static void deaths(void) {
     }
 }
 
-/* ---- look-ups ---- */
+/* ---- look-ups, and pins in passing ---- */
+
+static bool passes; /* B's pin ends as soon as A lets it run; B has not counted that yet */
+
+int sched_yield(void) {
+    if (passes)
+        atomic_store(&b->seg.writer->adopting, 0);
+    return 0;
+}
+
+static int put_of_kind(uint32_t kind, const char *key, uint64_t units) {
+    shms_ticket t;
+    int rc = shms_begin(a, key, 3, NULL, 0, NULL, 0, (units - 1) * UNIT, kind, false, &t, NULL);
+    return rc ? rc : shms_commit(a, &t, 0, false, NULL);
+}
+
+/* Nothing is held, but B stands on a pin: A lets it run and asks again, before it refuses a put. */
+static void a_pin_in_passing_refuses_nobody(void) {
+    static const int codes[] = {SHMS_EFULL, SHMS_ENOSLOT, SHMS_EQUOTA};
+    static const uint64_t units[] = {UNITS, 1, 3};
+    shms_options o = {.capacity = UNITS * UNIT, .n_readers = 1, .max_objects = SLOTS, .n_writers = 2};
+    for (int i = 0; i < 3; i++) {
+        uint8_t ref[SHMS_REF_SIZE];
+        char key[] = "n0";
+        CHECK_EQ(SHMS_OK, shms_writer_create(&a, name, &o));
+        CHECK_EQ(SHMS_OK, shms_writer_join(&b, name, 1, NULL));
+        CHECK_EQ(1, shms_writer_kind(a, "kind", 4));
+        CHECK_EQ(SHMS_OK, shms_writer_quota(a, 1, units[2] * UNIT));
+        CHECK_EQ(SHMS_OK, put_of_kind(i == 2, "one", units[i]));
+        for (; codes[i] == SHMS_ENOSLOT && key[1] < '0' + SLOTS - 1; key[1]++)
+            CHECK_EQ(SHMS_OK, put(a, key, 1, 1, ref)); /* leased */
+        shms_slot seen;
+        uint32_t slot = shms_look_elsewhere(b, shms_key_hash(b, "one", 3), "one", 3, &seen);
+        CHECK(slot != SHMS_NONE && shms_holds_pin(&b->seg, slot, shms_get(&seen.id)));
+        for (uint64_t refused = 1; refused < 3; refused++) {
+            CHECK_EQ(codes[i], put_of_kind(i == 2, "two", units[i]));
+            CHECK_EQ(refused, shms_get(&a->seg.writer->counters[SHMS_C_REFUSALS]));
+        }
+        passes = true;
+        CHECK_EQ(SHMS_OK, put_of_kind(i == 2, "two", units[i]));
+        passes = false;
+        shms_writer_close(b, 1);
+        shms_writer_free(b);
+        shms_writer_close(a, 1);
+        shms_writer_free(a);
+    }
+}
 
 static void a_needs_all(const char *label) {
     if (strcmp(label, "B2a") == 0) { /* behind a pin */
@@ -900,6 +946,7 @@ int main(void) {
     CHECK(promises != MAP_FAILED);
     name = store_name("adoption");
     a_look_up_refuses_nobody();
+    a_pin_in_passing_refuses_nobody();
     for (arena_of_a = 1; arena_of_a >= 0; arena_of_a--) {
         what_is_let_go_is_noticed();
         what_the_dead_held_is_over_before_anything_slow();
