@@ -324,7 +324,7 @@ typedef struct shms_layout {
 
 /* Computes the geometry. SHMS_EINVAL if an option is out of range. There is one lease entry for each object. Above
  * 1,024 entries, there are as many as fit the promise for large stores: 256 + 4 * n_readers bytes of bookkeeping for
- * each object. Quotas add 8 bytes for each. */
+ * each object, and if there are several writers, 48 + 16 * n_writers more. Quotas add 8 bytes for each. */
 int shms_layout_compute(shms_layout *out, const shms_options *options, uint64_t page);
 
 /* The options of a store with this geometry. */

@@ -118,40 +118,42 @@ static void the_example_of_the_header_is_true_byte_for_byte(void) {
     shms_writer_free(w);
 }
 
-/* Bookkeeping of 10^5 objects: the segment's as it reports it, the writer's heap as the sum of its parts. */
-static void books_stay_within_256_bytes_and_4_a_rank(uint32_t n) {
-    for (uint32_t readers = 1; readers <= SHMS_MAX_READERS; readers++) {
-        shms_options o = {.capacity = (uint64_t)n * 64, .n_readers = readers, .max_objects = n};
-        shms_layout l;
-        CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
-        uint64_t control = l.readers_at + readers * l.reader_stride;
-        uint64_t heap = shms_leases_memory((uint32_t)l.max_leases, n) +
-                        shms_align_up(shms_ring_memory(n, shms_n_zones(&l)), 8) +
-                        shms_zones_memory(shms_n_zones(&l), readers) +
-                        (readers + 1) * (sizeof(shms_peer) + shms_n_zones(&l) * sizeof(uint64_t)) + 5 * (uint64_t)n +
-                        sizeof(struct shms_writer);
-        CHECK(control + heap <= n * (256 + 4 * (uint64_t)readers));
-        CHECK(l.max_leases >= 1024);
-        if (readers > 2 || n != 100000)
-            continue;
-        const char *name = store_name("books"); /* there is nothing besides these parts */
-        shms_writer *w;
-        shms_stats stats;
-        CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-        CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
-        CHECK_EQ(control, stats.control_bytes);
-        CHECK_EQ(heap + shms_ghosts_memory(n), stats.heap_bytes); /* ghosts take memory as keys are evicted */
-        shms_writer_close(w, 1);
-        shms_writer_free(w);
-    }
+/* Bookkeeping of n objects a writer: the segment's as it reports it, a writer's heap as the sum of its parts. */
+static void books_stay_within(uint32_t n, uint32_t readers, uint32_t writers) {
+    shms_options o = {.capacity = (uint64_t)n * 64, .n_readers = readers, .max_objects = n, .n_writers = writers};
+    shms_layout l;
+    CHECK_EQ(SHMS_OK, shms_layout_compute(&l, &o, 4096));
+    uint64_t control = l.readers_at + readers * l.reader_stride, zones = shms_n_zones(&l), peers = readers + writers;
+    uint64_t heap = shms_leases_memory((uint32_t)l.max_leases, n) +
+                    shms_align_up(shms_ring_memory(n, (uint32_t)zones), 8) +
+                    shms_zones_memory((uint32_t)zones, writers > 1 ? (uint32_t)peers : readers) +
+                    peers * (sizeof(shms_peer) + zones * sizeof(uint64_t)) + (writers > 1 ? 6 : 5) * (uint64_t)n +
+                    sizeof(struct shms_writer);
+    uint64_t promised = 256 + 4 * readers + (writers > 1 ? 48 + 16 * writers : 0);
+    CHECK(control / writers + heap <= n * promised);
+    CHECK(l.max_leases >= 1024);
+    if (readers > 2 || writers > 2 || n != 100000)
+        return;
+    const char *name = store_name("books"); /* there is nothing besides these parts */
+    shms_writer *w;
+    shms_stats stats;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
+    CHECK_EQ(control, stats.control_bytes);
+    CHECK_EQ(heap + shms_ghosts_memory(n), stats.heap_bytes); /* ghosts take memory as keys are evicted */
+    shms_writer_close(w, 1);
+    shms_writer_free(w);
 }
 
-static void an_object_s_books_stay_within_256_bytes_and_4_a_rank(void) {
+static void an_object_s_books_stay_within_256_bytes_4_a_rank_and_16_a_writer(void) {
     /* Just above 3.5 times a power of two, the index has twice the lines. Just above a multiple of 1,024, each rank's pins start
      * a new page. */
     static const uint32_t sizes[] = {24000, 24577, 28673, 57345, 65537, 100000, 114689, 458753, 917505};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        books_stay_within_256_bytes_and_4_a_rank(sizes[i]);
+        for (uint32_t readers = 1; readers <= SHMS_MAX_READERS; readers++)
+            for (uint32_t writers = 1; writers <= SHMS_MAX_WRITERS; writers++)
+                if (writers * sizes[i] <= SHMS_MAX_OBJECTS)
+                    books_stay_within(sizes[i], readers, writers);
 }
 
 /* ---- a segment with one bit wrong ---- */
@@ -407,7 +409,7 @@ int main(void) {
     options_out_of_range_are_refused();
     each_rank_is_in_one_group();
     the_example_of_the_header_is_true_byte_for_byte();
-    an_object_s_books_stay_within_256_bytes_and_4_a_rank();
+    an_object_s_books_stay_within_256_bytes_4_a_rank_and_16_a_writer();
     make_victim();
     no_bit_of_the_geometry_can_be_changed();
     with_any_table_bit_wrong_a_successor_is_valid_or_refuses();
