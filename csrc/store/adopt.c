@@ -14,10 +14,9 @@
 
 static bool elsewhere(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
 
-void shms_holds_begin(const shms_segment *seg) {
+/* J1, J2 */
+static void let_go(const shms_segment *seg) {
     shms_holds *row = shms_holds_row(seg);
-    if (seg->layout.n_writers == 1)
-        return;
     uint32_t slots = shms_all_slots(&seg->layout);
     uint64_t pinned = shms_get(&seg->writer->adopting) - 1;
     SHMS_STEP("J1"); /* pairs with W3h */
@@ -30,6 +29,42 @@ void shms_holds_begin(const shms_segment *seg) {
             atomic_store_explicit(&row[s].first, 0, memory_order_release);
             shms_holds_count(seg, s);
         }
+}
+
+/* Opens a lease on another's object again, if that is still there. Nobody was promised anything from the death on, so the
+ * owner may have reclaimed it; from B1 on it may not. One owner that was stopped is waited for, and no second one. */
+static bool open_again(const shms_segment *seg, uint32_t entry, bool *patient) {
+    shms_lease *e = &seg->leases[entry];
+    uint64_t what = shms_get(&e->what);
+    uint32_t slot = shms_lease_slot(what);
+    if (shms_get(&e->number) >= shms_get(&seg->writer->published) || slot >= shms_all_slots(&seg->layout))
+        return false;
+    uint64_t id = shms_get(&e->id);
+    int pinned = *patient ? shms_holds_pin_again(seg, slot, id) : shms_holds_pin(seg, slot, id);
+    *patient &= pinned != SHMS_EBUSY;
+    if (pinned != 1)
+        return false;
+    _Atomic uint32_t *first = &shms_holds_row(seg)[slot].first;
+    shms_set(&e->what, shms_lease_with_next(what, atomic_load_explicit(first, memory_order_relaxed)));
+    SHMS_STEP("B4"); /* release: pairs with W3f, which reads the entry behind it */
+    atomic_store_explicit(first, entry + 1, memory_order_release);
+    shms_holds_unpin(seg, slot);
+    return true;
+}
+
+void shms_holds_begin(const shms_segment *seg, bool keep) {
+    if (seg->layout.n_writers == 1)
+        return;
+    let_go(seg);
+    bool patient = true;
+    for (uint32_t e = 0; keep && e < seg->layout.max_leases; e++) {
+        shms_word *number = &seg->leases[e].number;
+        if (shms_get(number) == 0 || shms_is_own(seg, shms_lease_slot(shms_get(&seg->leases[e].what))) ||
+            open_again(seg, e, &patient))
+            continue;
+        SHMS_STEP("V3");
+        atomic_store_explicit(number, 0, memory_order_release);
+    }
 }
 
 bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {

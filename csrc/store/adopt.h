@@ -18,9 +18,10 @@
 
 #include "writer.h"
 
-/* J1, J2: a new process ends what its predecessor had pinned and leased, and counts that. Whatever it does before, the
- * owners are refused for what the dead held, because a writer with that lock lives again. */
-void shms_holds_begin(const shms_segment *seg);
+/* J1, J2: a new process ends what its predecessor had pinned and leased of others, and counts that. Whatever it does
+ * before, the owners are refused for what the dead held, because a writer with that lock lives again. With `keep` it then
+ * opens those leases again whose objects are still there (B1 to B5), and ends the others (V3). */
+void shms_holds_begin(const shms_segment *seg, bool keep);
 /* B1, B2: pins the object of another writer, if it is still there and LIVE. In EVICTING it is a miss, without a wait. */
 bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id);
 /* The same for an object that this writer has leased, which the owner may be asking about: waits until it has decided.

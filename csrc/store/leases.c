@@ -12,6 +12,8 @@
  */
 #include "leases.h"
 
+#include <string.h>
+
 #include "step.h"
 
 uint64_t shms_leases_memory(uint32_t n_entries, uint32_t n_slots) {
@@ -55,7 +57,7 @@ static void link_in(shms_leases *l, uint32_t entry, uint32_t slot) {
 }
 
 void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, shms_writer_table *t, shms_lease *table,
-                      const shms_slot *slots, const shms_segment *seg) {
+                      const shms_slot *slots, const shms_segment *seg, bool keep) {
     *l = (shms_leases){.table = table,
                        .next_lease = &t->next_lease,
                        .published = &t->published,
@@ -70,8 +72,7 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
     l->next = l->slot + l->n_entries;
     l->prev = l->next + l->n_entries;
     l->first = l->prev + l->n_entries;
-    for (uint32_t i = 0; i < l->n_slots; i++)
-        l->first[i] = SHMS_NONE;
+    memset(l->prev, 0xff, (l->n_entries + l->n_slots) * sizeof *l->prev); /* SHMS_NONE, also in `first` */
     uint64_t open = 0;
     for (uint32_t i = l->n_entries; i-- > 0;) {
         shms_lease *e = &table[i];
@@ -79,7 +80,15 @@ void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, s
         uint32_t slot = shms_lease_slot(shms_get(&e->what)) - l->base;
         /* True if the writer died before L3: then nobody has the reference. */
         bool unknown = number >= shms_get(l->published) && number < shms_get(l->next_lease);
-        if (number && !unknown && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
+        if (number && keep && seg && slot >= l->n_slots) {
+            l->slot[i] = slot + l->base;
+            l->next[i] = shms_lease_next(shms_get(&e->what)) - 1;
+            if (l->next[i] != SHMS_NONE)
+                l->prev[l->next[i]] = i;
+            open++;
+            continue;
+        }
+        if (number && keep && !unknown && slot < l->n_slots && shms_get(&slots[slot].state) == SHMS_LIVE &&
             shms_get(&slots[slot].id) == shms_get(&e->id)) {
             link_in(l, i, slot + l->base);
             open++;

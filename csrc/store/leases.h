@@ -33,10 +33,11 @@ typedef struct shms_leases {
 /* Bytes of private memory that _init needs. */
 uint64_t shms_leases_memory(uint32_t n_entries, uint32_t n_slots);
 /* Rebuilds the bookkeeping from the table. Closes entries that are not published: their writer died before L3, so
- * nobody has the reference. Closes also entries that do not name a live object of its own (state LIVE, same id): leases
- * on others' objects ended with the process that opened them. `seg`: the writer's own; NULL if there is no other. */
+ * nobody has the reference. Closes also entries that do not name a live object of its own (state LIVE, same id), except
+ * those on others' objects, which shms_holds_begin has kept and put into their lists. Without `keep`, closes all. `seg`:
+ * the writer's own; NULL if there is no other. */
 void shms_leases_init(shms_leases *l, void *memory, const shms_layout *layout, shms_writer_table *t, shms_lease *table,
-                      const shms_slot *slots, const shms_segment *seg);
+                      const shms_slot *slots, const shms_segment *seg, bool keep);
 
 /* Takes a free entry, in the bookkeeping only. SHMS_NONE if there is no free entry. */
 uint32_t shms_leases_take(shms_leases *l);

@@ -116,6 +116,7 @@ typedef struct shms_expected {
     int64_t store; /* its number, or SHMS_ANY_STORE */
     int64_t allow_uid; /* its owner, whatever the mode; or SHMS_OWN_UID */
     uint32_t n_readers; /* 0: any number */
+    uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
     const shms_options *options; /* those it was created with, but for SHMS_DISPOSABLE; NULL: any */
 } shms_expected;
 

@@ -162,7 +162,7 @@ bool shms_writer_has_numbers(const struct shms_writer *w) {
 }
 
 /* Builds the private memory from the segment. */
-static int build(struct shms_writer *w) {
+static int build(struct shms_writer *w, bool keep_leases) {
     const shms_layout *l = &w->seg.layout;
     uint32_t n = (uint32_t)l->max_objects, leases = (uint32_t)l->max_leases, zones = shms_n_zones(l);
     uint32_t ranks = (uint32_t)l->n_readers;
@@ -196,7 +196,8 @@ static int build(struct shms_writer *w) {
     shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
     shms_index_init(&w->index, shms_segment_at(&w->seg, l->index_at, w->seg.arena), n, w->seg.sb->secret, w->seg.slots,
                     w->seg.data);
-    shms_leases_init(&w->leases, at += ring_size, l, t, w->seg.leases, w->seg.slots, others ? &w->seg : NULL);
+    shms_leases_init(&w->leases, at += ring_size, l, t, w->seg.leases, w->seg.slots, others ? &w->seg : NULL,
+                     keep_leases);
     shms_ghosts_init(&w->ghosts, at += lease_size, l->capacity, n);
     w->free_slots = (uint32_t *)(at += ghosts_size);
     w->protected = (uint8_t *)(w->free_slots + n);
@@ -249,6 +250,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     struct shms_writer *w = calloc(1, sizeof *w);
     if (!w)
         return SHMS_ENOMEM;
+    bool keep_leases = !expected || !expected->end_leases;
     /* while it is being created, arena 0 has a living writer, and the others have none yet */
     int role = arena == 0 ? SHMS_ROLE_WRITER : SHMS_ROLE_OF_WRITER(1);
     int rc = options ? shms_segment_create(&w->seg, name, options) : shms_segment_open(&w->seg, name, role);
@@ -268,17 +270,13 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         if (rc == SHMS_OK)
             rc = shms_segment_reserve_again(&w->seg);
         if (rc == SHMS_OK) {
-            shms_holds_begin(&w->seg); /* before anything slow: the owners are refused as long as it lasts */
+            /* before anything slow: until then, owners are refused for what the dead has leased */
+            shms_holds_begin(&w->seg, keep_leases);
             rc = shms_counters_valid(w->seg.writer) ? settle_slots(w) : SHMS_ECORRUPT;
-        }
-        if (rc == SHMS_OK) {
-            if (expected && expected->options)
-                w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
-            shms_segment_warm(&w->seg); /* after V2, which readers may be waiting for */
         }
     }
     if (rc == SHMS_OK)
-        rc = build(w);
+        rc = build(w, keep_leases);
     if (rc == SHMS_OK && options)
         rc = shms_segment_publish(&w->seg);
     if (rc) {
@@ -298,6 +296,11 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     pthread_mutex_init(&w->mutex, NULL);
     if (!options && keep)
         shms_set(&w->seg.writer->disposable, 2); /* its name was asked for */
+    if (!options) { /* after V2, which readers may be waiting for, and B4, for which others may not wait */
+        if (expected && expected->options)
+            w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
+        shms_segment_warm(&w->seg);
+    }
     *out = w;
     return SHMS_OK;
 }

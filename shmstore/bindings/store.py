@@ -163,10 +163,8 @@ def _unpacked(packed: Any) -> Options:
     return Options(**numbers, groups=tuple(packed.group_sizes[0 : packed.n_groups]))
 
 
-def _expected(store_id: int, n_readers: int, allow_uid: int, options: Any = ffi.NULL) -> Any:
-    return _new(
-        "shms_expected *", {"store": store_id, "n_readers": n_readers, "allow_uid": allow_uid, "options": options}
-    )
+def _expected(store_id: int, n_readers: int, allow_uid: int, options: Any = ffi.NULL, end_leases: bool = False) -> Any:
+    return _new("shms_expected *", (store_id, allow_uid, n_readers, end_leases, options))
 
 
 class Watch:
@@ -279,6 +277,7 @@ class Writer:
         allow_uid: int = OWN_UID,
         options: Options | None = None,
         arena: int | None = None,
+        keep_leases: bool = True,
     ) -> "Writer":
         """Take over the segment, or the arena, of a writer that is dead or closed, if it is as expected.
 
@@ -287,7 +286,7 @@ class Writer:
         """
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         packed = ffi.NULL if options is None else _packed(options)
-        expected = _expected(store_id, n_readers, allow_uid, packed)
+        expected = _expected(store_id, n_readers, allow_uid, packed, not keep_leases)
         if arena is None:
             code = lib.shms_writer_recover_to(box, os.fsencode(name), expected)
         else:

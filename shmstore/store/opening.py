@@ -162,7 +162,8 @@ class Openable(Closable):
         The writer takes the arena of that number, or the first one without a living writer, new or left by a dead one.
         An arena that is damaged is passed by, with a warning in the log.
         What is in the arena comes along, and `recovered` is the number of its objects. Its leases end, because the
-        requests of the dead writer died with it; `keep_leases` keeps them. `quotas` and `allow_uid` are those of
+        requests of the dead writer died with it; `keep_leases` keeps them, but for those on others' objects that these
+        have evicted since its death. `quotas` and `allow_uid` are those of
         `recover`, and so are the errors. Raises WriterActiveError if the arena, or each of them, has a living writer,
         and ValueError if there is no arena of that number.
         """
@@ -170,10 +171,12 @@ class Openable(Closable):
         wanted, store_id, ranks, uid = expected_store(store, allow_uid, "store")
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
         by_handle = isinstance(store, StoreHandle)
-        made = cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle, arena=arena)
+        made = cls._recover(
+            wanted, chosen_serde, store_id, ranks, uid, quotas, by_handle, arena=arena, keep_leases=keep_leases
+        )
         if leftovers.is_disposable(wanted):
             leftovers.close_at_exit(made)
-        return made._without_leases(keep_leases)
+        return made
 
     @classmethod
     def recover(
@@ -186,16 +189,17 @@ class Openable(Closable):
     ) -> Self:
         """Take over the store of a writer that is dead or closed: every committed object, its key and open leases.
 
-        Objects that were not committed are dropped. With `quotas`, as for `create`, these replace the store's quotas; a
-        kind that exceeds its new one shrinks at its next put. The store must be this user's and closed to others; with
-        `allow_uid` it must be that user's, whatever its mode. Raises WriterActiveError while a writer lives,
+        Objects that were not committed are dropped, and so are leases on objects of other writers that these have
+        evicted since its death. With `quotas`, as for `create`, these replace the store's quotas; a kind that exceeds
+        its new one shrinks at its next put. The store must be this user's and closed to others; with `allow_uid` it
+        must be that user's, whatever its mode. Raises WriterActiveError while a writer lives,
         StoreNotFoundError, ForeignStoreError, CorruptStoreError if it is damaged, LayoutMismatchError if it is not a
         store of this version or not the store of the handle, and SharedMemoryError if shared memory cannot be used.
         """
         chosen_serde = checked_serde(serde)
         wanted, store_id, ranks, uid = expected_store(name, allow_uid, "name")
         by_handle = isinstance(name, StoreHandle)
-        return cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas=quotas, by_handle=by_handle)
+        return cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas, by_handle)
 
     @classmethod
     def _recover(
@@ -205,14 +209,15 @@ class Openable(Closable):
         store_id: int = native.ANY_STORE,
         ranks: int = 0,
         uid: int = native.OWN_UID,
-        *,
-        options: native.Options | None = None,
         quotas: Mapping[str, float] | None = None,
         by_handle: bool = False,
+        *,
+        options: native.Options | None = None,
         arena: int | None = None,
+        keep_leases: bool = True,
     ) -> Self:
         try:
-            writer = native.Writer.recover(name, store_id, ranks, uid, options, arena)
+            writer = native.Writer.recover(name, store_id, ranks, uid, options, arena, keep_leases)
         except StoreNotFoundError as error:
             raise refusals.not_found(error, name, by_handle) from None
         except WriterActiveError:
@@ -309,7 +314,9 @@ class Openable(Closable):
         while True:  # again if another process has changed meanwhile what the name names
             seen = leftovers.look(chosen)
             try:
-                made = cls._recover(chosen, chosen_serde, options=options, quotas=quotas, arena=arena)
+                made = cls._recover(
+                    chosen, chosen_serde, quotas=quotas, options=options, arena=arena, keep_leases=keep_leases
+                )
             except StoreNotFoundError as error:
                 if error._code == native.CREATING:
                     if (left := end - time.monotonic()) <= 0:
@@ -325,16 +332,7 @@ class Openable(Closable):
                 continue
             if not keep:
                 leftovers.close_at_exit(made)
-            return made._without_leases(keep_leases)
-
-    def _without_leases(self, keep: bool) -> Self:
-        try:
-            if not keep:
-                self._writer.cancel_all()
-            return self
-        except BaseException:
-            self.close(unlink=False)  # another call can take it over
-            raise
+            return made
 
     def __repr__(self) -> str:
         return f"<ObjectStoreWriter {self._handle.name!r}{'' if self._open else ' (closed)'}>"

@@ -120,7 +120,13 @@ static int put(shms_writer *w, const char *key, uint64_t units, uint64_t mark, u
 
 static int arena_of_a; /* B has the other one */
 static void join_a(void) { CHECK_EQ(SHMS_OK, shms_writer_join(&a, name, arena_of_a, NULL)); }
-static void join_b(void) { CHECK_EQ(SHMS_OK, shms_writer_join(&b, name, !arena_of_a, NULL)); }
+static bool keeps; /* a successor of B keeps the leases */
+static void join_b(void) {
+    shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .end_leases = !keeps};
+    CHECK_EQ(SHMS_OK, shms_writer_join(&b, name, !arena_of_a, &e));
+    if (!keeps)
+        promises_end(B, false);
+}
 
 static void setup(void) {
     half = SHMS_NONE;
@@ -283,6 +289,11 @@ static void b_address(void) {
     if (last_of_b(COLD, 0))
         last_of_b(COLD, 0)->open = false;
 }
+static void b_adopts_all(void) {
+    for (int i = OWED; i < OBJECTS; i++)
+        b_hit(i);
+    b_address();
+}
 static void b_retire(void) { CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1)); }
 static void b_cancel_all(void) {
     promises_end(B, true);
@@ -301,6 +312,72 @@ static void b_dies(void) {
 static void b_is_succeeded(void) {
     b_dies();
     join_b();
+}
+
+static bool was_open[PROMISES];
+static uint64_t kept_leases;
+static pthread_t heir;
+static bool heir_runs;
+static _Atomic int heir_done;
+
+static bool has_lease(const struct promise *p) {
+    shms_ref ref;
+    shms_ref_unpack(&ref, p->ref);
+    return shms_get(&shms_segment_lease(a ? &a->seg : &b->seg, ref.entry)->number) == ref.lease;
+}
+static void what_b_promises(void) {
+    for (int i = 0; i < promises->n; i++) {
+        const struct promise *p = &promises->at[i];
+        was_open[i] = p->open && p->by == B && p->adopted && has_lease(p);
+    }
+}
+/* Of these, all are still good, but for those whose objects have gone. */
+static void b_still_promises(void) {
+    for (int i = 0; i < promises->n; i++) {
+        shms_ref ref;
+        shms_ref_unpack(&ref, promises->at[i].ref);
+        const shms_slot *s = shms_segment_slot(&b->seg, ref.slot);
+        if (!was_open[i])
+            continue;
+        promises->at[i].open = has_lease(&promises->at[i]);
+        kept_leases += promises->at[i].open;
+        CHECK(promises->at[i].open || shms_get(&s->id) != ref.id || shms_get(&s->state) == SHMS_FREE);
+    }
+}
+static void *keep_leases(void *unused) {
+    keeps = true;
+    join_b();
+    keeps = false;
+    atomic_store(&heir_done, 1);
+    return unused;
+}
+static void b_is_kept(void) { /* its successor keeps the leases, on a thread, because it waits where A is evicting */
+    bool evicting = false;
+    what_b_promises();
+    b_dies();
+    heir_done = 0;
+    heir_runs = true;
+    CHECK(pthread_create(&heir, NULL, keep_leases, NULL) == 0);
+    for (uint32_t s = 0; a && s < SLOTS; s++)
+        evicting |= shms_get(&shms_writer_slot(a, s)->state) == SHMS_EVICTING;
+    while (!atomic_load(&heir_done) &&
+           !(evicting && shms_get(&shms_segment_writer(&a->seg, (uint32_t)!arena_of_a)->adopting)))
+        ;
+}
+static void b_is_kept_here(void) { /* with steps of its own */
+    what_b_promises();
+    b_dies();
+    keeps = true;
+    join_b();
+    keeps = false;
+    b_still_promises();
+}
+static void join_heir(void) {
+    if (!heir_runs)
+        return;
+    CHECK(pthread_join(heir, NULL) == 0);
+    heir_runs = false;
+    b_still_promises();
 }
 static void b_closes(void) {
     shms_writer_close(b, 0);
@@ -441,6 +518,7 @@ static uint64_t run(void (*before)(void), void (*whole)(void), void (*other)(voi
     whole();
     shms_step_hook = NULL;
     join_late();
+    join_heir();
     b_goes_on();
     uint64_t steps = step;
     settle();
@@ -520,6 +598,15 @@ static void at_each_step(void) {
             steps += interleave(b_address, of_a[i_of_a], of_rank[i_of_rank]);
             steps += interleave(b_was_read, of_a[i_of_a], of_rank[i_of_rank]);
         }
+        kept_leases = 0;
+        steps += interleave(b_hit_chain, of_a[i_of_a], b_is_kept);
+        steps += interleave(b_adopts_all, of_a[i_of_a], b_is_kept);
+        CHECK(kept_leases > 20);
+    }
+    for (EACH(of_a_between)) {
+        kept_leases = 0;
+        steps += interleave(b_adopts_all, b_is_kept_here, of_a_between[i_of_a_between]);
+        CHECK(kept_leases > 5);
     }
     for (EACH(of_b))
         for (EACH(of_a_between))
@@ -739,16 +826,25 @@ static void all_of_b(void) {
     CHECK_EQ(SHMS_OK, put(b, "large", 11, 1, NULL));
 }
 
-static uint64_t b_dies_anywhere(bool succeeded) {
+static uint64_t b_dies_anywhere(bool succeeded, bool keep) {
     for (uint64_t k = 1;; k += STRIDE) {
         setup();
         b_dies();
         bool more = killed(all_of_b, k, NULL);
+        what_b_promises();
         promises_end(B, true);
         views_are_whole();
+        keeps = keep;
         if (succeeded) {
             CHECK(die_in_turn(join_b) >= 2);
             join_b();
+        }
+        keeps = false;
+        if (keep) {
+            b_still_promises();
+            a_evict();
+            take_promises();
+            CHECK(shms_writer_cancel_all(b) >= 0); /* some are held */
         }
         settle();
         if (!more)
@@ -794,6 +890,8 @@ static uint64_t a_dies_anywhere(void (*act)(void), int at, bool taken) {
         adopt_at = at;
         bool more = killed(all_of_a, k, act);
         views_are_whole();
+        b_is_kept();
+        join_heir();
         if (taken)
             take_promises();
         b_hit_owed();
@@ -805,11 +903,6 @@ static uint64_t a_dies_anywhere(void (*act)(void), int at, bool taken) {
     }
 }
 
-static void b_adopts_all(void) {
-    for (int i = OWED; i < OBJECTS; i++)
-        b_hit(i);
-    b_address();
-}
 static void all_of_rank(void) {
     n_views = 0;
     CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
@@ -842,7 +935,7 @@ static uint64_t rank_dies_anywhere(bool succeeded) {
 
 static void deaths(void) {
     for (int succeeded = 0; succeeded < 2; succeeded++) {
-        CHECK(b_dies_anywhere(succeeded) > 100);
+        CHECK(b_dies_anywhere(succeeded, false) > 100);
         CHECK(rank_dies_anywhere(succeeded) > 20);
         for (int at = 0; at < 3; at++) {
             CHECK(a_dies_anywhere(b_adopts_before_w2, at, succeeded) > 150);
@@ -850,6 +943,8 @@ static void deaths(void) {
             CHECK(meetings > at);
         }
     }
+    kept_leases = 0;
+    CHECK(b_dies_anywhere(true, true) > 100 && kept_leases > 100);
 }
 
 /* ---- look-ups, and pins in passing ---- */

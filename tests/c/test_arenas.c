@@ -6,6 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "store/batch.h"
@@ -357,6 +358,69 @@ static void undoing_a_hit_leaves_the_next_object_in_the_slot_alone(void) {
     close_all(1);
 }
 
+static int join_again(int by, bool keep) {
+    shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .end_leases = !keep};
+    shms_writer_free(writers[by]);
+    return shms_writer_join(&writers[by], name, by, &e);
+}
+
+static void a_successor_keeps_the_leases_whose_objects_are_still_there(void) {
+    uint8_t a[3][SHMS_REF_SIZE], held[SHMS_REF_SIZE], lost[SHMS_REF_SIZE], own[SHMS_REF_SIZE];
+    for (int keep = 0; keep < 2; keep++) {
+        open_all(1);
+        put(0, "a", 3000, NULL);
+        put(2, "h", 3000, NULL);
+        put(0, "l", 3000, NULL);
+        put(1, "o", 3000, own);
+        for (int i = 0; i < 3; i++)
+            CHECK(hit(1, "a", a[i]));
+        CHECK(hit(1, "h", held) && hit(1, "l", lost));
+        CHECK_EQ(1, shms_writer_hold(writers[1], held));
+        get(0, held, 'h');
+        shms_set(&slot_of(0, lost)->id, 1000); /* reclaimed, as far as anyone can see */
+        CHECK_EQ(SHMS_OK, join_again(1, keep));
+        shms_stats stats;
+        CHECK_EQ(SHMS_OK, shms_writer_stats(writers[1], &stats));
+        CHECK_EQ(keep ? 5 : 0, stats.open_leases);
+        CHECK_EQ(SHMS_OK, shms_writer_valid(writers[1]));
+        CHECK_EQ(keep, survives(0, "a"));
+        CHECK_EQ(keep, survives(2, "h"));
+        CHECK_EQ(keep, survives(1, "o"));
+        for (int i = 2; keep && i >= 0; i -= 2) {
+            CHECK_EQ(1, shms_writer_cancel(writers[1], a[i]));
+            CHECK_EQ(SHMS_OK, shms_writer_valid(writers[1]));
+        }
+        if (keep) {
+            get(0, a[1], 'a');
+            CHECK_EQ(1, shms_writer_cancel(writers[1], held));
+            CHECK(!survives(0, "a") && !survives(2, "h"));
+        }
+        close_all(1);
+    }
+}
+
+static void a_successor_waits_for_one_stopped_owner_only(void) {
+    uint8_t ref[3][SHMS_REF_SIZE];
+    shms_stats stats;
+    struct timespec before, after;
+    open_all(1);
+    for (int i = 0; i < 3; i++) {
+        put(0, (char[]){(char)('a' + i), 0}, 300, NULL);
+        CHECK(hit(1, (char[]){(char)('a' + i), 0}, ref[i]));
+    }
+    for (int i = 0; i < 2; i++)
+        shms_set(&slot_of(0, ref[i])->state, SHMS_EVICTING);
+    clock_gettime(CLOCK_MONOTONIC, &before);
+    CHECK_EQ(SHMS_OK, join_again(1, true));
+    clock_gettime(CLOCK_MONOTONIC, &after);
+    CHECK(after.tv_sec - before.tv_sec <= 1);
+    CHECK_EQ(SHMS_OK, shms_writer_stats(writers[1], &stats));
+    CHECK_EQ(1, stats.open_leases);
+    for (int i = 0; i < 2; i++)
+        shms_set(&slot_of(0, ref[i])->state, SHMS_LIVE);
+    close_all(1);
+}
+
 int main(void) {
     every_arena_has_one_writer();
     a_writer_that_closed_meanwhile_is_not_in_the_way();
@@ -371,6 +435,8 @@ int main(void) {
     ids_and_references_are_unique_in_the_store();
     an_object_that_is_being_evicted_is_deleted_all_the_same();
     undoing_a_hit_leaves_the_next_object_in_the_slot_alone();
+    a_successor_keeps_the_leases_whose_objects_are_still_there();
+    a_successor_waits_for_one_stopped_owner_only();
     CHECK_EQ(0, store_names_left());
     return 0;
 }

@@ -70,7 +70,7 @@ int main(void) {
     wt.next_lease = wt.published = 1;
     for (int s = 0; s < SLOTS; s++)
         slots[s] = (shms_slot){.state = SHMS_LIVE, .id = next_id++};
-    shms_leases_init(&l, memory, &layout, &wt, table, slots, NULL);
+    shms_leases_init(&l, memory, &layout, &wt, table, slots, NULL, true);
     for (int round = 0; round < ROUNDS; round++) {
         uint32_t entry = (uint32_t)below(&seed, ENTRIES), slot = (uint32_t)below(&seed, SLOTS);
         uint32_t group = (uint32_t)below(&seed, GROUPS + 1);
@@ -139,7 +139,7 @@ int main(void) {
                 if (model[e].number &&
                     (slots[model[e].slot].state != SHMS_LIVE || slots[model[e].slot].id != model[e].id))
                     model[e].number = 0;
-            shms_leases_init(&l, memory, &layout, &wt, table, slots, NULL);
+            shms_leases_init(&l, memory, &layout, &wt, table, slots, NULL, true);
             CHECK_EQ(next, wt.next_lease);
             compare(&l);
             slots[slot].state = SHMS_LIVE;

@@ -410,6 +410,30 @@ def test_what_a_killed_writer_held_of_anothers_objects_is_free(stores: Stores) -
     assert is_free(first)
 
 
+@pytest.mark.parametrize("how", ["join", "open", "recover", "ended"])
+def test_a_successor_keeps_the_leases_on_objects_of_others_that_are_still_there(
+    stores: Stores, name: str, how: str
+) -> None:
+    first = stores.keep(ObjectStoreWriter.create(name, **OPTIONS, n_writers=2))
+    second = join(stores, first.handle)
+    for key in "ab":
+        second.cancel(second.put(key, value(1)))
+    held, gone = first.get_cached("a", hold=True), first.get_cached("b")
+    first.close(unlink=False)
+    assert second.delete("b")
+    if how == "recover":
+        heir = stores.keep(ObjectStoreWriter.recover(name))
+    elif how == "open":
+        heir = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2, keep_leases=True))
+    else:
+        heir = join(stores, name, keep_leases=how == "join")
+    assert (0 if how == "ended" else 1) == heir.stats().open_leases
+    assert is_free(second) is (how == "ended")
+    assert [how != "ended", False] == [heir.cancel(ref) for ref in (held, gone)]
+    assert is_free(second)
+    heir.check_valid()
+
+
 # ---- objects of others
 
 
