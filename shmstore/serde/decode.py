@@ -6,6 +6,7 @@ plan checks only that the payload is long enough.
 """
 
 import math
+import struct
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -27,6 +28,7 @@ from shmstore.serde.wire import (
     ARRAY,
     ATOMS,
     INT,
+    INTS,
     MAX_DEPTH,
     MAX_NBYTES,
     MAX_RUNS,
@@ -49,6 +51,8 @@ For "device" the payload is a pair: the buffer, and a tensor of the same bytes. 
 """
 
 Build = Callable[[Any], Any]
+_CONTAINERS = (list, tuple)
+"""The types of parsed dicts and of all other containers."""
 
 
 class Plan(NamedTuple):
@@ -64,9 +68,24 @@ class _Mark:
     """The decoded form of an ext value of the format; see shmstore.serde.wire."""
 
 
-_TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT, _RUN = (_Mark() for _ in range(6))
-_MARKS = {TUPLE.code: _TUPLE, INT.code: _INT, TENSOR.code: _TENSOR, ARRAY.code: _ARRAY, OBJECT.code: _OBJECT}
-_PLAIN_MARKS = {TUPLE.code: _TUPLE, RUN.code: _RUN}
+_TUPLE, _INT, _TENSOR, _ARRAY, _OBJECT, _RUN, _INTS = (_Mark() for _ in range(7))
+
+
+def _marks(marks: dict[int, _Mark]) -> Callable[[int, bytes], _Mark]:
+    def ext_hook(code: int, data: bytes) -> _Mark:
+        mark = marks.get(code)
+        if mark is None:
+            other = "; PickleSerde wrote this object" if code == PICKLE else ""
+            raise CorruptStoreError(f"the meta bytes hold an unknown ext code {code}{other}")
+        if data:
+            raise CorruptStoreError("the meta bytes hold a mark with data")
+        return mark
+
+    return ext_hook
+
+
+_MARKS = _marks({TUPLE.code: _TUPLE, INT.code: _INT, TENSOR.code: _TENSOR, ARRAY.code: _ARRAY, OBJECT.code: _OBJECT})
+_PLAIN_MARKS = _marks({TUPLE.code: _TUPLE, RUN.code: _RUN, INTS.code: _INTS})
 
 
 class _Constant:
@@ -80,7 +99,9 @@ class _Constant:
 
 def make_plan(meta: bytes, mode: Mode) -> Plan:
     """Return the plan of `meta`. Raises CorruptStoreError, and no other error, if the bytes describe no value."""
-    return _Compiler(mode, MAX_DEPTH).plan(meta, _MARKS)
+    compiler = _Compiler(mode)
+    build = _as_build(compiler.node(parse(meta, _MARKS), 0))
+    return Plan(compiler.needed, build)
 
 
 def plain(packed: bytes, max_depth: int) -> Any:
@@ -88,7 +109,7 @@ def plain(packed: bytes, max_depth: int) -> Any:
 
     Raises CorruptStoreError, and no other error, if the bytes describe no such value.
     """
-    return _Compiler("view", max_depth).plan(packed, _PLAIN_MARKS).build(None)
+    return _Plain().value(parse(packed, _PLAIN_MARKS), max_depth)
 
 
 def _as_build(part: "_Constant | Build") -> Build:
@@ -101,64 +122,34 @@ def _as_build(part: "_Constant | Build") -> Build:
 class _Compiler:
     """Checks a parsed meta and turns it into functions."""
 
-    def __init__(self, mode: Mode, max_depth: int) -> None:
+    def __init__(self, mode: Mode) -> None:
         self.mode = mode
-        self.max_depth = max_depth
         self.needed = 0
         self.total = 0
-        self.runs = 0
-
-    def plan(self, meta: bytes, marks: dict[int, _Mark]) -> Plan:
-        def ext_hook(code: int, data: bytes) -> _Mark:
-            mark = marks.get(code)
-            if mark is None:
-                other = "; PickleSerde wrote this object" if code == PICKLE else ""
-                raise CorruptStoreError(f"the meta bytes hold an unknown ext code {code}{other}")
-            if data:
-                raise CorruptStoreError("the meta bytes hold a mark with data")
-            return mark
-
-        root = _as_build(self.node(parse(meta, ext_hook), 0))
-        return Plan(self.needed, root)
 
     def node(self, node: Any, depth: int) -> "_Constant | Build":
         kind = type(node)
         if kind in ATOMS:
             return _Constant(node)
-        if depth > self.max_depth:
-            raise CorruptStoreError(f"the meta bytes are nested more than {self.max_depth} deep")
-        if kind is list:
-            return self.mapping(node, depth)
-        if kind is not tuple:
-            raise CorruptStoreError(f"the meta bytes hold a {kind.__name__} where a value belongs")
-        mark = node[0] if node else None
-        if type(mark) is not _Mark:
-            return self.sequence(node, depth)
+        mark = node[0] if kind is tuple and node else None
         if mark is _TENSOR:
             return self.tensor(node)
         if mark is _ARRAY:
             return self.array(node)
-        if mark is _TUPLE:
-            return self.tuple_of(node[1:], depth)
         if mark is _INT:
             return _Constant(_big_int(node))
-        if mark is _RUN:
-            return self.run(node)
-        return self.registered(node, depth)
-
-    def run(self, node: tuple[Any, ...]) -> Build:
-        if len(node) != 3 or type(node[1]) is not int or type(node[2]) is not int:
-            raise CorruptStoreError("the meta bytes hold a malformed run")
-        _, number, times = node
-        self.runs += max(times, 0)
-        if self.runs > MAX_RUNS:
-            raise CorruptStoreError(f"the meta bytes hold runs of more than {MAX_RUNS} items")
-        return lambda payload: [number] * times
+        if depth >= MAX_DEPTH or kind not in _CONTAINERS:
+            raise _misplaced(kind)
+        if kind is list:
+            return self.mapping(node, depth)
+        if mark is _TUPLE:
+            return self.tuple_of(node[1:], depth)
+        if mark is _OBJECT:
+            return self.registered(node, depth)
+        return self.sequence(node, depth)
 
     def mapping(self, node: list[tuple[Any, Any]], depth: int) -> Build:
-        keys = [_key(key, self.max_depth - depth) for key, _ in node]
-        if crowded(keys):
-            raise CorruptStoreError(f"the meta bytes hold a dict with more than {MAX_SAME_HASH} keys of the same hash")
+        keys = _keys(node, MAX_DEPTH - depth - 1)
         parts = [(key, self.node(item, depth + 1)) for key, (_, item) in zip(keys, node, strict=True)]
         if all(isinstance(part, _Constant) for _, part in parts):
             constant = {key: part.value for key, part in parts if isinstance(part, _Constant)}
@@ -295,6 +286,60 @@ class _Compiler:
         return lambda payload: frombuffer(memoryview(payload).toreadonly(), dtype, count, offset).reshape(shape)
 
 
+class _Plain:
+    """Checks parsed bytes and turns them into a value without leaves."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def value(self, node: Any, left: int) -> Any:
+        """Return the value, in which `left` containers may be nested."""
+        kind = type(node)
+        if kind in ATOMS:
+            return node
+        if left <= 0 or kind not in _CONTAINERS:
+            raise _misplaced(kind)
+        left -= 1
+        if kind is list:
+            items = [self.value(item, left) for _, item in node]
+            return dict(zip(_keys(node, left), items, strict=True))
+        mark = node[0] if node else None
+        if mark is _RUN:
+            return self.run(node)
+        if mark is _INTS:
+            return _ints(node)
+        items = [item if type(item) in ATOMS else self.value(item, left) for item in node[mark is _TUPLE :]]
+        return tuple(items) if mark is _TUPLE else items
+
+    def run(self, node: tuple[Any, ...]) -> list[int]:
+        if len(node) != 3 or type(node[1]) is not int or type(node[2]) is not int:
+            raise CorruptStoreError("the meta bytes hold a malformed run")
+        _, number, times = node
+        self.runs += max(times, 0)
+        if self.runs > MAX_RUNS:
+            raise CorruptStoreError(f"the meta bytes hold runs of more than {MAX_RUNS} items")
+        return [number] * times
+
+
+def _ints(node: tuple[Any, ...]) -> list[int]:
+    if len(node) != 2 or type(node[1]) is not bytes or len(node[1]) % 4:
+        raise CorruptStoreError("the meta bytes hold malformed ints")
+    return list(struct.unpack(f"<{len(node[1]) // 4}i", node[1]))
+
+
+def _misplaced(kind: type) -> CorruptStoreError:
+    if kind not in _CONTAINERS:
+        return CorruptStoreError(f"the meta bytes hold a {kind.__name__} where a value belongs")
+    return CorruptStoreError("the meta bytes are nested too deep")
+
+
+def _keys(node: list[tuple[Any, Any]], left: int) -> list[Any]:
+    keys = [_key(key, left) for key, _ in node]
+    if crowded(keys):
+        raise CorruptStoreError(f"the meta bytes hold a dict with more than {MAX_SAME_HASH} keys of the same hash")
+    return keys
+
+
 def _big_int(node: tuple[Any, ...]) -> int:
     if len(node) != 2 or type(node[1]) is not bytes:
         raise CorruptStoreError("the meta bytes hold a malformed int")
@@ -304,7 +349,7 @@ def _big_int(node: tuple[Any, ...]) -> int:
 def _key(node: Any, left: int) -> Any:
     if type(node) in ATOMS:
         return node
-    if left < 0 or type(node) is not tuple or not node:
+    if left <= 0 or type(node) is not tuple or not node:
         raise CorruptStoreError("the meta bytes hold a key that is neither a scalar nor a tuple of scalars")
     if node[0] is _TUPLE:
         return tuple([_key(item, left - 1) for item in node[1:]])

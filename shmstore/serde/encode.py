@@ -115,7 +115,7 @@ class _Walk:
         elif kind is dict:
             self.mapping(value, depth)
         elif kind is list:
-            if ATOMS.issuperset(map(type, value)):
+            if depth < MAX_DEPTH and ATOMS.issuperset(map(type, value)):
                 self.pack(value)
             else:
                 self.packer.pack_array_header(len(value))
@@ -158,7 +158,7 @@ class _Walk:
             if type(key) in ATOMS:
                 pack(key)
             else:
-                self.key(key, depth)
+                self.key(key, depth + 1)
             try:
                 self.value(item, depth + 1)
             except _RefusedError as refusal:
@@ -170,7 +170,7 @@ class _Walk:
             self.pack(key)
         elif type(key) is tuple:
             if depth >= MAX_DEPTH:
-                raise NestingError(f"a dict key is nested more than {MAX_DEPTH} tuples deep")
+                raise NestingError(f"a dict key is nested more than {MAX_DEPTH} containers deep")
             self.packer.pack_array_header(len(key) + 1)
             self.pack(TUPLE)
             for item in key:

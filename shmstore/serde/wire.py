@@ -10,6 +10,7 @@ which no plain value produces::
     array        [ARRAY, dtype, offset, dim...]      dtype: see shmstore.serde.dtypes
     registered   [OBJECT, name, tree]
     run          [RUN, int, times]                   a list that repeats one int; in prompt updates only
+    ints         [INTS, bytes]                       a list of ints of 32 bits, little-endian; there, too
 
 A tensor of shape (2, 3) and dtype float32, stored alone, has 15 bytes of meta::
 
@@ -36,6 +37,7 @@ __all__ = [
     "ARRAY",
     "ATOMS",
     "INT",
+    "INTS",
     "MAX_DEPTH",
     "MAX_NBYTES",
     "MAX_RUNS",
@@ -58,6 +60,7 @@ PICKLE = 6
 """The ext code of the meta of `PickleSerde`, so that neither serializer reads the bytes of the other."""
 
 RUN = msgpack.ExtType(7, b"")
+INTS = msgpack.ExtType(8, b"")
 
 MAX_DEPTH = 100
 """Limit of the nesting of containers; it is well below the limits of msgpack's parser and of Python's stack."""
@@ -70,6 +73,7 @@ MAX_RUNS = 1 << 20
 """Limit of the items of all runs of one value, whose bytes do not bound them."""
 MAX_SAME_HASH = 64
 """Limit of the keys of one dict that have the same hash."""
+_SHORT = 1024
 
 
 def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
@@ -78,10 +82,12 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
     It hashes no key. Raises CorruptStoreError for bytes that are not msgpack.
     """
     try:
-        # A message that ends early may announce arrays in arrays, and the parser allocates each before its items come.
-        whole = msgpack.Unpacker(max_buffer_size=len(meta) or 1)
-        whole.feed(meta)
-        whole.skip()
+        # A message that ends early may announce arrays in arrays, and the parser allocates each before its items come:
+        # each has at most as many items as the message has bytes, so a short one takes less than 3 MB.
+        if len(meta) > _SHORT:
+            whole = msgpack.Unpacker(max_buffer_size=len(meta))
+            whole.feed(meta)
+            whole.skip()
         return msgpack.unpackb(
             meta,
             use_list=False,

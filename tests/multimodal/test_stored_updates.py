@@ -19,14 +19,14 @@ import torch
 
 from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
 from shmstore.bindings import store as native
-from shmstore.errors import UnsupportedValueError
+from shmstore.errors import CorruptStoreError, UnsupportedValueError
 from shmstore.inspect import StoreInspector, parse_tree
 from shmstore.multimodal import CacheTypes, ResolvedPromptUpdate, ShmObjectStoreSenderCache
 from shmstore.multimodal.caches import stored_updates
 from shmstore.multimodal.values.types import MULTIMODAL
 from shmstore.multimodal.values.updates import decode_updates, encode_updates, pack, shortened, unpack
 from shmstore.serde.decode import make_plan
-from shmstore.serde.wire import MAX_RUNS, RUN, TUPLE
+from shmstore.serde.wire import INTS, MAX_RUNS, RUN, TUPLE
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import in_child, raises, store_name
 
@@ -69,6 +69,10 @@ CONTENTS = [
     "<image>",
     "é\x00",
     [1, 2, 151655],
+    [1, 2, True],
+    [1, 2.0],
+    [1, -(2**31), 2**31 - 1],
+    [1, 2**31],
     (),
     (1, ("a", [2, (3,)])),
     {"a": (1,), 2: None, "b": [True, 1.5, b"\xff"]},
@@ -114,11 +118,38 @@ def nested(depth: int) -> Any:
     return (nested(depth - 1),) if depth else 1
 
 
+def packed_deep(depth: int) -> list[bytes]:
+    """Return lists and dict keys, packed, in which `depth` containers are nested."""
+    tuples = (b"\x92" + msgpack.packb(TUPLE)) * (depth - 1)
+    return [
+        b"\x91" * depth + b"\x01",
+        b"\x81" + tuples + b"\x01\x01",
+        b"\x91" * (depth - 1) + msgpack.packb([RUN, 7, 2]),
+    ]
+
+
 def test_updates_are_nested_as_deep_as_they_can_be_read_and_no_deeper() -> None:
-    assert nested(17) == unpack(pack(nested(17)) or b"")
-    for depth in (18, 200):
+    assert nested(16) == unpack(pack(nested(16)) or b"")
+    for packed in packed_deep(16):
+        unpack(packed)
+    for packed in packed_deep(17):
+        with raises(CorruptStoreError):
+            unpack(packed)
+    for value in (nested(17), [{nested(15): 1}], [1, [nested(15)]], nested(200)):
         with raises(UnsupportedValueError, names=["16"]):
-            pack(nested(depth))
+            pack(value)
+
+
+def test_keys_of_one_hash_are_not_packed() -> None:
+    keys = dict.fromkeys(itertools.islice(itertools.product((-1, -2), repeat=17), 65))
+    with raises(UnsupportedValueError, names=["64"]):
+        pack([keys])
+
+
+@pytest.mark.parametrize("forged", [[INTS], [INTS, 1], [INTS, b"\0" * 5], [INTS, b"", b""], [INTS, "1234"]], ids=str)
+def test_malformed_ints_are_refused(forged: list[Any]) -> None:
+    with raises(CorruptStoreError):
+        unpack(msgpack.packb(forged))
 
 
 def test_all_runs_of_a_value_have_one_limit() -> None:

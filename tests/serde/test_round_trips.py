@@ -496,12 +496,12 @@ def nested_dicts(depth: int) -> Any:
 
 
 def test_the_deepest_allowed_value_comes_back() -> None:
-    for value in (nested_lists(MAX_DEPTH), nested_dicts(MAX_DEPTH // 2)):
+    for value in (nested_lists(MAX_DEPTH), nested_dicts(MAX_DEPTH // 2), {tuple_key(MAX_DEPTH - 1): 1}):
         assert exact(round_trip(value)) == exact(value)
 
 
-@pytest.mark.parametrize("make", [nested_lists, nested_dicts, lambda n: {tuple_key(n): 1}])
-@pytest.mark.parametrize("depth", [MAX_DEPTH + 2, 900])
+@pytest.mark.parametrize("make", [nested_lists, nested_dicts, lambda n: {tuple_key(n - 1): 1}])
+@pytest.mark.parametrize("depth", [MAX_DEPTH + 1, 900])
 def test_a_value_that_is_too_deep_is_refused_with_a_hint(make: Callable[[Any], Any], depth: int) -> None:
     with raises(NestingError, names=[str(MAX_DEPTH)], hint=["contains itself"]):
         SERDE.encode(make(depth))
@@ -509,7 +509,7 @@ def test_a_value_that_is_too_deep_is_refused_with_a_hint(make: Callable[[Any], A
 
 def tuple_key(depth: int) -> Any:
     key: tuple[Any, ...] = ()
-    for _ in range(depth):
+    for _ in range(depth - 1):
         key = (key,)
     return key
 
