@@ -27,11 +27,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from mmap import mmap
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import numpy as np
 
-from shmstore.errors import TierError, TierFullError
+from shmstore.errors import TierError, TierFullError, cut
 from shmstore.tiers.arguments import MAX_SPANS, check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 
@@ -42,6 +42,8 @@ INLINE: Final = 64 << 10
 LANES: Final = 4
 """Calls of one tier that run at a time; others wait."""
 
+_LONGEST: Final = 1 << 16
+"""Bytes of an answer beyond those of the call; for each key a call has more bytes than its answer."""
 _PROGRAM: Final = str(Path(__file__).with_name("mooncake_client.py"))
 
 # Results of Mooncake's calls.
@@ -314,10 +316,12 @@ class _Client:
                 raise TierError("Mooncake's client is still connecting") from None
             except (OSError, ValueError) as error:
                 answer = {"error": f"Mooncake's client has ended: {error}"}
-            if "error" in answer:
+            said = answer if isinstance(answer, dict) else {}
+            addresses = said.get("addresses")
+            if not _are_numbers(addresses, len(self.regions)):
                 self.kill()
-                raise TierError(answer["error"])
-            self.addresses = answer["addresses"]
+                raise TierError(cut(said.get("error", "Mooncake's client began with a wrong answer")))
+            self.addresses = addresses
         finally:
             self._connecting.release()
 
@@ -330,6 +334,8 @@ class _Lane:
     socket: socket.socket
     staging: memoryview
     deadline: float = 0.0
+    number: int = 0
+    """Of the last call."""
 
     def put(self, key: str, span: memoryview) -> None:
         """Write a span under a key of Mooncake."""
@@ -338,7 +344,7 @@ class _Lane:
             staged = self._staged(span.nbytes)
             staged[:] = span
             address = self._placed(staged)
-        code = self.ask("upsert_from", key, address, span.nbytes)
+        (code,) = self.ask("upsert_from", key, address, span.nbytes)
         if code in _FULL:
             raise TierFullError(f"Mooncake has no room for {span.nbytes} bytes ({code})")
         if code not in (0, _REPLACED):
@@ -366,23 +372,35 @@ class _Lane:
             if code != 0 and code not in _ABSENT:
                 raise _refusal("did not remove a span", code)
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        """Call Mooncake's client; if it does not answer in time, end its process."""
-        request = json.dumps([method, arguments]).encode() + b"\n"
+    def ask(self, method: str, what: str | list[str], *arguments: Any) -> list[int]:
+        """Call Mooncake's client for a key or several, and return a code for each.
+
+        End its process if it does not answer in time, or with anything else.
+        """
+        self.number += 1
+        request = json.dumps([self.number, method, [what, *arguments]]).encode() + b"\n"
         try:
             self.socket.settimeout(max(1e-3, self.deadline - time.monotonic()))
             self.socket.sendall(request)
-            return _answer(self.socket, self.deadline)
+            answer = _answer(self.socket, self.deadline, len(request))
+            if not isinstance(answer, list) or len(answer) != 2 or answer[0] != self.number:
+                raise ValueError("the answer to another call")
+            codes = answer[1] if isinstance(what, list) else answer[1:]
+            if not _are_numbers(codes, len(what) if isinstance(what, list) else 1):
+                raise ValueError("an answer without a code for each key")
+            return codes
         except BaseException as error:
             self.client.kill()  # also after an interrupt: the call may still use its memory
             if not isinstance(error, (OSError, ValueError)):
                 raise
-            late = isinstance(error, TimeoutError)
-            raise TierError("Mooncake did not answer in time" if late else "Mooncake's client has ended") from error
+            if isinstance(error, TimeoutError):
+                raise TierError("Mooncake did not answer in time") from error
+            wrong = f", because it gave {cut(error)}" if isinstance(error, ValueError) else ""
+            raise TierError(f"Mooncake's client has ended{wrong}") from error
 
     def _get_into(self, key: str, address: int | None, size: int) -> int | None:
         """Return how many bytes there were, None if there are none or too many."""
-        code = int(self.ask("get_into", key, address, size))
+        (code,) = self.ask("get_into", key, address, size)
         if code in _ABSENT or code == _LONGER:
             return None
         if code < 0:
@@ -406,16 +424,28 @@ class _Lane:
         return self.staging[:nbytes]
 
 
-def _answer(sock: socket.socket, deadline: float) -> Any:
-    """Read a line; TimeoutError after the deadline, ValueError if the stream ends."""
-    line = b""
+def _answer(sock: socket.socket, deadline: float, asked: int = 0) -> Any:
+    """Read a line, of not many more bytes than were `asked`; TimeoutError after the deadline.
+
+    OSError if the stream ends, and ValueError for a line that is too long or is not JSON.
+    """
+    line = bytearray()
     while not line.endswith(b"\n"):
         sock.settimeout(max(1e-3, deadline - time.monotonic()))
         part = sock.recv(1 << 16)
         if not part:
-            raise ValueError("the end of its answers")
+            raise ConnectionError("the end of its answers")
         line += part
-    return json.loads(line)
+        if len(line) > asked + _LONGEST:
+            raise ValueError("too long an answer")
+    try:
+        return json.loads(line)
+    except RecursionError as error:
+        raise ValueError("an answer that is nested too deep") from error
+
+
+def _are_numbers(value: Any, count: int) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and len(value) == count and {int}.issuperset(map(type, value))
 
 
 def _refusal(what: str, code: int) -> TierError:
