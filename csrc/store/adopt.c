@@ -29,6 +29,8 @@ static void let_go(const shms_segment *seg) {
             atomic_store_explicit(&row[s].first, 0, memory_order_release);
             shms_holds_count(seg, s);
         }
+    SHMS_STEP("D2"); /* once more: the predecessor may have died before it */
+    atomic_store_explicit(&seg->writer->drops, shms_get(&seg->writer->drops) + 1, memory_order_release);
 }
 
 /* Opens a lease on another's object again, if that is still there. Nobody was promised anything from the death on, so the
@@ -206,9 +208,13 @@ static bool drop_if(struct shms_writer *w, uint32_t slot, const char *key, uint3
     shms_slot seen;
     if (!matches(w, slot, key, key_len, whole, &seen))
         return false;
+    shms_writer_table *t = w->seg.writer;
+    uint64_t drops = shms_get(&t->drops);
+    /* release: an owner that reads it in place of an older one then sees the count before it, and scans */
+    atomic_store_explicit(&t->dropped_at[drops % SHMS_DROPS], slot, memory_order_release);
     shms_set(&shms_holds_row(&w->seg)[slot].dropped, shms_get(&seen.id));
-    SHMS_STEP("D2"); /* after the id; pairs with D3 */
-    atomic_store_explicit(&w->seg.writer->drops, shms_get(&w->seg.writer->drops) + 1, memory_order_release);
+    SHMS_STEP("D2"); /* after the slot and the id; pairs with D3 */
+    atomic_store_explicit(&t->drops, drops + 1, memory_order_release);
     return true;
 }
 
@@ -231,20 +237,32 @@ void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t
             drop_if(w, s, prefix, prefix_len, false);
 }
 
+/* D1, if that writer has dropped what is in the slot. */
+static void delete_if_dropped(struct shms_writer *w, uint32_t o, uint32_t slot) {
+    const shms_slot *s = shms_writer_slot(w, slot);
+    if (shms_get(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].dropped) == shms_get(&s->id) &&
+        shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s))
+        shms_delete_slot(w, slot);
+}
+
 void shms_delete_dropped(struct shms_writer *w) {
     for (uint32_t o = 0; elsewhere(w) && o < w->seg.layout.n_writers; o++) {
+        const shms_writer_table *t = shms_segment_writer(&w->seg, o);
         SHMS_STEP("D3"); /* pairs with D2 */
-        uint64_t drops = atomic_load_explicit(&shms_segment_writer(&w->seg, o)->drops, memory_order_acquire);
-        if (o == w->seg.arena || drops == w->drops_seen[o])
+        uint64_t drops = atomic_load_explicit(&t->drops, memory_order_acquire), seen = w->drops_seen[o];
+        if (o == w->seg.arena || drops == seen)
             continue;
         w->drops_seen[o] = drops;
         shms_reclaim_begin(w);
-        const shms_holds *row = &shms_segment_holds(&w->seg, o)[shms_writer_global(w, 0)];
-        for (uint32_t s = 0; s < w->seg.layout.max_objects; s++) {
-            const shms_slot *slot = shms_writer_slot(w, s);
-            if (shms_get(&row[s].dropped) == shms_get(&slot->id) && shms_get(&slot->state) == SHMS_LIVE &&
-                !shms_slot_deleted(slot))
-                shms_delete_slot(w, s);
+        for (uint64_t n = seen; drops - seen < SHMS_DROPS && n < drops; n++) {
+            uint32_t slot =
+                atomic_load_explicit(&t->dropped_at[n % SHMS_DROPS], memory_order_relaxed) - shms_writer_global(w, 0);
+            if (slot < w->seg.layout.max_objects)
+                delete_if_dropped(w, o, slot);
         }
+        atomic_thread_fence(memory_order_acquire); /* after a newer cell, the count that came before it */
+        bool behind = shms_get(&t->drops) - seen >= SHMS_DROPS;
+        for (uint32_t s = 0; behind && s < w->seg.layout.max_objects; s++)
+            delete_if_dropped(w, o, s);
     }
 }

@@ -58,10 +58,11 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 10u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 11u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_PAGE 4096u /* the smallest */
 #define SHMS_MAX_ZONES 4096u
+#define SHMS_DROPS 128u /* how many dropped objects an owner finds without a scan */
 
 typedef _Atomic uint64_t shms_word;
 
@@ -146,6 +147,8 @@ typedef struct shms_writer_table {
     shms_word reserved[7]; /* other writers poll `drops`, so its cache line has nothing else */
     shms_word tier[15]; /* shms_tier_figures; 0 until this process has a tier */
     shms_word cleared; /* shms_writer_clear_tier: its last moment, also of a predecessor */
+    /* D2: where the objects dropped last are; number n is in cell n % SHMS_DROPS */
+    _Atomic uint32_t dropped_at[SHMS_DROPS];
 } shms_writer_table;
 
 enum shms_state { SHMS_FREE = 0, SHMS_WRITING = 1, SHMS_LIVE = 2, SHMS_EVICTING = 3 };
@@ -258,7 +261,8 @@ AT(shms_writer_table, kinds, 2368);
 AT(shms_writer_table, drops, 3136);
 AT(shms_writer_table, tier, 3200);
 AT(shms_writer_table, cleared, 3320);
-_Static_assert(sizeof(shms_writer_table) == 3328, "writer table");
+AT(shms_writer_table, dropped_at, 3328);
+_Static_assert(sizeof(shms_writer_table) == 3840, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
 _Static_assert(SHMS_C_COUNT <= 24, "counters");
 AT(shms_kind, name, 0);

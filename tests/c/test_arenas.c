@@ -421,6 +421,37 @@ static void a_successor_waits_for_one_stopped_owner_only(void) {
     close_all(1);
 }
 
+static void dropped_objects_are_found_however_far_the_owner_is_behind(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    open_all(1);
+    for (int n = 0; n < 300; n = n < 100 || n > 140 ? n + 50 : n + 1)
+        for (int first = 0; first < 2; first++) { /* the owner's is the oldest of n + 1, or the newest */
+            put(0, "a", 100, NULL);
+            if (first)
+                CHECK_EQ(1, shms_writer_delete(writers[2], "a", 1));
+            for (int i = 0; i < n; i++) {
+                put(1, "x", 100, NULL);
+                CHECK_EQ(1, shms_writer_delete(writers[2], "x", 1));
+            }
+            if (!first)
+                CHECK_EQ(1, shms_writer_delete(writers[2], "a", 1));
+            CHECK(!hit(0, "a", ref));
+        }
+    close_all(1);
+}
+
+static void what_a_writer_dropped_as_it_died_is_told_by_its_successor(void) {
+    uint8_t ref[SHMS_REF_SIZE];
+    open_all(1);
+    put(0, "a", 100, NULL);
+    CHECK_EQ(1, shms_writer_delete(writers[1], "a", 1));
+    shms_add(&writers[1]->seg.writer->drops, (uint64_t)-1); /* it died before D2 */
+    CHECK(hit(0, "a", ref) && !hit(2, "a", ref));
+    CHECK_EQ(SHMS_OK, join_again(1, false));
+    CHECK(!hit(0, "a", ref));
+    close_all(1);
+}
+
 int main(void) {
     every_arena_has_one_writer();
     a_writer_that_closed_meanwhile_is_not_in_the_way();
@@ -437,6 +468,8 @@ int main(void) {
     undoing_a_hit_leaves_the_next_object_in_the_slot_alone();
     a_successor_keeps_the_leases_whose_objects_are_still_there();
     a_successor_waits_for_one_stopped_owner_only();
+    dropped_objects_are_found_however_far_the_owner_is_behind();
+    what_a_writer_dropped_as_it_died_is_told_by_its_successor();
     CHECK_EQ(0, store_names_left());
     return 0;
 }
