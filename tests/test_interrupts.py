@@ -31,7 +31,6 @@ from shmstore.multimodal.caches import shm_receiver, shm_sender, stored_updates
 from shmstore.store import holds, leftovers, opening
 from shmstore.store import reader as reader_module
 from shmstore.store import writer as writer_module
-from shmstore.store.holds import Protection
 from tests.interrupts import Second, interrupted_at
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import is_mapped, segments, store_name
@@ -49,7 +48,6 @@ class StoreOfOne:
 
     def __init__(self) -> None:
         self.writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
-        self.writer.track_evictions()
         self.reader = ObjectStoreReader.attach(self.writer.handle)
         self.ref = self.writer.put("old", VALUE)
 
@@ -91,34 +89,6 @@ class StoreWithABlock(StoreOfOne):
         assert ["whole"] == self.writer.keys()
         self.writer.delete("whole")
         self.writer.cancel(self.writer.put("old", VALUE))
-        super().check()
-
-
-class StoreWithAProtection(StoreOfOne):
-    """One whose protected keys are forgotten with the object that protects them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.protection: Protection | None = self.writer.protection(limit=1)
-
-    def protect_one(self) -> None:
-        assert self.protection is not None
-        self.protection.add("old")
-        self.protection.add("absent")
-        self.protection.add("old")
-        self.writer.cancel(self.writer.get_cached("old"))
-        self.protection.add("old")
-        self.protection.discard("old")
-        self.protection.end()
-
-    def check(self) -> None:
-        self.protection = None
-        gc.collect()
-        self.writer.cancel_all()
-        self.writer.cancel(self.writer.put("whole", np.zeros(6272, np.uint8)))
-        self.writer.delete("whole")
-        self.writer.cancel(self.writer.put("old", VALUE))
-        self.protection = self.writer.protection(limit=1)
         super().check()
 
 
@@ -213,7 +183,6 @@ CASES: dict[str, Case] = {
     "protect": Case(StoreWithABlock, StoreOfOne.protect),
     "hold": Case(StoreOfAHold, StoreOfAHold.hold),
     "hold that is not sent": Case(StoreOfAHold, StoreOfAHold.hold_unsent),
-    "protection": Case(StoreWithAProtection, StoreWithAProtection.protect_one),
     "put with a hold": Case(StoreOfOne, lambda s: s.writer.put("new", VALUE, hold=True), True),
     "is_cached": Case(StoreOfOne, lambda s: s.writer.is_cached("old"), True),
     "touch": Case(StoreOfOne, lambda s: s.writer.touch("old"), True),
@@ -305,56 +274,6 @@ def test_a_batch_that_fails_and_whose_undoing_is_interrupted_leaves_nothing_that
             subject.batch(("x", given("x")))
             subject.check()
     assert number > 50
-
-
-def _leave(writer: ObjectStoreWriter, keys: list[str]) -> None:
-    for key in keys:
-        writer.put(key, 1)
-        writer.delete(key)
-
-
-@pytest.mark.parametrize("size", [3, 300])
-@pytest.mark.parametrize("meanwhile", [[], ["meanwhile"]], ids=["alone", "the handler takes some, too"])
-def test_evicted_keys_whose_taking_is_interrupted_come_with_the_next_and_once(size: int, meanwhile: list[str]) -> None:
-    number, again, taken = 0, True, list[str]()
-    with made(StoreOfOne) as subject:
-        writer = subject.writer
-        writer.clear()
-        writer.take_evicted()
-
-        def handler() -> None:
-            _leave(writer, meanwhile)
-            taken.extend(writer.take_evicted() if meanwhile else [])
-
-        while again:
-            number += 1
-            keys = [f"{number}-{i}".ljust(size, ".") for i in range(3)]
-            _leave(writer, keys)
-            taken.clear()
-            take = lambda: taken.extend(writer.take_evicted())  # noqa: E731
-            again = interrupted_at(number, take, *STORE, exact=True, handler=handler)
-            taken.extend(writer.take_evicted())
-            assert keys + meanwhile * again == taken, f"interrupt {number}"
-            writer.cancel_all()
-    assert number > 5
-
-
-def test_evicted_keys_that_another_one_takes_in_between_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken = list[str]()
-    with made(StoreOfOne) as subject:
-        evicted = native.Writer.evicted
-
-        def overtaken(writer: native.Writer) -> Any:
-            monkeypatch.undo()
-            found = evicted(writer)
-            taken.extend(subject.writer.take_evicted())
-            return found
-
-        subject.writer.delete("old")
-        subject.writer.cancel_all()
-        monkeypatch.setattr(native.Writer, "evicted", overtaken)
-        taken.extend(subject.writer.take_evicted())
-    assert ["old"] == taken
 
 
 def test_a_batch_that_nobody_undoes_is_undone_when_it_goes() -> None:

@@ -221,7 +221,6 @@ class Writer:
         "max_object_size",
         "n_readers",
         "n_writers",
-        "position",
         "spare",
         "store_id",
     )
@@ -231,8 +230,6 @@ class Writer:
         self._hold = held(self._w)
         self.kinds: dict[str | None, int] = {None: 0}
         """The numbers of the kinds that calls have named."""
-        self.position = -1
-        """Of `take_evicted` in the log of events; the events before it have been used. -1: it takes none."""
         self.spare: Batch | None = None
         """An empty batch for the next call."""
         packed = _new("shms_options *")
@@ -433,31 +430,6 @@ class Writer:
             if words[0] <= room:
                 return _split_events(_buffer(out, words[0]), words[0]), words[1], words[2]
             room = words[0]
-
-    def evicted(self) -> tuple[list[Any], int]:
-        """Return the keys that have left since `position`, as in `key_list`, and the position behind them.
-
-        The caller stores that position after it has used the keys; otherwise it gets them again. Raises EventsLostError
-        if events were lost, and CorruptStoreError for a key that is not UTF-8; these are skipped from then on.
-        """
-        keys: list[Any] = []
-        at = self.position
-        if at < 0:
-            self.count()  # a closed store is an error
-        while at >= 0:
-            events, end, first = self.events(at)
-            if first > at:
-                self.position = first
-                raise errors.EventsLostError(lost=first - at)
-            if not events:
-                break
-            at = end
-            try:
-                keys += [_named_key(key) for kind, key, _ in events if kind != "put"]
-            except errors.CorruptStoreError:
-                self.position = at
-                raise
-        return keys, at
 
     def stats(self) -> dict[str, Any]:
         """Return the fields of shms_stats; `tier` is as in `figures_of`."""

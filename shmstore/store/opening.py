@@ -4,7 +4,6 @@ import logging
 import os
 import secrets
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Self
 
@@ -32,7 +31,6 @@ from shmstore.store.arguments import (
     seconds_of,
     store_options,
 )
-from shmstore.store.holds import Protection
 from shmstore.store.kinds import checked_quotas, set_quotas
 
 __all__ = ["Openable"]
@@ -54,7 +52,6 @@ class Openable(Closable):
         self._writer = writer
         self._serde = serde
         self._handle = StoreHandle(name, writer.store_id, writer.n_readers)
-        self._protections: list[weakref.ref[Protection]] = []
         self._recovered = 0
         self._open = True
         self._pid = os.getpid()

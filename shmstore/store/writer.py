@@ -21,7 +21,7 @@ from shmstore.scopes import MARK, named, prefix_of
 from shmstore.store import refusals
 from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
-from shmstore.store.holds import LeasedRef, Protection
+from shmstore.store.holds import LeasedRef
 from shmstore.store.kinds import kind_stats, number_of
 from shmstore.store.opening import Openable
 from shmstore.store.stats import StoreStats, tier_stats
@@ -175,14 +175,12 @@ class ObjectStoreWriter(Openable):
     ) -> ObjectRef:
         """Hand out the object stored under `key`: open another lease and count a use.
 
-        `hold`, `group` and `scope` are as in `put`. A `Protection` of this key ends. Raises ObjectNotFoundError, and
+        `hold`, `group` and `scope` are as in `put`. Raises ObjectNotFoundError, and
         StoreFullError if every lease entry is taken by an open lease.
         """
         batch = self._writer.batch()
         try:
             ref = self._hand_out(batch, key, hold, scope, group)
-            if self._protections:
-                self._unprotect([key], scope)
             batch.record.keep = 1
             if self._writer._w:
                 self._writer.spare = batch
@@ -203,13 +201,6 @@ class ObjectStoreWriter(Openable):
         except StoreFullError as error:
             raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
         return ref
-
-    def _unprotect(self, keys: Iterable[str], scope: str | None = None) -> None:
-        """End the protections of keys that a lease keeps now."""
-        for protection in [found() for found in self._protections]:
-            if protection is not None:
-                for key in keys:
-                    protection.discard(key, scope=scope)
 
     def address(self, ref: ObjectRef, group: int) -> bool:
         """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.
@@ -280,13 +271,6 @@ class ObjectStoreWriter(Openable):
             yield
         finally:
             batch.undo()
-
-    def protection(self, limit: int = 64) -> Protection:
-        """Return an object with `add(key)`, `discard(key)` and `end()`, which protects up to `limit` keys at a time.
-
-        It is for engines that find an item in one call and take it in a later one; `protect` is for one block of code.
-        """
-        return Protection(self, int_of("limit", limit, 1, native.MAX_OBJECTS))
 
     # ---- releasing
 
@@ -389,29 +373,6 @@ class ObjectStoreWriter(Openable):
         if position is None:
             return stored_events(self._writer)
         return events_from(self._writer.events, int_of("position", position, 0, 2**63 - 1))
-
-    def track_evictions(self, on: bool = True) -> None:
-        """Record the keys that leave the store from now on, for `take_evicted`; or stop, and forget them.
-
-        The log stays for those who use `events`; `track_events(0)` ends it.
-        """
-        if not on:
-            self._writer.position = -1
-        elif self._writer.position < 0:
-            self._writer.position = self._writer.track_events(LOG_BYTES)
-
-    def take_evicted(self) -> list[str | tuple[str, str]]:
-        """Return the keys evicted or deleted since the last call, in that order; for caches beside the store.
-
-        A key of a scope comes as a pair of the scope and the key. Raises EventsLostError once if the log was too small
-        for all that has happened.
-        """
-        while True:
-            before = self._writer.position
-            keys, position = self._writer.evicted()
-            if before == self._writer.position:  # else another thread or a signal handler has taken them
-                self._writer.position = position
-                return keys
 
     def check_valid(self) -> None:
         """Check every invariant of the segment and the writer's memory; CorruptStoreError at the first broken one."""

@@ -32,7 +32,7 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from tests.support import SHM, Stores, bits, crowd, frozen, random_tensor, segments, span_of, state, store_name
+from tests.support import SHM, Leavers, Stores, bits, crowd, frozen, random_tensor, segments, span_of, state, store_name
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -200,11 +200,11 @@ def test_a_full_store_refuses_and_leaves_keys_order_and_figures_as_they_were(sto
             assert 6000 == caught.value.needed
         assert before[0] == writer.keys()
         assert dataclasses.replace(before[1], refusals=refused) == writer.stats()
-        writer.track_evictions()
+        left = Leavers(writer)
         gone = []
         for i in range(6):
             writer.cancel(writer.put(f"n{i}", random_tensor(i, 900)))
-            gone.append(writer.take_evicted())
+            gone.append(left.take())
         assert reader.release(held)
         return gone
 
@@ -626,8 +626,7 @@ def every_call(writer: ObjectStoreWriter, reader: ObjectStoreReader, ref: Object
         lambda: "a" in writer,
         lambda: writer.stats(),
         lambda: writer.check_valid(),
-        lambda: writer.track_evictions(),
-        lambda: writer.take_evicted(),
+        lambda: writer.track_events(),
         lambda: reader.get(ref),
         lambda: reader.release(ref),
         lambda: reader.validate(ref),

@@ -165,8 +165,6 @@ def test_nothing_is_recorded_until_somebody_asks_and_after_a_stop(stores: Stores
     with pytest.raises(EventsLostError) as caught:
         list(writer.events(at))
     assert 1 == caught.value.lost
-    writer.track_evictions(False)
-    assert [] == writer.take_evicted()
 
 
 @pytest.mark.parametrize("position", [-1, 2**60, 2**63])
@@ -206,30 +204,6 @@ def test_a_scoped_key_comes_in_two_parts(stores: Stores) -> None:
     for damaged in (b"\xff", b"\xff\x03\xfe\xfe\xfek", b"\xfe"):
         with pytest.raises(CorruptStoreError):
             native.unpacked_key(damaged)
-
-
-def test_keys_that_left_come_once_also_where_routers_listen(stores: Stores) -> None:
-    writer = small(stores, 2048)
-    writer.put("a", VALUE)
-    list(writer.events())
-    writer.track_evictions()
-    writer.put("b", VALUE)
-    writer.put("c", VALUE)
-    writer.track_evictions()
-    writer.delete("c")
-    assert ["a", "c"] == writer.take_evicted()
-    assert [] == writer.take_evicted()
-
-
-def test_evicted_keys_that_were_lost_are_an_error_once(stores: Stores) -> None:
-    writer = small(stores)
-    writer.track_events(1)
-    writer.track_evictions()
-    for number in range(3000):
-        writer.put(f"{number:064d}", VALUE)
-    with pytest.raises(EventsLostError):
-        writer.take_evicted()
-    assert f"{2980:064d}" in writer.take_evicted()
 
 
 def test_an_interrupted_listener_goes_on_where_it_was(stores: Stores) -> None:

@@ -3,7 +3,6 @@
 import gc
 import os
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ from shmstore import (
     StoreClosedError,
     StoreFullError,
 )
-from shmstore.store import holds
-from tests.interrupts import interrupted_at
 from tests.support import Stores, in_child, raises
 
 KIB = 1 << 10
@@ -180,100 +177,11 @@ def test_a_hold_survives_recovery_and_ends_with_cancel_all(stores: Stores) -> No
     assert fills(heir)
 
 
-def test_protected_keys_are_kept_until_discarded_handed_out_or_ended(writer: ObjectStoreWriter) -> None:
-    protection = writer.protection()
-    writer.cancel(writer.put("a", VALUE))
-    ways: list[Callable[[], object]] = [
-        lambda: protection.discard("a"),
-        lambda: writer.cancel(writer.get_cached("a")),
-        lambda: protection.end(),
-        lambda: protection.__exit__(None, None, None),
-    ]
-    for end in ways:
-        protection.add("a")
-        protection.add("a")
-        assert ("a" in protection, 1) == ("a" in protection, len(protection))
-        assert not fills(writer)
-        end()
-        assert 0 == len(protection)
-        protection.discard("a")
-    assert fills(writer)
-
-
 def test_a_key_may_be_protected_before_it_is_stored(writer: ObjectStoreWriter) -> None:
-    with writer.protection() as protection:
-        protection.add("a")
+    with writer.protect(["a"]):
         writer.cancel(writer.put("a", VALUE))
         assert not fills(writer)
     assert fills(writer)
-
-
-def test_a_protection_is_bounded_and_garbage_ends_it(writer: ObjectStoreWriter) -> None:
-    protection = writer.protection(limit=2)
-    for key in "abac":
-        protection.add(key)
-    assert [True, False, True] == [key in protection for key in "abc"], "b is the one touched longest ago"
-    writer.cancel(writer.put("a", VALUE))
-    assert not fills(writer)
-    del protection
-    gc.collect()
-    assert fills(writer)
-    assert [] == writer._protections
-    for wrong in (0, True, "2"):
-        with pytest.raises((TypeError, ValueError)):
-            writer.protection(wrong)  # type: ignore[arg-type]
-
-
-def test_a_key_that_is_protected_again_is_protected_all_the_time(
-    writer: ObjectStoreWriter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    protection = writer.protection()
-    discard, seen = protection.discard, []
-    writer.cancel(writer.put("a", VALUE))
-    protection.add("a")
-
-    def looked_at(key: str, *, scope: str | None = None) -> None:
-        discard(key, scope=scope)
-        seen.append(fills(writer))
-
-    monkeypatch.setattr(protection, "discard", looked_at)
-    protection.add("a")
-    assert [False, False] == [*seen, fills(writer)]
-
-
-def test_a_protection_in_a_handler_of_a_protection_raises_nothing(writer: ObjectStoreWriter) -> None:
-    protection = writer.protection(limit=1)
-    for key in "ab":
-        writer.cancel(writer.put(key, 1))
-    number, again = 0, True
-
-    def handler() -> None:
-        for key in "ab":
-            writer.cancel(writer.get_cached(key))
-        protection.add("b")
-
-    def call() -> None:
-        for key in "aba":
-            protection.add(key)
-        writer.cancel(writer.get_cached("b"))
-        protection.end()
-
-    while again:
-        number += 1
-        again = interrupted_at(number, call, holds.__file__, exact=True, handler=handler)
-        protection.end()
-    assert number > 10
-    assert fills(writer)
-
-
-def test_a_protection_outlives_its_writer(writer: ObjectStoreWriter) -> None:
-    protection = writer.protection()
-    protection.add("a")
-    writer.close()
-    protection.end()
-    with pytest.raises(StoreClosedError):
-        protection.add("b")
-    assert 0 == len(protection)
 
 
 def test_a_reference_is_validated_with_and_without_its_key(stores: Stores, writer: ObjectStoreWriter) -> None:

@@ -673,31 +673,16 @@ def test_protection_is_of_ones_own_objects(three: list[ObjectStoreWriter]) -> No
     assert is_free(second)
 
 
-@pytest.mark.parametrize("how", ["protect", "protection"])
-def test_what_is_protected_of_another_stays_until_the_block_ends(three: list[ObjectStoreWriter], how: str) -> None:
+def test_what_is_protected_of_another_stays_until_the_block_ends(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     first.cancel(first.put("k", value(1)))
     before = second.stats()
-    with second.protect(["absent", "k"]) if how == "protect" else second.protection() as kept:
-        if kept is not None:
-            kept.add("k")
+    with second.protect(["absent", "k"]):
         assert not is_free(first)
         after = second.stats()
         assert (after.hits, after.adopted, after.open_leases) == (before.hits, before.adopted, 1)
     assert second.stats().open_leases == 0
     assert is_free(first)
-
-
-def test_a_hand_out_ends_the_protection_of_anothers_object(three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    first.cancel(first.put("k", value(1)))
-    with second.protection() as kept:
-        kept.add("k")
-        ref = second.get_cached("k")
-        assert second.stats().open_leases == 1
-        assert not is_free(first)
-        assert second.cancel(ref)
-        assert is_free(first)
 
 
 def test_protection_without_a_free_entry_keeps_what_it_can(stores: Stores) -> None:

@@ -28,7 +28,7 @@ from shmstore import (
     WriterActiveError,
 )
 from tests.store.children import digest, read_what_comes
-from tests.support import SHM, Child, Signal, Stores, bits, in_child, random_tensor, segments, store_name
+from tests.support import SHM, Child, Leavers, Signal, Stores, bits, in_child, random_tensor, segments, store_name
 
 CAPACITY = 64 * 1024
 ALL = random_tensor(0, CAPACITY - 1024)
@@ -301,7 +301,7 @@ def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int
 
     generator = random.Random(generation)
     writer = ObjectStoreWriter.recover(name)
-    writer.track_evictions()
+    left = Leavers(writer)
     keys = writer.keys()
     refs = list(leases)
     say("recovered")
@@ -319,7 +319,7 @@ def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int
                 continue
             keys.append(key)
             refs.append(ref)
-            say("stored", ref, writer.take_evicted())
+            say("stored", ref, left.take())
         elif kind == "hit" and keys:
             key = generator.choice(keys[-10:])
             say("hit", key)
@@ -337,7 +337,7 @@ def write_for_ever(name: str, generation: int, leases: dict[str, str], pipe: int
             key = generator.choice(keys[-10:])
             say("delete", key)
             writer.delete(key)
-            writer.take_evicted()
+            left.take()
             say("deleted")
 
 

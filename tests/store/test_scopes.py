@@ -10,7 +10,7 @@ from shmstore import ObjectExistsError, ObjectNotFoundError, ObjectStoreWriter, 
 from shmstore.inspect import StoreInspector, verify
 from shmstore.store.arguments import MAX_KEY, packed_key
 from tests.inspect.cases import piped
-from tests.support import Stores, raises, state
+from tests.support import Leavers, Stores, raises, state
 
 ONE = torch.ones(4)
 
@@ -87,7 +87,6 @@ def test_a_scope_that_cannot_be_is_refused_and_changes_nothing(stores: Stores, s
         lambda: writer.delete("a", scope=scope),
         lambda: writer.keys(scope=scope),
         lambda: writer.clear(scope=scope),
-        lambda: writer.protection().add("a", scope=scope),
     ]
     for call in calls:
         with raises(error, ["scope"]):
@@ -125,27 +124,18 @@ def test_protection_is_of_the_key_in_its_scope(stores: Stores) -> None:
     with writer.protect(["a"], scope="m1"):
         push_out()
         assert (False, True) == (writer.is_cached("a"), writer.is_cached("a", scope="m1"))
-    protection = writer.protection()
-    protection.add("a", scope="m1")
-    push_out()
-    assert writer.is_cached("a", scope="m1")
-    writer.cancel(writer.put("a", value))
-    writer.cancel(writer.get_cached("a"))
-    assert 1 == len(protection)
-    writer.cancel(writer.get_cached("a", scope="m1"))
-    assert 0 == len(protection)
     push_out()
     assert not writer.is_cached("a", scope="m1")
 
 
 def test_what_has_left_names_its_scope(stores: Stores) -> None:
     writer = stores.create()
-    writer.track_evictions()
     fill(writer)
+    left = Leavers(writer)
     writer.delete("a")
     writer.delete("a", scope="m12")
     writer.clear(scope="m1")
-    assert ["a", ("m12", "a"), ("m1", "a"), ("m1", "b")] == writer.take_evicted()
+    assert ["a", ("m12", "a"), ("m1", "a"), ("m1", "b")] == left.take()
 
 
 def test_scopes_survive_recover(stores: Stores) -> None:

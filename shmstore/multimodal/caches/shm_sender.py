@@ -209,8 +209,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             output = self._hit(batch, mm_hash)
             if output is None:
                 raise CacheMissError([mm_hash])
-            if self._writer._protections:
-                self._writer._unprotect((mm_hash,))
             now = counts.counts  # the commit, as below
             counts.counts = now[0] + 1, now[1] + 1, now[2], now[3]
             batch.record.keep = 1
@@ -256,8 +254,6 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                             self._tier.offer(mm_hash)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
-            if self._writer._protections:
-                self._writer._unprotect(mm_hashes)
             # The commit: without a call, so that nothing comes in between.
             now = counts.counts
             counts.counts = now[0] + total - misses, now[1] + total, now[2], now[3]
