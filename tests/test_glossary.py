@@ -1,4 +1,4 @@
-"""The glossary: public names are made of its words, and neither they nor the pages use the words that it replaces."""
+"""Neither public names nor the pages use the words that the glossary replaces."""
 
 import re
 from pathlib import Path
@@ -14,17 +14,6 @@ ROOT = Path(__file__).resolve().parent.parent
 GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = (shmstore, shmstore.multimodal, shmstore.scheduler, shmstore.inspect)
-ENGLISH = """all active at attach base busy check clear close corrupt create delete error exists facts find foreign
-found from full get in index info is large layout lifetime like load look lost make map memory mismatch name nesting not
-only open parse processing put range register remove report resolved shared space spec take too touch track unknown
-unsupported update use validate value verify version"""
-MACHINE = (
-    "collector compute config device elem flat hash host inspector kwargs metrics msgpack n node pickle ref shm stats "
-    "tensor type"
-)
-MODELS = "attention batched chunked cross decoder engine local lru mamba mla modal multi sliding window worker"
-PLAIN = set(f"{ENGLISH} {MACHINE} {MODELS}".split())
-"""Words of public names that need no explanation."""
 
 
 def words_of(name: str) -> list[str]:
@@ -39,25 +28,9 @@ def public_names() -> set[str]:
     return names
 
 
-ENDINGS = ("s", "es", "d", "ed", "er", "ers", "ing", "ion", "ions")
-"""of, for example, item: items."""
-
-
-def terms() -> set[str]:
-    """Return the words of all terms: "sender cache" is two."""
-    found = re.findall(r"\*\*(.+?)\*\*", GLOSSARY.read_text(encoding="utf-8"))
-    return {word for term in found for word in re.findall(r"[a-z]+", term.lower())}
-
-
 def replaced() -> list[str]:
     table = GLOSSARY.read_text(encoding="utf-8").partition("| term | not |\n|---|---|\n")[2]
     return [word for row in re.findall(r"^\| .+? \| (.+?) \|$", table, re.M) for word in row.split(", ")]
-
-
-def unknown(name: str, known: set[str]) -> list[str]:
-    """Return the words of a name that are not known, also not in another form."""
-    forms = {stem + end for word in known for stem in (word, word.removesuffix("e")) for end in ("", *ENDINGS)}
-    return [word for word in words_of(name) if word not in forms]
 
 
 def prose(text: str) -> str:
@@ -70,17 +43,7 @@ def used(word: str, text: str) -> bool:
     return re.search(rf"\b{word}\b", text, re.I) is not None
 
 
-def test_every_public_name_is_made_of_terms_and_plain_words() -> None:
-    known = terms() | PLAIN
-    assert {} == {name: found for name in sorted(public_names()) if (found := unknown(name, known))}
-
-
-def test_no_plain_word_is_there_for_nothing() -> None:
-    assert set() == PLAIN - {word for name in public_names() for word in words_of(name)}
-
-
 def test_a_name_of_another_word_is_seen() -> None:
-    assert ["ledger"] == unknown("LeaseLedger", terms() | PLAIN)
     assert ["kv", "cache", "spec"] == words_of("KVCacheSpec")
     assert used("books", prose("a `books` and the books"))
     assert not used("books", prose("a `books` and notebooks"))
