@@ -200,13 +200,11 @@ def test_a_peer_that_is_faster_in_half_of_the_batches_only_is_not_ahead() -> Non
     assert not is_ahead(theirs, ours)
 
 
-def test_the_page_tells_what_is_missing_and_what_was_busy_and_the_multiples() -> None:
+def test_the_page_tells_what_is_missing_and_what_was_busy() -> None:
     text = page(shmstore=60e-6, pipe=120e-6, queue=300e-6).text([])
     assert "No module named 'ray'" in text
     assert "multiprocessing Pipe takes 5.0% of a core." in text
-    assert "| **shmstore** | 6.00 / 2.00 / 0.50 |" in text, "of a memcpy, with a message, of the best of the others"
-    assert "| multiprocessing Queue | 300 µs (600 µs; 9) |" in text
-    assert "| **shmstore** | +90 (10) |" in text
+    assert "| multiprocessing Queue | 300 µs |" in text
 
 
 def test_the_plots_show_the_medians_of_the_page() -> None:

@@ -24,7 +24,7 @@ Medians = dict[str, dict[str, dict[str, float]]]
 def medians(text: str, path: str) -> Medians:
     """Return the medians of one path, as the tables of the page show them."""
     found: Medians = {}
-    for readers, table in re.findall(rf"^### {path}, (\d+ readers?): median .*\n\n((?:\|.*\n)+)", text, re.M | re.I):
+    for readers, table in re.findall(rf"^## {path}, (\d+ readers?): medians\n\n((?:\|.*\n)+)", text, re.M | re.I):
         head, _, *rows = ([cell.strip(" *") for cell in line.split("|")[1:-1]] for line in table.splitlines())
         for title, *cells in rows:
             times = {size: re.match(r"([\d.]+) (µs|ms|s)\b", cell) for size, cell in zip(head[1:], cells, strict=True)}
@@ -40,7 +40,7 @@ def plot_of(page_file: Path, path: str) -> Path:
 
 
 def draw(page_file: Path) -> None:
-    """Draw the plots of a page beside it, with a panel for each number of readers."""
+    """Draw the plots of a page beside it."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -51,7 +51,7 @@ def draw(page_file: Path) -> None:
     for path in SHOWN:
         panels = medians(text, path)
         figure, all_axes = pyplot.subplots(
-            1, len(panels), figsize=(5 * len(panels), 6), dpi=80, sharey=True, squeeze=False
+            1, len(panels), figsize=(3 + 5 * len(panels), 5), dpi=80, sharey=True, squeeze=False, layout="constrained"
         )
         for axes, (readers, rows) in zip(all_axes[0], panels.items(), strict=True):
             for number, (title, times) in enumerate(rows.items()):
@@ -62,8 +62,7 @@ def draw(page_file: Path) -> None:
             axes.grid(alpha=0.3)
         all_axes[0][0].set_ylabel("µs from put to the last acknowledgement" if path == PUT else "µs of a hit")
         handles, labels = all_axes[0][0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="lower center", ncols=4, frameon=False)
-        figure.tight_layout(rect=(0, 0.16, 1, 1))
+        figure.legend(handles, labels, loc="outside right center", frameon=False)
         figure.canvas.draw()
         image = Image.frombytes("RGBA", figure.canvas.get_width_height(), bytes(figure.canvas.buffer_rgba()))
         image.convert("RGB").quantize(64).save(plot_of(page_file, path), optimize=True)  # a quarter of the bytes

@@ -21,6 +21,7 @@ INTRODUCTION = """\
 
 What shmstore does beside what people use today for the same work, on the same machine, in one session.
 `make peers` writes this page; it takes some minutes.
+All its figures are in `build/peers.json` then: percentiles, CPU time, memory, more readers.
 `make bench` has the figures of the single operations, and [A full store](full-store.md) those of a store without room.
 
 **One exchange.** A writer has a dict of three tensors, which it has just made.
@@ -96,23 +97,6 @@ class Page:
 
     def cell(self, peer: str, nbytes: int, n_readers: int, path: str) -> Cell | None:
         return self._cells.get((peer, nbytes, n_readers, path))
-
-    def best(self, nbytes: int, n_readers: int, path: str) -> Cell:
-        """Return the fastest cell that is neither a limit nor shmstore."""
-        others = (self.cell(name, nbytes, n_readers, path) for name in self.peers if name not in (*LIMITS, OURS))
-        return min((cell for cell in others if cell), key=lambda cell: cell.median)
-
-    def limits(self, nbytes: int, n_readers: int, path: str) -> tuple[float, ...]:
-        """Return the seconds that figures are shown as multiples of: (memcpy, with a message), for a hit (message,)."""
-        message, copy = self.cell("channel", nbytes, n_readers, path), self.cell("memcpy", nbytes, n_readers, path)
-        assert message
-        assert copy
-        return (copy.median, copy.median + message.median) if path == PUT else (message.median,)
-
-    def _ratios(self, cell: Cell) -> str:
-        where = cell.nbytes, cell.n_readers, cell.path
-        bases = (*self.limits(*where), self.best(*where).median)
-        return " / ".join(ratio_name(cell.median / base) for base in bases)
 
     def _table(self, path: str, n_readers: int, show: Callable[[Cell], str], names: Sequence[str]) -> list[str]:
         lines = ["| | " + " | ".join(map(size_name, self.sizes)) + " |", "|---|" + "---:|" * len(self.sizes)]
@@ -240,46 +224,13 @@ class Page:
         return ["## The peers", "", *(line for entry in entries for line in entry), ""]
 
     def full(self) -> list[str]:
-        """Return all tables."""
+        """Return the tables of one reader, by size."""
         lines: list[str] = []
-        everyone = list(self.peers)
-        no_limits = [name for name in everyone if name not in LIMITS]
+        n, everyone = self.readers[0], list(self.peers)
         for path, title in ((PUT, "Put"), (HIT, "Hit")):
-            lines += [f"## {title}: all figures", ""]
-            for n in self.readers:
-                lines += [f"### {title}, {_readers(n)}: median (99th percentile; of how many)", ""]
-                lines += self._table(
-                    path,
-                    n,
-                    lambda c: f"{time_name(c.median)} ({time_name(c.p99)}; {c.samples})",
-                    everyone,
-                )
-                lines += [f"### {title}, {_readers(n)}: multiples", ""]
-                if path == PUT:
-                    lines += [
-                        "Of a plain memcpy / of that and an empty message / of the best of the other peers.",
-                        "",
-                    ]
-                else:
-                    lines += ["Of an empty message / of the best of the other peers.", ""]
-                lines += self._table(path, n, self._ratios, no_limits)
-                lines += [f"### {title}, {_readers(n)}: CPU time of an exchange, all processes together", ""]
-                lines += self._table(path, n, lambda c: time_name(c.cpu), everyone)
-        lines += ["## Resident memory", ""]
-        lines += [
-            "MiB of all processes of the peer, shared pages counted once, at the end of a size's batches.",
-            "The figure is what came since the peer was started.",
-            "In brackets is what it had at its start, mostly the interpreter and torch in each process.",
-            "",
-        ]
-        for n in self.readers:
-            lines += [f"### {_readers(n).capitalize()}", ""]
-            lines += self._table(PUT, n, self._memory, everyone)
+            lines += [f"## {title}, {_readers(n)}: medians", ""]
+            lines += self._table(path, n, lambda c: time_name(c.median), everyone)
         return lines
-
-    def _memory(self, cell: Cell) -> str:
-        idle = self._results.idle_memory.get(cell.peer, 0)
-        return f"{(cell.memory - idle) / MIB:+.0f} ({idle / MIB:.0f})"
 
     def text(self, plots: Sequence[tuple[str, str]]) -> str:
         """Return the whole page, with `plots` as (file, what it shows)."""
