@@ -73,7 +73,6 @@ MAX_RUNS = 1 << 20
 """Limit of the items of all runs of one value, whose bytes do not bound them."""
 MAX_SAME_HASH = 64
 """Limit of the keys of one dict that have the same hash."""
-_SHORT = 1024
 
 
 def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
@@ -82,12 +81,6 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
     It hashes no key. Raises CorruptStoreError for bytes that are not msgpack.
     """
     try:
-        # A message that ends early may announce arrays in arrays, and the parser allocates each before its items come:
-        # each has at most as many items as the message has bytes, so a short one takes less than 3 MB.
-        if len(meta) > _SHORT:
-            whole = msgpack.Unpacker(max_buffer_size=len(meta))
-            whole.feed(meta)
-            whole.skip()
         return msgpack.unpackb(
             meta,
             use_list=False,

@@ -7,26 +7,36 @@ import os
 import random
 import resource
 import signal
-from collections.abc import Callable, Iterable, Iterator
+import socket
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
 import pytest
 import torch
 
-from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter
+from shmstore import CacheMissError, ObjectRef, ObjectStoreReader, ObjectStoreWriter, StoreHandle
 from shmstore.bindings import store as native
-from shmstore.errors import CorruptStoreError, UnsupportedValueError
+from shmstore.errors import CorruptStoreError, TierError, UnsupportedValueError
 from shmstore.inspect import StoreInspector, parse_tree
 from shmstore.multimodal import CacheTypes, ResolvedPromptUpdate, ShmObjectStoreSenderCache
 from shmstore.multimodal.caches import stored_updates
 from shmstore.multimodal.values.types import MULTIMODAL
 from shmstore.multimodal.values.updates import decode_updates, encode_updates, pack, shortened, unpack
+from shmstore.scheduler.events import AllBlocksCleared, BlockStored, KVCacheEvent, KVEventBatch
 from shmstore.serde.decode import make_plan
 from shmstore.serde.wire import INTS, MAX_RUNS, RUN, TUPLE
+from shmstore.tiers import mooncake, relay_client
+from shmstore.tiers.directory import DirectoryTier
+from shmstore.tiers.files import name_of
+from shmstore.tiers.objects import Incoming, spans_of
+from shmstore.tiers.resp_connection import NUMBER, SIZE, RespConnection
 from tests.multimodal.helpers import MIB, config, item, update
 from tests.support import in_child, raises, store_name
 
@@ -177,43 +187,134 @@ ATTACKS = {
 }
 
 
-def _decode_limited(inputs: Iterable[bytes], seconds: int) -> int:
-    """Decode all inputs in 300 MB more than this process has now; return how many were refused."""
-    mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + 300_000_000,) * 2)
+def _decode_limited(
+    inputs: Iterable[bytes],
+    seconds: int,
+    decoders: Sequence[Callable[[bytes], Any]],
+    slow: Sequence[Callable[[bytes], Any]] = (),
+) -> int:
+    """Decode all inputs, and every 15th by the slow decoders, in 300 MB more than this process has now.
+
+    Return how many were refused. msgpack says ValueError where it gets no memory, so the limit itself is higher.
+    """
+    mapped = _kibibytes("VmSize")
+    resource.setrlimit(resource.RLIMIT_AS, ((mapped << 10) + 2_000_000_000,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     refused = 0
-    for packed in inputs:
-        for decode in (decode_updates, lambda meta: make_plan(meta, "copy"), lambda meta: parse_tree(meta, 0)):
+    for i, packed in enumerate(inputs):
+        for decode in (*decoders, *slow) if i % 15 == 0 else decoders:
             try:
                 decode(packed)
-            except (ValueError, TypeError):
+            except (ValueError, TypeError, OSError, TierError):  # OSError: where a stream ends
                 refused += 1
+    assert _kibibytes("VmPeak") - mapped < 300_000
     return refused
+
+
+def _kibibytes(name: str) -> int:
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1])
+
+
+def _resp(packed: bytes) -> list[int]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(packed)
+        theirs.shutdown(socket.SHUT_WR)
+        connection = RespConnection(SimpleNamespace(_sock=ours), "a server", time.monotonic() + 600)
+        return connection.table(connection.size() or 0)
+
+
+def _answered(packed: bytes) -> Any:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(packed)
+        theirs.shutdown(socket.SHUT_WR)
+        return mooncake._answer(ours, time.monotonic() + 600)
+
+
+def _head_of_a_tier(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
+    def decode(packed: bytes) -> None:
+        incoming = Incoming(writer, "a", None, "a", lambda _: True, lambda _: True)
+        if (memory := incoming.into(len(packed))) is not None:
+            memory[:] = packed
+            incoming.into(64)
+
+    return decode
+
+
+def _file_of_a_tier(path: Path) -> Callable[[bytes], bool]:
+    name = Path(name_of(str(path), "a"))
+    name.parent.mkdir()
+    tier = DirectoryTier(path, timeout=60)
+
+    def decode(packed: bytes) -> bool:
+        name.write_bytes(packed)
+        return tier.fetch("a", lambda size: None)
+
+    return decode
+
+
+_VALUES: list[Callable[[bytes], Any]] = [
+    decode_updates,
+    lambda meta: make_plan(meta, "copy"),
+    partial(parse_tree, payload_bytes=0),
+]
+_EVENTS: list[Callable[[bytes], Any]] = [KVCacheEvent.from_msgpack, KVEventBatch.from_msgpack]
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_a_short_attack_takes_no_stack_no_memory_and_no_time(attack: str) -> None:
-    assert in_child(_decode_limited, [ATTACKS[attack]], 3) >= 2
+    assert in_child(_decode_limited, [ATTACKS[attack]], 3, _VALUES) >= 2
+    assert in_child(_decode_limited, [ATTACKS[attack]], 3, _EVENTS) == 2
 
 
-def test_random_and_mutated_bytes_take_a_bounded_amount_of_memory() -> None:
+def test_random_and_mutated_bytes_take_a_bounded_amount_of_memory(tmp_path: Path) -> None:
     rng = random.Random(25)
-    values = [pack([["image", 0, "insert", "", content]]) for content in CONTENTS]
-    seeds = [*(seed for seed in values if seed), *ATTACKS.values()]
-    seeds = [seed for seed in seeds if len(seed) < 2000]
+    writer = make()
+    writer.put("a", torch.ones(4))
+    spans = spans_of(writer, "a", None, "a", 1)
+    assert spans is not None
+    event = BlockStored([b"a", 2], None, [1, 2], 2, None, "GPU")
+    seeds = [
+        *(pack([["image", 0, "insert", "", content]]) for content in CONTENTS),
+        *ATTACKS.values(),
+        writer.handle.to_json().encode(),
+        writer.get_cached("a").to_bytes(),
+        relay_client.request("a", "scope", 1.0),
+        bytes(spans[0]),
+        mooncake._head_of(spans),
+        b"$%d\r\n" % (2 + 8 + 4) + NUMBER.pack(1) + SIZE.pack(4) + b"abcd\r\n",
+        b'shmstore tier 1\n{"key": "a", "sizes": [1, 2], "tags": {}}\nabc',
+        b'{"addresses": [140000000000000]}\n',
+        b"[7, [0, -704]]\n",
+        event.to_msgpack(),
+        KVEventBatch(1.0, [event, AllBlocksCleared()]).to_msgpack("array"),
+    ]
+    short = [seed for seed in seeds if seed and len(seed) < 2000]
+    decoders = [
+        *_VALUES,
+        *_EVENTS,
+        StoreHandle.from_json,
+        ObjectRef,
+        relay_client.parsed,
+        mooncake._parsed,
+        _head_of_a_tier(writer),
+    ]
+    slow = [_answered, _resp, _file_of_a_tier(tmp_path)]
 
     def inputs() -> Iterator[bytes]:
         for i in range(100_000):
             if i % 2:
                 yield rng.randbytes(rng.randrange(1, 64))
                 continue
-            packed = bytearray(rng.choice(seeds))
+            packed = bytearray(rng.choice(short))
             for _ in range(rng.randrange(1, 4)):
                 packed[rng.randrange(len(packed))] = rng.choice((rng.randrange(256), 0xDD, 0xDF, 0xC9, 0x92))
             yield bytes(packed)
 
-    assert in_child(_decode_limited, inputs(), 300) > 100_000
+    assert in_child(_decode_limited, inputs(), 60, decoders, slow) > 500_000
+    writer.close()
 
 
 def test_an_object_with_such_updates_is_a_miss_for_the_next_writer() -> None:
