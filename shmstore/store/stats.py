@@ -54,7 +54,7 @@ class TierStats:
     declined: int = 0
     """Objects that were left there: processing takes less than the fetch, or the store had no room."""
     damaged: int = 0
-    """Objects that did not verify; they count as misses for callers."""
+    """Objects that did not verify, or whose prompt updates cannot be decoded; they count as misses for callers."""
     errors: int = 0
     """Calls that failed."""
     skipped: int = 0

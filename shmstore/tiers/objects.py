@@ -91,12 +91,14 @@ class Incoming:
         name: str,
         wanted: Callable[[int], bool],
         valid: Callable[[int], bool],
+        accepts: Callable[[bytes], bool],
     ) -> None:
         self._writer = writer
         self._key = packed_key(key, scope)
         self._name = name
         self._wanted = wanted
         self._valid = valid
+        self._accepts = accepts
         self._head: bytearray | None = None
         self._crc = 0
         self._batch: Any = None
@@ -141,9 +143,12 @@ class Incoming:
         if not self._wanted(nbytes):
             self.declined = True
             return False
+        extra = bytes(head[rest + n_meta :])
+        if not self._accepts(extra):
+            return False
         batch = self._writer._writer.new_batch()
         try:
-            batch.begin(self._key, bytes(head[rest : rest + n_meta]), nbytes, False, bytes(head[rest + n_meta :]))
+            batch.begin(self._key, bytes(head[rest : rest + n_meta]), nbytes, False, extra)
         except (StoreFullError, ObjectTooLargeError, ObjectExistsError):
             self.declined = True
             return False

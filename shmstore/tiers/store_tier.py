@@ -75,8 +75,10 @@ class StoreTier:
         self._counts: dict[str, Any] = {}
         self._count()
 
-    def bring(self, key: str, *, scope: str | None = None) -> bool:
-        """Fetch a missing object into the store; return whether it is there now.
+    def bring(
+        self, key: str, *, scope: str | None = None, accepts: Callable[[bytes], bool] = lambda extra: True
+    ) -> bool:
+        """Fetch a missing object into the store, unless its extra bytes are not accepted; return if it is there now.
 
         Callers that ask for one key at a time fetch it once. If the answer is False, the caller will process the item:
         the time until `offer` for it is what processing takes, and `bring` fetches only what takes less.
@@ -90,7 +92,7 @@ class StoreTier:
                     return self._writer.is_cached(key, scope=scope)
                 found = self._writer.is_cached(key, scope=scope)  # by the flight before
                 if not found:
-                    self._ask(self._fetch, key, scope)
+                    self._ask(self._fetch, key, scope, accepts)
                     found = self._writer.is_cached(key, scope=scope)
             finally:
                 self._land(flight, mine)
@@ -205,7 +207,7 @@ class StoreTier:
         self._breaker.succeeded()
         return answer
 
-    def _fetch(self, key: str, scope: str | None) -> bool:
+    def _fetch(self, key: str, scope: str | None, accepts: Callable[[bytes], bool]) -> bool:
         begin, begun_at, name = self._clock(), self._moment, self._name(key, scope)
         if name in self._forgotten:
             self._count(misses=1)
@@ -215,7 +217,7 @@ class StoreTier:
             cleared = self._writer._writer.tier_cleared()
             return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._forgot_at <= begun_at
 
-        incoming = Incoming(self._writer, key, scope, name, self._costs.worth, valid)
+        incoming = Incoming(self._writer, key, scope, name, self._costs.worth, valid, accepts)
         if not self._tier.fetch(name, incoming.into) or not incoming.verifies():
             missing = incoming.outdated or not incoming.begun
             self._count(**{"declined" if incoming.declined else "misses" if missing else "damaged": 1})

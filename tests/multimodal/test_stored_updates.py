@@ -235,7 +235,7 @@ def _answered(packed: bytes) -> Any:
 
 def _head_of_a_tier(writer: ObjectStoreWriter) -> Callable[[bytes], None]:
     def decode(packed: bytes) -> None:
-        incoming = Incoming(writer, "a", None, "a", lambda _: True, lambda _: True)
+        incoming = Incoming(writer, "a", None, "a", *[lambda _: True] * 3)
         if (memory := incoming.into(len(packed))) is not None:
             memory[:] = packed
             incoming.into(64)

@@ -165,7 +165,13 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             mm_hash = stored_key(mm_hash)
         if self._updates.is_cached(mm_hash):
             return True
-        return self._tier is not None and self._tier.bring(mm_hash) and self._updates.is_cached(mm_hash)
+        if self._tier is None:
+            return False
+
+        def accepts(extra: bytes) -> bool:  # else its hit would be a miss, again and again
+            return self._updates.unpacked(extra, mm_hash) is not UNKNOWN
+
+        return self._tier.bring(mm_hash, accepts=accepts) and self._updates.is_cached(mm_hash)
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str

@@ -72,16 +72,21 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
             return UNKNOWN
         if not packed:
             return UNKNOWN
+        if (kept := self.unpacked(packed, mm_hash)) is UNKNOWN:
+            self._writer.delete(mm_hash)
+        else:
+            self._keep_decoded(ref, kept)
+        return kept
+
+    def unpacked(self, packed: bytes, mm_hash: str) -> Any:
+        """Return the updates in the extra bytes of an object, or UNKNOWN."""
         try:
-            kept = self._types.keep_updates(self._decode(packed))
+            return UNKNOWN if self._decode is None else self._types.keep_updates(self._decode(packed))
         except Exception as error:  # of another version, or another engine's
             _log.warning(
                 "item %s is stored again, because its prompt updates cannot be decoded: %s", shown(mm_hash), error
             )
-            self._writer.delete(mm_hash)
             return UNKNOWN
-        self._keep_decoded(ref, kept)
-        return kept
 
     def _keep_decoded(self, ref: ObjectRef, kept: Any) -> None:
         if len(self._decoded) >= _MAX_DECODED:
