@@ -193,13 +193,13 @@ void shms_use_elsewhere(struct shms_writer *w, uint32_t slot) {
     atomic_store_explicit(uses, atomic_load_explicit(uses, memory_order_relaxed) + 1, memory_order_relaxed);
 }
 
-uint8_t shms_uses_elsewhere(void *context, uint32_t slot) {
+uint32_t shms_uses_elsewhere(void *context, uint32_t slot) {
     struct shms_writer *w = context;
     uint32_t uses = 0;
     for (uint32_t o = 0; o < w->seg.layout.n_writers; o++)
         uses += atomic_load_explicit(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].uses,
                                      memory_order_relaxed);
-    return (uint8_t)uses;
+    return uses;
 }
 
 /* Marks the object if its key matches: the mark is for an id, which all who read it compare. So an object in EVICTING,

@@ -39,7 +39,7 @@ typedef struct shms_zone {
     bool uses;      /* objects were used in this lap */
 } shms_zone;
 
-typedef uint8_t shms_uses_fn(void *context, uint32_t slot);
+typedef uint32_t shms_uses_fn(void *context, uint32_t slot);
 
 typedef struct shms_ring {
     const shms_slot *slots;
@@ -47,7 +47,7 @@ typedef struct shms_ring {
     uint8_t *used; /* per slot: lap of its zone at the last use, or UINT8_MAX for an earlier lap; 0: never used */
     shms_uses_fn *uses; /* of other writers; NULL: there are none */
     void *context;
-    uint8_t *seen; /* per slot: these uses, as of the last look */
+    uint32_t *seen; /* per slot: these uses, as of the last look */
     shms_zone *zones;
     uint32_t first, last, count;
     uint32_t n_zones, zone_shift;

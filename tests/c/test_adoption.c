@@ -1036,12 +1036,34 @@ static void a_look_up_refuses_nobody(void) {
     }
 }
 
+/* A's CLOCK spares what B has used, however often. */
+static void what_is_used_elsewhere_stays(void) {
+    shms_options o = {.capacity = UNITS * UNIT, .n_readers = 1, .max_objects = SLOTS, .n_writers = 2};
+    static const int uses[] = {0, 1, 255, 256, 257, 65536};
+    for (int i = 0; i < 6; i++) {
+        CHECK_EQ(SHMS_OK, shms_writer_create(&a, name, &o));
+        CHECK_EQ(SHMS_OK, shms_writer_join(&b, name, 1, NULL));
+        CHECK_EQ(SHMS_OK, put(a, "hot", 7, 1, NULL));
+        CHECK_EQ(SHMS_OK, put(a, "cold", 7, 2, NULL));
+        for (int n = 0; n < uses[i]; n++)
+            CHECK_EQ(1, shms_writer_touch(b, "hot", 3));
+        CHECK_EQ(SHMS_OK, put(a, "new", 7, 3, NULL));
+        CHECK_EQ(uses[i] > 0, shms_writer_has(a, "hot", 3));
+        CHECK_EQ(uses[i] == 0, shms_writer_has(a, "cold", 4));
+        shms_writer_close(b, 1);
+        shms_writer_free(b);
+        shms_writer_close(a, 1);
+        shms_writer_free(a);
+    }
+}
+
 int main(void) {
     promises = mmap(NULL, sizeof *promises, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     CHECK(promises != MAP_FAILED);
     name = store_name("adoption");
     a_look_up_refuses_nobody();
     a_pin_in_passing_refuses_nobody();
+    what_is_used_elsewhere_stays();
     for (arena_of_a = 1; arena_of_a >= 0; arena_of_a--) {
         what_is_let_go_is_noticed();
         what_the_dead_held_is_over_before_anything_slow();
