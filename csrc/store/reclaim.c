@@ -412,9 +412,9 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms
     w->passing = false;
     int rc = search_space(w, span, kind, out);
     if (rc && w->passing) { /* it may be over by now, or as soon as that writer runs */
-        pthread_mutex_unlock(&w->mutex);
+        shms_lock_leave(&w->mutex);
         sched_yield();
-        pthread_mutex_lock(&w->mutex);
+        shms_lock_take(&w->mutex);
         shms_reclaim_begin(w);
         rc = search_space(w, span, kind, out);
     }

@@ -446,13 +446,13 @@ static void *ask(void *arg) {
     return NULL;
 }
 
-static uint32_t yields, last_handovers;
+static uint32_t yields, last_turn;
 static bool fresh;
 static void count_yields(const char *label) {
     if (strcmp(label, "W1a"))
         return;
-    yields += !fresh && w->handovers != last_handovers;
-    last_handovers = w->handovers;
+    yields += !fresh && w->mutex.serving != last_turn;
+    last_turn = w->mutex.serving;
     fresh = false;
 }
 
