@@ -417,9 +417,10 @@ class _Lane:
 
     def _staged(self, nbytes: int) -> memoryview:
         if nbytes > self.staging.nbytes:
-            raise ValueError(
+            raise TierError(
                 f"a span of {nbytes} bytes outside of registered memory is larger than the tier's staging memory of "
-                f"{self.staging.nbytes} bytes: register its memory, or make the tier with more"
+                f"{self.staging.nbytes} bytes",
+                hint="register its memory, or make the tier with more",
             )
         return self.staging[:nbytes]
 
@@ -431,7 +432,9 @@ def _answer(sock: socket.socket, deadline: float, asked: int = 0) -> Any:
     """
     line = bytearray()
     while not line.endswith(b"\n"):
-        sock.settimeout(max(1e-3, deadline - time.monotonic()))
+        if (left := deadline - time.monotonic()) <= 0:
+            raise TimeoutError
+        sock.settimeout(left)
         part = sock.recv(1 << 16)
         if not part:
             raise ConnectionError("the end of its answers")
@@ -449,7 +452,9 @@ def _are_numbers(value: Any, count: int) -> TypeGuard[list[int]]:
 
 
 def _refusal(what: str, code: int) -> TierError:
-    return TierError(f"Mooncake {what}: error {code}", hint="look at its master and nodes; its types.h has the errors")
+    return TierError(
+        f"Mooncake {what}: error {cut(code)}", hint="look at its master and nodes; its types.h has the errors"
+    )
 
 
 def _head_of(spans: Sequence[memoryview]) -> bytes:

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -171,10 +172,10 @@ def test_a_span_outside_of_registered_memory_is_as_large_as_staging_or_less(
     value = values_of([MIB])
     tier.offer(key, views(value), TAGS)
     assert value == fetch(tier, key)
-    with pytest.raises(ValueError, match="register its memory"):
+    with pytest.raises(TierError, match="register its memory"):
         tier.offer(key, [memoryview(bytes(MIB + 1))], TAGS)
     shared_tier.offer(key, [memoryview(bytes(MIB + 1))], TAGS)
-    with pytest.raises(ValueError, match="register its memory"):
+    with pytest.raises(TierError, match="register its memory"):
         fetch(tier, key)
     assert [True] == tier.has([key])
 
@@ -418,6 +419,22 @@ def test_a_client_that_answers_anything_else_is_an_error_and_is_ended(
     with pytest.raises(TierError, match="has ended"):
         CALLS[call](liar(CONNECTED, WRONG[answer]))
     assert before == children()
+
+
+def test_an_answer_that_comes_in_many_pieces_has_no_longer_than_one_in_one() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.sendall(b"1" * 200_000)
+        with pytest.raises(TimeoutError):
+            mooncake._answer(ours, time.monotonic())
+
+
+def test_a_code_of_many_digits_makes_no_long_message(liar: Callable[..., MooncakeTier]) -> None:
+    tier = liar(CONNECTED, "b'[%d, -' % number + b'9' * 4000 + b']\\n'")
+    for call in ("offer", "fetch"):
+        with pytest.raises(TierError) as caught:
+            CALLS[call](tier)
+        assert len(str(caught.value)) < 500
 
 
 def test_a_line_that_answers_an_earlier_call_is_not_the_next_ones(liar: Callable[..., MooncakeTier]) -> None:
