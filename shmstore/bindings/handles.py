@@ -21,7 +21,6 @@ _ERRORS: dict[int, type[Exception]] = {
     lib.SHMS_EWRITERACTIVE: errors.WriterActiveError,
     lib.SHMS_ERANKINUSE: errors.RankInUseError,
     lib.SHMS_ELAYOUT: errors.LayoutMismatchError,
-    lib.SHMS_ECORRUPT: errors.CorruptStoreError,
     lib.SHMS_ECLOSED: errors.StoreClosedError,
     lib.SHMS_EFOREIGN: errors.ForeignStoreError,
     lib.SHMS_ESPARSE: errors.SparseStoreError,
@@ -64,6 +63,11 @@ def _error(code: int) -> Exception:
     if code == lib.SHMS_ERANKS:
         return errors.LayoutMismatchError(
             "it does not have as many ranks as its handle says", hint="use the handle that its writer made"
+        )
+    if code == lib.SHMS_ECORRUPT:
+        return errors.CorruptStoreError(
+            "the store's tables contradict each other, or a number in them is near 2^63, where only damage leads",
+            hint="`shmstore verify NAME` names contradictions; remove the store with `shmstore gc --yes --force NAME`",
         )
     if code == lib.SHMS_EOPTIONS:
         return errors.LayoutMismatchError("it was created with other options", hint="open it with those options")

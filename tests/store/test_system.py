@@ -23,7 +23,7 @@ from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, Store
 from shmstore.inspect import StoreInspector, find_segments, look_at
 from tests.layout import FIELDS
 from tests.store.test_segments import mount_small, put_word
-from tests.support import SHM, Stores, bits, crowd, in_child, random_tensor, segments, store_name
+from tests.support import SHM, Stores, bits, crowd, in_child, raises, random_tensor, segments, store_name
 
 pytestmark = pytest.mark.alone
 VALUE = random_tensor(1, 5000)
@@ -422,7 +422,7 @@ def test_what_one_recover_accepts_and_a_put_leaves_the_next_accepts_too(
         put_word(planted, FIELDS["published"], 2**63 - 3)
     writer = stores.recover(planted.name)
     put = 0
-    with pytest.raises(errors.CorruptStoreError):
+    with raises(errors.CorruptStoreError, names=["2^63"], hint=["gc --yes --force"]):
         for put in range(10):
             writer.put(f"k{put}", put)
     assert 2 == put
