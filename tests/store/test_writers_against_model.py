@@ -4,7 +4,7 @@ The model knows what must be there: an object whose lease a rank still has to re
 nobody holds may be evicted by its owner at any put, and the model then only forgets it.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -41,8 +41,8 @@ class Object:
     owner: int
     number: int
     content: bytes
-    dropped_by: set[int] = field(default_factory=set)
-    """Writers that do not hand it out any more."""
+    dropped: bool = False
+    """A writer has deleted it, so that no writer hands it out any more."""
 
 
 @dataclass(eq=False)
@@ -55,10 +55,12 @@ class Lease:
     group: int | None = None
     held: bool = False
     over: bool = False
+    void: bool = False
+    """Its writer is dead, and the object is another's."""
 
     @property
     def open(self) -> bool:
-        return not self.over and (self.held or bool(self.expected))
+        return not self.over and not self.void and (self.held or bool(self.expected))
 
 
 class WritersMachine(RuleBasedStateMachine):
@@ -117,12 +119,7 @@ class WritersMachine(RuleBasedStateMachine):
 
     def found(self, by: int, key: str) -> list[Object]:
         """Return the objects that the writer may hand out under this key."""
-        return [
-            thing
-            for owned in self.objects
-            for thing in owned.values()
-            if thing.key == key and by not in thing.dropped_by
-        ]
+        return [thing for owned in self.objects for thing in owned.values() if thing.key == key and not thing.dropped]
 
     def opened(self, by: int, ref: ObjectRef, thing: Object, group: int | None, held: bool) -> None:
         members = set(RANKS) if group is None else MEMBERS[group]
@@ -138,7 +135,7 @@ class WritersMachine(RuleBasedStateMachine):
             return None
         writer.check_valid()
         for key, thing in list(self.objects[index].items()):
-            if thing.dropped_by:
+            if thing.dropped:
                 del self.objects[index][key]
         return writer
 
@@ -240,7 +237,7 @@ class WritersMachine(RuleBasedStateMachine):
         assert deleted or not any(self.kept(thing) for thing in maybe)
         assert maybe or not deleted
         for thing in maybe:
-            thing.dropped_by.add(by)
+            thing.dropped = True
         self.objects[by].pop(key, None)
         assert not writer.is_cached(key)
 
@@ -252,7 +249,7 @@ class WritersMachine(RuleBasedStateMachine):
         writer.clear()
         for owned in self.objects:
             for thing in owned.values():
-                thing.dropped_by.add(by)
+                thing.dropped = True
         self.objects[by].clear()
         assert [] == [key for key in KEYS if writer.is_cached(key)]
 
@@ -266,15 +263,14 @@ class WritersMachine(RuleBasedStateMachine):
     @precondition(lambda self: sum(writer is not None for writer in self.writers) > 1)
     @rule(by=writers)
     def lose(self, by: int) -> None:
-        """A writer dies: its arena stays, and what it has leased of others' objects is void."""
+        """A writer dies: its arena stays, and nobody is promised what it has leased of others, until it comes back."""
         writer = self.writers[by]
         if writer is None:
             return
         writer.close(unlink=False)
         self.writers[by] = None
         for lease in self.leases:
-            if lease.by == by and lease.object.owner != by:
-                lease.over = True
+            lease.void |= lease.by == by and lease.object.owner != by
 
     @precondition(lambda self: None in self.writers)
     @rule(keep=st.booleans())
@@ -283,14 +279,15 @@ class WritersMachine(RuleBasedStateMachine):
         writer = self.writers[by] = ObjectStoreWriter.join(self.name, by, keep_leases=keep)
         assert len(writer) == writer.recovered == len(writer.keys())
         for thing in self.objects[by].values():  # it has forgotten what it did not hand out
-            assert thing.key in writer.keys() or thing.dropped_by or not self.kept(thing)
+            assert thing.key in writer.keys() or thing.dropped or not self.kept(thing)
         for owned in self.objects:
             for thing in owned.values():
-                if thing.owner == by and thing.dropped_by:
+                if thing.owner == by and thing.dropped:
                     assert thing.key not in writer.keys()
         for lease in self.leases:
-            if lease.by == by and not keep:
-                lease.over = True
+            if lease.by == by:
+                lease.over |= not keep or (lease.void and not writer.validate(lease.ref))
+                lease.void = False
 
     # ---- the readers
 
