@@ -305,7 +305,7 @@ class RankInUseError(ShmStoreError, RuntimeError):
 
 
 class ObjectBusyError(ShmStoreError, TimeoutError):
-    """The object is promised to this rank, but its writer was stopped while it asked who holds it."""
+    """The object is promised to this rank or leased by this writer, but its owner was stopped before it decided."""
 
     default_message = "a stopped writer has not decided to keep the object yet"
     default_hint = "try again; the object stays, and the reference stays valid"

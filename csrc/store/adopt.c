@@ -42,7 +42,7 @@ static bool open_again(const shms_segment *seg, uint32_t entry, bool *patient) {
     if (shms_get(&e->number) >= shms_get(&seg->writer->published) || slot >= shms_all_slots(&seg->layout))
         return false;
     uint64_t id = shms_get(&e->id);
-    int pinned = *patient ? shms_holds_pin_again(seg, slot, id) : shms_holds_pin(seg, slot, id);
+    int pinned = shms_holds_pin_again(seg, slot, id, *patient);
     *patient &= pinned != SHMS_EBUSY;
     if (pinned != 1)
         return false;
@@ -80,10 +80,10 @@ bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
     return false;
 }
 
-int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id) {
+int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
     SHMS_STEP("B1"); /* pairs with W3h */
     atomic_store_explicit(&seg->writer->adopting, slot + 1, memory_order_seq_cst);
-    int rc = shms_outlast_eviction(seg, slot, id);
+    int rc = shms_outlast_eviction(seg, slot, id, patient);
     if (rc == SHMS_OK)
         return 1;
     shms_holds_unpin(seg, slot);

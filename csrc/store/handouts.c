@@ -151,7 +151,7 @@ int shms_writer_hold(shms_writer *w, const uint8_t *packed) {
         return shms_writer_leave(w, rc);
     /* An owner that has found the lease complete may be about to free the object. */
     bool others = !shms_is_own(&w->seg, ref.slot);
-    if (others && (rc = shms_holds_pin_again(&w->seg, ref.slot, ref.id)) != 1)
+    if (others && (rc = shms_holds_pin_again(&w->seg, ref.slot, ref.id, false)) != 1)
         return shms_writer_leave(w, rc);
     shms_leases_hold(&w->leases, ref.entry);
     if (others)

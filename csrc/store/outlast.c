@@ -20,6 +20,7 @@
  * stored the states of all victims of a put and has read their pins. That takes below 1 us for one victim, and for 32,768
  * some 0.1 to 0.2 ms, or with 32 writers 2 to 4 ms. It takes longer only if the writer is descheduled or stopped. */
 #define PATIENCE_NS UINT64_C(1000000000)
+#define TURNS 1000 /* before the first look at the clock */
 
 static uint64_t monotonic_ns(void) {
     struct timespec now;
@@ -27,7 +28,7 @@ static uint64_t monotonic_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
-int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id) {
+int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
     const shms_slot *s = shms_segment_slot(seg, slot);
     int owner = SHMS_ROLE_OF_WRITER(shms_arena_of(&seg->layout, slot));
     uint64_t start = 0;
@@ -41,12 +42,14 @@ int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id) {
             return state == SHMS_LIVE ? SHMS_OK : SHMS_ESTALE;
         if (orphan)
             return SHMS_OK;
-        if (turn < 1000)
+        if (turn < TURNS)
             continue;
         SHMS_STEP("R2p"); /* pairs with the writer's death */
         orphan = !shms_segment_held(seg, owner);
         if (orphan)
             continue;
+        if (!patient)
+            return SHMS_EBUSY;
         uint64_t now = monotonic_ns();
         if (start == 0)
             start = now;

@@ -6,8 +6,8 @@
 
 #include "segment.h"
 
-/* SHMS_OK: the object stays. SHMS_ESTALE: it is gone. SHMS_EBUSY: the owner has not decided for a second, because it was
- * stopped. `slot` has its number of all arenas. */
-int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id);
+/* SHMS_OK: the object stays. SHMS_ESTALE: it is gone. SHMS_EBUSY: the owner has not decided for a second, or if the caller
+ * is not `patient`, for 1,000 turns: it was stopped. `slot` has its number of all arenas. */
+int shms_outlast_eviction(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient);
 
 #endif

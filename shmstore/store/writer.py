@@ -226,7 +226,8 @@ class ObjectStoreWriter(Openable):
         """Keep the lease of `ref` open until the returned object ends it, however often it is read.
 
         The lease survives `recover`; the successor ends it by `cancel` or `cancel_all`. An interrupt ends it. Raises
-        StaleRefError if the lease has ended.
+        StaleRefError if the lease has ended, and ObjectBusyError if the object is that of another writer, which was
+        stopped while it asked who holds it: the lease is still there, so try again.
         """
         batch = self._writer.new_batch()
         leased = LeasedRef(self, ref, batch)  # before the hold, so that an interrupt leaves none

@@ -5,7 +5,15 @@ from typing import Any
 
 import pytest
 
-from shmstore import CacheMissError, MsgpackSerde, ObjectRef, ObjectStoreWriter, StoreClosedError
+from shmstore import (
+    CacheMissError,
+    MsgpackSerde,
+    ObjectBusyError,
+    ObjectRef,
+    ObjectStoreReader,
+    ObjectStoreWriter,
+    StoreClosedError,
+)
 from shmstore.multimodal import (
     CacheInfo,
     MultiModalBatchedField,
@@ -13,6 +21,7 @@ from shmstore.multimodal import (
     MultiModalKwargsItem,
     ShmObjectStoreSenderCache,
     processor_cache_from_config,
+    worker_receiver_cache_from_config,
 )
 from tests.multimodal.helpers import MIB, config, features, item, shm_sender, update
 from tests.support import is_mapped, store_name
@@ -153,3 +162,32 @@ def test_a_writer_that_is_closed_during_a_put_does_not_stay_mapped() -> None:
     with pytest.raises(StoreClosedError):
         writer.put("key", 1)
     assert not is_mapped(name)
+
+
+@pytest.mark.parametrize(("busy", "comes"), [(2, True), (3, False)])
+def test_a_worker_asks_again_for_an_item_whose_writer_was_stopped(
+    busy: int, comes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    get = ObjectStoreReader.get
+
+    def stopped(self: ObjectStoreReader, *arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked <= busy:
+            raise ObjectBusyError
+        return get(self, *arguments)
+
+    settings = config(MIB, MIB, cache_type="shm")
+    with shm_sender(settings) as sender:
+        worker = worker_receiver_cache_from_config(settings, 0, sender.handle)
+        assert worker is not None
+        sent, _ = sender.get_and_update_item((item(8), [update("a")]), "a")
+        monkeypatch.setattr(ObjectStoreReader, "get", stopped)
+        if comes:
+            assert item(8).get_data().keys() == worker.get_and_update_item(sent, "a").get_data().keys()
+        else:
+            with pytest.raises(ObjectBusyError):
+                worker.get_and_update_item(sent, "a")
+        assert 3 == asked
+        worker.close()

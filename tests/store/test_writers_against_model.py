@@ -117,7 +117,7 @@ class WritersMachine(RuleBasedStateMachine):
         held = any(lease.open and lease.object is thing for lease in self.leases)
         return held or any(thing is other for views in self.views for other, _ in views)
 
-    def found(self, by: int, key: str) -> list[Object]:
+    def found(self, key: str) -> list[Object]:
         """Return the objects that the writer may hand out under this key."""
         return [thing for owned in self.objects for thing in owned.values() if thing.key == key and not thing.dropped]
 
@@ -190,7 +190,7 @@ class WritersMachine(RuleBasedStateMachine):
     def get_cached(self, by: int, key: str, group: int | None, held: bool) -> None:
         if (writer := self.writer(by)) is None:
             return
-        maybe = self.found(by, key)
+        maybe = self.found(key)
         assert writer.is_cached(key) or not any(self.kept(thing) for thing in maybe)
         try:
             ref = writer.get_cached(key, group=group, hold=held)
@@ -232,7 +232,7 @@ class WritersMachine(RuleBasedStateMachine):
     def delete(self, by: int, key: str) -> None:
         if (writer := self.writer(by)) is None:
             return
-        maybe = self.found(by, key)
+        maybe = self.found(key)
         deleted = writer.delete(key)
         assert deleted or not any(self.kept(thing) for thing in maybe)
         assert maybe or not deleted

@@ -468,6 +468,19 @@ def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: Sender
     assert 0 == sender.writer.stats().open_leases
 
 
+def test_an_item_whose_owner_was_stopped_is_sent_inline(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(self: shmstore.ObjectStoreWriter, ref: shmstore.ObjectRef) -> None:
+        raise shmstore.ObjectBusyError
+
+    monkeypatch.setattr(shmstore.ObjectStoreWriter, "hold", stopped)
+    whole = item(*FIELDS)
+    sent, updates = sender.get_and_update_item((whole, ["update"]), "a")
+    assert sent is whole
+    assert ["update"] == list(updates)
+    assert not sender.is_cached_item("a")
+    assert 0 == sender.writer.stats().open_leases
+
+
 def prompt_updates() -> list[Any]:
     """Return updates as models make them: with a mask, without, and many tokens."""
     details = [

@@ -18,6 +18,7 @@ from vllm.multimodal.inputs import MultiModalKwargsItem
 
 from shmstore.integrations.vllm.items import ref_of, register_items
 from shmstore.integrations.vllm.shared import HANDLE, store_name
+from shmstore.multimodal.caches.shm_receiver import get_patiently
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.store import ObjectStoreReader
 
@@ -46,12 +47,12 @@ class LazyItem(MultiModalKwargsItem):  # type: ignore[misc]
     @property
     def data(self) -> Any:
         """The elements, as they are in the store."""
-        return self._reader.get(self._ref).data
+        return get_patiently(self._reader, self._ref).data
 
     @property
     def modality(self) -> Any:
         """The modality, which items of 0.13 have."""
-        return self._reader.get(self._ref).modality
+        return get_patiently(self._reader, self._ref).modality
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MultiModalKwargsItem, (self.data,)
@@ -91,7 +92,7 @@ class ReceiverCache(BaseMultiModalReceiverCache):  # type: ignore[misc]
             return mm_item
         if self._policy == "until_step":
             return LazyItem(self.reader, ref)
-        return self.reader.get(ref, copy=self._policy == "copy")
+        return get_patiently(self.reader, ref, self._policy == "copy")
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: Any = None) -> None:
         """Do nothing: the API server's lease keeps what is sent."""

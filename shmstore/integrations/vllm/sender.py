@@ -15,7 +15,7 @@ from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
 
-from shmstore.errors import CacheMissError, ObjectNotFoundError, WriterActiveError
+from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases
 from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, store_name
@@ -23,6 +23,7 @@ from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
 from shmstore.refs import ObjectRef
+from shmstore.store import LeasedRef
 
 __all__ = ["SenderCache"]
 
@@ -85,8 +86,20 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def _exchange(self, given: Any, mm_hash: str) -> tuple[Any, Any]:
         sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
         if isinstance(sent, ObjectRef):
-            sent = ReferenceItem(self.writer.hold(sent), modality)
+            try:
+                return ReferenceItem(self._held(sent), modality), updates
+            except ObjectBusyError as busy:
+                if given is None:
+                    raise CacheMissError([mm_hash]) from busy
+                sent = given[0]
         return sent, updates
+
+    def _held(self, ref: ObjectRef) -> LeasedRef:
+        try:
+            return self.writer.hold(ref)  # type: ignore[no-any-return]
+        except ObjectBusyError:  # the object is another writer's, which was stopped
+            self.writer.cancel(ref)
+            raise
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Count a use of the item."""
@@ -103,9 +116,9 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             return
         try:
             if self.writer.validate(ref, mm_hash):
-                ReferenceItem.adopt(mm_item, self.writer.hold(self.writer.get_cached(mm_hash)))
+                ReferenceItem.adopt(mm_item, self._held(self.writer.get_cached(mm_hash)))
                 return
-        except ObjectNotFoundError:  # deleted, and readable as long as somebody holds it
+        except (ObjectNotFoundError, ObjectBusyError):  # deleted, and readable as long as somebody holds it
             pass
         raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias, get_args
 
-from shmstore.errors import CacheMissError, StaleRefError, listed, shown
+from shmstore.errors import CacheMissError, ObjectBusyError, StaleRefError, listed, shown
 from shmstore.multimodal.caches.base import BaseMultiModalReceiverCache, Feature
 from shmstore.multimodal.caches.checks import check_hash, check_pairs, checked_types
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ReceiverInput
@@ -15,7 +15,7 @@ from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreReader
 from shmstore.tiers.relay_client import RelayClient
 
-__all__ = ["Policy", "ShmObjectStoreReceiverCache", "end_each"]
+__all__ = ["Policy", "ShmObjectStoreReceiverCache", "end_each", "get_patiently"]
 
 Policy: TypeAlias = Literal["views", "until_step", "copy"]
 
@@ -33,6 +33,18 @@ def end_each(end: Callable[[ObjectRef], bool], sent: Iterable[object]) -> int:
     if foreign is not None:
         raise foreign
     return ended
+
+
+_PATIENCE = 3
+"""How often a reader asks for an object whose writer was stopped; it waits a second each time."""
+
+
+def get_patiently(reader: ObjectStoreReader, ref: ObjectRef, copy: bool = False) -> Any:
+    """Return `reader.get(ref, copy)`, and ask again if the writer was stopped while it decided."""
+    for _ in range(_PATIENCE - 1):
+        with suppress(ObjectBusyError):
+            return reader.get(ref, copy)
+    return reader.get(ref, copy)
 
 
 class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
@@ -79,13 +91,13 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         It is not there for None, for a reference of another store that no relay brings, and for one whose object is
         gone. An object can go only after its lease is over: every worker has read it, or it was released. Raises
         TypeError for anything else, and StoreNotFoundError or StoreClosedError if the store was removed, like
-        `ObjectStoreReader.get`.
+        `ObjectStoreReader.get`. ObjectBusyError comes after three of these, if the writer was stopped for so long.
         """
         if isinstance(mm_item, ObjectRef):
             if self._is_foreign(mm_item):
                 return self.get_and_update([mm_item], [mm_hash])[0]
             try:
-                item: ItemT = self._reader.get(mm_item, self._copy)
+                item: ItemT = get_patiently(self._reader, mm_item, self._copy)
             except StaleRefError as stale:
                 raise CacheMissError([mm_hash]) from stale
             return item
