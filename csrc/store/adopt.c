@@ -173,19 +173,23 @@ bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entr
     return true;
 }
 
-bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
+int shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
     shms_slot seen;
     if (!elsewhere(w))
-        return false;
+        return 0;
     uint64_t hash = shms_key_hash(w, key, key_len);
     uint32_t slot = shms_find_live(w, hash, key, key_len) == SHMS_NONE
                         ? shms_look_elsewhere(w, hash, key, key_len, &seen)
                         : SHMS_NONE;
-    if (slot == SHMS_NONE || !shms_writer_has_numbers(w))
-        return false;
+    if (slot == SHMS_NONE)
+        return 0;
+    if (!shms_writer_has_numbers(w))
+        return SHMS_ECORRUPT;
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
-    return entry != SHMS_NONE && shms_adopt(w, slot, shms_get(&seen.id), entry, 0, true, out);
+    if (entry == SHMS_NONE)
+        return w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
+    return shms_adopt(w, slot, shms_get(&seen.id), entry, 0, true, out);
 }
 
 void shms_use_elsewhere(struct shms_writer *w, uint32_t slot) {

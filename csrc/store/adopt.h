@@ -42,9 +42,9 @@ uint32_t shms_look_elsewhere(struct shms_writer *w, uint64_t hash, const char *k
 /* B1 to B5: leases what was found, with a taken entry. False if it has gone; then the entry is free again. */
 bool shms_adopt(struct shms_writer *w, uint32_t slot, uint64_t id, uint32_t entry, uint32_t group, bool hold,
                 uint8_t *out);
-/* Opens a held lease on another writer's object of this key, which is no hit. False if there is none, if the key is
- * here, or if all lease entries are taken. The mutex is held, and may be yielded. */
-bool shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
+/* Opens a held lease on another writer's object of this key, which is no hit: 1. 0 if there is none, or if the key is here.
+ * The mutex is held, and may be yielded. SHMS_ENOLEASE, ECORRUPT, ECLOSED */
+int shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len, uint8_t *out);
 /* A use, which the CLOCK of the owner sees. */
 void shms_use_elsewhere(struct shms_writer *w, uint32_t slot);
 /* For ring.h: how often others have used what is in an own slot, modulo 2^32. The context is the writer. */

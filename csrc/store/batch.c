@@ -117,8 +117,11 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
         return shms_writer_leave(w, SHMS_ENOMEM);
     for (uint64_t at = 0; at < size && !w->closed && ready(b) == SHMS_OK; at += 4 + key_at(keys + at)) {
         uint32_t len = key_at(keys + at);
-        if (shms_keep_elsewhere(w, (const char *)keys + at + 4, len, b->ref))
+        if ((rc = shms_keep_elsewhere(w, (const char *)keys + at + 4, len, b->ref)) == 1)
             note_hand_out(b, 0);
+        shms_writer_refused(w, rc, &b->refusal);
+        if (rc < 0)
+            return shms_writer_leave(w, rc); /* the caller undoes the batch */
     }
     return shms_writer_leave(w, w->closed ? SHMS_ECLOSED : SHMS_OK); /* closed while the mutex was yielded */
 }

@@ -262,13 +262,20 @@ class ObjectStoreWriter(Openable):
 
     @contextmanager
     def protect(self, keys: Iterable[str], *, scope: str | None = None) -> Iterator[None]:
-        """Keep `keys` from being reclaimed inside the block, whether they are stored before it or in it."""
+        """Keep `keys` from being reclaimed inside the block, whether they are stored before it or in it.
+
+        Of another writer's objects it keeps those that are there when the block begins; each takes a lease entry.
+        Raises StoreFullError, before the block, if there are too few.
+        """
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{shown(keys)}])")
         packed = [packed_key(key, scope) for key in keys]
         batch = self._writer.batch()
         try:
-            batch.protect(packed)
+            try:
+                batch.protect(packed)
+            except StoreFullError as error:
+                raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
             yield
         finally:
             batch.undo()

@@ -685,18 +685,20 @@ def test_what_is_protected_of_another_stays_until_the_block_ends(three: list[Obj
     assert is_free(first)
 
 
-def test_protection_without_a_free_entry_keeps_what_it_can(stores: Stores) -> None:
-    first = stores.create(capacity=64 * 1024, n_readers=1, n_writers=2, max_objects=1)
+def test_protection_without_a_free_entry_is_refused_and_protects_nothing(stores: Stores) -> None:
+    first = stores.create(capacity=64 * 1024, n_readers=1, n_writers=2, max_objects=2)
     second = join(stores, first.handle)
-    first.cancel(first.put("k", value(1)))
-    taken = []
-    with pytest.raises(StoreFullError):
-        while True:
-            taken.append(second.get_cached("k"))
-    with second.protect(["k"]):
-        assert second.stats().open_leases == len(taken)
-    for ref in taken:
-        assert second.cancel(ref)
+    for key in ("k", "l"):
+        first.cancel(first.put(key, value(1)))
+    taken = [second.get_cached("k") for _ in range(second.stats().max_leases - 1)]
+    with pytest.raises(StoreFullError) as refused, second.protect(["k", "l"]):
+        raise AssertionError("the block was entered")
+    assert "leases" == refused.value.resource
+    assert second.stats().open_leases == len(taken)
+    assert all(map(second.cancel, taken))
+    with second.protect(["k", "l"]):
+        assert second.stats().open_leases == 2
+    assert is_free(first)
 
 
 # ---- deleting
