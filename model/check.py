@@ -31,6 +31,7 @@ PART = "go|| !"
 TWICE = "del[0]"
 HELD = "g_held[1]"
 REFUSED = "held[object]"
+PASSING = "!(met)"
 GRANTED = "g_whole==x"
 FREED = "g_whole==g_id[h]"
 CALLED_STALE = "taken|| !(g_owed["
@@ -71,6 +72,7 @@ RUNS = [
     Run("search-retired", "search.pml", "DEATHS=2 ROPS=1 RETIRE=1", "a rank is retired at any moment"),
     Run("search-reuse", "search.pml", "DEATHS=1 ROPS=1 PUTS=1", "another object comes into the slot; missed pins"),
     Run("search-two", "search.pml", "NR=2 DEATHS=0 ROPS=1", "two ranks"),
+    Run("search-adopters", "search.pml", "ADOPTERS=1 DEATHS=0 ROPS=0 PUTS=1 BOPS=1", "a put beside another writer"),
     Run("adopting", "adoption.pml", "AOPS=2 BOPS=2", "another writer adopts; each of the three may die at any step"),
     Run("owner", "adoption.pml", "MAXA=1 MAXB=1 AOPS=2 BOPS=1", "the slot's owner hands out, too"),
     Run("groups", "adoption.pml", "NR=2 GROUPS=1 MAXB=1 AOPS=1 BOPS=1 ADEATHS=0", "a lease for one group, or all"),
@@ -125,6 +127,10 @@ MUTATIONS = [
     Mutation("CANCEL_UNMARKED", "search", REFUSED),
     Mutation("COMMIT_UNMARKED", "search-reuse", REFUSED),
     Mutation("VAIN_EARLY", "search-reuse", REFUSED, ci=True),
+    Mutation("LOOK_PINS", "search-adopters", PASSING, ci=True),
+    Mutation("NO_SECOND_SEARCH", "search-adopters", PASSING, ci=True),
+    Mutation("PIN_REMEMBERED", "search-adopters", REFUSED),
+    Mutation("J2_UNCOUNTED", "search-adopters", REFUSED, ci=True),
     Mutation("B1_RELAXED", "adopting", GRANTED),
     Mutation("NO_B2", "adopting", GRANTED),
     Mutation("B2_ID_FIRST", "adopting", GRANTED),

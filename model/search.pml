@@ -11,6 +11,9 @@
  * - When all processes have come to rest, the writer polls once more. Everything that it then remembers as held must be
  *   held. Before that it may refuse too much: a rank between R4 and its count, or between A2 and A3, is about to change
  *   that.
+ * - With ADOPTERS, writer B hands the object out at any moment, and may stop for good behind its pin. It dies, and is
+ *   succeeded. A look-up of B stores nothing, so it is not here. This writer puts again and again, and must not refuse
+ *   for a pin in passing.
  *
  * If a word only grows, and the writer only compares it with the last value that it read, the model has one bit for it.
  * The rank sets the bit when it increments the word. The writer clears the bit when it reads the word.
@@ -32,6 +35,15 @@
 #ifndef RETIRE
 #define RETIRE 0                        /* rank 0 may be retired once */
 #endif
+#ifndef ADOPTERS
+#define ADOPTERS 0                      /* 1: writer B adopts, and this writer puts; the first object's own lease is over */
+#endif
+#ifndef BOPS
+#define BOPS 2                          /* hand-outs of B */
+#endif
+#ifndef BDEATHS
+#define BDEATHS 1
+#endif
 #define UNKNOWN 0
 #define HERE 1
 #define GONE 2
@@ -46,8 +58,19 @@
 byte pins[NR]; bool ack[NR]; byte base[NR]; bool attached[NR]; bool lock[NR];
 bool epoch_new[NR]; bool releases_new[NR]; bool zone_new[NR*2];
 /* Words of the writer. The object lies in zone `object`. */
-byte st = LIVE; bit object; bool cancelled; bool retired[NR]; bool retired_new[NR];
-byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0, rank 1, or 2: no rank */
+byte st = LIVE; bit object; bool cancelled = ADOPTERS; bool retired[NR]; bool retired_new[NR];
+byte dying = 2; byte deaths; bool rest[NR]; bool done;          /* dying: rank 0, rank 1, 2: nobody, or 3: B */
+#if ADOPTERS
+bool pinB; bool first; bool lockB = 1; bool releasesB_new; bool zoneB_new[2]; bool epochB_new;  /* words of B */
+byte deathsB; bool restB; bool g_stopped; bool g_anew; bool g_uncounted;
+/* g_anew: B has pinned, or its successor has come, since the put yielded. g_uncounted: B is between a release and the end
+ * of its count, or has died there. */
+#define B_RESTS restB
+#define HELD_BY_B (lockB && (pinB || first))
+#else
+#define B_RESTS true
+#define HELD_BY_B false
+#endif
 
 #if NR > 1
 #define SECOND(what) what
@@ -118,20 +141,79 @@ proctype Killer() provided (dying == 2)
 #if NR > 1
            :: atomic { deaths < DEATHS && !done && lock[1] -> deaths++; dying = 1 }
 #endif
+#if ADOPTERS
+           :: atomic { deathsB < BDEATHS && !done && lockB -> deathsB++; dying = 3 }
+#endif
            :: done -> break
         od
 }
 
+#if ADOPTERS
+#ifdef MUT_J2_UNCOUNTED
+#define COUNT_J2 skip
+#else
+#define COUNT_J2 count_B()
+#endif
+
+inline count_B() { x = object; zoneB_new[x] = 1; releasesB_new = 1; atomic { x = 0 } }
+
+proctype WriterB() provided (dying == 2 || dying == 3)
+{
+        byte n; bit mine, x;
+        goto joined;
+again:
+        {
+                atomic { lockB = 1; g_anew = 1; g_stopped = 0 };                    /* V0: */
+                if :: pinB -> pinB = 0; count_B() :: else fi;                       /* J1: */
+                if :: atomic { first -> first = 0; g_uncounted = 1 }; COUNT_J2; atomic { g_uncounted = 0 }
+                   :: atomic { !first -> skip }
+                fi;                                                                 /* J2: */
+                if :: atomic { !g_uncounted -> restB = 1; goto rests }                  /* a start may last */
+                   :: atomic { true -> epochB_new = 1; g_uncounted = 0 }
+                fi;
+joined:         do
+#ifdef MUT_LOOK_PINS
+                :: pinB = 1; pinB = 0; count_B()                                    /* compares under a pin */
+#endif
+                :: atomic { n < BOPS && !first && !done -> n++;
+                            if :: mine = 0 :: object == 1 -> mine = 1 fi };         /* found, without a pin */
+                   atomic { pinB = 1; g_anew = 1 };                                 /* B1: */
+                   if :: atomic { st == LIVE && object == mine -> skip };           /* B2a: */
+                         first = 1                                                  /* B4: */
+                      :: atomic { !(st == LIVE && object == mine) -> skip }
+                      :: atomic { true -> g_stopped = 1; restB = 1; goto rests }
+                   fi;
+                   pinB = 0; count_B(); atomic { mine = 0 }                         /* B5: */
+                :: atomic { first -> first = 0; g_uncounted = 1 }; count_B();                 /* C1: C2: */
+                   atomic { g_uncounted = 0 }
+                :: atomic { true -> restB = 1; n = 0; break }
+                od;
+rests:          done
+        } unless { dying == 3 };
+        if :: atomic { dying == 3 -> lockB = 0; dying = 2; n = 0; mine = 0; x = 0; restB = 0 };
+              if :: true -> goto again
+                 :: atomic { true -> restB = 1 }
+              fi
+           :: done
+        fi
+}
+#endif
+
 #define IDLE(r) (attached[r] && !lock[r])
 #define LEFT_BY(r) (object == 1 || cancelled || ack[r] || base[r] != 0 || retired[r] || IDLE(r))
 #define FREED_BY(r) (LEFT_BY(r) && (pins[r] == 0 || IDLE(r)))
-#define FREED (FREED_BY(0) && FREED_BY(NR-1))
+#define FREED (FREED_BY(0) && FREED_BY(NR-1) && !HELD_BY_B)
 
 /* The writer's private memory; see zones.h and shms_polled. */
 bool stale[2] = 1; bool held[2];
 byte h_base[NR]; byte h_verdict[NR];
 byte verdict[NR];
+#if ADOPTERS
+byte verdictB; byte h_verdictB; bool met; bool again;
+#define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN; verdictB = UNKNOWN
+#else
 #define FORGET verdict[0] = UNKNOWN; verdict[NR-1] = UNKNOWN            /* shms_reclaim_begin, yield_mutex */
+#endif
 
 inline ask(r)              /* rank_gone */
 {
@@ -170,7 +252,66 @@ inline poll_rank(r)
         fi
 }
 
-inline poll_ranks() { atomic { FORGET }; poll_rank(0); SECOND(poll_rank(1)) }
+#if ADOPTERS
+inline ask_B()             /* writer_gone */
+{
+        atomic { if :: verdictB == UNKNOWN ->
+                       if :: lockB -> verdictB = HERE :: else -> verdictB = GONE fi;          /* W3w: */
+                       if :: verdictB != h_verdictB -> h_verdictB = UNKNOWN :: else fi
+                    :: else fi }
+}
+
+inline poll_B()
+{
+        atomic { x = epochB_new; epochB_new = 0 };
+        atomic { NEWS(releasesB_new) };
+        ask_B();
+        atomic { if :: verdictB != h_verdictB || x -> stale[0] = 1; stale[1] = 1; news = 1; h_verdictB = verdictB
+                    :: else fi; x = 0 };
+        if :: atomic { news -> news = 0; if :: zoneB_new[0] -> stale[0] = 1; zoneB_new[0] = 0 :: else fi };
+              atomic { if :: zoneB_new[1] -> stale[1] = 1; zoneB_new[1] = 0 :: else fi }
+           :: atomic { !news -> skip }
+        fi
+}
+
+inline look_B()            /* as in held_by */
+{
+        if :: atomic { free && pinB -> skip };                                      /* W3h: */
+              ask_B(); atomic { if :: verdictB == HERE -> free = 0; met = 1 :: else fi }
+           :: atomic { !(free && pinB) -> skip }
+        fi;
+        if :: atomic { (free || met) && first -> skip };                            /* W3f: */
+              ask_B(); atomic { if :: verdictB == HERE -> free = 0; met = 0 :: else fi }
+           :: atomic { !((free || met) && first) -> skip }
+        fi
+}
+
+inline put()               /* looks for the place of the object */
+{
+        atomic { again = 0; met = 0 };
+search: poll_ranks();
+        if :: atomic { stale[object] -> skip }; survey() :: atomic { !stale[object] -> skip } fi;
+        if :: atomic { held[object] -> skip };
+#ifndef MUT_NO_SECOND_SEARCH
+              if :: atomic { met && !again -> again = 1; met = 0 };
+                    atomic { !pinB || g_stopped || !lockB -> g_anew = 0 };          /* yields: what runs goes on */
+                    goto search
+                 :: atomic { !met || again -> skip }
+              fi;
+#endif
+              atomic { assert(!met || g_stopped || (again && g_anew)) }                 /* refuses */
+           :: atomic { !held[object] -> skip }
+        fi;
+        atomic { again = 0; met = 0 }
+}
+#define POLL_B poll_B()
+#define LOOK_B look_B()
+#else
+#define POLL_B skip
+#define LOOK_B skip
+#endif
+
+inline poll_ranks() { atomic { FORGET }; poll_rank(0); SECOND(poll_rank(1)); POLL_B }
 
 inline look(r)             /* W1 and the pins of rank r, as in may_go; clears free */
 {
@@ -190,11 +331,17 @@ inline look(r)             /* W1 and the pins of rank r, as in may_go; clears fr
         fi
 }
 
+#if ADOPTERS && !defined(MUT_PIN_REMEMBERED)
+#define KEEP_STALE if :: met -> stale[object] = 1 :: else fi          /* a pin in passing is not remembered */
+#else
+#define KEEP_STALE
+#endif
+
 inline survey()            /* of the object's zone; the other zone has nothing that could be held */
 {
         atomic { stale[object] = 0; free = (st == LIVE) };
-        look(0); SECOND(look(1));
-        atomic { held[object] = !free; free = 0 }
+        look(0); SECOND(look(1)); LOOK_B;
+        atomic { held[object] = !free; free = 0; KEEP_STALE }
 }
 
 #ifdef MUT_CANCEL_UNMARKED
@@ -212,9 +359,13 @@ proctype Writer() provided (dying == 2)
 {
         bool x, free, news, count, once;
         do
+#if ADOPTERS
+        :: atomic { st == LIVE -> skip }; put()
+#else
         :: poll_ranks()
         :: atomic { st != FREE && stale[object] -> skip }; survey()
         :: atomic { verdict[0] != UNKNOWN || verdict[NR-1] != UNKNOWN -> FORGET }   /* another operation, or a yield */
+#endif
         :: atomic { st == LIVE && object == 0 && !cancelled -> cancelled = 1; MARK_CANCEL }     /* C1: */
 #if RETIRE
         :: atomic { !once -> once = 1; retired[0] = 1; retired_new[0] = 1 }         /* T1: T2: */
@@ -224,13 +375,17 @@ proctype Writer() provided (dying == 2)
         :: atomic { st == FREE -> st = WRITING; object = 1; stale[1] = 1 }          /* P2: */
         :: atomic { st == WRITING -> st = LIVE; MARK_COMMIT }                       /* P4: */
 #endif
-        :: atomic { rest[0] && rest[NR-1] -> break }
+        :: atomic { rest[0] && rest[NR-1] && B_RESTS -> break }
         od;
-        if :: atomic { rest[0] && rest[NR-1] && st == LIVE -> done = 1 };           /* nothing changes from here on */
+        if :: atomic { rest[0] && rest[NR-1] && B_RESTS && st == LIVE -> done = 1 };    /* nothing changes from here on */
               poll_ranks();
               assert(!(held[object] && !stale[object] && FREED))
            :: atomic { st != LIVE -> done = 1 }
         fi
 }
 
-init { atomic { run Writer(); run Reader(0); SECOND(run Reader(1)); run Killer() } }
+init { atomic { run Writer(); run Reader(0); SECOND(run Reader(1)); run Killer();
+#if ADOPTERS
+                run WriterB()
+#endif
+        } }
