@@ -119,5 +119,8 @@ class Batch:
         refusal = self.record.refusal
         found = {name: getattr(refusal, name) for name, _ in ffi.typeof("shms_refusal").fields}
         for name in ("held", "held_by_writer", "awaited"):
-            found[name] = {rank: value for rank, value in enumerate(found[name]) if value}
+            values = found[name]
+            used = len(bytes(ffi.buffer(values)).rstrip(b"\0"))  # little-endian, and nearly all are 0
+            n = -(-used * len(values) // ffi.sizeof(values))
+            found[name] = {at: value for at, value in enumerate(ffi.unpack(values, n)) if value}
         return found
