@@ -105,7 +105,7 @@ byte g_whole = 1;                                                           /* t
 #define THE_B 3
 #define NOBODY 4
 byte dying = NOBODY; byte na; byte nb; byte nr;                             /* deaths of A, of B, of ranks */
-bool adone; bool bdone; bool rdone[NR]; bool final;
+bool adone; bool bdone; bool slow; bool rdone[NR]; bool final;
 
 #if NR > 1
 #define SECOND(what) what
@@ -328,6 +328,8 @@ inline unlink()            /* takes entry e out of the chain */
                     :: else fi }                                                    /* C2: */
 }
 
+#define SLOW if :: atomic { true -> slow = 1; bdone = 1; goto end } :: true fi      /* the start may last for ever */
+
 proctype WriterB() provided (dying == NOBODY || dying == THE_B)
 {
         byte n, e, h, g, x, k;
@@ -335,12 +337,16 @@ proctype WriterB() provided (dying == NOBODY || dying == THE_B)
 again:
         {
                 wlock[WB] = 1;                                                      /* V0: */
+#ifdef MUT_J1_LATE
+                SLOW;
+#endif
 #ifndef MUT_PINS_LEFT
                 pinB = 0;                                                           /* J1: */
 #endif
 #ifndef MUT_FIRST_LEFT
                 first = 0;                                                          /* J2: */
 #endif
+                SLOW;
 #ifndef MUT_NUMBERS_LEFT
                 lseq[1] = 0;                                                        /* V3: an entry on another's slot */
 #if NB > 1
@@ -556,7 +562,7 @@ attached:       do
               if :: atomic { st == LIVE -> skip }; evict(); assert(go)              /* reclaimable */
                  :: atomic { st != LIVE -> skip }
               fi;
-              atomic { open = !(ENDED(1) && ENDED(NB)); assert(!open) }       /* B's entries, too */
+              atomic { open = !(slow || (ENDED(1) && ENDED(NB))); assert(!open) }     /* B's entries, too */
         fi
 }
 

@@ -149,6 +149,7 @@ MUTATIONS = [
     Mutation("REUSE_UNFENCED", "chain", OWED),
     Mutation("PINS_LEFT", "adopting", STUCK),
     Mutation("FIRST_LEFT", "adopting", STUCK, ci=True),
+    Mutation("J1_LATE", "adopting", STUCK, ci=True),
     Mutation("NUMBERS_LEFT", "adopting", LEFT_OPEN),
     Mutation("GROUP_UNASKED", "groups", STUCK, ci=True),
     Mutation("ALL_IS_NOBODY", "groups", OWED),
