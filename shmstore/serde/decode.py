@@ -38,11 +38,12 @@ from shmstore.serde.wire import (
     RUN,
     TENSOR,
     TUPLE,
+    are_numbers,
     crowded,
     parse,
 )
 
-__all__ = ["Mode", "Plan", "make_plan", "plain"]
+__all__ = ["Mode", "Plan", "make_plan", "parse_plain", "plain"]
 
 Mode = Literal["view", "copy", "write", "device"]
 """The leaves that a plan makes: read-only views, private copies, writable views, or views of a copy on a device.
@@ -104,12 +105,35 @@ def make_plan(meta: bytes, mode: Mode) -> Plan:
     return Plan(compiler.needed, build)
 
 
-def plain(packed: bytes, max_depth: int) -> Any:
-    """Return a value of scalars, lists, tuples and dicts, at most `max_depth` deep, with at most `MAX_RUNS` in runs.
+def parse_plain(packed: bytes) -> Any:
+    """Return bytes without leaves as a tree for `plain`. Raises CorruptStoreError, and no other error."""
+    return parse(packed, _PLAIN_MARKS)
 
-    Raises CorruptStoreError, and no other error, if the bytes describe no such value.
+
+def plain(node: Any, left: int, runs: list[int]) -> Any:
+    """Return the value of a part of such a tree: scalars, lists, tuples and dicts, at most `left` of them nested.
+
+    Adds the items of runs to `runs`, which has one number. Raises CorruptStoreError, and no other error, if the tree is
+    deeper, is not such a value, or has runs of more than `MAX_RUNS` items.
     """
-    return _Plain().value(parse(packed, _PLAIN_MARKS), max_depth)
+    kind = type(node)
+    if kind in ATOMS:
+        return node
+    if left <= 0 or kind not in _CONTAINERS:
+        raise _misplaced(kind)
+    left -= 1
+    if kind is list:
+        items = [plain(item, left, runs) for _, item in node]
+        return dict(zip(_keys(node, left), items, strict=True))
+    mark = node[0] if node else None
+    if mark is _RUN:
+        return _run(node, runs)
+    if mark is _INTS:
+        return _ints(node)
+    if type(mark) is int and are_numbers(node):
+        return list(node)
+    items = [item if type(item) in ATOMS else plain(item, left, runs) for item in node[mark is _TUPLE :]]
+    return tuple(items) if mark is _TUPLE else items
 
 
 def _as_build(part: "_Constant | Build") -> Build:
@@ -286,39 +310,14 @@ class _Compiler:
         return lambda payload: frombuffer(memoryview(payload).toreadonly(), dtype, count, offset).reshape(shape)
 
 
-class _Plain:
-    """Checks parsed bytes and turns them into a value without leaves."""
-
-    def __init__(self) -> None:
-        self.runs = 0
-
-    def value(self, node: Any, left: int) -> Any:
-        """Return the value, in which `left` containers may be nested."""
-        kind = type(node)
-        if kind in ATOMS:
-            return node
-        if left <= 0 or kind not in _CONTAINERS:
-            raise _misplaced(kind)
-        left -= 1
-        if kind is list:
-            items = [self.value(item, left) for _, item in node]
-            return dict(zip(_keys(node, left), items, strict=True))
-        mark = node[0] if node else None
-        if mark is _RUN:
-            return self.run(node)
-        if mark is _INTS:
-            return _ints(node)
-        items = [item if type(item) in ATOMS else self.value(item, left) for item in node[mark is _TUPLE :]]
-        return tuple(items) if mark is _TUPLE else items
-
-    def run(self, node: tuple[Any, ...]) -> list[int]:
-        if len(node) != 3 or type(node[1]) is not int or type(node[2]) is not int:
-            raise CorruptStoreError("the meta bytes hold a malformed run")
-        _, number, times = node
-        self.runs += max(times, 0)
-        if self.runs > MAX_RUNS:
-            raise CorruptStoreError(f"the meta bytes hold runs of more than {MAX_RUNS} items")
-        return [number] * times
+def _run(node: tuple[Any, ...], runs: list[int]) -> list[int]:
+    if len(node) != 3 or type(node[1]) is not int or type(node[2]) is not int:
+        raise CorruptStoreError("the meta bytes hold a malformed run")
+    _, number, times = node
+    runs[0] += max(times, 0)
+    if runs[0] > MAX_RUNS:
+        raise CorruptStoreError(f"the meta bytes hold runs of more than {MAX_RUNS} items")
+    return [number] * times
 
 
 def _ints(node: tuple[Any, ...]) -> list[int]:

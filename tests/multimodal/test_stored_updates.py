@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import json
 import logging
 import os
 import random
@@ -83,6 +84,8 @@ CONTENTS = [
     [1, 2.0],
     [1, -(2**31), 2**31 - 1],
     [1, 2**31],
+    [1, [2]],
+    *([7] * 40 + [last] for last in (8, True, False, 2.0, 2**31, "8")),
     (),
     (1, ("a", [2, (3,)])),
     {"a": (1,), 2: None, "b": [True, 1.5, b"\xff"]},
@@ -116,8 +119,13 @@ def test_what_is_not_data_is_not_encoded(content: Any) -> None:
     assert encode_updates([ResolvedPromptUpdate("image", 3, "replace", content, "x")]) is None
 
 
+def packed_row(modality: Any = "image", content: Any = "") -> bytes:
+    return bytes(msgpack.packb([[modality, 0, "insert", "", content]]))
+
+
 @pytest.mark.parametrize(
-    "packed", [b"", b"\xc1", b"\x01", b"\x91\x01", b"\x91\x95\x01\x01\x01\x01\x01", b"\x91\xd4\x07\x01"]
+    "packed",
+    [b"", b"\xc1", b"\x01", b"\x91\x01", b"\x91\x95\x01\x01\x01\x01\x01", b"\x91\xd4\x07\x01", packed_row([1])],
 )
 def test_other_bytes_are_refused(packed: bytes) -> None:
     with raises((ValueError, TypeError)):
@@ -145,6 +153,11 @@ def test_updates_are_nested_as_deep_as_they_can_be_read_and_no_deeper() -> None:
     for packed in packed_deep(17):
         with raises(CorruptStoreError):
             unpack(packed)
+    decode_updates(encode_updates([ResolvedPromptUpdate("image", 0, "insert", "", nested(14))]) or b"")
+    with raises(UnsupportedValueError, names=["16"]):
+        encode_updates([ResolvedPromptUpdate("image", 0, "insert", "", nested(15))])
+    with raises(CorruptStoreError):
+        decode_updates(packed_row(content=json.loads("[" * 15 + "]" * 15)))
     for value in (nested(17), [{nested(15): 1}], [1, [nested(15)]], nested(200)):
         with raises(UnsupportedValueError, names=["16"]):
             pack(value)
@@ -167,6 +180,12 @@ def test_all_runs_of_a_value_have_one_limit() -> None:
     assert [half, half] == unpack(pack([shortened(half), shortened(half)]) or b"")
     with raises(UnsupportedValueError, names=[str(MAX_RUNS)]):
         pack([shortened(half), shortened([*half, 7])])
+    with raises(UnsupportedValueError, names=[str(MAX_RUNS)]):
+        encode_updates([ResolvedPromptUpdate("image", 0, "insert", "", half)] * 3)
+    rows = [["image", 0, "insert", "", [RUN, 7, len(half)]]]
+    assert 2 == len(decode_updates(msgpack.packb(rows * 2)))
+    with raises(CorruptStoreError, names=[str(MAX_RUNS)]):
+        decode_updates(msgpack.packb(rows * 3))
 
 
 def _ext(code: int, data: bytes) -> bytes:

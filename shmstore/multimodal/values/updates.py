@@ -8,30 +8,46 @@ from typing import Any
 
 import msgpack
 
-from shmstore.errors import UnsupportedValueError
+from shmstore.errors import CorruptStoreError, UnsupportedValueError
 from shmstore.multimodal.values.items import ResolvedPromptUpdate
-from shmstore.serde.decode import plain
-from shmstore.serde.wire import INTS, MAX_RUNS, MAX_SAME_HASH, RUN, TUPLE, crowded
+from shmstore.serde.decode import parse_plain, plain
+from shmstore.serde.wire import ATOMS, INTS, MAX_RUNS, MAX_SAME_HASH, RUN, TUPLE, are_numbers, crowded
 
 __all__ = ["decode_updates", "encode_updates", "pack", "shortened", "unpack"]
 
 _MAX_DEPTH = 16
 _CONTAINERS = frozenset((list, tuple, dict))
+_FEW = 32
+"""A list of fewer ints takes no less time as one piece."""
 
 
 def encode_updates(updates: Sequence[ResolvedPromptUpdate]) -> bytes | None:
     """Return the updates as bytes, or None if they hold anything but text, numbers, lists, tuples and dicts."""
-    rows = []
+    rows, parts = [], []
     for update in updates:
         if type(update) is not ResolvedPromptUpdate:
             return None
-        rows.append([update.modality, update.item_idx, update.mode, update.target, shortened(update.content)])
-    return pack(rows)
+        target, content = update.target, shortened(update.content)
+        rows.append([update.modality, update.item_idx, update.mode, target, content])
+        if type(target) in _CONTAINERS:
+            parts.append(target)
+        if type(content) in _CONTAINERS:
+            parts.append(content)
+    return _packed(rows, parts, _MAX_DEPTH - 2)
 
 
 def decode_updates(packed: bytes) -> list[ResolvedPromptUpdate]:
     """Return what `encode_updates` has encoded; TypeError or ValueError for other bytes."""
-    return [ResolvedPromptUpdate(*row) for row in unpack(packed)]
+    updates, runs = [], [0]
+    for modality, item_idx, mode, target, content in parse_plain(packed):
+        if type(modality) not in ATOMS or type(item_idx) not in ATOMS:
+            raise CorruptStoreError("prompt updates have a modality or an index that is not a scalar")
+        if type(target) not in ATOMS:
+            target = plain(target, _MAX_DEPTH - 2, runs)
+        if type(content) not in ATOMS:
+            content = plain(content, _MAX_DEPTH - 2, runs)
+        updates.append(ResolvedPromptUpdate(modality, item_idx, mode, target, content))
+    return updates
 
 
 def pack(value: Any) -> bytes | None:
@@ -39,18 +55,23 @@ def pack(value: Any) -> bytes | None:
 
     Raises UnsupportedValueError for plain data that `unpack` would refuse.
     """
-    try:
-        packed: bytes = msgpack.packb(value, strict_types=True, default=_marked)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if type(value) in _CONTAINERS and _check(value, _MAX_DEPTH) > MAX_RUNS:
-        raise _refusal(f"their lists that repeat one number have more than {MAX_RUNS} items")
-    return packed
+    return _packed(value, [value] if type(value) in _CONTAINERS else [], _MAX_DEPTH)
 
 
 def unpack(packed: bytes) -> Any:
     """Return what `pack` has packed; CorruptStoreError for other bytes."""
-    return plain(packed, _MAX_DEPTH)
+    return plain(parse_plain(packed), _MAX_DEPTH, [0])
+
+
+def _packed(value: Any, parts: list[Any], depth: int) -> bytes | None:
+    """Return a value as bytes; `parts` are what may be nested in it, each so deep."""
+    try:
+        packed: bytes = msgpack.packb(value, strict_types=True, default=_marked)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if parts and sum([_check(part, depth) for part in parts]) > MAX_RUNS:
+        raise _refusal(f"their lists that repeat one number have more than {MAX_RUNS} items")
+    return packed
 
 
 def shortened(value: Any) -> Any:
@@ -63,10 +84,15 @@ def shortened(value: Any) -> Any:
         return value
     if value[0] == value[-1] and value.count(value[0]) == len(value):
         return [RUN, value[0], len(value)]
-    try:
-        return [INTS, struct.pack(f"<{len(value)}i", *value)] if {int}.issuperset(map(type, value)) else value
-    except struct.error:  # not 32 bits
+    if len(value) < _FEW:
         return value
+    try:
+        packed = struct.pack(f"<{len(value)}i", *value)
+    except struct.error:  # not ints of 32 bits
+        return value
+    if (b"\1\0\0\0" in packed or b"\0\0\0\0" in packed) and bool in set(map(type, value)):
+        return value  # a look at each type takes longer than to pack them, and few lists have a 0 or a 1
+    return [INTS, packed]
 
 
 def _check(value: Any, left: int) -> int:
@@ -81,6 +107,8 @@ def _check(value: Any, left: int) -> int:
         value = value.values()
     elif value and value[0] is RUN:
         return value[2]  # type: ignore[no-any-return]
+    elif value and type(value[0]) is int and are_numbers(value):
+        return 0
     for item in value:
         if type(item) in _CONTAINERS:
             runs += _check(item, left - 1)
