@@ -51,6 +51,10 @@
 #define OWN 0                           /* B opens leases on an object of its own, too */
 #endif
 
+#ifndef KEEP
+#define KEEP 0                          /* B's successor keeps the leases of a dead B whose object is still there */
+#endif
+
 #define FREE 0
 #define WRITING 1
 #define LIVE 2
@@ -90,6 +94,7 @@ byte sbC;
 #define MAXH (MAXB+MAXA)
 #define NUMBER(h) ((h) > MAXB -> (h)-MAXB : (h))
 byte g_id[MAXH+1]; byte g_entry[MAXH+1]; bool g_sent[NR*(MAXH+1)];
+bool g_void[MAXH+1];                    /* B died since; its successor may renew the promise */
 bool g_owed[NR*(MAXH+1)]; bool g_due[NR*(MAXH+1)];                          /* as in protocol.pml */
 bool g_up[NR] = 1; bool g_may[NR*2] = 1;
 bool g_view[NR];                                                            /* a live view of the slot */
@@ -124,7 +129,7 @@ inline do_ack(r, h)
 }
 
 #define TAKEN(r,h) assert(g_whole == g_id[h]); g_view[r] = 1; SETTLED(r,h)
-#define STALE(r,h) assert(taken || !O(r,h))
+#define STALE(r,h) assert(taken || !O(r,h) || g_void[h])
 #ifdef MUT_ORPHAN_OF_B
 #define ORPHANED !wlock[WB]             /* asks the writer of the lease */
 #else
@@ -279,12 +284,12 @@ inline publish()           /* B3 and B4: opens a lease on object x of A's slot w
 #ifdef MUT_B5_EARLY
         pinB--;
 #endif
-        atomic { lslot[e] = THERE; lgroup[e] = g; lnext[e] = first };               /* L2: the entry, */
+        atomic { lslot[e] = THERE; lgroup[e] = g; lnext[e] = first; g_id[h] = x };  /* L2: the entry, */
         lseq[e] = h;                                                                /* L2: its number, */
         first = e;                                                                  /* B4: the chain */
         atomic { published[WB] = h+1;                                               /* L3: */
                  assert(g_whole == x);                                              /* granted */
-                 g_id[h] = x; g_entry[h] = e; PROMISE(0); SECOND(PROMISE(1)) }
+                 g_entry[h] = e; PROMISE(0); SECOND(PROMISE(1)) }
 }
 
 inline send()              /* reference h, of a lease for group g; perhaps the group is named only now */
@@ -328,6 +333,44 @@ inline unlink()            /* takes entry e out of the chain */
                     :: else fi }                                                    /* C2: */
 }
 
+#if KEEP
+#ifdef MUT_KEEP_UNPINNED
+#define KEEP_PIN skip
+#define KEEP_UNPIN skip
+#else
+#define KEEP_PIN pinB++
+#define KEEP_UNPIN pinB--
+#endif
+
+inline keep(k)             /* opens lease h of entry k again, if its object is still there; else ends it */
+{
+        atomic { h = lseq[k] };
+        if :: atomic { h != 0 && h < published[WB] && lslot[k] == THERE -> skip };
+              KEEP_PIN;                                                             /* B1: */
+#ifndef MUT_KEEP_UNASKED
+              do :: x = st;                                                         /* B2a: waits, as a reader */
+                    atomic { if :: x == FREE || x == WRITING || id != g_id[h] -> x = FREE; break
+                                :: x == LIVE && id == g_id[h] -> break
+                                :: x == EVICTING && id == g_id[h] && g -> x = LIVE; break
+                                :: x == EVICTING && id == g_id[h] && !g -> skip
+                                :: x == EVICTING && id == g_id[h] && !g -> x = FREE; break  /* PATIENCE_NS has passed */
+                             fi }
+                    atomic { if :: x == EVICTING && !wlock[WA] -> g = 1 :: else fi }                /* R2p: */
+              od;
+#else
+              x = LIVE;
+#endif
+              if :: atomic { x == LIVE -> lnext[k] = first };
+                    atomic { first = k; assert(g_whole == g_id[h]); g_void[h] = 0 };        /* B4: granted again */
+                    KEEP_UNPIN                                                      /* B5: */
+                 :: atomic { x != LIVE -> skip }; KEEP_UNPIN; lseq[k] = 0           /* B5: V3: */
+              fi
+           :: atomic { !(h != 0 && h < published[WB] && lslot[k] == THERE) -> lseq[k] = 0 }  /* V3: */
+        fi;
+        atomic { if :: g_void[h] -> SETTLED(0,h); SECOND(SETTLED(1,h)); g_void[h] = 0 :: else fi; h = 0; g = 0; x = 0 }
+}
+#endif
+
 #define SLOW if :: atomic { true -> slow = 1; bdone = 1; goto end } :: true fi      /* the start may last for ever */
 
 proctype WriterB() provided (dying == NOBODY || dying == THE_B)
@@ -347,7 +390,12 @@ again:
                 first = 0;                                                          /* J2: */
 #endif
                 SLOW;
-#ifndef MUT_NUMBERS_LEFT
+#if KEEP
+                keep(1);
+#if NB > 1
+                keep(2);
+#endif
+#elif !defined(MUT_NUMBERS_LEFT)
                 lseq[1] = 0;                                                        /* V3: an entry on another's slot */
 #if NB > 1
                 lseq[2] = 0;
@@ -370,8 +418,15 @@ end:            false
         } unless { dying == THE_B };
         if :: atomic { dying == THE_B ->
                 FLUSH; ZERO; n = 0; e = 0; h = 0; g = 0; x = 0;
-                VOID(0); SECOND(VOID(1)); wlock[WB] = 0; dying = NOBODY;
+                wlock[WB] = 0; dying = NOBODY;
+#if KEEP
+                if :: k = 1; do :: k <= MAXB -> g_void[k] = 1; k++ :: else -> break od; k = 0; goto again
+                   :: VOID(0); SECOND(VOID(1)); bdone = 1; goto end
+                fi }
+#else
+                VOID(0); SECOND(VOID(1));
                 if :: goto again :: bdone = 1; goto end fi }
+#endif
         fi
 }
 
@@ -480,7 +535,10 @@ inline set_free()
 {
         atomic { assert(!g_view[0]);
                  assert(!g_view[NR-1]);
-                 k = 1; do :: k <= MAXH -> assert(!(g_id[k] == id && (O(0,k) || O(NR-1,k)))); k++ :: else -> break od;
+                 k = 1;
+                 do :: k <= MAXH -> assert(!(g_id[k] == id && !g_void[k] && (O(0,k) || O(NR-1,k)))); k++
+                    :: else -> break
+                 od;
                  k = 0; st = FREE; g_whole = 0 }                                    /* W4: */
 }
 

@@ -75,6 +75,7 @@ RUNS = [
     Run("search-adopters", "search.pml", "ADOPTERS=1 DEATHS=0 ROPS=0 PUTS=1 BOPS=1", "a put beside another writer"),
     Run("adopting", "adoption.pml", "AOPS=2 BOPS=2", "another writer adopts; each of the three may die at any step"),
     Run("owner", "adoption.pml", "MAXA=1 MAXB=1 AOPS=2 BOPS=1", "the slot's owner hands out, too"),
+    Run("keeping", "adoption.pml", "KEEP=1 MAXB=1 AOPS=1 BOPS=1 BDEATHS=2", "a successor keeps leases"),
     Run("groups", "adoption.pml", "NR=2 GROUPS=1 MAXB=1 AOPS=1 BOPS=1 ADEATHS=0", "a lease for one group, or all"),
     Run("chain", "adoption.pml", "NB=2 OWN=1 MAXB=3 MAXID=1 AOPS=1 BOPS=4 ADEATHS=0 RDEATHS=0", "a chain that changes"),
 ]
@@ -151,6 +152,8 @@ MUTATIONS = [
     Mutation("FIRST_LEFT", "adopting", STUCK, ci=True),
     Mutation("J1_LATE", "adopting", STUCK, ci=True),
     Mutation("NUMBERS_LEFT", "adopting", LEFT_OPEN),
+    Mutation("KEEP_UNPINNED", "keeping", FREED, ci=True),
+    Mutation("KEEP_UNASKED", "keeping", FREED, ci=True),
     Mutation("GROUP_UNASKED", "groups", STUCK, ci=True),
     Mutation("ALL_IS_NOBODY", "groups", OWED),
     Mutation("EVICTING_IS_STALE", "adopting", CALLED_STALE, ci=True),
