@@ -51,7 +51,7 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
 /* Holds the lease of a reference; undoing the batch ends it. 0: it has ended. */
 int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref);
 /* Protects keys (uint32_t length, bytes; repeated) until the batch is undone; once for each batch. What another writer
- * has under one of them now is kept by a lease of this one, if there is an entry for it. */
+ * has under one of them now is kept by a lease of this one. SHMS_ENOLEASE: there is no entry for it; undo the batch. */
 int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint64_t size);
 /* Ends leases, deletes objects, and aborts puts that are not committed. Does nothing for a batch that was kept, or in a
  * forked child. On a closed writer it only aborts. */

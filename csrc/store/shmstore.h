@@ -293,7 +293,8 @@ int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len);
 int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out);
 /* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */
 int shms_writer_validate(shms_writer *w, const uint8_t *ref, const char *key, uint32_t key_len);
-/* 1: that lease is open, and only the writer ends it from now on; 0: it has ended; or an error. */
+/* 1: that lease is open, and only the writer ends it from now on; 0: it has ended; or an error. SHMS_EBUSY: the object is
+ * another writer's, which was stopped; the lease is as it was. */
 int shms_writer_hold(shms_writer *w, const uint8_t *ref);
 /* From now on that lease waits for one group only: 1 + its number. 1: it does; 0: the lease has ended. SHMS_EINVAL: it
  * waits for another group, or there is no such group. Without this, and if several groups may read it, a lease waits
@@ -302,6 +303,7 @@ int shms_writer_address(shms_writer *w, const uint8_t *ref, uint32_t group);
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open, and has ended; 0; or an error */
 /* Ends every open lease and returns their number: for a successor, if the requests of the dead writer died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);
+/* No lease of this writer waits for the rank any more, until it attaches. Other writers retire it for their own. */
 int shms_writer_retire(shms_writer *w, uint32_t rank);
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
 int shms_writer_clear(shms_writer *w);

@@ -304,13 +304,13 @@ class ObjectStoreWriter(Openable):
         return self._writer.cancel_all()
 
     def retire(self, rank: int) -> None:
-        """Stop expecting `rank`, which has never attached or will not come back, until it attaches.
+        """Stop expecting `rank` in this writer's leases until it attaches: it has never attached or will not come back.
 
-        Every lease so far is over for it, for good, and until it attaches no lease waits for it. A reader that is
-        attached as this rank is not stopped. Its views stay valid, and it may still `get` what is there. But objects
-        that it has not read may be evicted, so its references may become stale. Leases opened after the rank has
-        attached again wait for it. All this is about leases of this writer: another writer of the store, whose leases
-        may keep this one's objects, retires the rank for its own.
+        Each lease of this writer so far is over for the rank, for good, and until the rank attaches none waits for it.
+        A reader that is attached as this rank is not stopped. Its views stay valid, and it may still `get` what is
+        there. But objects that it has not read may be evicted, so its references may become stale. Leases opened after
+        the rank has attached again wait for it. Another writer's leases may keep this one's objects: that writer must
+        retire the rank for its own.
         """
         self._writer.retire(int_of("rank", rank, 0, self._writer.n_readers - 1))
 
