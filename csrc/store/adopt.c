@@ -12,6 +12,9 @@
 #include "outlast.h"
 #include "step.h"
 
+#define SCAN_AT_ONCE 256 /* slots between two yields of the mutex */
+#define SCAN_EACH_CALL 8
+
 static bool elsewhere(const struct shms_writer *w) { return w->seg.layout.n_writers > 1; }
 
 /* J1, J2 */
@@ -236,17 +239,26 @@ bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, 
 }
 
 void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len) {
-    for (uint32_t s = 0; elsewhere(w) && s < shms_all_slots(&w->seg.layout); s++)
+    for (uint32_t s = 0; elsewhere(w) && s < shms_all_slots(&w->seg.layout) && !w->closed; s++) {
         if (!shms_is_own(&w->seg, s))
             drop_if(w, s, prefix, prefix_len, false);
+        if (s % SCAN_AT_ONCE == SCAN_AT_ONCE - 1)
+            shms_writer_yield(w);
+    }
 }
 
-/* D1, if that writer has dropped what is in the slot. */
-static void delete_if_dropped(struct shms_writer *w, uint32_t o, uint32_t slot) {
+bool shms_delete_if_dropped(struct shms_writer *w, uint32_t slot) {
     const shms_slot *s = shms_writer_slot(w, slot);
-    if (shms_get(&shms_segment_holds(&w->seg, o)[shms_writer_global(w, slot)].dropped) == shms_get(&s->id) &&
-        shms_get(&s->state) == SHMS_LIVE && !shms_slot_deleted(s))
-        shms_delete_slot(w, slot);
+    if (shms_get(&s->state) != SHMS_LIVE || shms_slot_deleted(s) ||
+        !dropped(w, shms_writer_global(w, slot), shms_get(&s->id)))
+        return false;
+    shms_delete_slot(w, slot);
+    return true;
+}
+
+static void scan(struct shms_writer *w, uint32_t slots) {
+    for (; slots && w->scan_left; slots--)
+        shms_delete_if_dropped(w, --w->scan_left);
 }
 
 void shms_delete_dropped(struct shms_writer *w) {
@@ -262,11 +274,24 @@ void shms_delete_dropped(struct shms_writer *w) {
             uint32_t slot =
                 atomic_load_explicit(&t->dropped_at[n % SHMS_DROPS], memory_order_relaxed) - shms_writer_global(w, 0);
             if (slot < w->seg.layout.max_objects)
-                delete_if_dropped(w, o, slot);
+                shms_delete_if_dropped(w, slot);
         }
         atomic_thread_fence(memory_order_acquire); /* after a newer cell, the count that came before it */
-        bool behind = shms_get(&t->drops) - seen >= SHMS_DROPS;
-        for (uint32_t s = 0; behind && s < w->seg.layout.max_objects; s++)
-            delete_if_dropped(w, o, s);
+        if (shms_get(&t->drops) - seen >= SHMS_DROPS)
+            w->scan_left = (uint32_t)w->seg.layout.max_objects;
     }
+    if (w->scan_left) {
+        shms_reclaim_begin(w);
+        scan(w, SCAN_EACH_CALL);
+    }
+}
+
+int shms_delete_all_dropped(struct shms_writer *w) {
+    while (w->scan_left) {
+        shms_reclaim_begin(w);
+        scan(w, SCAN_AT_ONCE);
+        if (shms_writer_yield(w) && w->closed)
+            return SHMS_ECLOSED;
+    }
+    return SHMS_OK;
 }

@@ -21,8 +21,16 @@ int shms_key_ok(const char *key, uint32_t key_len) {
     return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
 }
 
-uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
     uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
+    if (slot == SHMS_NONE || slot >= w->scan_left)
+        return slot;
+    shms_reclaim_begin(w);
+    return shms_delete_if_dropped(w, slot) ? SHMS_NONE : slot;
+}
+
+uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+    uint32_t slot = shms_find(w, hash, key, key_len);
     return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
 }
 
@@ -235,13 +243,22 @@ int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix
         }
     }
     shms_drop_all_elsewhere(w, prefix, prefix_len);
+    if (w->closed)
+        return shms_writer_leave(w, SHMS_ECLOSED);
     if (prefix_len == 0)
         shms_ghosts_clear(&w->ghosts);
     return shms_writer_leave(w, SHMS_OK);
 }
 
-int64_t shms_writer_count(shms_writer *w) {
+static int enter_to_list(struct shms_writer *w) {
     int rc = shms_writer_enter(w);
+    if (rc == SHMS_OK && (rc = shms_delete_all_dropped(w)))
+        shms_writer_leave(w, rc);
+    return rc;
+}
+
+int64_t shms_writer_count(shms_writer *w) {
+    int rc = enter_to_list(w);
     return rc ? rc : shms_writer_leave(w, (int)(w->index.count - w->unfinished - w->indexed_free));
 }
 
@@ -286,12 +303,12 @@ int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
 }
 
 int shms_writer_keys_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
-    int rc = shms_writer_enter(w);
+    int rc = enter_to_list(w);
     return rc ? rc : shms_writer_leave(w, list_keys(w, false, prefix, prefix_len, out, size));
 }
 
 int shms_writer_stored(shms_writer *w, uint8_t *out, uint64_t *size) {
-    int rc = shms_writer_enter(w);
+    int rc = enter_to_list(w);
     if (rc)
         return rc;
     size[1] = position(w);

@@ -323,6 +323,8 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
+    if ((rc = shms_delete_all_dropped(w)))
+        return shms_writer_leave(w, rc);
     const shms_layout *l = &w->seg.layout;
     const shms_writer_table *t = w->seg.writer;
     *out = (shms_stats){.capacity = l->capacity,

@@ -69,7 +69,8 @@ struct shms_writer {
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
     uint32_t leased; /* those of them that have taken a lease entry */
     bool passing;    /* the search has met a pin of another writer without a lease */
-    uint64_t drops_seen[SHMS_MAX_WRITERS]; /* others' `drops` that shms_delete_dropped has settled */
+    uint64_t drops_seen[SHMS_MAX_WRITERS]; /* others' `drops` that shms_delete_dropped has settled, but for the next */
+    uint32_t scan_left; /* slots below this one may have objects that others have dropped */
     uint32_t sweep_at, to_sweep; /* lease entries: the next to check; how many to check, since the last change */
     uint32_t indexed_free; /* slots that are FREE but still in the index, only during a put that yields */
     shms_refusal refusal; /* the last one */
@@ -154,7 +155,8 @@ void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 int shms_key_ok(const char *key, uint32_t key_len);
 int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* The slot of an object of this key and its hash that may be handed out, or SHMS_NONE. */
+/* The slot of this key and its hash, or SHMS_NONE; the second one only if the object may be handed out. */
+uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);

@@ -440,6 +440,40 @@ static void dropped_objects_are_found_however_far_the_owner_is_behind(void) {
     close_all(1);
 }
 
+static void what_was_dropped_is_gone_before_the_owner_has_deleted_it(void) {
+    shms_options o = {.capacity = 1 << 20, .n_readers = 1, .max_objects = 2000, .n_writers = 2};
+    const char *name = store_name("scan");
+    char key[8];
+    shms_stats stats;
+    CHECK_EQ(SHMS_OK, shms_writer_create(&writers[0], name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[1], name, 1, NULL));
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 2000; i++) {
+            snprintf(key, sizeof key, "k%04d", i);
+            put(0, key, 100, NULL);
+        }
+        CHECK_EQ(2000, shms_writer_count(writers[0]));
+        CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1]));
+        for (int i = 0; i < 100; i++) {
+            snprintf(key, sizeof key, "k%04d", i * 19 + round);
+            CHECK_EQ(0, shms_writer_has(writers[0], key, 5));
+        }
+        CHECK(writers[0]->scan_left > 1000);
+        put(0, "k0500", 100, NULL); /* a new one, which stays */
+        if (round == 2)
+            CHECK_EQ(SHMS_OK, shms_writer_stats(writers[0], &stats));
+        CHECK_EQ(1, shms_writer_count(writers[0]));
+        CHECK_EQ(0, writers[0]->scan_left);
+        CHECK_EQ(1, shms_writer_delete(writers[0], "k0500", 5));
+    }
+    CHECK_EQ(192, stats.used_bytes);
+    CHECK_EQ(SHMS_OK, shms_writer_valid(writers[0]));
+    for (int i = 0; i < 2; i++) {
+        shms_writer_close(writers[i], 1);
+        shms_writer_free(writers[i]);
+    }
+}
+
 static void what_a_writer_dropped_as_it_died_is_told_by_its_successor(void) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
@@ -470,6 +504,7 @@ int main(void) {
     a_successor_waits_for_one_stopped_owner_only();
     dropped_objects_are_found_however_far_the_owner_is_behind();
     what_a_writer_dropped_as_it_died_is_told_by_its_successor();
+    what_was_dropped_is_gone_before_the_owner_has_deleted_it();
     CHECK_EQ(0, store_names_left());
     return 0;
 }
