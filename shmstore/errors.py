@@ -305,9 +305,9 @@ class RankInUseError(ShmStoreError, RuntimeError):
 
 
 class ObjectBusyError(ShmStoreError, TimeoutError):
-    """The object is promised to this rank or leased by this writer, but its owner was stopped before it decided."""
+    """The object is promised to this rank or leased by this writer, and its owner has not decided yet that it stays."""
 
-    default_message = "a stopped writer has not decided to keep the object yet"
+    default_message = "the object's writer is evicting or was stopped, and has not decided yet that the object stays"
     default_hint = "try again; the object stays, and the reference stays valid"
 
 
