@@ -247,7 +247,7 @@ void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t
     }
 }
 
-bool shms_delete_if_dropped(struct shms_writer *w, uint32_t slot) {
+static bool delete_if_dropped(struct shms_writer *w, uint32_t slot) {
     const shms_slot *s = shms_writer_slot(w, slot);
     if (shms_get(&s->state) != SHMS_LIVE || shms_slot_deleted(s) ||
         !dropped(w, shms_writer_global(w, slot), shms_get(&s->id)))
@@ -256,9 +256,22 @@ bool shms_delete_if_dropped(struct shms_writer *w, uint32_t slot) {
     return true;
 }
 
+uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
+    if (slot == SHMS_NONE || slot >= w->scan_left)
+        return slot;
+    shms_reclaim_begin(w);
+    return delete_if_dropped(w, slot) ? SHMS_NONE : slot;
+}
+
+uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len) {
+    uint32_t slot = shms_find(w, hash, key, key_len);
+    return slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) == SHMS_LIVE ? slot : SHMS_NONE;
+}
+
 static void scan(struct shms_writer *w, uint32_t slots) {
     for (; slots && w->scan_left; slots--)
-        shms_delete_if_dropped(w, --w->scan_left);
+        delete_if_dropped(w, --w->scan_left);
 }
 
 void shms_delete_dropped(struct shms_writer *w) {
@@ -274,7 +287,7 @@ void shms_delete_dropped(struct shms_writer *w) {
             uint32_t slot =
                 atomic_load_explicit(&t->dropped_at[n % SHMS_DROPS], memory_order_relaxed) - shms_writer_global(w, 0);
             if (slot < w->seg.layout.max_objects)
-                shms_delete_if_dropped(w, slot);
+                delete_if_dropped(w, slot);
         }
         atomic_thread_fence(memory_order_acquire); /* after a newer cell, the count that came before it */
         if (shms_get(&t->drops) - seen >= SHMS_DROPS)

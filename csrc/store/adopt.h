@@ -53,12 +53,13 @@ shms_uses_fn shms_uses_elsewhere;
  * which delete them. */
 bool shms_drop_elsewhere(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 void shms_drop_all_elsewhere(struct shms_writer *w, const char *prefix, uint32_t prefix_len);
+/* The own slot of this key and its hash, or SHMS_NONE; the second one only if the object may be handed out. */
+uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
+uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* Deletes what other writers have dropped. If that is more than their rings hold, it goes through a few slots at each call,
  * and until it has seen all, each look-up asks for itself. */
 void shms_delete_dropped(struct shms_writer *w);
 /* The rest at once, for calls that list. It may yield the mutex: SHMS_ECLOSED */
 int shms_delete_all_dropped(struct shms_writer *w);
-/* D1, if another writer has dropped what is in this own slot. */
-bool shms_delete_if_dropped(struct shms_writer *w, uint32_t slot);
 
 #endif

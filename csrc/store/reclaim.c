@@ -33,6 +33,7 @@ enum { AGAIN = 1 }; /* the caller searches again */
 #define NEAR 64            /* objects that a search visits from the hand on */
 #define BUDGET 64          /* reads of a rank's words between two yields; a survey finishes its zone first */
 #define FORGET_AT_ONCE 128 /* victims between two yields */
+#define LINGER_AT_ONCE 64
 #define SWEEP_AT_ONCE                                                                                                  \
     16384 /* lease entries that one call checks if no entry is free; the next call continues behind them */
 #define ASK_AFTER 64       /* leases; a rank may be busy as long as fewer have been opened since */
@@ -40,9 +41,7 @@ enum { AGAIN = 1 }; /* the caller searches again */
 /* failed searches before the store counts as full: its readers are then faster than the search */
 #define MAX_SEARCHES 1000
 
-/* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield in a hit, which does not
- * hold `placing`, the writer may be closed. Nothing may be stored then. */
-static bool yield_mutex(struct shms_writer *w) {
+bool shms_reclaim_yield(struct shms_writer *w) {
     bool others = shms_writer_yield(w);
     if (others)
         shms_reclaim_begin(w);
@@ -50,7 +49,7 @@ static bool yield_mutex(struct shms_writer *w) {
 }
 
 /* Where the next victims are listed: their final place. They are not protected: the stack has room for all slots but those
- * that keys.c lists behind it. */
+ * that linger, behind it. */
 static uint32_t *victims_of(struct shms_writer *w) { return w->free_slots + w->n_free_slots; }
 
 /* W2 to W4: frees the slots of all n victims, or none (SHMS_EFULL). They are still in the ring then, and
@@ -109,7 +108,7 @@ static bool forget(struct shms_writer *w, uint32_t first, uint32_t n) {
         shms_kinds_leave(&w->kinds, s);
         w->free_slots[w->n_free_slots++] = s;
         if (i % FORGET_AT_ONCE == 0)
-            others |= yield_mutex(w);
+            others |= shms_reclaim_yield(w);
     }
     return others;
 }
@@ -295,7 +294,7 @@ static int survey_and_refuse(struct shms_writer *w, int code) {
     for (int64_t allowed = BUDGET; shms_zones_find(&w->zones, 0, w->ring.capacity, 0, UINT64_MAX, SHMS_ANY,
                                                    &(int64_t){allowed}, &at, &longest) < 0;
          allowed = raise_budget(allowed))
-        if (yield_mutex(w) && w->closed)
+        if (shms_reclaim_yield(w) && w->closed)
             return SHMS_ECLOSED;
     return refuse(w, code, longest);
 }
@@ -403,7 +402,7 @@ static int search_space(struct shms_writer *w, uint64_t span, uint32_t kind, shm
                 shms_zones_stale(&w->zones, z);
             shms_reclaim_begin(w);
         }
-        yield_mutex(w);
+        shms_reclaim_yield(w);
     }
     return survey_and_refuse(w, SHMS_EFULL);
 }
@@ -476,4 +475,36 @@ void shms_reclaim_slot(struct shms_writer *w, uint32_t slot) {
     shms_zones_stale_slot(&w->zones, slot);
     if (shms_may_go(w, slot) && evict(w, slot, shms_ring_start(&w->ring, slot) + 1, &behind) == SHMS_OK)
         shms_ring_gap_before(&w->ring, behind);
+}
+
+/* The slots of deleted objects that are protected, behind the stack of free slots, which has room for all. */
+static uint32_t *lingering(const struct shms_writer *w, uint32_t i) {
+    return &w->free_slots[w->seg.layout.max_objects - 1 - i];
+}
+
+void shms_reclaim_lingering(struct shms_writer *w) {
+    for (uint32_t i = w->lingering, n = 1; i-- > 0; n++) {
+        uint32_t s = *lingering(w, i);
+        if (!shms_key_kept(w, shms_slot_hash(w, s))) {
+            *lingering(w, i) = *lingering(w, --w->lingering);
+            shms_protect_slot(w, s, false);
+            shms_reclaim_slot(w, s);
+        }
+        if (n % LINGER_AT_ONCE == 0 && shms_reclaim_yield(w)) {
+            if (w->closed)
+                return;
+            i = i < w->lingering ? i : w->lingering;
+        }
+    }
+}
+
+void shms_delete_slot(struct shms_writer *w, uint32_t slot) {
+    shms_slot *s = shms_writer_slot(w, slot);
+    shms_forget_key(w, SHMS_EVENT_DELETED, slot);
+    SHMS_STEP("D1"); /* before the key can be put again: a successor must not find it twice */
+    atomic_store_explicit(&s->flags, shms_get(&s->flags) | SHMS_SLOT_DELETED, memory_order_release);
+    w->ring.used[slot] = 0;
+    if (w->protected[slot])
+        *lingering(w, w->lingering++) = slot;
+    shms_reclaim_slot(w, slot);
 }

@@ -11,9 +11,9 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "adopt.h"
 #include "crc.h"
 #include "step.h"
-#include "writer.h"
 
 static int next_secret(struct shms_writer *w, uint64_t *out) {
     if (w->n_random == 0) {

@@ -1,6 +1,6 @@
 /*
  * writer.h - the writer's private state. These share it: writer.c (create, recover, close), tickets.c (puts),
- * handouts.c (references and leases), keys.c (calls by key) and reclaim.c (eviction). All of it can be rebuilt from the
+ * handouts.c (references and leases), directory.c (key -> slot), keys.c (calls by key) and reclaim.c (eviction). All of it can be rebuilt from the
  * segment.
  */
 #ifndef SHMS_WRITER_H
@@ -63,7 +63,8 @@ struct shms_writer {
     shms_kept *kept; /* protected keys: a hash table of 2^n cells */
     uint32_t kept_cells, kept_used, n_kept;
     uint8_t *protected;   /* per slot: is it protected? */
-    uint32_t lingering; /* protected slots whose objects are deleted; they are listed behind that stack, see keys.c */
+    uint32_t
+        lingering; /* protected slots whose objects are deleted; they are listed behind that stack, see reclaim.c */
     uint32_t *free_slots; /* stack */
     uint32_t n_free_slots;
     uint32_t unfinished; /* tickets that have not ended, each with a slot in WRITING */
@@ -124,6 +125,13 @@ void shms_reclaim_leases(struct shms_writer *w);
 void shms_reclaim_list(struct shms_writer *w, uint32_t slot);
 /* Frees the slot at once if nobody holds it. */
 void shms_reclaim_slot(struct shms_writer *w, uint32_t slot);
+/* Deletes a LIVE object that is not deleted. */
+void shms_delete_slot(struct shms_writer *w, uint32_t slot);
+/* Reclaims deleted objects whose keys are no longer protected. May yield the mutex. */
+void shms_reclaim_lingering(struct shms_writer *w);
+/* Yields the mutex to waiting threads, and forgets what was probed of the ranks. After a yield without `placing`, the
+ * writer may be closed. Nothing may be stored then. */
+bool shms_reclaim_yield(struct shms_writer *w);
 
 /* ---- tickets.c ---- */
 
@@ -151,30 +159,31 @@ void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_
 /* Ends an open lease on the object in `slot`. */
 void shms_end_lease(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
-/* ---- keys.c; the mutex is held, except for the first two ---- */
+/* ---- directory.c; the mutex is held, except for the first ---- */
 
 int shms_key_ok(const char *key, uint32_t key_len);
-int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* The slot of this key and its hash, or SHMS_NONE; the second one only if the object may be handed out. */
-uint32_t shms_find(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
-uint32_t shms_find_live(struct shms_writer *w, uint64_t hash, const char *key, uint32_t key_len);
 /* Counts an event, and records it if there is a log: SHMS_EVENT_PUT, _EVICTED or _DELETED. */
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot);
+/* The position behind the last event; see events.h. */
+uint64_t shms_event_position(const struct shms_writer *w);
 /* Removes the slot's key from the index. `kind`: why it leaves. */
 void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot);
 /* The hash of a key, as in index.h, and of the slot's key. */
 uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len);
 uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot);
-/* Deletes a LIVE object that is not deleted. */
-void shms_delete_slot(struct shms_writer *w, uint32_t slot);
 /* Is the key of this hash protected? */
 bool shms_key_kept(const struct shms_writer *w, uint64_t hash);
 /* Protects the object that is, or will be, stored under the key. False: there is no memory. */
 bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len);
 /* Ends one protection of the key, and returns true. shms_reclaim_lingering must follow, once for several calls. */
 bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len);
-/* Reclaims deleted objects whose keys are no longer protected. May yield the mutex. */
-void shms_reclaim_lingering(struct shms_writer *w);
+/* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
+ * deleted while its key was: the caller may have handed the object out. */
+void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on);
+
+/* ---- keys.c ---- */
+
+int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t key_len);
 
 /* ---- writer.c ---- */
 

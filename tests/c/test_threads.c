@@ -6,6 +6,7 @@
  */
 #include <pthread.h>
 
+#include "store/adopt.h"
 #include "store/batch.h"
 #include "support.h"
 

@@ -1,0 +1,105 @@
+/*
+ * directory.c - which key is in which slot, which keys are protected, and the record of what comes and goes.
+ */
+#include <stdlib.h>
+
+#include "writer.h"
+
+int shms_key_ok(const char *key, uint32_t key_len) {
+    return key && key_len > 0 && key_len <= SHMS_MAX_KEY ? SHMS_OK : SHMS_EINVAL;
+}
+
+uint64_t shms_key_hash(const struct shms_writer *w, const char *key, uint32_t key_len) {
+    return shms_hash_key(w->index.seed, key, key_len);
+}
+
+uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot) {
+    const shms_slot *s = shms_writer_slot(w, slot);
+    return shms_key_hash(w, (const char *)w->seg.data + shms_get(&s->offset), shms_slot_key_len(s));
+}
+
+uint64_t shms_event_position(const struct shms_writer *w) {
+    const shms_word *c = w->seg.writer->counters;
+    return w->seg.sb->created_ns / 1000 + shms_get(&c[SHMS_C_PUTS]) + shms_get(&c[SHMS_C_EVICTIONS]) +
+           shms_get(&c[SHMS_C_DELETES]) + shms_get(&w->seg.writer->epoch);
+}
+
+void shms_event_now(struct shms_writer *w, int kind, uint32_t slot) {
+    static const enum shms_counter counters[] = {
+        [SHMS_EVENT_PUT] = SHMS_C_PUTS, [SHMS_EVENT_EVICTED] = SHMS_C_EVICTIONS, [SHMS_EVENT_DELETED] = SHMS_C_DELETES};
+    const shms_slot *s = shms_writer_slot(w, slot);
+    if (w->events.cells)
+        shms_events_add(&w->events, shms_event_position(w), kind, shms_get(&s->id), w->seg.data + shms_get(&s->offset),
+                        shms_slot_key_len(s));
+    shms_count(w, counters[kind], 1);
+}
+
+void shms_forget_key(struct shms_writer *w, int kind, uint32_t slot) {
+    uint64_t hash = shms_slot_hash(w, slot);
+    shms_index_remove(&w->index, hash, slot);
+    shms_event_now(w, kind, slot);
+    if (kind == SHMS_EVENT_EVICTED) /* what was deleted would not be in a larger store either */
+        shms_ghosts_add(&w->ghosts, hash, shms_span(shms_get(&shms_writer_slot(w, slot)->length)),
+                        w->ring.used[slot] != 0);
+}
+
+void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on) {
+    w->protected[slot] = on;
+    shms_zones_stale_slot(&w->zones, slot);
+}
+
+static shms_kept *find_kept(const struct shms_writer *w, uint64_t hash) {
+    hash |= 1;
+    uint32_t i = (uint32_t)(hash >> 1) & (w->kept_cells - 1);
+    while (w->kept[i].hash && w->kept[i].hash != hash)
+        i = (i + 1) & (w->kept_cells - 1);
+    return &w->kept[i];
+}
+
+bool shms_key_kept(const struct shms_writer *w, uint64_t hash) { return w->n_kept && find_kept(w, hash)->times; }
+
+/* Rebuilds the table without keys that are no longer protected, so that at most half of it is in use. */
+static bool room_for_kept(struct shms_writer *w) {
+    shms_kept *before = w->kept;
+    uint32_t cells = w->kept_cells, wanted = 16;
+    if (2 * (w->kept_used + 1) <= cells)
+        return true;
+    while (wanted < 4 * (w->n_kept + 1))
+        wanted *= 2;
+    shms_kept *table = calloc(wanted, sizeof *table);
+    if (!table)
+        return false;
+    w->kept = table;
+    w->kept_cells = wanted;
+    w->kept_used = w->n_kept;
+    for (uint32_t i = 0; i < cells; i++)
+        if (before[i].times)
+            *find_kept(w, before[i].hash) = before[i];
+    free(before);
+    return true;
+}
+
+bool shms_protect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    if (!room_for_kept(w))
+        return false;
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    shms_kept *cell = find_kept(w, hash);
+    w->kept_used += cell->hash == 0;
+    w->n_kept += cell->times++ == 0;
+    cell->hash = hash | 1;
+    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
+    if (slot != SHMS_NONE && shms_get(&shms_writer_slot(w, slot)->state) != SHMS_FREE)
+        shms_protect_slot(w, slot, true);
+    return true;
+}
+
+bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len) {
+    uint64_t hash = shms_key_hash(w, key, key_len);
+    if (!shms_key_kept(w, hash) || --find_kept(w, hash)->times)
+        return true;
+    w->n_kept--;
+    uint32_t slot = shms_index_find(&w->index, hash, key, key_len);
+    if (slot != SHMS_NONE)
+        shms_protect_slot(w, slot, false);
+    return true;
+}
