@@ -220,7 +220,7 @@ def test_pickle_is_imported_by_its_own_serializer_alone() -> None:
 # Headers in order: each may include those of the rows above it only.
 ROWS = [
     {"store/step.h", "store/shmstore.h", "store/crc.h", "kv/errors.h"},
-    {"store/layout.h", "store/batch.h", "store/lock.h", "inspect/inspect.h", "kv/hashlist.h"},
+    {"store/layout.h", "store/batch.h", "inspect/inspect.h", "kv/hashlist.h"},
     {"store/segment.h", "store/slots.h", "kv/blockhash.h", "kv/blockpool.h"},
     {
         *("store/ring.h", "store/outlast.h", "store/index.h", "store/readers.h", "store/ref.h"),

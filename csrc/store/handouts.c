@@ -235,7 +235,7 @@ int64_t shms_writer_cancel_all(shms_writer *w) {
             break;
     }
     shms_zones_stale_all(&w->zones);
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     return ended;
 }
 

@@ -411,9 +411,9 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms
     w->passing = false;
     int rc = search_space(w, span, kind, out);
     if (rc && w->passing) { /* it may be over by now, or as soon as that writer runs */
-        shms_lock_leave(&w->mutex);
+        pthread_mutex_unlock(&w->mutex);
         sched_yield();
-        shms_lock_take(&w->mutex);
+        pthread_mutex_lock(&w->mutex);
         shms_reclaim_begin(w);
         rc = search_space(w, span, kind, out);
     }

@@ -8,6 +8,7 @@
 #include "writer.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -22,11 +23,67 @@ uint64_t shms_now_ns(void) {
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 
+/* Turns of a wait. The first ones spin, for tens of microseconds on most processors; the others give up the
+ * processor. */
+#define SPINS 2000
+#define YIELDS 200
+#define GRACE 1000
+
+static void wait_a_turn(int turn) {
+    if (turn >= SPINS)
+        sched_yield();
+    else
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#else
+        __asm__ volatile("yield");
+#endif
+}
+
+/* Spins first, because to sleep and wake takes longer than most waits. */
+static void wait_for_mutex(struct shms_writer *w, bool returning) {
+    for (int turn = 0; turn < SPINS + YIELDS; turn++) {
+        if ((returning || !atomic_load(&w->returning)) && pthread_mutex_trylock(&w->mutex) == 0)
+            return;
+        wait_a_turn(turn);
+    }
+    pthread_mutex_lock(&w->mutex);
+}
+
+static void take_mutex(struct shms_writer *w) {
+    if (!atomic_load(&w->returning) && pthread_mutex_trylock(&w->mutex) == 0)
+        return;
+    atomic_fetch_add(&w->waiting, 1);
+    wait_for_mutex(w, false);
+    atomic_fetch_sub(&w->waiting, 1);
+    atomic_fetch_add(&w->handovers, 1);
+}
+
+/* A mutex is not fair: a thread that unlocks it and locks it again is faster than those that wait. So a put, which
+ * needs it for long, lets one waiting thread go first, and then stays away for a while. After that the others let the
+ * put go first, because threads that hit without a pause would keep it out.
+ *
+ * A ticket lock would be fair by itself. But with more threads than cores each call then waits until a sleeping thread has
+ * woken up: 8 threads that hit on 2 cores did 0.07 million hits a second, where they do 2 million. */
+static void take_mutex_last(struct shms_writer *w) {
+    if (atomic_load(&w->waiting)) {
+        uint32_t before = atomic_load(&w->handovers);
+        for (int turn = 0; turn < SPINS + YIELDS && atomic_load(&w->waiting) && atomic_load(&w->handovers) == before;
+             turn++)
+            wait_a_turn(turn);
+        for (int turn = 0; turn < GRACE; turn++)
+            wait_a_turn(0);
+    }
+    atomic_fetch_add(&w->returning, 1);
+    wait_for_mutex(w, true);
+    atomic_fetch_sub(&w->returning, 1);
+}
+
 bool shms_writer_yield(struct shms_writer *w) {
-    if (shms_lock_asked(&w->mutex) == 1)
+    if (atomic_load(&w->waiting) == 0)
         return false;
-    shms_lock_leave(&w->mutex);
-    shms_lock_take(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
+    take_mutex_last(w);
     return true;
 }
 
@@ -35,18 +92,18 @@ int shms_writer_enter(struct shms_writer *w) {
         return SHMS_ECLOSED;
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* first: a child may have a locked mutex */
         return SHMS_EFORKED;
-    shms_lock_take(&w->mutex);
+    take_mutex(w);
     if (!w->closed) {
         if (w->seg.layout.n_writers > 1)
             shms_delete_dropped(w);
         return SHMS_OK;
     }
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     return SHMS_ECLOSED;
 }
 
 int shms_writer_leave(struct shms_writer *w, int rc) {
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     return rc;
 }
 
@@ -56,13 +113,13 @@ int shms_writer_enter_to_place(struct shms_writer *w) {
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed))
         return SHMS_EFORKED;
     pthread_mutex_lock(&w->placing);
-    shms_lock_take(&w->mutex);
+    take_mutex_last(w);
     if (!w->closed) {
         if (w->seg.layout.n_writers > 1)
             shms_delete_dropped(w);
         return SHMS_OK;
     }
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     pthread_mutex_unlock(&w->placing);
     return SHMS_ECLOSED;
 }
@@ -71,10 +128,10 @@ int shms_writer_enter_to_end(struct shms_writer *w) {
     int rc = shms_writer_enter(w);
     if (rc != SHMS_ECLOSED || !w)
         return rc;
-    shms_lock_take(&w->mutex);
+    pthread_mutex_lock(&w->mutex);
     if (w->unfinished)
         return SHMS_OK;
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     return SHMS_ECLOSED;
 }
 
@@ -136,7 +193,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
     shms_writer_table *t = w->seg.writer;
     uint64_t hands[SHMS_AREAS] = {shms_get(&t->hand), shms_get(&t->small_hand)};
     shms_zones_init(&w->zones, at, &w->ring, zones, holders, shms_reclaim_look, w);
-    w->zones.lock = &w->mutex;
+    w->zones.wanted = &w->waiting;
     w->peers = (shms_peer *)(at += zones_size);
     w->polled_zones = (uint64_t *)(w->peers + peers);
     shms_ring_init(&w->ring, at += polled_size, l, w->seg.slots, hands, order, count);
@@ -239,6 +296,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
         return rc;
     }
     pthread_mutex_init(&w->placing, NULL);
+    pthread_mutex_init(&w->mutex, NULL);
     if (!options && keep)
         shms_set(&w->seg.writer->disposable, 2); /* its name was asked for */
     if (!options) { /* after V2, which readers may be waiting for, and B4, for which others may not wait */
@@ -280,7 +338,7 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
     w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
         shms_segment_unlock(&w->seg, w->unlinks);
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     pthread_mutex_unlock(&w->placing);
     return SHMS_OK;
 }
@@ -353,7 +411,7 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};
     shms_tier_read(t->tier, &out->tier);
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
 }
 
@@ -482,7 +540,7 @@ int shms_writer_valid(shms_writer *w) {
     if (rc)
         return rc;
     rc = check(w);
-    shms_lock_leave(&w->mutex);
+    pthread_mutex_unlock(&w->mutex);
     pthread_mutex_unlock(&w->placing);
     return rc;
 }

@@ -49,7 +49,10 @@ struct shms_writer {
     shms_segment seg;
     uint64_t damaged; /* arenas passed by; one bit each */
     pthread_mutex_t placing; /* held while looking for a place; taken before the other */
-    shms_lock mutex; /* guards everything below, and every word that the writer writes */
+    pthread_mutex_t mutex; /* guards everything below, and every word that the writer writes */
+    _Atomic uint32_t waiting; /* threads that wait for the mutex, except those that look for a place */
+    _Atomic uint32_t handovers;  /* how many times one of these has taken it */
+    _Atomic uint32_t returning; /* puts that have let another thread go first and want the mutex back */
     bool closed;
     bool unlinks; /* closed, and removes the name once it has unlocked, if no other writer lives */
     shms_ring ring;

@@ -98,7 +98,7 @@ static void survey(shms_zones *z, uint32_t zone, int64_t *budget) {
 }
 
 static bool budget_used_up(const shms_zones *z, const int64_t *budget) {
-    return *budget <= 0 && (!z->lock || shms_lock_asked(z->lock) > 1);
+    return *budget <= 0 && (!z->wanted || atomic_load_explicit(z->wanted, memory_order_relaxed));
 }
 
 bool shms_zones_survey(shms_zones *z, int64_t *budget) {

@@ -23,7 +23,6 @@
 #ifndef SHMS_ZONES_H
 #define SHMS_ZONES_H
 
-#include "lock.h"
 #include "ring.h"
 
 /* How an object is held: not at all, by the writer only, or by others: ranks, and if there are several writers, those. If
@@ -47,7 +46,7 @@ typedef struct shms_zones {
     uint64_t total_free, total_kept;
     shms_look *look;
     void *context;
-    const shms_lock *lock; /* a budget counts only if other threads wait for it; NULL: always */
+    _Atomic uint32_t *wanted; /* a budget counts only if this is not 0; NULL: always */
 } shms_zones;
 
 uint64_t shms_zones_memory(uint32_t n_zones, uint32_t n_holders);

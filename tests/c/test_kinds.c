@@ -446,13 +446,13 @@ static void *ask(void *arg) {
     return NULL;
 }
 
-static uint32_t yields, last_turn;
+static uint32_t yields, last_handovers;
 static bool fresh;
 static void count_yields(const char *label) {
     if (strcmp(label, "W1a"))
         return;
-    yields += !fresh && w->mutex.serving != last_turn;
-    last_turn = w->mutex.serving;
+    yields += !fresh && w->handovers != last_handovers;
+    last_handovers = w->handovers;
     fresh = false;
 }
 
