@@ -41,9 +41,9 @@ def running(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 def until(holds: Callable[[], bool], seconds: float = 30) -> bool:
     deadline = time.monotonic() + seconds
-    while not holds() and time.monotonic() < deadline:
+    while not (held := holds()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    return holds()
+    return held
 
 
 def hits_of_four(server: Server, expected: list[list[int]]) -> list[int]:
