@@ -300,10 +300,12 @@ void shms_delete_dropped(struct shms_writer *w) {
 }
 
 int shms_delete_all_dropped(struct shms_writer *w) {
-    while (w->scan_left) {
-        shms_reclaim_begin(w);
-        scan(w, SCAN_AT_ONCE);
-        if (shms_writer_yield(w) && w->closed)
+    shms_reclaim_begin(w);
+    for (uint32_t s = w->scan_left; s-- > 0;) { /* once, however often another thread falls behind meanwhile */
+        delete_if_dropped(w, s);
+        if (w->scan_left == s + 1)
+            w->scan_left = s;
+        if (s % SCAN_AT_ONCE == 0 && shms_reclaim_yield(w) && w->closed)
             return SHMS_ECLOSED;
     }
     return SHMS_OK;

@@ -474,6 +474,37 @@ static void what_was_dropped_is_gone_before_the_owner_has_deleted_it(void) {
     }
 }
 
+static shms_writer *lister;
+static void falls_behind_again(
+    const char *label) { /* as another thread of the owner would, beside a writer that lies */
+    if (strcmp(label, "D1") == 0)
+        lister->scan_left = (uint32_t)lister->seg.layout.max_objects;
+}
+
+static void a_list_ends_however_often_the_owner_falls_behind(void) {
+    shms_options o = {.capacity = 1 << 20, .n_readers = 1, .max_objects = 2000, .n_writers = 2};
+    const char *name = store_name("behind");
+    char key[8];
+    CHECK_EQ(SHMS_OK, shms_writer_create(&writers[0], name, &o));
+    CHECK_EQ(SHMS_OK, shms_writer_join(&writers[1], name, 1, NULL));
+    for (int i = 0; i < 2000; i++) {
+        snprintf(key, sizeof key, "k%04d", i);
+        put(0, key, 100, NULL);
+    }
+    CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1]));
+    lister = writers[0];
+    shms_step_hook = falls_behind_again;
+    CHECK_EQ(0, shms_writer_count(writers[0]));
+    shms_step_hook = NULL;
+    CHECK_EQ(2000, lister->scan_left); /* it begins again, and finds nothing */
+    CHECK_EQ(0, shms_writer_count(writers[0]));
+    CHECK_EQ(0, lister->scan_left);
+    for (int i = 0; i < 2; i++) {
+        shms_writer_close(writers[i], 1);
+        shms_writer_free(writers[i]);
+    }
+}
+
 static void what_a_writer_dropped_as_it_died_is_told_by_its_successor(void) {
     uint8_t ref[SHMS_REF_SIZE];
     open_all(1);
@@ -505,6 +536,7 @@ int main(void) {
     dropped_objects_are_found_however_far_the_owner_is_behind();
     what_a_writer_dropped_as_it_died_is_told_by_its_successor();
     what_was_dropped_is_gone_before_the_owner_has_deleted_it();
+    a_list_ends_however_often_the_owner_falls_behind();
     CHECK_EQ(0, store_names_left());
     return 0;
 }
