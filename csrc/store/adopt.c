@@ -186,8 +186,6 @@ int shms_keep_elsewhere(struct shms_writer *w, const char *key, uint32_t key_len
                         : SHMS_NONE;
     if (slot == SHMS_NONE)
         return 0;
-    if (!shms_writer_has_numbers(w))
-        return SHMS_ECORRUPT;
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE)

@@ -44,8 +44,6 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
         shms_count(w, SHMS_C_MISSES, 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
-    if (!shms_writer_has_numbers(w))
-        return shms_writer_leave(w, SHMS_ECORRUPT);
     shms_reclaim_begin(w);
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE) {

@@ -344,8 +344,8 @@ uint64_t shms_layout_check(const shms_superblock *sb);
  * version or architecture, or never published. SHMS_ECORRUPT: our version, but inconsistent. */
 int shms_layout_read(shms_layout *out, const shms_superblock *sb, uint64_t file_size);
 
-/* The two counters start at 1 and would take centuries to reach INT64_MAX, so a larger value is damage. So is a position
- * in the events, a sum of four, that could exceed it. A death between L1 and L3 leaves one lease number that is not
+/* What counts up would take centuries to reach 2^61, so a larger value is damage: of ids, leases, and the four counters
+ * whose sum is a position in the events. No call needs to look for an overflow afterwards. A death between L1 and L3 leaves one lease number that is not
  * published, and V4 publishes it. */
 bool shms_counters_valid(const shms_writer_table *t);
 

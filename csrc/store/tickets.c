@@ -49,8 +49,6 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     uint64_t hash = shms_key_hash(w, key, key_len);
     if (shms_find(w, hash, key, key_len) != SHMS_NONE)
         return SHMS_EEXISTS;
-    if (!shms_writer_has_numbers(w))
-        return SHMS_ECORRUPT;
     int rc = next_secret(w, &secret);
     if (rc)
         return rc;

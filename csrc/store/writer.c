@@ -159,11 +159,6 @@ static int settle_slots(struct shms_writer *w) {
     return shms_slots_valid(w->seg.slots, (uint32_t)l->max_objects, l->capacity, shms_get(&w->seg.writer->next_id));
 }
 
-bool shms_writer_has_numbers(const struct shms_writer *w) {
-    const shms_writer_table *t = w->seg.writer;
-    return shms_get(&t->next_id) < INT64_MAX && shms_get(&t->next_lease) + w->leased < INT64_MAX;
-}
-
 /* Builds the private memory from the segment. */
 static int build(struct shms_writer *w, bool keep_leases) {
     const shms_layout *l = &w->seg.layout;

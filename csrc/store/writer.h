@@ -204,9 +204,6 @@ int shms_writer_enter_to_end(struct shms_writer *w);
 void shms_writer_ticket_ended(struct shms_writer *w);
 /* Yields the mutex to a waiting thread, and takes it again. False: no thread waits. */
 bool shms_writer_yield(struct shms_writer *w);
-/* Is there a number for one more object and one more lease? If not, the call fails with SHMS_ECORRUPT, because a
- * successor would refuse a larger number. */
-bool shms_writer_has_numbers(const struct shms_writer *w);
 uint64_t shms_now_ns(void); /* CLOCK_REALTIME, to the tick */
 
 #endif

@@ -66,7 +66,7 @@ def _error(code: int) -> Exception:
         )
     if code == lib.SHMS_ECORRUPT:
         return errors.CorruptStoreError(
-            "the store's tables contradict each other, or a number in them is near 2^63, where only damage leads",
+            "the store's tables contradict each other",
             hint="`shmstore verify NAME` names contradictions; remove the store with `shmstore gc --yes --force NAME`",
         )
     if code == lib.SHMS_EOPTIONS:

@@ -140,17 +140,15 @@ def creating(name: str, waited: float) -> WriterActiveError:
 
 def damaged(name: str, arena: int | None) -> CorruptStoreError:
     """Return the error for a store that is damaged, or whose arena is; `ANY_ARENA`: each that has no living writer."""
-    hint, where = "`shmstore gc --yes --force NAME` removes it", ""
+    hint, where = "remove it with `shmstore gc --yes --force NAME`", ""
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else its superblock is
         n_writers = inspector.facts()["n_writers"]
         alive = [inspector.facts(number)["writer_alive"] for number in range(n_writers)]
         if n_writers > 1:
             free = [number for number in range(n_writers) if not alive[number]]
             numbers = free if arena == native.ANY_ARENA else [arena or 0]
-
             where = f"arena{'s' if len(numbers) > 1 else ''} {listed(numbers)} of "
-        if any(alive):
-            hint = "join another arena, or close all writers and `open` the store, which creates it again"
+            hint = f"join another arena; or close all its writers, and {hint}"
     return CorruptStoreError(
         f"the tables of {where}store {shown(name)} contradict themselves",
         hint=f"`shmstore verify NAME` says what is wrong; {hint}",

@@ -883,7 +883,7 @@ def test_a_damaged_arena_of_a_dead_peer_is_passed_by_and_named(
         partial(ObjectStoreWriter.join, name, 1),
         partial(ObjectStoreWriter.open, name, **OPTIONS, n_writers=3),
     ):
-        with raises(CorruptStoreError, names=[name, "arena 1"]):
+        with raises(CorruptStoreError, names=[name, "arena 1"], hint=["gc --yes --force"]):
             again()
     assert {1} == {finding.writer for finding in verify(name).findings if finding.wrong}
     assert "(writer 1)" in " ".join(line for line in piped("dump", name).out.splitlines() if "damaged" in line)

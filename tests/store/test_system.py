@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, StoreFullError, WriterActiveError, errors
-from shmstore.inspect import StoreInspector, find_segments, look_at
+from shmstore.inspect import StoreInspector, find_segments, look_at, verify
 from tests.layout import FIELDS
 from tests.store.test_segments import mount_small, put_word
 from tests.support import SHM, Stores, bits, crowd, in_child, raises, random_tensor, segments, store_name
@@ -414,25 +414,29 @@ def test_a_user_is_a_number(planted: Path, uid: Any) -> None:
 
 
 @pytest.mark.parametrize("field", ["next_id", "next_lease"])
-def test_what_one_recover_accepts_and_a_put_leaves_the_next_accepts_too(
-    stores: Stores, planted: Path, field: str
-) -> None:
-    put_word(planted, FIELDS[field], 2**63 - 3)
-    if field == "next_lease":
-        put_word(planted, FIELDS["published"], 2**63 - 3)
+def test_a_number_that_no_store_counts_to_is_damage(stores: Stores, planted: Path, field: str) -> None:
+    largest = 2**61 - 1
+
+    def plant(number: int) -> None:
+        put_word(planted, FIELDS[field], number)
+        if field == "next_lease":
+            put_word(planted, FIELDS["published"], number)
+
+    plant(largest)
     writer = stores.recover(planted.name)
-    put = 0
-    with raises(errors.CorruptStoreError, names=["2^63"], hint=["gc --yes --force"]):
-        for put in range(10):
-            writer.put(f"k{put}", put)
-    assert 2 == put
-    if field == "next_lease":
-        with pytest.raises(errors.CorruptStoreError):
-            writer.get_cached("k0")
+    for number in range(10):
+        writer.put(f"k{number}", number)
+        writer.get_cached(f"k{number}")
+    writer.check_valid()
     writer.close(unlink=False)
-    again = stores.recover(planted.name)
-    assert ["k0", "k1"] == again.keys()
-    again.check_valid()
+    for number in (largest + 1, 2**63 - 3, 2**64 - 1):
+        plant(number)
+        assert [finding for finding in verify(planted.name).findings if finding.wrong]
+        with raises(errors.CorruptStoreError, names=[planted.name], hint=["gc --yes --force"]):
+            stores.recover(planted.name)
+    again = stores.keep(ObjectStoreWriter.open(planted.name, capacity=4096, n_readers=1))
+    assert 0 == again.recovered
+    again.put("k", 1)
 
 
 # ---- a handle that is wrong
