@@ -143,7 +143,7 @@ def _listen(path: str) -> socket.socket:
             listener.bind(path)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise
+                raise OSError(error.errno, error.strerror, path) from None
             if not _is_dead(path):
                 taken = "another relay or file is here; end or remove it, or pass another path (--socket)"
                 raise FileExistsError(errno.EEXIST, taken, path) from None

@@ -437,6 +437,12 @@ def test_what_has_the_path_stays_and_the_error_says_what_to_do(host: Host, tmp_p
         assert path.lstat() == before
 
 
+def test_a_folder_that_is_missing_is_named(host: Host, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        Relay(host.writer, host.tier, tmp_path / "none" / "socket")
+    assert str(tmp_path / "none" / "socket") == caught.value.filename
+
+
 def test_it_survives_that_no_file_descriptor_is_free(
     host: Host, elsewhere: Elsewhere, caplog: pytest.LogCaptureFixture
 ) -> None:

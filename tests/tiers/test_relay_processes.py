@@ -270,3 +270,17 @@ def test_a_wrong_url_is_refused_before_a_store_is_made(capfd: pytest.CaptureFixt
     assert main(["relay", "--tier", "nothing://here", "--store", name, *create]) == 1
     assert "nothing" in capfd.readouterr().err
     assert not (SHM / name).exists()
+
+
+def test_its_operator_sees_what_it_logs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "tier").touch()  # not a folder: each fetch fails
+    with ExitStack() as stack:
+        name = store_name()
+        stack.enter_context(ObjectStoreWriter.create(name, capacity=MIB, n_readers=1, n_writers=2))
+        relay = RelayProcess(name, tmp_path, stack).listening()
+        client = RelayClient(relay.socket, wait=0.1)
+        stack.callback(client.close)
+        with pytest.raises(CacheMissError), client.bringing() as conversation:
+            conversation.bring("none")
+        assert relay.end() == 0
+    assert f"{tmp_path}/tier" in capfd.readouterr().err

@@ -1,6 +1,7 @@
 """`shmstore relay`: brings objects of other hosts into the store of this one, for its workers."""
 
 import argparse
+import logging
 import signal
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -62,6 +63,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if url is None:
         return complain("relay", NO_TIER, EXIT_USAGE)
     path = relay_path(arguments.store) if arguments.socket is None else checked_path(arguments.socket)
+    logging.basicConfig(format="%(asctime)s shmstore relay: %(levelname)s: %(message)s")  # to stderr, from warnings on
     with ExitStack() as stack:
         try:
             back_end = open_tier(url)
