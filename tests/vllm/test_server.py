@@ -178,7 +178,8 @@ def test_a_server_that_is_killed_leaves_its_items_to_the_next_one_of_its_name(
             assert (200, [expected[number]]) == one.ask(photograph(number))
         puts = one.store().facts.puts
         assert until(lambda: 0 == one.store().facts.open_leases)
-        lost = one.send(photograph(0), max_tokens=2000)
+        one.worker().suspend()  # a busy engine may leave this process no processor until the request is over
+        lost = one.send(photograph(0))
         assert until(lambda: 1 == one.store().facts.open_leases)
         change_processor(own)
     finally:
