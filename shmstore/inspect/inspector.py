@@ -37,6 +37,7 @@ __all__ = ["StoreInspector", "facts_from"]
 _MAX_SHOWN_KEY = 65536
 _Figures: TypeAlias = tuple[int, int, int | None]
 _COUNTS = [field.name for field in fields(Counts)]
+_LIMITS = {"used_bytes": "capacity", "objects": "max_objects", "open_leases": "max_leases"}
 
 
 def seconds(ns: int) -> float:
@@ -51,8 +52,11 @@ def _bits(words: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _writer(index: int, raw: dict[str, Any]) -> WriterInfo:
+    possible = {name: min(raw[name], raw[limit]) for name, limit in _LIMITS.items()}  # damaged tables say anything
     return WriterInfo(
-        **{name: raw[name] for name in _COUNTS} | {"moving": bool(raw["moving"]), "tier": tier_stats(raw["tier"])},
+        **{name: raw[name] for name in _COUNTS}
+        | possible
+        | {"moving": bool(raw["moving"]), "tier": tier_stats(raw["tier"])},
         index=index,
         state="alive" if raw["writer_alive"] else "frozen" if raw["writer_epoch"] else "free",
         pid=raw["writer_pid"] if raw["writer_epoch"] else None,

@@ -138,11 +138,11 @@ def _from_object(inspector: StoreInspector, slot: SlotInfo, facts: StoreFacts) -
 
 
 def damage(inspector: StoreInspector) -> dict[int, str]:
-    """Return, for each writer whose arena is damaged, the first thing that is wrong there; empty for a store of one."""
+    """Return, for each writer whose arena is damaged, the first thing that is wrong there."""
     found: dict[int, str] = {}
     for finding in _from_tables(inspector, inspector.facts()):
-        if finding.wrong and finding.writer is not None:
-            found.setdefault(finding.writer, finding.text)
+        if finding.wrong:
+            found.setdefault(finding.writer or 0, finding.text)
     return found
 
 

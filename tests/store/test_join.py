@@ -33,7 +33,7 @@ from shmstore.bindings import inspect as native
 from shmstore.bindings.hidden import hidden
 from shmstore.bindings.inspect import probe
 from shmstore.bindings.store import MAX_WRITERS
-from shmstore.inspect import verify
+from shmstore.inspect import StoreInspector, verify
 from shmstore.store import leftovers
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
@@ -866,7 +866,8 @@ def dead(name: str, n_writers: int, damaged: Iterable[int]) -> int:
 
 
 def damage(name: str, index: int) -> None:
-    poke(SHM / name, of_writer(SHM / name, index, FIELDS["next_id"]), 1 << 63)
+    for field in ("next_id", "objects", "used_bytes", "open_leases"):
+        poke(SHM / name, of_writer(SHM / name, index, FIELDS[field]), 1 << 63)
 
 
 def test_a_damaged_arena_of_a_dead_peer_is_passed_by_and_named(
@@ -887,6 +888,14 @@ def test_a_damaged_arena_of_a_dead_peer_is_passed_by_and_named(
             again()
     assert {1} == {finding.writer for finding in verify(name).findings if finding.wrong}
     assert "(writer 1)" in " ".join(line for line in piped("dump", name).out.splitlines() if "damaged" in line)
+    listed = piped("ls")
+    assert 1 == listed.status
+    assert [True] == ["writer 1" in line for line in listed.err.splitlines() if name in line]
+    with StoreInspector.open(name) as inspector:
+        facts = inspector.facts()
+    assert facts.objects <= facts.max_objects
+    assert facts.used_bytes <= facts.capacity
+    assert facts.open_leases <= facts.max_leases
 
 
 def test_a_store_is_created_again_only_where_each_arena_is_damaged(

@@ -1,11 +1,15 @@
 """`shmstore ls`: lists the stores of this host."""
 
 import argparse
+from contextlib import suppress
+from dataclasses import replace
 
 from shmstore.cli.command import EXIT_OK, EXIT_WRONG, Command
 from shmstore.cli.commands.common import add_json, age, complain, print_json, ratio, size, writers
 from shmstore.cli.commands.tables import make_console, make_fitting_table
-from shmstore.inspect import SegmentInfo, find_segments
+from shmstore.errors import ShmStoreError
+from shmstore.inspect import SegmentInfo, StoreInspector, find_segments
+from shmstore.inspect.verify import damage
 
 
 def owner(info: SegmentInfo) -> str:
@@ -13,6 +17,15 @@ def owner(info: SegmentInfo) -> str:
     if info.state == "unreadable":
         return f"user {info.owner_uid}"
     return writers(info.facts.writers) if info.facts else "alive" if info.writer_alive else "dead"
+
+
+def _checked(info: SegmentInfo) -> SegmentInfo:
+    """Return the same with state "damaged" if the tables of an arena contradict each other."""
+    if info.state == "ok":
+        with suppress(ShmStoreError, OSError), StoreInspector.open(info.name) as inspector:  # it has gone since
+            for problem in damage(inspector).values():
+                return replace(info, state="damaged", problem=problem)
+    return info
 
 
 def _state(info: SegmentInfo) -> str:
@@ -60,7 +73,7 @@ def _as_json(info: SegmentInfo) -> dict[str, object]:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    segments = find_segments()
+    segments = [_checked(info) for info in find_segments()]
     damaged = [info for info in segments if info.state == "damaged"]
     if arguments.json:
         print_json({"ok": not damaged, "segments": [_as_json(info) for info in segments]})
