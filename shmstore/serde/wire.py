@@ -94,7 +94,7 @@ def parse(meta: bytes, ext_hook: Callable[[int, bytes], Any]) -> Any:
     except CorruptStoreError:  # a ValueError, from the hook
         raise
     except (ValueError, TypeError, OverflowError, msgpack.UnpackException) as error:
-        raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error)}") from error
+        raise CorruptStoreError(f"the meta bytes are not msgpack: {cut(error) or type(error).__name__}") from error
 
 
 def are_numbers(items: Collection[Any]) -> bool:

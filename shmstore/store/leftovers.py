@@ -92,7 +92,10 @@ def _ask_for_space(old: os.stat_result, freed: bool, asked: Options) -> None:
     shm = os.statvfs(DIRECTORY)
     free = shm.f_bavail * shm.f_frsize + freed * old.st_blocks * 512
     if shm.f_blocks and free < (needed := space_needed(asked)):  # no blocks: a tmpfs without a limit
-        raise StoreSpaceError(needed=needed, free=free)
+        counted = ", with what the old store of this name takes" if freed else ""
+        raise StoreSpaceError(
+            f"{StoreSpaceError.default_message}: {needed} bytes needed, {free} free{counted}", needed=needed, free=free
+        )
 
 
 def make_room(

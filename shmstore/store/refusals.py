@@ -256,7 +256,7 @@ def exists(name: str) -> StoreExistsError:
         if file.state in ("foreign", "blank"):
             return StoreExistsError(
                 f"{DIRECTORY}/{name} exists and {file.problem}",
-                hint="choose another name, or omit it; if nobody needs that file, remove it yourself, because "
+                hint="choose another name, or omit it; if nobody needs it, remove it yourself, because "
                 "shmstore gc does not",
             )
     return StoreExistsError(f"a store named {shown(name)} exists already")
@@ -274,7 +274,7 @@ def cannot_open(file: SegmentFile) -> LayoutMismatchError:
     store = f"store {shown(file.name)}"
     if file.state in ("foreign", "blank", "unreadable"):
         return LayoutMismatchError(
-            f"{DIRECTORY}/{file.name} {file.problem}", hint="choose another name, or remove that file yourself"
+            f"{DIRECTORY}/{file.name} {file.problem}", hint="choose another name, or remove it yourself"
         )
     if file.state in ("being created", "unfinished"):
         alive, dead = "wait for its writer to finish", "its writer died during it; shmstore gc removes the file"

@@ -105,6 +105,8 @@ class Incoming:
         self._payload: Any = None
         self.nbytes = 0
         """The size of the payload."""
+        self.begun = False
+        """Whether the tier had anything under the key."""
         self.moment = 0
         """When it was offered."""
         self.outdated = False
@@ -112,13 +114,9 @@ class Incoming:
         self.declined = False
         """Whether `wanted` did not want it, or the store had no room."""
 
-    @property
-    def begun(self) -> bool:
-        """Whether the tier had anything under the key."""
-        return self._head is not None
-
     def into(self, size: int) -> memoryview | None:
         """Return the memory for the head, and then for the payload if the head is whole; else None."""
+        self.begun = True
         if self._head is None:
             if not 0 <= size - _HEAD.size - _CRC.size <= self._writer._writer.max_object_size:
                 return None

@@ -180,8 +180,8 @@ class Conversation:
                 [key],
                 f"{listed([key])} is of another host, and the relay at {self._client.path} does not answer: "
                 f"{self._failed}",
-                hint="see that `shmstore relay` runs on this host for this store, and what it logs; or process the item "
-                "again here",
+                hint="see that `shmstore relay` runs on this host for this store, and what it logs; "
+                "or process the item again here",
             ) from self._failed
         if answer[:1] == FOUND and len(answer) == 1 + REF_SIZE:
             return ObjectRef(answer[1:])

@@ -26,6 +26,7 @@ from redis.connection import Connection, parse_url
 from redis.exceptions import RedisError
 
 from shmstore.errors import TierError, TierFullError, cut, listed, shown
+from shmstore.store.arguments import seconds_of
 from shmstore.tiers.arguments import check_key, check_keys, check_spans, take
 from shmstore.tiers.protocol import Into
 from shmstore.tiers.resp_connection import NUMBER, SIZE, RespConnection
@@ -58,7 +59,7 @@ class RespTier:
     """
 
     def __init__(self, url: str, *, timeout: float = 1.0, expire: int | None = None, connections: int = 4) -> None:
-        if not 0 < timeout < math.inf:
+        if not 0 < seconds_of("timeout", timeout) < math.inf:
             raise ValueError(f"timeout must be a positive number of seconds, not {shown(timeout)}")
         if expire is not None and expire < 1:
             raise ValueError(f"expire must be at least 1 second or None, not {shown(expire)}")
@@ -68,8 +69,12 @@ class RespTier:
         self._expire = () if expire is None else (b"EX", b"%d" % expire)
         self._options: dict[str, Any] = parse_url(url)  # type: ignore[no-untyped-call]
         kind = self._options.pop("connection_class", Connection)
-        if unknown := self._options.keys() - _OPTIONS:
-            raise ValueError(f"option {listed(sorted(unknown))} of the URL is not known")
+        unknown = self._options.keys() - _OPTIONS
+        if isinstance(kind, str):  # of the URL's query; redis-py's own is a class
+            unknown.add("connection_class")
+        if unknown:
+            known = ", ".join(sorted(_OPTIONS))
+            raise ValueError(f"option {listed(sorted(unknown))} of the URL is not known; its options are {known}")
         self._kind = type("_Connection", (_InTime, kind), {})
         try:
             redis = self._kind(**self._options)

@@ -207,7 +207,7 @@ def test_what_is_no_store_is_called_so(command: str, tmp_path: Path) -> None:
     folder.mkdir()
     try:
         ran = piped(command, str(folder), *NAMED[command])
-        assert (1, True, True) == (ran.status, str(folder) in ran.err, "remove that file" in ran.err), ran
+        assert (1, True, True) == (ran.status, str(folder) in ran.err, "remove it" in ran.err), ran
     finally:
         folder.rmdir()
     elsewhere = tmp_path / "file"

@@ -290,10 +290,14 @@ def test_a_value_of_too_many_spans_is_something_elses(tier: RespTier, server: Re
     assert not tier.fetch(key, lambda size: pytest.fail("65 spans"))
 
 
-@pytest.mark.parametrize("option", ["nonsense", "retry", "socket_type", "redis_connect_func", "ssl_ca_certs"])
+@pytest.mark.parametrize(
+    "option", ["nonsense", "retry", "socket_type", "connection_class", "redis_connect_func", "ssl_ca_certs"]
+)
 def test_an_unknown_option_of_the_url_is_refused_at_the_start(option: str) -> None:
     with pytest.raises(ValueError, match=option):
         RespTier(f"redis://127.0.0.1:1?{option}=1")
+    with pytest.raises(TypeError, match="timeout"):
+        RespTier("redis://127.0.0.1:1", timeout="1")  # type: ignore[arg-type]
 
 
 def test_a_name_with_many_dead_addresses_takes_one_time_out(key: str, monkeypatch: pytest.MonkeyPatch) -> None:

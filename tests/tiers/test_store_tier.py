@@ -148,6 +148,7 @@ def test_spans_of_other_sizes_are_a_miss(here: Side, there: Side, memory: Memory
         "empty head": [bytearray(), payload],
     }[change]
     assert not there[1].bring(KEY)
+    assert there[1].stats().damaged == 1
     assert not there[0].is_cached(KEY)
     there[0].check_valid()
 

@@ -116,7 +116,8 @@ def _check(value: Any, left: int) -> int:
 
 
 def _refusal(why: str) -> UnsupportedValueError:
-    return UnsupportedValueError(f"prompt updates cannot be stored: {why}", path="updates")
+    hint = "keep them small and flat: placeholder tokens, their number and where they go"
+    return UnsupportedValueError(f"prompt updates cannot be stored: {why}", path="updates", hint=hint)
 
 
 def _marked(value: Any) -> list[Any]:
