@@ -2,7 +2,6 @@
 
 from shmstore.cli.command import Command
 from shmstore.cli.commands.bench import COMMAND as BENCH
-from shmstore.cli.commands.completion import COMMAND as COMPLETION
 from shmstore.cli.commands.dump import COMMAND as DUMP
 from shmstore.cli.commands.gc import COMMAND as GC
 from shmstore.cli.commands.ls import COMMAND as LS
@@ -12,4 +11,4 @@ from shmstore.cli.commands.top import COMMAND as TOP
 from shmstore.cli.commands.verify import COMMAND as VERIFY
 from shmstore.cli.demo.main import COMMAND as DEMO
 
-COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, RELAY, TIER, COMPLETION)
+COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, RELAY, TIER)

@@ -1,6 +1,5 @@
 """Each command on segments in every condition, into a pipe and on a terminal."""
 
-import importlib.util
 import io
 import json
 import os
@@ -500,7 +499,7 @@ def test_top_follows_a_store_that_goes_and_says_so() -> None:
     assert "there is no store named" in ran.out
 
 
-# ---- bench, completion
+# ---- bench
 
 
 def test_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -515,20 +514,3 @@ def test_bench_measures_what_it_says(monkeypatch: pytest.MonkeyPatch, capsys: py
     small, large = figures
     assert large.put_us > 10 * small.put_us or large.copy_us > 10 * small.copy_us
     assert all(min(f.put_us, f.copy_us, f.get_us, f.hit_us) > 0 for f in figures)
-
-
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_completion_knows_the_commands_and_the_stores(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("shtab", reason="shtab, the extra `completion`, is not installed")
-    assert 0 == cli.main(["completion", shell])
-    script = capsys.readouterr().out
-    assert all(command.name in script for command in COMMANDS)
-    assert "_shmstore_names" in script.partition("_shmstore_names")[2], "defined, and used"
-
-
-def test_completion_without_shtab_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert 2 == cli.main(["completion", "bash"])
-    assert "'.[completion]'" in capsys.readouterr().err
