@@ -17,11 +17,11 @@ import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from hashlib import blake2b
 from io import BufferedReader, FileIO
 
-from shmstore.errors import TierError, TierFullError, kind_of, shown
+from shmstore.errors import TierError, TierFullError, kind_of
 from shmstore.tiers.arguments import MAX_SPANS, check_key, check_keys, check_spans, check_timeout, take
-from shmstore.tiers.files import Housekeeper, name_of, remove
 from shmstore.tiers.protocol import Into
 
 __all__ = ["DirectoryTier"]
@@ -42,28 +42,24 @@ _MISS = (errno.ENOENT, errno.ESTALE, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 class DirectoryTier:
     """Keep values as files in the directory `path`, which exists; several processes and hosts may share it.
 
-    `capacity` limits the bytes of all files. An offer that exceeds it removes the files that were used longest ago,
-    until a tenth is free. Each process counts only what it has written since its last look at all files, so n writers
-    may exceed the capacity by n tenths.
+    It removes nothing by itself. The time of change of a file is that of its last use, to the minute, so a job of the
+    operator can remove those that were used longest ago, at any time.
 
     `timeout`, in seconds, is looked at between pieces of 8 MiB. A kernel call cannot be given up: if a network file
-    system hangs, so does the call, unless it is mounted with ``soft``. An offer that makes room also takes longer.
+    system hangs, so does the call, unless it is mounted with ``soft``.
 
     Files are as readable as `path` is, but never by other users than the owner and the group. Users who can write to
     `path` can forge values. Tags are in the files, for operators.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, capacity: int | None = None, timeout: float = 1.0) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 1.0) -> None:
         """Check the arguments; the directory is first looked at by a call."""
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(f"path must be a str or a Path, not {kind_of(path)}")
-        if capacity is not None and (not isinstance(capacity, int) or capacity < 1):
-            raise ValueError(f"capacity must be None or an int of at least 1 byte, not {shown(capacity)}")
         check_timeout(timeout)
         self._path = os.path.abspath(path)
         self._timeout = timeout
         self._closed = False
-        self._housekeeper = Housekeeper(self._path, capacity)
 
     def __repr__(self) -> str:
         return f"DirectoryTier({self._path!r})"
@@ -78,7 +74,6 @@ class DirectoryTier:
         name = name_of(self._path, key)
         with self._errors():
             mode = os.stat(self._path).st_mode & _SHARED
-            self._housekeeper.make_room(sum(piece.nbytes for piece in pieces))
             with suppress(FileExistsError):
                 os.mkdir(os.path.dirname(name), 0o700)
                 os.chmod(os.path.dirname(name), mode)
@@ -125,7 +120,8 @@ class DirectoryTier:
         self._begin()
         with self._errors():
             for key in keys:
-                remove(name_of(self._path, key))
+                with suppress(FileNotFoundError):
+                    os.unlink(name_of(self._path, key))
 
     def close(self) -> None:
         """Refuse further calls; the files stay."""
@@ -154,7 +150,7 @@ class DirectoryTier:
                 return
             message = f"{self._path}: {error.strerror}"
             if error.errno in _FULL:
-                hint = "free space in its file system, or pass a smaller capacity"
+                hint = "free space in its file system: remove the files that were used longest ago"
                 raise TierFullError(message, hint=hint) from error
             hint = "create or mount the directory, and let this user read and write it"
             raise TierError(message, hint=hint) from error
@@ -210,6 +206,12 @@ class DirectoryTier:
                     return False
                 done += read
         return done == span.nbytes
+
+
+def name_of(path: str, key: str) -> str:
+    """Return the name of the file of a key: its hash, in one of 256 folders."""
+    digest = blake2b(key.encode(), digest_size=16).hexdigest()
+    return os.path.join(path, digest[:2], f"{digest}.shmstore")
 
 
 def _opener(name: str, flags: int) -> int:

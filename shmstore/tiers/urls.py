@@ -17,7 +17,7 @@ __all__ = ["open_tier", "shown_url"]
 def open_tier(url: str, **options: Any) -> Tier:
     """Return the tier of a URL; it connects at the first call.
 
-        file:///directory?capacity=BYTES
+        file:///directory
         redis://[[user]:password@]host[:port][/db]?expire=SECONDS&connections=NUMBER
         rediss://...?ssl_ca_certs=FILE          the same, with TLS
         unix:///socket?db=NUMBER                the same, on this host
@@ -119,7 +119,7 @@ _RESP: _Options = {"timeout": float, "expire": int, "connections": int, "db": in
 TLS = ("ssl_ca_certs", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile")
 _MOONCAKE: _Options = {"metadata": str, "protocol": str, "devices": str, "host": str, "staging": int, "timeout": float}
 _SCHEMES: dict[str, tuple[Callable[[SplitResult, dict[str, Any]], Tier], _Options]] = {
-    "file": (_file, {"capacity": int, "timeout": float}),
+    "file": (_file, {"timeout": float}),
     "redis": (_resp, _RESP),
     "rediss": (_resp, _RESP | dict.fromkeys(TLS, str)),
     "unix": (_resp, _RESP),

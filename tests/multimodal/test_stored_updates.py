@@ -34,8 +34,7 @@ from shmstore.scheduler.events import AllBlocksCleared, BlockStored, KVCacheEven
 from shmstore.serde.decode import make_plan
 from shmstore.serde.wire import INTS, MAX_RUNS, RUN, TUPLE
 from shmstore.tiers import mooncake, relay_client
-from shmstore.tiers.directory import DirectoryTier
-from shmstore.tiers.files import name_of
+from shmstore.tiers.directory import DirectoryTier, name_of
 from shmstore.tiers.objects import Incoming, spans_of
 from shmstore.tiers.resp_connection import NUMBER, SIZE, RespConnection
 from tests.multimodal.helpers import MIB, config, item, update

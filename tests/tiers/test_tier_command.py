@@ -8,7 +8,7 @@ import pytest
 
 from shmstore.cli import main as cli
 from shmstore.cli.commands import tier as command
-from shmstore.errors import TierError
+from shmstore.errors import TierError, TierFullError
 from shmstore.tiers import Into
 from shmstore.tiers.directory import DirectoryTier
 from tests.inspect.cases import piped
@@ -42,14 +42,26 @@ def test_json_has_the_figures(tmp_path: Path) -> None:
             assert 0 < figure[call]["median_us"] <= figure[call]["p99_us"]
 
 
-def test_a_problem_has_a_hint_and_the_sizes_before_it_are_shown(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}?timeout=20&capacity=50000"
+class Full(DirectoryTier):
+    """Has no room for 50,000 bytes."""
+
+    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        if sum(span.nbytes for span in spans) > 50_000:
+            raise TierFullError("no room", hint="make room")
+        super().offer(key, spans, tags)
+
+
+def test_a_problem_has_a_hint_and_the_sizes_before_it_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "open_tier", lambda _: Full(tmp_path, timeout=20))
+    url = f"file://{tmp_path}"
     ran = piped("tier", "check", url, *SMALL)
-    assert (1, True, True) == (ran.status, "larger capacity" in ran.err, "1 KiB" in ran.out), ran
+    assert (1, True, True) == (ran.status, "make room" in ran.err, "1 KiB" in ran.out), ran
     assert 1 == ran.err.count("\n")
     ran = piped("tier", "check", url, *SMALL, "--json")
     assert (1, False, 1) == (ran.status, ran.json["ok"], len(ran.json["figures"]))
-    assert "larger capacity" in ran.json["error"]
+    assert "make room" in ran.json["error"]
 
 
 @pytest.mark.parametrize("arguments", [(), ("check",), ("check", "file:///a", "--sizes", "1K,"), ("no", "file:///a")])

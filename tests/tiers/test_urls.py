@@ -42,15 +42,14 @@ def test_a_file_url_is_a_directory(tmp_path: Path, host: str) -> None:
     path = tmp_path / "with @ and #"
     path.mkdir()
     quoted = str(path).replace(" ", "%20").replace("#", "%23")
-    tier = open_tier(f"file://{host}{quoted}?capacity=1000&timeout=2.5")
+    tier = open_tier(f"file://{host}{quoted}?timeout=2.5")
     assert isinstance(tier, DirectoryTier)
     assert isinstance(tier, Tier)
     tier.offer("key", views([b"value"]), TAGS)
     assert [b"value"] == fetch(DirectoryTier(path), "key")
-    with pytest.raises(TierError, match="capacity of 1000"):
-        tier.offer("key", views([bytes(1000)]), TAGS)
-    larger = open_tier(f"file://{host}{quoted}?capacity=1000", capacity=10_000)
-    larger.offer("key", views([bytes(1000)]), TAGS)
+    with pytest.raises(TierError, match=r"more than 1e-09 s"):
+        open_tier(f"file://{host}{quoted}?timeout=1e-9").offer("key", views([b"value"]), TAGS)
+    open_tier(f"file://{host}{quoted}?timeout=1e-9", timeout=30).offer("key", views([b"value"]), TAGS)
 
 
 @pytest.mark.usefixtures("recorded")
@@ -93,11 +92,10 @@ def test_arguments_go_before_the_options_of_a_url() -> None:
         ("http://host", ["'http'", "file, redis, rediss, unix, mooncake"]),
         ("/directory", ["''", "file"]),
         ("", ["''", "file"]),
-        ("file:///a?size=5", ["'size'", "capacity, timeout"]),
-        ("file:///a?capacity=5&capacity=5", ["'capacity'", "twice"]),
-        ("file:///a?capacity=5G", ["capacity", "a whole number", "'5G'"]),
-        ("file:///a?capacity", ["capacity", "a whole number", "''"]),
-        ("file:///a?capacity=0", ["capacity must be"]),
+        ("file:///a?capacity=5", ["'capacity'", "options of file:// are timeout"]),
+        ("file:///a?timeout=5&timeout=5", ["'timeout'", "twice"]),
+        ("redis://host?expire=5G", ["expire", "a whole number", "'5G'"]),
+        ("redis://host?expire", ["expire", "a whole number", "''"]),
         ("file:///a?timeout=soon", ["timeout", "a number", "'soon'"]),
         ("file:///a?timeout=nan", ["timeout must be"]),
         ("file://host/a", ["three slashes"]),
@@ -125,7 +123,7 @@ def test_a_url_that_means_nothing_is_refused_with_what_is_known(url: str, names:
 def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="url must be a str, not PosixPath"):
         open_tier(tmp_path)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="'size' is not known; options of file:// are capacity, timeout"):
+    with pytest.raises(ValueError, match="'size' is not known; options of file:// are timeout"):
         open_tier(f"file://{tmp_path}", size=5)
 
 
@@ -163,7 +161,7 @@ def test_no_part_of_a_password_is_in_an_error(url: str) -> None:
 
 def test_a_url_is_shown_without_its_secrets() -> None:
     assert "redis://host:6379/2" == shown_url("redis://user:SECRET@host:6379/2?password=SECRET&timeout=1")
-    assert "file:///a/@b" == shown_url("file:///a/@b?capacity=5")
+    assert "file:///a/@b" == shown_url("file:///a/@b?timeout=5")
 
 
 @pytest.mark.parametrize(("url", "package"), [("redis://host", "redis"), ("mooncake://host:50051", "mooncake")])
