@@ -73,12 +73,12 @@ def test_requests_that_are_rejected_after_their_item_was_stored_leave_no_lease(
 
 
 def test_clients_that_hang_up_while_they_wait_leave_no_lease(running: Server, expected: list[list[int]]) -> None:
-    busy = [running.send(photograph(200 + number), max_tokens=8000) for number in range(2)]  # for 30 s
-    assert until(lambda: 2 == running.metric("vllm:num_requests_running"))
-    waiting = [running.send(photograph(300 + number)) for number in range(4)]
-    assert until(lambda: 4 == running.metric("vllm:num_requests_waiting"))
-    for connection in [*waiting, *busy]:
+    running.worker().suspend()
+    waiting = [running.send(photograph(300 + number)) for number in range(6)]
+    assert until(lambda: 6 == running.store().facts.open_leases)
+    for connection in waiting:
         connection.close()
+    running.worker().resume()
     assert until(lambda: 0 == running.metric("vllm:num_requests_waiting") + running.metric("vllm:num_requests_running"))
     assert [4, 4] == hits_of_four(running, expected)[1:]
 
