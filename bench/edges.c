@@ -1,7 +1,7 @@
 /*
  * edges.c - what a full store costs: refusals, long searches, large evictions, and a concurrent hit or get.
  *
- * The program uses only the public header, so it measures any version of the store. `edges [GROUP ...]` prints a line
+ * The program uses only the public headers. `edges [GROUP ...]` prints a line
  * for each figure: its name, then microseconds or fractions. For "beside" the values are median, 99th percentile and
  * longest. bench_edges.py compiles the program, and has the limits.
  */
@@ -14,7 +14,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "shmstore.h"
+#include "batch.h"
 
 #define MIB (UINT64_C(1) << 20)
 #define CHECK(what)                                                                                                    \
@@ -28,6 +28,7 @@
 static shms_writer *w;
 static shms_reader *readers[64];
 static uint32_t n_readers;
+static _Thread_local shms_batch batch; /* of the last put or hit, which is kept at once */
 static uint8_t (*refs)[SHMS_REF_SIZE];
 static char name[64];
 
@@ -55,7 +56,7 @@ static void begin(uint64_t capacity, uint32_t ranks, uint32_t max_objects, uint3
     CHECK(shms_writer_create(&w, name, &o) == 0);
     n_readers = ranks;
     for (uint32_t r = 0; r < ranks; r++)
-        CHECK(shms_reader_attach(&readers[r], name, r) == 0);
+        CHECK(shms_reader_attach(&readers[r], name, r, NULL) == 0);
 }
 
 static void end(void) {
@@ -69,6 +70,18 @@ static void end(void) {
     refs = NULL;
 }
 
+static int kept(int rc, uint8_t *ref) {
+    batch.keep = 1;
+    memcpy(ref, batch.ref, SHMS_REF_SIZE);
+    return rc;
+}
+
+static shms_view *got(shms_reader *r, const uint8_t *ref) {
+    shms_view *v;
+    shms_reader_acquire(r, ref, &v);
+    return v;
+}
+
 static int put(const char *prefix, uint64_t i, uint64_t size, uint8_t *ref) {
     static char *bytes;
     char key[32];
@@ -76,13 +89,14 @@ static int put(const char *prefix, uint64_t i, uint64_t size, uint8_t *ref) {
         CHECK((bytes = calloc(1, 512 * MIB)));
     int n = snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
     shms_piece piece = {.size = size, .address = (uint64_t)(uintptr_t)bytes};
-    return shms_writer_put(w, key, (uint32_t)n, NULL, 0, size, &piece, 1, ref);
+    int rc = shms_batch_put(w, &batch, key, (uint32_t)n, NULL, 0, NULL, 0, size, &piece, 1, 0, 0, 0);
+    return kept(rc, ref);
 }
 
 static int hit(const char *prefix, uint64_t i, uint8_t *ref) {
     char key[32];
     int n = snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
-    return shms_writer_hit(w, key, (uint32_t)n, ref);
+    return kept(shms_batch_hit(w, &batch, key, (uint32_t)n, 0, 0), ref);
 }
 
 static void all_release(uint64_t i) {
@@ -106,7 +120,7 @@ static void refused_after_a_get(const char *figure, uint64_t n, uint32_t ranks) 
     fill(n, ranks);
     CHECK(put("new", 0, 8192, ref) == SHMS_EFULL);
     for (int i = 0; i < ROUNDS; i++) { /* rank 0 keeps its view, so the object stays held */
-        CHECK((views[i] = shms_reader_acquire(readers[0], refs[(uint64_t)i * (n / ROUNDS)])));
+        CHECK((views[i] = got(readers[0], refs[(uint64_t)i * (n / ROUNDS)])));
         double start = now_us();
         CHECK(put("new", 0, 8192, ref) == SHMS_EFULL);
         times[i] = now_us() - start;
@@ -127,7 +141,7 @@ static void refused_split(const char *figure, uint64_t n) {
         all_release(i);
     CHECK(put("new", 0, 8192, ref) == SHMS_EFULL);
     for (int i = 0; i < ROUNDS; i++) {
-        shms_view *v = shms_reader_acquire(readers[0], refs[(uint64_t)i * (n / ROUNDS) / 2 * 2]);
+        shms_view *v = got(readers[0], refs[(uint64_t)i * (n / ROUNDS) / 2 * 2]);
         CHECK(v);
         shms_view_release(v);
         double start = now_us();
@@ -176,7 +190,7 @@ static void no_lease_entry(const char *figure) {
     for (uint64_t i = 2; i < stats.max_leases; i++)
         CHECK(hit("k", 0, ref) == 0);
     for (int i = 0; i < ROUNDS; i++) { /* each time there is a release, but not of a lease */
-        shms_view *v = shms_reader_acquire(readers[0], i ? ref : first);
+        shms_view *v = got(readers[0], i ? ref : first);
         CHECK(v);
         shms_view_release(v);
         double start = now_us();
@@ -199,7 +213,7 @@ static void *keep_putting(void *arg) {
     double *longest = arg;
     for (uint64_t i = 0; !stop; i++) {
         if (what == REFUSED) { /* one release each time */
-            shms_view *v = shms_reader_acquire(readers[0], refs[i * 7919 % 100000]);
+            shms_view *v = got(readers[0], refs[i * 7919 % 100000]);
             if (v)
                 shms_view_release(v);
             put("new", 0, 8192, ref);
@@ -232,7 +246,7 @@ static void beside(const char *figure, double seconds) {
         hits[n] = now_us() - start;
         CHECK(rc == 0);
         start = now_us();
-        shms_view *v = shms_reader_acquire(readers[0], ref);
+        shms_view *v = got(readers[0], ref);
         gets[n] = now_us() - start;
         CHECK(v);
         shms_view_release(v);
@@ -263,13 +277,17 @@ static void beside_refused(void) {
 
 static void beside_many_victims(void) {
     uint8_t ref[SHMS_REF_SIZE];
+    shms_batch guard = {0};
+    uint8_t keys[16 * 8];
+    uint64_t size = 0;
     begin(32768 * 128 + 16 * 1088, 1, 40000, 0);
     for (uint64_t i = 0; i < 16; i++) {
-        char key[8];
-        int len = snprintf(key, sizeof key, "h%llu", (unsigned long long)i);
+        uint32_t len = (uint32_t)sprintf((char *)keys + size + 4, "h%llu", (unsigned long long)i);
+        memcpy(keys + size, &len, 4);
+        size += 4 + len;
         CHECK(put("h", i, 1024, ref) == 0 && shms_reader_release(readers[0], ref) == 1);
-        CHECK(shms_writer_protect(w, key, (uint32_t)len) == 0);
     }
+    CHECK(shms_batch_protect(w, &guard, keys, size) == 0);
     what = MANY_VICTIMS;
     beside("beside-victims", 3);
 }
@@ -279,7 +297,7 @@ static void beside_many_victims(void) {
 static void *put_metadata(void *arg) {
     uint8_t ref[SHMS_REF_SIZE];
     for (uint64_t i = 0; i < 5; i++) {
-        CHECK(shms_writer_put(w, "meta", 4, arg, 200 << 20, 0, NULL, 0, ref) == 0);
+        CHECK(kept(shms_batch_put(w, &batch, "meta", 4, arg, 200 << 20, NULL, 0, 0, NULL, 0, 0, 0, 0), ref) == 0);
         CHECK(shms_writer_delete(w, "meta", 4) == 1 && shms_writer_cancel(w, ref) == 1);
         usleep(1000); /* the object is not held at the next put */
     }
@@ -324,20 +342,20 @@ static void effective_capacity(const char *figure, uint64_t capacity) {
     shms_options o = {.capacity = capacity, .n_readers = 1};
     shms_stats stats;
     snprintf(name, sizeof name, "shms-edges-%d", (int)getpid());
-    CHECK(shms_writer_create(&w, name, &o) == 0 && shms_reader_attach(&readers[0], name, 0) == 0);
+    CHECK(shms_writer_create(&w, name, &o) == 0 && shms_reader_attach(&readers[0], name, 0, NULL) == 0);
     n_readers = 1;
     for (uint64_t i = 0; put_bytes < LAPS * capacity; i++) {
         uint64_t size = MIB + chance() % (31 * MIB);
         uint8_t ref[SHMS_REF_SIZE];
-        shms_ticket t; /* without a copy: only the place matters */
         char key[32];
         int len = snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
         put_bytes += size;
-        if (shms_writer_begin(w, key, (uint32_t)len, NULL, 0, size, &t))
+        /* without a copy: only the place matters */
+        if (shms_batch_begin(w, &batch, key, (uint32_t)len, NULL, 0, NULL, 0, size, 0, 1))
             continue;
-        CHECK(shms_writer_commit(w, &t, ref) == 0);
+        CHECK(kept(shms_batch_commit(w, &batch, 0, 0), ref) == 0);
         if (chance() % 10 == 0) {
-            CHECK((held[last % HELD] = shms_reader_acquire(readers[0], ref)));
+            CHECK((held[last % HELD] = got(readers[0], ref)));
             sizes[last++ % HELD] = size;
             held_bytes += size;
         } else {

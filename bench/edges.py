@@ -19,12 +19,12 @@ Values = dict[str, list[float]]
 
 
 def built(checkout: Path, to: Path) -> Path:
-    """Compile the program with the store of a checkout."""
+    """Compile the program of a checkout with its store."""
     core = checkout / "csrc" / "store"
     if not core.exists():  # 0.1 had one folder for all
         core = core.parent
     command = ["cc", "-std=c11", "-D_GNU_SOURCE", "-O2", "-pthread", f"-I{core}", "-o", str(to)]
-    subprocess.run([*command, str(ROOT / "bench" / "edges.c"), *map(str, core.glob("*.c"))], check=True)
+    subprocess.run([*command, str(checkout / "bench" / "edges.c"), *map(str, core.glob("*.c"))], check=True)
     return to
 
 

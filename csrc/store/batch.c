@@ -6,8 +6,7 @@
 
 #include "adopt.h"
 
-/* Makes room for one more item, before the change that it will record. */
-static int ready(shms_batch *b) {
+int shms_batch_ready(shms_batch *b) {
     if (b->keep) {
         b->keep = 0;
         b->n_items = 0;
@@ -23,65 +22,17 @@ static int ready(shms_batch *b) {
     return SHMS_OK;
 }
 
-static void note_hand_out(shms_batch *b, int fresh) {
+void shms_batch_note(shms_batch *b, int fresh) {
     shms_ref ref;
     shms_ref_unpack(&ref, b->ref);
     b->items[b->n_items++] = (shms_batch_item){ref.id, ref.lease, ref.slot, ref.entry, fresh};
 }
 
-int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                   uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
-                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold) {
-    int rc = ready(b);
-    if (rc == SHMS_OK)
-        rc = shms_put(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, pieces, n_pieces, kind, group,
-                      hold, b->ref, &b->refusal);
-    if (rc == SHMS_OK)
-        note_hand_out(b, 1);
-    return rc;
-}
-
-int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
-                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
-                     int leased) {
-    int rc = ready(b);
-    if (rc == SHMS_OK)
-        rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, leased, &b->ticket,
-                        &b->refusal);
-    if (rc == SHMS_OK)
-        b->items[b->n_items++] =
-            (shms_batch_item){b->ticket.id, 0, shms_writer_global(w, b->ticket.slot), b->ticket.entry, 1};
-    return rc;
-}
-
-int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n_pieces) {
-    return shms_writer_copy(w, &b->ticket, pieces, n_pieces);
-}
-
-int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
-    uint8_t *out = b->ticket.entry == SHMS_NONE ? NULL : b->ref;
-    int rc = shms_commit(w, &b->ticket, group, hold, out);
-    if (rc == SHMS_OK && out) {
-        b->n_items--; /* the item of _begin, which is still the last one */
-        note_hand_out(b, 1);
-    }
-    return rc;
-}
-
-int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold) {
-    int rc = ready(b);
-    if (rc == SHMS_OK)
-        rc = shms_hit(w, key, key_len, group, hold, b->ref, &b->refusal);
-    if (rc == SHMS_OK)
-        note_hand_out(b, 0);
-    return rc;
-}
-
 int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref) {
-    int rc = ready(b);
+    int rc = shms_batch_ready(b);
     if (rc == SHMS_OK && (rc = shms_writer_hold(w, ref)) == 1) {
         memcpy(b->ref, ref, SHMS_REF_SIZE);
-        note_hand_out(b, 0);
+        shms_batch_note(b, 0);
     }
     return rc;
 }
@@ -105,7 +56,7 @@ static uint64_t each_key(struct shms_writer *w, const uint8_t *keys, uint64_t si
 }
 
 int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint64_t size) {
-    int rc = ready(b);
+    int rc = shms_batch_ready(b);
     if (rc || (rc = shms_writer_enter(w)))
         return rc;
     b->keys = malloc(size + 1);
@@ -115,10 +66,10 @@ int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint6
     b->keys_size = each_key(w, keys, size, shms_protect_key); /* a part of them can be undone, too */
     if (b->keys_size < size)
         return shms_writer_leave(w, SHMS_ENOMEM);
-    for (uint64_t at = 0; at < size && !w->closed && ready(b) == SHMS_OK; at += 4 + key_at(keys + at)) {
+    for (uint64_t at = 0; at < size && !w->closed && shms_batch_ready(b) == SHMS_OK; at += 4 + key_at(keys + at)) {
         uint32_t len = key_at(keys + at);
         if ((rc = shms_keep_elsewhere(w, (const char *)keys + at + 4, len, b->ref)) == 1)
-            note_hand_out(b, 0);
+            shms_batch_note(b, 0);
         shms_writer_refused(w, rc, &b->refusal);
         if (rc < 0)
             return shms_writer_leave(w, rc); /* the caller undoes the batch */

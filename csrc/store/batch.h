@@ -36,21 +36,26 @@ typedef struct shms_batch {
     uint64_t keys_size;
 } shms_batch;
 
-/* Like shms_writer_put, _begin or (if not `leased`) _reserve, _commit and _hit. `extra` is for shms_writer_extra, and
- * `kind` from shms_writer_kind, or 0. `group` is as in shms_writer_address. With `hold` only the writer ends the
- * lease. */
+/* Stores and hands out: begin, copy and commit in one call. `extra` is for shms_writer_extra, and `kind` from
+ * shms_writer_kind, or 0. `group` is as in shms_writer_address. With `hold` only the writer ends the lease. */
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
                    const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold);
+/* Takes space for a payload, which the caller writes until _commit, _undo or shms_writer_close, and a lease entry if
+ * `leased`. The key is taken, but no process can see the object yet. */
 int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                      uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
                      int leased);
 int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n_pieces);
+/* Publishes what _begin of this batch has begun, the last call before it but for _copy. If that was `leased`, hands it
+ * out; else it is cached like an object that was read. */
 int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold);
+/* Hands an object out once more, which is a use. */
 int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold);
 /* Holds the lease of a reference; undoing the batch ends it. 0: it has ended. */
 int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref);
-/* Protects keys (uint32_t length, bytes; repeated) until the batch is undone; once for each batch. What another writer
+/* Protects keys (uint32_t length, bytes; repeated) until the batch is undone; once for each batch. Objects of these keys,
+ * now or later, are not reclaimed; an object that is deleted meanwhile stays, too. What another writer
  * has under one of them now is kept by a lease of this one. SHMS_ENOLEASE: there is no entry for it; undo the batch. */
 int shms_batch_protect(shms_writer *w, shms_batch *b, const uint8_t *keys, uint64_t size);
 /* Ends leases, deletes objects, and aborts puts that are not committed. Does nothing for a batch that was kept, or in a

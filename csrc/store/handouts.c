@@ -30,10 +30,9 @@ void shms_hand_out(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_
     shms_reclaim_leases(w);
 }
 
-int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t group, bool hold, uint8_t *out,
-             shms_refusal *why) {
-    int rc = shms_writer_enter_with_key(w, key, key_len);
-    if (rc)
+int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold) {
+    int rc = shms_batch_ready(b);
+    if (rc || (rc = shms_writer_enter_with_key(w, key, key_len)))
         return rc;
     if (group > w->seg.layout.n_groups)
         return shms_writer_leave(w, SHMS_EINVAL);
@@ -48,13 +47,13 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
     uint32_t entry = shms_reclaim_lease(w);
     if (entry == SHMS_NONE) {
         rc = w->closed ? SHMS_ECLOSED : SHMS_ENOLEASE;
-        shms_writer_refused(w, rc, why);
+        shms_writer_refused(w, rc, &b->refusal);
         return shms_writer_leave(w, rc);
     }
     if (own != SHMS_NONE) {
         shms_ring_use(&w->ring, own);
-        shms_hand_out(w, shms_writer_global(w, own), entry, group, hold, out);
-    } else if (shms_adopt(w, slot, shms_get(&seen.id), entry, group, hold, out)) {
+        shms_hand_out(w, shms_writer_global(w, own), entry, group, hold, b->ref);
+    } else if (shms_adopt(w, slot, shms_get(&seen.id), entry, group, hold, b->ref)) {
         shms_use_elsewhere(w, slot);
         shms_reclaim_leases(w);
         shms_count(w, SHMS_C_ADOPTED, 1);
@@ -62,12 +61,9 @@ int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t 
         shms_count(w, SHMS_C_MISSES, 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
+    shms_batch_note(b, 0);
     shms_count(w, SHMS_C_HITS, 1);
     return shms_writer_leave(w, SHMS_OK);
-}
-
-int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out) {
-    return shms_hit(w, key, key_len, 0, false, out, NULL);
 }
 
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len) {

@@ -14,21 +14,6 @@ int shms_writer_enter_with_key(struct shms_writer *w, const char *key, uint32_t 
     return rc ? rc : shms_writer_enter(w);
 }
 
-int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len) {
-    int rc = shms_writer_enter_with_key(w, key, key_len);
-    return rc ? rc : shms_writer_leave(w, shms_protect_key(w, key, key_len) ? SHMS_OK : SHMS_ENOMEM);
-}
-
-int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len) {
-    int rc = shms_writer_enter_with_key(w, key, key_len);
-    if (rc)
-        return rc;
-    shms_reclaim_begin(w);
-    shms_unprotect_key(w, key, key_len);
-    shms_reclaim_lingering(w);
-    return shms_writer_leave(w, SHMS_OK);
-}
-
 int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     if (rc)
@@ -67,9 +52,7 @@ static bool begins(const struct shms_writer *w, const shms_slot *s, const char *
     return shms_slot_key_len(s) >= prefix_len && memcmp(w->seg.data + shms_get(&s->offset), prefix, prefix_len) == 0;
 }
 
-int shms_writer_clear(shms_writer *w) { return shms_writer_clear_prefix(w, "", 0); }
-
-int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len) {
+int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len) {
     int rc = shms_writer_enter(w);
     if (rc)
         return rc;
@@ -143,11 +126,7 @@ static int list_keys(struct shms_writer *w, bool events, const char *prefix, uin
     return rc;
 }
 
-int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size) {
-    return shms_writer_keys_prefix(w, "", 0, out, size);
-}
-
-int shms_writer_keys_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
+int shms_writer_keys(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size) {
     int rc = enter_to_list(w);
     return rc ? rc : shms_writer_leave(w, list_keys(w, false, prefix, prefix_len, out, size));
 }

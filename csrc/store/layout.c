@@ -19,8 +19,6 @@
 #define MIN_LEASES 64
 #define SMALL_STORE 1024 /* objects; the tables of a smaller store are small in any case */
 
-uint32_t shms_layout_version(void) { return SHMS_LAYOUT_VERSION; }
-
 /* Chooses the size of a zone. A refusal visits every zone, so zones must be few. A survey asks every rank about each
  * object of a zone, so a zone must hold few objects. The memory for each zone grows with the number of ranks. */
 static uint64_t zone_shift(uint64_t capacity, uint64_t max_objects, uint64_t n_readers) {

@@ -48,11 +48,7 @@ static int take_rank(struct shms_reader *r) {
     return SHMS_OK;
 }
 
-int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank) {
-    return shms_reader_attach_to(out, name, rank, NULL);
-}
-
-int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank, const shms_expected *expected) {
+int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank, const shms_expected *expected) {
     if (rank >= SHMS_MAX_READERS)
         return SHMS_EINVAL;
     struct shms_reader *r = calloc(1, sizeof *r);
@@ -158,7 +154,7 @@ static int acknowledge(struct shms_reader *r, const shms_ref *ref) {
                                  ref->lease, ref->slot, offset_of(r, ref->slot, r->seg.all_data + ref->address));
 }
 
-int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **out) {
+int shms_reader_acquire(shms_reader *r, const uint8_t *packed, shms_view **out) {
     shms_view *v;
     shms_ref ref;
     shms_slot seen;
@@ -193,14 +189,6 @@ int shms_reader_acquire_to(shms_reader *r, const uint8_t *packed, shms_view **ou
     atomic_fetch_add(&r->refs, 1);
     *out = v;
     return SHMS_OK;
-}
-
-shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *packed) {
-    shms_view *v;
-    int rc = shms_reader_acquire_to(r, packed, &v);
-    if (rc)
-        errno = -rc;
-    return v;
 }
 
 static void unref(struct shms_reader *r) {

@@ -8,13 +8,14 @@
  * nanoseconds, and at most a second if the writer is stopped there.
  *
  *     shms_writer *w;                                     shms_reader *r;
- *     shms_options o = {.capacity = 1 << 30,              shms_reader_attach(&r, "frames", 0);
- *                       .n_readers = 2};                  shms_view *v = shms_reader_acquire(r, ref);
+ *     shms_options o = {.capacity = 1 << 30,              shms_reader_attach(&r, "frames", 0, NULL);
+ *                       .n_readers = 2};                  shms_reader_acquire(r, ref, &v);
  *     shms_writer_create(&w, "frames", &o);               ... v->payload, v->payload_size ...
- *     shms_writer_put(w, key, ..., ref);                  shms_view_release(v);
+ *     shms_batch_put(w, &b, key, ...); // b.ref           shms_view_release(v);
  *
- * ERRORS. Functions return 0 or one of the negative codes below. Functions that return a pointer return NULL and store
- * the code, made positive, in errno. Only after SHMS_ESYS is errno that of a failed system call. A handle that is NULL
+ * Puts, hits and protections are calls of a batch (batch.h), which can undo them.
+ *
+ * ERRORS. Functions return 0 or one of the negative codes below. Only after SHMS_ESYS is errno that of a failed system call. A handle that is NULL
  * counts as closed. A call that fails changes nothing.
  *
  * THREADS. Every function may be called from any thread. But shms_*_free must come after every other call on the handle
@@ -111,7 +112,7 @@ typedef struct shms_options {
     uint16_t group_sizes[SHMS_MAX_GROUPS]; /* each at least 1; together n_readers: the first ranks are group 0 */
 } shms_options;
 
-/* The store that _attach_to and _recover_to accept. NULL: any store of the caller's own. */
+/* The store that _attach, _recover and _join accept. NULL: any store of the caller's own. */
 typedef struct shms_expected {
     int64_t store; /* its number, or SHMS_ANY_STORE */
     int64_t allow_uid; /* its owner, whatever the mode; or SHMS_OWN_UID */
@@ -132,7 +133,7 @@ typedef struct shms_ref {
     uint64_t tag; /* keyed hash of the other fields; its key is the store's and the object's secret */
 } shms_ref;
 
-/* Space that is being written, between shms_writer_begin and shms_writer_commit or _abort. */
+/* Space that is being written, between shms_batch_begin and shms_batch_commit or _undo. */
 typedef struct shms_ticket {
     char *payload;
     uint64_t payload_size;
@@ -173,7 +174,7 @@ typedef struct shms_stats {
     uint64_t capacity, max_object_size, max_objects, n_readers;
     uint64_t objects, used_bytes; /* live objects; ring bytes of these and of unfinished puts */
     uint64_t next_id, next_lease, open_leases, max_leases;
-    /* put_bytes: payload; hits and misses: of shms_writer_hit; adopted: hits on objects of other writers */
+    /* put_bytes: payload; hits and misses: of shms_batch_hit; adopted: hits on objects of other writers */
     uint64_t puts, put_bytes, hits, adopted, misses;
     uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
     /* puts that would have been hits with 1.5, 2 and 4 times the capacity */
@@ -223,7 +224,6 @@ typedef struct shms_reader_stats {
 /* ---- values ---- */
 
 const char *shms_strerror(int code); /* one line for each code of the table above; never NULL */
-uint32_t shms_layout_version(void); /* of the shared layout that this build reads and writes */
 void shms_ref_unpack(shms_ref *out, const uint8_t *packed);
 void shms_ref_pack(uint8_t *out, const shms_ref *ref);
 void shms_copy(void *dst, const void *src, uint64_t n); /* memcpy; bypasses the caches if that is faster */
@@ -240,10 +240,9 @@ int shms_watch_read(int watch, const char *name);
 /* ---- the writer ---- */
 
 int shms_writer_create(shms_writer **out, const char *name, const shms_options *options);
-int shms_writer_recover(shms_writer **out, const char *name);
 /* Accepts only the expected store. SHMS_EFOREIGN, SHMS_EOTHERSTORE, SHMS_ERANKS or SHMS_EOPTIONS: it is another, left
  * as it was. */
-int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected);
+int shms_writer_recover(shms_writer **out, const char *name, const shms_expected *expected);
 /* Takes over an arena of a store of several writers: the one of that number, or SHMS_ANY_ARENA. What is in it comes
  * along. SHMS_EWRITERACTIVE: it has a writer, or all have. SHMS_ECORRUPT: it is damaged, or each that has no writer is;
  * SHMS_ANY_ARENA passes by those. */
@@ -262,33 +261,12 @@ uint64_t shms_writer_data(const shms_writer *w, uint64_t *place);
 uint64_t shms_writer_options(shms_writer *w,
                              shms_options *out); /* as rounded; returns the store's number, or 0 for NULL */
 
-/* Stores and hands out: begin, copy and commit in one call. `out` gets a packed reference. */
-int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out);
-/* Takes a lease entry, and space for a payload, which the caller writes until _commit, _abort or _close. The key is
- * taken, but no process can see the object yet. */
-int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                      uint64_t payload_size, shms_ticket *out);
-/* The same without a lease entry, for an object that is not handed out at its commit. */
-int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                        uint64_t payload_size, shms_ticket *out);
-int shms_writer_copy(shms_writer *w, const shms_ticket *ticket, const shms_piece *pieces, uint32_t n_pieces);
-/* Publishes and hands out. If `out` is NULL, as it must be after _reserve, it hands nothing out: the object is cached
- * like one that was read. */
-int shms_writer_commit(shms_writer *w, const shms_ticket *ticket, uint8_t *out);
-int shms_writer_abort(shms_writer *w, const shms_ticket *ticket);
-
-int shms_writer_hit(shms_writer *w, const char *key, uint32_t key_len, uint8_t *out); /* another hand-out; a use */
 /* 1; 2 if the object has extra bytes; 0; or an error. Changes nothing. */
 int shms_writer_has(shms_writer *w, const char *key, uint32_t key_len);
 /* Copies the extra bytes of the object of `ref`. *size is the room, and is set to the bytes needed. SHMS_ESTALE: it has
  * been evicted. */
 int shms_writer_extra(shms_writer *w, const uint8_t *ref, uint8_t *out, uint64_t *size);
 int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error; a use */
-/* Keeps objects of this key, now or later, from being reclaimed until _unprotect; pairs nest. An object that is deleted
- * meanwhile stays, too. */
-int shms_writer_protect(shms_writer *w, const char *key, uint32_t key_len);
-int shms_writer_unprotect(shms_writer *w, const char *key, uint32_t key_len);
 /* The bytes of this writer's own object of a key that is protected: they stay until _unprotect. */
 int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out);
 /* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */
@@ -306,13 +284,11 @@ int64_t shms_writer_cancel_all(shms_writer *w);
 /* No lease of this writer waits for the rank any more, until it attaches. Other writers retire it for their own. */
 int shms_writer_retire(shms_writer *w, uint32_t rank);
 int shms_writer_delete(shms_writer *w, const char *key, uint32_t key_len); /* 1, 0 or an error */
-int shms_writer_clear(shms_writer *w);
-/* The same for the keys that begin with `prefix`. */
-int shms_writer_clear_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len);
+/* Deletes the objects whose keys begin with `prefix`; of length 0: all. */
+int shms_writer_clear(shms_writer *w, const char *prefix, uint32_t prefix_len);
 int64_t shms_writer_count(shms_writer *w); /* objects that have a key */
-/* Keys in order of age, each as a uint32_t length and its bytes. *size is the room, and is set to the bytes needed. */
-int shms_writer_keys(shms_writer *w, uint8_t *out, uint64_t *size);
-int shms_writer_keys_prefix(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
+/* The keys that begin with `prefix` in order of age, each as a uint32_t length and its bytes. *size is the room, and is set to the bytes needed. */
+int shms_writer_keys(shms_writer *w, const char *prefix, uint32_t prefix_len, uint8_t *out, uint64_t *size);
 /* The number of the kind of that name (1 to 23 bytes without a 0), from 1 on; 0: all numbers have other names. */
 int shms_writer_kind(shms_writer *w, const char *name, uint32_t len);
 /* Sets how many bytes objects of a kind may take; 0: no limit. */
@@ -325,7 +301,6 @@ int shms_writer_clear_tier(shms_writer *w, uint64_t moment);
 /* Sets *out to the last moment that a writer of the store has told; 0: none. */
 int shms_writer_tier_cleared(shms_writer *w, uint64_t *out);
 int shms_writer_stats(shms_writer *w, shms_stats *out);
-int shms_writer_refusal(shms_writer *w, shms_refusal *out); /* the last one; all 0 before the first */
 /* Records events from now on, in a log of `bytes` bytes (at least SHMS_MIN_LOG), which drops the oldest ones. Keeps a
  * log that is there. With 0, stops and forgets it. Returns the position behind the last event, or an error. */
 int64_t shms_writer_track_events(shms_writer *w, uint64_t bytes);
@@ -340,11 +315,10 @@ int shms_writer_valid(shms_writer *w); /* checks every invariant; SHMS_ECORRUPT 
 
 /* ---- a reader ---- */
 
-int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank);
-int shms_reader_attach_to(shms_reader **out, const char *name, uint32_t rank,
-                          const shms_expected *expected); /* like _recover_to */
-shms_view *shms_reader_acquire(shms_reader *r, const uint8_t *ref); /* pins and acknowledges; NULL and errno */
-int shms_reader_acquire_to(shms_reader *r, const uint8_t *ref, shms_view **out); /* the same; on failure NULL there */
+int shms_reader_attach(shms_reader **out, const char *name, uint32_t rank,
+                       const shms_expected *expected); /* as for _recover */
+int shms_reader_acquire(shms_reader *r, const uint8_t *ref,
+                        shms_view **out); /* pins and acknowledges; NULL after an error */
 void shms_view_release(shms_view *v); /* unpins, and frees `v`; NULL is allowed */
 int shms_reader_release(shms_reader *r,
                         const uint8_t *ref); /* acknowledges without reading: 1, or 0 if the lease is over */

@@ -96,14 +96,15 @@ static int place(struct shms_writer *w, const char *key, uint32_t key_len, uint3
     return SHMS_OK;
 }
 
-int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-               const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased,
-               shms_ticket *out, shms_refusal *why) {
+int shms_batch_begin(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
+                     uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind,
+                     int leased) {
+    shms_ticket *out = &b->ticket;
     int rc = shms_key_ok(key, key_len);
-    if (rc || (rc = shms_writer_enter_to_place(w)))
+    if (rc || (rc = shms_batch_ready(b)) || (rc = shms_writer_enter_to_place(w)))
         return rc;
     rc = place(w, key, key_len, meta_len, extra_len, payload_size, kind, leased, out);
-    shms_writer_refused(w, rc, why);
+    shms_writer_refused(w, rc, &b->refusal);
     shms_writer_leave(w, rc);
     pthread_mutex_unlock(&w->placing);
     if (rc)
@@ -113,17 +114,8 @@ int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const c
         memcpy(w->seg.data + shms_get(&shms_writer_slot(w, out->slot)->offset) + key_len, meta, meta_len);
     if (extra_len)
         memcpy(out->payload + payload_size, extra, extra_len);
+    b->items[b->n_items++] = (shms_batch_item){out->id, 0, shms_writer_global(w, out->slot), out->entry, 1};
     return SHMS_OK;
-}
-
-int shms_writer_begin(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                      uint64_t payload_size, shms_ticket *out) {
-    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, 0, true, out, NULL);
-}
-
-int shms_writer_reserve(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                        uint64_t payload_size, shms_ticket *out) {
-    return shms_begin(w, key, key_len, meta, meta_len, NULL, 0, payload_size, 0, false, out, NULL);
 }
 
 /* Enters the writer, even a closed one, and checks that the ticket has not ended. */
@@ -164,11 +156,12 @@ static void count_more_hits(struct shms_writer *w, uint32_t slot) {
         shms_count(w, SHMS_C_MORE_4X + i, 1);
 }
 
-int shms_commit(struct shms_writer *w, const shms_ticket *t, uint32_t group, bool hold, uint8_t *out) {
+int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
+    const shms_ticket *t = &b->ticket;
     int rc = enter_with_ticket(w, t);
     if (rc)
         return rc;
-    if ((out && t->entry == SHMS_NONE) || group > w->seg.layout.n_groups)
+    if (group > w->seg.layout.n_groups)
         return shms_writer_leave(w, SHMS_EINVAL);
     shms_slot *s = shms_writer_slot(w, t->slot);
     uint64_t flags = 0;
@@ -196,20 +189,11 @@ int shms_commit(struct shms_writer *w, const shms_ticket *t, uint32_t group, boo
         count_more_hits(w, t->slot);
     ticket_ended(w, t->entry);
     shms_zones_stale_slot(&w->zones, t->slot); /* a slot in WRITING may not go, but this one may */
-    if (out)
-        shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, group, hold, out);
-    else
-        untake(w, t->entry);
-    return shms_writer_leave(w, SHMS_OK);
-}
-
-int shms_writer_commit(shms_writer *w, const shms_ticket *t, uint8_t *out) { return shms_commit(w, t, 0, false, out); }
-
-int shms_writer_abort(shms_writer *w, const shms_ticket *t) {
-    int rc = enter_with_ticket(w, t);
-    if (rc)
-        return rc;
-    shms_end_unborn(w, t->slot, t->entry);
+    if (t->entry != SHMS_NONE) {
+        shms_hand_out(w, shms_writer_global(w, t->slot), t->entry, group, hold, b->ref);
+        b->n_items--; /* the item of _begin, which is still the last one */
+        shms_batch_note(b, 1);
+    }
     return shms_writer_leave(w, SHMS_OK);
 }
 
@@ -228,28 +212,22 @@ static void copy_pieces(const shms_ticket *t, const shms_piece *pieces, uint32_t
         shms_copy(t->payload + pieces[i].offset, (const void *)(uintptr_t)pieces[i].address, pieces[i].size);
 }
 
-int shms_writer_copy(shms_writer *w, const shms_ticket *t, const shms_piece *pieces, uint32_t n_pieces) {
-    int rc = enter_with_ticket(w, t);
-    if (rc || (rc = shms_writer_leave(w, w->closed ? SHMS_ECLOSED : pieces_fit(pieces, n_pieces, t->payload_size))))
+int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uint32_t n) {
+    int rc = enter_with_ticket(w, &b->ticket);
+    if (rc || (rc = shms_writer_leave(w, w->closed ? SHMS_ECLOSED : pieces_fit(pieces, n, b->ticket.payload_size))))
         return rc;
-    copy_pieces(t, pieces, n_pieces);
+    copy_pieces(&b->ticket, pieces, n);
     return SHMS_OK;
 }
 
-int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
-             uint32_t kind, uint32_t group, bool hold, uint8_t *out, shms_refusal *why) {
-    shms_ticket t;
+int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
+                   uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
+                   const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold) {
     int rc = pieces_fit(pieces, n_pieces, payload_size);
     if (rc == SHMS_OK && w && group > w->seg.layout.n_groups)
         rc = SHMS_EINVAL;
-    if (rc || (rc = shms_begin(w, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, true, &t, why)))
+    if (rc || (rc = shms_batch_begin(w, b, key, key_len, meta, meta_len, extra, extra_len, payload_size, kind, 1)))
         return rc;
-    copy_pieces(&t, pieces, n_pieces);
-    return shms_commit(w, &t, group, hold, out);
-}
-
-int shms_writer_put(shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-                    uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces, uint8_t *out) {
-    return shms_put(w, key, key_len, meta, meta_len, NULL, 0, payload_size, pieces, n_pieces, 0, 0, false, out, NULL);
+    copy_pieces(&b->ticket, pieces, n_pieces);
+    return shms_batch_commit(w, b, group, hold);
 }

@@ -307,9 +307,7 @@ int shms_writer_create(shms_writer **out, const char *name, const shms_options *
     return start(out, name, options, 0, false, NULL, &(damage){0});
 }
 
-int shms_writer_recover(shms_writer **out, const char *name) { return shms_writer_recover_to(out, name, NULL); }
-
-int shms_writer_recover_to(shms_writer **out, const char *name, const shms_expected *expected) {
+int shms_writer_recover(shms_writer **out, const char *name, const shms_expected *expected) {
     return start(out, name, NULL, 0, true, expected, &(damage){0});
 }
 
@@ -494,14 +492,6 @@ int shms_writer_kinds(shms_writer *w, shms_kind_info *out) {
 void shms_writer_refused(const struct shms_writer *w, int rc, shms_refusal *why) {
     if (why && (rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE || rc == SHMS_EQUOTA))
         *why = w->refusal;
-}
-
-int shms_writer_refusal(shms_writer *w, shms_refusal *out) {
-    int rc = shms_writer_enter(w);
-    if (rc)
-        return rc;
-    *out = w->refusal;
-    return shms_writer_leave(w, SHMS_OK);
 }
 
 /* Checks what the writer writes. The tables of ranks are the inspector's to check, because a rank may spoil its own. */

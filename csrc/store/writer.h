@@ -8,6 +8,7 @@
 
 #include <pthread.h>
 
+#include "batch.h"
 #include "events.h"
 #include "ghosts.h"
 #include "index.h"
@@ -138,22 +139,11 @@ bool shms_reclaim_yield(struct shms_writer *w);
 
 /* ---- tickets.c ---- */
 
-/* Like shms_writer_begin or _reserve, _put and _commit. A hand-out waits for a group, as in slots.h. After a refusal, `*why` is filled before another thread has the mutex.
- * `why` may be NULL. */
-int shms_begin(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-               const char *extra, uint32_t extra_len, uint64_t payload_size, uint32_t kind, bool leased,
-               shms_ticket *out, shms_refusal *why);
-int shms_put(struct shms_writer *w, const char *key, uint32_t key_len, const char *meta, uint32_t meta_len,
-             const char *extra, uint32_t extra_len, uint64_t payload_size, const shms_piece *pieces, uint32_t n_pieces,
-             uint32_t kind, uint32_t group, bool hold, uint8_t *out, shms_refusal *why);
-int shms_commit(struct shms_writer *w, const shms_ticket *ticket, uint32_t group, bool hold, uint8_t *out);
 /* Aborts the ticket of a slot in WRITING, and gives back its lease entry; the mutex is held. */
 void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry);
 
 /* ---- handouts.c ---- */
 
-int shms_hit(struct shms_writer *w, const char *key, uint32_t key_len, uint32_t group, bool hold, uint8_t *out,
-             shms_refusal *why);
 /* Opens a lease for a group on a taken entry, held if `hold`, and packs its reference; the slot has its number of all
  * arenas. For this and the next two, the mutex is held. */
 void shms_open_lease(struct shms_writer *w, uint32_t slot, uint32_t entry, uint32_t group, bool hold, uint8_t *out);
@@ -183,6 +173,13 @@ bool shms_unprotect_key(struct shms_writer *w, const char *key, uint32_t key_len
 /* Marks protected slots, so that a search need not look up keys. A slot is protected if its key is, or if it was
  * deleted while its key was: the caller may have handed the object out. */
 void shms_protect_slot(struct shms_writer *w, uint32_t slot, bool on);
+
+/* ---- batch.c ---- */
+
+/* Makes room for one more item, before the change that it will record. */
+int shms_batch_ready(shms_batch *b);
+/* Records the hand-out of b->ref. `fresh`: the batch has put its object. */
+void shms_batch_note(shms_batch *b, int fresh);
 
 /* ---- keys.c ---- */
 

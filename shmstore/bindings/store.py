@@ -34,7 +34,7 @@ _LONGEST = 3600  # seconds; a poll takes milliseconds as an int
 _length = struct.Struct("=I").unpack_from
 _event = struct.Struct("=QII")
 _EVENTS_AT_ONCE = 65536  # bytes
-_acquire = lib.shms_reader_acquire_to
+_acquire = lib.shms_reader_acquire
 _drop_view = lib.shms_view_drop
 _VIEW_BOX = ffi.typeof("shms_view **")
 
@@ -285,7 +285,7 @@ class Writer:
         packed = ffi.NULL if options is None else _packed(options)
         expected = _expected(store_id, n_readers, allow_uid, packed, not keep_leases)
         if arena is None:
-            code = lib.shms_writer_recover_to(box, os.fsencode(name), expected)
+            code = lib.shms_writer_recover(box, os.fsencode(name), expected)
         else:
             code = lib.shms_writer_join(box, os.fsencode(name), arena, expected)
         if code == lib.SHMS_ENOSPC:
@@ -374,7 +374,7 @@ class Writer:
 
     def clear(self, prefix: bytes) -> None:
         """Delete all keys that begin with `prefix`."""
-        require(lib.shms_writer_clear_prefix(self._w, prefix, len(prefix)))
+        require(lib.shms_writer_clear(self._w, prefix, len(prefix)))
 
     def count(self) -> int:
         """Return the number of keys."""
@@ -384,7 +384,7 @@ class Writer:
         """Return the keys that begin with `prefix`, oldest object first; those of a scope as pairs with it."""
 
         def keys(handle: Any, out: Any, words: Any) -> int:
-            return lib.shms_writer_keys_prefix(handle, prefix, len(prefix), out, words)  # type: ignore[no-any-return]
+            return lib.shms_writer_keys(handle, prefix, len(prefix), out, words)  # type: ignore[no-any-return]
 
         packed, _ = _filled(keys, self._w)
         return _split(packed, len(packed))
@@ -470,7 +470,7 @@ class Reader:
         """Attach as `rank`, if it is as expected; see `Writer.recover`."""
         box = _gc(_new("shms_reader **"), lib.shms_reader_drop)
         expected = _expected(store_id, n_readers, allow_uid)
-        require(lib.shms_reader_attach_to(box, os.fsencode(name), rank, expected))
+        require(lib.shms_reader_attach(box, os.fsencode(name), rank, expected))
         return cls(box)
 
     def close(self) -> None:

@@ -34,11 +34,11 @@ const char *store_name(const char *what) {
 
 int put_marked(shms_writer *w, const char *key, uint64_t size, uint64_t mark, uint8_t *out) {
     shms_ticket t;
-    int rc = shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
+    int rc = (out ? verb_begin : verb_reserve)(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
     if (rc)
         return rc;
     fill(t.payload, size, mark);
-    return shms_writer_commit(w, &t, out);
+    return verb_commit(w, &t, out);
 }
 
 shms_reader *four_read_objects(const char *name, uint64_t capacity, uint64_t size, uint8_t refs[4][SHMS_REF_SIZE]) {
@@ -46,7 +46,7 @@ shms_reader *four_read_objects(const char *name, uint64_t capacity, uint64_t siz
     shms_writer *w;
     shms_reader *r;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     for (int i = 0; i < 4; i++)
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('a' + i), 0}, size, (uint64_t)i, refs[i]));
     for (int i = 0; i < 4; i++)

@@ -14,6 +14,7 @@
 #include "check.h"
 #include "store/step.h"
 #include "store/writer.h"
+#include "verbs.h"
 
 int shms_reader_attach_borrowed(shms_reader **out, const shms_segment *of, uint32_t rank);
 

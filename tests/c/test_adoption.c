@@ -102,7 +102,7 @@ static void promises_end(int by, bool adopted) {
 static void take_promises(void) {
     for (int i = 0; r && i < promises->n; i++) {
         struct promise *p = &promises->at[i];
-        shms_view *v = p->open ? shms_reader_acquire(r, p->ref) : NULL;
+        shms_view *v = p->open ? view_of(r, p->ref) : NULL;
         if (p->open && !v)
             fprintf(stderr, "promise %d of %d, object %d: ", i, p->by, (int)p->mark);
         CHECK(v || !p->open);
@@ -137,12 +137,12 @@ static void setup(void) {
     CHECK_EQ(SHMS_OK, shms_writer_create(arena_of_a ? &b : &a, name, &o));
     (arena_of_a ? join_a : join_b)();
     CHECK_EQ(LEASES, a->seg.layout.max_leases);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_retire(a, 1));
     for (int i = 0; i < OBJECTS; i++) {
         CHECK_EQ(SHMS_OK, put(a, keys[i], 3, (uint64_t)i, ref));
         if (i == HELD)
-            keep(shms_reader_acquire(r, ref), HELD);
+            keep(view_of(r, ref), HELD);
         else if (i == OWED)
             promise(A, ref, OWED, false);
         else
@@ -214,7 +214,7 @@ static void settle(void) {
 
 static void b_hit(int object) {
     uint8_t ref[SHMS_REF_SIZE];
-    int rc = shms_writer_hit(b, keys[object], 4, ref);
+    int rc = verb_hit(b, keys[object], 4, ref);
     CHECK(rc == SHMS_OK || rc == SHMS_ENOTFOUND);
     if (rc == SHMS_OK)
         promise(B, ref, (uint64_t)object, true)->open = r != NULL;
@@ -277,9 +277,9 @@ static void b_delete(void) { CHECK(shms_writer_delete(b, "read", 4) >= 0); }
 static void b_forgets(void) { /* and never finds again what it has deleted */
     uint8_t ref[SHMS_REF_SIZE];
     b_delete();
-    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(b, "read", 4, ref));
+    CHECK_EQ(SHMS_ENOTFOUND, verb_hit(b, "read", 4, ref));
 }
-static void b_clear(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(b)); }
+static void b_clear(void) { CHECK_EQ(SHMS_OK, shms_writer_clear(b, "", 0)); }
 static void b_address(void) {
     b_hit(READ);
     b_hit(COLD);
@@ -399,7 +399,7 @@ static void a_delete(void) {
     CHECK(shms_writer_delete(a, "read", 4) >= 0);
 }
 static void a_clear(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_clear(a));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(a, "", 0));
     a_evict();
 }
 static void a_recover(void) {
@@ -418,7 +418,7 @@ static _Atomic int late_done;
 static uint64_t late_acquires;
 
 static void *acquire_late(void *unused) {
-    late_view = shms_reader_acquire(r, late_of->ref);
+    late_view = view_of(r, late_of->ref);
     CHECK(late_view || errno == -SHMS_ESTALE);
     atomic_store(&late_done, 1);
     return unused;
@@ -439,7 +439,7 @@ static void acquire(struct promise *p) {
             ;
         return;
     }
-    shms_view *v = shms_reader_acquire(r, p->ref);
+    shms_view *v = view_of(r, p->ref);
     CHECK(v || !p->open);
     if (v)
         keep(v, p->mark);
@@ -478,7 +478,7 @@ static void r_replace(void) {
     release_views();
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     all_promises_end();
 }
 
@@ -533,12 +533,12 @@ static void rank_0_dies(void) {
     all_promises_end();
     pid_t child = fork_child();
     if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
         kill(getpid(), SIGKILL);
     }
     CHECK_EQ(1000 + SIGKILL, reap(child));
 }
-static void r_attaches(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0)); }
+static void r_attaches(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL)); }
 static void r_comes_and_b_hits(void) {
     CHECK_EQ(SHMS_OK, shms_writer_retire(b, 1));
     r_attaches();
@@ -549,7 +549,7 @@ static void a_awaits_dead_rank(void) { /* so it asks whether the rank is gone */
     uint8_t ref[SHMS_REF_SIZE];
     rank_0_dies();
     for (int i = 0; i < OBJECTS; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_hit(a, keys[i], 4, ref));
+        CHECK_EQ(SHMS_OK, verb_hit(a, keys[i], 4, ref));
 }
 
 static uint64_t interleave(void (*before)(void), void (*whole)(void), void (*other)(void)) {
@@ -668,7 +668,7 @@ static uint64_t noticed(void (*before)(void), void (*whole)(void), uint64_t unit
 
 static void b_holds_cold(void) {
     uint8_t ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_hit(b, "cold", 4, 0, true, ref, NULL));
+    CHECK_EQ(SHMS_OK, verb_hit_of(b, "cold", 4, 0, true, ref));
 }
 static void only_rank_0_is_awaited(void) {
     b_holds_cold();
@@ -728,12 +728,12 @@ static void a_wants_at_v1(const char *label) {
 }
 static void a_holds_cold_and_b_pins_read(void) {
     uint8_t ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_hit(a, "cold", 4, 0, true, ref, NULL));
+    CHECK_EQ(SHMS_OK, verb_hit_of(a, "cold", 4, 0, true, ref));
     b_pins();
 }
 static void a_holds_cold_and_b_hits_read(void) {
     uint8_t ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_hit(a, "cold", 4, 0, true, ref, NULL));
+    CHECK_EQ(SHMS_OK, verb_hit_of(a, "cold", 4, 0, true, ref));
     b_hit(READ);
 }
 static void what_the_dead_held_is_over_before_anything_slow(void) {
@@ -742,7 +742,7 @@ static void what_the_dead_held_is_over_before_anything_slow(void) {
         setup();
         befores[i]();
         shms_ticket ticket;
-        CHECK_EQ(SHMS_OK, shms_writer_reserve(b, "unborn", 6, NULL, 0, UNIT, &ticket));
+        CHECK_EQ(SHMS_OK, verb_reserve(b, "unborn", 6, NULL, 0, UNIT, &ticket));
         wanted = 3;
         placed = false;
         a_wants();
@@ -865,7 +865,7 @@ static void all_of_a(void) {
     a_evict();
     CHECK(shms_writer_delete(a, "cold", 4) >= 0);
     uint8_t ref[SHMS_REF_SIZE];
-    if (shms_writer_hit(a, "ours", 4, ref) == SHMS_OK)
+    if (verb_hit(a, "ours", 4, ref) == SHMS_OK)
         CHECK_EQ(1, shms_writer_cancel(a, ref));
     a_puts("later", 3);
     a_clear();
@@ -905,13 +905,13 @@ static uint64_t a_dies_anywhere(void (*act)(void), int at, bool taken) {
 
 static void all_of_rank(void) {
     n_views = 0;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     meet();
     for (int i = 0; i < promises->n; i++)
         if (promises->at[i].adopted && i % 2)
             CHECK(shms_reader_release(r, promises->at[i].ref) >= 0);
         else if (promises->at[i].adopted)
-            keep(shms_reader_acquire(r, promises->at[i].ref), promises->at[i].mark);
+            keep(view_of(r, promises->at[i].ref), promises->at[i].mark);
     release_views();
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
 }
@@ -959,8 +959,8 @@ int sched_yield(void) {
 
 static int put_of_kind(uint32_t kind, const char *key, uint64_t units) {
     shms_ticket t;
-    int rc = shms_begin(a, key, 3, NULL, 0, NULL, 0, (units - 1) * UNIT, kind, false, &t, NULL);
-    return rc ? rc : shms_commit(a, &t, 0, false, NULL);
+    int rc = verb_begin_of(a, key, 3, NULL, 0, (units - 1) * UNIT, kind, false, &t, NULL);
+    return rc ? rc : verb_commit(a, &t, NULL);
 }
 
 /* Nothing is held, but B stands on a pin: A lets it run and asks again, before it refuses a put. */

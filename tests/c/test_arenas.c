@@ -30,7 +30,7 @@ static void open_all(uint32_t n_readers) {
         CHECK_EQ(i, shms_writer_arena(writers[i]));
     }
     for (uint32_t r = 0; r < n_readers; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
 }
 
 static void close_all(uint32_t n_readers) {
@@ -49,13 +49,13 @@ static void put(int by, const char *key, uint64_t size, uint8_t *ref) {
     CHECK_EQ(SHMS_OK, put_marked(writers[by], key, size, (uint64_t)key[0], ref));
 }
 static bool hit(int by, const char *key, uint8_t *ref) {
-    int rc = shms_writer_hit(writers[by], key, (uint32_t)strlen(key), ref);
+    int rc = verb_hit(writers[by], key, (uint32_t)strlen(key), ref);
     CHECK(rc == SHMS_OK || rc == SHMS_ENOTFOUND);
     return rc == SHMS_OK;
 }
 /* Reads a reference, and checks the bytes. */
 static void get(int rank, const uint8_t *ref, char key) {
-    shms_view *v = shms_reader_acquire(readers[rank], ref);
+    shms_view *v = view_of(readers[rank], ref);
     CHECK(v);
     CHECK(v->key[0] == key && filled(v->payload, v->payload_size, (uint64_t)key));
     shms_view_release(v);
@@ -195,11 +195,11 @@ static void an_adopted_object_stays_until_the_adopters_lease_ends(void) {
             break;
         case 4: /* the rank's death, and its successor */
             shms_reader_free(readers[0]);
-            CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+            CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
             break;
         }
         CHECK(!survives(0, "a"));
-        CHECK(!shms_reader_acquire(readers[0], ref[1]) && errno == -SHMS_ESTALE);
+        CHECK(!view_of(readers[0], ref[1]) && errno == -SHMS_ESTALE);
         close_all(1);
     }
 }
@@ -213,7 +213,7 @@ static void what_is_held_or_viewed_by_another_stays(void) {
     get(0, ref, 'a');
     get(0, ref, 'a');
     CHECK(survives(0, "a"));
-    shms_view *v = shms_reader_acquire(readers[0], ref);
+    shms_view *v = view_of(readers[0], ref);
     CHECK_EQ(1, shms_writer_cancel(writers[1], ref));
     CHECK(survives(0, "a"));
     shms_view_release(v);
@@ -270,10 +270,10 @@ static void what_another_deletes_is_not_handed_out(void) {
     put(0, "a", 200, NULL);   /* a new object under the key */
     CHECK(hit(1, "a", ref));
     get(0, ref, 'a');
-    CHECK_EQ(SHMS_OK, shms_writer_clear_prefix(writers[1], "a", 1));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1], "a", 1));
     CHECK(!hit(1, "a", ref) && !hit(1, "ab", ref) && hit(1, "b", ref));
     CHECK_EQ(0, shms_writer_count(writers[0]));
-    CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1]));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1], "", 0));
     CHECK_EQ(0, shms_writer_count(writers[2]));
     close_all(1);
 }
@@ -291,7 +291,7 @@ static void a_retirement_by_the_adopter_reaches_the_owner(void) {
     CHECK_EQ(SHMS_OK, shms_writer_create(&writers[0], name, &o));
     for (int i = 1; i < ARENAS; i++)
         CHECK_EQ(SHMS_OK, shms_writer_join(&writers[i], name, i, NULL));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
     put(0, "a", 3000, NULL);
     CHECK(hit(1, "a", ref));
     get(0, ref, 'a');
@@ -333,7 +333,7 @@ static void an_object_that_is_being_evicted_is_deleted_all_the_same(void) {
     for (int all = 0; all < 2; all++) {
         shms_set(&slot_of(0, ref)->state, SHMS_EVICTING);
         if (all)
-            CHECK_EQ(SHMS_OK, shms_writer_clear(writers[2]));
+            CHECK_EQ(SHMS_OK, shms_writer_clear(writers[2], "", 0));
         else
             CHECK_EQ(1, shms_writer_delete(writers[1], "a", 1));
         shms_set(&slot_of(0, ref)->state, SHMS_LIVE); /* W5: it stays */
@@ -453,7 +453,7 @@ static void what_was_dropped_is_gone_before_the_owner_has_deleted_it(void) {
             put(0, key, 100, NULL);
         }
         CHECK_EQ(2000, shms_writer_count(writers[0]));
-        CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1]));
+        CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1], "", 0));
         for (int i = 0; i < 100; i++) {
             snprintf(key, sizeof key, "k%04d", i * 19 + round);
             CHECK_EQ(0, shms_writer_has(writers[0], key, 5));
@@ -491,7 +491,7 @@ static void a_list_ends_however_often_the_owner_falls_behind(void) {
         snprintf(key, sizeof key, "k%04d", i);
         put(0, key, 100, NULL);
     }
-    CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1]));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(writers[1], "", 0));
     lister = writers[0];
     shms_step_hook = falls_behind_again;
     CHECK_EQ(0, shms_writer_count(writers[0]));

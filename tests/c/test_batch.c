@@ -53,7 +53,7 @@ static void everything_is_undone_and_again_is_nothing(void) {
     only_the_old_object_is_left();
     CHECK_EQ(SHMS_OK, put_marked(w, "other", 0, 1, NULL)); /* in the slot and the entry of one that is undone */
     uint8_t ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "other", 5, ref));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "other", 5, ref));
     shms_stats before = stats(), after;
     b.keep = 0; /* as if the first undoing had not been noted */
     memcpy(b.items, items, sizeof items);
@@ -108,7 +108,7 @@ static void a_ticket_of_a_closed_writer_is_ended_and_no_more(void) {
     shms_batch_undo(w, &b);
     CHECK_EQ(0, w->unfinished);
     shms_writer *successor;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&successor, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&successor, name, NULL));
     CHECK_EQ(2, shms_writer_count(successor));
     shms_writer_free(w);
     w = successor;

@@ -54,15 +54,15 @@ static void what_comes_and_goes_is_recorded_from_the_start_of_the_log(void) {
     CHECK_EQ(1, shms_writer_delete(w, "b", 1));
     CHECK_EQ(0, shms_writer_delete(w, "b", 1));
     shms_ticket t;
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "z", 1, NULL, 0, 64, &t)); /* was never in the store */
+    CHECK_EQ(SHMS_OK, verb_begin(w, "z", 1, NULL, 0, 64, &t)); /* was never in the store */
     CHECK_EQ(SHMS_OK, listen(start, ROOM));
     expect("+-+x", "2132", "bacb");
     CHECK_EQ(start + 4, sizes[1]);
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
     CHECK(shms_writer_track_events(w, ROOM) > 0); /* keeps the log */
     CHECK_EQ(SHMS_OK, listen(start + 2, ROOM));
     expect("+x", "32", "cb");
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(SHMS_OK, listen(start + 4, ROOM));
     expect("x", "3", "c");
     CHECK_EQ(SHMS_OK, listen(start + 5, ROOM));
@@ -114,7 +114,7 @@ static void a_slow_listener_is_told_what_it_has_lost(uint32_t len) {
     uint64_t start = w->events.first, n = 0;
     for (; n < 20000 && n * len < 5 * SHMS_MIN_LOG; n += 2) {
         memset(key, 'a' + (int)(n / 2 % 26), len);
-        CHECK_EQ(SHMS_OK, shms_writer_put(w, key, len, NULL, 0, 0, NULL, 0, out));
+        CHECK_EQ(SHMS_OK, verb_put(w, key, len, NULL, 0, 0, NULL, 0, out));
         CHECK_EQ(1, shms_writer_delete(w, key, len));
     }
     CHECK_EQ(SHMS_OK, listen(start, ROOM));
@@ -154,7 +154,7 @@ static void a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile(void) {
     CHECK(sizes[0] == 0 && sizes[2] == at + 1);
     at = sizes[2];
     shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK(shms_writer_track_events(w, 1) > 0);
     CHECK_EQ(SHMS_OK, listen(at, ROOM));
     CHECK(sizes[0] == 0 && sizes[2] > at); /* a death may swallow an event: its position must not look recent */
@@ -169,10 +169,10 @@ static void a_damaged_key_or_position_is_not_taken_over(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 200000, 1, NULL));
     shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY);
     shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY + 1);
     shms_writer_free(w);
-    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name, NULL));
     begin(name = store_name("counts"), 4096);
     for (int i = 0; i <= 3; i++) {
         shms_word *word = i < 3 ? &w->seg.writer->counters[counts[i]] : &w->seg.writer->epoch;
@@ -181,10 +181,10 @@ static void a_damaged_key_or_position_is_not_taken_over(void) {
         off_t at = (off_t)((uint8_t *)word - (uint8_t *)w->seg.sb);
         CHECK(fd >= 0 && pwrite(fd, &damage, 8, at) == 8);
         shms_writer_free(w);
-        CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&w, name, NULL));
         CHECK(pwrite(fd, &before, 8, at) == 8);
         close(fd);
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     }
     end();
 }

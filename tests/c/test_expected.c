@@ -18,7 +18,7 @@ static void begin(uint32_t attached) {
     for (uint32_t r = 0; r < 2; r++)
         readers[r] = NULL;
     for (uint32_t r = 0; r < attached; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
 }
 
 static void end(void) {
@@ -38,14 +38,14 @@ static void store_and_promise(int n) {
 }
 
 static shms_view *get(int r, int i) {
-    shms_view *v = shms_reader_acquire(readers[r], refs[i]);
+    shms_view *v = view_of(readers[r], refs[i]);
     CHECK(v && filled(v->payload, SIZE, (uint64_t)i));
     return v;
 }
 
 static void replace(uint32_t r) {
     shms_reader_free(readers[r]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
 }
 
 /* ---- closing ---- */
@@ -68,13 +68,13 @@ static void no_lease_expects_a_closed_reader_even_if_it_has_views(bool properly)
     CHECK(filled(v->payload, SIZE, 0)); /* its view holds the object by its pin */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
     shms_reader *heir;
-    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&heir, name, 0));
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&heir, name, 0, NULL));
     shms_view_release(v);
     CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     if (properly)
         shms_reader_free(readers[0]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
     store_and_promise(FITS); /* expected again */
     for (int i = 0; i < FITS; i++)
         CHECK_EQ(1, shms_reader_release(readers[1], refs[i]));
@@ -86,7 +86,7 @@ static void a_second_close_writes_nothing(void) {
     begin(2);
     shms_reader *old = readers[0];
     CHECK_EQ(SHMS_OK, shms_reader_close(old));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0)); /* the rank is another process's now */
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL)); /* the rank is another process's now */
     CHECK_EQ(SHMS_OK, shms_reader_close(old));
     shms_reader_free(old);
     store_and_promise(FITS);
@@ -103,7 +103,7 @@ static void a_retirement_ends_leases_for_good_even_of_a_rank_that_never_attached
     store_and_promise(2);
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
     CHECK_EQ(SHMS_OK, put(2, refs[2])); /* not for this rank */
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     CHECK_EQ(SHMS_OK, put(3, refs[3])); /* for it */
     for (int i = 0; i < FITS; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
@@ -119,7 +119,7 @@ static int met;
 static void attach_there(const char *label) {
     if (strcmp(label, at) || met++)
         return;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
 }
 
 static void retire_there(const char *label) {
@@ -136,7 +136,7 @@ static void a_retirement_or_a_first_attachment_sees_the_other(const char *label,
     met = 0;
     shms_step_hook = retire_inside ? retire_there : attach_there;
     if (retire_inside)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     else
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
     shms_step_hook = NULL;
@@ -186,15 +186,15 @@ static void an_unpublished_lease_of_a_dead_writer_expects_no_rank(void) {
     shms_writer_free(w);
     pid_t child = fork_child();
     if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
         at = "L3";
         shms_step_hook = die;
         put(0, refs[0]);
         _exit(1);
     }
     CHECK_EQ(1000 + SIGKILL, reap(child));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(1, shms_writer_has(w, "a", 1));
     CHECK_EQ(SHMS_OK, put_marked(w, "large", CAPACITY - SHMS_ALIGN, 1, NULL));
     end();
@@ -217,7 +217,7 @@ static void attaching_resets_whatever_is_in_the_table_of_the_rank(bool first) {
     shms_set(&t->base[0], SHMS_CLOSED - first);
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     shms_segment_close(&rank);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     store_and_promise(FITS);
     for (int i = 0; i < FITS; i++)
         CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));

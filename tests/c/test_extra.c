@@ -15,7 +15,7 @@ static char extra[LARGE], payload[100];
 static void begin(uint64_t capacity) {
     shms_options o = {.capacity = capacity, .n_readers = 1, .flags = SHMS_CHECKSUMS};
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("extra"), &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     fill(extra, sizeof extra, 1);
     memset(payload, 'p', sizeof payload);
 }
@@ -50,7 +50,7 @@ static void readers_do_not_get_them(void) {
             char key[20];
             snprintf(key, sizeof key, "k%u-%u", n_payload, n_extra);
             CHECK_EQ(SHMS_OK, put(key, n_payload, n_extra));
-            shms_view *v = shms_reader_acquire(r, b.ref);
+            shms_view *v = view_of(r, b.ref);
             CHECK(v && v->payload_size == n_payload && memcmp(v->payload, payload, n_payload) == 0);
             CHECK(v->meta_len == 4 && memcmp(v->meta, "meta", 4) == 0);
             shms_view_release(v);
@@ -67,7 +67,7 @@ static void they_survive_the_writer(void) {
     b.keep = 1;
     shms_batch_drop(w, &b);
     shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(SHMS_OK, shms_batch_hit(w, &b, "k", 1, 0, 0));
     CHECK(has_extra(b.ref, LARGE));
     shms_inspector *i;
@@ -110,7 +110,7 @@ static void more_than_the_object_has_is_damage(void) {
     shms_set(&s->flags, flags + ((uint64_t)101 << SHMS_SLOT_EXTRA_SHIFT));
     CHECK_EQ(SHMS_ECORRUPT, shms_writer_valid(w));
     errno = 0;
-    CHECK(shms_reader_acquire(r, b.ref) == NULL && errno == -SHMS_ECORRUPT);
+    CHECK(view_of(r, b.ref) == NULL && errno == -SHMS_ECORRUPT);
     shms_set(&s->flags, flags);
     end();
 }

@@ -29,10 +29,10 @@ static void begin(int n, uint32_t max_objects) {
         char key[16];
         snprintf(key, sizeof key, "crowd%u", i);
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, i, NULL));
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key))); /* until the store ends */
+        CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key))); /* until the store ends */
     }
     for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
     for (int i = 0; i < n; i++) {
         char key[16];
         key_of(key, i);
@@ -90,7 +90,7 @@ static void a_second_refusal_surveys_only_zones_with_releases(void) {
     CHECK_EQ(SHMS_EFULL, put_marked(w, "larger", 128, 1, refs[0]));
     CHECK(refused() <= LITTLE);
     shms_refusal why;
-    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &why));
+    why = w->refusal;
     CHECK_EQ((MANY - 1) * 128, why.held[0]);
     CHECK_EQ(MANY * 128, why.held[1]);
     end();
@@ -99,27 +99,27 @@ static void a_second_refusal_surveys_only_zones_with_releases(void) {
 static void a_refusal_reports_reclaimable_bytes_and_their_longest_stretch(void) {
     shms_refusal room;
     begin(10, 20);
-    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
+    room = w->refusal;
     CHECK(!room.reclaimable && !room.longest && !room.kept); /* nothing was refused yet */
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
+    room = w->refusal;
     CHECK(!room.reclaimable && !room.longest && !room.kept); /* everything is held */
     for (int i = 0; i < 10; i++) /* free: 0 1 | 3 | 6 7 8 9; the writer keeps 7 */
         for (int r = 0; r < 2; r++)
             if (i != 2 && i != 4 && i != 5)
                 CHECK_EQ(1, shms_reader_release(readers[r], refs[i]));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
-    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
+    room = w->refusal;
     CHECK_EQ(7 * 128, room.reclaimable);
     CHECK_EQ(4 * 128, room.longest);
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k7", 2));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k7", 2));
     CHECK_EQ(1, shms_writer_delete(w, "k0", 2)); /* a gap counts like an object that may go */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "large", 1100, 1, refs[0]));
-    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
+    room = w->refusal;
     CHECK_EQ(5 * 128, room.reclaimable);
     CHECK_EQ(2 * 128, room.longest);
     CHECK_EQ(128, room.kept);
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k7", 2));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k7", 2));
     end();
 }
 
@@ -128,7 +128,7 @@ static shms_view *passing;
 /* A reader that is alive whenever the writer probes it, and that has detached after the probe. */
 static void pass_by(const char *label) {
     if (!strcmp(label, "W2"))
-        CHECK((passing = shms_reader_acquire(readers[0], refs[0])));
+        CHECK((passing = view_of(readers[0], refs[0])));
     if (!strcmp(label, "W5"))
         shms_view_release(passing);
 }
@@ -142,7 +142,7 @@ static void a_refusal_after_a_thousand_failed_searches_reports_its_findings(void
     shms_step_hook = pass_by;
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 64, 1, NULL));
     shms_step_hook = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_refusal(w, &room));
+    room = w->refusal;
     CHECK_EQ(128, room.reclaimable);
     CHECK_EQ(128, room.longest);
     CHECK(!room.held[0] && !room.held[1]);
@@ -155,31 +155,30 @@ static void a_second_refusal_for_a_lease_entry_surveys_nothing(void) {
     uint64_t entries = w->seg.layout.max_leases;
     uint8_t ref[SHMS_REF_SIZE];
     for (uint64_t i = 4; i < entries; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+        CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     looks = 0;
     shms_step_hook = count_looks;
-    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k0", 2, ref));
     CHECK(looks >= entries);
     looks = 0;
-    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k0", 2, ref));
     CHECK(looks <= LITTLE);
     CHECK(refused_by(SHMS_ENOLEASE) <= LITTLE);
     CHECK_EQ(1, shms_reader_release(readers[0], refs[2]));
     CHECK_EQ(1, shms_reader_release(readers[1], refs[2]));
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
-    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
-    shms_ticket t; /* an object that is not handed out needs no entry, and cannot have one */
+    CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k0", 2, ref));
+    shms_ticket t; /* an object that is not handed out needs no entry */
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
-    CHECK_EQ(SHMS_ENOLEASE, shms_writer_begin(w, "new", 3, NULL, 0, 64, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_ENOLEASE, verb_begin(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_reserve(w, "new", 3, NULL, 0, 64, &t));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref));
-    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_reserve(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     end();
 }
 
@@ -223,7 +222,7 @@ static void a_release_during_the_search_ends_the_refusal(void) {
 
 static void an_unpin_ends_the_refusal(void) {
     begin(8, 16);
-    shms_view *v = shms_reader_acquire(readers[0], refs[3]), *u = shms_reader_acquire(readers[1], refs[3]);
+    shms_view *v = view_of(readers[0], refs[3]), *u = view_of(readers[1], refs[3]);
     CHECK(v && u);
     shms_view_release(u);
     refused();
@@ -265,9 +264,9 @@ static void an_abort_ends_the_refusal(void) {
     begin(8, 16);
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "ticket", 6, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_begin(w, "ticket", 6, NULL, 0, 64, &t));
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
     accepted();
     end();
 }
@@ -276,41 +275,41 @@ static void a_commit_without_a_hand_out_ends_the_refusal(void) {
     begin(8, 16);
     shms_ticket t;
     CHECK_EQ(1, shms_writer_cancel(w, refs[2]));
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "ticket", 6, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_reserve(w, "ticket", 6, NULL, 0, 64, &t));
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+    CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
     accepted();
     end();
 }
 
 static void an_unprotect_ends_the_refusal(void) {
     begin(8, 16);
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     both_release(2);
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k2", 2));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
     refused();
     CHECK_EQ(1, shms_writer_delete(w, "k2", 2)); /* held by its protection, deleted or not */
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k2", 2));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
     accepted();
     end();
 }
 
 static void the_end_of_a_protection_ends_the_refusal(void) {
     begin(8, 16);
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k2", 2));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k2", 2));
     both_release(2);
     refused();
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k2", 2));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k2", 2));
     accepted();
     end();
 }
 
 static void a_close_ends_the_refusal_even_if_a_view_keeps_the_rank(void) {
     begin(8, 16);
-    shms_view *v = shms_reader_acquire(readers[1], refs[5]);
+    shms_view *v = view_of(readers[1], refs[5]);
     CHECK(v);
     CHECK_EQ(1, shms_reader_release(readers[0], refs[4]));
     CHECK_EQ(1, shms_reader_release(readers[0], refs[5]));
@@ -339,7 +338,7 @@ static void the_unpin_of_a_pin_on_another_object_ends_the_refusal(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "again", 64, 1, refs[3])); /* the same slot and place */
     both_release(3);
     shms_step_hook = refuse_meanwhile;
-    CHECK(!shms_reader_acquire(readers[0], old_ref) && errno == -SHMS_ESTALE);
+    CHECK(!view_of(readers[0], old_ref) && errno == -SHMS_ESTALE);
     CHECK(!shms_step_hook);
     accepted();
     end();
@@ -359,7 +358,7 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
     shms_reader_close(readers[1]);
     shms_reader_free(readers[1]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(1, shms_reader_release(readers[0], refs[1]));
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, ref)); /* earlier leases do not expect it; this one does */
@@ -367,9 +366,9 @@ static void a_retirement_ends_when_the_rank_attaches(void) {
     for (int i = 0; i < 8; i++)
         if (i != 1)
             CHECK_EQ(1, shms_reader_release(readers[0], refs[i]));
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(1 + crowd, w->seg.writer->objects);
-    shms_view *v = shms_reader_acquire(readers[1], ref);
+    shms_view *v = view_of(readers[1], ref);
     CHECK(v && filled(v->payload, 64, 1));
     shms_view_release(v);
     end();
@@ -392,7 +391,7 @@ static void an_attachment_ends_the_refusal(void) {
     /* Detached and attached again between two puts: the lock looks unchanged. */
     CHECK_EQ(SHMS_OK, shms_reader_close(readers[1]));
     shms_reader_free(readers[1]);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     accepted();
     end();
 }
@@ -406,8 +405,8 @@ static void a_death_ends_the_refusal(void) {
     CHECK(pipe(ready) == 0);
     pid_t child = fork_child();
     if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
-        CHECK(shms_reader_acquire(readers[1], refs[4])); /* never released */
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
+        CHECK(view_of(readers[1], refs[4])); /* never released */
         CHECK_EQ(1, write(ready[1], "x", 1));
         pause();
     }
@@ -432,7 +431,7 @@ static void a_death_ends_the_refusal(void) {
         CHECK_EQ(SHMS_OK, put_marked(w, key, 64, 1, NULL));
     }
     CHECK_EQ(0, shms_writer_has(w, "k4", 2));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1, NULL));
     close(ready[0]);
     close(ready[1]);
     end();
@@ -462,8 +461,8 @@ static void a_refusal_names_the_resource(void) {
     CHECK_EQ(SHMS_ENOSLOT, put_marked(w, "new", 64, 1, ref));
     CHECK_EQ(SHMS_ENOSLOT, put_marked(w, "new", 64, 1, ref)); /* remembered with its cause */
     for (uint64_t i = 2; i < w->seg.layout.max_leases; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "a", 1, ref));
-    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "a", 1, ref));
+        CHECK_EQ(SHMS_OK, verb_hit(w, "a", 1, ref));
+    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "a", 1, ref));
     CHECK_EQ(SHMS_ENOLEASE, put_marked(w, "new", 64, 1, ref));
     end();
     name = store_name("gap"); /* a slot was available, but not a gap that is long enough */
@@ -473,10 +472,10 @@ static void a_refusal_names_the_resource(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "held", 64, 1, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "first", 5));
     CHECK_EQ(SHMS_OK, put_marked(w, "last", 64, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "held", 4));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "held", 4));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 640, 1, NULL));
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 64, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "held", 4));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "held", 4));
     end();
 }
 
@@ -485,14 +484,15 @@ static void a_rank_that_never_attached_is_expected_until_it_is_retired(void) {
     uint8_t ref[SHMS_REF_SIZE];
     name = store_name("never");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 800, 1, ref));
     CHECK_EQ(1, shms_reader_release(readers[0], ref));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[1], name, 1)); /* attaches late, and finds what it was promised */
+    CHECK_EQ(SHMS_OK,
+             shms_reader_attach(&readers[1], name, 1, NULL)); /* attaches late, and finds what it was promised */
     CHECK_EQ(SHMS_EFULL, put_marked(w, "new", 800, 1, NULL));
-    shms_view *v = shms_reader_acquire(readers[1], ref);
+    shms_view *v = view_of(readers[1], ref);
     CHECK(v && filled(v->payload, 800, 1));
     shms_view_release(v);
     CHECK_EQ(SHMS_OK, put_marked(w, "new", 800, 2, ref));
@@ -511,10 +511,10 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
         uint64_t seed = 8, put = 0;
         name = store_name("turn");
         CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[0], name, 0, NULL));
         CHECK_EQ(SHMS_OK, put_marked(w, "some", 9999, 1, NULL));
         CHECK_EQ(SHMS_OK, put_marked(w, "held", 5000, 42, held));
-        shms_view *v = shms_reader_acquire(readers[0], held);
+        shms_view *v = view_of(readers[0], held);
         CHECK(v);
         for (int i = 0; put < 100 * o.capacity; i++) {
             char key[16];
@@ -523,7 +523,7 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
             CHECK_EQ(SHMS_OK, put_marked(w, key, size, (uint64_t)i, ref));
             put += size;
             if (below(&seed, 2)) {
-                shms_view *u = shms_reader_acquire(readers[0], ref);
+                shms_view *u = view_of(readers[0], ref);
                 CHECK(u && filled(u->payload, size, (uint64_t)i));
                 shms_view_release(u);
             } else {

@@ -138,21 +138,21 @@ static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
     put(w, 26);
     put(w, 32);
     shms_ticket t;
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k31", 3, NULL, 0, 64, &t)); /* not a put until it is committed */
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_begin(w, "k31", 3, NULL, 0, 64, &t)); /* not a put until it is committed */
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
     CHECK_EQ(3, stats(w).more_hits_at_4x);
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k31", 3, NULL, 0, 64, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+    CHECK_EQ(SHMS_OK, verb_reserve(w, "k31", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
     CHECK_EQ(4, stats(w).more_hits_at_4x);
     shms_stats before = stats(w);
     shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(before.more_hits_at_1_5x, stats(w).more_hits_at_1_5x); /* the counts go on, without ghosts at first */
     put(w, 29);
     CHECK_EQ(4, stats(w).more_hits_at_4x);
     for (int i = 50; i < 60; i++)
         put(w, i);
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     put(w, 29);
     put(w, 59);
     CHECK_EQ(4, stats(w).more_hits_at_4x);

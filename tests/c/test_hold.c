@@ -8,7 +8,7 @@ static const char *name;
 
 static void attach(void) {
     for (uint32_t r = 0; r < 2; r++)
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&readers[r], name, r, NULL));
 }
 
 static void begin(void) {
@@ -34,7 +34,7 @@ static void end(void) {
 /* Each rank reads the object, twice. */
 static void read_all(const uint8_t *ref) {
     for (int i = 0; i < 4; i++) {
-        shms_view *v = shms_reader_acquire(readers[i % 2], ref);
+        shms_view *v = view_of(readers[i % 2], ref);
         CHECK(v && filled(v->payload, 512, 7));
         shms_view_release(v);
     }
@@ -89,7 +89,7 @@ static void the_next_lease_of_its_entry_is_an_ordinary_one(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, shms_writer_hold(w, ref));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k", 1, next));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "k", 1, next));
     read_all(next);
     CHECK_EQ(SHMS_OK, put_another());
     end();
@@ -101,7 +101,7 @@ static void it_survives_recovery(void) {
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     CHECK_EQ(1, shms_writer_hold(w, ref));
     shms_writer_free(w); /* like a process that dies */
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     read_all(ref);
     CHECK_EQ(SHMS_EFULL, put_another());
     CHECK_EQ(1, shms_writer_cancel(w, ref));
@@ -118,10 +118,10 @@ static void no_sweep_for_free_entries_ends_it(void) {
     CHECK_EQ(1, shms_writer_hold(w, ref));
     read_all(ref);
     CHECK_EQ(SHMS_OK, put_marked(w, "other", 512, 8, NULL));
-    while (shms_writer_hit(w, "other", 5, other) == SHMS_OK)
+    while (verb_hit(w, "other", 5, other) == SHMS_OK)
         continue;
     detach(); /* all others are over now, and the next hit finds them */
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "other", 5, other));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "other", 5, other));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     attach();
     end();
@@ -136,7 +136,7 @@ static void a_batch_opens_and_undoes_it(void) {
     read_all(b.ref);
     CHECK_EQ(SHMS_EFULL, put_another());
     shms_batch_undo(w, &b);
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k", 1, ref));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "k", 1, ref));
     CHECK_EQ(1, shms_batch_hold(w, &b, ref));
     read_all(ref);
     CHECK_EQ(SHMS_EFULL, put_another());

@@ -23,12 +23,12 @@ static void replace(const char *label) {
     uint32_t key_len = 1 + s.next_id % 7;
     shms_step_hook = NULL;
     CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(0, shms_writer_clear(w));
+    CHECK_EQ(0, shms_writer_clear(w, "", 0));
     char *payload = malloc(LARGE);
     uint64_t size = s.next_id % 2 ? SMALL : LARGE;
     fill(payload, size, s.next_id);
     shms_piece piece = {.offset = 0, .size = size, .address = (uint64_t)(uintptr_t)payload};
-    CHECK_EQ(0, shms_writer_put(w, key, key_len, NULL, 0, size, &piece, 1, ref));
+    CHECK_EQ(0, verb_put(w, key, key_len, NULL, 0, size, &piece, 1, ref));
     free(payload);
     shms_step_hook = replace;
 }
@@ -40,7 +40,7 @@ static void start(const char *name, const char *label, int times) {
     char payload[SMALL];
     fill(payload, SMALL, 1);
     shms_piece piece = {.offset = 0, .size = SMALL, .address = (uint64_t)(uintptr_t)payload};
-    CHECK_EQ(0, shms_writer_put(w, "kk", 2, NULL, 0, SMALL, &piece, 1, ref));
+    CHECK_EQ(0, verb_put(w, "kk", 2, NULL, 0, SMALL, &piece, 1, ref));
     CHECK_EQ(0, shms_inspector_open(&inspector, store));
     where = label;
     replacements = times;
@@ -129,14 +129,14 @@ static void holdings_are_summed_with_one_read_of_each_lease_and_slot(void) {
     shms_rank_record ranks[RANKS];
     uint8_t refs[OBJECTS][SHMS_REF_SIZE], again[SHMS_REF_SIZE];
     CHECK_EQ(0, shms_writer_create(&w, store, &o));
-    CHECK_EQ(0, shms_reader_attach(&reader, store, 1));
+    CHECK_EQ(0, shms_reader_attach(&reader, store, 1, NULL));
     CHECK_EQ(0, shms_inspector_open(&inspector, store));
     for (int k = 0; k < OBJECTS; k++)
         CHECK_EQ(0, put_marked(w, (char[]){(char)('a' + k), 0}, SMALL, 0, refs[k]));
     for (int k = 1; k < HANDED_OUT; k++)
-        CHECK_EQ(0, shms_writer_hit(w, "a", 1, again));
+        CHECK_EQ(0, verb_hit(w, "a", 1, again));
     /* it still owes the other two hand-outs of the object */
-    CHECK_EQ(0, shms_reader_acquire_to(reader, refs[0], &view));
+    CHECK_EQ(0, shms_reader_acquire(reader, refs[0], &view));
     for (int k = 1; k < OBJECTS - 1; k++)
         CHECK_EQ(1, shms_reader_release(reader, refs[k]));
     shms_step_hook = count_looks;
@@ -184,14 +184,14 @@ static void a_child_forked_while_a_segment_is_being_removed_has_no_lock_of_it(vo
     shms_reader *r;
     shms_probe p;
     CHECK_EQ(0, shms_writer_create(&w, name, &o));
-    CHECK_EQ(0, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(0, shms_reader_attach(&r, name, 0, NULL));
     shms_writer_free(w);
     CHECK_EQ(0, shms_probe_file(&p, name));
     CHECK_EQ(SHMS_ENOSTORE, shms_segment_remove(name, p.device, p.inode, p.size - 1, 1)); /* changed since the probe */
     shms_step_hook = fork_here;
     CHECK_EQ(SHMS_ERANKINUSE, shms_segment_remove(name, p.device, p.inode, p.size, 0));
     shms_step_hook = NULL;
-    CHECK_EQ(0, shms_writer_recover(&w, name)); /* the child is alive */
+    CHECK_EQ(0, shms_writer_recover(&w, name, NULL)); /* the child is alive */
     kill(child, SIGKILL);
     CHECK_EQ(1000 + SIGKILL, reap(child));
     shms_reader_free(r);

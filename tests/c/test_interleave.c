@@ -44,12 +44,12 @@ static void setup(void) {
     owed = true;
     second = NULL;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
     for (int i = 0; i < OBJECTS; i++)
         CHECK_EQ(SHMS_OK, put_marked(w, keys[i], 3 * UNIT, (uint64_t)i, refs[i]));
-    keep(shms_reader_acquire(r, refs[HELD]), HELD);
-    shms_view_release(shms_reader_acquire(r, refs[READ]));
+    keep(view_of(r, refs[HELD]), HELD);
+    shms_view_release(view_of(r, refs[READ]));
     CHECK_EQ(1, shms_reader_release(r, refs[COLD]));
 }
 
@@ -66,7 +66,7 @@ static void settle(void) {
     }
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     if (owed && r) {
-        shms_view *v = shms_reader_acquire(r, refs[OWED]);
+        shms_view *v = view_of(r, refs[OWED]);
         CHECK(v);
         keep(v, OWED);
     }
@@ -102,7 +102,7 @@ static shms_view *late_view;
 static _Atomic int late_done;
 
 static void *acquire_late(void *unused) {
-    late_view = shms_reader_acquire(r, refs[late_of]);
+    late_view = view_of(r, refs[late_of]);
     CHECK(late_view || errno == -SHMS_ESTALE);
     atomic_store(&late_done, 1);
     return unused;
@@ -123,7 +123,7 @@ static void acquire(int i) {
             ;
         return;
     }
-    shms_view *v = shms_reader_acquire(r, refs[i]);
+    shms_view *v = view_of(r, refs[i]);
     if (v)
         keep(v, (uint64_t)i);
     else
@@ -165,7 +165,7 @@ static void r_view_release(void) {
     shms_view_release(views[0]);
     views[0] = NULL;
 }
-static void r_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 1)); }
+static void r_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 1, NULL)); }
 static void r_close(void) { /* with a live view: the rank's lock stays, the promises end */
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     owed = false;
@@ -174,7 +174,7 @@ static void r_replace(void) { /* rank 0 detaches and attaches again: older lease
     r_view_release();
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_reader_free(r);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     owed = false;
 }
 
@@ -210,25 +210,25 @@ static void w_delete(void) {
     shms_writer_delete(w, "read", 4);
 }
 static void w_clear(void) {
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     w_evict();
 }
 static void w_hand_out(void) {
     uint8_t ref[SHMS_REF_SIZE];
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "held", 4, ref));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "held", 4, ref));
     w_evict();
     CHECK(shms_writer_cancel(w, ref) >= 0); /* 0: rank 0 was replaced, and the search has closed the lease */
 }
 static void w_abort(void) {
     shms_ticket t;
-    if (shms_writer_begin(w, "t", 1, NULL, 0, 6 * UNIT, &t) == SHMS_OK) {
+    if (verb_begin(w, "t", 1, NULL, 0, 6 * UNIT, &t) == SHMS_OK) {
         memset(t.payload, 0xee, 6 * UNIT);
-        CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+        CHECK_EQ(SHMS_OK, verb_abort(w, &t));
     }
 }
 static void w_recover(void) {
     shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     w_evict();
 }
 
@@ -266,7 +266,7 @@ static uint64_t interleave(void (*whole)(void), void (*other)(void)) {
 
 /* ---- a rank that attaches for the first time finds all its promises ---- */
 
-static void first_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 0)); }
+static void first_attach(void) { CHECK_EQ(SHMS_OK, shms_reader_attach(&second, name, 0, NULL)); }
 static void refused_put(void) { CHECK_EQ(SHMS_EFULL, cached("put", 6, 8)); }
 
 static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other)(void)) {
@@ -287,7 +287,7 @@ static uint64_t a_first_attachment_is_no_death(void (*whole)(void), void (*other
         if (!second)
             first_attach();
         for (int i = 0; i < OBJECTS; i++) {
-            shms_view *v = shms_reader_acquire(second, refs[i]);
+            shms_view *v = view_of(second, refs[i]);
             CHECK(v && filled(v->payload, 3 * UNIT, (uint64_t)i));
             shms_view_release(v);
         }

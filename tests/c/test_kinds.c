@@ -20,7 +20,7 @@ static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
     name = store_name("kinds");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 1));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     image = (uint32_t)shms_writer_kind(w, "image", 5);
     encoder = (uint32_t)shms_writer_kind(w, "encoder", 7);
 }
@@ -39,8 +39,8 @@ static int put(uint64_t i, uint64_t size, uint32_t kind) {
     char key[16];
     snprintf(key, sizeof key, "k%07llu", (unsigned long long)i);
     shms_ticket t;
-    int rc = shms_begin(w, key, 8, NULL, 0, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
-    return rc ? rc : shms_commit(w, &t, 0, false, ref);
+    int rc = verb_begin_of(w, key, 8, NULL, 0, size - SHMS_ALIGN, kind, true, &t, &why);
+    return rc ? rc : verb_commit(w, &t, ref);
 }
 
 static void put_free(uint64_t i, uint64_t size, uint32_t kind) {
@@ -113,9 +113,9 @@ static void every_way_in_and_out_is_counted(uint32_t flags) {
     has(image, 8 * KIB, 1);
     has(encoder, 8 * KIB, 1);
     has(0, 8 * KIB, 1);
-    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, "m", 1, NULL, 0, 4 * KIB, encoder, false, &t, NULL));
+    CHECK_EQ(SHMS_OK, verb_begin_of(w, "new", 3, "m", 1, 4 * KIB, encoder, false, &t, NULL));
     has(encoder, 12 * KIB + 64, 2); /* also what is not committed */
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
     has(encoder, 8 * KIB, 1);
     CHECK_EQ(1, shms_writer_delete(w, "k0000002", 8));
     has(encoder, 0, 0);
@@ -127,7 +127,7 @@ static void every_way_in_and_out_is_counted(uint32_t flags) {
     has(image, 64 * KIB, 1);
     has(encoder, 0, 0);
     has(0, 0, 0);
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     has(image, 0, 0);
     end();
 }
@@ -138,12 +138,12 @@ static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
     CHECK_EQ(SHMS_OK, shms_writer_quota(w, encoder, 16 * KIB));
     for (uint64_t i = 0; i < 5; i++)
         put_free(i, 8 * KIB, i % 2 ? image : encoder);
-    CHECK_EQ(SHMS_OK, shms_begin(w, "new", 3, NULL, 0, NULL, 0, 4 * KIB, image, false, &t, NULL));
+    CHECK_EQ(SHMS_OK, verb_begin_of(w, "new", 3, NULL, 0, 4 * KIB, image, false, &t, NULL));
     shms_set(&w->seg.writer->kinds[image].bytes, 1); /* as after a death between two stores */
     shms_set(&w->seg.writer->kinds[encoder].objects, 77);
     shms_segment_unlock(&w->seg, false);
     shms_writer *next;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name, NULL));
     shms_writer_free(w);
     w = next;
     has(image, 16 * KIB, 2);
@@ -159,9 +159,9 @@ static void a_successor_counts_again_and_keeps_names_and_quotas(void) {
     /* a kind without a name is damage */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_set(&w->seg.writer->kinds[image].name[0], 0);
-    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&next, name));
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&next, name, NULL));
     memcpy(&w->seg.writer->kinds[image].name[0], "image\0\0", 8);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&next, name, NULL));
     shms_writer_free(w);
     w = next;
     end();
@@ -293,10 +293,10 @@ static void a_kind_whose_own_are_held_is_refused(void) {
     CHECK_EQ(SHMS_EQUOTA, put(9, 8 * KIB, encoder)); /* two must go, and one may: none goes */
     CHECK_EQ(12 * KIB, why.held[0]);
     CHECK_EQ(0, evictions());
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k0000005", 8));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k0000005", 8));
     CHECK_EQ(SHMS_EQUOTA, put(9, 4 * KIB, encoder));
     CHECK_EQ(4 * KIB, why.kept);
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k0000005", 8));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k0000005", 8));
     put_free(9, 4 * KIB, encoder);
     CHECK_EQ(0, there(5));
     CHECK_EQ(1, evictions());

@@ -102,7 +102,7 @@ static void the_example_of_the_header_is_true_byte_for_byte(void) {
     CHECK(!memcmp(w->seg.sb, "SHMSTOR1", 8));
     memset(w->seg.data, 0, 4096);
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 64, 1, ref));
-    CHECK_EQ(SHMS_OK, shms_writer_put(w, "k", 1, "mm", 2, 5, &piece, 1, ref));
+    CHECK_EQ(SHMS_OK, verb_put(w, "k", 1, "mm", 2, 5, &piece, 1, ref));
     uint8_t expected[128] = {[0] = 0x6b, [1] = 0x6d, [2] = 0x6d, [64] = 1, [65] = 2, [66] = 3, [67] = 4, [68] = 5};
     CHECK(!memcmp(expected, w->seg.data + 128, 128));
     shms_ref unpacked;
@@ -169,7 +169,7 @@ static void make_victim(void) {
     uint8_t ref[SHMS_REF_SIZE];
     victim = store_name("victim");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, victim, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, victim, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, victim, 0, NULL));
     for (int i = 0; i < 5; i++) {
         char key[16];
         snprintf(key, sizeof key, "k%d", i);
@@ -191,7 +191,7 @@ static void make_victim(void) {
 
 static int recovered(void) {
     shms_writer *w;
-    int rc = shms_writer_recover(&w, victim);
+    int rc = shms_writer_recover(&w, victim, NULL);
     if (rc == SHMS_OK) {
         if (shms_writer_valid(w) != SHMS_OK)
             rc = 1;
@@ -202,7 +202,7 @@ static int recovered(void) {
 
 static int attached(void) {
     shms_reader *r;
-    int rc = shms_reader_attach(&r, victim, 1);
+    int rc = shms_reader_attach(&r, victim, 1, NULL);
     if (rc == SHMS_OK)
         shms_reader_free(r);
     return rc;
@@ -289,15 +289,15 @@ static void a_file_that_is_not_a_segment_is_refused(void) {
     static const off_t sizes[] = {0, 1, 511, 4095, 4096, 100000};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         CHECK(ftruncate(fd, sizes[i]) == 0);
-        CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
-        CHECK_EQ(sizes[i] ? SHMS_ELAYOUT : SHMS_ECREATING, shms_reader_attach(&r, name, 0));
+        CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name, NULL));
+        CHECK_EQ(sizes[i] ? SHMS_ELAYOUT : SHMS_ECREATING, shms_reader_attach(&r, name, 0, NULL));
     }
     /* A truncated segment, and one that has grown. */
     for (int delta = -1; delta <= 1; delta++) {
         CHECK(ftruncate(fd, 0) == 0 && ftruncate(fd, (off_t)file_size) == 0);
         CHECK(write(fd, file, file_size) == (ssize_t)file_size && lseek(fd, 0, SEEK_SET) == 0);
         CHECK(ftruncate(fd, (off_t)file_size + delta * 4096) == 0);
-        int rc = shms_reader_attach(&r, name, 0);
+        int rc = shms_reader_attach(&r, name, 0, NULL);
         CHECK_EQ(delta ? SHMS_ELAYOUT : SHMS_OK, rc);
         if (rc == SHMS_OK)
             shms_reader_free(r);
@@ -315,13 +315,13 @@ static void an_unfinished_creation_is_not_a_store_and_not_another_version(void) 
     CHECK_EQ(SHMS_OK, shms_segment_lock(&creator, SHMS_ROLE_WRITER));
     for (off_t size = 0; size <= 8192; size += 4096) {
         CHECK(ftruncate(creator.fd, size) == 0);
-        CHECK_EQ(SHMS_ECREATING, shms_reader_attach(&r, name, 0));
-        CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_ECREATING, shms_reader_attach(&r, name, 0, NULL));
+        CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w, name, NULL));
     }
     shms_word stamp = shms_layout_stamp() + 1; /* finished, and of another version */
     CHECK(pwrite(creator.fd, &stamp, sizeof stamp, offsetof(shms_superblock, stamp)) == sizeof stamp);
-    CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0));
-    CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_ELAYOUT, shms_reader_attach(&r, name, 0, NULL));
+    CHECK_EQ(SHMS_ELAYOUT, shms_writer_recover(&w, name, NULL));
     shms_segment_close(&creator);
 }
 
@@ -346,7 +346,7 @@ static void an_open_during_a_creation_finds_a_whole_store_or_none(void) {
     CHECK(pthread_create(&creator, NULL, create_and_close, (void *)name) == 0);
     while (!created_all) {
         shms_reader *r;
-        int rc = shms_reader_attach(&r, name, 0);
+        int rc = shms_reader_attach(&r, name, 0, NULL);
         CHECK(rc == SHMS_OK || rc == SHMS_ENOSTORE || rc == SHMS_ECREATING);
         found += rc == SHMS_OK;
         unfinished += rc == SHMS_ECREATING;
@@ -375,10 +375,10 @@ static void a_segment_that_lost_its_reservation_gets_it_back(void) {
     CHECK(fstat(fd, &st) == 0 && st.st_blocks < whole);
     blkcnt_t sparse = st.st_blocks;
     space = (1 << 22) - 2 * 4096; /* one page too few */
-    CHECK_EQ(SHMS_ENOSPC, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_ENOSPC, shms_writer_recover(&w, name, NULL));
     CHECK(fstat(fd, &st) == 0 && st.st_blocks == sparse); /* found before a page was allocated */
     space += 4096;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     space = UINT64_MAX;
     CHECK(fstat(fd, &st) == 0 && st.st_blocks == whole);
     CHECK_EQ(1, shms_writer_has(w, "k", 1));
@@ -398,7 +398,7 @@ static void a_refused_recovery_leaves_the_name_of_the_dead_writers_segment(void)
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0)); /* its mapping stays */
     shms_set(&w->seg.writer->pid, 1);
     shms_set(&w->leases.table[0].number, INT64_MAX); /* of a hand-out in the future */
-    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&refused, name));
+    CHECK_EQ(SHMS_ECORRUPT, shms_writer_recover(&refused, name, NULL));
     CHECK_EQ(1, shms_get(&w->seg.writer->pid));
     CHECK_EQ(1, shms_get(&w->seg.writer->epoch));
     shms_writer_free(w);

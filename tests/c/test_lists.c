@@ -19,7 +19,7 @@ static void setup(uint64_t capacity, uint32_t objects, uint32_t n_ranks) {
     for (uint32_t r = 0; r < RANKS; r++) {
         ranks[r] = NULL;
         if (r < n_ranks)
-            CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[r], name, r));
+            CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[r], name, r, NULL));
     }
 }
 
@@ -160,7 +160,7 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
         shms_reader_free(ranks[1]);
         pid_t child = fork_child();
         if (child == 0) {
-            CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[1], w[A]->seg.name + 1, 1));
+            CHECK_EQ(SHMS_OK, shms_reader_attach(&ranks[1], w[A]->seg.name + 1, 1, NULL));
             kill(getpid(), SIGKILL);
         }
         CHECK_EQ(1000 + SIGKILL, reap(child));
@@ -169,7 +169,7 @@ static void a_list_is_at_most_twice_as_long_as_leases_were_open(uint32_t stuck, 
     uint32_t longest = 0, most = 2 * (stuck + late + 2) + (dead ? 2 * 64 : 0);
     for (uint32_t i = 0; i < TIMES + late; i++) {
         if (i < TIMES)
-            CHECK_EQ(SHMS_OK, shms_writer_hit(w[B], "k", 1, refs[i]));
+            CHECK_EQ(SHMS_OK, verb_hit(w[B], "k", 1, refs[i]));
         if (i >= late && !(spread ? (i - late) % 8 == 0 && (i - late) / 8 < stuck : i - late < stuck))
             for (uint32_t r = 0; r < (dead ? 1 : 2); r++)
                 CHECK_EQ(1, shms_reader_release(ranks[r], refs[i - late]));

@@ -55,13 +55,13 @@ static void a_store_of_other_options_stays_as_it_was(void) {
     CHECK(before && after && fd >= 0 && pread(fd, before, size, 0) == (ssize_t)size);
     for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
         shms_expected e = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &others[i]};
-        CHECK_EQ(SHMS_EOPTIONS, shms_writer_recover_to(&w, name, &e));
+        CHECK_EQ(SHMS_EOPTIONS, shms_writer_recover(&w, name, &e));
     }
     CHECK(pread(fd, after, size, 0) == (ssize_t)size && memcmp(before, after, size) == 0);
     shms_options disposable = asked;
     disposable.flags |= SHMS_DISPOSABLE;
     shms_expected same = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &disposable};
-    CHECK_EQ(SHMS_OK, shms_writer_recover_to(&w, name, &same));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, &same));
     CHECK_EQ(1, shms_writer_has(w, "a", 1));
     shms_writer_close(w, 1);
     shms_writer_free(w);
@@ -74,13 +74,13 @@ static void a_reader_sees_each_takeover_once_and_a_removal(void) {
     const char *name = store_name("takeover");
     shms_writer *w = leave(name, &asked);
     shms_reader *r;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(1, shms_reader_writer_epoch(r));
     for (uint64_t epoch = 2; epoch < 5; epoch++) {
         CHECK_EQ(0, shms_reader_took_over(r));
         shms_writer_free(w);
         CHECK_EQ(0, shms_reader_took_over(r));
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
         CHECK_EQ(epoch, shms_reader_writer_epoch(r));
         CHECK_EQ(epoch, shms_reader_took_over(r));
     }

@@ -22,7 +22,7 @@ static void a_view_taken_from_a_dead_writer_stays_valid(const char *label, int n
     shms_writer *w;
     pid_t child = fork_child();
     if (child == 0) {
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
         die_before = label;
         countdown = n;
         shms_step_hook = die;
@@ -30,11 +30,11 @@ static void a_view_taken_from_a_dead_writer_stays_valid(const char *label, int n
         _exit(0);
     }
     CHECK_EQ(1000 + SIGKILL, reap(child));
-    shms_view *v = shms_reader_acquire(r, refs[0]);
+    shms_view *v = view_of(r, refs[0]);
     CHECK_EQ(gone, v == NULL);
     CHECK_EQ(!gone, shms_reader_validate(r, refs[0]));
     CHECK(gone || filled(v->payload, SIZE, 0));
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     for (int i = 0; i < 20; i++) {
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('A' + i), 0}, SIZE, 50, NULL));
         CHECK(gone || filled(v->payload, SIZE, 0));

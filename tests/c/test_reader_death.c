@@ -18,7 +18,7 @@ static void count_and_die(const char *label) {
 }
 
 static shms_view *get(shms_reader *r, int i) {
-    shms_view *v = shms_reader_acquire(r, refs[i]);
+    shms_view *v = view_of(r, refs[i]);
     CHECK(v && filled(v->payload, SIZE, (uint64_t)i));
     return v;
 }
@@ -27,7 +27,7 @@ static shms_view *get(shms_reader *r, int i) {
 static void live(void) {
     shms_reader *r, *again;
     shms_step_hook = count_and_die;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     shms_view *a = get(r, 0), *b = get(r, 1);
     shms_view_release(a);
     CHECK_EQ(1, shms_reader_release(r, refs[2]));
@@ -35,12 +35,12 @@ static void live(void) {
     uint8_t forged[SHMS_REF_SIZE];
     memcpy(forged, refs[3], sizeof forged);
     forged[39] ^= 1;
-    CHECK(shms_reader_acquire(r, forged) == NULL);
+    CHECK(view_of(r, forged) == NULL);
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_view_release(a);
     shms_view_release(b);
     shms_reader_free(r);
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&again, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&again, name, 0, NULL));
     get(again, 0);
     get(again, 1);
     *steps = step;
@@ -59,14 +59,14 @@ static void run(uint64_t k, bool replaced, bool first_life) {
     shms_writer *w;
     shms_reader *other, *heir;
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&other, name, 1));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&other, name, 1, NULL));
     if (!first_life) { /* the rank has been attached before */
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&heir, name, 0));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&heir, name, 0, NULL));
         shms_reader_free(heir);
     }
     for (int i = 0; i < OBJECTS; i++)
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){(char)('a' + i), 0}, SIZE, (uint64_t)i, refs[i]));
-    shms_view *mine = shms_reader_acquire(other, refs[1]);
+    shms_view *mine = view_of(other, refs[1]);
     CHECK(mine);
     for (int i = 0; i < OBJECTS; i++)
         CHECK_EQ(i != 1, shms_reader_release(other, refs[i]));
@@ -83,7 +83,7 @@ static void run(uint64_t k, bool replaced, bool first_life) {
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
     }
     if (replaced) {
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&heir, name, 0));
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&heir, name, 0, NULL));
         for (uint32_t i = 0; i < o.max_objects; i++)
             CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, 0))[i]);
         if (!ever)

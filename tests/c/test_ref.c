@@ -69,7 +69,7 @@ static void no_bit_of_a_reference_can_be_changed(void) {
     shms_reader *r;
     uint8_t first[SHMS_REF_SIZE], ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &options));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_OK, put_marked(w, "first", 100, 1, first));
     CHECK_EQ(SHMS_OK, put_marked(w, "second", 100, 2, ref));
     CHECK_EQ(1, shms_reader_validate(r, ref));
@@ -78,7 +78,7 @@ static void no_bit_of_a_reference_can_be_changed(void) {
         memcpy(forged, ref, sizeof forged);
         forged[bit / 8] ^= (uint8_t)(1 << bit % 8);
         errno = 0;
-        CHECK(shms_reader_acquire(r, forged) == NULL);
+        CHECK(view_of(r, forged) == NULL);
         CHECK_EQ(-SHMS_ESTALE, errno);
         CHECK_EQ(0, shms_reader_validate(r, forged));
         int rc = shms_reader_release(r, forged);

@@ -16,7 +16,7 @@ static void begin(uint64_t capacity, uint32_t max_objects, uint32_t flags) {
     shms_options o = {.capacity = capacity, .n_readers = 1, .max_objects = max_objects, .flags = flags};
     name = store_name("search");
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name, &o));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
 }
 
 static void end(void) {
@@ -33,8 +33,8 @@ static int put_sized(const char *prefix, uint64_t i, uint64_t size) {
     char key[32];
     shms_ticket t;
     snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
-    int rc = shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
-    return rc ? rc : shms_writer_commit(w, &t, ref);
+    int rc = verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, size, &t);
+    return rc ? rc : verb_commit(w, &t, ref);
 }
 
 static void put_and_release(const char *prefix, uint64_t i, uint64_t size) {
@@ -154,11 +154,11 @@ static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
     shms_ticket t;
     begin(4 * MIB, 65536, 0);
     put_and_release("small", 0, 100);
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "all", 3, NULL, 0, 4 * MIB - 64, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_begin(w, "all", 3, NULL, 0, 4 * MIB - 64, &t));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
     for (uint64_t i = 0; i < 4; i++)
         put_and_release("large", i, MIB - 40000);
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     uint64_t before = w->seg.writer->counters[SHMS_C_EVICTIONS];
     for (uint64_t i = 0; i < 13000; i++)
         put_and_release("k", i, 256);
@@ -178,13 +178,13 @@ static void a_slot_is_found_however_long_it_takes(void) {
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, rank));
     for (uint32_t i = 0; i < N; i++) {
         snprintf(key, sizeof key, "k%u", i);
-        CHECK_EQ(SHMS_OK, shms_writer_reserve(w, key, (uint32_t)strlen(key), NULL, 0, 64, &t));
-        CHECK_EQ(SHMS_OK, shms_writer_commit(w, &t, NULL));
+        CHECK_EQ(SHMS_OK, verb_reserve(w, key, (uint32_t)strlen(key), NULL, 0, 64, &t));
+        CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
         if (i < KEPT)
-            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key)));
+            CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
     }
-    CHECK_EQ(SHMS_OK, shms_writer_reserve(w, "new", 3, NULL, 0, 64, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_reserve(w, "new", 3, NULL, 0, 64, &t));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
     r = NULL;
     end();
 }
@@ -232,10 +232,10 @@ static void the_copy_of_metadata_does_not_hold_the_mutex(void) {
     memset(meta, 'm', sizeof meta);
     begin(MIB, 64, 0);
     shms_step_hook = metadata_is_not_copied_under_the_mutex;
-    CHECK_EQ(SHMS_OK, shms_writer_put(w, "k", 1, meta, sizeof meta, 0, NULL, 0, ref));
+    CHECK_EQ(SHMS_OK, verb_put(w, "k", 1, meta, sizeof meta, 0, NULL, 0, ref));
     shms_step_hook = NULL;
     CHECK_EQ(2, others_waited); /* the metadata, and the empty payload */
-    shms_view *v = shms_reader_acquire(r, ref);
+    shms_view *v = view_of(r, ref);
     CHECK(v && v->meta_len == sizeof meta && !memcmp(v->meta, meta, sizeof meta));
     shms_view_release(v);
     end();
@@ -327,7 +327,7 @@ static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void)
     uint64_t n = 0;
     begin(MIB, 60000, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
-    for (int rc; (rc = shms_writer_hit(w, "k0", 2, ref)) != SHMS_ENOLEASE; n++) {
+    for (int rc; (rc = verb_hit(w, "k0", 2, ref)) != SHMS_ENOLEASE; n++) {
         CHECK_EQ(SHMS_OK, rc);
         if (n == 20000)
             memcpy(first, ref, sizeof first);
@@ -337,7 +337,7 @@ static void a_sweep_of_lease_entries_is_bounded_and_resumes_where_it_ended(void)
     int tries = 1;
     looks = 0;
     shms_step_hook = count_looks;
-    for (; shms_writer_hit(w, "k0", 2, ref) != SHMS_OK; tries++)
+    for (; verb_hit(w, "k0", 2, ref) != SHMS_OK; tries++)
         CHECK(tries < 20);
     CHECK(tries > 1);
     CHECK(looks <= (uint64_t)tries * (16384 + 1000));
@@ -348,9 +348,9 @@ static void entries_of_complete_leases_are_found_before_none_is_free(void) {
     begin(MIB, 8192, 0);
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
     for (uint64_t i = 0; i < w->leases.n_entries - 100; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref)); /* never read */
+        CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* never read */
     for (uint64_t i = 0; i < 20000; i++) {
-        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+        CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
         CHECK_EQ(1, shms_reader_release(r, ref));
     }
     end();
@@ -368,9 +368,9 @@ static void a_hand_out_after_the_survey_keeps_a_large_object(void) {
     }
     CHECK_EQ(1, shms_reader_release(r, large));
     CHECK_EQ(SHMS_EFULL, put_sized("larger", 0, 300000)); /* surveys: 200,000 bytes may go */
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "large0", 6, large));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "large0", 6, large));
     CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
-    shms_view *v = shms_reader_acquire(r, large);
+    shms_view *v = view_of(r, large);
     CHECK(v);
     CHECK_EQ(SHMS_EFULL, put_sized("new", 0, 100000));
     shms_view_release(v);
@@ -398,8 +398,8 @@ static pid_t a_process(bool attaches) {
     if (child == 0) {
         shms_reader *own;
         shms_step_hook = attaches ? NULL : stop_before_a2;
-        CHECK_EQ(SHMS_OK, shms_reader_attach(&own, name, 0));
-        CHECK(shms_reader_acquire(own, ref) != NULL);
+        CHECK_EQ(SHMS_OK, shms_reader_attach(&own, name, 0, NULL));
+        CHECK(view_of(own, ref) != NULL);
         tell();
         pause();
         _exit(1);
@@ -428,7 +428,7 @@ static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
             memcpy(pinned, ref, sizeof pinned);
         snprintf(key, sizeof key, "k%llu", (unsigned long long)i);
         if (i != PINNED && i != GAP)
-            CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key)));
+            CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
     }
     shms_reader_close(r);
     CHECK_EQ(1, shms_writer_delete(w, "k110", 4));
@@ -438,7 +438,7 @@ static void a_process_that_dies_before_it_has_attached_holds_nothing(void) {
     CHECK_EQ(1, shms_writer_touch(w, "k100", 4));
     pid_t child = a_process(false);
     CHECK_EQ(SHMS_OK, put_sized("fills the gap", 0, size)); /* finds its lock held */
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "fills the gap0", 14));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "fills the gap0", 14));
     dies(child);
     CHECK_EQ(SHMS_OK, put_sized("new", 0, size));
     CHECK_EQ(0, shms_writer_has(w, "k100", 4));
@@ -451,7 +451,7 @@ static void leases_without_a_live_rank_do_not_exhaust_the_entries(void) {
     shms_reader_close(r);
     dies(a_process(true));
     for (uint64_t i = 0; i < 5 * w->leases.n_entries; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+        CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     end();
 }
 
@@ -469,21 +469,21 @@ static void leases_that_are_complete_at_their_commit_are_found(void) {
     for (uint32_t rank = 1; rank < 64; rank++)
         CHECK_EQ(SHMS_OK, shms_writer_retire(w, rank));
     CHECK_EQ(SHMS_OK, put_sized("k", 0, 64));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k0", 2));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k0", 2));
     dies(a_process(true));
     r = NULL;
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref)); /* a poll has seen it */
+    CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref)); /* a poll has seen it */
     for (;; n++) {
         snprintf(key, sizeof key, "t%u", n);
-        if (shms_writer_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
+        if (verb_begin(w, key, (uint32_t)strlen(key), NULL, 0, 64, &tickets[n]) != SHMS_OK)
             break;
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key, (uint32_t)strlen(key)));
+        CHECK_EQ(SHMS_OK, verb_protect(w, key, (uint32_t)strlen(key)));
     }
     CHECK(n >= 1000 && w->leases.n_free == 0);
-    CHECK_EQ(SHMS_ENOLEASE, shms_writer_hit(w, "k0", 2, ref));
+    CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k0", 2, ref));
     for (uint32_t i = 0; i < n; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_commit(w, &tickets[i], ref));
-    CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k0", 2, ref));
+        CHECK_EQ(SHMS_OK, verb_commit(w, &tickets[i], ref));
+    CHECK_EQ(SHMS_OK, verb_hit(w, "k0", 2, ref));
     end();
 }
 
@@ -525,10 +525,10 @@ static void a_close_waits_for_the_end_of_a_search(void) {
         closing = false;
         shms_step_hook = close_meanwhile;
         shms_ticket t;
-        CHECK_EQ(SHMS_OK, shms_writer_begin(w, "large", 5, NULL, 0, MIB - 16384, &t));
+        CHECK_EQ(SHMS_OK, verb_begin(w, "large", 5, NULL, 0, MIB - 16384, &t));
         shms_step_hook = NULL;
         pthread_join(closer, NULL);
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(w, &t, NULL));
+        CHECK_EQ(SHMS_ECLOSED, verb_commit(w, &t, NULL));
         shms_reader_close(r);
         shms_reader_free(r);
         shms_writer_free(w);

@@ -101,11 +101,11 @@ static void look(shms_writer *w, state *s) {
 
 static int put(shms_writer *w, char key, uint32_t size, uint8_t *out, bool abort) {
     shms_ticket t;
-    int rc = shms_writer_begin(w, &key, 1, NULL, 0, size, &t);
+    int rc = (out ? verb_begin : verb_reserve)(w, &key, 1, NULL, 0, size, &t);
     if (rc)
         return rc;
     fill(t.payload, size, t.id);
-    return abort ? shms_writer_abort(w, &t) : shms_writer_commit(w, &t, out);
+    return abort ? verb_abort(w, &t) : verb_commit(w, &t, out);
 }
 
 static void handed_out(char key, const uint8_t *ref) {
@@ -134,7 +134,7 @@ static void run_script(bool tell, bool all_succeed) {
         switch (op->what) {
         case PUT:
         case HIT:
-            rc = op->what == PUT ? put(w, op->key, op->size, out, false) : shms_writer_hit(w, &op->key, 1, out);
+            rc = op->what == PUT ? put(w, op->key, op->size, out, false) : verb_hit(w, &op->key, 1, out);
             if (rc == SHMS_OK)
                 handed_out(op->key, out);
             break;
@@ -151,16 +151,16 @@ static void run_script(bool tell, bool all_succeed) {
             rc = shms_writer_delete(w, &op->key, 1) - 1;
             break;
         case CLEAR:
-            rc = shms_writer_clear(w);
+            rc = shms_writer_clear(w, "", 0);
             break;
         case TOUCH:
             rc = shms_writer_touch(w, &op->key, 1) - 1;
             break;
         case ATTACH:
-            rc = r ? 0 : shms_reader_attach(&r, name, 1);
+            rc = r ? 0 : shms_reader_attach(&r, name, 1, NULL);
             break;
         case GET:
-            rc = v || (v = shms_reader_acquire(r, ref)) ? 0 : -errno;
+            rc = v || (v = view_of(r, ref)) ? 0 : -errno;
             break;
         case UNGET:
             if (v)
@@ -183,9 +183,9 @@ static void run_script(bool tell, bool all_succeed) {
             break;
         case RECOVER: { /* replaces a half-written object */
             shms_ticket t;
-            rc = shms_writer_begin(w, &op->key, 1, NULL, 0, op->size, &t);
+            rc = verb_begin(w, &op->key, 1, NULL, 0, op->size, &t);
             shms_writer_free(w);
-            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
             break;
         }
         }
@@ -259,10 +259,10 @@ static void promises_are_kept(shms_writer *w, const state *before, const state *
         CHECK(rc == SHMS_OK || rc == SHMS_EFULL);
     }
     shms_reader *r;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     for (int k = 0; k < REFS; k++)
         if (lease(before, shared->ref_lease[k]) && lease(after, shared->ref_lease[k])) {
-            shms_view *v = shms_reader_acquire(r, shared->refs[k]);
+            shms_view *v = view_of(r, shared->refs[k]);
             CHECK(v && v->key_len == 1 && v->key[0] == 'a' + k && filled(v->payload, v->payload_size, v->id));
             shms_view_release(v);
         }
@@ -281,7 +281,7 @@ static bool killed_in_recovery(uint64_t j) {
         kill_at = j;
         step = 0;
         shms_step_hook = count_and_die;
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
         _exit(0);
     }
     int how = reap(child);
@@ -305,7 +305,7 @@ static void run(uint64_t k, bool all_succeed, uint64_t *recoveries) {
     const state *before = &shared->after[shared->done],
                 *after = &shared->after[shared->done + (shared->done < (int)OPS)];
     shms_writer *w;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     nothing_is_lost(w, before, after);
     promises_are_kept(w, before, after);
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1));

@@ -48,7 +48,7 @@ static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, boo
     state = &look.slots[0].state; /* 'a', the first victim */
     writer_pid = fork_child();
     if (writer_pid == 0) {
-        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+        CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
         stop_before = label;
         shms_step_hook = stop;
         CHECK_EQ(SHMS_OK, put_marked(w, "new", SIZE, 9, NULL));
@@ -60,7 +60,7 @@ static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, boo
     CHECK_EQ(SHMS_EVICTING, atomic_load(state));
     shms_step_hook = goes_on ? go_on : NULL;
     double start = seconds();
-    shms_view *v = shms_reader_acquire(r, refs[0]);
+    shms_view *v = view_of(r, refs[0]);
     int code = v ? SHMS_OK : -errno;
     double waited = seconds() - start;
     CHECK_EQ(there ? SHMS_OK : SHMS_ESTALE, code);
@@ -70,7 +70,7 @@ static void a_reader_meets_a_stopped_writer(const char *label, bool goes_on, boo
     CHECK_EQ(0, kill(writer_pid, SIGCONT)); /* again, or for the first time */
     CHECK_EQ(0, reap(writer_pid));
     CHECK(!v || filled(v->payload, SIZE, 0));
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(1, shms_writer_has(w, "new", 3));
     CHECK_EQ(there, shms_writer_has(w, "a", 1));
     if (v)
@@ -93,7 +93,7 @@ static void a_promised_reader_is_told_that_the_owner_is_busy(bool promised) {
     int status;
     CHECK_EQ(SHMS_OK, shms_writer_create(&adopter, name, &o));
     CHECK_EQ(SHMS_OK, shms_writer_join(&owner, name, 1, NULL));
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, 0, NULL));
     CHECK_EQ(SHMS_OK, put_marked(owner, "a", 9 * SHMS_ALIGN, 0, NULL));
     shms_writer_free(owner);
     writer_pid = fork_child();
@@ -105,7 +105,7 @@ static void a_promised_reader_is_told_that_the_owner_is_busy(bool promised) {
         _exit(0);
     }
     CHECK_EQ(writer_pid, waitpid(writer_pid, &status, WUNTRACED));
-    CHECK_EQ(SHMS_OK, shms_writer_hit(adopter, "a", 1, ref));
+    CHECK_EQ(SHMS_OK, verb_hit(adopter, "a", 1, ref));
     CHECK_EQ(0, kill(writer_pid, SIGCONT));
     CHECK_EQ(writer_pid, waitpid(writer_pid, &status, WUNTRACED));
     CHECK(WIFSTOPPED(status));
@@ -114,12 +114,12 @@ static void a_promised_reader_is_told_that_the_owner_is_busy(bool promised) {
     double start = seconds();
     CHECK_EQ(promised ? SHMS_EBUSY : 0, shms_writer_hold(adopter, ref));
     CHECK(seconds() - start < 0.5); /* it has the mutex of its writer meanwhile */
-    CHECK(!shms_reader_acquire(r, ref));
+    CHECK(!view_of(r, ref));
     CHECK_EQ(promised ? SHMS_EBUSY : SHMS_ESTALE, -errno);
     CHECK_EQ(0, kill(writer_pid, SIGCONT));
     CHECK_EQ(0, reap(writer_pid));
     CHECK_EQ(promised ? 1 : 0, shms_writer_hold(adopter, ref)); /* the owner has decided */
-    shms_view *v = shms_reader_acquire(r, ref);
+    shms_view *v = view_of(r, ref);
     CHECK(promised ? v && filled(v->payload, v->payload_size, 0) : !v);
     shms_view_release(v);
     shms_reader_free(r);

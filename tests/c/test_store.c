@@ -20,7 +20,7 @@ static void end(shms_writer *w) {
 
 static shms_reader *attach(const char *name, uint32_t rank) {
     shms_reader *r = NULL;
-    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank));
+    CHECK_EQ(SHMS_OK, shms_reader_attach(&r, name, rank, NULL));
     return r;
 }
 
@@ -45,8 +45,8 @@ static void names_that_are_not_file_names_are_refused(void) {
         shms_writer *w;
         shms_reader *r;
         CHECK_EQ(SHMS_EINVAL, shms_writer_create(&w, bad[i], &o));
-        CHECK_EQ(SHMS_EINVAL, shms_writer_recover(&w, bad[i]));
-        CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r, bad[i], 0));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_recover(&w, bad[i], NULL));
+        CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r, bad[i], 0, NULL));
     }
     longest[SHMS_MAX_NAME] = 0;
     const char *unique = store_name("longest");
@@ -60,15 +60,15 @@ static void a_store_has_one_writer_and_each_rank_one_reader(void) {
     shms_options o = {.capacity = 4096, .n_readers = 2};
     shms_writer *w2;
     shms_reader *r2;
-    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name));
-    CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r2, name, 0));
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name, NULL));
+    CHECK_EQ(SHMS_ENOSTORE, shms_reader_attach(&r2, name, 0, NULL));
     shms_writer *w = make(name, 4096, 2, 0);
     CHECK_EQ(SHMS_ESTOREEXISTS, shms_writer_create(&w2, name, &o));
-    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w2, name));
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&w2, name, NULL));
     shms_reader *r = attach(name, 0);
-    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&r2, name, 0));
-    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, 2));
-    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, SHMS_MAX_READERS));
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&r2, name, 0, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, 2, NULL));
+    CHECK_EQ(SHMS_EINVAL, shms_reader_attach(&r2, name, SHMS_MAX_READERS, NULL));
     CHECK_EQ(shms_reader_store(r), shms_writer_options(w, &o));
     shms_reader *other = attach(name, 1);
     detach(other);
@@ -76,10 +76,10 @@ static void a_store_has_one_writer_and_each_rank_one_reader(void) {
     detach(attach(name, 0));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 1)); /* idempotent, without a second unlink */
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL));
     shms_writer_free(w);
     end(w2);
-    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name));
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&w2, name, NULL));
 }
 
 static void a_segment_that_cannot_fit_leaves_no_file(void) {
@@ -112,7 +112,6 @@ static void every_code_has_its_own_message(void) {
         for (int b = 0; b > a; b--)
             CHECK(strcmp(shms_strerror(a), shms_strerror(b)));
     }
-    CHECK_EQ(SHMS_LAYOUT_VERSION, shms_layout_version());
 }
 
 static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
@@ -125,8 +124,8 @@ static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
     char bytes[300];
     fill(bytes, sizeof bytes, 3);
     shms_piece pieces[] = {{100, 200, (uintptr_t)bytes + 100}, {0, 100, (uintptr_t)bytes}};
-    CHECK_EQ(SHMS_OK, shms_writer_put(w, "key", 3, "meta", 4, 300, pieces, 2, ref));
-    shms_view *v = shms_reader_acquire(r, ref);
+    CHECK_EQ(SHMS_OK, verb_put(w, "key", 3, "meta", 4, 300, pieces, 2, ref));
+    shms_view *v = view_of(r, ref);
     CHECK(v && v->key_len == 3 && !memcmp(v->key, "key", 3) && v->meta_len == 4 && !memcmp(v->meta, "meta", 4));
     CHECK(v->payload_size == 300 && (uintptr_t)v->payload % SHMS_ALIGN == 0 && filled(v->payload, 300, 3));
     shms_view_drop(&v);
@@ -136,31 +135,31 @@ static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
     CHECK_EQ(SHMS_EEXISTS, put_marked(w, "key", 10, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", 4000, 1, ref));
     CHECK_EQ(SHMS_ETOOLARGE, put_marked(w, "large", UINT64_MAX, 1, ref));
-    CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META, 0, &t));
-    CHECK_EQ(SHMS_ETOOLARGE, shms_writer_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", 0, NULL, 0, 1, &t));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, NULL, 1, NULL, 0, 1, &t));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_begin(w, "k", SHMS_MAX_KEY + 1, NULL, 0, 1, &t));
+    CHECK_EQ(SHMS_ETOOLARGE, verb_begin(w, "k", 1, "m", SHMS_MAX_META, 0, &t));
+    CHECK_EQ(SHMS_ETOOLARGE, verb_begin(w, "k", 1, "m", SHMS_MAX_META + 1, 0, &t));
+    CHECK_EQ(SHMS_EINVAL, verb_begin(w, "k", 0, NULL, 0, 1, &t));
+    CHECK_EQ(SHMS_EINVAL, verb_begin(w, NULL, 1, NULL, 0, 1, &t));
+    CHECK_EQ(SHMS_EINVAL, verb_begin(w, "k", SHMS_MAX_KEY + 1, NULL, 0, 1, &t));
     pieces[0].size = 201;
-    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, "other", 5, NULL, 0, 300, pieces, 2, ref));
+    CHECK_EQ(SHMS_EINVAL, verb_put(w, "other", 5, NULL, 0, 300, pieces, 2, ref));
     pieces[0] = (shms_piece){UINT64_MAX, 2, (uintptr_t)bytes};
-    CHECK_EQ(SHMS_EINVAL, shms_writer_put(w, "other", 5, NULL, 0, 300, pieces, 2, ref));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_hit(w, "k", 0, ref));
+    CHECK_EQ(SHMS_EINVAL, verb_put(w, "other", 5, NULL, 0, 300, pieces, 2, ref));
+    CHECK_EQ(SHMS_EINVAL, verb_hit(w, "k", 0, ref));
     CHECK_EQ(SHMS_EINVAL, shms_writer_has(w, NULL, 3));
     CHECK_EQ(SHMS_EINVAL, shms_writer_retire(w, 1));
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "absent", 6));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "absent", 6));
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "absent", 6));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "absent", 6));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "absent", 6));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "absent", 6));
     CHECK_EQ(0, shms_writer_has(w, "absent", 6));
     CHECK_EQ(0, shms_writer_touch(w, "absent", 6));
     CHECK_EQ(0, shms_writer_delete(w, "absent", 6));
     shms_stats after = stats_of(w);
     CHECK(!memcmp(&before, &after, sizeof before));
-    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(w, "absent", 6, ref));
+    CHECK_EQ(SHMS_ENOTFOUND, verb_hit(w, "absent", 6, ref));
     CHECK_EQ(1, stats_of(w).misses);
 
-    CHECK_EQ(SHMS_OK, shms_writer_put(w, "empty", 5, NULL, 0, 0, NULL, 0, ref)); /* an empty payload is valid */
-    v = shms_reader_acquire(r, ref);
+    CHECK_EQ(SHMS_OK, verb_put(w, "empty", 5, NULL, 0, 0, NULL, 0, ref)); /* an empty payload is valid */
+    v = view_of(r, ref);
     CHECK(v && v->payload_size == 0 && v->meta_len == 0 && !memcmp(v->key, "empty", 5));
     shms_view_release(v);
     CHECK_EQ(SHMS_OK, put_marked(w, "most", 4000 - SHMS_ALIGN, 1, ref));
@@ -173,40 +172,40 @@ static void an_unfinished_object_is_invisible_until_its_commit(void) {
     shms_writer *w = make(name, 4096, 1, 4), *w2;
     uint8_t ref[SHMS_REF_SIZE];
     shms_ticket t, twin;
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k", 1, NULL, 0, 100, &t));
+    CHECK_EQ(SHMS_OK, verb_begin(w, "k", 1, NULL, 0, 100, &t));
     CHECK_EQ(0, shms_writer_has(w, "k", 1));
     CHECK_EQ(0, shms_writer_count(w));
     CHECK_EQ(0, shms_writer_delete(w, "k", 1));
-    CHECK_EQ(SHMS_ENOTFOUND, shms_writer_hit(w, "k", 1, ref));
-    CHECK_EQ(SHMS_EEXISTS, shms_writer_begin(w, "k", 1, NULL, 0, 100, &twin));
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k", 1));
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_ENOTFOUND, verb_hit(w, "k", 1, ref));
+    CHECK_EQ(SHMS_EEXISTS, verb_begin(w, "k", 1, NULL, 0, 100, &twin));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k", 1));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &t));
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "l", 1, NULL, 0, 100, &twin)); /* the same slot */
+    CHECK_EQ(SHMS_OK, verb_abort(w, &t));
+    CHECK_EQ(SHMS_OK, verb_begin(w, "l", 1, NULL, 0, 100, &twin)); /* the same slot */
     CHECK_EQ(t.slot, twin.slot);
     CHECK_EQ(0, w->protected[twin.slot]);
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "l", 1));
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k", 1));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "l", 1));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "k", 1));
     CHECK_EQ(1, w->protected[twin.slot]); /* another key's */
-    CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "l", 1));
+    CHECK_EQ(SHMS_OK, verb_unprotect(w, "l", 1));
     CHECK_EQ(0, w->protected[twin.slot]);
-    CHECK_EQ(SHMS_OK, shms_writer_abort(w, &twin));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_abort(w, &t)); /* twice */
-    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &t, NULL, 0));
+    CHECK_EQ(SHMS_OK, verb_abort(w, &twin));
+    CHECK_EQ(SHMS_EINVAL, verb_abort(w, &t)); /* twice */
+    CHECK_EQ(SHMS_EINVAL, verb_commit(w, &t, ref));
+    CHECK_EQ(SHMS_EINVAL, verb_copy(w, &t, NULL, 0));
     CHECK_EQ(0, stats_of(w).used_bytes);
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "k", 1, NULL, 0, 100, &twin));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &t, ref)); /* another object's slot by now */
+    CHECK_EQ(SHMS_OK, verb_begin(w, "k", 1, NULL, 0, 100, &twin));
+    CHECK_EQ(SHMS_EINVAL, verb_commit(w, &t, ref)); /* another object's slot by now */
     shms_piece beyond = {50, 51, (uintptr_t)&t};
-    CHECK_EQ(SHMS_EINVAL, shms_writer_copy(w, &twin, &beyond, 1));
-    CHECK_EQ(SHMS_OK, shms_writer_commit(w, &twin, ref));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_commit(w, &twin, ref));
+    CHECK_EQ(SHMS_EINVAL, verb_copy(w, &twin, &beyond, 1));
+    CHECK_EQ(SHMS_OK, verb_commit(w, &twin, ref));
+    CHECK_EQ(SHMS_EINVAL, verb_commit(w, &twin, ref));
     CHECK_EQ(1, shms_writer_count(w));
-    CHECK_EQ(SHMS_OK, shms_writer_begin(w, "half", 4, NULL, 0, 100, &t));
+    CHECK_EQ(SHMS_OK, verb_begin(w, "half", 4, NULL, 0, 100, &t));
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
-    CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(w, &t, ref));
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name)); /* the half-written object is gone, the other is there */
+    CHECK_EQ(SHMS_ECLOSED, verb_commit(w, &t, ref));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL)); /* the half-written object is gone, the other is there */
     CHECK_EQ(1, shms_writer_has(w2, "k", 1));
     CHECK_EQ(0, shms_writer_has(w2, "half", 4));
     CHECK_EQ(1, stats_of(w2).objects);
@@ -226,32 +225,30 @@ static void every_call_on_a_closed_handle_returns_eclosed(void) {
         shms_writer *h = handles[i];
         shms_ticket t = {0};
         shms_stats stats;
-        shms_refusal why;
         uint64_t size = 0, sizes[2] = {0};
         CHECK_EQ(SHMS_ECLOSED, put_marked(h, "x", 1, 1, ref));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_commit(h, &t, ref));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_abort(h, &t));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_copy(h, &t, NULL, 0));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_hit(h, "k", 1, ref));
+        CHECK_EQ(SHMS_ECLOSED, verb_commit(h, &t, ref));
+        CHECK_EQ(SHMS_ECLOSED, verb_abort(h, &t));
+        CHECK_EQ(SHMS_ECLOSED, verb_copy(h, &t, NULL, 0));
+        CHECK_EQ(SHMS_ECLOSED, verb_hit(h, "k", 1, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_has(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_touch(h, "k", 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_protect(h, "k", 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_reserve(h, "x", 1, NULL, 0, 1, &t));
+        CHECK_EQ(SHMS_ECLOSED, verb_protect(h, "k", 1));
+        CHECK_EQ(SHMS_ECLOSED, verb_reserve(h, "x", 1, NULL, 0, 1, &t));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_cancel(h, ref));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_retire(h, 0));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_delete(h, "k", 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_clear(h));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_clear(h, "", 0));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_count(h));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_keys(h, NULL, &size));
+        CHECK_EQ(SHMS_ECLOSED, shms_writer_keys(h, "", 0, NULL, &size));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stats(h, &stats));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_unprotect(h, "k", 1));
-        CHECK_EQ(SHMS_ECLOSED, shms_writer_refusal(h, &why));
+        CHECK_EQ(SHMS_ECLOSED, verb_unprotect(h, "k", 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_track_events(h, 1));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_events(h, 0, NULL, sizes));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_stored(h, NULL, sizes));
         CHECK_EQ(SHMS_ECLOSED, shms_writer_valid(h));
         shms_reader_stats s;
-        CHECK(shms_reader_acquire(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
+        CHECK(view_of(readers[i], ref) == NULL && errno == -SHMS_ECLOSED);
         CHECK_EQ(SHMS_ECLOSED, shms_reader_release(readers[i], ref));
         CHECK_EQ(SHMS_ECLOSED, shms_reader_validate(readers[i], ref));
         CHECK_EQ(SHMS_ECLOSED, shms_reader_stats_get(readers[i], &s));
@@ -274,7 +271,7 @@ static void a_forked_child_can_do_nothing_and_holds_no_lock(void) {
     shms_reader *r = attach(name, 0);
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 1, ref));
-    shms_view *v = shms_reader_acquire(r, ref);
+    shms_view *v = view_of(r, ref);
     CHECK(v);
     int go[2], ready[2];
     char c;
@@ -286,7 +283,7 @@ static void a_forked_child_can_do_nothing_and_holds_no_lock(void) {
         CHECK_EQ(SHMS_EFORKED, shms_writer_stats(w, &stats));
         CHECK_EQ(SHMS_EFORKED, shms_writer_cancel(w, ref));
         CHECK_EQ(SHMS_EFORKED, shms_writer_close(w, 1));
-        CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_EFORKED);
+        CHECK(view_of(r, ref) == NULL && errno == -SHMS_EFORKED);
         CHECK_EQ(SHMS_EFORKED, shms_reader_release(r, ref));
         CHECK_EQ(SHMS_EFORKED, shms_reader_validate(r, ref));
         CHECK_EQ(SHMS_EFORKED, shms_reader_close(r));
@@ -308,7 +305,7 @@ static void a_forked_child_can_do_nothing_and_holds_no_lock(void) {
     detach(attach(name, 0)); /* the child is alive, and has neither lock */
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_writer *w2;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w2, name, NULL));
     close(go[1]);
     CHECK_EQ(0, reap(child));
     close(ready[0]);
@@ -369,11 +366,11 @@ static void a_view_outlives_close_and_keeps_its_rank(void) {
     shms_reader *r = attach(name, 0), *next;
     uint8_t ref[SHMS_REF_SIZE];
     CHECK_EQ(SHMS_OK, put_marked(w, "held", 1000, 7, ref));
-    shms_view *v = shms_reader_acquire(r, ref), *v2 = shms_reader_acquire(r, ref);
+    shms_view *v = view_of(r, ref), *v2 = view_of(r, ref);
     CHECK(v && v2);
     CHECK_EQ(SHMS_OK, shms_reader_close(r));
     shms_view_release(v2);
-    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0));
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0, NULL));
     for (int i = 0; i < 50; i++) { /* the ring wraps, the view stays */
         char key[16];
         snprintf(key, sizeof key, "k%d", i);
@@ -382,7 +379,7 @@ static void a_view_outlives_close_and_keeps_its_rank(void) {
     }
     shms_reader_free(r); /* a garbage collector may free the two in any order */
     CHECK(filled(v->payload, 1000, 7));
-    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0));
+    CHECK_EQ(SHMS_ERANKINUSE, shms_reader_attach(&next, name, 0, NULL));
     shms_view_release(v);
     detach(attach(name, 0));
     end(w);
@@ -399,7 +396,7 @@ static void a_stale_reference_leaves_no_pin(void) {
         CHECK_EQ(1, shms_writer_delete(w, "k", 1));
         if (again)
             CHECK_EQ(SHMS_OK, put_marked(w, "k", 10, 2, NULL));
-        CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_ESTALE);
+        CHECK(view_of(r, ref) == NULL && errno == -SHMS_ESTALE);
         CHECK_EQ(0, shms_reader_validate(r, ref));
         CHECK_EQ(0, shms_reader_release(r, ref));
         for (uint32_t i = 0; i < 4; i++)
@@ -425,11 +422,11 @@ static void a_view_has_the_checked_lengths_even_if_the_slot_changes(void) {
     spoilt = shms_writer_slot(w, w->ring.first);
     uint64_t length = shms_get(&spoilt->length);
     shms_step_hook = spoil; /* between the check and the view */
-    shms_view *v = shms_reader_acquire(r, ref);
+    shms_view *v = view_of(r, ref);
     shms_step_hook = NULL;
     CHECK(v);
     CHECK_EQ(100, v->payload_size);
-    CHECK(shms_reader_acquire(r, ref) == NULL && errno == -SHMS_ECORRUPT);
+    CHECK(view_of(r, ref) == NULL && errno == -SHMS_ECORRUPT);
     shms_set(&spoilt->length, length);
     shms_view_release(v);
     detach(r);
@@ -444,14 +441,14 @@ static void keys_come_in_order_of_age(void) {
     for (char c = 'a'; c < 'a' + 10; c++) /* 8 fit: a and b go */
         CHECK_EQ(SHMS_OK, put_marked(w, (char[]){c, 0}, 64, 1, NULL));
     CHECK_EQ(1, shms_writer_delete(w, "d", 1));
-    CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size)); /* asks how much room it needs */
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "", 0, out, &size)); /* asks how much room it needs */
     CHECK_EQ(7 * 5, size);
-    CHECK_EQ(SHMS_OK, shms_writer_keys(w, out, &size));
+    CHECK_EQ(SHMS_OK, shms_writer_keys(w, "", 0, out, &size));
     const uint8_t *p = out;
     for (const char *expected = "cefghij"; *expected; expected++, p += 5)
         CHECK(!memcmp(p, "\1\0\0", 4) && p[4] == (uint8_t)*expected);
     CHECK_EQ(7, shms_writer_count(w));
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(0, stats_of(w).objects);
     end(w);
 }
@@ -472,7 +469,7 @@ static void close_during_a_survey(const char *label) {
     CHECK(pthread_create(&closer, NULL, close_it, NULL) == 0);
     while (shms_writer_count(closing) != SHMS_ECLOSED)
         ;
-    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&heir, closing_name));
+    CHECK_EQ(SHMS_EWRITERACTIVE, shms_writer_recover(&heir, closing_name, NULL));
 }
 
 static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
@@ -482,11 +479,11 @@ static void a_writer_keeps_its_lock_while_bytes_are_being_copied(void) {
     closing_name = store_name("closing");
     closing = make(closing_name, 4096, 1, 4);
     shms_step_hook = close_during_a_survey;
-    CHECK_EQ(SHMS_ECLOSED, shms_writer_put(closing, "k", 1, NULL, 0, 1, &piece, 1, ref));
+    CHECK_EQ(SHMS_ECLOSED, verb_put(closing, "k", 1, NULL, 0, 1, &piece, 1, ref));
     shms_step_hook = NULL;
     CHECK(pthread_join(closer, NULL) == 0);
     shms_writer *heir;
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&heir, closing_name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&heir, closing_name, NULL));
     CHECK_EQ(0, shms_writer_has(heir, "k", 1));
     shms_writer_free(closing);
     end(heir);
@@ -524,7 +521,7 @@ static void a_store_that_its_writer_unlinked_meanwhile_is_not_recovered(void) {
     closing_name = store_name("unlinked");
     closing = make(closing_name, 4096, 1, 4);
     shms_step_hook = close_before_the_lock;
-    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, closing_name));
+    CHECK_EQ(SHMS_ENOSTORE, shms_writer_recover(&heir, closing_name, NULL));
     shms_step_hook = NULL;
     shms_writer_free(closing);
 }
@@ -539,15 +536,15 @@ static void a_prefaulted_segment_works_like_any_other(void) {
     char *bytes = malloc(4 << 20);
     fill(bytes, 4 << 20, 5);
     shms_piece piece = {0, 4 << 20, (uintptr_t)bytes};
-    CHECK_EQ(SHMS_OK, shms_writer_put(w, "k", 1, NULL, 0, 4 << 20, &piece, 1, ref));
-    shms_view *v = shms_reader_acquire(r, ref);
+    CHECK_EQ(SHMS_OK, verb_put(w, "k", 1, NULL, 0, 4 << 20, &piece, 1, ref));
+    shms_view *v = view_of(r, ref);
     CHECK(v && !memcmp(v->payload, bytes, 4 << 20));
     shms_view_release(v);
     free(bytes);
     detach(r);
     CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
     shms_writer_free(w);
-    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+    CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     CHECK_EQ(o.flags, (shms_writer_options(w, &o), o.flags));
     end(w);
 }
@@ -577,7 +574,7 @@ static void a_reader_may_write_only_its_own_table(void) {
     for (int what = 0; what < 4; what++) {
         if (what == 2) { /* the same for a successor */
             shms_writer_free(w);
-            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name));
+            CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
         }
         pid_t child = fork_child();
         if (child == 0) { /* nor may the writer write a reader's table, or the superblock once it is published */

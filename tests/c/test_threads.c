@@ -46,7 +46,7 @@ static void *write_many(void *arg) {
         char key[16];
         uint8_t ref[SHMS_REF_SIZE];
         uint32_t len = (uint32_t)snprintf(key, sizeof key, "k%d", (int)below(&seed, KEYS));
-        int rc = shms_writer_hit(w, key, len, ref);
+        int rc = verb_hit(w, key, len, ref);
         if (rc == SHMS_OK) {
             hits++;
             post(&seed, ref);
@@ -59,7 +59,7 @@ static void *write_many(void *arg) {
         for (int k = 0; k < 200; k++)
             words[k] = mark;
         shms_piece piece = {0, size, (uintptr_t)words};
-        rc = shms_writer_put(w, key, len, (char *)&mark, 8, size, &piece, 1, ref);
+        rc = verb_put(w, key, len, (char *)&mark, 8, size, &piece, 1, ref);
         bool refused = rc == SHMS_EFULL || rc == SHMS_ENOSLOT || rc == SHMS_ENOLEASE;
         CHECK(rc == SHMS_OK || refused || rc == SHMS_EEXISTS);
         refusals += refused;
@@ -68,7 +68,7 @@ static void *write_many(void *arg) {
         if (i % 1000 == 999)
             CHECK_EQ(SHMS_OK, shms_writer_valid(w));
         if (i % 1500 == 1499)
-            CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+            CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     }
     return NULL;
 }
@@ -90,7 +90,7 @@ static void *read_many(void *arg) {
             CHECK(shms_reader_release(r, ref) >= SHMS_OK);
             continue;
         }
-        shms_view *v = shms_reader_acquire(r, ref);
+        shms_view *v = view_of(r, ref);
         CHECK(v || errno == -SHMS_ESTALE);
         if (!v) {
             stale++;
@@ -128,10 +128,10 @@ static void a_protection_ends_while_others_begin(void) {
         pthread_t thread;
         CHECK_EQ(SHMS_OK, shms_batch_protect(w, &batch, (const uint8_t *)"\7\0\0\0guarded", 11));
         CHECK(pthread_create(&thread, NULL, undo, NULL) == 0);
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, "guarded", 7));
+        CHECK_EQ(SHMS_OK, verb_protect(w, "guarded", 7));
         CHECK(pthread_join(thread, NULL) == 0);
         CHECK_EQ(1, w->protected[slot]);
-        CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "guarded", 7));
+        CHECK_EQ(SHMS_OK, verb_unprotect(w, "guarded", 7));
         CHECK_EQ(0, w->protected[slot]);
     }
     shms_batch_drop(w, &batch);

@@ -100,7 +100,7 @@ static void put_fresh(void) {
 static void a_clear_lets_others_in_and_leaves_what_they_put(void) {
     setup(false);
     start("D1", put_fresh);
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     end(N);
     CHECK_EQ(FRESH, shms_writer_count(w));
     for (int i = 0; i < FRESH; i++)
@@ -112,7 +112,7 @@ static uint8_t late[2][SHMS_REF_SIZE]; /* the first may take an entry that has j
 
 static void hand_out(void) {
     for (int i = 0; i < 2; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_hit(w, "k1", 2, late[i]));
+        CHECK_EQ(SHMS_OK, verb_hit(w, "k1", 2, late[i]));
 }
 
 static void the_end_of_all_leases_lets_others_in_and_leaves_what_they_open(void) {
@@ -138,9 +138,9 @@ static double seconds(void) {
 static double unprotect(void) {
     double best = 1;
     for (int i = 0; i < 1000; i++) {
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k1", 2));
+        CHECK_EQ(SHMS_OK, verb_protect(w, "k1", 2));
         double start = seconds();
-        CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, "k1", 2));
+        CHECK_EQ(SHMS_OK, verb_unprotect(w, "k1", 2));
         double took = seconds() - start;
         best = took < best ? took : best;
     }
@@ -150,7 +150,7 @@ static double unprotect(void) {
 static void one_deleted_object_that_stays_makes_no_other_call_visit_all(void) {
     setup(false);
     double before = unprotect();
-    CHECK_EQ(SHMS_OK, shms_writer_protect(w, "k7", 2));
+    CHECK_EQ(SHMS_OK, verb_protect(w, "k7", 2));
     CHECK_EQ(1, shms_writer_delete(w, "k7", 2));
     CHECK(unprotect() < 10 * before + 2e-6);
     teardown();
@@ -160,12 +160,12 @@ static void deleted_objects_stay_until_the_protection_of_their_keys_ends(void) {
     enum { KEPT = 300 }; /* more than are visited between two yields */
     setup(false);
     for (int i = 0; i < KEPT; i++)
-        CHECK_EQ(SHMS_OK, shms_writer_protect(w, key("k", i), (uint32_t)strlen(key("k", i))));
-    CHECK_EQ(SHMS_OK, shms_writer_clear(w));
+        CHECK_EQ(SHMS_OK, verb_protect(w, key("k", i), (uint32_t)strlen(key("k", i))));
+    CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     CHECK_EQ(KEPT, w->ring.count);
     for (int i = 0; i < KEPT; i++) {
         int k = i % 2 ? i : KEPT - 2 - i; /* from within */
-        CHECK_EQ(SHMS_OK, shms_writer_unprotect(w, key("k", k), (uint32_t)strlen(key("k", k))));
+        CHECK_EQ(SHMS_OK, verb_unprotect(w, key("k", k), (uint32_t)strlen(key("k", k))));
         CHECK_EQ(KEPT - 1 - i, w->ring.count);
         CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     }
