@@ -24,5 +24,7 @@ def _fields(table: str, at: int) -> dict[str, int]:
     return offsets
 
 
-FIELDS = _fields("shms_superblock", 0) | _fields("shms_writer_table", mmap.PAGESIZE)
+SIZES["shms_layout"] = 432  # bytes; _fields of it has them one by one
+SUPERBLOCK = _fields("shms_superblock", 0)
+FIELDS = SUPERBLOCK | _fields("shms_layout", SUPERBLOCK.pop("layout")) | _fields("shms_writer_table", mmap.PAGESIZE)
 """Offsets in the file of the words of the superblock and of the first writer's table."""

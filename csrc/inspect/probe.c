@@ -50,8 +50,9 @@ int shms_probe_file(shms_probe *out, const char *name) {
                          .blank = 1,
                          .writer_alive = shms_segment_written(&seg)};
         out->disposable = out->same_version;
-        for (uint64_t w = 0; out->disposable && w < page.sb.n_writers && w < SHMS_MAX_WRITERS; w++) {
-            uint64_t at = page.sb.writer_at + w * page.sb.arena_stride + offsetof(shms_writer_table, disposable);
+        for (uint64_t w = 0; out->disposable && w < page.sb.layout.n_writers && w < SHMS_MAX_WRITERS; w++) {
+            uint64_t at =
+                page.sb.layout.writer_at + w * page.sb.layout.arena_stride + offsetof(shms_writer_table, disposable);
             if (pread(seg.fd, &disposable, sizeof disposable, (off_t)at) <= 0 || disposable == 2 ||
                 (w == 0 && disposable != 1))
                 out->disposable = 0;

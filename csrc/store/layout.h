@@ -58,7 +58,7 @@
 
 #include "shmstore.h"
 
-#define SHMS_LAYOUT_VERSION 11u /* incremented also if the same options give other sizes */
+#define SHMS_LAYOUT_VERSION 12u /* incremented also if the same options give other sizes */
 #define SHMS_MAGIC UINT64_C(0x31524f54534d4853) /* "SHMSTOR1" as little-endian bytes */
 #define SHMS_PAGE 4096u /* the smallest */
 #define SHMS_MAX_ZONES 4096u
@@ -92,21 +92,18 @@ typedef struct shms_kind {
     shms_word quota;   /* what `bytes` may be at most; 0: no limit */
 } shms_kind;
 
-typedef struct shms_superblock {
-    uint64_t magic;
-    shms_word stamp;      /* shms_layout_stamp(); stored last at creation, release; pairs with shms_layout_read */
-    uint64_t page;        /* alignment of the regions */
-    uint64_t file_size;   /* geometry: written once, before the stamp */
+/* The geometry that follows from options. It has no padding, so two can be compared by their bytes. */
+typedef struct shms_layout {
+    uint64_t page; /* alignment of the regions */
+    uint64_t file_size;
     uint64_t capacity;
     uint64_t max_object_size;
     uint64_t n_readers;
     uint64_t max_objects;
     uint64_t max_leases;
     uint64_t flags;
-    uint64_t store;       /* random 32-bit number that references carry */
-    uint64_t created_ns;  /* CLOCK_REALTIME */
     uint64_t n_writers;
-    uint64_t writer_at;   /* file offsets of arena 0's tables */
+    uint64_t writer_at; /* file offsets of arena 0's tables */
     uint64_t slots_at;
     uint64_t leases_at;
     uint64_t index_at;
@@ -118,9 +115,18 @@ typedef struct shms_superblock {
     uint64_t data_at;
     uint64_t data_stride;
     uint64_t zone_shift;
-    uint64_t secret;      /* random; half of the key of the tag of every reference */
+    uint64_t n_groups;
     uint8_t group_of[SHMS_MAX_READERS]; /* by rank; a group is a range of ranks */
-    uint64_t check;       /* shms_layout_check(): all that the creation wrote */
+} shms_layout;
+
+typedef struct shms_superblock {
+    uint64_t magic;
+    shms_word stamp;     /* shms_layout_stamp(); stored last at creation, release; pairs with shms_layout_read */
+    shms_layout layout;  /* from here on written once, before the stamp */
+    uint64_t store;      /* random 32-bit number that references carry */
+    uint64_t created_ns; /* CLOCK_REALTIME */
+    uint64_t secret;     /* random; half of the key of the tag of every reference */
+    uint64_t check;      /* shms_layout_check(): all that the creation wrote */
 } shms_superblock;
 
 typedef struct shms_writer_table {
@@ -210,121 +216,17 @@ typedef _Atomic uint32_t shms_pin;
 _Static_assert(sizeof(shms_word) == 8 && sizeof(shms_pin) == 4, "atomics are plain words");
 _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2 && ATOMIC_INT_LOCK_FREE == 2, "a lock would be private to a process");
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables are little-endian");
-/* Assert every offset, so that swapping two words of one size does not go unnoticed. */
-#define AT(type, field, at) _Static_assert(offsetof(type, field) == (at), #type "." #field)
-AT(shms_superblock, magic, 0);
-AT(shms_superblock, stamp, 8);
-AT(shms_superblock, page, 16);
-AT(shms_superblock, file_size, 24);
-AT(shms_superblock, capacity, 32);
-AT(shms_superblock, max_object_size, 40);
-AT(shms_superblock, n_readers, 48);
-AT(shms_superblock, max_objects, 56);
-AT(shms_superblock, max_leases, 64);
-AT(shms_superblock, flags, 72);
-AT(shms_superblock, store, 80);
-AT(shms_superblock, created_ns, 88);
-AT(shms_superblock, n_writers, 96);
-AT(shms_superblock, writer_at, 104);
-AT(shms_superblock, slots_at, 112);
-AT(shms_superblock, leases_at, 120);
-AT(shms_superblock, index_at, 128);
-AT(shms_superblock, holds_at, 136);
-AT(shms_superblock, counts_at, 144);
-AT(shms_superblock, arena_stride, 152);
-AT(shms_superblock, readers_at, 160);
-AT(shms_superblock, reader_stride, 168);
-AT(shms_superblock, data_at, 176);
-AT(shms_superblock, data_stride, 184);
-AT(shms_superblock, zone_shift, 192);
-AT(shms_superblock, secret, 200);
-AT(shms_superblock, group_of, 208);
-AT(shms_superblock, check, 464);
-_Static_assert(sizeof(shms_superblock) == 472, "superblock");
-AT(shms_writer_table, pid, 0);
-AT(shms_writer_table, epoch, 8);
-AT(shms_writer_table, next_id, 16);
-AT(shms_writer_table, next_lease, 24);
-AT(shms_writer_table, hand, 32);
-AT(shms_writer_table, used_bytes, 40);
-AT(shms_writer_table, objects, 48);
-AT(shms_writer_table, open_leases, 56);
-AT(shms_writer_table, published, 64);
-AT(shms_writer_table, small_hand, 72);
-AT(shms_writer_table, disposable, 80);
-AT(shms_writer_table, adopting, 88);
-AT(shms_writer_table, releases, 96);
-AT(shms_writer_table, retirements, 104);
-AT(shms_writer_table, counters, 128);
-AT(shms_writer_table, retired, 320);
-AT(shms_writer_table, kinds, 2368);
-AT(shms_writer_table, drops, 3136);
-AT(shms_writer_table, tier, 3200);
-AT(shms_writer_table, cleared, 3320);
-AT(shms_writer_table, dropped_at, 3328);
+/* tests/c/test_layout.c checks every offset, so that swapping two words of one size does not go unnoticed. */
+_Static_assert(sizeof(shms_superblock) == 480, "superblock");
 _Static_assert(sizeof(shms_writer_table) == 3840, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
 _Static_assert(SHMS_C_COUNT <= 24, "counters");
-AT(shms_kind, name, 0);
-AT(shms_kind, bytes, 24);
-AT(shms_kind, objects, 32);
-AT(shms_kind, quota, 40);
 _Static_assert(sizeof(shms_kind) == 48, "kind");
-/* The order of its fields is that of the words of shms_writer_table.tier. */
-AT(shms_tier_figures, there, 0);
-AT(shms_tier_figures, hits, 8);
-AT(shms_tier_figures, hit_bytes, 16);
-AT(shms_tier_figures, misses, 24);
-AT(shms_tier_figures, declined, 32);
-AT(shms_tier_figures, damaged, 40);
-AT(shms_tier_figures, errors, 48);
-AT(shms_tier_figures, skipped, 56);
-AT(shms_tier_figures, offered, 64);
-AT(shms_tier_figures, offered_bytes, 72);
-AT(shms_tier_figures, refused, 80);
-AT(shms_tier_figures, dropped, 88);
-AT(shms_tier_figures, queued, 96);
-AT(shms_tier_figures, saved_ns, 104);
-AT(shms_tier_figures, open, 112);
-_Static_assert(sizeof(shms_tier_figures) == 120, "tier");
-AT(shms_slot, state, 0);
-AT(shms_slot, id, 8);
-AT(shms_slot, secret, 16);
-AT(shms_slot, offset, 24);
-AT(shms_slot, length, 32);
-AT(shms_slot, head, 40);
-AT(shms_slot, flags, 48);
-AT(shms_slot, put_ns, 56);
+_Static_assert(sizeof(shms_tier_figures) == 120, "its fields are the words of shms_writer_table.tier");
 _Static_assert(sizeof(shms_slot) == 64, "one cache line an object");
-AT(shms_holds, first, 0);
-AT(shms_holds, uses, 4);
-AT(shms_holds, dropped, 8);
 _Static_assert(sizeof(shms_holds) == 16, "holds");
-AT(shms_lease, number, 0);
-AT(shms_lease, what, 8);
-AT(shms_lease, id, 16);
-AT(shms_lease, opened_ns, 24);
 _Static_assert(sizeof(shms_lease) == 32, "lease");
-AT(shms_reader_table, epoch, 0);
-AT(shms_reader_table, pid, 8);
-AT(shms_reader_table, attached_ns, 16);
-AT(shms_reader_table, base, 24);
-AT(shms_reader_table, releases, 576);
-AT(shms_reader_table, gets, 584);
-AT(shms_reader_table, stale, 592);
-AT(shms_reader_table, released, 600);
 _Static_assert(sizeof(shms_reader_table) == 640, "reader table");
-#undef AT
-
-/* The geometry that follows from options. Fields have the names of the superblock's. */
-typedef struct shms_layout {
-    uint64_t page, file_size, capacity, max_object_size, n_readers, max_objects, max_leases, flags, n_writers;
-    uint64_t writer_at, slots_at, leases_at, index_at, holds_at, counts_at, arena_stride, readers_at, reader_stride,
-        data_at;
-    uint64_t data_stride, zone_shift;
-    uint64_t n_groups;
-    uint8_t group_of[SHMS_MAX_READERS];
-} shms_layout;
 
 /* Computes the geometry. SHMS_EINVAL if an option is out of range. There is one lease entry for each object. Above
  * 1,024 entries, there are as many as fit the promise for large stores: 256 + 4 * n_readers bytes of bookkeeping for
@@ -337,7 +239,7 @@ void shms_layout_options(shms_options *out, const shms_layout *l);
 /* A number that differs if two builds would read a segment differently: version, sizes or architecture. */
 uint64_t shms_layout_stamp(void);
 
-/* A hash of the words from `page` to the groups. */
+/* A hash of the words from the layout to the check word. */
 uint64_t shms_layout_check(const shms_superblock *sb);
 
 /* Reads the geometry from a superblock, and checks it against itself and the size of the file. SHMS_ELAYOUT: another

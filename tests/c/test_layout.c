@@ -91,6 +91,44 @@ static void each_rank_is_in_one_group(void) {
     CHECK(l.group_of[1] == 0 && l.group_of[2] == 1 && l.group_of[SHMS_MAX_READERS - 1] == SHMS_MAX_GROUPS - 1);
 }
 
+static bool in_order(const size_t *offsets, size_t n, size_t at) {
+    for (size_t i = 0; i < n; i++)
+        if (offsets[i] != at + 8 * i)
+            return false;
+    return true;
+}
+
+/* A change needs another SHMS_LAYOUT_VERSION. */
+static void every_word_is_where_it_was(void) {
+#define WORDS(at, ...) CHECK(in_order((size_t[]){__VA_ARGS__}, sizeof((size_t[]){__VA_ARGS__}) / sizeof(size_t), at))
+#define S(field) offsetof(shms_superblock, field)
+    WORDS(0, S(magic), S(stamp), S(layout.page), S(layout.file_size), S(layout.capacity), S(layout.max_object_size),
+          S(layout.n_readers), S(layout.max_objects), S(layout.max_leases), S(layout.flags), S(layout.n_writers),
+          S(layout.writer_at), S(layout.slots_at), S(layout.leases_at), S(layout.index_at), S(layout.holds_at),
+          S(layout.counts_at), S(layout.arena_stride), S(layout.readers_at), S(layout.reader_stride), S(layout.data_at),
+          S(layout.data_stride), S(layout.zone_shift), S(layout.n_groups), S(layout.group_of));
+    WORDS(448, S(store), S(created_ns), S(secret), S(check));
+#define W(field) offsetof(shms_writer_table, field)
+    WORDS(0, W(pid), W(epoch), W(next_id), W(next_lease), W(hand), W(used_bytes), W(objects), W(open_leases),
+          W(published), W(small_hand), W(disposable), W(adopting), W(releases), W(retirements), W(more));
+    CHECK(W(counters) == 128 && W(retired) == 320 && W(kinds) == 2368 && W(drops) == 3136 && W(tier) == 3200);
+    CHECK(W(cleared) == 3320 && W(dropped_at) == 3328);
+#define K(field) offsetof(shms_kind, field)
+    CHECK(K(name) == 0 && K(bytes) == 24 && K(objects) == 32 && K(quota) == 40);
+#define T(field) offsetof(shms_tier_figures, field)
+    WORDS(0, T(there), T(hits), T(hit_bytes), T(misses), T(declined), T(damaged), T(errors), T(skipped), T(offered),
+          T(offered_bytes), T(refused), T(dropped), T(queued), T(saved_ns), T(open));
+#define O(field) offsetof(shms_slot, field)
+    WORDS(0, O(state), O(id), O(secret), O(offset), O(length), O(head), O(flags), O(put_ns));
+#define H(field) offsetof(shms_holds, field)
+    CHECK(H(first) == 0 && H(uses) == 4 && H(dropped) == 8);
+#define L(field) offsetof(shms_lease, field)
+    WORDS(0, L(number), L(what), L(id), L(opened_ns));
+#define R(field) offsetof(shms_reader_table, field)
+    WORDS(0, R(epoch), R(pid), R(attached_ns), R(base));
+    WORDS(576, R(releases), R(gets), R(stale), R(released), R(more));
+}
+
 static void the_example_of_the_header_is_true_byte_for_byte(void) {
     const char *name = store_name("example");
     shms_options o = {.capacity = 4096, .n_readers = 1};
@@ -239,14 +277,14 @@ static void no_bit_of_the_geometry_can_be_changed(void) {
 /* Words that change while a store lives cannot all be refused. But whatever is accepted must be safe. */
 static void with_any_table_bit_wrong_a_successor_is_valid_or_refuses(void) {
     shms_superblock *sb = (shms_superblock *)file;
-    shms_writer_table *t = (shms_writer_table *)(file + sb->writer_at);
-    uint8_t *saved = malloc(file_size), *tables_end = file + sb->readers_at;
+    shms_writer_table *t = (shms_writer_table *)(file + sb->layout.writer_at);
+    uint8_t *saved = malloc(file_size), *tables_end = file + sb->layout.readers_at;
     memcpy(saved, file, file_size);
     uint64_t refused = 0, accepted = 0;
     for (uint64_t *word = (uint64_t *)t; (uint8_t *)word < tables_end; word++) {
         if ((uint8_t *)word >= (uint8_t *)(t->counters + 3) && (uint8_t *)word < (uint8_t *)&t->retired[2] - 8)
             continue; /* more such bits */
-        if ((uint8_t *)word >= (uint8_t *)&t->retired[2] && (uint8_t *)word < file + sb->slots_at)
+        if ((uint8_t *)word >= (uint8_t *)&t->retired[2] && (uint8_t *)word < file + sb->layout.slots_at)
             continue;
         for (int bit = 0; bit < 64; bit += bit < 16 ? 1 : 5) {
             *word ^= UINT64_C(1) << bit;
@@ -256,7 +294,7 @@ static void with_any_table_bit_wrong_a_successor_is_valid_or_refuses(void) {
             CHECK(rc == SHMS_OK || rc == SHMS_ECORRUPT);
             refused += rc != SHMS_OK;
             accepted += rc == SHMS_OK;
-            memcpy(t, saved + sb->writer_at, sb->readers_at - sb->writer_at);
+            memcpy(t, saved + sb->layout.writer_at, sb->layout.readers_at - sb->layout.writer_at);
         }
     }
     CHECK(refused > 100 && accepted > 100);
@@ -269,12 +307,12 @@ static void forged_groups_are_refused(void) {
     shms_superblock *sb = (shms_superblock *)file;
     uint64_t check = sb->check;
     for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
-        memcpy(sb->group_of, forged[i], 3); /* of two ranks */
+        memcpy(sb->layout.group_of, forged[i], 3); /* of two ranks */
         sb->check = shms_layout_check(sb);
         CHECK_EQ(SHMS_ECORRUPT, recovered());
         CHECK_EQ(SHMS_ECORRUPT, attached());
     }
-    memset(sb->group_of, 0, 3);
+    memset(sb->layout.group_of, 0, 3);
     CHECK_EQ(check, shms_layout_check(sb));
     sb->check = check;
     CHECK_EQ(SHMS_OK, recovered());
@@ -408,6 +446,7 @@ int main(void) {
     regions_are_adjacent_and_large_enough();
     options_out_of_range_are_refused();
     each_rank_is_in_one_group();
+    every_word_is_where_it_was();
     the_example_of_the_header_is_true_byte_for_byte();
     an_object_s_books_stay_within_256_bytes_4_a_rank_and_16_a_writer();
     make_victim();

@@ -526,7 +526,7 @@ GEOMETRY = [
     "data_stride",
     "group_of",
     "zone_shift",
-    "group_of",
+    "n_groups",
     "created_ns",
     "check",
 ]
@@ -559,7 +559,7 @@ OTHER_FIELDS = [
 def test_every_field_of_the_two_tables_is_in_one_of_the_tests() -> None:
     assert set(FIELDS) == {*GEOMETRY, *FREE_FIELDS, *OTHER_FIELDS}
     page = mmap.PAGESIZE
-    assert (8, 80, 176, page, page + 128, page + 320) == tuple(
+    assert (8, 448, 160, page, page + 128, page + 320) == tuple(
         FIELDS[name] for name in ("stamp", "store", "data_at", "pid", "counters", "retired")
     )
 
