@@ -7,7 +7,7 @@
  * - A small object is often in cache at one end. There memcpy is faster, above all for the readers.
  *
  * `make copy-threshold` found the threshold (x86-64): from there on the copy is faster, and copy plus read is not
- * slower. Other architectures use memcpy.
+ * slower. Other architectures, and processors without AVX, use memcpy.
  */
 #include "shmstore.h"
 
@@ -33,32 +33,16 @@ __attribute__((target("avx"))) static void stream_avx(uint8_t *d, const uint8_t 
     }
 }
 
-static void stream_sse2(uint8_t *d, const uint8_t *s, uint64_t n) {
-    for (uint64_t i = 0; i < n; i += 64) {
-        __m128i a = _mm_loadu_si128((const __m128i *)(s + i));
-        __m128i b = _mm_loadu_si128((const __m128i *)(s + i + 16));
-        __m128i c = _mm_loadu_si128((const __m128i *)(s + i + 32));
-        __m128i e = _mm_loadu_si128((const __m128i *)(s + i + 48));
-        _mm_stream_si128((__m128i *)(d + i), a);
-        _mm_stream_si128((__m128i *)(d + i + 16), b);
-        _mm_stream_si128((__m128i *)(d + i + 32), c);
-        _mm_stream_si128((__m128i *)(d + i + 48), e);
-    }
-}
-
 void shms_copy(void *dst, const void *src, uint64_t n) {
     uint8_t *d = dst;
     const uint8_t *s = src;
-    if (n < NON_TEMPORAL_FROM) {
+    if (n < NON_TEMPORAL_FROM || !__builtin_cpu_supports("avx")) {
         memcpy(d, s, n);
         return;
     }
     uint64_t head = (64 - ((uintptr_t)d & 63)) & 63, body = (n - head) & ~UINT64_C(127);
     memcpy(d, s, head);
-    if (__builtin_cpu_supports("avx"))
-        stream_avx(d + head, s + head, body);
-    else
-        stream_sse2(d + head, s + head, body);
+    stream_avx(d + head, s + head, body);
     _mm_sfence(); /* the release that publishes the object (P4) does not order streaming stores */
     memcpy(d + head + body, s + head + body, n - head - body);
 }
