@@ -72,10 +72,14 @@ void shms_holds_begin(const shms_segment *seg, bool keep) {
     }
 }
 
-bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
-    const shms_slot *s = shms_segment_slot(seg, slot);
+static void pin(const shms_segment *seg, uint32_t slot) {
     SHMS_STEP("B1"); /* pairs with W3h */
     atomic_store_explicit(&seg->writer->adopting, slot + 1, memory_order_seq_cst);
+}
+
+bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
+    const shms_slot *s = shms_segment_slot(seg, slot);
+    pin(seg, slot);
     SHMS_STEP("B2a"); /* pairs with W2 */
     if (atomic_load_explicit(&s->state, memory_order_seq_cst) == SHMS_LIVE && shms_get(&s->id) == id)
         return true;
@@ -84,8 +88,7 @@ bool shms_holds_pin(const shms_segment *seg, uint32_t slot, uint64_t id) {
 }
 
 int shms_holds_pin_again(const shms_segment *seg, uint32_t slot, uint64_t id, bool patient) {
-    SHMS_STEP("B1"); /* pairs with W3h */
-    atomic_store_explicit(&seg->writer->adopting, slot + 1, memory_order_seq_cst);
+    pin(seg, slot);
     int rc = shms_outlast_eviction(seg, slot, id, patient);
     if (rc == SHMS_OK)
         return 1;

@@ -28,15 +28,6 @@ void shms_batch_note(shms_batch *b, int fresh) {
     b->items[b->n_items++] = (shms_batch_item){ref.id, ref.lease, ref.slot, ref.entry, fresh};
 }
 
-int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref) {
-    int rc = shms_batch_ready(b);
-    if (rc == SHMS_OK && (rc = shms_writer_hold(w, ref)) == 1) {
-        memcpy(b->ref, ref, SHMS_REF_SIZE);
-        shms_batch_note(b, 0);
-    }
-    return rc;
-}
-
 static uint32_t key_at(const uint8_t *packed) {
     uint32_t len;
     memcpy(&len, packed, 4);

@@ -52,7 +52,8 @@ int shms_batch_copy(shms_writer *w, shms_batch *b, const shms_piece *pieces, uin
 int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold);
 /* Hands an object out once more, which is a use. */
 int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, uint32_t group, int hold);
-/* Holds the lease of a reference; undoing the batch ends it. 0: it has ended. */
+/* 1: that lease is open, and only the writer ends it from now on, or undoing the batch; 0: it has ended; or an error.
+ * SHMS_EBUSY: the object is another writer's, which was stopped; the lease is as it was. */
 int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *ref);
 /* Protects keys (uint32_t length, bytes; repeated) until the batch is undone; once for each batch. Objects of these keys,
  * now or later, are not reclaimed; an object that is deleted meanwhile stays, too. What another writer

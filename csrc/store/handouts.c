@@ -136,10 +136,10 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
     return shms_writer_leave(w, rc);
 }
 
-int shms_writer_hold(shms_writer *w, const uint8_t *packed) {
+int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *packed) {
     shms_ref ref;
-    int rc = shms_writer_enter(w);
-    if (rc)
+    int rc = shms_batch_ready(b);
+    if (rc || (rc = shms_writer_enter(w)))
         return rc;
     if ((rc = find_lease(w, packed, &ref)) != 1)
         return shms_writer_leave(w, rc);
@@ -150,6 +150,8 @@ int shms_writer_hold(shms_writer *w, const uint8_t *packed) {
     shms_leases_hold(&w->leases, ref.entry);
     if (others)
         shms_holds_unpin(&w->seg, ref.slot);
+    memcpy(b->ref, packed, SHMS_REF_SIZE);
+    shms_batch_note(b, 0);
     return shms_writer_leave(w, rc);
 }
 

@@ -271,9 +271,6 @@ int shms_writer_touch(shms_writer *w, const char *key, uint32_t key_len); /* 1, 
 int shms_writer_look(shms_writer *w, const char *key, uint32_t key_len, shms_stored *out);
 /* 1: the object of `ref` is here, and has this key if `key` is not NULL; 0; or an error. */
 int shms_writer_validate(shms_writer *w, const uint8_t *ref, const char *key, uint32_t key_len);
-/* 1: that lease is open, and only the writer ends it from now on; 0: it has ended; or an error. SHMS_EBUSY: the object is
- * another writer's, which was stopped; the lease is as it was. */
-int shms_writer_hold(shms_writer *w, const uint8_t *ref);
 /* From now on that lease waits for one group only: 1 + its number. 1: it does; 0: the lease has ended. SHMS_EINVAL: it
  * waits for another group, or there is no such group. Without this, and if several groups may read it, a lease waits
  * for all ranks; that is group 0. */

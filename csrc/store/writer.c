@@ -87,41 +87,31 @@ bool shms_writer_yield(struct shms_writer *w) {
     return true;
 }
 
-int shms_writer_enter(struct shms_writer *w) {
+static int enter(struct shms_writer *w, bool to_place) {
     if (!w)
         return SHMS_ECLOSED;
     if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed)) /* first: a child may have a locked mutex */
         return SHMS_EFORKED;
-    take_mutex(w);
+    if (to_place)
+        pthread_mutex_lock(&w->placing);
+    (to_place ? take_mutex_last : take_mutex)(w);
     if (!w->closed) {
         if (w->seg.layout.n_writers > 1)
             shms_delete_dropped(w);
         return SHMS_OK;
     }
     pthread_mutex_unlock(&w->mutex);
+    if (to_place)
+        pthread_mutex_unlock(&w->placing);
     return SHMS_ECLOSED;
 }
+
+int shms_writer_enter(struct shms_writer *w) { return enter(w, false); }
+int shms_writer_enter_to_place(struct shms_writer *w) { return enter(w, true); }
 
 int shms_writer_leave(struct shms_writer *w, int rc) {
     pthread_mutex_unlock(&w->mutex);
     return rc;
-}
-
-int shms_writer_enter_to_place(struct shms_writer *w) {
-    if (!w)
-        return SHMS_ECLOSED;
-    if (atomic_load_explicit(&w->seg.forked, memory_order_relaxed))
-        return SHMS_EFORKED;
-    pthread_mutex_lock(&w->placing);
-    take_mutex_last(w);
-    if (!w->closed) {
-        if (w->seg.layout.n_writers > 1)
-            shms_delete_dropped(w);
-        return SHMS_OK;
-    }
-    pthread_mutex_unlock(&w->mutex);
-    pthread_mutex_unlock(&w->placing);
-    return SHMS_ECLOSED;
 }
 
 int shms_writer_enter_to_end(struct shms_writer *w) {

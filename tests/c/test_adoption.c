@@ -816,7 +816,7 @@ static void all_of_b(void) {
     b_has();
     b_touch();
     b_hit_owed();
-    CHECK_EQ(1, shms_writer_hold(b, last_of_b(OWED, 0)->ref));
+    CHECK_EQ(1, verb_hold(b, last_of_b(OWED, 0)->ref));
     b_address();
     b_put();
     b_delete();

@@ -209,7 +209,7 @@ static void what_is_held_or_viewed_by_another_stays(void) {
     open_all(1);
     put(0, "a", 3000, NULL);
     CHECK(hit(1, "a", ref));
-    CHECK_EQ(1, shms_writer_hold(writers[1], ref));
+    CHECK_EQ(1, verb_hold(writers[1], ref));
     get(0, ref, 'a');
     get(0, ref, 'a');
     CHECK(survives(0, "a"));
@@ -375,7 +375,7 @@ static void a_successor_keeps_the_leases_whose_objects_are_still_there(void) {
         for (int i = 0; i < 3; i++)
             CHECK(hit(1, "a", a[i]));
         CHECK(hit(1, "h", held) && hit(1, "l", lost));
-        CHECK_EQ(1, shms_writer_hold(writers[1], held));
+        CHECK_EQ(1, verb_hold(writers[1], held));
         get(0, held, 'h');
         shms_set(&slot_of(0, lost)->id, 1000); /* reclaimed, as far as anyone can see */
         CHECK_EQ(SHMS_OK, join_again(1, keep));

@@ -236,7 +236,7 @@ static void a_held_lease_stays_held_and_keeps_its_group(void) {
     for (int held_first = 0; held_first < 2; held_first++) {
         CHECK_EQ(SHMS_OK, put_for("k", ALL));
         for (int i = 0; i < 2; i++)
-            CHECK_EQ(1, i == held_first ? shms_writer_address(w, ref, THIRD) : shms_writer_hold(w, ref));
+            CHECK_EQ(1, i == held_first ? shms_writer_address(w, ref, THIRD) : verb_hold(w, ref));
         CHECK_EQ(SHMS_EINVAL, shms_writer_address(w, ref, FIRST));
         read_by(4);
         CHECK(!all_may_go());

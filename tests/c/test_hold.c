@@ -53,7 +53,7 @@ static void neither_reading_nor_releasing_ends_it(void) {
     uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, shms_writer_hold(w, ref));
+    CHECK_EQ(1, verb_hold(w, ref));
     read_all(ref);
     CHECK_EQ(SHMS_EFULL, put_another());
     CHECK_EQ(SHMS_OK, shms_writer_retire(w, 0));
@@ -62,12 +62,12 @@ static void neither_reading_nor_releasing_ends_it(void) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     attach(); /* an attached rank may still read it */
     read_all(ref);
-    CHECK_EQ(1, shms_writer_hold(w, ref)); /* twice is once */
+    CHECK_EQ(1, verb_hold(w, ref)); /* twice is once */
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     CHECK_EQ(0, shms_writer_cancel(w, ref));
-    CHECK_EQ(0, shms_writer_hold(w, ref));
+    CHECK_EQ(0, verb_hold(w, ref));
     CHECK_EQ(SHMS_OK, put_another());
-    CHECK_EQ(0, shms_writer_hold(w, ref)); /* the object is gone, too */
+    CHECK_EQ(0, verb_hold(w, ref)); /* the object is gone, too */
     end();
 }
 
@@ -76,7 +76,7 @@ static void it_can_begin_after_all_have_read(void) {
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
     read_all(ref);
-    CHECK_EQ(1, shms_writer_hold(w, ref)); /* the lease is complete, but not ended yet */
+    CHECK_EQ(1, verb_hold(w, ref)); /* the lease is complete, but not ended yet */
     CHECK_EQ(SHMS_EFULL, put_another());
     CHECK_EQ(1, shms_writer_cancel_all(w));
     CHECK_EQ(SHMS_OK, put_another());
@@ -87,7 +87,7 @@ static void the_next_lease_of_its_entry_is_an_ordinary_one(void) {
     uint8_t ref[SHMS_REF_SIZE], next[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, shms_writer_hold(w, ref));
+    CHECK_EQ(1, verb_hold(w, ref));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     CHECK_EQ(SHMS_OK, verb_hit(w, "k", 1, next));
     read_all(next);
@@ -99,7 +99,7 @@ static void it_survives_recovery(void) {
     uint8_t ref[SHMS_REF_SIZE];
     begin();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, shms_writer_hold(w, ref));
+    CHECK_EQ(1, verb_hold(w, ref));
     shms_writer_free(w); /* like a process that dies */
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
     read_all(ref);
@@ -115,7 +115,7 @@ static void no_sweep_for_free_entries_ends_it(void) {
     CHECK_EQ(SHMS_OK, shms_writer_create(&w, name = store_name("sweep"), &o));
     attach();
     CHECK_EQ(SHMS_OK, put_marked(w, "k", 512, 7, ref));
-    CHECK_EQ(1, shms_writer_hold(w, ref));
+    CHECK_EQ(1, verb_hold(w, ref));
     read_all(ref);
     CHECK_EQ(SHMS_OK, put_marked(w, "other", 512, 8, NULL));
     while (verb_hit(w, "other", 5, other) == SHMS_OK)
@@ -156,7 +156,7 @@ static void a_reference_is_compared_with_its_object(void) {
     CHECK_EQ(0, shms_writer_validate(w, ref, "kk", 2));
     ref[39] ^= 1;
     CHECK_EQ(SHMS_ESTALE, shms_writer_validate(w, ref, "k", 1));
-    CHECK_EQ(SHMS_ESTALE, shms_writer_hold(w, ref));
+    CHECK_EQ(SHMS_ESTALE, verb_hold(w, ref));
     ref[39] ^= 1;
     CHECK_EQ(1, shms_writer_cancel(w, ref));
     CHECK_EQ(1, shms_writer_validate(w, ref, "k", 1));

@@ -112,13 +112,13 @@ static void a_promised_reader_is_told_that_the_owner_is_busy(bool promised) {
     if (!promised)
         CHECK_EQ(1, shms_writer_cancel(adopter, ref));
     double start = seconds();
-    CHECK_EQ(promised ? SHMS_EBUSY : 0, shms_writer_hold(adopter, ref));
+    CHECK_EQ(promised ? SHMS_EBUSY : 0, verb_hold(adopter, ref));
     CHECK(seconds() - start < 0.5); /* it has the mutex of its writer meanwhile */
     CHECK(!view_of(r, ref));
     CHECK_EQ(promised ? SHMS_EBUSY : SHMS_ESTALE, -errno);
     CHECK_EQ(0, kill(writer_pid, SIGCONT));
     CHECK_EQ(0, reap(writer_pid));
-    CHECK_EQ(promised ? 1 : 0, shms_writer_hold(adopter, ref)); /* the owner has decided */
+    CHECK_EQ(promised ? 1 : 0, verb_hold(adopter, ref)); /* the owner has decided */
     shms_view *v = view_of(r, ref);
     CHECK(promised ? v && filled(v->payload, v->payload_size, 0) : !v);
     shms_view_release(v);

@@ -81,6 +81,11 @@ static inline int verb_hit(shms_writer *w, const char *key, uint32_t key_len, ui
     return verb_hit_of(w, key, key_len, 0, false, out);
 }
 
+static inline int verb_hold(shms_writer *w, const uint8_t *ref) {
+    shms_batch b = {0};
+    return verb_kept(&b, shms_batch_hold(w, &b, ref), NULL);
+}
+
 static inline int verb_protect(shms_writer *w, const char *key, uint32_t key_len) {
     int rc = shms_writer_enter_with_key(w, key, key_len);
     return rc ? rc : shms_writer_leave(w, shms_protect_key(w, key, key_len) ? SHMS_OK : SHMS_ENOMEM);
