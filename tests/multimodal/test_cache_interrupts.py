@@ -1,6 +1,7 @@
-"""An interrupt (Ctrl-C, a timeout's signal) at any place in a call of a cache: the call is done or has no effect."""
+"""An interrupt (Ctrl-C, a timeout's signal) in a call of a cache: it is done or not begun, or empties the cache."""
 
 import itertools
+import random
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
@@ -8,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from shmstore import CacheMissError
 from shmstore.multimodal import LRUCache
 from shmstore.multimodal.caches import lru, lru_pair, mirrored, processor_only, shadow
-from shmstore.multimodal.caches.lru import Bounded, HitCounter, Journal
+from shmstore.multimodal.caches.lru import Bounded, Guard
 from shmstore.multimodal.values.sizes import updates_size
 from tests.interrupts import interrupted_at
 from tests.multimodal.helpers import config, item, update
@@ -70,38 +72,144 @@ CASES: dict[str, tuple[Make, Action]] = {
 }
 
 
-def state(cache: object) -> dict[str, Any]:
-    """Return the contents of the cache, in order, and its counts; check the sums of sizes."""
-    for part in vars(cache).values():
-        if isinstance(part, Journal):
-            part.finish()
-    found: dict[str, Any] = {}
-    for name, part in vars(cache).items():
+def halves(cache: Any) -> list[Any]:
+    """Return the cache, or its parts that have a lock of their own."""
+    return [one for one in (cache, *vars(cache).values()) if any(isinstance(x, Guard) for x in vars_of(one))]
+
+
+def vars_of(one: Any) -> list[Any]:
+    return list(getattr(one, "__dict__", {}).values())
+
+
+def state(half: Any) -> tuple[list[Any], Any]:
+    """Return the contents, in order, and the counts; check that they are whole."""
+    next(part for part in vars_of(half) if isinstance(part, Guard)).check()
+    for part in vars_of(half):
         if isinstance(part, Bounded):
             assert sum(size for _, size in part.entries.values()) == part.nbytes <= part.capacity
-            found[name] = list(part.entries.items())
-        elif isinstance(part, (shadow.SentKeys, lru_pair.MultiModalReceiverCache)):
-            found[name] = state(part)
-        elif isinstance(part, (HitCounter, set)):
-            found[name] = part.counts if isinstance(part, HitCounter) else set(part)
-        elif isinstance(part, OrderedDict):
-            found[name] = list(part.items())
-    return found
+            assert part.pinned <= part.entries.keys()
+    if isinstance(half, shadow.SentKeys):
+        assert half._kept.entries.keys() <= half._shadow.entries.keys() == half._sendings.keys()
+    contents = [part.entries if isinstance(part, Bounded) else part for part in vars_of(half)]
+    counts = getattr(half, "_counts", None)
+    return [list(part.items()) for part in contents if isinstance(part, OrderedDict)], counts and counts.counts
 
 
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize(("make", "action"), CASES.values(), ids=CASES)
-def test_a_call_that_is_interrupted_is_done_or_was_never_begun(make: Make, action: Action, twice: bool) -> None:
+def test_an_interrupted_call_is_done_or_not_begun_or_empties_the_cache(make: Make, action: Action, twice: bool) -> None:
     done = make()
     action(done)
-    allowed = [state(make()), state(done)]
-    if action is CASES["get"][1]:
-        allowed.append(allowed[1] | {"_counts": allowed[0]["_counts"]})  # a use that is not counted
+    before, after = [[*map(state, halves(cache))] for cache in (make(), done)]
     for number in itertools.count(1):
         cache = make()
         if not interrupted_at(number, partial(action, cache), *FILES):
             break
-        if twice:  # also within the call that finishes what is left
-            interrupted_at(1 + number % 3, partial(state, cache), *FILES)
-        assert state(cache) in allowed, f"interrupt {number}"
-    assert number > 1 + (allowed[0] != allowed[1])
+        if twice:  # also within the call that empties it
+            interrupted_at(1 + number % 3, lambda cache=cache: [*map(state, halves(cache))], *FILES)  # type: ignore[misc]
+        for half, *ends in zip(halves(cache), before, after, strict=True):
+            contents, counts = state(half)
+            assert not any(contents) or contents in [end[0] for end in ends], f"interrupt {number}"
+            assert counts in [end[1] for end in ends], f"interrupt {number}"
+    assert number > 1 + (before != after)
+
+
+@pytest.mark.parametrize("full", [SENDER, RECEIVER, ONLY, MIRRORED])
+def test_an_empty_batch_after_an_interrupt_finds_the_cache_emptied(full: tuple[Make, Action]) -> None:
+    cache = full[0]()
+    assert interrupted_at(1, partial(full[1], cache), lru.__file__, only=["put"])
+    getattr(cache, "get_and_update_p0", getattr(cache, "get_and_update", None))([], [])  # type: ignore[misc]
+    assert not any(any(state(half)[0]) for half in halves(cache)[:1])
+
+
+class Lru:
+    """Both halves, with the calls that an engine makes."""
+
+    def __init__(self) -> None:
+        settings = config(2000, 12)
+        self.p0: Any = lru_pair.MultiModalProcessorSenderCache(settings)
+        self.p1: Any = lru_pair.MultiModalReceiverCache(settings)
+        self.sender, self.receiver = self.p0._sent, self.p1
+
+    def send(self, items: list[Any], mm_hashes: list[str]) -> list[Any]:
+        pairs = zip(items, self.p0.is_cached(mm_hashes), strict=True)
+        inputs = [None if cached else (one, [update("a")]) for one, cached in pairs]
+        return [sent for sent, _ in self.p0.get_and_update(inputs, mm_hashes)]
+
+    def receive(self, sent: list[Any], mm_hashes: list[str]) -> Any:
+        return self.p1.get_and_update(sent, mm_hashes)
+
+
+class Mirrored(Lru):
+    """The same in the earlier form."""
+
+    def __init__(self) -> None:
+        self.p0, self.p1 = (mirrored.MirroredProcessingCache(config(2000, 12)) for _ in range(2))
+        self.sender, self.receiver = self.p0._p0, self.p1._p1
+
+    def send(self, items: list[Any], mm_hashes: list[str]) -> list[Any]:
+        pairs = zip(items, mm_hashes, strict=True)
+        inputs = [None if self.p0.get_item(mm_hash) else one for one, mm_hash in pairs]
+        return self.p0.get_and_update_p0(inputs, mm_hashes)  # type: ignore[no-any-return]
+
+    def receive(self, sent: list[Any], mm_hashes: list[str]) -> Any:
+        return self.p1.get_and_update_p1(sent, mm_hashes)
+
+
+def request(pair: Lru, mm_hashes: list[str]) -> int:
+    """Send a request until P1 does not reject it, and return how often it did."""
+    items = [item(1 + int(h) % 5, int(h)) for h in mm_hashes]
+    for rejected in range(len(mm_hashes) + 2):
+        sent = pair.send(items, mm_hashes)
+        try:
+            assert items == pair.receive(sent, mm_hashes)
+            return rejected
+        except CacheMissError as missed:
+            pair.p0.invalidate(missed.mm_hashes)
+    raise AssertionError(f"{mm_hashes} did not get through")
+
+
+@pytest.mark.parametrize("emptied", ["sender", "receiver"])
+@pytest.mark.parametrize("kind", [Lru, Mirrored])
+def test_an_emptied_half_beside_a_full_one_claims_no_wrong_hit(kind: Callable[[], Lru], emptied: str) -> None:
+    for seed in range(30):
+        rng, pair = random.Random(seed), kind()
+        draw = partial(rng.choices, "0123456789", k=3)
+        for _ in range(10):
+            assert not request(pair, draw())
+        last = pair.sender.order[-1]
+        call = partial(pair.send if emptied == "sender" else pair.receive, [item(1)], ["10"])
+        assert interrupted_at(2, call, lru.__file__, only=["put"])
+        assert (emptied == "sender", emptied == "receiver") == (not pair.sender.order, not pair.receiver.order)
+        assert (emptied == "receiver") == request(pair, [last])  # P0 counts on it, or P1 has it without need
+        for _ in range(10):
+            rejections = request(pair, draw())
+            if emptied == "sender":  # P0 counts on nothing that P1 does not have
+                assert not rejections
+                assert pair.receiver.order[-len(pair.sender.order) :] == pair.sender.order
+        for mm_hash in "0123456789":  # as much as both hold, and more
+            request(pair, [mm_hash])
+        assert pair.sender.order == pair.receiver.order, f"seed {seed}"
+
+
+@pytest.mark.parametrize("kind", [Lru, Mirrored])
+@pytest.mark.parametrize("side", ["send", "receive"])
+def test_after_an_interrupt_of_one_side_both_mirror_each_other_again(kind: Callable[[], Lru], side: str) -> None:
+    for number in itertools.count(1):
+        rng, pair = random.Random(number), kind()
+        draw = partial(rng.choices, "0123456789", k=3)
+        for _ in range(10):
+            request(pair, draw())
+        lost = draw()
+        items = [item(1 + int(h) % 5, int(h)) for h in lost]
+        first = pair.send if side == "send" else pair.receive
+        call = partial(first, items if side == "send" else pair.send(items, lost), lost)
+        interrupted = interrupted_at(number, call, *FILES)
+        for _ in range(10):
+            request(pair, draw())
+        for mm_hash in "0123456789":
+            request(pair, [mm_hash])
+        assert pair.sender.order == pair.receiver.order, f"interrupt {number}"
+        if not interrupted:
+            break
+    assert number > 20

@@ -24,8 +24,9 @@ from shmstore.multimodal import (
     MultiModalKwargsItems,
     ResolvedPromptUpdate,
 )
-from shmstore.multimodal.caches.lru import Change
+from shmstore.multimodal.caches import lru
 from shmstore.multimodal.values.sizes import item_size, updates_size
+from tests.interrupts import interrupted_at
 from tests.multimodal.helpers import item, update
 
 
@@ -173,19 +174,41 @@ def test_by_default_each_value_counts_one() -> None:
     assert 0.0 == LRUCache(0).usage
 
 
-def test_a_finalizer_that_stores_within_another_store_leaves_the_sum_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    cache, _ = filled(a=2, b=2, c=2)
-    victim = Change.victim
+class Key(str):
+    """Calls a function when it is looked for, as a finalizer or a signal handler might at that place."""
 
-    def interrupted(change: Any) -> Any:
-        monkeypatch.undo()
-        cache["x"] = 1
-        return victim(change)
+    meanwhile: Callable[[], object] = int
 
-    monkeypatch.setattr(Change, "victim", interrupted)
+    def __hash__(self) -> int:
+        self.meanwhile()
+        return str.__hash__(self)
+
+
+@pytest.mark.parametrize("use", [len, lambda cache: cache.update(x=1)])
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_uses_the_cache_within_an_eviction_leaves_the_sum_right(use: Callable[[Any], Any], number: int) -> None:
+    cache, _ = filled()
+    cache.update({(first := Key("a")): 2, "b": 2, "c": 2})
+    uses: list[Any] = []
+
+    def meanwhile() -> None:
+        if sys._getframe(2).f_code.co_name == "pop":
+            uses.append(len(uses) + 1 == number and use(cache))
+
+    first.meanwhile = meanwhile
     cache["new"] = 3
+    assert len(uses) >= number
     cache["newer"] = 1
     assert sum(cache.values()) == cache.currsize <= cache.capacity
+
+
+def test_the_hook_hears_of_what_an_interrupted_call_empties() -> None:
+    cache, gone = filled(a=2, b=2, c=2)
+    assert interrupted_at(1, lambda: cache.update(d=1), lru.__file__, only=["pop"])
+    assert (0, 0) == (len(cache), cache.currsize)
+    assert [("a", 2), ("b", 2), ("c", 2)] == gone
+    cache["e"] = 6
+    assert ("e",) == cache.order
 
 
 class AgainstAList(RuleBasedStateMachine):

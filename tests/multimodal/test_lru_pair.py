@@ -18,8 +18,8 @@ from shmstore.multimodal import (
     MultiModalProcessorSenderCache,
     MultiModalReceiverCache,
 )
-from shmstore.multimodal.caches import lru_pair, shadow
-from shmstore.multimodal.caches.lru import Change, Journal
+from shmstore.multimodal.caches import shadow
+from shmstore.multimodal.caches.lru import Bounded
 from tests.multimodal.helpers import config, features, item, update
 
 BOOK = 1 << 20
@@ -121,6 +121,7 @@ def test_mirrored_sides_store_both() -> None:
 
 def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     receiver, mirrored = MultiModalReceiverCache(config(BOOK)), MirroredProcessingCache(config(BOOK))
+    do = Bounded.exchange
     batches = {
         receiver.clear_cache: receiver.get_and_update,
         lambda: receiver.touch_receiver_cache_item("b"): receiver.get_and_update,
@@ -130,26 +131,18 @@ def test_clearing_and_touching_wait_for_a_batch_that_is_under_way(monkeypatch: p
         batch([item(1), item(2)], ["a", "b"])
         threads: list[threading.Thread] = []
 
-        def change(held: Any, other: Any = other, threads: Any = threads) -> Any:
+        def exchange(held: Any, *args: Any, other: Any = other, threads: Any = threads) -> None:
             threads.append(threading.Thread(target=other))
             threads[0].start()
             threads[0].join(0.2)
             assert threads[0].is_alive(), "it did not wait"
-            return Change(held)
+            do(held, *args)
 
-        monkeypatch.setattr(lru_pair, "Change", change)
+        monkeypatch.setattr(Bounded, "exchange", exchange)
         assert [item(1), item(2)] == batch([None, item(2)], ["a", "b"])
         threads[0].join(20)
         assert not threads[0].is_alive()
         monkeypatch.undo()
-
-
-def test_a_reset_of_both_halves_is_one_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    mirrored = MirroredProcessingCache(config(BOOK))
-    commits = []
-    monkeypatch.setattr(Journal, "commit", lambda self, change: commits.append((self.lock._is_owned(), change)))
-    mirrored.reset()
-    assert [(True, mirrored._forget)] == commits
 
 
 P0 = {

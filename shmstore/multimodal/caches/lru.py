@@ -1,14 +1,8 @@
 """`LRUCache`: a bounded mapping in order of use, with pins, counts and a hook; and the parts of all `lru` caches.
 
-**Interrupts.** A signal handler may raise between any two bytecodes. A call therefore only notes what it changes, in
-`Change` records beside the entries. Its last step is `Journal.commit`, which stores one function that makes the change,
-and calls it. That store is the commit point:
-
-1. Before it, nothing has changed.
-2. After it, the call has happened. If an interrupt stops the function, the next call calls it again.
-3. The function sets what *is* afterwards, so calling it twice is the same as calling it once.
-
-Every method therefore begins with `Journal.finish`. A change that is one store, or one call of C, needs no commit.
+**Interrupts.** A signal handler may raise between any two bytecodes. A call therefore computes what it returns first,
+and changes the entries last, in `Guard.change`. If an interrupt stops it there, the next call empties the cache. A
+change that is one store, or one call of C, needs no guard.
 """
 
 from __future__ import annotations
@@ -17,19 +11,20 @@ import dataclasses
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, ValuesView
-from itertools import count
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable, ItemsView, Iterable, Iterator, MutableMapping, Sequence, ValuesView
+from functools import partial
+from typing import Generic, TypeVar, overload
 
 from shmstore.errors import shown
 from shmstore.multimodal.config import GIB
 from shmstore.multimodal.values.sizes import leaf_size, leaves
 
-__all__ = ["Bounded", "CacheInfo", "Change", "HitCounter", "Journal", "LRUCache", "MultiModalCache", "most_entries"]
+__all__ = ["Bounded", "CacheInfo", "Guard", "HitCounter", "LRUCache", "MultiModalCache", "most_entries"]
 
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -70,12 +65,8 @@ class HitCounter:
 
     def add(self, hits: int, total: int) -> None:
         """Add hits and lookups at once; negative numbers take them back."""
-        self.counts = self.after(hits, total)
-
-    def after(self, hits: int, total: int) -> tuple[int, int, int, int]:
-        """Return `counts` as they are after `add`."""
         now_hits, now_total, reported_hits, reported_total = self.counts
-        return now_hits + hits, now_total + total, reported_hits, reported_total
+        self.counts = now_hits + hits, now_total + total, reported_hits, reported_total
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return all counts; with `delta`, those since the last call with `delta`."""
@@ -94,140 +85,107 @@ def most_entries(capacity: float) -> int:
     return 1024 + int(capacity) // 1024
 
 
-class Journal:
-    """The commit point of a cache; see the top of this module."""
+class Guard:
+    """The lock of a cache, and whether a change of its entries has ended; see the top of this module."""
 
-    __slots__ = ("_pending", "lock")
+    __slots__ = ("_changing", "_empty", "lock")
 
-    def __init__(self) -> None:
+    def __init__(self, empty: Callable[[], object]) -> None:
         self.lock = threading.RLock()
-        self._pending: Callable[[], object] | None = None
+        self._empty = empty  # may be called with the entries in any state
+        self._changing: object = None
 
-    def commit(self, change: Callable[[], object]) -> None:
-        """Make a change that can be repeated and does not fail. The caller holds the lock."""
-        self._pending = change  # the commit point
-        change()
-        self._pending = None
+    def change(self, change: Callable[[], T]) -> T:
+        """Change the entries. The caller holds the lock and has called `check`."""
+        mine = self._changing = object()
+        result = change()
+        # If a signal handler or finalizer has used the cache in between, the sums may be wrong: leave them to `check`.
+        self._changing = None if self._changing is mine else mine
+        return result
 
-    def finish(self) -> None:
-        """Finish the last commit if an interrupt has stopped it."""
-        if self._pending is not None:
+    def check(self) -> None:
+        """Empty the cache if an interrupt has stopped a change."""
+        if self._changing is not None:
             with self.lock:
-                if self._pending is not None:
-                    self.commit(self._pending)
-
-
-_numbers = count()  # one for each change
+                if self._changing is not None:
+                    self._empty()
+                    self._changing = None
 
 
 class Bounded(Generic[K, V]):
-    """Entries in order of use, and the sum of their sizes. The owner holds the lock."""
+    """Entries in order of use, and the sum of their sizes; `pinned` ones are not evicted. The owner has the `Guard`."""
 
     def __init__(self, capacity: float, max_entries: float = math.inf) -> None:
         self.capacity = capacity
         self.max_entries = max_entries
+        self.nbytes: float
+        self.pinned: set[K]
+        self.entries: OrderedDict[K, tuple[V, float]]  # value and size, least recently used first
         self.clear()
 
     def clear(self) -> None:
-        """Remove everything; a change for `Journal.commit`."""
-        self.entries: OrderedDict[K, tuple[V, float]] = OrderedDict()  # value and size, least recently used first
-        self.nbytes: float = 0
-        self.changed_by = next(_numbers)
+        """Remove everything. This needs no guard: no call is between the stores, and the last one frees the entries."""
+        self.nbytes, self.pinned, self.entries = 0, set(), OrderedDict()
 
     def touch(self, key: K) -> None:
-        """Mark the entry as just used; ignore an absent one. This needs no commit."""
+        """Mark the entry as just used; ignore an absent one. This needs no guard."""
         if key in self.entries:
             self.entries.move_to_end(key)
 
-    def touch_each(self, keys: Iterable[K]) -> None:
-        """Touch these entries in order; a change for `Journal.commit`."""
-        for key in keys:
-            self.touch(key)
+    def pop(self, key: K) -> dict[K, tuple[V, float]]:
+        """Remove the entry and return it; return nothing if it is absent."""
+        entry = self.entries.pop(key, None)
+        if entry is None:
+            return {}
+        self.pinned.discard(key)
+        self.nbytes -= entry[1]
+        return {key: entry}
 
-
-_NONE: set[Any] = set()
-
-
-class Change(Generic[K, V]):
-    """What one call is going to change in a `Bounded`."""
-
-    __slots__ = ("_bounded", "_count", "_nbytes", "_number", "_old", "_pinned", "_previous", "gone", "used")
-
-    def __init__(self, bounded: Bounded[K, V], pinned: set[K] = _NONE) -> None:
-        self._bounded = bounded
-        self._number = next(_numbers)
-        self._previous = bounded.changed_by
-        self._pinned = pinned
-        self._count = len(bounded.entries)
-        self._nbytes = bounded.nbytes
-        self._old: Iterator[K] | None = None  # the keys that `victim` has not looked at
-        self.used: dict[K, tuple[V, float]] = {}  # used or stored by this call, least recently used first
-        self.gone: dict[K, tuple[V, float]] = {}  # removed by this call, in order
-
-    def _take(self, key: K) -> tuple[V, float] | None:
-        entry = self.used.pop(key, None)
-        return self._bounded.entries.get(key) if entry is None and key not in self.gone else entry
-
-    def use(self, key: K) -> tuple[V, float] | None:
-        """Mark the entry as just used and return it."""
-        entry = self._take(key)
-        if entry is not None:
-            self.used[key] = entry
-        return entry
-
-    def drop(self, key: K) -> tuple[V, float] | None:
-        """Remove the entry and return it."""
-        entry = self._take(key)
-        if entry is not None:
-            self.gone[key] = entry
-            self._count -= 1
-            self._nbytes -= entry[1]
-        return entry
-
-    def put(self, key: K, value: V, size: float) -> list[K]:
-        """Store a value, no larger than the capacity, as just used, and return the keys evicted for it.
+    def victims(self, key: K, size: float) -> list[K]:
+        """Return which keys to evict for a value, no larger than the capacity.
 
         Raises RuntimeError if the pinned entries leave too little room.
         """
-        bounded, evicted = self._bounded, []
-        self.drop(key)
-        while self._nbytes + size > bounded.capacity or self._count >= bounded.max_entries:
-            victim = self.victim()
-            if victim is None:
-                held = f"{self._count} of {bounded.max_entries} entries and {self._nbytes} of {bounded.capacity}"
-                raise RuntimeError(f"no room for {size}: {held} are pinned (hint: unpin some)")
-            self.drop(victim[0])
-            evicted.append(victim[0])
-        self.gone.pop(key, None)  # replaced
-        self.used[key] = value, size
-        self._count += 1
-        self._nbytes += size
-        return evicted
+        old = self.entries.get(key)
+        excess = self.nbytes + size - self.capacity - (0 if old is None else old[1])
+        too_many = len(self.entries) + (old is None) - self.max_entries
+        found: list[K] = []
+        for victim, (_, nbytes) in self.entries.items():
+            if excess <= 0 and too_many <= 0:
+                break
+            if victim not in self.pinned and victim != key:
+                found.append(victim)
+                excess -= nbytes
+                too_many -= 1
+        if excess > 0 or too_many > 0:
+            count = len(self.entries) - len(found) - (old is not None)
+            held = f"{count} of {self.max_entries} entries and {excess + self.capacity - size} of {self.capacity}"
+            raise RuntimeError(f"no room for {size}: {held} are pinned (hint: unpin some)")
+        return found
 
-    def victim(self) -> tuple[K] | None:
-        """Return the least recently used key that is not pinned, or None if there is none."""
-        if self._old is None:
-            self._old = iter(self._bounded.entries)
-        for key in self._old:
-            if key not in self.used and key not in self.gone and key not in self._pinned:
-                return (key,)
-        return next(((key,) for key in self.used if key not in self._pinned), None)
+    def put(self, key: K, value: V, size: float, victims: Iterable[K] | None = None) -> dict[K, tuple[V, float]]:
+        """Store a value as just used, and return the entries evicted for it, which are `victims` if that is known."""
+        gone: dict[K, tuple[V, float]] = {}
+        for victim in self.victims(key, size) if victims is None else victims:
+            gone |= self.pop(victim)
+        _, before = self.entries.pop(key, (None, 0))
+        self.entries[key] = value, size
+        self.nbytes += size - before
+        return gone
 
-    def apply(self) -> None:
-        """Make the change; a change for `Journal.commit`."""
-        bounded = self._bounded
-        entries = bounded.entries
-        for key in self.gone:
-            entries.pop(key, None)
-            self._pinned.discard(key)
-        for key, entry in self.used.items():
-            entries[key] = entry
-            entries.move_to_end(key)
-        if bounded.changed_by == self._previous or bounded.changed_by == self._number:
-            bounded.nbytes = self._nbytes
-        else:  # a signal handler or finalizer has changed the entries within this call
-            bounded.nbytes = sum(size for _, size in entries.values())
-        bounded.changed_by = self._number
+    def exchange(self, keys: Iterable[K], news: Sequence[tuple[V, float] | None]) -> None:
+        """Touch all keys; then, in order, store what is new, and remove its key if it is larger than the capacity."""
+        for key in keys:
+            self.touch(key)
+        if not any(news):
+            return
+        for key, new in zip(keys, news, strict=True):
+            if new is None:
+                self.touch(key)
+            elif new[1] <= self.capacity:
+                self.put(key, *new)
+            else:
+                self.pop(key)
 
 
 class _Required:
@@ -248,8 +206,8 @@ class LRUCache(MutableMapping[K, V]):
     `on_remove(key, value)` is called, with the lock held, for each entry that has left the cache for any reason. A
     value that is replaced under its key has not left. Thread-safe.
 
-    An interrupted call is done or not begun. If it is done, the hook may have missed it, and a lookup may be a use that
-    is not counted.
+    An interrupted call is done, has changed nothing, or empties the cache; the hook may miss entries. So does a call
+    within which a signal handler or a finalizer uses the cache.
     """
 
     def __init__(
@@ -262,11 +220,10 @@ class LRUCache(MutableMapping[K, V]):
     ) -> None:
         self._held: Bounded[K, V] = Bounded(capacity, max_entries)
         self._getsizeof = getsizeof
-        self._pinned: set[K] = set()
         self._counts = HitCounter()
         self._on_remove = on_remove
-        self._journal = Journal()
-        self._lock = self._journal.lock
+        self._guard = Guard(self._empty)
+        self._lock = self._guard.lock
 
     @property
     def capacity(self) -> float:
@@ -278,7 +235,7 @@ class LRUCache(MutableMapping[K, V]):
     @property
     def currsize(self) -> float:
         """The sum of the sizes."""
-        self._journal.finish()
+        self._guard.check()
         return self._held.nbytes
 
     @property
@@ -298,17 +255,8 @@ class LRUCache(MutableMapping[K, V]):
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             return self._counts.stat(delta)
-
-    def _begin(self) -> Change[K, V]:
-        self._journal.finish()
-        return Change(self._held, self._pinned)
-
-    def _end(self, change: Change[K, V]) -> None:
-        self._journal.commit(change.apply)
-        if change.gone:
-            self._removed(change.gone)
 
     def _removed(self, gone: dict[K, tuple[V, float]]) -> None:
         if self._on_remove is not None:
@@ -316,11 +264,11 @@ class LRUCache(MutableMapping[K, V]):
                 self._on_remove(key, value)
 
     def __contains__(self, key: object) -> bool:
-        self._journal.finish()
+        self._guard.check()
         return key in self._held.entries
 
     def __len__(self) -> int:
-        self._journal.finish()
+        self._guard.check()
         return len(self._held.entries)
 
     def __iter__(self) -> Iterator[K]:
@@ -328,18 +276,18 @@ class LRUCache(MutableMapping[K, V]):
 
     def __getitem__(self, key: K) -> V:
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             entry = self._held.entries.get(key)
             if entry is None:
                 self._counts.add(0, 1)
                 raise KeyError(key)
             self._held.entries.move_to_end(key)
-            self._counts.counts = self._counts.after(1, 1)
+            self._counts.add(1, 1)
             return entry[0]
 
     def peek(self, key: K) -> V | None:
         """Return the value or None, without a use or a count."""
-        self._journal.finish()
+        self._guard.check()
         entry = self._held.entries.get(key)
         return None if entry is None else entry[0]
 
@@ -348,16 +296,16 @@ class LRUCache(MutableMapping[K, V]):
         if size > self.capacity:
             raise ValueError("value too large")
         with self._lock:
-            change = self._begin()
-            change.put(key, value, size)
-            self._end(change)
+            self._guard.check()
+            victims = self._held.victims(key, size)  # before the change, because it may raise
+            self._removed(self._guard.change(partial(self._held.put, key, value, size, victims)))
 
     def __delitem__(self, key: K) -> None:
         self.pop(key)
 
     def _snapshot(self) -> dict[K, V]:
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             return {key: value for key, (value, _) in self._held.entries.items()}
 
     def items(self) -> ItemsView[K, V]:
@@ -375,11 +323,11 @@ class LRUCache(MutableMapping[K, V]):
     def pop(self, key: K, default: object = _required) -> object:
         """Remove the entry, even if it is pinned, and return its value, or `default`, or raise KeyError."""
         with self._lock:
-            change = self._begin()
-            entry = change.drop(key)
-            if entry is not None:
-                self._end(change)
-                return entry[0]
+            self._guard.check()
+            gone = self._guard.change(partial(self._held.pop, key))
+            self._removed(gone)
+            if gone:
+                return gone[key][0]
             if default is _required:
                 raise KeyError(key)
             return default
@@ -390,9 +338,10 @@ class LRUCache(MutableMapping[K, V]):
         Raises KeyError if the cache is empty, and RuntimeError if all entries are pinned.
         """
         with self._lock:
-            victim = self._begin().victim()
-            if victim is not None:
-                return victim[0], self.pop(victim[0])
+            self._guard.check()
+            for key in self._held.entries:
+                if key not in self._held.pinned:
+                    return key, self.pop(key)
             raise RuntimeError("all entries are pinned (hint: unpin some)") if self else KeyError("the cache is empty")
 
     def setdefault(self, key: K, default: V) -> V:
@@ -406,7 +355,7 @@ class LRUCache(MutableMapping[K, V]):
     def touch(self, key: K) -> None:
         """Mark the entry as just used, without a count; ignore an absent one."""
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             self._held.touch(key)
 
     def pin(self, key: K) -> None:
@@ -414,25 +363,25 @@ class LRUCache(MutableMapping[K, V]):
         with self._lock:
             if key not in self:
                 raise ValueError(f"cannot pin {shown(key)}: it is not in the cache (hint: store it first)")
-            self._pinned.add(key)
+            self._held.pinned.add(key)
 
     def unpin(self, key: K) -> None:
         """Allow eviction of this entry again; ignore one that is not pinned."""
         with self._lock:
-            self._pinned.discard(key)
+            self._guard.check()
+            self._held.pinned.discard(key)
 
     def clear(self) -> None:
         """Remove all entries, pins and counts."""
         with self._lock:
-            self._journal.finish()
-            gone = self._held.entries
-            self._journal.commit(self._forget)
-            self._removed(gone)
+            self._guard.check()
+            self._counts.clear()
+            self._empty()
 
-    def _forget(self) -> None:
+    def _empty(self) -> None:
+        gone = self._held.entries
         self._held.clear()
-        self._pinned.clear()
-        self._counts.clear()
+        self._removed(gone)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self)} entries, {self.currsize} of {self.capacity})"

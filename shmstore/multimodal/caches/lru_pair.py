@@ -12,7 +12,7 @@ from typing import Any
 from shmstore.errors import shown
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, checked_types, one_or_more
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, Journal, most_entries
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Guard, most_entries
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import (
@@ -26,7 +26,7 @@ from shmstore.multimodal.values.types import (
 )
 from shmstore.refs import ObjectRef
 
-__all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache", "receive"]
+__all__ = ["MultiModalProcessorSenderCache", "MultiModalReceiverCache"]
 
 
 class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
@@ -70,7 +70,7 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, Updates
         Raises ValueError if the lengths differ, TypeError for a wrong input or hash, and CacheMissError with all
         missing hashes of the batch. To stay in step, P1 must take the same batch at once (`get_and_update_features`).
         """
-        with self._sent.journal.lock:
+        with self._sent.guard.lock:
             check_batch(mm_items, mm_hashes, self._sent.__contains__, self.types.check_input)
             offers = [
                 None if mm_item is None else self._offer(mm_item, mm_hash, sent=mm_hash not in self._sent)
@@ -109,42 +109,6 @@ class MultiModalProcessorSenderCache(BaseMultiModalProcessorCache[ItemT, Updates
         return self._sent.stat(delta)
 
 
-def receive(
-    types: CacheTypes[ItemT, Any],
-    held: Bounded[str, ItemT],
-    journal: Journal,
-    mm_items: Sequence[ReceiverInput[ItemT]],
-    mm_hashes: Sequence[str],
-) -> list[ItemT]:
-    """Do `MultiModalReceiverCache.get_and_update` with the items in `held`."""
-    with journal.lock:
-        journal.finish()
-        check_batch(mm_items, mm_hashes, held.entries.__contains__, partial(_check_arrived, types))
-        arrived = [
-            (mm_item, types.item_size(mm_item, mm_hash)) if isinstance(mm_item, types.item_type) else None
-            for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
-        ]
-        if not any(arrived):
-            items = [held.entries[mm_hash][0] for mm_hash in mm_hashes]
-            journal.commit(partial(held.touch_each, [*mm_hashes]))
-            return items
-        change = Change(held)
-        found = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := change.use(mm_hash)) is not None}
-        items = []
-        for new, mm_hash in zip(arrived, mm_hashes, strict=True):
-            if new is None:
-                change.use(mm_hash)
-            elif new[1] <= held.capacity:
-                found[mm_hash] = types.own_memory(new[0])
-                change.put(mm_hash, found[mm_hash], new[1])
-            else:  # P0 knows this
-                found[mm_hash] = new[0]
-                change.drop(mm_hash)
-            items.append(found[mm_hash])
-        journal.commit(change.apply)
-        return items
-
-
 class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     """P1 of `lru`: the items, up to `ipc_cache_gb` of them. Thread-safe.
 
@@ -155,21 +119,21 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, Any] = MULTIMODAL) -> None:
         check_config(config)
         self.types = checked_types(types)
-        self._journal = Journal()
         capacity = config.ipc_cache_bytes
         self._held: Bounded[str, ItemT] = Bounded(capacity, most_entries(capacity))
+        self._guard = Guard(self._held.clear)
 
     @property
     def order(self) -> tuple[str, ...]:
         """The hashes cached, least recently used first."""
-        with self._journal.lock:
-            self._journal.finish()
+        with self._guard.lock:
+            self._guard.check()
             return tuple(self._held.entries)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the items held."""
-        self._journal.finish()
+        self._guard.check()
         return int(self._held.nbytes)
 
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
@@ -182,20 +146,36 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         Raises ValueError if the lengths differ, TypeError for a wrong item or hash (a reference is for the workers),
         and CacheMissError with all missing hashes of the batch.
         """
-        return receive(self.types, self._held, self._journal, mm_items, mm_hashes)
+        held, types = self._held, self.types
+        with self._guard.lock:
+            self._guard.check()
+            check_batch(mm_items, mm_hashes, held.entries.__contains__, partial(_check_arrived, types))
+            found = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := held.entries.get(mm_hash)) is not None}
+            items: list[ItemT] = []
+            news: list[tuple[ItemT, float] | None] = []
+            for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True):
+                new = None
+                if isinstance(mm_item, types.item_type):
+                    size = types.item_size(mm_item, mm_hash)
+                    new = (types.own_memory(mm_item) if size <= held.capacity else mm_item), size  # as P0 expects
+                    found[mm_hash] = new[0]
+                items.append(found[mm_hash])
+                news.append(new)
+            self._guard.change(partial(held.exchange, mm_hashes, news))
+            return items
 
     def touch_receiver_cache_item(self, mm_hash: str, mm_item: ReceiverInput[ItemT] = None) -> None:
         """Mark the item as just used; ignore an absent one, even if `mm_item` is given."""
         check_hash(mm_hash)
-        with self._journal.lock:
-            self._journal.finish()
+        with self._guard.lock:
+            self._guard.check()
             self._held.touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items; call P0's `clear_cache`, too."""
-        with self._journal.lock:
-            self._journal.finish()
-            self._journal.commit(self._held.clear)
+        with self._guard.lock:
+            self._guard.check()
+            self._held.clear()
 
 
 def _check_arrived(types: CacheTypes[Any, Any], item: ReceiverInput[Any], mm_hash: str) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shmstore.multimodal.caches.checks import check_batch, check_config, one_or_more
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Journal, most_entries
-from shmstore.multimodal.caches.lru_pair import receive
+from shmstore.multimodal.caches.lru import CacheInfo
+from shmstore.multimodal.caches.lru_pair import MultiModalReceiverCache
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.items import MultiModalKwargsItem, own_memory
@@ -28,11 +28,8 @@ class MirroredProcessingCache:
     def __init__(self, config: MultiModalCacheConfig) -> None:
         check_config(config)
         capacity = config.ipc_cache_bytes
-        self._journal = Journal()  # one for both halves, so that `reset` is one commit
-        self._p0: SentKeys[MultiModalKwargsItem, MultiModalKwargsItem | None] = SentKeys(
-            capacity, capacity, self._journal
-        )
-        self._p1: Bounded[str, MultiModalKwargsItem] = Bounded(capacity, most_entries(capacity))
+        self._p0: SentKeys[MultiModalKwargsItem, MultiModalKwargsItem | None] = SentKeys(capacity, capacity)
+        self._p1: MultiModalReceiverCache[MultiModalKwargsItem] = MultiModalReceiverCache(config)
 
     def get_and_update_p0(
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
@@ -42,7 +39,7 @@ class MirroredProcessingCache:
         Raises ValueError if the lengths differ, TypeError for a wrong item or hash, and CacheMissError with all hashes
         that have no item, given or stored. The batch has then changed nothing.
         """
-        with self._journal.lock:
+        with self._p0.guard.lock:
             check_batch(mm_items, mm_hashes, self._p0.__contains__, MULTIMODAL.check_item)
             offers = [
                 None if item is None else _offer(item, mm_hash, sent=mm_hash not in self._p0)
@@ -54,7 +51,7 @@ class MirroredProcessingCache:
         self, mm_items: Sequence[MultiModalKwargsItem | None], mm_hashes: Sequence[str]
     ) -> list[MultiModalKwargsItem]:
         """Return each item as it came or is stored, and store what came. Raises the errors of `get_and_update_p0`."""
-        return receive(MULTIMODAL, self._p1, self._journal, mm_items, mm_hashes)
+        return self._p1.get_and_update(mm_items, mm_hashes)
 
     def get_item(self, mm_hash: str) -> MultiModalKwargsItem | None:
         """Return the item stored on the P0 side, which need not be preprocessed again, or None if there is none."""
@@ -70,14 +67,9 @@ class MirroredProcessingCache:
 
     def reset(self) -> bool:
         """Forget everything on this side and return True."""
-        with self._journal.lock:
-            self._journal.finish()
-            self._journal.commit(self._forget)
+        self._p0.clear()
+        self._p1.clear_cache()
         return True
-
-    def _forget(self) -> None:
-        self._p0.forget()
-        self._p1.clear()
 
 
 def _offer(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
 from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, checked_types
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Guard, HitCounter, most_entries
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
 
@@ -36,22 +37,22 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
     def __init__(self, config: MultiModalCacheConfig, *, types: CacheTypes[ItemT, UpdatesT] = MULTIMODAL) -> None:
         check_config(config)
         self.types = checked_types(types)
-        self._journal = Journal()
-        self._lock = self._journal.lock
         capacity = config.processor_cache_bytes
         self._held: Bounded[str, _Stored] = Bounded(capacity, most_entries(capacity))
+        self._guard = Guard(self._held.clear)
+        self._lock = self._guard.lock
         self._counts = HitCounter()
 
     @property
     def order(self) -> tuple[str, ...]:
         """The hashes cached, least recently used first."""
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             return tuple(self._held.entries)
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether the item is cached; changes neither order nor counts."""
-        self._journal.finish()
+        self._guard.check()
         if type(mm_hash) is str and mm_hash in self._held.entries:
             return True
         check_hash(mm_hash)
@@ -72,36 +73,29 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
         missing hashes of the batch.
         """
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             check_batch(mm_items, mm_hashes, self._held.entries.__contains__, self.types.check_input)
             offers = [
                 None if mm_item is None else self._offer(mm_item, mm_hash)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
-            change = Change(self._held)
-            held = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := change.use(mm_hash)) is not None}
+            held = {h: entry[0] for h in mm_hashes if (entry := self._held.entries.get(h)) is not None}
             given: dict[str, _Offer] = {}
             outputs: list[ProcessorOutput[ItemT, UpdatesT]] = []
-            hits = 0
+            news: list[tuple[_Stored, float] | None] = []
             for offer, mm_hash in zip(offers, mm_hashes, strict=True):
                 stored = held.get(mm_hash)
                 if stored is not None:
-                    hits += 1
-                    change.use(mm_hash)
                     outputs.append((stored.item, self.types.give_updates(stored.updates)))
+                    news.append(None)
                 else:
                     new = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
                     if new.size <= self._held.capacity:
-                        change.put(mm_hash, new.stored, new.size)
                         held[mm_hash] = new.stored
                     outputs.append(new.output)
-            counts = self._counts.after(hits, len(outputs))
-
-            def apply() -> None:
-                change.apply()
-                self._counts.counts = counts
-
-            self._journal.commit(apply)
+                    news.append((new.stored, new.size))
+            self._guard.change(partial(self._held.exchange, mm_hashes, news))
+            self._counts.add(news.count(None), len(news))
             return outputs
 
     def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> _Offer:
@@ -116,21 +110,18 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
         """Mark the item as just used; ignore an absent one."""
         check_hash(mm_hash)
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             self._held.touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts."""
         with self._lock:
-            self._journal.finish()
-            self._journal.commit(self._forget)
-
-    def _forget(self) -> None:
-        self._held.clear()
-        self._counts.clear()
+            self._guard.check()
+            self._held.clear()
+            self._counts.clear()
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
         with self._lock:
-            self._journal.finish()
+            self._guard.check()
             return self._counts.stat(delta)

@@ -18,15 +18,19 @@ has its value. Other keys are in the shadow only for their sizes. Three rules fo
    batch that counted on it (`first_hit`). Otherwise two items of one request could reject each other endlessly, because
    each is sent only if the other is not. A batch may evict a key that it counts on, so P0 remembers `first_hit` for a
    while after the key has gone.
+
+An interrupt may empty one side. An empty shadow breaks no rule: P1 evicts the rest, which is used less recently, first.
+If P1 is empty, it rejects what P0 counts on, as in 3.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Change, HitCounter, Journal, most_entries
+from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Guard, HitCounter, most_entries
 
 __all__ = ["Offer", "SentKeys"]
 
@@ -57,11 +61,11 @@ class _Sent(NamedTuple):
 class SentKeys(Generic[V, T]):
     """The shadow of P1's cache of `capacity` bytes, and P0's values, up to `kept_capacity` bytes.
 
-    Thread-safe; hold `journal.lock` to make several calls one.
+    Thread-safe; hold `guard.lock` to make several calls one.
     """
 
-    def __init__(self, capacity: float, kept_capacity: float, journal: Journal | None = None) -> None:
-        self.journal = journal or Journal()
+    def __init__(self, capacity: float, kept_capacity: float) -> None:
+        self.guard = Guard(self._empty)
         self._shadow: Bounded[str, _Sent] = Bounded(capacity, most_entries(capacity))
         self._kept: Bounded[str, V] = Bounded(kept_capacity)
         self._sendings: OrderedDict[str, None] = OrderedDict()  # the keys of the shadow, the last sent last
@@ -69,26 +73,26 @@ class SentKeys(Generic[V, T]):
         self._counts = HitCounter()
 
     def __contains__(self, mm_hash: str) -> bool:
-        self.journal.finish()
+        self.guard.check()
         return mm_hash in self._kept.entries
 
     @property
     def order(self) -> tuple[str, ...]:
         """The keys that P1 is expected to hold, least recently used first."""
-        with self.journal.lock:
-            self.journal.finish()
+        with self.guard.lock:
+            self.guard.check()
             return tuple(self._shadow.entries)
 
     def peek(self, mm_hash: str) -> V | None:
         """Return the value of the key, or None if it is not cached."""
-        self.journal.finish()
+        self.guard.check()
         entry = self._kept.entries.get(mm_hash)
         return None if entry is None else entry[0]
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
-        with self.journal.lock:
-            self.journal.finish()
+        with self.guard.lock:
+            self.guard.check()
             return self._counts.stat(delta)
 
     def exchange(
@@ -98,108 +102,88 @@ class SentKeys(Generic[V, T]):
 
         The caller has held the lock since its `check_batch`.
         """
-        batch = self._counts.total
-        hits = [entry[0] for entry in map(self._kept.entries.get, mm_hashes) if entry is not None]
-        if len(hits) == len(mm_hashes):
-            self._use([*mm_hashes])
-            return [on_hit(value) for value in hits]
-        shadow, kept = Change(self._shadow), Change(self._kept)
-        held: dict[str, V] = {}
-        for mm_hash in mm_hashes:
-            used, entry = shadow.use(mm_hash), kept.use(mm_hash)
-            if used is not None and entry is not None:
-                held[mm_hash] = entry[0]
-                if used[0].first_hit is None:
-                    shadow.used[mm_hash] = used[0]._replace(first_hit=batch), used[1]
+        self.guard.check()  # an empty batch has not
+        held = {key: entry[0] for key in mm_hashes if (entry := self._kept.entries.get(key)) is not None}
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
-        missed = 0
+        sent: list[Offer[V, T] | None] = []
         for offer, mm_hash in zip(offers, mm_hashes, strict=True):
-            if mm_hash in held:  # even if this batch has just evicted it, because P1 looks up its hits first, too
-                shadow.use(mm_hash)
-                kept.use(mm_hash)
+            if mm_hash in held:  # even if this batch evicts it, because P1 looks up its hits first, too
                 outputs.append(on_hit(held[mm_hash]))
+                sent.append(None)
                 continue
-            missed += 1
             offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
             outputs.append(offer.sent)
-            if offer.size > self._shadow.capacity:  # too large for P1, which does the same
-                gone = [mm_hash] if shadow.drop(mm_hash) else []
+            sent.append(offer)
+            if offer.size <= self._shadow.capacity and offer.kept_size <= self._kept.capacity:
+                held[mm_hash] = offer.kept
+        self.guard.change(partial(self._exchange, mm_hashes, sent))
+        self._counts.add(sent.count(None), len(sent))
+        return outputs
+
+    def _exchange(self, mm_hashes: Sequence[str], sent: Sequence[Offer[V, T] | None]) -> None:
+        batch, shadow, kept = self._counts.total, self._shadow, self._kept
+        for mm_hash in mm_hashes:
+            entry = shadow.entries.get(mm_hash)
+            if entry is not None and entry[0].first_hit is None:
+                shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
+            self._touch(mm_hash)
+        if not any(sent):
+            return
+        for offer, mm_hash in zip(sent, mm_hashes, strict=True):
+            if offer is None:
+                self._touch(mm_hash)
+                continue
+            if offer.size > shadow.capacity:  # too large for P1, which does the same
+                gone = shadow.pop(mm_hash)
             else:
                 gone = shadow.put(mm_hash, _Sent(batch), offer.size)
-            for key in gone:
-                kept.drop(key)
-            if mm_hash in shadow.used and offer.kept_size <= self._kept.capacity:
-                kept.put(mm_hash, offer.kept, offer.kept_size)
-                held[mm_hash] = offer.kept
-        counts = self._counts.after(len(outputs) - missed, len(outputs))
-
-        def apply() -> None:
-            shadow.apply()
-            kept.apply()
-            self._counts.counts = counts
-            for key, (left, _) in shadow.gone.items():
+                self._sendings[mm_hash] = None
+                self._sendings.move_to_end(mm_hash)
+            for key, (left, _) in gone.items():
+                kept.pop(key)
                 self._sendings.pop(key, None)
                 if left.first_hit is not None:
                     self._departed[key] = left.first_hit
                     self._departed.move_to_end(key)
-            while len(self._departed) > _REMEMBERED:
-                self._departed.popitem(last=False)
-            for key, (sent, _) in shadow.used.items():
-                if sent.sent_at == batch:
-                    self._sendings[key] = None
-                    self._sendings.move_to_end(key)
-
-        self.journal.commit(apply)
-        return outputs
-
-    def _use(self, mm_hashes: list[str]) -> None:
-        batch, counts = self._counts.total, self._counts.after(len(mm_hashes), len(mm_hashes))
-
-        def apply() -> None:
-            for mm_hash in mm_hashes:
-                entry = self._shadow.entries.get(mm_hash)
-                if entry is not None and entry[0].first_hit is None:
-                    self._shadow.entries[mm_hash] = entry[0]._replace(first_hit=batch), entry[1]
-                self._touch(mm_hash)
-            self._counts.counts = counts
-
-        self.journal.commit(apply)
+            if offer.size <= shadow.capacity and offer.kept_size <= kept.capacity:
+                kept.put(mm_hash, offer.kept, offer.kept_size)
+        while len(self._departed) > _REMEMBERED:
+            self._departed.popitem(last=False)
 
     def _touch(self, mm_hash: str) -> None:
         self._shadow.touch(mm_hash)
         self._kept.touch(mm_hash)
 
-    def forget(self) -> None:
-        """Forget all keys and counts."""
-        for part in (self._shadow, self._kept, self._sendings, self._departed, self._counts):
+    def _empty(self) -> None:
+        for part in (self._shadow, self._kept, self._sendings, self._departed):
             part.clear()
 
     def touch(self, mm_hash: str) -> None:
         """Mark the key as just used; ignore an absent one."""
-        with self.journal.lock:
-            self.journal.finish()
-            self.journal.commit(lambda: self._touch(mm_hash))
+        with self.guard.lock:
+            self.guard.check()
+            self.guard.change(partial(self._touch, mm_hash))
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """Send these again, which P1 does not have, and what was sent with them (see 3 above)."""
-        with self.journal.lock:
-            self.journal.finish()
-            shadow, kept = self._shadow.entries, Change(self._kept)
+        with self.guard.lock:
+            self.guard.check()
+            shadow, back = self._shadow.entries, [*mm_hashes]
             since = self._counts.total
-            for mm_hash in mm_hashes:
-                kept.drop(mm_hash)
+            for mm_hash in back:
                 first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else self._departed.get(mm_hash)
                 if first_hit is not None:
                     since = min(since, first_hit)
             for mm_hash in reversed(self._sendings):
                 if shadow[mm_hash][0].sent_at < since:
                     break
-                kept.drop(mm_hash)
-            self.journal.commit(kept.apply)
+                back.append(mm_hash)
+            self.guard.change(lambda: [self._kept.pop(mm_hash) for mm_hash in back])
 
     def clear(self) -> None:
         """Forget all keys and counts."""
-        with self.journal.lock:
-            self.journal.finish()
-            self.journal.commit(self.forget)
+        with self.guard.lock:
+            self.guard.check()
+            self.guard.change(self._empty)
+            self._counts.clear()
