@@ -1,5 +1,5 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both set up .venv by themselves.
-# What `shmstore demo --help` lists goes into ARGS: make demo ARGS="--workers 3".
+# What `python -m examples.demo --help` lists goes into ARGS: make demo ARGS="--workers 3".
 PYTHON ?= python3
 VENV := .venv
 VLLM_VENV ?= .venv-vllm
@@ -10,7 +10,7 @@ SOURCES := $(wildcard csrc/*/*.[ch]) csrc/build_ffi.py setup.py pyproject.toml
 .PHONY: demo demo-announced test test-c test-python test-vllm lint model bench bench-vllm peers tiers copy-threshold docs clean
 
 demo: demo-announced $(VENV)/.demo $(VENV)/.built
-	$(BIN)/shmstore demo $(ARGS)
+	$(BIN)/python -m examples.demo $(ARGS)
 
 demo-announced:
 	@test -e $(VENV)/.demo || echo "First some minutes to fill $(VENV): about 0.3 GB of packages that pip has not cached are" \

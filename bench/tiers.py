@@ -140,7 +140,7 @@ def resp(memory: Memory, end: ExitStack) -> Iterator[Way]:
 def mooncake(memory: Memory, end: ExitStack) -> Iterator[Way]:
     from mooncake.store import MooncakeDistributedStore
 
-    from shmstore.cli.demo.servers import LOOPBACK, MooncakeServers, missing_for_mooncake
+    from examples.demo.servers import LOOPBACK, MooncakeServers, missing_for_mooncake
     from shmstore.tiers.mooncake import MooncakeTier
 
     if reason := missing_for_mooncake():

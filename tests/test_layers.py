@@ -18,7 +18,7 @@ def section(name: str) -> list[str]:
 
 
 def name_of(folder: str) -> str:
-    """Return a folder as the picture and imports name it: shmstore/cli/demo is cli.demo, csrc/kv itself."""
+    """Return a folder as the picture and imports name it: shmstore/cli/commands is cli.commands, csrc/kv itself."""
     return folder if folder.startswith("csrc/") else folder.removeprefix("shmstore/").replace("/", ".")
 
 
@@ -141,7 +141,6 @@ def test_a_module_imports_only_from_the_layers_below() -> None:
         ("scheduler/pool.py", "from shmstore.multimodal import items"),
         ("multimodal/cache.py", "from shmstore.bindings.store import Writer"),
         ("bindings/store.py", "from shmstore.refs import ObjectRef"),
-        ("cli/demo/api.py", "from shmstore.bindings import store"),
         ("multimodal/cache.py", "from shmstore import ObjectRef"),
         ("inspect/gc.py", "from shmstore.cli.commands import gc"),
         ("another.py", "import os"),
@@ -160,7 +159,6 @@ def test_an_import_that_points_up_is_seen(module: str, text: str) -> None:
         ),
         ("scheduler/pool.py", "from shmstore.bindings import blockpool"),
         ("multimodal/cache.py", "from shmstore.refs import ObjectRef\nfrom shmstore.store import ObjectStoreWriter"),
-        ("cli/demo/api.py", "from shmstore import ObjectRef\nfrom shmstore.cli.command import Command"),
         ("store.py", "from shmstore.bindings import store as native\nfrom shmstore.serde import MsgpackSerde"),
     ],
 )
@@ -201,8 +199,6 @@ def test_nothing_uses_what_registers_segments_or_dies_with_its_holder() -> None:
     for path in sources():
         module = module_of(path)
         wrong = tuple(banned - allowed.get(module, set()))
-        if row_of_module(module) == "cli.demo":  # starts multiprocessing's own tracker, which unblocks SIGINT
-            wrong = tuple(name for name in wrong if name != "multiprocessing.resource_tracker")
         assert [] == [name for name in imports_of(path) if name.startswith(wrong)], path
         assert set() == calls & attributes_of(path), path
 

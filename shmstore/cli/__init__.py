@@ -1,1 +1,1 @@
-"""The `shmstore` command: `main` is the command line, `commands` and `demo` are its subcommands."""
+"""The `shmstore` command: `main` is the command line, `commands` are its subcommands."""

@@ -9,6 +9,5 @@ from shmstore.cli.commands.relay import COMMAND as RELAY
 from shmstore.cli.commands.tier import COMMAND as TIER
 from shmstore.cli.commands.top import COMMAND as TOP
 from shmstore.cli.commands.verify import COMMAND as VERIFY
-from shmstore.cli.demo.main import COMMAND as DEMO
 
-COMMANDS: tuple[Command, ...] = (DEMO, LS, DUMP, TOP, VERIFY, GC, BENCH, RELAY, TIER)
+COMMANDS: tuple[Command, ...] = (LS, DUMP, TOP, VERIFY, GC, BENCH, RELAY, TIER)

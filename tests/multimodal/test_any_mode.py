@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-import shmstore
 from shmstore import CacheMissError, ObjectRef, StaleRefError, StoreClosedError, StoreHandle, multimodal
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
@@ -124,7 +123,7 @@ def test_the_store_and_the_inline_items_can_be_asked_for_in_every_mode(mode: str
 
 def test_the_demo_uses_no_cache_by_its_class() -> None:
     names = {name for name in dir(multimodal) if name.endswith("Cache") and not name.startswith("Base")}
-    sources = [path.read_text() for path in (Path(shmstore.__file__).parent / "cli" / "demo").glob("*.py")]
+    sources = [path.read_text() for path in (Path(__file__).parents[2] / "examples" / "demo").glob("*.py")]
     words = {word for source in sources for word in re.findall(r"\w+", source)}
     assert "processor_cache_from_config" in words
     assert set() == names & words

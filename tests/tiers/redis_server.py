@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from shmstore.cli.demo.servers import LOOPBACK, end, free_port, redis_server
+from examples.demo.servers import LOOPBACK, end, free_port, redis_server
 
 
 class RedisServer:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from shmstore.cli.demo.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
+from examples.demo.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from shmstore.errors import TierError, TierFullError
 from shmstore.tiers import mooncake
 from shmstore.tiers.mooncake import INLINE, LANES, MooncakeTier

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
+from examples.demo import main as demo
+from examples.demo.fleet import HOST_MODES
+from examples.demo.main import execute
+from examples.demo.records import TIER, RunSettings
 from shmstore import ObjectStoreWriter
-from shmstore.cli.demo.fleet import HOST_MODES
-from shmstore.cli.demo.main import execute
-from shmstore.cli.demo.records import TIER, RunSettings
 from shmstore.cli.main import main
 from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.tiers import StoreTier, open_tier
-from tests.cli.items import RandomItems
+from tests.demo.items import RandomItems
 from tests.inspect.cases import piped
 from tests.multimodal.helpers import MIB
 from tests.support import raises, store_name
@@ -122,7 +123,7 @@ def test_a_configuration_does_not_show_it() -> None:
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("command", [["relay", "--store", "a"], [], ["tier"], ["tier", "check", "file:///a"], ["demo"]])
+@pytest.mark.parametrize("command", [["relay", "--store", "a"], [], ["tier"], ["tier", "check", "file:///a"]])
 def test_a_url_in_a_wrong_place_is_not_repeated(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     for url in (f"redis://:{SECRET}@host/0", f"redis://user:{SECRET}@host", f"unix:///a?password={SECRET}&db=1"):
         assert 2 == main([*command, url])
@@ -139,11 +140,11 @@ def test_a_demo_of_two_hosts_takes_it_and_one_of_one_host_does_not(url: str, mon
         seen.append(settings)
         return 0
 
-    monkeypatch.setattr("shmstore.cli.demo.main.execute", execute_)
-    monkeypatch.setattr("shmstore.cli.demo.main.shipped_photographs", tuple)
+    monkeypatch.setattr("examples.demo.main.execute", execute_)
+    monkeypatch.setattr("examples.demo.main.shipped_photographs", tuple)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     for options in (["--hosts", "2"], ["--hosts", "2", "--tier", "redis"], []):
-        assert 0 == main(["demo", *options])
+        assert 0 == demo.main(options)
     assert [url, "redis", None] == [settings.tier for settings in seen]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from shmstore.cli.demo.servers import free_port
+from examples.demo.servers import free_port
 from shmstore.errors import TierError, TierFullError
 from tests.support import raises, store_name
 from tests.tiers.contract import MIB, TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views

@@ -25,8 +25,8 @@ from multiprocessing.connection import wait
 from statistics import median
 from typing import Any
 
-from shmstore.cli.demo.api import SHARE_OF_SHM, percentile, request_order, room_for_all
-from shmstore.cli.demo.fleet_processes import (
+from examples.demo.api import SHARE_OF_SHM, percentile, request_order, room_for_all
+from examples.demo.fleet_processes import (
     Answer,
     Attach,
     Deal,
@@ -38,11 +38,11 @@ from shmstore.cli.demo.fleet_processes import (
     server_process,
     worker_process,
 )
-from shmstore.cli.demo.images import ImageError
-from shmstore.cli.demo.messages import Failure, Link, PeerLostError, Progress, Signal
-from shmstore.cli.demo.processing import PictureSource
-from shmstore.cli.demo.records import HOSTS, TIER, FleetFigures, FleetReport, RunSettings, Successor
-from shmstore.cli.demo.supervisor import (
+from examples.demo.images import ImageError
+from examples.demo.messages import Failure, Link, PeerLostError, Progress, Signal
+from examples.demo.processing import PictureSource
+from examples.demo.records import HOSTS, TIER, FleetFigures, FleetReport, RunSettings, Successor
+from examples.demo.supervisor import (
     SHM,
     Child,
     DemoError,
@@ -53,7 +53,7 @@ from shmstore.cli.demo.supervisor import (
     next_message,
     start_one,
 )
-from shmstore.cli.demo.tier_server import DemoTier, demo_tier
+from examples.demo.tier_server import DemoTier, demo_tier
 from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.tiers import TierStats
 from shmstore.tiers.urls import shown_url

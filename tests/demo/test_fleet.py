@@ -1,4 +1,4 @@
-"""`shmstore demo` with several API servers and engines: real processes, one of them killed."""
+"""The demo with several API servers and engines: real processes, one of them killed."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 
-from shmstore.cli.demo.fleet import FLEET_MODES, SHARED
-from shmstore.cli.demo.main import execute
-from shmstore.cli.demo.processing import item_bytes
-from shmstore.cli.demo.records import SHOWN_SETTINGS, FleetFigures, FleetReport, RunSettings
-from shmstore.cli.demo.supervisor import Observer
-from shmstore.cli.main import main
-from tests.cli.items import BrokenImage, FailingProcessor, NotedItems, RandomItems
-from tests.cli.test_demo import _leaves_nothing_behind, needs_extra
+from examples.demo.fleet import FLEET_MODES, SHARED
+from examples.demo.main import execute, main
+from examples.demo.processing import item_bytes
+from examples.demo.records import SHOWN_SETTINGS, FleetFigures, FleetReport, RunSettings
+from examples.demo.supervisor import Observer
+from tests.demo.items import BrokenImage, FailingProcessor, NotedItems, RandomItems
+from tests.demo.test_demo import _leaves_nothing_behind, needs_extra
 
 assert _leaves_nothing_behind  # a fixture of every test here, too
 
@@ -76,7 +75,7 @@ def test_a_defect_and_a_broken_image_end_it_as_they_end_a_run_of_one_server(capf
         (BrokenImage(), 2, "broken.png: truncated"),
     ):
         assert status == execute(settings, source, modes=(SHARED,))
-        assert f"shmstore demo: {said}\n" == capfd.readouterr().err
+        assert f"demo: {said}\n" == capfd.readouterr().err
 
 
 def test_wrong_bytes_are_said_and_counted_as_a_failure(
@@ -85,7 +84,7 @@ def test_wrong_bytes_are_said_and_counted_as_a_failure(
     figures = FleetFigures(9, 3, 100, 10, 1.0, 2.0, 3.0, 18, 1, 0, 0.5)
     settings = RunSettings(api_servers=2)
     report = FleetReport(settings, 3, 100, 1000, {SHARED: figures})
-    monkeypatch.setattr("shmstore.cli.demo.main.run_fleet", lambda *_, **__: report)
+    monkeypatch.setattr("examples.demo.main.run_fleet", lambda *_, **__: report)
     assert 1 == execute(settings, RandomItems(rows=()))
     assert "shared: 1 of 18 arrived wrong" in capsys.readouterr().out
 
@@ -103,7 +102,7 @@ def test_wrong_bytes_are_said_and_counted_as_a_failure(
 def test_options_that_do_not_go_with_several_servers_are_a_usage_error(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert 2 == main(["demo", "--api-servers", "4", "--engines", "2", *arguments])
+    assert 2 == main(["--api-servers", "4", "--engines", "2", *arguments])
     assert said in capsys.readouterr().err
 
 
@@ -119,5 +118,5 @@ def test_the_command_compares_all_modes_of_several_servers_but_with_kill_only_th
         assert (3, 2, modes) == (settings.api_servers, settings.engines, options["modes"])
         return 7
 
-    monkeypatch.setattr("shmstore.cli.demo.main.execute", execute_)
-    assert 7 == main(["demo", "--api-servers", "3", "--engines", "2", *arguments])
+    monkeypatch.setattr("examples.demo.main.execute", execute_)
+    assert 7 == main(["--api-servers", "3", "--engines", "2", *arguments])

@@ -18,8 +18,7 @@ from multiprocessing.connection import Connection, wait
 from types import FrameType
 from typing import Any, NoReturn, cast
 
-from shmstore import CacheMissError
-from shmstore.cli.demo.messages import (
+from examples.demo.messages import (
     FeatureCodec,
     Link,
     Opening,
@@ -31,7 +30,8 @@ from shmstore.cli.demo.messages import (
     Taken,
     guarded,
 )
-from shmstore.cli.demo.processing import Picture, PictureSource, item_bytes, item_digest
+from examples.demo.processing import Picture, PictureSource, item_bytes, item_digest
+from shmstore import CacheMissError
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     BaseMultiModalReceiverCache,

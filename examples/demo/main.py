@@ -1,10 +1,11 @@
-"""`shmstore demo`: sends real photographs through a real processor to every worker, with each kind of cache."""
+"""The demo: sends real photographs through a real processor to every worker, with each kind of cache."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import signal
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,26 +16,24 @@ from typing import NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from examples.demo import messages
+from examples.demo.fleet import FLEET_MODES, HOST_MODES, SHARED, run_fleet
+from examples.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
+from examples.demo.modes import MODES
+from examples.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
+from examples.demo.records import HOSTS, KILLABLE, MAX_WORKERS, TIER, DemoReport, FleetReport, RunSettings
+from examples.demo.report import print_fleet, print_report
+from examples.demo.supervisor import DemoError, Observer, run_mode
+from examples.demo.tier_server import SERVERS
 from shmstore.cli.command import (
     EXIT_OK,
     EXIT_USAGE,
     EXIT_WRONG,
-    Command,
     number_argument,
     positive_argument,
     size_argument,
 )
-from shmstore.cli.commands.common import TIER_VARIABLE, add_json, complain, print_json, tier_url
-from shmstore.cli.demo import messages
-from shmstore.cli.demo.fleet import FLEET_MODES, HOST_MODES, SHARED, run_fleet
-from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
-from shmstore.cli.demo.modes import MODES
-from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
-from shmstore.cli.demo.records import HOSTS, KILLABLE, MAX_WORKERS, TIER, DemoReport, FleetReport, RunSettings
-from shmstore.cli.demo.report import print_fleet, print_report
-from shmstore.cli.demo.supervisor import DemoError, Observer, run_mode
-from shmstore.cli.demo.tier_server import SERVERS
-from shmstore.errors import shown
+from shmstore.cli.commands.common import TIER_VARIABLE, add_json, print_json, shown, tier_url
 
 ALL = "all"
 MAX_FLEET = 16
@@ -158,32 +157,30 @@ def _run(arguments: argparse.Namespace) -> int:
         tier=tier_url(arguments.tier) if arguments.hosts > 1 else arguments.tier,
     )
     if settings.kill and (problem := _misfit(arguments, settings)):
-        return complain("demo", f"--kill {settings.kill} {problem}", EXIT_USAGE)
+        return complain(f"--kill {settings.kill} {problem}", EXIT_USAGE)
     if settings.is_fleet and arguments.mode != ALL:
-        return complain(
-            "demo", f"--mode {arguments.mode} is for one API server and one engine: leave it out", EXIT_USAGE
-        )
+        return complain(f"--mode {arguments.mode} is for one API server and one engine: leave it out", EXIT_USAGE)
     if settings.tier is not None and settings.hosts == 1:
-        return complain("demo", "--tier is between hosts: use --hosts 2", EXIT_USAGE)
+        return complain("--tier is between hosts: use --hosts 2", EXIT_USAGE)
     if settings.tier is not None and settings.tier not in SERVERS and settings.tier.isalnum():
         words = ", ".join(SERVERS)
-        return complain("demo", f"--tier must be {words} or a URL, not {shown(settings.tier)}", EXIT_USAGE)
+        return complain(f"--tier must be {words} or a URL, not {settings.tier!r}", EXIT_USAGE)
     if settings.workers * settings.engines * settings.hosts > MAX_WORKERS:
         product = "--workers times --engines" + (" times --hosts" if settings.hosts > 1 else "")
-        return complain("demo", f"{product} must be at most {MAX_WORKERS}", EXIT_USAGE)
+        return complain(f"{product} must be at most {MAX_WORKERS}", EXIT_USAGE)
     try:
         paths = folder_photographs(arguments.images) if arguments.images else None
         needed = PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES
         missing = [package for package in needed if importlib.util.find_spec(package) is None]
         if missing:
             return complain(
-                "demo", f"{', '.join(missing)} not installed; in the source tree: pip install '.[demo]'", EXIT_USAGE
+                f"{', '.join(missing)} not installed; in the source tree: pip install '.[demo]'", EXIT_USAGE
             )
         paths = _usable(arguments.images, paths) if paths else shipped_photographs()
     except ImageError as error:
-        return complain("demo", error, EXIT_USAGE)
+        return complain(error, EXIT_USAGE)
     except KeyboardInterrupt:
-        return complain("demo", "interrupted", EXIT_INTERRUPTED)
+        return complain("interrupted", EXIT_INTERRUPTED)
     mode = "shm" if settings.kill else arguments.mode
     modes = tuple(MODES) if mode == ALL else (mode,)
     if settings.hosts > 1:
@@ -221,7 +218,7 @@ def _usable(folder: Path, paths: Sequence[Path]) -> tuple[Path, ...]:
             paths, lambda done: bar.progressed("images", messages.Progress("checking", done, len(paths)))
         )
     for error in errors:
-        complain("demo", f"skipped {error}")
+        complain(f"skipped {error}")
     if not usable:
         raise ImageError(f"{folder}: none of its {len(paths)} images can be used")
     return usable
@@ -244,13 +241,13 @@ def execute(
             start = run_fleet if settings.is_fleet else run
             report: DemoReport | FleetReport = start(settings, source, modes=modes, observer=observer or bar)
     except ImageError as error:
-        return complain("demo", error, EXIT_USAGE)
+        return complain(error, EXIT_USAGE)
     except DemoError as error:
         if as_json:
             print_json({"ok": False, "error": str(error)})
-        return complain("demo", error, EXIT_WRONG)
+        return complain(error, EXIT_WRONG)
     except KeyboardInterrupt:
-        return complain("demo", "interrupted", EXIT_INTERRUPTED)
+        return complain("interrupted", EXIT_INTERRUPTED)
     if as_json:
         print_json(report.as_json())
     elif isinstance(report, FleetReport):
@@ -287,10 +284,17 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-COMMAND = Command(
-    name="demo",
-    summary="send real photographs to every worker with each kind of cache, and compare them side by side",
-    example="shmstore demo --mode shm --workers 4 --capacity 64M --rounds 10",
-    add_arguments=_add_arguments,
-    run=_run,
-)
+def complain(error: object, status: int = EXIT_WRONG) -> int:
+    """Print an error on stderr and return the exit status."""
+    print(f"demo: {shown(str(error))}", file=sys.stderr)
+    return status
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo and return its exit status: 0, 1 (something was wrong) or 2 (usage)."""
+    parser = argparse.ArgumentParser(prog="demo", description=__doc__)
+    _add_arguments(parser)
+    try:
+        return _run(parser.parse_args(argv))
+    except SystemExit as stop:  # argparse has printed the reason
+        return EXIT_OK if stop.code is None else EXIT_USAGE

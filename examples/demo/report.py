@@ -9,10 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from shmstore.cli.demo.fleet import APART, FLEET_MODES, HOST_MODES
-from shmstore.cli.demo.memory import Memory
-from shmstore.cli.demo.modes import MODES
-from shmstore.cli.demo.records import (
+from examples.demo.fleet import APART, FLEET_MODES, HOST_MODES
+from examples.demo.memory import Memory
+from examples.demo.modes import MODES
+from examples.demo.records import (
     HOSTS,
     MEGABYTE,
     SHARE_OF_DATA,
@@ -23,7 +23,7 @@ from shmstore.cli.demo.records import (
     ModeFigures,
     Restart,
 )
-from shmstore.cli.demo.tier_server import TIMEOUT_S
+from examples.demo.tier_server import TIMEOUT_S
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),

@@ -1,4 +1,4 @@
-"""`shmstore demo` with two hosts: real processes, a tier between them, and its server killed."""
+"""The demo with two hosts: real processes, a tier between them, and its server killed."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from pathlib import Path
 
 import pytest
 
-from shmstore.cli.demo import servers
-from shmstore.cli.demo.fleet import APART, HOST_MODES
-from shmstore.cli.demo.main import execute
-from shmstore.cli.demo.network import Network, two_hosts
-from shmstore.cli.demo.processing import item_bytes
-from shmstore.cli.demo.records import HOSTS, MEGABYTE, TIER, FleetFigures, FleetReport, RunSettings
-from shmstore.cli.demo.supervisor import DemoError
-from shmstore.cli.demo.tier_server import demo_tier
-from shmstore.cli.main import main
+from examples.demo import servers
+from examples.demo.fleet import APART, HOST_MODES
+from examples.demo.main import execute, main
+from examples.demo.network import Network, two_hosts
+from examples.demo.processing import item_bytes
+from examples.demo.records import HOSTS, MEGABYTE, TIER, FleetFigures, FleetReport, RunSettings
+from examples.demo.supervisor import DemoError
+from examples.demo.tier_server import demo_tier
 from shmstore.errors import TierError
 from shmstore.tiers import TierStats, open_tier
-from tests.cli.items import NotedItems, RandomItems
-from tests.cli.test_demo import _leaves_nothing_behind, needs_extra
-from tests.cli.test_fleet import ROWS, run_json
+from tests.demo.items import NotedItems, RandomItems
+from tests.demo.test_demo import _leaves_nothing_behind, needs_extra
+from tests.demo.test_fleet import ROWS, run_json
 from tests.support import children
 
 assert _leaves_nothing_behind  # a fixture of every test here, too
@@ -102,7 +101,7 @@ def test_the_servers_of_a_tier_serve_the_second_host_and_end_at_the_kill_and_at_
     tier: str, cable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cable:
-        monkeypatch.setattr("shmstore.cli.demo.tier_server.two_hosts", lambda: nullcontext(Network("Loopback.")))
+        monkeypatch.setattr("examples.demo.tier_server.two_hosts", lambda: nullcontext(Network("Loopback.")))
     for killed in (False, True):
         with demo_tier(tier) as served:
             started = children()
@@ -122,7 +121,7 @@ def test_the_servers_of_a_tier_serve_the_second_host_and_end_at_the_kill_and_at_
 @pytest.mark.parametrize("tier", SERVED)
 def test_the_servers_of_a_tier_end_with_a_demo_that_is_killed(tier: str) -> None:
     program = (
-        "import sys; from shmstore.cli.demo.tier_server import demo_tier; from tests.support import children\n"
+        "import sys; from examples.demo.tier_server import demo_tier; from tests.support import children\n"
         "with demo_tier(sys.argv[1]): print(*children(), flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -151,7 +150,7 @@ def test_what_is_missing_is_a_line_that_says_what_to_install(
     def said(tier: str) -> str:
         assert 1 == execute(RunSettings(hosts=2, tier=tier), RandomItems(rows=()), modes=(TIER,))
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"shmstore demo: --tier {tier}: ")
+        assert line.startswith(f"demo: --tier {tier}: ")
         return line
 
     monkeypatch.setenv("PATH", "")
@@ -181,7 +180,7 @@ def test_a_tier_that_is_not_there_ends_it_before_it_starts(
     tier: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert 1 == execute(RunSettings(hosts=2, tier=tier), RandomItems(rows=()), modes=(TIER,))
-    assert capsys.readouterr().err.startswith(f"shmstore demo: {said}")
+    assert capsys.readouterr().err.startswith(f"demo: {said}")
 
 
 def test_images_that_are_processed_again_are_a_failure_unless_the_tier_was_killed(
@@ -200,7 +199,7 @@ def test_images_that_are_processed_again_are_a_failure_unless_the_tier_was_kille
             network="Somewhere.",
             tier="redis://192.0.2.1:7",
         )
-        monkeypatch.setattr("shmstore.cli.demo.main.run_fleet", lambda *_, report=report, **__: report)
+        monkeypatch.setattr("examples.demo.main.run_fleet", lambda *_, report=report, **__: report)
         assert status == execute(report.settings, RandomItems(rows=()))
         lines = capsys.readouterr().out.splitlines()
         said = " ".join(" ".join(lines).split())
@@ -242,7 +241,7 @@ def test_images_that_are_processed_again_are_a_failure_unless_the_tier_was_kille
 def test_options_that_do_not_go_with_hosts_are_a_usage_error(
     arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert 2 == main(["demo", *arguments])
+    assert 2 == main([*arguments])
     assert said in capsys.readouterr().err
 
 
@@ -257,8 +256,8 @@ def test_the_command_runs_both_modes_of_two_hosts(monkeypatch: pytest.MonkeyPatc
         )
         return 7
 
-    monkeypatch.setattr("shmstore.cli.demo.main.execute", execute_)
-    assert 7 == main(["demo", "--hosts", "2", "--tier", "redis", "--kill", "tier"])
+    monkeypatch.setattr("examples.demo.main.execute", execute_)
+    assert 7 == main(["--hosts", "2", "--tier", "redis", "--kill", "tier"])
 
 
 def namespace() -> str:

@@ -1,4 +1,4 @@
-"""`shmstore demo`: what it counts, what it notices, how it ends. Real processes throughout."""
+"""The demo: what it counts, what it notices, how it ends. Real processes throughout."""
 
 from __future__ import annotations
 
@@ -24,22 +24,19 @@ import torch
 from rich.console import Console
 from rich.progress import Progress as RichProgress
 
+from examples.demo.api import default_capacity, percentile, request_order, room_for_all
+from examples.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
+from examples.demo.main import ProgressBar, execute, main, run
+from examples.demo.memory import Memory, parse_smaps
+from examples.demo.messages import Progress
+from examples.demo.modes import MODES
+from examples.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
+from examples.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigures, RunSettings
+from examples.demo.report import print_report
+from examples.demo.supervisor import GRACE_S, DemoError, Observer
 from shmstore import ObjectStoreWriter
-from shmstore.cli.command import parse_size
-from shmstore.cli.demo.api import default_capacity, percentile, request_order, room_for_all
-from shmstore.cli.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, load_image, shipped_photographs
-from shmstore.cli.demo.main import ProgressBar, execute, run
-from shmstore.cli.demo.memory import Memory, parse_smaps
-from shmstore.cli.demo.messages import Progress
-from shmstore.cli.demo.modes import MODES
-from shmstore.cli.demo.processing import PROCESSING_PACKAGES, PhotographSource, item_bytes, item_digest, load_processor
-from shmstore.cli.demo.records import MAX_WORKERS, DemoReport, Faults, ModeFigures, RunSettings
-from shmstore.cli.demo.report import print_report
-from shmstore.cli.demo.supervisor import GRACE_S, DemoError, Observer
-from shmstore.cli.main import main
-from shmstore.cli.subcommands import COMMANDS
 from shmstore.multimodal import MultiModalBatchedField, MultiModalFieldElem, MultiModalKwargsItem
-from tests.cli.items import BrokenImage, FailingProcessor, LosesTheStore, NotedItems, RandomItems, StuckProcessor
+from tests.demo.items import BrokenImage, FailingProcessor, LosesTheStore, NotedItems, RandomItems, StuckProcessor
 
 ROOT = Path(__file__).resolve().parents[2]
 ROW = 1176 * 4
@@ -188,7 +185,7 @@ def test_lost_requests_heal_and_tensors_are_kept_only_where_the_mode_says(faulty
 def test_one_wrong_byte_is_seen_and_exits_1(
     faulty: DemoReport, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("shmstore.cli.demo.main.run", lambda *_, **__: faulty)
+    monkeypatch.setattr("examples.demo.main.run", lambda *_, **__: faulty)
     status = execute(faulty.settings, RandomItems(rows=()))
     said = capsys.readouterr().out
     assert status == 1
@@ -210,7 +207,7 @@ def test_a_killed_process_ends_the_run_with_its_name_and_exit_status_1(
     status = execute(settings, RandomItems(rows=(10, 20, 30)), modes=["shm"], as_json=True, observer=observer)
     captured = capfd.readouterr()
     expected = f"{victim} (pid {observer.pids['shm'][victim]}) was ended by SIGKILL"
-    assert (1, f"shmstore demo: {expected}\n") == (status, captured.err)
+    assert (1, f"demo: {expected}\n") == (status, captured.err)
     assert {"ok": False, "error": expected} == json.loads(captured.out)
 
 
@@ -249,7 +246,7 @@ def test_after_a_kill_new_processes_take_the_store_over_and_no_image_is_processe
     status = execute(settings, source, modes=["shm"], as_json=True, observer=observer)
     captured = capfd.readouterr()
     assert (0, "") == (status, captured.err)
-    assert [(f"shmstore demo: {victim}", -signal.SIGKILL)] == killed, "the others end by themselves"
+    assert [(f"demo: {victim}", -signal.SIGKILL)] == killed, "the others end by themselves"
     first, second = observer.pids
     assert first.keys() == second.keys()
     assert not set(first.values()) & set(second.values())
@@ -288,7 +285,7 @@ def test_a_process_that_dies_after_the_kill_ends_the_run_with_its_name(capfd: py
     settings = RunSettings(workers=1, rounds=2, kill="engine")
     assert execute(settings, RandomItems(rows=(10,)), modes=["shm"], observer=observer) == 1
     pid = observer.pids[1]["the API process"]
-    assert capfd.readouterr().err == f"shmstore demo: the API process (pid {pid}) was ended by SIGKILL\n"
+    assert capfd.readouterr().err == f"demo: the API process (pid {pid}) was ended by SIGKILL\n"
 
 
 def test_a_defect_in_a_process_is_told_in_one_line() -> None:
@@ -299,8 +296,8 @@ def test_a_defect_in_a_process_is_told_in_one_line() -> None:
 @pytest.mark.skipif(which("make") is None, reason="make is not installed")
 def test_make_demo_says_beforehand_how_long_it_takes_and_hands_its_arguments_on(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "shmstore").write_text('#!/bin/sh\necho "ran $*"\n')
-    (tmp_path / "bin" / "shmstore").chmod(0o755)
+    (tmp_path / "bin" / "python").write_text('#!/bin/sh\necho "ran $*"\n')
+    (tmp_path / "bin" / "python").chmod(0o755)
 
     def make(*arguments: str) -> list[str]:
         command = ["make", "--no-print-directory", *arguments, f"VENV={tmp_path}", "ARGS=--workers 3"]
@@ -313,7 +310,7 @@ def test_make_demo_says_beforehand_how_long_it_takes_and_hands_its_arguments_on(
     assert [2, 1] == [len(fresh), len(announced)]
     assert "GB of packages" in fresh[0]
     assert "make demo ARGS='--workers 3'" in announced[0]
-    assert "ran demo --workers 3" == ran
+    assert "ran -m examples.demo --workers 3" == ran
 
 
 @pytest.mark.parametrize("spare", [1, 9, 30])
@@ -329,7 +326,7 @@ def test_a_system_that_refuses_more_files_ends_the_run_in_one_line(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     (line,) = capfd.readouterr().err.splitlines()
     assert 1 == status
-    assert line.startswith("shmstore demo: the processes could not be started: [Errno 24] Too many open files")
+    assert line.startswith("demo: the processes could not be started: [Errno 24] Too many open files")
 
 
 def report_lines(report: DemoReport, **changes: object) -> list[str]:
@@ -370,7 +367,7 @@ def test_the_report_says_if_dev_shm_had_no_room_for_the_default_capacity(
 
 def test_an_image_that_cannot_be_read_is_a_usage_error(capfd: pytest.CaptureFixture[str]) -> None:
     assert execute(RunSettings(workers=1), BrokenImage()) == 2
-    assert capfd.readouterr().err == "shmstore demo: broken.png: truncated\n"
+    assert capfd.readouterr().err == "demo: broken.png: truncated\n"
 
 
 SCRIPT = """
@@ -378,10 +375,10 @@ import signal, sys, time
 from multiprocessing.process import BaseProcess
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as in the foreground, wherever the tests run
 sys.path.insert(0, ".")
-from tests.cli.items import RandomItems
-from shmstore.cli.demo.main import execute
-from shmstore.cli.demo.records import RunSettings
-from shmstore.cli.demo.supervisor import Observer
+from tests.demo.items import RandomItems
+from examples.demo.main import execute
+from examples.demo.records import RunSettings
+from examples.demo.supervisor import Observer
 
 class Teller(Observer):
     def progressed(self, mode, progress):
@@ -416,7 +413,7 @@ def processes_of_session(session: int) -> list[int]:
 @pytest.mark.parametrize("kill", [[], ["api"]], ids=["", "before a kill"])
 @pytest.mark.parametrize(
     ("number", "whole_group", "status", "said"),
-    [(signal.SIGINT, True, 130, "shmstore demo: interrupted\n"), (signal.SIGKILL, False, -signal.SIGKILL, "")],
+    [(signal.SIGINT, True, 130, "demo: interrupted\n"), (signal.SIGKILL, False, -signal.SIGKILL, "")],
     ids=["ctrl_c", "kill"],
 )
 def test_a_signal_to_the_demo_leaves_no_process_and_no_segment(
@@ -467,7 +464,7 @@ def test_sigterm_ends_a_run_whose_api_process_is_stuck(capfd: pytest.CaptureFixt
             os.kill(os.getpid(), signal.SIGTERM)
 
     status = execute(RunSettings(workers=1), StuckProcessor(), observer=Terminator())
-    assert (status, capfd.readouterr().err) == (130, "shmstore demo: interrupted\n")
+    assert (status, capfd.readouterr().err) == (130, "demo: interrupted\n")
     assert time.monotonic() - asked[0] < GRACE_S, "it was asked to end, not waited for and killed"
 
 
@@ -496,7 +493,7 @@ def test_the_progress_bar_has_a_line_for_each_mode_and_stage() -> None:
 def test_the_command_sends_real_images_through_the_real_processor(tmp_path: Path) -> None:
     write_images(tmp_path, {"0.png": (56, 84), "1.png": (100, 60), "2.png": (84, 84)})
     (tmp_path / "notes.txt").write_text("not an image")
-    command = [sys.executable, "-m", "shmstore", "demo", "--json", "--images", str(tmp_path)]
+    command = [sys.executable, "-m", "examples.demo", "--json", "--images", str(tmp_path)]
     command += [
         "--mode",
         "shm",
@@ -546,7 +543,7 @@ def test_images_that_cannot_be_used_are_skipped_in_every_mode_with_one_line_each
 ) -> None:
     write_images(tmp_path, {"good.png": (56, 84), "other.jpg": (84, 56)})
     write_unusable_images(tmp_path)
-    status = main(["demo", "--images", str(tmp_path), "--json", "--workers", "1", "--rounds", "2"])
+    status = main(["--images", str(tmp_path), "--json", "--workers", "1", "--rounds", "2"])
     captured = capfd.readouterr()
     reasons = [
         ("cut.jpg", "image file is truncated"),
@@ -556,7 +553,7 @@ def test_images_that_cannot_be_used_are_skipped_in_every_mode_with_one_line_each
     lines = captured.err.splitlines()
     assert (0, len(reasons)) == (status, len(lines)), captured.err
     for line, (name, reason) in zip(lines, reasons, strict=True):
-        assert line.startswith(f"shmstore demo: skipped {tmp_path / name}: {reason}")
+        assert line.startswith(f"demo: skipped {tmp_path / name}: {reason}")
     report = json.loads(captured.out)
     assert (2, [4, 4, 4]) == (report["distinct_items"], [mode["requests"] for mode in report["modes"].values()])
 
@@ -566,11 +563,11 @@ def test_a_folder_in_which_no_image_can_be_used_is_a_usage_error_that_says_why_o
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_unusable_images(tmp_path)
-    assert 2 == main(["demo", "--images", str(tmp_path)])
+    assert 2 == main(["--images", str(tmp_path)])
     captured = capfd.readouterr()
     *skipped, last = captured.err.splitlines()
     assert ("", 3) == (captured.out, sum("skipped" in line for line in skipped))
-    assert f"shmstore demo: {tmp_path}: none of its 3 images can be used" == last
+    assert f"demo: {tmp_path}: none of its 3 images can be used" == last
 
 
 @needs_extra
@@ -623,7 +620,7 @@ def test_a_folder_without_images_is_a_usage_error(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
-    assert main(["demo", "--images", str(tmp_path / folder)]) == 2
+    assert main(["--images", str(tmp_path / folder)]) == 2
     assert f"{tmp_path / folder}: " in capsys.readouterr().err
 
 
@@ -632,10 +629,10 @@ def test_a_missing_extra_is_one_line_that_names_it(
 ) -> None:
     for package in (*PROCESSING_PACKAGES, *SHIPPING_PACKAGES):
         monkeypatch.setitem(sys.modules, package, None)
-    assert main(["demo"]) == 2
+    assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.err == (
-        "shmstore demo: transformers, PIL, skimage, sklearn not installed; in the source tree: pip install '.[demo]'\n"
+        "demo: transformers, PIL, skimage, sklearn not installed; in the source tree: pip install '.[demo]'\n"
     )
     assert captured.out == ""
 
@@ -643,19 +640,17 @@ def test_a_missing_extra_is_one_line_that_names_it(
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
-        ["no-such-command"],
-        ["demo", "--workers", "0"],
-        ["demo", "--workers", str(MAX_WORKERS + 1)],
-        ["demo", "--workers", "100000"],
-        ["demo", "--rounds", "-1"],
-        ["demo", "--in-flight", "x"],
-        ["demo", "--capacity", "lots"],
-        ["demo", "--capacity", "0"],
-        ["demo", "--no-such-option"],
-        ["demo", "--mode", "pickle"],
-        ["demo", "--api-servers", "0"],
-        ["demo", "--engines", "17"],
+        ["--workers", "0"],
+        ["--workers", str(MAX_WORKERS + 1)],
+        ["--workers", "100000"],
+        ["--rounds", "-1"],
+        ["--in-flight", "x"],
+        ["--capacity", "lots"],
+        ["--capacity", "0"],
+        ["--no-such-option"],
+        ["--mode", "pickle"],
+        ["--api-servers", "0"],
+        ["--engines", "17"],
     ],
 )
 def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -674,9 +669,9 @@ def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.Cap
 def test_options_that_do_not_go_with_kill_are_a_usage_error_with_a_hint(
     arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["demo", "--kill", "api", *arguments]) == 2
+    assert main(["--kill", "api", *arguments]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("shmstore demo: --kill api needs ")
+    assert line.startswith("demo: --kill api needs ")
     assert line.endswith(hint)
 
 
@@ -689,42 +684,8 @@ def test_the_command_runs_all_modes_but_with_kill_only_shm(
         assert (arguments[-1:], modes) == ([settings.kill] if settings.kill else [], options["modes"])
         return 7
 
-    monkeypatch.setattr("shmstore.cli.demo.main.execute", execute)
-    assert main(["demo", *arguments]) == 7
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_help_with_an_example(command: object, capsys: pytest.CaptureFixture[str]) -> None:
-    name = getattr(command, "name")  # noqa: B009
-    assert main([name, "--help"]) == 0
-    said = capsys.readouterr().out
-    assert f"shmstore {name}" in said[said.index("example: ") :]
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("1", 1),
-        ("4096", 4096),
-        ("64M", 64 << 20),
-        ("64MiB", 64 << 20),
-        ("64MB", 64_000_000),
-        ("1GiB", 1 << 30),
-        ("1g", 1 << 30),
-        ("2T", 2 << 40),
-        ("1.5K", 1536),
-        (" 8 KiB ", 8192),
-        ("12B", 12),
-    ],
-)
-def test_a_size_is_read_as_people_write_it(text: str, size: int) -> None:
-    assert size == parse_size(text)
-
-
-@pytest.mark.parametrize("text", ["", "M", "-1", "0", "0.2", "1Q", "1MM", "nan", "1e6", "0x10"])
-def test_what_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="size"):
-        parse_size(text)
+    monkeypatch.setattr("examples.demo.main.execute", execute)
+    assert main([*arguments]) == 7
 
 
 def item_of(tensors: dict[str, torch.Tensor]) -> MultiModalKwargsItem:

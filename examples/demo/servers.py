@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from importlib.util import find_spec
 
-from shmstore.cli.demo.supervisor import DemoError, interrupts_held_back
+from examples.demo.supervisor import DemoError, interrupts_held_back
 
 LOOPBACK = "127.0.0.1"
 _PR_SET_PDEATHSIG = 1

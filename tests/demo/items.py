@@ -1,4 +1,4 @@
-"""Sources of pictures for the tests of `shmstore demo`: spawned processes import them by name, so they live apart."""
+"""Sources of pictures for the tests of the demo: spawned processes import them by name, so they live apart."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from shmstore.cli.demo.images import ImageError
-from shmstore.cli.demo.processing import Picture, Processed, processed
+from examples.demo.images import ImageError
+from examples.demo.processing import Picture, Processed, processed
 
 
 @dataclass(frozen=True)

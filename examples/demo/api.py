@@ -30,8 +30,7 @@ from statistics import median
 from types import FrameType
 from typing import Literal, NamedTuple, NoReturn, TypeVar
 
-from shmstore import CacheMissError
-from shmstore.cli.demo.messages import (
+from examples.demo.messages import (
     FeatureCodec,
     Halfway,
     Killed,
@@ -45,9 +44,10 @@ from shmstore.cli.demo.messages import (
     guarded,
     tally,
 )
-from shmstore.cli.demo.modes import MODES
-from shmstore.cli.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
-from shmstore.cli.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, Restart, RunSettings
+from examples.demo.modes import MODES
+from examples.demo.processing import Picture, PictureSource, Processed, item_bytes, item_digest
+from examples.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, Restart, RunSettings
+from shmstore import CacheMissError
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
     MultiModalFeatureSpec,

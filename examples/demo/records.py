@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from shmstore.cli.demo.memory import Memory
+from examples.demo.memory import Memory
 from shmstore.tiers import TierStats
 
 SHARE_OF_DATA = 0.6

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from shmstore.cli.demo.images import ImageError, load_image
+from examples.demo.images import ImageError, load_image
 from shmstore.multimodal import (
     MultiModalFieldConfig,
     MultiModalKwargsItem,

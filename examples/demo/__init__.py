@@ -1,4 +1,4 @@
-"""`shmstore demo`: the main job on real photographs, with each kind of cache between the processes, side by side.
+"""The demo: the main job on real photographs, with each kind of cache between the processes, side by side.
 
     images      the photographs and their pixels
     processing  a photograph -> its hash, and by a real image processor an item and its prompt updates

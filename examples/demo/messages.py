@@ -15,9 +15,9 @@ from enum import Enum, auto
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
+from examples.demo.images import ImageError
+from examples.demo.memory import Memory, resident_memory
 from shmstore import StoreHandle
-from shmstore.cli.demo.images import ImageError
-from shmstore.cli.demo.memory import Memory, resident_memory
 from shmstore.multimodal import MultiModalCacheConfig, MultiModalFeatureSpec
 
 

@@ -12,8 +12,7 @@ from contextlib import nullcontext
 from multiprocessing.connection import Connection, wait
 from typing import cast
 
-from shmstore import CacheMissError
-from shmstore.cli.demo.messages import (
+from examples.demo.messages import (
     FeatureCodec,
     Link,
     Opening,
@@ -25,7 +24,8 @@ from shmstore.cli.demo.messages import (
     guarded,
     tally,
 )
-from shmstore.cli.demo.processing import item_digest
+from examples.demo.processing import item_digest
+from shmstore import CacheMissError
 from shmstore.multimodal import (
     BaseMultiModalReceiverCache,
     MultiModalFeatureSpec,

@@ -25,13 +25,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from shmstore.cli.demo.api import api_process
-from shmstore.cli.demo.images import ImageError
-from shmstore.cli.demo.messages import Failure, Halfway, Killed, Link, Progress
-from shmstore.cli.demo.modes import MODES
-from shmstore.cli.demo.processes import engine_process, worker_process
-from shmstore.cli.demo.processing import PictureSource
-from shmstore.cli.demo.records import KILLABLE, DemoReport, RunSettings
+from examples.demo.api import api_process
+from examples.demo.images import ImageError
+from examples.demo.messages import Failure, Halfway, Killed, Link, Progress
+from examples.demo.modes import MODES
+from examples.demo.processes import engine_process, worker_process
+from examples.demo.processing import PictureSource
+from examples.demo.records import KILLABLE, DemoReport, RunSettings
 
 SHM = Path("/dev/shm")
 GRACE_S = 30.0
@@ -145,7 +145,7 @@ def start_one(context: SpawnContext, name: str, target: Any, arguments: tuple[An
     """Start a process with these arguments and its end of a status pipe, and append it to `children`."""
     status, childs_end = context.Pipe(duplex=False)
     try:
-        process = context.Process(target=target, args=(*arguments, childs_end), name=f"shmstore demo: {name}")
+        process = context.Process(target=target, args=(*arguments, childs_end), name=f"demo: {name}")
         process.start()
     except BaseException:
         status.close()

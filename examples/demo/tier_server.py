@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
-from shmstore.cli.demo.network import Network, two_hosts
-from shmstore.cli.demo.servers import MooncakeServers, end, free_port, redis_server
-from shmstore.cli.demo.supervisor import DemoError
+from examples.demo.network import Network, two_hosts
+from examples.demo.servers import MooncakeServers, end, free_port, redis_server
+from examples.demo.supervisor import DemoError
 from shmstore.errors import TierError
 from shmstore.tiers import open_tier
 
