@@ -356,7 +356,7 @@ def test_damage_is_found_at_full_speed() -> None:
 
 def test_words_are_where_this_test_believes() -> None:
     assert struct.calcsize("<Q") == 8
-    assert (64, 176, 3136 + mmap.PAGESIZE) == (SLOT["put_ns"] + 8, FIELDS["data_at"], FIELDS["drops"])
+    assert (64, 160, 3136 + mmap.PAGESIZE) == (SLOT["put_ns"] + 8, FIELDS["data_at"], FIELDS["drops"])
 
 
 @pytest.mark.parametrize("objects", [3, 3000], ids=["findings that fit a buffer", "findings that do not"])
