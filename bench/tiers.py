@@ -140,8 +140,8 @@ def resp(memory: Memory, end: ExitStack) -> Iterator[Way]:
 def mooncake(memory: Memory, end: ExitStack) -> Iterator[Way]:
     from mooncake.store import MooncakeDistributedStore
 
-    from examples.demo.servers import LOOPBACK, MooncakeServers, missing_for_mooncake
     from shmstore.tiers.mooncake import MooncakeTier
+    from tests.fleet.servers import LOOPBACK, MooncakeServers, missing_for_mooncake
 
     if reason := missing_for_mooncake():
         raise ImportError(reason)

@@ -9,8 +9,6 @@
     api         the API process: it processes, sends, retries and measures
     processes   the engine process and a worker process
     supervisor  starts the processes, watches them, and leaves nothing behind
-    network     two hosts on one machine, for a fleet; `tier_server` and `servers` start the tier between them
-    fleet       several servers, engines and hosts, with their processes (`fleet_processes`)
     report      figures -> a table
     main        the command
 

@@ -17,14 +17,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from examples.demo import messages
-from examples.demo.fleet import FLEET_MODES, HOST_MODES, SHARED, run_fleet
 from examples.demo.images import SHIPPING_PACKAGES, ImageError, folder_photographs, shipped_photographs
 from examples.demo.modes import MODES
 from examples.demo.processing import PROCESSING_PACKAGES, PhotographSource, PictureSource, usable_photographs
-from examples.demo.records import HOSTS, KILLABLE, MAX_WORKERS, TIER, DemoReport, FleetReport, RunSettings
-from examples.demo.report import print_fleet, print_report
+from examples.demo.records import KILLABLE, MAX_WORKERS, DemoReport, RunSettings
+from examples.demo.report import print_report
 from examples.demo.supervisor import DemoError, Observer, run_mode
-from examples.demo.tier_server import SERVERS
 from shmstore.cli.command import (
     EXIT_OK,
     EXIT_USAGE,
@@ -33,10 +31,9 @@ from shmstore.cli.command import (
     positive_argument,
     size_argument,
 )
-from shmstore.cli.commands.common import TIER_VARIABLE, add_json, print_json, shown, tier_url
+from shmstore.cli.commands.common import add_json, print_json, shown
 
 ALL = "all"
-MAX_FLEET = 16
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
@@ -82,30 +79,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number_argument(int, 1, MAX_WORKERS),
         default=2,
         metavar="N",
-        help=f"worker processes of each engine, of some 150 MB each (default 2, at most {MAX_WORKERS})",
-    )
-    for option, what in (("--api-servers", "API servers"), ("--engines", "engines")):
-        parser.add_argument(
-            option,
-            type=number_argument(int, 1, MAX_FLEET),
-            default=1,
-            metavar="N",
-            help=f"{what}, over which requests are dealt at random (default 1, at most {MAX_FLEET}); with several, it "
-            "compares one store for all with a store for each server and with pickle",
-        )
-    parser.add_argument(
-        "--hosts",
-        type=int,
-        choices=range(1, len(HOSTS) + 1),
-        default=1,
-        help="hosts, each with a store, servers and engines of its own (default 1); the second one gets the images "
-        "after the first, without a tier and with one",
-    )
-    parser.add_argument(
-        "--tier",
-        metavar="URL",
-        help=f"the tier of two hosts, such as redis://HOST:PORT; {' and '.join(SERVERS)} start servers, and where it "
-        f"is allowed a network namespace for each host (default: {TIER_VARIABLE}, or a temporary folder)",
+        help=f"worker processes, of some 150 MB each (default 2, at most {MAX_WORKERS})",
     )
     parser.add_argument(
         "--capacity",
@@ -128,10 +102,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--kill",
-        metavar="PROCESS",
+        choices=KILLABLE,
         help=f"kill this process halfway, start all again, and show that the store kept every hit (mode shm only): "
-        f"{', '.join(KILLABLE)}; with several servers or engines, such as api:2, only its successor is started; "
-        f"with two hosts {TIER}, whose servers --tier {' or '.join(SERVERS)} has started",
+        f"{', '.join(KILLABLE)}",
     )
     parser.add_argument(
         "--images",
@@ -151,23 +124,9 @@ def _run(arguments: argparse.Namespace) -> int:
         seed=arguments.seed,
         in_flight=arguments.in_flight,
         kill=arguments.kill,
-        api_servers=arguments.api_servers,
-        engines=arguments.engines,
-        hosts=arguments.hosts,
-        tier=tier_url(arguments.tier) if arguments.hosts > 1 else arguments.tier,
     )
-    if settings.kill and (problem := _misfit(arguments, settings)):
+    if settings.kill and (problem := _misfit(arguments)):
         return complain(f"--kill {settings.kill} {problem}", EXIT_USAGE)
-    if settings.is_fleet and arguments.mode != ALL:
-        return complain(f"--mode {arguments.mode} is for one API server and one engine: leave it out", EXIT_USAGE)
-    if settings.tier is not None and settings.hosts == 1:
-        return complain("--tier is between hosts: use --hosts 2", EXIT_USAGE)
-    if settings.tier is not None and settings.tier not in SERVERS and settings.tier.isalnum():
-        words = ", ".join(SERVERS)
-        return complain(f"--tier must be {words} or a URL, not {settings.tier!r}", EXIT_USAGE)
-    if settings.workers * settings.engines * settings.hosts > MAX_WORKERS:
-        product = "--workers times --engines" + (" times --hosts" if settings.hosts > 1 else "")
-        return complain(f"{product} must be at most {MAX_WORKERS}", EXIT_USAGE)
     try:
         paths = folder_photographs(arguments.images) if arguments.images else None
         needed = PROCESSING_PACKAGES if paths else PROCESSING_PACKAGES + SHIPPING_PACKAGES
@@ -183,25 +142,11 @@ def _run(arguments: argparse.Namespace) -> int:
         return complain("interrupted", EXIT_INTERRUPTED)
     mode = "shm" if settings.kill else arguments.mode
     modes = tuple(MODES) if mode == ALL else (mode,)
-    if settings.hosts > 1:
-        modes = tuple(HOST_MODES)
-    elif settings.is_fleet:
-        modes = (SHARED,) if settings.kill else tuple(FLEET_MODES)
     return execute(settings, PhotographSource(paths), modes=modes, as_json=arguments.json)
 
 
-def _misfit(arguments: argparse.Namespace, settings: RunSettings) -> str | None:
+def _misfit(arguments: argparse.Namespace) -> str | None:
     """Return which option does not go with --kill, and what to do; None if all do."""
-    if settings.hosts > 1:
-        started = f"--tier {' or '.join(SERVERS)}"
-        if arguments.kill != TIER:
-            return f"is not for two hosts: use --kill {TIER} {started}"
-        return None if settings.tier in SERVERS else f"needs servers that the demo has started: use {started}"
-    kind, colon, number = arguments.kill.partition(":")
-    there = {"api": settings.api_servers, "engine": settings.engines, "worker": settings.engines * settings.workers}
-    if kind not in there or (colon and (not settings.is_fleet or number not in map(str, range(there[kind])))):
-        known = [f"{name}:0 to {name}:{n - 1}" if settings.is_fleet and n > 1 else name for name, n in there.items()]
-        return f"needs a process of this run: use {', '.join(known)}"
     if arguments.mode not in (ALL, "shm"):
         return f"needs the mode whose items survive, not --mode {arguments.mode}: use --mode shm"
     if arguments.capacity is not None:
@@ -238,8 +183,7 @@ def execute(
     """
     try:
         with _terminated_as_interrupted(), _progress_bar() as bar:
-            start = run_fleet if settings.is_fleet else run
-            report: DemoReport | FleetReport = start(settings, source, modes=modes, observer=observer or bar)
+            report = run(settings, source, modes=modes, observer=observer or bar)
     except ImageError as error:
         return complain(error, EXIT_USAGE)
     except DemoError as error:
@@ -250,8 +194,6 @@ def execute(
         return complain("interrupted", EXIT_INTERRUPTED)
     if as_json:
         print_json(report.as_json())
-    elif isinstance(report, FleetReport):
-        print_fleet(report, Console())
     else:
         print_report(report, Console())
     return EXIT_OK if report.ok else EXIT_WRONG

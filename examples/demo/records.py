@@ -6,19 +6,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from examples.demo.memory import Memory
-from shmstore.tiers import TierStats
 
 SHARE_OF_DATA = 0.6
 """The default capacity, as a share of the bytes of all distinct items; it is too small for them by design."""
 MEGABYTE = 1_000_000
 MAX_WORKERS = 64
 """A store allows more, but here each worker is a process with its own interpreter and torch, some 150 MB."""
-SHOWN_SETTINGS = ("workers", "rounds", "seed", "in_flight", "kill", "api_servers", "engines", "hosts")
+SHOWN_SETTINGS = ("workers", "rounds", "seed", "in_flight", "kill")
 KILLABLE = ("api", "engine", "worker")
-"""The processes that a run can kill, in the order in which they start; the first of each, if none is named."""
-TIER = "tier"
-"""What a run of two hosts can kill, and its mode with a tier."""
-HOSTS = ("host 1", "host 2")
+"""The processes that a run can kill, in the order in which they start; of the workers, the first."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,6 @@ class RunSettings:
     """The settings of a run, which are the same for each mode."""
 
     workers: int = 2
-    """Workers of each engine."""
     capacity: int | None = None
     """Bytes of items that each mode may keep; None: see `default_capacity`."""
     rounds: int = 5
@@ -48,101 +43,10 @@ class RunSettings:
     in_flight: int = 4
     """Requests of one step; all of them are sent before the first one is reported."""
     kill: str | None = None
-    """The process to kill when half of the requests are answered: one of `KILLABLE`, of several with its number.
+    """The process to kill when half of the requests are answered: one of `KILLABLE`.
 
-    New processes send the other half; of several servers or engines, the others go on. With two hosts it is `TIER`,
-    when the second host has requested half of the images."""
+    New processes send the other half."""
     faults: Faults = field(default_factory=Faults)
-    api_servers: int = 1
-    """Of each host. With more than one of these or of `engines` the modes are those of `FLEET_MODES`."""
-    engines: int = 1
-    """Of each host."""
-    hosts: int = 1
-    """With two, each has a store of its own, and the modes are those of `HOST_MODES`."""
-    tier: str | None = None
-    """A URL, or a server that the demo starts; None: a temporary folder."""
-
-    @property
-    def is_fleet(self) -> bool:
-        """Whether there are several servers, engines or hosts."""
-        return max(self.api_servers, self.engines, self.hosts) > 1
-
-
-@dataclass(frozen=True)
-class FleetFigures:
-    """What one mode of several servers did; of two hosts, on one of them."""
-
-    requests: int
-    processed: int
-    """Times that the image processor ran."""
-    stored_bytes: int
-    """Bytes of tensors that the servers put into their caches."""
-    sent_bytes: int
-    """Bytes that went through pipes with the requests."""
-    latency_median_us: float
-    """From the lookup in the server's cache until the last worker of the engine has the tensors."""
-    latency_p99_us: float
-    first_median_ms: float
-    """The same for the first request of each image, with the time to process it, or to bring it from a tier."""
-    checked: int
-    """Items compared byte for byte, counted for each worker."""
-    mismatches: int
-    dealt_again: int
-    """Requests that were lost with a process, and dealt again."""
-    total_s: float
-    """Wall time of all requests, with processing and checking."""
-    tier: TierStats = field(default_factory=TierStats)
-    """Of all servers together."""
-    processing_ms: float | None = None
-    """Median of the time that a request waited for an image that was then processed; None if there was none."""
-    fetching_ms: float | None = None
-    """The same for an image that came from a tier."""
-    longest_ms: float = 0.0
-    """The longest time that a request waited for its image."""
-
-
-@dataclass(frozen=True)
-class Successor:
-    """The process that took the place of a killed one."""
-
-    recovered: int
-    """Objects in the part of the store that a server took over."""
-    back_s: float
-    """From the kill until requests were dealt to it."""
-
-
-@dataclass(frozen=True)
-class FleetReport:
-    """The figures of several servers and engines, in each mode and on each host."""
-
-    settings: RunSettings
-    distinct_items: int
-    distinct_bytes: int
-    capacity: int
-    """Bytes of items that each server may keep."""
-    modes: dict[str, FleetFigures]
-    successor: Successor | None = None
-    network: str = ""
-    """With two hosts: a sentence on how they reach the tier."""
-    tier: str = ""
-    """Its URL, without what may be a password."""
-
-    @property
-    def processed_again(self) -> int:
-        """Times that the second host has processed an image although a tier was there that had it."""
-        there = self.modes.get(f"{TIER}, {HOSTS[1]}")
-        return 0 if there is None or self.settings.kill else there.processed
-
-    @property
-    def ok(self) -> bool:
-        """Whether every byte that a worker checked was right, and no host did what a tier should have saved."""
-        return not self.processed_again and all(figures.mismatches == 0 for figures in self.modes.values())
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the report as values that `json.dumps` takes."""
-        values = asdict(self)
-        settings = values.pop("settings")
-        return {"ok": self.ok, **{name: settings[name] for name in SHOWN_SETTINGS}, **values}
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from examples.demo.fleet import APART, FLEET_MODES, HOST_MODES
 from examples.demo.memory import Memory
 from examples.demo.modes import MODES
-from examples.demo.records import (
-    HOSTS,
-    MEGABYTE,
-    SHARE_OF_DATA,
-    TIER,
-    DemoReport,
-    FleetFigures,
-    FleetReport,
-    ModeFigures,
-    Restart,
-)
-from examples.demo.tier_server import TIMEOUT_S
+from examples.demo.records import MEGABYTE, SHARE_OF_DATA, DemoReport, ModeFigures, Restart
 
 _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),
@@ -96,120 +83,6 @@ def print_report(report: DemoReport, console: Console) -> None:
     )
     for mode, figures in report.modes.items():
         _print_wrong(mode, figures, console)
-
-
-_Rows: TypeAlias = tuple[tuple[str, Callable[[FleetFigures], float | None], str], ...]
-_FLEET_ROWS: _Rows = (
-    ("images processed", lambda figures: figures.processed, ",d"),
-    ("bytes stored, MB", lambda figures: figures.stored_bytes / MEGABYTE, ",.1f"),
-    ("sent between processes, MB", lambda figures: figures.sent_bytes / MEGABYTE, ",.1f"),
-    ("server to last worker, median µs", lambda figures: figures.latency_median_us, ",.0f"),
-    ("server to last worker, p99 µs", lambda figures: figures.latency_p99_us, ",.0f"),
-    ("an image's first request, median ms", lambda figures: figures.first_median_ms, ",.1f"),
-    ("wall time, all included, s", lambda figures: figures.total_s, ",.2f"),
-    ("requests dealt again", lambda figures: figures.dealt_again, ",d"),
-    ("checked byte for byte", lambda figures: figures.checked, ",d"),
-    ("wrong", lambda figures: figures.mismatches, ",d"),
-)
-_HOST_ROWS: _Rows = (
-    ("requests", lambda figures: figures.requests, ",d"),
-    ("images processed", lambda figures: figures.processed, ",d"),
-    ("  wait for each, median ms", lambda figures: figures.processing_ms, ",.1f"),
-    ("images fetched from the tier", lambda figures: figures.tier.hits, ",d"),
-    ("  wait for each, median ms", lambda figures: figures.fetching_ms, ",.1f"),
-    ("  together, MB", lambda figures: figures.tier.hit_bytes / MEGABYTE, ",.1f"),
-    ("longest wait for an image, ms", lambda figures: figures.longest_ms, ",.1f"),
-    ("offered to the tier, MB", lambda figures: figures.tier.offered_bytes / MEGABYTE, ",.1f"),
-    ("calls of the tier that failed", lambda figures: figures.tier.errors, ",d"),
-    ("calls left out after that", lambda figures: figures.tier.skipped, ",d"),
-    *(row for row in _FLEET_ROWS if row[0].startswith(("server to", "wall time"))),
-    ("images compared byte for byte", lambda figures: figures.checked, ",d"),
-    ("  of these wrong", lambda figures: figures.mismatches, ",d"),
-)
-
-
-def print_fleet(report: FleetReport, console: Console) -> None:
-    """Print the modes of several servers or hosts side by side, and what became of a killed process."""
-    settings = report.settings
-    hosts = settings.hosts > 1
-    console.print(
-        f"{report.distinct_items} images, {report.distinct_bytes / MEGABYTE:.0f} MB, "
-        f"{report.capacity / MEGABYTE:.0f} MB for each server's cache; {settings.rounds} rounds, "
-        f"{settings.in_flight} in flight, dealt at random over {_counted(settings.api_servers, 'API server')} and "
-        f"{_counted(settings.engines, 'engine')} of {_counted(settings.workers, 'worker')}"
-        f"{' on each of two hosts' if hosts else ''}",
-        highlight=False,
-    )
-    table = Table()
-    table.add_column("")
-    for mode in report.modes:
-        table.add_column(mode.replace(", ", ",\n"), justify="right")
-    for label, value, form in _HOST_ROWS if hosts else _FLEET_ROWS:
-        values = [value(figures) for figures in report.modes.values()]
-        table.add_row(label, *("-" if one is None else format(one, form) for one in values))
-    console.print(table)
-    for mode, summary in (FLEET_MODES | HOST_MODES).items():
-        if any(name.partition(", ")[0] == mode for name in report.modes):
-            console.print(f"{mode}: {summary}", style="dim", highlight=False)
-    if report.successor is not None:
-        recovered = report.successor.recovered
-        found = f" and found {recovered} objects in its part of the store" if recovered else ""
-        console.print(
-            f"Halfway, SIGKILL ended one process ({settings.kill}), and the others went on. Its successor was there "
-            f"after {report.successor.back_s:.2f} s{found}. What the dead one had "
-            "not answered is not counted.",
-            highlight=False,
-        )
-    if hosts:
-        _print_hosts(report, console)
-    console.print(
-        'Each image is requested once a round. "Server to last worker" runs from the lookup in the server\'s cache '
-        "until the last worker of the engine has the tensors; it excludes processing and checking. "
-        + (
-            "What a request waited for its image comes before that: a lookup, and a tier or the processor."
-            if hosts
-            else "An image's first request also has what the server waited for the item."
-        ),
-        style="dim",
-        highlight=False,
-    )
-    for mode, figures in report.modes.items():
-        if figures.mismatches:
-            message = f"{mode}: {figures.mismatches} of {figures.checked} arrived wrong"
-            console.print(Text(message, style="bold red"))
-
-
-def _print_hosts(report: FleetReport, console: Console) -> None:
-    for mode, words in ((APART, "Without a tier"), (TIER, "With the tier")):
-        if figures := report.modes.get(f"{mode}, {HOSTS[1]}"):
-            fetched = f" and fetched {figures.tier.hits}, {figures.tier.hit_bytes / MEGABYTE:.0f} MB" * (mode == TIER)
-            console.print(
-                f"{words} host 2 processed {figures.processed} of {report.distinct_items} images{fetched}.",
-                highlight=False,
-            )
-    if report.processed_again:
-        message = f"Host 2 has processed {report.processed_again} images that the tier should have had."
-        console.print(Text(message, style="bold red"))
-    checked = sum(figures.checked for figures in report.modes.values())
-    wrong = sum(figures.mismatches for figures in report.modes.values())
-    nbytes = len(report.modes) * report.settings.rounds * report.settings.workers * report.distinct_bytes
-    console.print(
-        "Each worker compared every byte of each image that it got with what the image processor gives, by SHA-256: "
-        f"{checked:,d} images, {nbytes / MEGABYTE:,.0f} MB, {wrong} wrong.\n"
-        f"The tier was {report.tier}. {report.network} Host 2 got its requests when host 1 had answered all of its "
-        "own, and when the tier had all that host 1 had offered (write-behind).",
-        highlight=False,
-    )
-    if report.settings.kill:
-        console.print(
-            "When host 2 had requested half of the images, SIGKILL ended the tier's servers. The requests went on, and "
-            f"host 2 processed the other images. A call of the tier may take {TIMEOUT_S} s here, and 1 s by default.",
-            highlight=False,
-        )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count > 1)}"
 
 
 def _print_restart(report: DemoReport, restart: Restart, console: Console) -> None:

@@ -115,7 +115,7 @@ def test_every_mode_delivers_every_byte_under_pressure_and_says_in_json_what_it_
     payload = 4 * sum(sizes)
     assert (status, captured.err) == (0, "")
     assert report["ok"] is True
-    assert asdict(settings) == {"faults": asdict(Faults()), "tier": None} | {
+    assert asdict(settings) == {"faults": asdict(Faults())} | {
         name: report[name] for name in asdict(settings) if name in report
     }
     assert (report["distinct_items"], report["distinct_bytes"] * 4) == (9, payload)
@@ -649,8 +649,7 @@ def test_a_missing_extra_is_one_line_that_names_it(
         ["--capacity", "0"],
         ["--no-such-option"],
         ["--mode", "pickle"],
-        ["--api-servers", "0"],
-        ["--engines", "17"],
+        ["--kill", "tier"],
     ],
 )
 def test_a_usage_error_is_exit_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

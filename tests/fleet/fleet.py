@@ -26,22 +26,9 @@ from statistics import median
 from typing import Any
 
 from examples.demo.api import SHARE_OF_SHM, percentile, request_order, room_for_all
-from examples.demo.fleet_processes import (
-    Answer,
-    Attach,
-    Deal,
-    Flush,
-    Known,
-    Open,
-    Opened,
-    engine_process,
-    server_process,
-    worker_process,
-)
 from examples.demo.images import ImageError
 from examples.demo.messages import Failure, Link, PeerLostError, Progress, Signal
 from examples.demo.processing import PictureSource
-from examples.demo.records import HOSTS, TIER, FleetFigures, FleetReport, RunSettings, Successor
 from examples.demo.supervisor import (
     SHM,
     Child,
@@ -53,39 +40,45 @@ from examples.demo.supervisor import (
     next_message,
     start_one,
 )
-from examples.demo.tier_server import DemoTier, demo_tier
 from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.tiers import TierStats
 from shmstore.tiers.urls import shown_url
+from tests.fleet.fleet_processes import (
+    Answer,
+    Attach,
+    Deal,
+    Flush,
+    Known,
+    Open,
+    Opened,
+    engine_process,
+    server_process,
+    worker_process,
+)
+from tests.fleet.records import HOSTS, TIER, FleetFigures, FleetReport, FleetSettings, Successor
+from tests.fleet.tier_server import FleetTier, fleet_tier
 
 _GIB, _MIB = 1 << 30, 1 << 20
 _FLUSH_S = 60.0
 """How long the second host waits for the write-behind of the first one."""
 
 PICKLE, OWN, SHARED = "pickle", "own", "shared"
-FLEET_MODES = {
-    PICKLE: "each server keeps the items that it has processed, and pickles them through every pipe",
-    OWN: "each server has a store of its own; a reference through the pipes",
-    SHARED: "one store for all servers and engines; a reference through the pipes",
-}
-"""Every mode of several servers, in the order of runs and reports."""
+FLEET_MODES = (PICKLE, OWN, SHARED)
+"""Each server pickles the items that it keeps through every pipe; has a store of its own; or all have one store."""
 APART = "no tier"
-HOST_MODES = {
-    APART: "each host has a store of its own, and nothing else",
-    TIER: "each host offers its items to a tier, and asks it before it processes an image",
-}
-"""Every mode of two hosts, in the order of runs and reports."""
+HOST_MODES = (APART, TIER)
+"""Each host has a store and nothing else; or offers its items to a tier, and asks it before it processes an image."""
 
 
 def run_fleet(
-    settings: RunSettings, source: PictureSource, *, modes: Sequence[str] = tuple(FLEET_MODES), observer: Observer
+    settings: FleetSettings, source: PictureSource, *, modes: Sequence[str] = FLEET_MODES, observer: Observer
 ) -> FleetReport:
     """Run the same requests in each of `modes`, and return the figures.
 
     Raises `DemoError` if a process failed or died, and `ImageError` if the images are to blame. When it returns or
     raises, all processes are reaped and no segment is left.
     """
-    with demo_tier(settings.tier) if settings.hosts > 1 else nullcontext() as tier:
+    with fleet_tier(settings.tier) if settings.hosts > 1 else nullcontext() as tier:
         fleet = _Fleet(settings, source, tier, observer)
         clean = False
         try:
@@ -105,7 +98,9 @@ def run_fleet(
 class _Fleet:
     """The processes of one run, and what each of them is doing."""
 
-    def __init__(self, settings: RunSettings, source: PictureSource, tier: DemoTier | None, observer: Observer) -> None:
+    def __init__(
+        self, settings: FleetSettings, source: PictureSource, tier: FleetTier | None, observer: Observer
+    ) -> None:
         self._settings = settings
         self._tier = tier
         self._n_servers, self._n_engines = settings.hosts * settings.api_servers, settings.hosts * settings.engines

@@ -1,4 +1,4 @@
-"""The demo with two hosts: real processes, a tier between them, and its server killed."""
+"""Two hosts: real processes, a tier between them, and its server killed."""
 
 from __future__ import annotations
 
@@ -10,24 +10,22 @@ import subprocess
 import sys
 import time
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from examples.demo import servers
-from examples.demo.fleet import APART, HOST_MODES
-from examples.demo.main import execute, main
-from examples.demo.network import Network, two_hosts
 from examples.demo.processing import item_bytes
-from examples.demo.records import HOSTS, MEGABYTE, TIER, FleetFigures, FleetReport, RunSettings
 from examples.demo.supervisor import DemoError
-from examples.demo.tier_server import demo_tier
 from shmstore.errors import TierError
-from shmstore.tiers import TierStats, open_tier
+from shmstore.tiers import open_tier
 from tests.demo.items import NotedItems, RandomItems
-from tests.demo.test_demo import _leaves_nothing_behind, needs_extra
-from tests.demo.test_fleet import ROWS, run_json
+from tests.demo.test_demo import _leaves_nothing_behind
+from tests.fleet import servers
+from tests.fleet.fleet import HOST_MODES
+from tests.fleet.network import Network, two_hosts
+from tests.fleet.records import HOSTS, TIER, FleetSettings
+from tests.fleet.test_fleet import ROWS, run
+from tests.fleet.tier_server import fleet_tier
 from tests.support import children
 
 assert _leaves_nothing_behind  # a fixture of every test here, too
@@ -43,13 +41,13 @@ needs_mooncake = pytest.mark.skipif(
 
 
 def test_the_second_host_processes_nothing_that_the_first_has_and_a_tier_that_stays_is_empty(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
 ) -> None:
     source = NotedItems(rows=ROWS, notes=tmp_path / "processed")
     folder = tmp_path / "tier"
     folder.mkdir()
-    settings = RunSettings(workers=1, rounds=2, api_servers=2, hosts=2, tier=f"file://{folder}")
-    report, modes = run_json(settings, source, tuple(HOST_MODES), capfd)
+    settings = FleetSettings(workers=1, rounds=2, api_servers=2, hosts=2, tier=f"file://{folder}")
+    modes = run(settings, source, *HOST_MODES).modes
     assert [f"{mode}, {host}" for mode in HOST_MODES for host in HOSTS] == list(modes)
     for figures in modes.values():
         assert (16, 16, 0, 0) == (figures.requests, figures.checked, figures.mismatches, figures.dealt_again)
@@ -58,7 +56,7 @@ def test_the_second_host_processes_nothing_that_the_first_has_and_a_tier_that_st
     assert [SIZE, SIZE, SIZE, 0] == [figures.stored_bytes for figures in modes.values()]
     names = ("hits", "hit_bytes", "misses", "offered", "offered_bytes", "errors")
     assert [(0, 0, 8, 8, SIZE, 0), (8, SIZE, 0, 0, 0, 0)] == [
-        tuple(report["modes"][f"{TIER}, {host}"]["tier"][name] for name in names) for host in HOSTS
+        tuple(getattr(modes[f"{TIER}, {host}"].tier, name) for name in names) for host in HOSTS
     ]
     assert 8 + sum(figures.processed for figures in modes.values()) == len(source.notes.read_text().split())
     assert [] == list(folder.rglob("*.shmstore"))
@@ -66,7 +64,7 @@ def test_the_second_host_processes_nothing_that_the_first_has_and_a_tier_that_st
 
 def test_without_a_tier_it_makes_a_folder_and_removes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with demo_tier(None) as tier:
+    with fleet_tier(None) as tier:
         assert "nothing goes over a network" in tier.network.words
         with closing(open_tier(tier.url)) as opened:
             opened.offer("key", [memoryview(b"value")], {})
@@ -78,21 +76,20 @@ SERVED = [pytest.param("redis", marks=needs_redis), pytest.param("mooncake", mar
 
 
 @pytest.mark.parametrize("tier", SERVED)
-def test_every_request_is_served_when_the_tier_is_killed(tier: str, capfd: pytest.CaptureFixture[str]) -> None:
-    settings = RunSettings(workers=1, rounds=2, hosts=2, tier=tier, kill="tier")
-    report, modes = run_json(settings, RandomItems(rows=ROWS), (TIER,), capfd)
-    first, second = modes.values()
+def test_every_request_is_served_when_the_tier_is_killed(tier: str) -> None:
+    settings = FleetSettings(workers=1, rounds=2, hosts=2, tier=tier, kill=TIER)
+    report = run(settings, RandomItems(rows=ROWS), TIER)
+    first, second = report.modes.values()
     assert (16, 16, 16, 16) == (first.requests, first.checked, second.requests, second.checked)
     assert (0, 0) == (first.mismatches, second.mismatches)
-    figures = report["modes"][f"{TIER}, {HOSTS[1]}"]["tier"]
-    assert 8 == second.processed + figures["hits"], "what the tier does not give any more is processed"
+    assert 8 == second.processed + second.tier.hits, "what the tier does not give any more is processed"
     assert 0 < second.processed < 8
-    assert 0 < figures["errors"]
+    assert 0 < second.tier.errors
     assert first.fetching_ms is None
     assert second.fetching_ms is not None
     assert 0 < second.fetching_ms < second.longest_ms
-    assert ("namespace" in report["network"]) != ("loopback" in report["network"])
-    assert report["tier"].startswith(f"{tier}://")
+    assert ("namespace" in report.network) != ("loopback" in report.network)
+    assert report.tier.startswith(f"{tier}://")
 
 
 @pytest.mark.parametrize("cable", [True, False], ids=["cable", "loopback"])
@@ -101,9 +98,9 @@ def test_the_servers_of_a_tier_serve_the_second_host_and_end_at_the_kill_and_at_
     tier: str, cable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cable:
-        monkeypatch.setattr("examples.demo.tier_server.two_hosts", lambda: nullcontext(Network("Loopback.")))
+        monkeypatch.setattr("tests.fleet.tier_server.two_hosts", lambda: nullcontext(Network("Loopback.")))
     for killed in (False, True):
-        with demo_tier(tier) as served:
+        with fleet_tier(tier) as served:
             started = children()
             with served.network.entered(1), closing(open_tier(served.url)) as opened:
                 opened.offer("key", [memoryview(b"value"), memoryview(bytes(1 << 20))], {})
@@ -119,10 +116,10 @@ def test_the_servers_of_a_tier_serve_the_second_host_and_end_at_the_kill_and_at_
 
 
 @pytest.mark.parametrize("tier", SERVED)
-def test_the_servers_of_a_tier_end_with_a_demo_that_is_killed(tier: str) -> None:
+def test_the_servers_of_a_tier_end_with_the_process_that_started_them(tier: str) -> None:
     program = (
-        "import sys; from examples.demo.tier_server import demo_tier; from tests.support import children\n"
-        "with demo_tier(sys.argv[1]): print(*children(), flush=True); sys.stdin.read()"
+        "import sys; from tests.fleet.tier_server import fleet_tier; from tests.support import children\n"
+        "with fleet_tier(sys.argv[1]): print(*children(), flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(
         [sys.executable, "-c", program, tier], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -145,13 +142,12 @@ def lives(pid: int) -> bool:
 
 
 def test_what_is_missing_is_a_line_that_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def said(tier: str) -> str:
-        assert 1 == execute(RunSettings(hosts=2, tier=tier), RandomItems(rows=()), modes=(TIER,))
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith(f"demo: --tier {tier}: ")
-        return line
+        with pytest.raises(DemoError, match=f"^tier {tier}: ") as caught:
+            run(FleetSettings(hosts=2, tier=tier), RandomItems(rows=()), TIER)
+        return str(caught.value)
 
     monkeypatch.setenv("PATH", "")
     assert "install Debian's package redis-server, or Valkey" in said("redis")
@@ -173,91 +169,10 @@ def test_a_server_that_does_not_get_ready_is_gone_and_its_last_words_are_said(mo
     assert before == children()
 
 
-@pytest.mark.parametrize(
-    ("tier", "said"), [("redis://127.0.0.1:1", "--tier: "), ("nothing://here", "--tier: the URL of a tier must start")]
-)
-def test_a_tier_that_is_not_there_ends_it_before_it_starts(
-    tier: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 1 == execute(RunSettings(hosts=2, tier=tier), RandomItems(rows=()), modes=(TIER,))
-    assert capsys.readouterr().err.startswith(f"demo: {said}")
-
-
-def test_images_that_are_processed_again_are_a_failure_unless_the_tier_was_killed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    every = FleetFigures(9, 3, 100, 10, 1.0, 2.0, 3.0, 18, 0, 0, 0.5, processing_ms=21.0)
-    figures = {f"{mode}, {host}": every for mode in HOST_MODES for host in HOSTS}
-    figures[f"{TIER}, {HOSTS[1]}"] = replace(every, tier=TierStats(hits=2, hit_bytes=5 * MEGABYTE), fetching_ms=4.5)
-    for kill, status in ((None, 1), ("tier", 0)):
-        report = FleetReport(
-            RunSettings(hosts=2, kill=kill),
-            3,
-            20 * MEGABYTE,
-            1000,
-            figures,
-            network="Somewhere.",
-            tier="redis://192.0.2.1:7",
-        )
-        monkeypatch.setattr("examples.demo.main.run_fleet", lambda *_, report=report, **__: report)
-        assert status == execute(report.settings, RandomItems(rows=()))
-        lines = capsys.readouterr().out.splitlines()
-        said = " ".join(" ".join(lines).split())
-        assert ("Host 2 has processed 3 images that the tier should have had." in said) == (kill is None)
-        assert ("SIGKILL ended the tier's servers" in said) == (kill is not None)
-        assert "Without a tier host 2 processed 3 of 3 images. " in said
-        assert "With the tier host 2 processed 3 of 3 images and fetched 2, 5 MB. " in said
-        assert "by SHA-256: 72 images, 800 MB, 0 wrong. The tier was redis://192.0.2.1:7. Somewhere. " in said
-        assert "1 API server and 1 engine of 2 workers on each" in said
-        cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
-        assert ["wait for each, median ms", "21.0", "21.0", "21.0", "21.0"] in cells
-        assert ["wait for each, median ms", "-", "-", "-", "4.5"] in cells
-        assert all(summary in said for summary in HOST_MODES.values())
-        assert f"{APART}, {HOSTS[0]}" not in said, "the heading of a column has two lines"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--tier", "redis"], "--tier is between hosts: use --hosts 2"),
-        (["--hosts", "3"], "invalid choice"),
-        (["--hosts", "2", "--mode", "shm"], "leave it out"),
-        (["--hosts", "2", "--workers", "33"], "--workers times --engines times --hosts must be at most 64"),
-        (
-            ["--hosts", "2", "--kill", "api"],
-            "--kill api is not for two hosts: use --kill tier --tier redis or mooncake",
-        ),
-        *(
-            (
-                ["--hosts", "2", "--kill", "tier", *tier],
-                "--kill tier needs servers that the demo has started: use --tier",
-            )
-            for tier in ([], ["--tier", "redis://host"])
-        ),
-        (["--hosts", "2", "--tier", "foo"], "--tier must be redis, mooncake or a URL, not 'foo'"),
-        (["--kill", "tier"], "--kill tier needs a process of this run: use api, engine, worker"),
-    ],
-)
-def test_options_that_do_not_go_with_hosts_are_a_usage_error(
-    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert 2 == main([*arguments])
-    assert said in capsys.readouterr().err
-
-
-@needs_extra
-def test_the_command_runs_both_modes_of_two_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def execute_(settings: RunSettings, source: object, **options: object) -> int:
-        assert (2, "redis", "tier", tuple(HOST_MODES)) == (
-            settings.hosts,
-            settings.tier,
-            settings.kill,
-            options["modes"],
-        )
-        return 7
-
-    monkeypatch.setattr("examples.demo.main.execute", execute_)
-    assert 7 == main(["--hosts", "2", "--tier", "redis", "--kill", "tier"])
+@pytest.mark.parametrize(("tier", "said"), [("redis://127.0.0.1:1", "tier: "), ("nothing://here", "must start")])
+def test_a_tier_that_is_not_there_ends_it_before_it_starts(tier: str, said: str) -> None:
+    with pytest.raises(DemoError, match=said):
+        run(FleetSettings(hosts=2, tier=tier), RandomItems(rows=()), TIER)
 
 
 def namespace() -> str:

@@ -9,7 +9,7 @@ import tempfile
 
 import pytest
 
-from examples.demo.servers import LOOPBACK, end, free_port, redis_server
+from tests.fleet.servers import LOOPBACK, end, free_port, redis_server
 
 
 class RedisServer:

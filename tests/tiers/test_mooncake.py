@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from examples.demo.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from shmstore.errors import TierError, TierFullError
 from shmstore.tiers import mooncake
 from shmstore.tiers.mooncake import INLINE, LANES, MooncakeTier
+from tests.fleet.servers import LOOPBACK, MooncakeServers, end, free_port, missing_for_mooncake
 from tests.support import SHM, children, store_name
 from tests.tiers.contract import MIB, TAGS, Contract, fetch, random_bytes, values_of, views
 

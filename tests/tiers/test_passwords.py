@@ -5,19 +5,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from examples.demo import main as demo
-from examples.demo.fleet import HOST_MODES
-from examples.demo.main import execute
-from examples.demo.records import TIER, RunSettings
 from shmstore import ObjectStoreWriter
 from shmstore.cli.main import main
 from shmstore.multimodal import MultiModalCacheConfig
 from shmstore.tiers import StoreTier, open_tier
-from tests.demo.items import RandomItems
 from tests.inspect.cases import piped
 from tests.multimodal.helpers import MIB
 from tests.support import raises, store_name
@@ -130,34 +124,3 @@ def test_a_url_in_a_wrong_place_is_not_repeated(command: list[str], capsys: pyte
         said = capsys.readouterr()
         assert SECRET not in said.out + said.err
         assert "..." in said.err, "the rest is said"
-
-
-@pytest.mark.usefixtures("given")
-def test_a_demo_of_two_hosts_takes_it_and_one_of_one_host_does_not(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[RunSettings] = []
-
-    def execute_(settings: RunSettings, *_: Any, **__: Any) -> int:
-        seen.append(settings)
-        return 0
-
-    monkeypatch.setattr("examples.demo.main.execute", execute_)
-    monkeypatch.setattr("examples.demo.main.shipped_photographs", tuple)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    for options in (["--hosts", "2"], ["--hosts", "2", "--tier", "redis"], []):
-        assert 0 == demo.main(options)
-    assert [url, "redis", None] == [settings.tier for settings in seen]
-
-
-def test_a_demo_does_not_show_it(url: str, server: RedisServer, capfd: pytest.CaptureFixture[str]) -> None:
-    said = ""
-    for as_json in (False, True):
-        settings = RunSettings(workers=1, rounds=1, hosts=2, tier=url)
-        assert 0 == execute(settings, RandomItems(rows=(10, 20)), modes=(TIER,), as_json=as_json)
-        captured = capfd.readouterr()
-        assert server.url in captured.out.replace("\n", "")
-        said += captured.out + captured.err
-    wrong = RunSettings(hosts=2, tier=url.replace(SECRET, f"{SECRET}-wrong"))
-    assert 1 == execute(wrong, RandomItems(rows=()), modes=tuple(HOST_MODES))
-    captured = capfd.readouterr()
-    assert "--tier: " in captured.err
-    assert SECRET not in said + captured.out + captured.err

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from examples.demo.servers import free_port
 from shmstore.errors import TierError, TierFullError
+from tests.fleet.servers import free_port
 from tests.support import raises, store_name
 from tests.tiers.contract import MIB, TAGS, Contract, checked, fetch, random_bytes, values_of, verifies, views
 from tests.tiers.redis_server import RedisServer
