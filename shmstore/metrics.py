@@ -139,7 +139,7 @@ _READER = _families(
     ("store", "rank"),
     gets=("shmstore_reader_gets_total", "References turned into values."),
     stale=("shmstore_reader_stale_refs_total", "References refused."),
-    releases=("shmstore_reader_releases_total", "Leases ended by release, without a read."),
+    released=("shmstore_reader_releases_total", "Leases ended by release, without a read."),
     live_views=("shmstore_reader_live_views", "Values of this reader that are still referenced."),
 )
 _CACHE = _families(

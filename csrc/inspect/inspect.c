@@ -90,7 +90,6 @@ static void read_facts(const shms_inspector *i, uint32_t arena, shms_facts *out)
     const shms_layout *l = &i->seg.layout;
     const shms_superblock *sb = i->seg.sb;
     const shms_writer_table *t = shms_segment_writer(&i->seg, arena);
-    const shms_word *c = t->counters;
     *out = (shms_facts){.store = sb->store,
                         .created_ns = sb->created_ns,
                         .file_size = l->file_size,
@@ -111,21 +110,9 @@ static void read_facts(const shms_inspector *i, uint32_t arena, shms_facts *out)
                         .hand = shms_get(&t->hand),
                         .used_bytes = shms_get(&t->used_bytes),
                         .objects = shms_get(&t->objects),
-                        .open_leases = shms_get(&t->open_leases),
-                        .puts = shms_get(&c[SHMS_C_PUTS]),
-                        .put_bytes = shms_get(&c[SHMS_C_PUT_BYTES]),
-                        .hits = shms_get(&c[SHMS_C_HITS]),
-                        .adopted = shms_get(&c[SHMS_C_ADOPTED]),
-                        .misses = shms_get(&c[SHMS_C_MISSES]),
-                        .evictions = shms_get(&c[SHMS_C_EVICTIONS]),
-                        .evicted_bytes = shms_get(&c[SHMS_C_EVICTED_BYTES]),
-                        .deletes = shms_get(&c[SHMS_C_DELETES]),
-                        .refusals = shms_get(&c[SHMS_C_REFUSALS]),
-                        .cancels = shms_get(&c[SHMS_C_CANCELS]),
-                        .more_hits_at_1_5x = shms_get(&c[SHMS_C_MORE_1_5X]),
-                        .more_hits_at_2x = shms_get(&c[SHMS_C_MORE_2X]),
-                        .more_hits_at_4x = shms_get(&c[SHMS_C_MORE_4X])};
-    shms_tier_read(t->tier, &out->tier);
+                        .open_leases = shms_get(&t->open_leases)};
+    shms_words_read(t->counters, &out->counters, sizeof out->counters);
+    shms_words_read(t->tier, &out->tier, sizeof out->tier);
     memcpy(out->group_of, l->group_of, sizeof out->group_of);
 }
 
@@ -293,11 +280,8 @@ static void read_rank(const shms_inspector *i, uint32_t r, shms_rank_record *out
                                   .attached_ns = shms_get(&t->attached_ns),
                                   .retired = is_retired(i, r, epoch),
                                   .closed = shms_get(&t->base[0]) == SHMS_CLOSED,
-                                  .gets = shms_get(&t->gets),
-                                  .stale = shms_get(&t->stale),
-                                  .released = shms_get(&t->released),
-                                  .releases = shms_get(&t->releases),
                                   .pins = pins};
+        shms_words_read(t->counters, &out->counters, sizeof out->counters);
         atomic_thread_fence(memory_order_acquire);
         bool steady = get_acquire(&t->epoch) == epoch;
         if (steady || tries == SHMS_INSPECT_TRIES) {

@@ -58,9 +58,8 @@ typedef struct shms_facts {
     uint64_t n_writers, control_bytes, device, inode;
     uint64_t writer_alive, writer_pid, writer_epoch; /* epoch: 1 + number of recoveries; 0: no writer yet */
     uint64_t next_id, next_lease, hand, used_bytes, objects, open_leases;
-    uint64_t puts, put_bytes, hits, adopted, misses, evictions, evicted_bytes, deletes, refusals, cancels;
-    uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
     uint64_t moving;
+    shms_counters counters;
     shms_tier_figures tier;
     uint8_t group_of[SHMS_MAX_READERS]; /* by rank */
 } shms_facts;
@@ -70,7 +69,7 @@ typedef struct shms_facts {
 typedef struct shms_rank_record {
     uint64_t rank, group, alive, pid, epoch, attached_ns, retired; /* epoch 0: never attached */
     uint64_t closed; /* 1: its last process has closed; with alive: it still has views */
-    uint64_t gets, stale, released, releases;
+    shms_reader_counters counters;
     uint64_t pins, pinned_objects, pinned_bytes;            /* pins: counts every pin of an object */
     uint64_t owed_leases, owed_bytes, oldest_owed_ns;       /* leases that still expect it; 0: none */
     uint64_t held_bytes;                                    /* pinned or owed, each object once */

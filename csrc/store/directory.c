@@ -20,13 +20,14 @@ uint64_t shms_slot_hash(struct shms_writer *w, uint32_t slot) {
 
 uint64_t shms_event_position(const struct shms_writer *w) {
     const shms_word *c = w->seg.writer->counters;
-    return w->seg.sb->created_ns / 1000 + shms_get(&c[SHMS_C_PUTS]) + shms_get(&c[SHMS_C_EVICTIONS]) +
-           shms_get(&c[SHMS_C_DELETES]) + shms_get(&w->seg.writer->epoch);
+    return w->seg.sb->created_ns / 1000 + shms_get(&c[SHMS_C(puts)]) + shms_get(&c[SHMS_C(evictions)]) +
+           shms_get(&c[SHMS_C(deletes)]) + shms_get(&w->seg.writer->epoch);
 }
 
 void shms_event_now(struct shms_writer *w, int kind, uint32_t slot) {
-    static const enum shms_counter counters[] = {
-        [SHMS_EVENT_PUT] = SHMS_C_PUTS, [SHMS_EVENT_EVICTED] = SHMS_C_EVICTIONS, [SHMS_EVENT_DELETED] = SHMS_C_DELETES};
+    static const size_t counters[] = {[SHMS_EVENT_PUT] = SHMS_C(puts),
+                                      [SHMS_EVENT_EVICTED] = SHMS_C(evictions),
+                                      [SHMS_EVENT_DELETED] = SHMS_C(deletes)};
     const shms_slot *s = shms_writer_slot(w, slot);
     if (w->events.cells)
         shms_events_add(&w->events, shms_event_position(w), kind, shms_get(&s->id), w->seg.data + shms_get(&s->offset),

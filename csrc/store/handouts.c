@@ -40,7 +40,7 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
     shms_slot seen;
     uint32_t own = shms_find_live(w, hash, key, key_len), slot = SHMS_NONE;
     if (own == SHMS_NONE && (slot = shms_look_elsewhere(w, hash, key, key_len, &seen)) == SHMS_NONE) {
-        shms_count(w, SHMS_C_MISSES, 1);
+        shms_count(w, SHMS_C(misses), 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
     shms_reclaim_begin(w);
@@ -56,13 +56,13 @@ int shms_batch_hit(shms_writer *w, shms_batch *b, const char *key, uint32_t key_
     } else if (shms_adopt(w, slot, shms_get(&seen.id), entry, group, hold, b->ref)) {
         shms_use_elsewhere(w, slot);
         shms_reclaim_leases(w);
-        shms_count(w, SHMS_C_ADOPTED, 1);
+        shms_count(w, SHMS_C(adopted), 1);
     } else {
-        shms_count(w, SHMS_C_MISSES, 1);
+        shms_count(w, SHMS_C(misses), 1);
         return shms_writer_leave(w, SHMS_ENOTFOUND);
     }
     shms_batch_note(b, 0);
-    shms_count(w, SHMS_C_HITS, 1);
+    shms_count(w, SHMS_C(hits), 1);
     return shms_writer_leave(w, SHMS_OK);
 }
 
@@ -131,7 +131,7 @@ int shms_writer_cancel(shms_writer *w, const uint8_t *packed) {
         return rc;
     if ((rc = find_lease(w, packed, &ref)) == 1) {
         shms_end_lease(w, ref.slot, ref.entry);
-        shms_count(w, SHMS_C_CANCELS, 1); /* here: what a batch undoes was never its caller's */
+        shms_count(w, SHMS_C(cancels), 1); /* here: what a batch undoes was never its caller's */
     }
     return shms_writer_leave(w, rc);
 }
@@ -224,7 +224,7 @@ int64_t shms_writer_cancel_all(shms_writer *w) {
         uint64_t number = shms_get(&w->leases.table[e].number);
         if (number && number < end) {
             shms_leases_close(&w->leases, e);
-            shms_count(w, SHMS_C_CANCELS, 1);
+            shms_count(w, SHMS_C(cancels), 1);
             ended++;
         }
         if (e % CANCEL_AT_ONCE == 0 && shms_writer_yield(w) && w->closed)

@@ -66,23 +66,10 @@
 
 typedef _Atomic uint64_t shms_word;
 
-/* The writer's counters. They are statistics only, so every access is relaxed. */
-enum shms_counter {
-    SHMS_C_PUTS,
-    SHMS_C_PUT_BYTES,
-    SHMS_C_HITS,
-    SHMS_C_MISSES,
-    SHMS_C_EVICTIONS,
-    SHMS_C_EVICTED_BYTES,
-    SHMS_C_DELETES,
-    SHMS_C_REFUSALS,
-    SHMS_C_CANCELS,
-    SHMS_C_MORE_4X, /* puts that would have been hits with that much capacity; see ghosts.h */
-    SHMS_C_MORE_2X,
-    SHMS_C_MORE_1_5X,
-    SHMS_C_ADOPTED, /* hits on objects of other writers */
-    SHMS_C_COUNT
-};
+/* Which word of a writer's or a rank's `counters` a field of its record is. They are statistics only, so every access
+ * is relaxed. */
+#define SHMS_C(field) (offsetof(shms_counters, field) / sizeof(shms_word))
+#define SHMS_R(field) (offsetof(shms_reader_counters, field) / sizeof(shms_word))
 
 /* A kind of objects; number 0 counts those without a kind. See kinds.h. */
 typedef struct shms_kind {
@@ -145,7 +132,7 @@ typedef struct shms_writer_table {
     shms_word releases; /* B5, C2: releases of other arenas' objects, stored after the zone's count */
     shms_word retirements; /* how many times shms_writer_retire was called; other writers poll it */
     shms_word more[2];
-    shms_word counters[24]; /* enum shms_counter */
+    shms_word counters[24]; /* shms_counters */
     /* T1: epoch[r] + 1 as of shms_writer_retire; void once A3 raises the epoch; pairs with A4 */
     shms_word retired[SHMS_MAX_READERS];
     shms_kind kinds[SHMS_KINDS];
@@ -202,10 +189,7 @@ typedef struct shms_reader_table {
     /* another cache line, which every get writes */
     /* R3b, R4: releases so far, stored after the zone's count; the writer reads it before surveys */
     shms_word releases;
-    shms_word gets;
-    shms_word stale;
-    shms_word released; /* leases released without a get */
-    shms_word more[4];
+    shms_word counters[7]; /* shms_reader_counters */
     /* shms_pin pins[all slots], shms_word acks[all entries], shms_word zone_releases[all zones] */
 } shms_reader_table;
 
@@ -220,7 +204,7 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "references and tables
 _Static_assert(sizeof(shms_superblock) == 480, "superblock");
 _Static_assert(sizeof(shms_writer_table) == 3840, "writer table");
 _Static_assert(sizeof(shms_superblock) <= SHMS_PAGE && sizeof(shms_writer_table) <= SHMS_PAGE, "one page each");
-_Static_assert(SHMS_C_COUNT <= 24, "counters");
+_Static_assert(sizeof(shms_counters) <= 24 * 8 && sizeof(shms_reader_counters) <= 7 * 8, "counters");
 _Static_assert(sizeof(shms_kind) == 48, "kind");
 _Static_assert(sizeof(shms_tier_figures) == 120, "its fields are the words of shms_writer_table.tier");
 _Static_assert(sizeof(shms_slot) == 64, "one cache line an object");

@@ -168,13 +168,13 @@ int shms_reader_acquire(shms_reader *r, const uint8_t *packed, shms_view **out) 
         rc = pin(r, packed, &ref, &seen);
     if (rc) {
         if (rc == SHMS_ESTALE)
-            atomic_fetch_add_explicit(&r->table->stale, 1, memory_order_relaxed);
+            atomic_fetch_add_explicit(&r->table->counters[SHMS_R(stale)], 1, memory_order_relaxed);
         free(v);
         leave(r);
         return rc;
     }
     acknowledge(r, &ref);
-    atomic_fetch_add_explicit(&r->table->gets, 1, memory_order_relaxed);
+    atomic_fetch_add_explicit(&r->table->counters[SHMS_R(gets)], 1, memory_order_relaxed);
     uint32_t key_len = shms_slot_key_len(&seen), meta_len = shms_slot_meta_len(&seen);
     const char *at = (const char *)r->seg.all_data + ref.address;
     *v = (shms_view){.key = at,
@@ -232,7 +232,7 @@ int shms_reader_release(shms_reader *r, const uint8_t *packed) {
         }
     }
     if (rc == 1)
-        atomic_fetch_add_explicit(&r->table->released, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&r->table->counters[SHMS_R(released)], 1, memory_order_relaxed);
     leave(r);
     return rc;
 }
@@ -258,10 +258,8 @@ int shms_reader_stats_get(shms_reader *r, shms_reader_stats *out) {
     int rc = enter(r);
     if (rc)
         return rc;
-    *out = (shms_reader_stats){.gets = shms_get(&r->table->gets),
-                               .stale = shms_get(&r->table->stale),
-                               .releases = shms_get(&r->table->released),
-                               .live_views = atomic_load(&r->live) - 1};
+    out->live_views = atomic_load(&r->live) - 1;
+    shms_words_read(r->table->counters, &out->counters, sizeof out->counters);
     leave(r);
     return SHMS_OK;
 }

@@ -91,7 +91,7 @@ static int vacate(struct shms_writer *w, uint32_t n) {
     atomic_thread_fence(memory_order_release); /* orders W4 before the stores that reuse the bytes */
     shms_add(&w->seg.writer->objects, -(uint64_t)n);
     shms_add(&w->seg.writer->used_bytes, -bytes);
-    shms_count(w, SHMS_C_EVICTED_BYTES, evicted_bytes);
+    shms_count(w, SHMS_C(evicted_bytes), evicted_bytes);
     w->indexed_free += evicted;
     return SHMS_OK;
 }
@@ -418,7 +418,7 @@ int shms_reclaim_space(struct shms_writer *w, uint64_t span, uint32_t kind, shms
         rc = search_space(w, span, kind, out);
     }
     if (rc)
-        shms_count(w, SHMS_C_REFUSALS, 1);
+        shms_count(w, SHMS_C(refusals), 1);
     return rc;
 }
 
@@ -466,7 +466,7 @@ uint32_t shms_reclaim_lease(struct shms_writer *w) {
     if (entry != SHMS_NONE)
         return entry;
     if (survey_and_refuse(w, SHMS_ENOLEASE) == SHMS_ENOLEASE)
-        shms_count(w, SHMS_C_REFUSALS, 1);
+        shms_count(w, SHMS_C(refusals), 1);
     return SHMS_NONE;
 }
 

@@ -170,16 +170,27 @@ typedef struct shms_tier_figures {
     uint64_t open; /* 1: the tier has failed, and is left alone for now */
 } shms_tier_figures;
 
+/* What a writer has counted since its store was created. Each field is a word of its table, in this order, and a field
+ * of WriterCounters in shmstore/store/stats.py. A new one needs nothing else; the table has room for 24. */
+typedef struct shms_counters {
+    uint64_t puts, put_bytes, hits, misses; /* put_bytes: payload; hits and misses: of shms_batch_hit */
+    uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
+    /* puts that would have been hits with that much capacity; see ghosts.h */
+    uint64_t more_hits_at_4x, more_hits_at_2x, more_hits_at_1_5x;
+    uint64_t adopted; /* hits on objects of other writers */
+} shms_counters;
+
+/* What the processes of a rank have counted; ReaderCounters in shmstore/store/stats.py. The table has room for 7. */
+typedef struct shms_reader_counters {
+    uint64_t gets, stale, released; /* references read and refused; leases released without a get */
+} shms_reader_counters;
+
 typedef struct shms_stats {
     uint64_t capacity, max_object_size, max_objects, n_readers;
     uint64_t objects, used_bytes; /* live objects; ring bytes of these and of unfinished puts */
     uint64_t next_id, next_lease, open_leases, max_leases;
-    /* put_bytes: payload; hits and misses: of shms_batch_hit; adopted: hits on objects of other writers */
-    uint64_t puts, put_bytes, hits, adopted, misses;
-    uint64_t evictions, evicted_bytes, deletes, refusals, cancels;
-    /* puts that would have been hits with 1.5, 2 and 4 times the capacity */
-    uint64_t more_hits_at_1_5x, more_hits_at_2x, more_hits_at_4x;
     uint64_t control_bytes, heap_bytes; /* bookkeeping in the segment and in the writer's own memory */
+    shms_counters counters;
     shms_tier_figures tier;
 } shms_stats;
 
@@ -218,7 +229,8 @@ typedef struct shms_refusal {
 } shms_refusal;
 
 typedef struct shms_reader_stats {
-    uint64_t gets, stale, releases, live_views;
+    uint64_t live_views;
+    shms_reader_counters counters;
 } shms_reader_stats;
 
 /* ---- values ---- */

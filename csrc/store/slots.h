@@ -67,13 +67,14 @@ uint32_t shms_slots_sorted(const shms_slot *slots, uint32_t n, uint32_t *out);
 uint32_t shms_slots_by_age(const shms_slot *slots, uint32_t n, uint32_t *out);
 
 /* The words of shms_writer_table.tier are statistics only, like the counters. */
-static inline void shms_tier_read(const shms_word *words, shms_tier_figures *out) {
-    for (uint64_t i = 0; i < sizeof *out / sizeof *words; i++)
+/* A record of plain words that is part of a table. */
+static inline void shms_words_read(const shms_word *words, void *out, size_t size) {
+    for (size_t i = 0; i < size / sizeof *words; i++)
         ((uint64_t *)out)[i] = shms_get(&words[i]);
 }
-static inline void shms_tier_write(shms_word *words, const shms_tier_figures *figures) {
-    for (uint64_t i = 0; i < sizeof *figures / sizeof *words; i++)
-        shms_set(&words[i], ((const uint64_t *)figures)[i]);
+static inline void shms_words_write(shms_word *words, const void *record, size_t size) {
+    for (size_t i = 0; i < size / sizeof *words; i++)
+        shms_set(&words[i], ((const uint64_t *)record)[i]);
 }
 
 static inline bool shms_kind_named(const shms_kind *kind) { return shms_get(&kind->name[0]) != 0; }

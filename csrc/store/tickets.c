@@ -153,7 +153,7 @@ void shms_end_unborn(struct shms_writer *w, uint32_t slot, uint32_t entry) {
 static void count_more_hits(struct shms_writer *w, uint32_t slot) {
     uint64_t span = shms_span(shms_get(&shms_writer_slot(w, slot)->length));
     for (int i = shms_ghosts_put(&w->ghosts, shms_slot_hash(w, slot), span); i-- > 0;)
-        shms_count(w, SHMS_C_MORE_4X + i, 1);
+        shms_count(w, SHMS_C(more_hits_at_4x) + i, 1);
 }
 
 int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
@@ -184,7 +184,7 @@ int shms_batch_commit(shms_writer *w, shms_batch *b, uint32_t group, int hold) {
     atomic_store_explicit(&s->state, SHMS_LIVE, memory_order_seq_cst);
     shms_add(&w->seg.writer->objects, 1);
     shms_event_now(w, SHMS_EVENT_PUT, t->slot);
-    shms_count(w, SHMS_C_PUT_BYTES, t->payload_size);
+    shms_count(w, SHMS_C(put_bytes), t->payload_size);
     if (w->ghosts.any)
         count_more_hits(w, t->slot);
     ticket_ended(w, t->entry);

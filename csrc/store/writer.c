@@ -220,7 +220,7 @@ static int build(struct shms_writer *w, bool keep_leases) {
         return rc;
     shms_set(&t->used_bytes, used);
     shms_set(&t->objects, count);
-    shms_tier_write(t->tier, &(shms_tier_figures){0}); /* the tier was the predecessor's */
+    shms_words_write(t->tier, &(shms_tier_figures){0}, sizeof(shms_tier_figures)); /* the tier was the predecessor's */
     shms_set(&t->pid, (uint64_t)getpid());
     /* after J1, J2 and V3: another writer that sees it sees their end; pairs with shms_poll */
     atomic_store_explicit(&t->epoch, shms_get(&t->epoch) + 1, memory_order_release);
@@ -378,22 +378,10 @@ int shms_writer_stats(shms_writer *w, shms_stats *out) {
                         .next_lease = shms_get(&t->next_lease),
                         .open_leases = shms_get(&t->open_leases),
                         .max_leases = w->seg.layout.max_leases,
-                        .puts = shms_get(&t->counters[SHMS_C_PUTS]),
-                        .put_bytes = shms_get(&t->counters[SHMS_C_PUT_BYTES]),
-                        .hits = shms_get(&t->counters[SHMS_C_HITS]),
-                        .adopted = shms_get(&t->counters[SHMS_C_ADOPTED]),
-                        .misses = shms_get(&t->counters[SHMS_C_MISSES]),
-                        .evictions = shms_get(&t->counters[SHMS_C_EVICTIONS]),
-                        .evicted_bytes = shms_get(&t->counters[SHMS_C_EVICTED_BYTES]),
-                        .deletes = shms_get(&t->counters[SHMS_C_DELETES]),
-                        .refusals = shms_get(&t->counters[SHMS_C_REFUSALS]),
-                        .cancels = shms_get(&t->counters[SHMS_C_CANCELS]),
-                        .more_hits_at_1_5x = shms_get(&t->counters[SHMS_C_MORE_1_5X]),
-                        .more_hits_at_2x = shms_get(&t->counters[SHMS_C_MORE_2X]),
-                        .more_hits_at_4x = shms_get(&t->counters[SHMS_C_MORE_4X]),
                         .control_bytes = l->readers_at + l->n_readers * l->reader_stride,
                         .heap_bytes = w->heap_bytes + w->events.n_cells * sizeof *w->events.cells + w->events.n_bytes};
-    shms_tier_read(t->tier, &out->tier);
+    shms_words_read(t->counters, &out->counters, sizeof out->counters);
+    shms_words_read(t->tier, &out->tier, sizeof out->tier);
     pthread_mutex_unlock(&w->mutex);
     return SHMS_OK;
 }
@@ -402,7 +390,7 @@ int shms_writer_tier(shms_writer *w, const shms_tier_figures *figures) {
     int rc = shms_writer_enter(w); /* once closed, the words may be a successor's */
     if (rc)
         return rc;
-    shms_tier_write(w->seg.writer->tier, figures);
+    shms_words_write(w->seg.writer->tier, figures, sizeof *figures);
     return shms_writer_leave(w, SHMS_OK);
 }
 

@@ -93,9 +93,7 @@ static inline shms_slot *shms_writer_slot(struct shms_writer *w, uint32_t i) { r
 static inline uint32_t shms_writer_global(const struct shms_writer *w, uint32_t i) {
     return w->seg.arena * (uint32_t)w->seg.layout.max_objects + i;
 }
-static inline void shms_count(struct shms_writer *w, enum shms_counter c, uint64_t n) {
-    shms_add(&w->seg.writer->counters[c], n);
-}
+static inline void shms_count(struct shms_writer *w, size_t c, uint64_t n) { shms_add(&w->seg.writer->counters[c], n); }
 
 /* ---- holders.c; the mutex is held ---- */
 

@@ -100,3 +100,10 @@ def keeps_alive(pointer: Any, owner: Any) -> Any:
 def owned(box: Any) -> Any:
     """Return the handle in `box`; it keeps the box alive, whose destructor frees the handle."""
     return keeps_alive(box[0], box)
+
+
+def words_of(record: Any) -> dict[str, Any]:
+    """Return the fields of a C record, and those of its counters beside them."""
+    kind = ffi.typeof(record)
+    found = {name: getattr(record, name) for name, _ in (kind.item if kind.kind == "pointer" else kind).fields}
+    return words_of(found.pop("counters")) | found if "counters" in found else found

@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from shmstore.bindings._shmstore import ffi, lib
-from shmstore.bindings.handles import owned, require
+from shmstore.bindings.handles import owned, require, words_of
 from shmstore.bindings.kinds import KindFigures, read_kinds
 from shmstore.bindings.tiers import figures_of
 
@@ -35,29 +35,27 @@ _BATCH = 4096
 _MAX_FINDINGS = 1000
 
 
-@cache
-def _fields(kind: str) -> dict[str, int]:
-    """Return the fields of a record, each with its number of words."""
-    word = ffi.sizeof("uint64_t")
-    return {name: ffi.sizeof(field.type) // word for name, field in ffi.typeof(kind).fields}
+def _words(record: Any) -> Iterator[tuple[str, int]]:
+    """Yield the fields of a C type, each with its number of words; of counters, their fields."""
+    for name, field in record.fields:
+        if field.type.kind == "struct":
+            yield from _words(field.type)
+        else:
+            yield name, ffi.sizeof(field.type) // ffi.sizeof("uint64_t")
 
 
 @cache
 def _dtype(kind: str) -> "np.dtype[Any]":
     import numpy as np  # here, for `shmstore verify --quick`, which needs none of it
 
-    return np.dtype([(name, "<u8", (n,)) if n > 1 else (name, "<u8") for name, n in _fields(kind).items()])
-
-
-def _dict(kind: str, record: Any) -> dict[str, int]:
-    return {name: getattr(record, name) for name in _fields(kind)}
+    return np.dtype([(name, "<u8", (n,)) if n > 1 else (name, "<u8") for name, n in _words(ffi.typeof(kind))])
 
 
 def _dicts(kind: str, records: Any, n: int) -> list[dict[str, Any]]:
     import numpy as np
 
-    names = list(_fields(kind))
     array = np.frombuffer(ffi.buffer(records), _dtype(kind), n)
+    names = array.dtype.names or ()
     columns = [array[name].tolist() for name in names]
     return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
@@ -66,7 +64,7 @@ def probe(name: str) -> dict[str, int]:
     """Return the fields of shms_probe for a file in /dev/shm, which need not be a segment."""
     record = ffi.new("shms_probe *")
     require(lib.shms_probe_file(record, os.fsencode(name)))
-    return _dict("shms_probe", record)
+    return words_of(record)
 
 
 def writers(name: str) -> list[bool]:
@@ -122,7 +120,7 @@ class Inspector:
         """
         record = ffi.new("shms_facts *")
         require(lib.shms_inspector_facts(self._i, arena, record))
-        facts: dict[str, Any] = _dict("shms_facts", record)
+        facts: dict[str, Any] = words_of(record)
         ranks = bytes(facts.pop("group_of")[0 : record.n_readers])
         facts["groups"] = tuple(ranks.count(group) for group in range(ranks[-1] + 1))
         return {**facts, "tier": figures_of(record.tier)}
@@ -169,4 +167,4 @@ class Inspector:
         code = lib.shms_inspector_check(self._i, slot, object_id, finding)
         if code in (lib.SHMS_ESTALE, lib.SHMS_ENOTFOUND):
             return None
-        return None if require(code) else _dict("shms_finding", finding)
+        return None if require(code) else words_of(finding)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 from shmstore import errors, scopes
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
-from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require
+from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
 from shmstore.bindings.hidden import held
 from shmstore.bindings.kinds import KindFigures, read_kinds
 from shmstore.bindings.tiers import figures_of, record_of
@@ -64,10 +64,6 @@ def _filled_record(kind: str, fill: Callable[..., int], handle: Any) -> Any:
     record = _new(f"{kind} *")
     require(fill(handle, record))
     return record
-
-
-def _fields(kind: str, record: Any) -> dict[str, int]:
-    return {name: getattr(record, name) for name, _ in ffi.typeof(kind).fields}
 
 
 def unpacked_key(packed: bytes) -> tuple[str | None, str]:
@@ -434,7 +430,7 @@ class Writer:
     def stats(self) -> dict[str, Any]:
         """Return the fields of shms_stats; `tier` is as in `figures_of`."""
         record = _filled_record("shms_stats", lib.shms_writer_stats, self._w)
-        return {**_fields("shms_stats", record), "tier": figures_of(record.tier)}
+        return {**words_of(record), "tier": figures_of(record.tier)}
 
     def show_tier(self, figures: Any) -> None:
         """Replace the figures that the segment shows of this writer's tier, by those of `record_of`."""
@@ -524,4 +520,4 @@ class Reader:
 
     def stats(self) -> dict[str, int]:
         """Return the fields of shms_reader_stats."""
-        return _fields("shms_reader_stats", _filled_record("shms_reader_stats", lib.shms_reader_stats_get, self._r))
+        return words_of(_filled_record("shms_reader_stats", lib.shms_reader_stats_get, self._r))

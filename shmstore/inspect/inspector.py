@@ -30,13 +30,14 @@ from shmstore.inspect.records import (
     WriterInfo,
 )
 from shmstore.store.refusals import cannot_open
-from shmstore.store.stats import KindStats, sum_of_tiers, tier_stats
+from shmstore.store.stats import KindStats, ReaderCounters, sum_of_tiers, tier_stats
 
 __all__ = ["StoreInspector", "facts_from"]
 
 _MAX_SHOWN_KEY = 65536
 _Figures: TypeAlias = tuple[int, int, int | None]
 _COUNTS = [field.name for field in fields(Counts)]
+_READER_COUNTS = [field.name for field in fields(ReaderCounters)]
 _LIMITS = {"used_bytes": "capacity", "objects": "max_objects", "open_leases": "max_leases"}
 
 
@@ -107,9 +108,7 @@ def _reader(raw: dict[str, int], now: float) -> ReaderInfo:
         pid=raw["pid"] if raw["epoch"] else None,
         attachments=raw["epoch"],
         attached_at=seconds(raw["attached_ns"]) if raw["epoch"] else None,
-        gets=raw["gets"],
-        stale=raw["stale"],
-        released=raw["released"],
+        **{name: raw[name] for name in _READER_COUNTS},
         pins=raw["pins"] if raw["alive"] else 0,
         pins_left=0 if raw["alive"] else raw["pins"],
         pinned_objects=raw["pinned_objects"],

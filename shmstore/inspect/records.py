@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shmstore.files import SegmentFile
-from shmstore.store.stats import KindStats, TierStats, more_hits_at
+from shmstore.store.stats import KindStats, ReaderCounters, TierStats, WriterCounters
 
 __all__ = ["Counts", "LeaseInfo", "ReaderInfo", "SegmentInfo", "SlotInfo", "StoreFacts", "StoreSnapshot", "WriterInfo"]
 ReaderState = Literal["alive", "closed", "dead", "retired", "awaited"]
@@ -12,7 +12,7 @@ WriterState = Literal["alive", "frozen", "free"]
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(WriterCounters):
     """What a writer has in its arena and has done since the store was created, or all writers together."""
 
     capacity: int
@@ -33,47 +33,10 @@ class Counts:
     """Number of objects, including deleted objects that are still held."""
     open_leases: int
     """Hand-outs that are not known to be over."""
-    puts: int
-    """Objects stored."""
-    put_bytes: int
-    """Bytes of tensors copied into the store."""
-    hits: int
-    """Calls of `get_cached` that found their key."""
-    adopted: int
-    """Those that found it in another writer's arena."""
-    misses: int
-    """Calls of `get_cached` that did not find their key."""
-    evictions: int
-    """Objects reclaimed to make room."""
-    evicted_bytes: int
-    """Bytes of the data region reclaimed to make room."""
-    deletes: int
-    """Objects removed by `delete` and `clear`."""
-    refusals: int
-    """Puts and hand-outs refused with StoreFullError; the engine had to send each such item another way."""
-    cancels: int
-    """Leases ended by `cancel`."""
-    more_hits_at_1_5x: int
-    """Puts that would have been hits with 1.5 times the capacity, as the store estimates."""
-    more_hits_at_2x: int
-    """The same for twice the capacity."""
-    more_hits_at_4x: int
-    """The same for four times the capacity."""
     moving: bool
     """Whether the writer was faster than the read, so that the counts may be from two moments."""
     tier: TierStats | None
     """Since the writer's process has a tier; None if it has none."""
-
-    @property
-    def hit_ratio(self) -> float | None:
-        """Share of hits in all hits and puts; None if there were none."""
-        given = self.hits + self.puts
-        return self.hits / given if given else None
-
-    def hit_ratio_at(self, factor: float) -> float | None:
-        """Return the hit ratio that a store of 1.5, 2 or 4 times the capacity would have had, as this one estimates."""
-        given = self.hits + self.puts
-        return (self.hits + more_hits_at(self, factor)) / given if given else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +95,7 @@ class SegmentInfo(SegmentFile):
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderInfo:
+class ReaderInfo(ReaderCounters):
     """One rank: its process, and the memory that it holds."""
 
     rank: int
@@ -152,12 +115,6 @@ class ReaderInfo:
     """Number of times that a process has attached as this rank."""
     attached_at: float | None
     """When the last process attached; None before the first."""
-    gets: int
-    """References turned into values."""
-    stale: int
-    """References refused."""
-    released: int
-    """Leases ended without a read."""
     pins: int
     """Values that are still referenced; 0 if the rank is not alive."""
     pins_left: int

@@ -9,9 +9,11 @@ from shmstore.errors import shown
 __all__ = [
     "MORE_HITS",
     "KindStats",
+    "ReaderCounters",
     "ReaderStats",
     "StoreStats",
     "TierStats",
+    "WriterCounters",
     "more_hits_at",
     "sum_of_tiers",
     "tier_stats",
@@ -88,29 +90,14 @@ def sum_of_tiers(tiers: Iterable[TierStats | None]) -> TierStats | None:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreStats:
-    """What a store holds, and what its writers have done with it since it was created (also before a `recover`)."""
+class WriterCounters:
+    """What a writer has done since its store was created, also before a `recover`; `shms_counters` in C.
 
-    capacity: int
-    """Bytes of the data region."""
-    max_object_size: int
-    """Bytes that one object may have: key, metadata and tensors together."""
-    max_objects: int
-    """Slots; each object has one."""
-    n_readers: int
-    """Ranks that a hand-out expects, if it names no group."""
-    objects: int
-    """Objects stored, including deleted ones that are still held."""
-    used_bytes: int
-    """Bytes of the data region under objects and unfinished puts, with their padding."""
-    next_id: int
-    """`monotonic_id` of the next object."""
-    next_lease: int
-    """Number of the next hand-out."""
-    open_leases: int
-    """Hand-outs not known to be over. Some may be over, because the writer looks only when it needs room."""
-    max_leases: int
-    """Lease entries; each open hand-out has one."""
+    What `shmstore top` shows of another process must be a word in that process's table of the segment. So a new counter
+    is a field of the C record, the line that counts, a field here, and wherever it is shown: a column in
+    shmstore/cli/commands/tables.py, a metric in shmstore/metrics.py.
+    """
+
     puts: int
     """Objects stored."""
     put_bytes: int
@@ -137,14 +124,6 @@ class StoreStats:
     """The same for twice the capacity."""
     more_hits_at_4x: int
     """The same for four times the capacity."""
-    control_bytes: int
-    """Bytes of the segment besides the data region."""
-    heap_bytes: int
-    """Bytes of the writer's private memory."""
-    kinds: dict[str, KindStats] = field(default_factory=dict)
-    """By kind; objects without a kind are in none of them."""
-    tier: TierStats | None = None
-    """Of the writer's tier; None if it has none."""
 
     @property
     def hit_ratio(self) -> float:
@@ -159,14 +138,54 @@ class StoreStats:
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderStats:
-    """What the processes of one rank have done; the counts outlive them."""
+class ReaderCounters:
+    """What the processes of one rank have done; the counts outlive them. `shms_reader_counters` in C."""
 
     gets: int
     """References turned into values."""
     stale: int
     """References refused."""
-    releases: int
-    """Leases ended unread by `release`."""
+    released: int
+    """Leases ended by `release`, without a read."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats(WriterCounters):
+    """What a store holds, and what its writers have done with it since it was created (also before a `recover`)."""
+
+    capacity: int
+    """Bytes of the data region."""
+    max_object_size: int
+    """Bytes that one object may have: key, metadata and tensors together."""
+    max_objects: int
+    """Slots; each object has one."""
+    n_readers: int
+    """Ranks that a hand-out expects, if it names no group."""
+    objects: int
+    """Objects stored, including deleted ones that are still held."""
+    used_bytes: int
+    """Bytes of the data region under objects and unfinished puts, with their padding."""
+    next_id: int
+    """`monotonic_id` of the next object."""
+    next_lease: int
+    """Number of the next hand-out."""
+    open_leases: int
+    """Hand-outs not known to be over. Some may be over, because the writer looks only when it needs room."""
+    max_leases: int
+    """Lease entries; each open hand-out has one."""
+    control_bytes: int
+    """Bytes of the segment besides the data region."""
+    heap_bytes: int
+    """Bytes of the writer's private memory."""
+    kinds: dict[str, KindStats] = field(default_factory=dict)
+    """By kind; objects without a kind are in none of them."""
+    tier: TierStats | None = None
+    """Of the writer's tier; None if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderStats(ReaderCounters):
+    """What the processes of one rank have done, and what this one has in use."""
+
     live_views: int
     """Values of this reader that are still in use."""

@@ -983,7 +983,7 @@ static void a_pin_in_passing_refuses_nobody(void) {
         CHECK(slot != SHMS_NONE && shms_holds_pin(&b->seg, slot, shms_get(&seen.id)));
         for (uint64_t refused = 1; refused < 3; refused++) {
             CHECK_EQ(codes[i], put_of_kind(i == 2, "two", units[i]));
-            CHECK_EQ(refused, shms_get(&a->seg.writer->counters[SHMS_C_REFUSALS]));
+            CHECK_EQ(refused, shms_get(&a->seg.writer->counters[SHMS_C(refusals)]));
         }
         passes = true;
         CHECK_EQ(SHMS_OK, put_of_kind(i == 2, "two", units[i]));

@@ -148,8 +148,8 @@ static void a_hit_on_anothers_object_is_read_like_ones_own(void) {
     CHECK(!hit(0, "z", ref[0]));
     CHECK_EQ(0, shms_writer_has(writers[0], "z", 1));
     CHECK_EQ(SHMS_OK, shms_writer_stats(writers[0], &stats));
-    CHECK_EQ(3, stats.hits);
-    CHECK_EQ(2, shms_get(&writers[0]->seg.writer->counters[SHMS_C_ADOPTED]));
+    CHECK_EQ(3, stats.counters.hits);
+    CHECK_EQ(2, shms_get(&writers[0]->seg.writer->counters[SHMS_C(adopted)]));
     close_all(2);
 }
 

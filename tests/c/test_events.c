@@ -164,7 +164,7 @@ static void a_stopped_log_and_a_dead_writer_lose_what_came_meanwhile(void) {
 /* Otherwise the log would be written or read out of bounds. */
 static void a_damaged_key_or_position_is_not_taken_over(void) {
     const char *name = store_name("damage");
-    static const enum shms_counter counts[] = {SHMS_C_PUTS, SHMS_C_EVICTIONS, SHMS_C_DELETES};
+    static const size_t counts[] = {SHMS_C(puts), SHMS_C(evictions), SHMS_C(deletes)};
     begin(name, 1 << 20);
     CHECK_EQ(SHMS_OK, put_marked(w, "a", 200000, 1, NULL));
     shms_set(&w->seg.slots[0].head, SHMS_MAX_KEY);

@@ -61,8 +61,8 @@ static uint64_t refused_by(int code) {
     CHECK_EQ(code, put_marked(w, "new", 64, 1, ref));
     shms_step_hook = NULL;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &after));
-    CHECK_EQ(before.refusals + 1, after.refusals);
-    before.refusals++;
+    CHECK_EQ(before.counters.refusals + 1, after.counters.refusals);
+    before.counters.refusals++;
     before.open_leases = after.open_leases; /* complete leases are closed */
     CHECK(!memcmp(&before, &after, sizeof before)); /* nothing else has changed */
     return looks;
@@ -535,7 +535,7 @@ static void one_object_held_for_ever_stops_no_put_in_100_turnovers(void) {
         }
         CHECK(filled(v->payload, 5000, 42));
         CHECK_EQ(1, shms_reader_validate(readers[0], held));
-        CHECK_EQ(0, w->seg.writer->counters[SHMS_C_REFUSALS]);
+        CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
         shms_view_release(v);
         readers[1] = NULL;
         end();

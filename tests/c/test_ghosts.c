@@ -114,8 +114,8 @@ static void the_store_remembers_whether_an_object_was_used(bool used) {
     for (int i = 0; i < 80; i++)
         put(w, next++);
     put(w, 0);
-    CHECK_EQ(used, stats(w).more_hits_at_1_5x);
-    CHECK_EQ(1, stats(w).more_hits_at_2x);
+    CHECK_EQ(used, stats(w).counters.more_hits_at_1_5x);
+    CHECK_EQ(1, stats(w).counters.more_hits_at_2x);
     shms_writer_close(w, 1);
     shms_writer_free(w);
 }
@@ -128,11 +128,14 @@ static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
     for (int i = 0; i < 40; i++) /* 30 to 39 stay */
         put(w, i);
     put(w, 26);
-    CHECK(stats(w).more_hits_at_1_5x == 1 && stats(w).more_hits_at_2x == 1 && stats(w).more_hits_at_4x == 1);
+    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 1 &&
+          stats(w).counters.more_hits_at_4x == 1);
     put(w, 22);
-    CHECK(stats(w).more_hits_at_1_5x == 1 && stats(w).more_hits_at_2x == 2 && stats(w).more_hits_at_4x == 2);
+    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 2 &&
+          stats(w).counters.more_hits_at_4x == 2);
     put(w, 3);
-    CHECK(stats(w).more_hits_at_1_5x == 1 && stats(w).more_hits_at_2x == 2 && stats(w).more_hits_at_4x == 3);
+    CHECK(stats(w).counters.more_hits_at_1_5x == 1 && stats(w).counters.more_hits_at_2x == 2 &&
+          stats(w).counters.more_hits_at_4x == 3);
     CHECK_EQ(1, shms_writer_delete(w, "k26", 3)); /* here: no ghost. k32 has gone: it would go from a larger store */
     CHECK_EQ(0, shms_writer_delete(w, "k32", 3));
     put(w, 26);
@@ -140,22 +143,23 @@ static void the_store_counts_puts_that_a_larger_one_would_not_need(void) {
     shms_ticket t;
     CHECK_EQ(SHMS_OK, verb_begin(w, "k31", 3, NULL, 0, 64, &t)); /* not a put until it is committed */
     CHECK_EQ(SHMS_OK, verb_abort(w, &t));
-    CHECK_EQ(3, stats(w).more_hits_at_4x);
+    CHECK_EQ(3, stats(w).counters.more_hits_at_4x);
     CHECK_EQ(SHMS_OK, verb_reserve(w, "k31", 3, NULL, 0, 64, &t));
     CHECK_EQ(SHMS_OK, verb_commit(w, &t, NULL));
-    CHECK_EQ(4, stats(w).more_hits_at_4x);
+    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
     shms_stats before = stats(w);
     shms_writer_free(w);
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-    CHECK_EQ(before.more_hits_at_1_5x, stats(w).more_hits_at_1_5x); /* the counts go on, without ghosts at first */
+    CHECK_EQ(before.counters.more_hits_at_1_5x,
+             stats(w).counters.more_hits_at_1_5x); /* the counts go on, without ghosts at first */
     put(w, 29);
-    CHECK_EQ(4, stats(w).more_hits_at_4x);
+    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
     for (int i = 50; i < 60; i++)
         put(w, i);
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
     put(w, 29);
     put(w, 59);
-    CHECK_EQ(4, stats(w).more_hits_at_4x);
+    CHECK_EQ(4, stats(w).counters.more_hits_at_4x);
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     shms_writer_close(w, 1);
     shms_writer_free(w);

@@ -170,7 +170,7 @@ static void a_group_that_does_not_exist_changes_nothing(void) {
     CHECK_EQ(0, shms_writer_has(w, "l", 1));
     CHECK_EQ(SHMS_OK, shms_batch_commit(w, &b, SECOND, 0)); /* the ticket has not ended */
     CHECK_EQ(2, w->seg.writer->open_leases);
-    CHECK_EQ(0, w->seg.writer->counters[SHMS_C_HITS] + w->seg.writer->counters[SHMS_C_MISSES]);
+    CHECK_EQ(0, w->seg.writer->counters[SHMS_C(hits)] + w->seg.writer->counters[SHMS_C(misses)]);
     shms_batch_undo(w, &b);
     CHECK_EQ(1, w->seg.writer->open_leases);
     end();

@@ -72,7 +72,7 @@ static void has(uint32_t kind, uint64_t bytes, uint64_t objects) {
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
 }
 
-static uint64_t evictions(void) { return shms_get(&w->seg.writer->counters[SHMS_C_EVICTIONS]); }
+static uint64_t evictions(void) { return shms_get(&w->seg.writer->counters[SHMS_C(evictions)]); }
 
 /* ---- names and counts ---- */
 
@@ -300,7 +300,7 @@ static void a_kind_whose_own_are_held_is_refused(void) {
     put_free(9, 4 * KIB, encoder);
     CHECK_EQ(0, there(5));
     CHECK_EQ(1, evictions());
-    CHECK_EQ(3, shms_get(&w->seg.writer->counters[SHMS_C_REFUSALS]));
+    CHECK_EQ(3, shms_get(&w->seg.writer->counters[SHMS_C(refusals)]));
     CHECK_EQ(SHMS_EFULL, put(11, 64 * KIB, 0)); /* the next refusal is for bytes */
     CHECK_EQ(0, why.kind);
     CHECK_EQ(0, why.quota);

@@ -126,7 +126,12 @@ static void every_word_is_where_it_was(void) {
     WORDS(0, L(number), L(what), L(id), L(opened_ns));
 #define R(field) offsetof(shms_reader_table, field)
     WORDS(0, R(epoch), R(pid), R(attached_ns), R(base));
-    WORDS(576, R(releases), R(gets), R(stale), R(released), R(more));
+    WORDS(576, R(releases), R(counters));
+#define C(field) offsetof(shms_counters, field)
+    WORDS(0, C(puts), C(put_bytes), C(hits), C(misses), C(evictions), C(evicted_bytes), C(deletes), C(refusals),
+          C(cancels), C(more_hits_at_4x), C(more_hits_at_2x), C(more_hits_at_1_5x), C(adopted));
+#define G(field) offsetof(shms_reader_counters, field)
+    WORDS(0, G(gets), G(stale), G(released));
 }
 
 static void the_example_of_the_header_is_true_byte_for_byte(void) {

@@ -88,8 +88,8 @@ static void no_bit_of_a_reference_can_be_changed(void) {
     }
     shms_reader_stats stats;
     CHECK_EQ(SHMS_OK, shms_reader_stats_get(r, &stats));
-    CHECK_EQ(8 * SHMS_REF_SIZE, stats.stale);
-    CHECK_EQ(0, stats.gets);
+    CHECK_EQ(8 * SHMS_REF_SIZE, stats.counters.stale);
+    CHECK_EQ(0, stats.counters.gets);
     CHECK_EQ(0, stats.live_views);
     shms_stats books;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &books));

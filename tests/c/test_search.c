@@ -55,7 +55,7 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
     }
     for (uint64_t i = 0; i < 3 * capacity / large; i++)
         put_and_release("large", i, large);
-    CHECK_EQ(0, w->seg.writer->counters[SHMS_C_REFUSALS]);
+    CHECK_EQ(0, w->seg.writer->counters[SHMS_C(refusals)]);
     for (uint32_t i = 0; i < n; i++) { /* the small ones are still there */
         char key[32];
         snprintf(key, sizeof key, "small%u", i);
@@ -67,7 +67,7 @@ static void small_held_objects_do_not_keep_a_large_one_out(uint32_t n, uint64_t 
 static void a_store_of_small_objects_alone_is_filled_with_them(void) {
     uint64_t n = 0;
     begin(4 * MIB, 65536, 0);
-    while (w->seg.writer->counters[SHMS_C_EVICTIONS] == 0) {
+    while (w->seg.writer->counters[SHMS_C(evictions)] == 0) {
         CHECK(w->ring.small >= 64 + 256);
         put_and_release("k", n++, 256);
     }
@@ -137,7 +137,7 @@ static void used_objects_leave_after_a_lap(uint64_t capacity, uint32_t max_objec
     uint64_t last = 0, puts = 0;
     char key[32];
     begin(capacity, max_objects, 0);
-    for (; w->seg.writer->counters[SHMS_C_EVICTIONS] < 2; last++)
+    for (; w->seg.writer->counters[SHMS_C(evictions)] < 2; last++)
         put_and_release("old", last, size);
     for (uint64_t i = 0; i + 1 < last; i++) {
         snprintf(key, sizeof key, "old%llu", (unsigned long long)i);
@@ -159,10 +159,10 @@ static void small_objects_fill_an_empty_store_whatever_was_in_it(void) {
     for (uint64_t i = 0; i < 4; i++)
         put_and_release("large", i, MIB - 40000);
     CHECK_EQ(SHMS_OK, shms_writer_clear(w, "", 0));
-    uint64_t before = w->seg.writer->counters[SHMS_C_EVICTIONS];
+    uint64_t before = w->seg.writer->counters[SHMS_C(evictions)];
     for (uint64_t i = 0; i < 13000; i++)
         put_and_release("k", i, 256);
-    CHECK_EQ(before, w->seg.writer->counters[SHMS_C_EVICTIONS]);
+    CHECK_EQ(before, w->seg.writer->counters[SHMS_C(evictions)]);
     end();
 }
 

@@ -201,7 +201,7 @@ static void run_script(bool tell, bool all_succeed) {
         __atomic_store_n(&shared->done, i + 1, __ATOMIC_RELEASE);
     }
     shared->steps = step;
-    shared->evictions = shms_get(&w->seg.writer->counters[SHMS_C_EVICTIONS]);
+    shared->evictions = shms_get(&w->seg.writer->counters[SHMS_C(evictions)]);
     kill(getpid(), SIGKILL); /* dies at the end, too: nothing is closed */
 }
 

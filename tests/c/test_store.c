@@ -156,7 +156,7 @@ static void a_get_returns_what_was_put_and_a_failed_call_changes_nothing(void) {
     shms_stats after = stats_of(w);
     CHECK(!memcmp(&before, &after, sizeof before));
     CHECK_EQ(SHMS_ENOTFOUND, verb_hit(w, "absent", 6, ref));
-    CHECK_EQ(1, stats_of(w).misses);
+    CHECK_EQ(1, stats_of(w).counters.misses);
 
     CHECK_EQ(SHMS_OK, verb_put(w, "empty", 5, NULL, 0, 0, NULL, 0, ref)); /* an empty payload is valid */
     v = view_of(r, ref);

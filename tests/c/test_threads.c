@@ -162,7 +162,7 @@ int main(void) {
             CHECK_EQ(0, shms_reader_pins(shms_segment_reader(&w->seg, (uint32_t)r))[s]);
     shms_stats stats;
     CHECK_EQ(SHMS_OK, shms_writer_stats(w, &stats));
-    CHECK(stats.evictions > 500 && gets > 500 && hits > 100 && stale > 0);
+    CHECK(stats.counters.evictions > 500 && gets > 500 && hits > 100 && stale > 0);
     for (int r = 0; r < RANKS; r++) {
         shms_reader_close(readers[r]);
         shms_reader_free(readers[r]);
