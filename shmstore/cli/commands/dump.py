@@ -1,7 +1,7 @@
 """`shmstore dump`: shows everything in one store, and who holds it."""
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -28,23 +28,30 @@ from shmstore.cli.commands.common import (
     when,
     writers,
 )
-from shmstore.cli.commands.tables import cell, make_console, make_fitting_table, make_picture, make_table, save_picture
+from shmstore.cli.commands.tables import (
+    kinds_table,
+    make_console,
+    make_fitting_table,
+    make_picture,
+    make_table,
+    readers_table,
+    save_picture,
+    writers_table,
+)
 from shmstore.inspect import (
     LeaseInfo,
-    ReaderInfo,
     SlotInfo,
     StoreFacts,
     StoreInspector,
     StoreSnapshot,
     TreeNode,
-    WriterInfo,
     damage,
     load_tensor,
     parse_tree,
     ring_map,
 )
 from shmstore.inspect.ring import DELETED, LEGEND, LIVE, mark_of
-from shmstore.store.stats import MORE_HITS, KindStats
+from shmstore.store.stats import MORE_HITS
 
 _ROWS = 20
 _RING_ROWS = 8
@@ -85,78 +92,6 @@ def draw_ring(console: Console, snapshot: StoreSnapshot) -> None:
         legend.append(f" {meaning}   ")
     console.print(legend, soft_wrap=not console.is_terminal)
     console.print()
-
-
-def _state(reader: ReaderInfo) -> str:
-    return f"{reader.state}, retired" if reader.retired and reader.state != "retired" else reader.state
-
-
-def _pins(reader: ReaderInfo) -> str:
-    return f"{reader.pins} ({reader.pins_left} left)" if reader.pins_left else str(reader.pins)
-
-
-_READER_COLUMNS: dict[str, Callable[[ReaderInfo], str]] = {
-    "rank": lambda reader: str(reader.rank),
-    "group": lambda reader: str(reader.group),
-    "process": lambda reader: "-" if reader.pid is None else str(reader.pid),
-    "state": _state,
-    "holds": lambda reader: size(reader.held_bytes),
-    "pins": _pins,
-    "pinned": lambda reader: size(reader.pinned_bytes),
-    "unacknowledged": lambda reader: str(reader.unacknowledged),
-    "leased": lambda reader: size(reader.unacknowledged_bytes),
-    "lag": lambda reader: "-" if reader.lag_seconds is None else span(reader.lag_seconds),
-    "gets": lambda reader: str(reader.gets),
-    "stale": lambda reader: str(reader.stale),
-}
-_READER_STYLES = {"dead": "red", "awaited": "yellow"}
-
-
-def readers_table(console: Console, readers: Sequence[ReaderInfo], title: str = "readers") -> Table:
-    """Return the table of the ranks."""
-    names = [name for name in _READER_COLUMNS if name != "group" or any(reader.group for reader in readers)]
-    rows = [
-        ([_READER_COLUMNS[name](reader) for name in names], _READER_STYLES.get(reader.state, "")) for reader in readers
-    ]
-    spare = ("stale", "gets", "pinned", "leased")
-    return make_fitting_table(console, title, names, rows, left=("state",), spare=spare)
-
-
-_WRITER_COLUMNS: dict[str, Callable[[WriterInfo], str]] = {
-    "writer": lambda writer: str(writer.index),
-    "process": lambda writer: "-" if writer.pid is None else str(writer.pid),
-    "state": lambda writer: writer.state,
-    "used": lambda writer: size(writer.used_bytes),
-    "of": lambda writer: size(writer.capacity),
-    "objects": lambda writer: str(writer.objects),
-    "leases": lambda writer: str(writer.open_leases),
-    "puts": lambda writer: str(writer.puts),
-    "hits": lambda writer: str(writer.hits),
-    "adopted": lambda writer: str(writer.adopted),
-    "hit ratio": lambda writer: ratio(writer.hit_ratio),
-    "evictions": lambda writer: str(writer.evictions),
-    "refusals": lambda writer: str(writer.refusals),
-    "recoveries": lambda writer: str(writer.recoveries),
-}
-
-
-def writers_table(console: Console, writers: Sequence[WriterInfo]) -> Table:
-    """Return the table of the writers."""
-    rows = [
-        ([column(writer) for column in _WRITER_COLUMNS.values()], "" if writer.state == "alive" else "dim")
-        for writer in writers
-    ]
-    spare = ("of", "recoveries", "refusals", "evictions", "hit ratio")
-    return make_fitting_table(console, "writers", list(_WRITER_COLUMNS), rows, left=("state",), spare=spare)
-
-
-def kinds_table(console: Console, kinds: Mapping[str, KindStats]) -> Table:
-    """Return the table of the kinds of objects."""
-    table = make_table(console, "kinds", "kind", "objects", "bytes", "quota", left=("kind",))
-    for kind, has in kinds.items():
-        quota = "-" if has.quota is None else f"{size(has.quota)} ({100 * has.bytes / has.quota:.0f} % used)"
-        table.add_row(cell(kind), str(has.objects), size(has.bytes), quota)
-    return table
 
 
 def _by_use(snapshot: StoreSnapshot) -> list[tuple[str, int, int]]:

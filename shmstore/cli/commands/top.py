@@ -30,8 +30,16 @@ from shmstore.cli.commands.common import (
     tier_line,
     writers,
 )
-from shmstore.cli.commands.dump import kinds_table, readers_table, writers_table
-from shmstore.cli.commands.tables import make_console, make_fitting_table, make_picture, make_table, save_picture
+from shmstore.cli.commands.tables import (
+    kinds_table,
+    make_console,
+    make_fitting_table,
+    make_picture,
+    make_table,
+    readers_table,
+    save_picture,
+    writers_table,
+)
 from shmstore.errors import ShmStoreError
 from shmstore.inspect import ReaderInfo, SegmentInfo, StoreFacts, StoreInspector, find_segments, look_at
 from shmstore.inspect.records import Counts
