@@ -224,10 +224,10 @@ class Leavers:
         self._position = writer._writer.track_events(LOG_BYTES)
 
     def take(self) -> list[str | tuple[str, str]]:
-        """Return them in their order; a key of a scope comes behind its scope."""
+        """Return them in their order; a key of a namespace comes behind its namespace."""
         events = list(self._writer.events(self._position))
         self._position = events[-1].position if events else self._position
-        return [(e.scope, e.key) if e.scope else e.key for e in events if e.kind != "put"]
+        return [(e.namespace, e.key) if e.namespace else e.key for e in events if e.kind != "put"]
 
 
 class Signal:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from shmstore import errors, scopes
+from shmstore import errors, namespaces
 from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.batch import Batch
 from shmstore.bindings.handles import fail, keep, keeps_alive, owned, require, words_of
@@ -67,17 +67,17 @@ def _filled_record(kind: str, fill: Callable[..., int], handle: Any) -> Any:
 
 
 def unpacked_key(packed: bytes) -> tuple[str | None, str]:
-    """Return the scope, or None, and the key; CorruptStoreError if they are not UTF-8."""
+    """Return the namespace, or None, and the key; CorruptStoreError if they are not UTF-8."""
     try:
-        return scopes.split(packed)
+        return namespaces.split(packed)
     except UnicodeDecodeError as error:
         raise errors.CorruptStoreError(f"the store holds a key that is not UTF-8: {error}") from None
 
 
 def _named_key(packed: bytes) -> Any:
-    """Return the key, or the key of a scope as a pair with it."""
-    scope, key = unpacked_key(packed)
-    return key if scope is None else (scope, key)
+    """Return the key, or the key of a namespace as a pair with it."""
+    namespace, key = unpacked_key(packed)
+    return key if namespace is None else (namespace, key)
 
 
 def _split(packed: Any, size: int) -> list[Any]:
@@ -377,7 +377,7 @@ class Writer:
         return require(lib.shms_writer_count(self._w))
 
     def key_list(self, prefix: bytes) -> list[Any]:
-        """Return the keys that begin with `prefix`, oldest object first; those of a scope as pairs with it."""
+        """Return the keys that begin with `prefix`, oldest object first; those of a namespace as pairs with it."""
 
         def keys(handle: Any, out: Any, words: Any) -> int:
             return lib.shms_writer_keys(handle, prefix, len(prefix), out, words)  # type: ignore[no-any-return]

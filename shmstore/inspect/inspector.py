@@ -7,7 +7,7 @@ from functools import lru_cache
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
-from shmstore import scopes
+from shmstore import namespaces
 from shmstore.bindings import inspect as native
 from shmstore.errors import (
     CorruptStoreError,
@@ -236,14 +236,14 @@ class StoreInspector:
         kinds: dict[int, tuple[str, _Figures]],
     ) -> SlotInfo:
         moving = bool(raw["moving"])
-        scope, key = (None, None) if moving or not raw["bounded"] else self._key(raw)
+        namespace, key = (None, None) if moving or not raw["bounded"] else self._key(raw)
         return SlotInfo(
             slot=raw["slot"],
             writer=raw["writer"],
             state=native.STATES.get(raw["state"], str(raw["state"])),
             object_id=raw["id"],
             key=key,
-            scope=scope,
+            namespace=namespace,
             kind=kinds[raw["kind"]][0] if raw["kind"] in kinds else None,
             offset=raw["offset"],
             length=raw["length"],
@@ -267,7 +267,7 @@ class StoreInspector:
             key = self._native.copy(raw["slot"], raw["id"], 0, min(raw["key_len"], _MAX_SHOWN_KEY))
         except (StaleRefError, CorruptStoreError, ValueError):
             return None, None
-        return scopes.split(bytes(key), errors="backslashreplace")
+        return namespaces.split(bytes(key), errors="backslashreplace")
 
     def snapshot(self) -> StoreSnapshot:
         """Return the facts, readers, slots and leases together."""
@@ -275,17 +275,19 @@ class StoreInspector:
         slots = self._slots(leases)
         return StoreSnapshot(self.name, time.time(), self.facts(), self.readers(), slots, leases, self.kinds())
 
-    def find(self, *, key: str | None = None, object_id: int | None = None, scope: str | None = None) -> SlotInfo:
-        """Return the slot of an object, by its key (and scope, if it has one) or its id.
+    def find(self, *, key: str | None = None, object_id: int | None = None, namespace: str | None = None) -> SlotInfo:
+        """Return the slot of an object, by its key (and namespace, if it has one) or its id.
 
         If several objects have the key, it returns one that is not deleted. Raises ObjectNotFoundError.
         """
         if (key is None) == (object_id is None):
             raise TypeError("pass either key or object_id")
-        wanted = (key, scope) if object_id is None else object_id
-        found = [s for s in self.slots() if wanted == ((s.key, s.scope) if object_id is None else s.object_id)]
+        wanted = (key, namespace) if object_id is None else object_id
+        found = [s for s in self.slots() if wanted == ((s.key, s.namespace) if object_id is None else s.object_id)]
         if not found:
-            what = f"object {object_id}" if object_id is not None else f"object of key {scopes.named(key, scope)}"
+            what = (
+                f"object {object_id}" if object_id is not None else f"object of key {namespaces.named(key, namespace)}"
+            )
             raise ObjectNotFoundError(
                 f"there is no {what} in {shown(self.name)}", hint="list the objects with shmstore dump"
             )

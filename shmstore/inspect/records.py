@@ -149,8 +149,8 @@ class SlotInfo:
     """Id of the object; a store never uses an id twice."""
     key: str | None
     """Key of the object; None if the object is gone or the key cannot be read."""
-    scope: str | None
-    """Scope of the key; None without one."""
+    namespace: str | None
+    """Namespace of the key; None without one."""
     kind: str | None
     """Kind of the object; None without one."""
     offset: int

@@ -9,7 +9,7 @@ from shmstore.errors import CorruptStoreError, StaleRefError
 from shmstore.inspect.inspector import StoreInspector
 from shmstore.inspect.records import ReaderInfo, SlotInfo, StoreFacts
 from shmstore.inspect.tree import parse_tree
-from shmstore.scopes import named
+from shmstore.namespaces import named
 
 __all__ = ["Finding", "VerifyReport", "damage", "verify"]
 
@@ -122,7 +122,7 @@ def _from_tables(inspector: StoreInspector, facts: StoreFacts) -> list[Finding]:
 
 
 def _from_object(inspector: StoreInspector, slot: SlotInfo, facts: StoreFacts) -> Finding | None:
-    name = named(slot.key, slot.scope)
+    name = named(slot.key, slot.namespace)
     broken = inspector.wrong_checksum(slot)
     if broken is not None:
         text = _TEXTS["crc"](slot.slot, broken["value"], broken["expected"])

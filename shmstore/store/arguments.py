@@ -11,8 +11,8 @@ from typing import Any, Self
 from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS
 from shmstore.errors import StoreClosedError, shown
+from shmstore.namespaces import prefix_of
 from shmstore.refs import ObjectRef, StoreHandle
-from shmstore.scopes import prefix_of
 from shmstore.serde import MsgpackSerde, ObjectSerde
 
 __all__ = [
@@ -178,10 +178,10 @@ def hides_payload(serde: ObjectSerde) -> bool:
     return type(serde) is MsgpackSerde
 
 
-def packed_key(key: str, scope: str | None = None) -> bytes:
+def packed_key(key: str, namespace: str | None = None) -> bytes:
     """Return the key in UTF-8, or its hash if it is too long; TypeError or ValueError if no store can have it.
 
-    With a scope, its prefix comes first.
+    With a namespace, its prefix comes first.
     """
     try:
         packed = key.encode()
@@ -191,8 +191,8 @@ def packed_key(key: str, scope: str | None = None) -> bytes:
         raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
     if not packed:
         raise ValueError("a key must not be empty")
-    if scope is not None:
-        prefix = prefix_of(scope)
+    if namespace is not None:
+        prefix = prefix_of(namespace)
         return prefix + _fitting(packed, MAX_KEY - len(prefix))
     return packed if len(packed) <= MAX_KEY else _fitting(packed, MAX_KEY)
 

@@ -25,14 +25,14 @@ class StoreEvent:
     """Its id, as in `ObjectRef.monotonic_id`. An id has one put, and at most one event of another kind."""
     position: int
     """Where to go on after this event: `events(position)`."""
-    scope: str | None = None
-    """The scope of its key; None for a plain key."""
+    namespace: str | None = None
+    """The namespace of its key; None for a plain key."""
 
 
 def _event(packed: native.Event, position: int) -> StoreEvent:
     kind, key, object_id = packed
-    scope, plain = native.unpacked_key(key)
-    return StoreEvent(cast(Literal["put", "evicted", "deleted"], kind), plain, object_id, position, scope)
+    namespace, plain = native.unpacked_key(key)
+    return StoreEvent(cast(Literal["put", "evicted", "deleted"], kind), plain, object_id, position, namespace)
 
 
 def stored_events(writer: native.Writer) -> Iterator[StoreEvent]:

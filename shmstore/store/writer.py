@@ -16,8 +16,8 @@ from shmstore.errors import (
     StoreFullError,
     shown,
 )
+from shmstore.namespaces import MARK, named, prefix_of
 from shmstore.refs import ObjectRef, trusted_ref
-from shmstore.scopes import MARK, named, prefix_of
 from shmstore.store import refusals
 from shmstore.store.arguments import group_of, hides_payload, int_of, packed_key, packed_ref
 from shmstore.store.events import LOG_BYTES, StoreEvent, events_from, stored_events
@@ -52,21 +52,21 @@ class ObjectStoreWriter(Openable):
         hold: bool = False,
         group: int | None = None,
         kind: str | None = None,
-        scope: str | None = None,
+        namespace: str | None = None,
     ) -> ObjectRef:
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
         With `hold` only the writer ends the lease, by `cancel`; readers may read the reference any number of times.
         The lease waits for the ranks of `group`, and for all ranks by default; `address` can name the group later.
-        `kind` is a name for statistics and quotas, of up to 23 bytes; a store has up to 15. `scope` (a model, a
-        processor, a tenant) sets keys apart: a key is found only with its scope, of up to 255 bytes.
+        `kind` is a name for statistics and quotas, of up to 23 bytes; a store has up to 15. `namespace` (a model, a
+        processor, a tenant) sets keys apart: a key is found only with its namespace, of up to 255 bytes.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
         for a value that the serializer refuses, and SerdeError if the caller's own serializer is wrong. A put that
         fails leaves the store as it was.
         """
         batch = self._writer.batch()
         try:
-            ref = self._put(batch, key, value, hold, b"", kind, scope, group)
+            ref = self._put(batch, key, value, hold, b"", kind, namespace, group)
             batch.record.keep = 1  # the commit; see bindings.batch
             if self._writer._w:  # else it was closed meanwhile, and a spare would keep the mapping
                 self._writer.spare = batch
@@ -83,11 +83,11 @@ class ObjectStoreWriter(Openable):
         hold: bool,
         extra: bytes = b"",
         kind: str | None = None,
-        scope: str | None = None,
+        namespace: str | None = None,
         group: int | None = None,
     ) -> ObjectRef:
         """Do `put`, as a part of a batch; `extra` is stored behind the object, and no reader gets it."""
-        packed = packed_key(key, scope)
+        packed = packed_key(key, namespace)
         number = 0 if kind is None else number_of(self._writer, kind)
         whom = 0 if group is None else group_of(self._writer, group)
         encoded = self._serde.encode(value)
@@ -99,7 +99,7 @@ class ObjectStoreWriter(Openable):
             )
         except _ORDINARY as error:
             more = len(packed) + len(encoded.meta) + len(extra)
-            raise self._explain(batch, error, named(key, scope), encoded.nbytes, more, kind) from None
+            raise self._explain(batch, error, named(key, namespace), encoded.nbytes, more, kind) from None
         except _BROKEN as error:
             if (wrong := refusals.wrong_encoding(encoded)) is not None:
                 raise wrong from error
@@ -142,15 +142,17 @@ class ObjectStoreWriter(Openable):
         return refusals.full(self._writer, self.name, batch.refusal(), error.resource, nbytes, extra, kind)
 
     @contextmanager
-    def reserve(self, key: str, template: Any, *, kind: str | None = None, scope: str | None = None) -> Iterator[Any]:
+    def reserve(
+        self, key: str, template: Any, *, kind: str | None = None, namespace: str | None = None
+    ) -> Iterator[Any]:
         """Yield writable views laid out like `template`, to be filled in place without a copy.
 
         `template` is a tree whose tensors, arrays and `TensorSpec` stand for shapes and dtypes; the rest of it is
         stored as it is. A clean exit commits without a lease; `get_cached(key)` then hands the object out. An exception
-        rolls everything back. `kind` and `scope` are as in `put`. Raises as `put` does. Do not write to the views after
-        the block.
+        rolls everything back. `kind` and `namespace` are as in `put`. Raises as `put` does. Do not write to the views
+        after the block.
         """
-        packed = packed_key(key, scope)
+        packed = packed_key(key, namespace)
         layout = self._serde.layout(template)
         if (wrong := refusals.wrong_layout(layout)) is not None:
             raise wrong
@@ -161,7 +163,7 @@ class ObjectStoreWriter(Openable):
                 batch.begin(packed, layout.meta, layout.nbytes, hand_out=False, kind=number)
             except _ORDINARY as error:
                 extra = len(packed) + len(layout.meta)
-                raise self._explain(batch, error, named(key, scope), layout.nbytes, extra, kind) from None
+                raise self._explain(batch, error, named(key, namespace), layout.nbytes, extra, kind) from None
             payload = batch.buffer()
             yield layout.build(payload if hides_payload(self._serde) else hidden(payload))
             batch.commit()
@@ -171,16 +173,16 @@ class ObjectStoreWriter(Openable):
             raise
 
     def get_cached(
-        self, key: str, *, hold: bool = False, group: int | None = None, scope: str | None = None
+        self, key: str, *, hold: bool = False, group: int | None = None, namespace: str | None = None
     ) -> ObjectRef:
         """Hand out the object stored under `key`: open another lease and count a use.
 
-        `hold`, `group` and `scope` are as in `put`. Raises ObjectNotFoundError, and
+        `hold`, `group` and `namespace` are as in `put`. Raises ObjectNotFoundError, and
         StoreFullError if every lease entry is taken by an open lease.
         """
         batch = self._writer.batch()
         try:
-            ref = self._hand_out(batch, key, hold, scope, group)
+            ref = self._hand_out(batch, key, hold, namespace, group)
             batch.record.keep = 1
             if self._writer._w:
                 self._writer.spare = batch
@@ -190,14 +192,14 @@ class ObjectStoreWriter(Openable):
             raise
 
     def _hand_out(
-        self, batch: Batch, key: str, hold: bool, scope: str | None = None, group: int | None = None
+        self, batch: Batch, key: str, hold: bool, namespace: str | None = None, group: int | None = None
     ) -> ObjectRef:
         """Do `get_cached`, as a part of a batch."""
         whom = 0 if group is None else group_of(self._writer, group)
         try:
-            ref = trusted_ref(batch.hit(packed_key(key, scope), hold, whom))
+            ref = trusted_ref(batch.hit(packed_key(key, namespace), hold, whom))
         except ObjectNotFoundError as error:
-            raise ObjectNotFoundError(f"{error.default_message}: {named(key, scope)}") from None
+            raise ObjectNotFoundError(f"{error.default_message}: {named(key, namespace)}") from None
         except StoreFullError as error:
             raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
         return ref
@@ -240,28 +242,28 @@ class ObjectStoreWriter(Openable):
             f"the lease of {ref!r} has ended", hint="hold a reference before it is sent, or put with hold=True"
         )
 
-    def validate(self, ref: ObjectRef, key: str | None = None, *, scope: str | None = None) -> bool:
-        """Return whether the object of `ref` is stored, and if a key is given, under that key and scope.
+    def validate(self, ref: ObjectRef, key: str | None = None, *, namespace: str | None = None) -> bool:
+        """Return whether the object of `ref` is stored, and if a key is given, under that key and namespace.
 
         It changes nothing.
 
         Raises StaleRefError if the object is here and this reference was never handed out for it.
         """
         try:
-            return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key, scope))
+            return self._writer.validate(packed_ref(ref), None if key is None else packed_key(key, namespace))
         except StaleRefError as error:
             raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
 
-    def is_cached(self, key: str, *, scope: str | None = None) -> bool:
+    def is_cached(self, key: str, *, namespace: str | None = None) -> bool:
         """Return whether `get_cached` would find `key`; changes neither order nor counts."""
-        return self._writer.has(packed_key(key, scope)) > 0
+        return self._writer.has(packed_key(key, namespace)) > 0
 
-    def touch(self, key: str, *, scope: str | None = None) -> bool:
+    def touch(self, key: str, *, namespace: str | None = None) -> bool:
         """Count a use of `key` without handing it out; return False if it is absent."""
-        return self._writer.touch(packed_key(key, scope))
+        return self._writer.touch(packed_key(key, namespace))
 
     @contextmanager
-    def protect(self, keys: Iterable[str], *, scope: str | None = None) -> Iterator[None]:
+    def protect(self, keys: Iterable[str], *, namespace: str | None = None) -> Iterator[None]:
         """Keep `keys` from being reclaimed inside the block, whether they are stored before it or in it.
 
         Of another writer's objects it keeps those that are there when the block begins; each takes a lease entry.
@@ -269,7 +271,7 @@ class ObjectStoreWriter(Openable):
         """
         if isinstance(keys, str):
             raise TypeError(f"keys must be an iterable of keys, not one key; write protect([{shown(keys)}])")
-        packed = [packed_key(key, scope) for key in keys]
+        packed = [packed_key(key, namespace) for key in keys]
         batch = self._writer.batch()
         try:
             try:
@@ -314,31 +316,31 @@ class ObjectStoreWriter(Openable):
         """
         self._writer.retire(int_of("rank", rank, 0, self._writer.n_readers - 1))
 
-    def delete(self, key: str, *, scope: str | None = None) -> bool:
+    def delete(self, key: str, *, namespace: str | None = None) -> bool:
         """Remove `key`: no new hand-outs; the bytes are free when nobody holds them. Return False if it is absent."""
-        return self._writer.delete(packed_key(key, scope))
+        return self._writer.delete(packed_key(key, namespace))
 
-    def clear(self, *, scope: str | None = None) -> None:
-        """Delete every key, with or without a scope; if `scope` is given, every key of that scope. Ids continue.
+    def clear(self, *, namespace: str | None = None) -> None:
+        """Delete every key of all namespaces, or of `namespace` only. Ids continue.
 
         Calls of other threads go on meanwhile; what they store then stays.
         """
-        self._writer.clear(b"" if scope is None else prefix_of(scope))
+        self._writer.clear(b"" if namespace is None else prefix_of(namespace))
 
     # ---- inspecting
 
-    def keys(self, *, scope: str | None = None) -> list[str]:
-        """Return the keys of `scope`, or those without a scope, that can be handed out, oldest object first."""
-        if scope is None:
+    def keys(self, *, namespace: str | None = None) -> list[str]:
+        """Return the keys of `namespace`, or those without a namespace, that can be handed out, oldest object first."""
+        if namespace is None:
             return [key for key in self._writer.key_list(b"") if type(key) is str]
-        return [key[1] for key in self._writer.key_list(prefix_of(scope))]
+        return [key[1] for key in self._writer.key_list(prefix_of(namespace))]
 
-    def scopes(self) -> list[str]:
-        """Return the scopes that have keys, the one of the oldest object first."""
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have keys, the one of the oldest object first."""
         return list(dict.fromkeys(key[0] for key in self._writer.key_list(MARK)))
 
     def __len__(self) -> int:
-        return self._writer.count()  # with the keys of all scopes
+        return self._writer.count()  # with the keys of all namespaces
 
     def __bool__(self) -> bool:
         return True  # a writer of an empty store is still a writer

@@ -48,22 +48,26 @@ def serializer_of(serde: ObjectSerde) -> str:
     )
 
 
-def tier_key(key: str, scope: str | None, serializer: str, namespace: str = "") -> str:
+def tier_key(key: str, namespace: str | None, serializer: str, tier_namespace: str = "") -> str:
     """Return the key of an object in a tier: printable ASCII of up to 200 characters.
 
-    It has the format of this module, the serializer, the namespace and the scope, because objects with another one of
-    these are other objects. A key that would be longer is replaced by its BLAKE2b hash.
+    It has the format of this module, the serializer, and the namespaces of the tier and of the key, because objects
+    with another one of these are other objects. A key that would be longer is replaced by its BLAKE2b hash.
     """
-    parts = (urllib.parse.quote(part, safe="", errors="surrogatepass") for part in (namespace, scope or "", key))
+    parts = (
+        urllib.parse.quote(part, safe="", errors="surrogatepass") for part in (tier_namespace, namespace or "", key)
+    )
     whole = ":".join([f"shmstore{FORMAT}", serializer, *parts])
     if len(whole) <= _LONGEST:
         return whole
     return f"shmstore{FORMAT}:{serializer}:#{blake2b(whole.encode(), digest_size=32).hexdigest()}"
 
 
-def spans_of(writer: ObjectStoreWriter, key: str, scope: str | None, name: str, moment: int) -> list[memoryview] | None:
+def spans_of(
+    writer: ObjectStoreWriter, key: str, namespace: str | None, name: str, moment: int
+) -> list[memoryview] | None:
     """Return head and payload of this writer's object, which is pinned while the payload is in use; None if absent."""
-    packed = packed_key(key, scope)
+    packed = packed_key(key, namespace)
     batch = writer._writer.new_batch()
     batch.protect([packed])
     try:
@@ -87,14 +91,14 @@ class Incoming:
         self,
         writer: ObjectStoreWriter,
         key: str,
-        scope: str | None,
+        namespace: str | None,
         name: str,
         wanted: Callable[[int], bool],
         valid: Callable[[int], bool],
         accepts: Callable[[bytes], bool],
     ) -> None:
         self._writer = writer
-        self._key = packed_key(key, scope)
+        self._key = packed_key(key, namespace)
         self._name = name
         self._wanted = wanted
         self._valid = valid

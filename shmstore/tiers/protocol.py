@@ -30,7 +30,7 @@ class Tier(Protocol):
         """Keep these spans under `key`, in the place of earlier ones; there are 1 to 64 spans.
 
         `key` is printable ASCII of up to 200 characters. The bytes do not change until the call returns. `tags` are
-        names to route or to look by: "kind", "scope" and "serializer". A back end may ignore them.
+        names to route or to look by: "kind", "namespace" and "serializer". A back end may ignore them.
         """
         ...
 

@@ -97,11 +97,11 @@ class Relay:
                     self._end(held)
                     continue
                 try:
-                    key, scope, seconds = parsed(message)
+                    key, namespace, seconds = parsed(message)
                 except ValueError as error:
                     connection.send(MISSING + str(error).encode())
                     return
-                connection.send(self._answer(connection, held, key, scope, seconds))
+                connection.send(self._answer(connection, held, key, namespace, seconds))
         except OSError:
             pass  # the worker has gone
         except ShmStoreError as error:
@@ -116,17 +116,17 @@ class Relay:
             while held:
                 self._writer.cancel(held.popitem()[1])
 
-    def _answer(self, connection: socket.socket, held: _Held, key: str, scope: str | None, seconds: float) -> bytes:
+    def _answer(self, connection: socket.socket, held: _Held, key: str, namespace: str | None, seconds: float) -> bytes:
         """Return the answer to a request; `held` gets the reference. Give up if the worker goes."""
-        if (key, scope) in held:
-            return FOUND + held[key, scope].to_bytes()
+        if (key, namespace) in held:
+            return FOUND + held[key, namespace].to_bytes()
         end = time.monotonic() + seconds
         pause = _FIRST_PAUSE
         while True:
             with suppress(ObjectNotFoundError, StoreFullError):  # evicted just now; no lease is free
-                if self._tier.bring(key, scope=scope):
-                    held[key, scope] = self._writer.get_cached(key, hold=True, scope=scope)
-                    return FOUND + held[key, scope].to_bytes()
+                if self._tier.bring(key, namespace=namespace):
+                    held[key, namespace] = self._writer.get_cached(key, hold=True, namespace=namespace)
+                    return FOUND + held[key, namespace].to_bytes()
             left = end - time.monotonic()
             if self._tier.stats().open:
                 return MISSING + b"the tier does not answer"

@@ -2,7 +2,7 @@
 
 They talk over a Unix socket that keeps messages apart (SOCK_SEQPACKET). The worker asks, and the relay answers:
 
-    worker:  b"?" | seconds to wait (8) | bytes of the scope (2) | scope | key
+    worker:  b"?" | seconds to wait (8) | bytes of the namespace (2) | namespace | key
     relay:   b"+" | a reference of this host (40)    or    b"-" | why there is none
     worker:  b"."    it has read all that it has asked for; no answer
 
@@ -49,15 +49,15 @@ def checked_path(path: str | os.PathLike[str]) -> str:
     return os.fspath(path)
 
 
-def request(key: str, scope: str | None, seconds: float) -> bytes:
+def request(key: str, namespace: str | None, seconds: float) -> bytes:
     """Return the message that asks for an object; TypeError or ValueError if no store can have it."""
-    packed_key(key, scope)
-    prefix = (scope or "").encode()
+    packed_key(key, namespace)
+    prefix = (namespace or "").encode()
     return _ASK.pack(b"?", seconds, len(prefix)) + prefix + stored_key(key).encode()
 
 
 def parsed(message: bytes) -> tuple[str, str | None, float]:
-    """Return key, scope and seconds of a request; ValueError for anything else."""
+    """Return key, namespace and seconds of a request; ValueError for anything else."""
     if not _ASK.size < len(message) <= MAX_REQUEST:
         raise ValueError(f"a request has {_ASK.size + 1} to {MAX_REQUEST} bytes")
     mark, seconds, size = _ASK.unpack_from(message)
@@ -65,9 +65,9 @@ def parsed(message: bytes) -> tuple[str, str | None, float]:
         raise ValueError("a request begins with a question mark")
     seconds_of("seconds to wait", seconds)
     rest = message[_ASK.size :]
-    key, scope = rest[size:].decode(), rest[:size].decode() if size else None
-    packed_key(key, scope)
-    return key, scope, seconds
+    key, namespace = rest[size:].decode(), rest[:size].decode() if size else None
+    packed_key(key, namespace)
+    return key, namespace, seconds
 
 
 def own_user(connection: socket.socket) -> bool:
@@ -165,14 +165,14 @@ class Conversation:
         self._connection: socket.socket | None = None
         self._failed: OSError | None = None
 
-    def bring(self, key: str, *, scope: str | None = None) -> ObjectRef:
+    def bring(self, key: str, *, namespace: str | None = None) -> ObjectRef:
         """Return a reference of this host to the object, which stays until the block ends.
 
         Raises CacheMissError if the object is in no tier, or the relay does not answer; after the latter at once.
         """
         if self._failed is None:
             try:
-                answer = self._ask(key, scope)
+                answer = self._ask(key, namespace)
             except OSError as error:
                 self._failed = error
         if self._failed is not None:
@@ -193,12 +193,12 @@ class Conversation:
             + CacheMissError.default_hint,
         )
 
-    def _ask(self, key: str, scope: str | None) -> bytes:
+    def _ask(self, key: str, namespace: str | None) -> bytes:
         connection, self._connection = self._connection or self._client._take(self._until), None
         try:
             left = max(0.0, self._until - time.monotonic())
             connection.settimeout(left + _LATE)
-            connection.send(request(key, scope, left))
+            connection.send(request(key, namespace, left))
             answer = connection.recv(_MAX_ANSWER)
             if not answer:
                 raise ConnectionResetError("it has ended the connection")

@@ -76,34 +76,34 @@ class StoreTier:
         self._count()
 
     def bring(
-        self, key: str, *, scope: str | None = None, accepts: Callable[[bytes], bool] = lambda extra: True
+        self, key: str, *, namespace: str | None = None, accepts: Callable[[bytes], bool] = lambda extra: True
     ) -> bool:
         """Fetch a missing object into the store, unless its extra bytes are not accepted; return if it is there now.
 
         Callers that ask for one key at a time fetch it once. If the answer is False, the caller will process the item:
         the time until `offer` for it is what processing takes, and `bring` fetches only what takes less.
         """
-        flight, mine = (key, scope), threading.Lock()
+        flight, mine = (key, namespace), threading.Lock()
         with mine:  # which ends in C, whatever interrupts this call: nobody waits for longer
             try:
                 other = self._flights.setdefault(flight, mine)
                 if other is not mine:
                     self._await(flight, other)
-                    return self._writer.is_cached(key, scope=scope)
-                found = self._writer.is_cached(key, scope=scope)  # by the flight before
+                    return self._writer.is_cached(key, namespace=namespace)
+                found = self._writer.is_cached(key, namespace=namespace)  # by the flight before
                 if not found:
-                    self._ask(self._fetch, key, scope, accepts)
-                    found = self._writer.is_cached(key, scope=scope)
+                    self._ask(self._fetch, key, namespace, accepts)
+                    found = self._writer.is_cached(key, namespace=namespace)
             finally:
                 self._land(flight, mine)
         if not found:
             self._costs.missed(key)
         return found
 
-    def settle(self, key: str, *, scope: str | None = None) -> None:
+    def settle(self, key: str, *, namespace: str | None = None) -> None:
         """Wait until nobody brings this key; for a caller that is about to put it."""
-        if self._flights and (other := self._flights.get((key, scope))) is not None:
-            self._await((key, scope), other)
+        if self._flights and (other := self._flights.get((key, namespace))) is not None:
+            self._await((key, namespace), other)
 
     def _await(self, flight: tuple[str, str | None], other: threading.Lock) -> None:
         with other:
@@ -113,21 +113,21 @@ class StoreTier:
         if self._flights.get(flight) is held:
             del self._flights[flight]
 
-    def offer(self, key: str, *, scope: str | None = None) -> None:
+    def offer(self, key: str, *, namespace: str | None = None) -> None:
         """Send an object that was just put, some time soon; the oldest of too many are dropped."""
         self._costs.processed(key)
         with self._lock:
             moment = self._next_moment()
-        self._behind.add((key, scope), partial(self._offer, key, scope, moment))
+        self._behind.add((key, namespace), partial(self._offer, key, namespace, moment))
 
-    def forget(self, keys: Iterable[str], *, scope: str | None = None) -> None:
+    def forget(self, keys: Iterable[str], *, namespace: str | None = None) -> None:
         """Bring these objects no more, unless they are offered again; and remove them from the tier, some time soon.
 
         They are removed once the tier answers. Call it before you delete them from the store.
         """
         keys = list(keys)
-        names = [self._name(key, scope) for key in keys]
-        self._behind.drop({(key, scope) for key in keys})  # one that is sent now is removed after it
+        names = [self._name(key, namespace) for key in keys]
+        self._behind.drop({(key, namespace) for key in keys})  # one that is sent now is removed after it
         with self._lock:
             self._forgot_at = self._next_moment()
             self._forgotten.update(dict.fromkeys(names, self._forgot_at))
@@ -207,8 +207,8 @@ class StoreTier:
         self._breaker.succeeded()
         return answer
 
-    def _fetch(self, key: str, scope: str | None, accepts: Callable[[bytes], bool]) -> bool:
-        begin, begun_at, name = self._clock(), self._moment, self._name(key, scope)
+    def _fetch(self, key: str, namespace: str | None, accepts: Callable[[bytes], bool]) -> bool:
+        begin, begun_at, name = self._clock(), self._moment, self._name(key, namespace)
         if name in self._forgotten:
             self._count(misses=1)
             return False
@@ -217,14 +217,14 @@ class StoreTier:
             cleared = self._writer._writer.tier_cleared()
             return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._forgot_at <= begun_at
 
-        incoming = Incoming(self._writer, key, scope, name, self._costs.worth, valid, accepts)
+        incoming = Incoming(self._writer, key, namespace, name, self._costs.worth, valid, accepts)
         if not self._tier.fetch(name, incoming.into) or not incoming.verifies():
             missing = incoming.outdated or not incoming.begun
             self._count(**{"declined" if incoming.declined else "misses" if missing else "damaged": 1})
             return False
         incoming.commit()
         if not valid(incoming.moment):  # asked after the commit: else who forgets or clears might not see the object
-            self._writer.delete(key, scope=scope)
+            self._writer.delete(key, namespace=namespace)
             self._count(misses=1)
             return False
         seconds = self._clock() - begin
@@ -232,16 +232,16 @@ class StoreTier:
         self._count(hits=1, hit_bytes=incoming.nbytes, saved_seconds=self._costs.saved(seconds))
         return True
 
-    def _offer(self, key: str, scope: str | None, moment: int) -> None:
-        if not self._ask(self._send, key, scope, moment):
+    def _offer(self, key: str, namespace: str | None, moment: int) -> None:
+        if not self._ask(self._send, key, namespace, moment):
             self._count(dropped=1)
 
-    def _send(self, key: str, scope: str | None, moment: int) -> bool:
-        name = self._name(key, scope)
-        spans = spans_of(self._writer, key, scope, name, moment)  # pinned until they are sent
+    def _send(self, key: str, namespace: str | None, moment: int) -> bool:
+        name = self._name(key, namespace)
+        spans = spans_of(self._writer, key, namespace, name, moment)  # pinned until they are sent
         if spans is None:
             return False
-        tags = {"serializer": self._serializer} | ({} if scope is None else {"scope": scope})
+        tags = {"serializer": self._serializer} | ({} if namespace is None else {"namespace": namespace})
         try:
             self._tier.offer(name, spans, tags)
         except TierFullError:
@@ -270,5 +270,5 @@ class StoreTier:
         self._count()
         self._behind.wake()
 
-    def _name(self, key: str, scope: str | None) -> str:
-        return tier_key(key, scope, self._serializer, self._namespace)
+    def _name(self, key: str, namespace: str | None) -> str:
+        return tier_key(key, namespace, self._serializer, self._namespace)

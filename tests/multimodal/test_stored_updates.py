@@ -299,7 +299,7 @@ def test_random_and_mutated_bytes_take_a_bounded_amount_of_memory(tmp_path: Path
         *ATTACKS.values(),
         writer.handle.to_json().encode(),
         writer.get_cached("a").to_bytes(),
-        relay_client.request("a", "scope", 1.0),
+        relay_client.request("a", "namespace", 1.0),
         bytes(spans[0]),
         mooncake._head_of(spans),
         b"$%d\r\n" % (2 + 8 + 4) + NUMBER.pack(1) + SIZE.pack(4) + b"abcd\r\n",

@@ -194,13 +194,13 @@ def test_a_listener_of_a_store_that_was_created_again_is_told() -> None:
         assert 200 == len(list(writer.events()))
 
 
-def test_a_scoped_key_comes_in_two_parts(stores: Stores) -> None:
+def test_a_namespaced_key_comes_in_two_parts(stores: Stores) -> None:
     writer = small(stores)
     batch = writer._writer.batch()
     batch.put(b"\xff\x07tenant1" + "ключ".encode(), b"m", 0, [])
     batch.record.keep = 1
     event = next(writer.events())
-    assert ("tenant1", "ключ") == (event.scope, event.key)
+    assert ("tenant1", "ключ") == (event.namespace, event.key)
     for damaged in (b"\xff", b"\xff\x03\xfe\xfe\xfek", b"\xfe"):
         with pytest.raises(CorruptStoreError):
             native.unpacked_key(damaged)

@@ -740,22 +740,22 @@ def test_what_is_deleted_of_a_dead_writer_is_gone_for_all(stores: Stores, how: s
     assert not second.is_cached("k")
 
 
-def test_clear_takes_the_keys_of_all_writers_and_of_a_scope_only_its_own(three: list[ObjectStoreWriter]) -> None:
+def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     for number, writer in enumerate(three):
         writer.put(f"a{number}", value(1))
-        writer.put(f"b{number}", value(1), scope="s")
-        writer.put(f"c{number}", value(1), scope="t")
-    second.clear(scope="s")
+        writer.put(f"b{number}", value(1), namespace="s")
+        writer.put(f"c{number}", value(1), namespace="t")
+    second.clear(namespace="s")
     assert [2, 2, 2] == [len(writer) for writer in three]  # their next call, which deletes
     for writer in three:
-        assert [False] * 3 == [writer.is_cached(f"b{n}", scope="s") for n in range(3)]
+        assert [False] * 3 == [writer.is_cached(f"b{n}", namespace="s") for n in range(3)]
         assert [True] * 3 == [writer.is_cached(f"a{n}") for n in range(3)]
-        assert [True] * 3 == [writer.is_cached(f"c{n}", scope="t") for n in range(3)]
+        assert [True] * 3 == [writer.is_cached(f"c{n}", namespace="t") for n in range(3)]
     first.clear()
     assert [0, 0, 0] == [len(writer) for writer in three]
     for writer in three:
-        assert [False] * 3 == [writer.is_cached(f"c{n}", scope="t") for n in range(3)]
+        assert [False] * 3 == [writer.is_cached(f"c{n}", namespace="t") for n in range(3)]
         assert ([], 0) == (writer.keys(), len(writer))
 
 

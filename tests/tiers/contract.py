@@ -18,7 +18,7 @@ from shmstore.errors import TierError
 from shmstore.tiers import Tier
 from tests.support import SHM, store_name
 
-TAGS = {"kind": "image", "scope": "a tenant \N{SNOWMAN}", "serializer": "msgpack"}
+TAGS = {"kind": "image", "namespace": "a tenant \N{SNOWMAN}", "serializer": "msgpack"}
 MIB = 1 << 20
 SIZES = (
     [1],

@@ -93,14 +93,14 @@ class Elsewhere:
         self.writer = ObjectStoreWriter.create(capacity=1 << 20, n_readers=1)
         self.tier = StoreTier(self.writer, memory)
 
-    def put(self, key: str = KEY, value: Any = None, offer: bool = True, scope: str | None = None) -> ObjectRef:
-        ref = self.writer.put(key, three_tensors(SIZE) if value is None else value, scope=scope)
+    def put(self, key: str = KEY, value: Any = None, offer: bool = True, namespace: str | None = None) -> ObjectRef:
+        ref = self.writer.put(key, three_tensors(SIZE) if value is None else value, namespace=namespace)
         if offer:
-            self.offer(key, scope)
+            self.offer(key, namespace)
         return ref
 
-    def offer(self, key: str = KEY, scope: str | None = None) -> None:
-        self.tier.offer(key, scope=scope)
+    def offer(self, key: str = KEY, namespace: str | None = None) -> None:
+        self.tier.offer(key, namespace=namespace)
         assert self.tier.flush(10)
 
 
@@ -127,12 +127,12 @@ def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends
     until(lambda: host.leases() == 0)
 
 
-@pytest.mark.parametrize("scope", [None, "a model/1", "x" * 255])
-def test_keys_of_scopes_are_brought_too(host: Host, elsewhere: Elsewhere, scope: str | None) -> None:
+@pytest.mark.parametrize("namespace", [None, "a model/1", "x" * 255])
+def test_keys_of_namespaces_are_brought_too(host: Host, elsewhere: Elsewhere, namespace: str | None) -> None:
     key = "é" * 16_000  # the longest ones
-    elsewhere.put(key, "value", scope=scope)
+    elsewhere.put(key, "value", namespace=namespace)
     with host.client().bringing() as conversation:
-        assert host.reader.get(conversation.bring(key, scope=scope)) == "value"
+        assert host.reader.get(conversation.bring(key, namespace=namespace)) == "value"
 
 
 def test_a_client_uses_its_connection_again_and_each_block_at_a_time_has_its_own(
@@ -311,8 +311,8 @@ ASK = request(KEY, None, 1.0)
         b"?",
         b"x" + ASK[1:],
         ASK[:11],  # no key
-        ASK[:9] + b"\xff\xff" + ASK[11:],  # a scope without an end
-        ASK[:9] + b"\x01\x00\xff" + ASK[11:],  # a scope that is not UTF-8
+        ASK[:9] + b"\xff\xff" + ASK[11:],  # a namespace without an end
+        ASK[:9] + b"\x01\x00\xff" + ASK[11:],  # a namespace that is not UTF-8
         ASK[:11] + b"\xff",
         request(KEY, None, -1.0),
         request(KEY, None, float("nan")),
@@ -485,12 +485,12 @@ def test_it_survives_that_no_thread_can_be_started(
 
 def test_a_worker_that_repeats_itself_takes_one_lease_for_each_key(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
-    elsewhere.put("scoped", scope="a")
-    elsewhere.put("scoped", scope="b")
+    elsewhere.put("namespaced", namespace="a")
+    elsewhere.put("namespaced", namespace="b")
     with host.client().bringing() as conversation:
         for _ in range(2):
             refs = {conversation.bring(KEY) for _ in range(100)}
-            refs |= {conversation.bring("scoped", scope=scope) for scope in "ab"}
+            refs |= {conversation.bring("namespaced", namespace=namespace) for namespace in "ab"}
             assert (len(refs), host.leases()) == (3, 3)
 
 

@@ -55,15 +55,15 @@ def there(memory: MemoryTier) -> Iterator[tuple[ObjectStoreWriter, StoreTier]]:
 Side = tuple[ObjectStoreWriter, StoreTier]
 
 
-def put(side: Side, key: str = KEY, scope: str | None = None) -> None:
-    side[0].put(key, VALUE, scope=scope)
-    side[1].offer(key, scope=scope)
+def put(side: Side, key: str = KEY, namespace: str | None = None) -> None:
+    side[0].put(key, VALUE, namespace=namespace)
+    side[1].offer(key, namespace=namespace)
     assert side[1].flush(10)
 
 
-def read(writer: ObjectStoreWriter, key: str = KEY, scope: str | None = None) -> Any:
+def read(writer: ObjectStoreWriter, key: str = KEY, namespace: str | None = None) -> Any:
     with ObjectStoreReader.attach(writer.handle, 0) as reader:
-        value = reader.get(writer.get_cached(key, scope=scope), copy=True)
+        value = reader.get(writer.get_cached(key, namespace=namespace), copy=True)
     writer.retire(0)
     return value
 
@@ -72,11 +72,11 @@ def test_the_test_has_a_tier(memory: MemoryTier) -> None:
     assert isinstance(memory, Tier)
 
 
-@pytest.mark.parametrize("scope", [None, "a model/1"])
-def test_what_one_store_offers_another_brings(here: Side, there: Side, scope: str | None) -> None:
-    put(here, scope=scope)
-    assert there[1].bring(KEY, scope=scope)
-    found = read(there[0], scope=scope)
+@pytest.mark.parametrize("namespace", [None, "a model/1"])
+def test_what_one_store_offers_another_brings(here: Side, there: Side, namespace: str | None) -> None:
+    put(here, namespace=namespace)
+    assert there[1].bring(KEY, namespace=namespace)
+    found = read(there[0], namespace=namespace)
     assert found["pixels"].tolist() == PIXELS.tolist()
     assert (found["grid"], found["name"]) == ((1, 2), "x")
     stats = there[1].stats()
@@ -94,11 +94,11 @@ def test_a_value_without_tensors_comes_too(here: Side, there: Side) -> None:
 
 
 def test_the_tags_say_what_it_is(here: Side, memory: MemoryTier) -> None:
-    put(here, scope="tenant")
-    assert memory.tags == {tier_key(KEY, "tenant", "msgpack1"): {"serializer": "msgpack1", "scope": "tenant"}}
+    put(here, namespace="tenant")
+    assert memory.tags == {tier_key(KEY, "tenant", "msgpack1"): {"serializer": "msgpack1", "namespace": "tenant"}}
 
 
-def test_keys_of_other_scopes_serializers_and_namespaces_differ() -> None:
+def test_keys_of_other_namespaces_serializers_and_namespaces_differ() -> None:
     parts = [("k", None, "m", ""), ("k", "s", "m", ""), ("s", "k", "m", ""), ("k", None, "n", "")]
     parts += [
         ("k", None, "m", "v2"),

@@ -157,8 +157,8 @@ def _short_key(key: str | None) -> str:
 
 
 def _title(slot: SlotInfo) -> str:
-    """Return the key of an object, and its scope and kind if it has them."""
-    more = (("scope", slot.scope), ("kind", slot.kind))
+    """Return the key of an object, and its namespace and kind if it has them."""
+    more = (("namespace", slot.namespace), ("kind", slot.kind))
     parts = [("key", slot.key), *(pair for pair in more if pair[1] is not None)]
     return ", ".join(f"{what} {_short_key(name)}" for what, name in parts)
 
@@ -181,7 +181,7 @@ _SLOT_COLUMNS: dict[str, Callable[[SlotInfo], str]] = {
     "adopted by": lambda slot: _ranks(slot.adopted_by),
     "state": _flags,
     "kind": lambda slot: _short_key(slot.kind or ""),
-    "scope": lambda slot: _short_key(slot.scope or ""),
+    "namespace": lambda slot: _short_key(slot.namespace or ""),
     "key": lambda slot: _short_key(slot.key),
 }
 
@@ -191,13 +191,13 @@ def _slots_table(console: Console, snapshot: StoreSnapshot, everything: bool) ->
     if not everything and len(slots) > _ROWS:
         title = f"objects: {_ROWS} of {len(slots)} (--all: all), held ones first, then the largest"
         slots = tuple(sorted(slots, key=lambda slot: (mark_of(slot) in (LIVE, DELETED), -slot.span))[:_ROWS])
-    optional = {"adopted by": "adopted_by", "kind": "kind", "scope": "scope"}
+    optional = {"adopted by": "adopted_by", "kind": "kind", "namespace": "namespace"}
     left_out = {name for name, field in optional.items() if not any(getattr(slot, field) for slot in slots)}
     if len(snapshot.facts.writers) == 1:
         left_out.add("writer")
     names = [name for name in _SLOT_COLUMNS if name not in left_out]
     rows = [([_SLOT_COLUMNS[name](slot) for name in names], "") for slot in slots]
-    spare, left = ("slot", "offset", "age"), ("state", "kind", "scope", "key")
+    spare, left = ("slot", "offset", "age"), ("state", "kind", "namespace", "key")
     return make_fitting_table(console, title, names, rows, left=left, spare=spare)
 
 
@@ -293,7 +293,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--key", metavar="K", help="only the object with this key, and its tree of shapes and dtypes")
     which.add_argument("--object", type=int, metavar="ID", help="only the object with this id, and its tree")
-    parser.add_argument("--scope", metavar="S", help="scope of --key, if it has one")
+    parser.add_argument("--namespace", metavar="S", help="namespace of --key, if it has one")
     parser.add_argument("--tensor", metavar="PATH", help="copy this tensor of the object to --out; PATH as in its tree")
     parser.add_argument("--out", type=Path, metavar="FILE.npy", help="file for --tensor")
     parser.add_argument("--all", action="store_true", help="all objects and leases, not only the first ones")
@@ -302,7 +302,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _dump_object(arguments: argparse.Namespace, inspector: StoreInspector, console: Console) -> None:
-    slot = inspector.find(key=arguments.key, object_id=arguments.object, scope=arguments.scope)
+    slot = inspector.find(key=arguments.key, object_id=arguments.object, namespace=arguments.namespace)
     if arguments.tensor is not None:
         array = load_tensor(inspector, slot, arguments.tensor)
         with open(arguments.out, "wb") as file:  # np.save would append .npy to a name
@@ -323,8 +323,8 @@ def _run(arguments: argparse.Namespace) -> int:
     one = arguments.key is not None or arguments.object is not None
     if (arguments.tensor is None) != (arguments.out is None) or (arguments.tensor is not None and not one):
         return complain("dump", "--tensor needs --out, and --key or --object", EXIT_USAGE)
-    if arguments.scope is not None and arguments.key is None:
-        return complain("dump", "--scope needs --key", EXIT_USAGE)
+    if arguments.namespace is not None and arguments.key is None:
+        return complain("dump", "--namespace needs --key", EXIT_USAGE)
     if arguments.svg and arguments.json:
         return complain("dump", "--svg and --json exclude each other", EXIT_USAGE)
     console = make_picture() if arguments.svg else make_console()

@@ -26,7 +26,7 @@ _SIZES = "1K,1M,6M,64M"
 _COUNT = 20
 _META = 300
 """Bytes of the first span, as the metadata of an object are."""
-_TAGS = {"kind": "check", "scope": "", "serializer": "none"}
+_TAGS = {"kind": "check", "namespace": "", "serializer": "none"}
 _CONNECTS_IN = 5.0
 """A back end may need some seconds until its server is connected."""
 _OTHERS = "look for another program or a proxy that changes keys which start with shmstore-check"
