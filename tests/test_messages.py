@@ -94,12 +94,12 @@ def test_a_full_store_of_several_groups_names_address_if_leases_wait_for_all(sto
         writer.clear()
         return caught.value.hint
 
-    assert "address" not in hint_of(0)
-    assert "address" not in hint_of(None, hold=True), "these wait for the writer"
+    assert "assign_group" not in hint_of(0)
+    assert "assign_group" not in hint_of(None, hold=True), "these wait for the writer"
     hint = hint_of(None)
     assert "all 2 groups" in hint
-    assert "address(ref, group)" in hint
-    assert "sender.address" in hint
+    assert "assign_group(ref, group)" in hint
+    assert "sender.assign_group" in hint
 
 
 def test_a_reference_of_another_store_says_so(stores: Stores) -> None:

@@ -37,7 +37,7 @@ typedef struct shms_batch {
 } shms_batch;
 
 /* Stores and hands out: begin, copy and commit in one call. `extra` is for shms_writer_extra, and `kind` from
- * shms_writer_kind, or 0. `group` is as in shms_writer_address. With `hold` only the writer ends the lease. */
+ * shms_writer_kind, or 0. `group` is as in shms_writer_assign_group. With `hold` only the writer ends the lease. */
 int shms_batch_put(shms_writer *w, shms_batch *b, const char *key, uint32_t key_len, const char *meta,
                    uint32_t meta_len, const char *extra, uint32_t extra_len, uint64_t payload_size,
                    const shms_piece *pieces, uint32_t n_pieces, uint32_t kind, uint32_t group, int hold);

@@ -155,7 +155,7 @@ int shms_batch_hold(shms_writer *w, shms_batch *b, const uint8_t *packed) {
     return shms_writer_leave(w, rc);
 }
 
-int shms_writer_address(shms_writer *w, const uint8_t *packed, uint32_t group) {
+int shms_writer_assign_group(shms_writer *w, const uint8_t *packed, uint32_t group) {
     shms_ref ref;
     int rc = shms_writer_enter(w);
     if (rc)
@@ -164,7 +164,7 @@ int shms_writer_address(shms_writer *w, const uint8_t *packed, uint32_t group) {
         uint32_t before = shms_lease_group(shms_get(&w->leases.table[ref.entry].what));
         if (group > w->seg.layout.n_groups || (before && before != group))
             return shms_writer_leave(w, SHMS_EINVAL);
-        shms_leases_address(&w->leases, ref.entry, group);
+        shms_leases_assign_group(&w->leases, ref.entry, group);
         /* the object may go earlier than a survey or a sweep has found */
         if (shms_is_own(&w->seg, ref.slot))
             shms_zones_stale_slot(&w->zones, ref.slot - w->leases.base);

@@ -48,7 +48,7 @@ uint64_t shms_leases_open(shms_leases *l, uint32_t entry, uint32_t slot, uint64_
 /* H1: from now on no acknowledgement ends the lease, only the writer does. */
 void shms_leases_hold(shms_leases *l, uint32_t entry);
 /* G1: from now on only this group is expected. The lease was opened for all. */
-void shms_leases_address(shms_leases *l, uint32_t entry, uint32_t group);
+void shms_leases_assign_group(shms_leases *l, uint32_t entry, uint32_t group);
 /* C1: ends an open lease. */
 void shms_leases_close(shms_leases *l, uint32_t entry);
 

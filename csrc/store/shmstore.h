@@ -286,7 +286,7 @@ int shms_writer_validate(shms_writer *w, const uint8_t *ref, const char *key, ui
 /* From now on that lease waits for one group only: 1 + its number. 1: it does; 0: the lease has ended. SHMS_EINVAL: it
  * waits for another group, or there is no such group. Without this, and if several groups may read it, a lease waits
  * for all ranks; that is group 0. */
-int shms_writer_address(shms_writer *w, const uint8_t *ref, uint32_t group);
+int shms_writer_assign_group(shms_writer *w, const uint8_t *ref, uint32_t group);
 int shms_writer_cancel(shms_writer *w, const uint8_t *ref); /* 1: that lease was open, and has ended; 0; or an error */
 /* Ends every open lease and returns their number: for a successor, if the requests of the dead writer died with it. */
 int64_t shms_writer_cancel_all(shms_writer *w);

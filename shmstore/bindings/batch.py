@@ -61,7 +61,7 @@ class Batch:
     ) -> bytes:
         """Store pieces of (offset, bytes, address), hand the object out, and return the packed reference.
 
-        `extra` is what `Writer.extra` returns. `group` is as in `Writer.address`.
+        `extra` is what `Writer.extra` returns. `group` is as in `Writer.assign_group`.
         """
         n, n_extra = len(pieces), len(extra)
         code = _put(

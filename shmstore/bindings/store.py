@@ -344,12 +344,12 @@ class Writer:
         """End a lease; return False if it is over already."""
         return require(lib.shms_writer_cancel(self._w, packed)) == 1
 
-    def address(self, packed: bytes, group: int) -> bool:
+    def assign_group(self, packed: bytes, group: int) -> bool:
         """Let a lease wait for a group only: 1 + its number; or, if it does so far, for all: 0. False if it is over.
 
         ValueError if it waits for another group.
         """
-        return require(lib.shms_writer_address(self._w, packed, group)) == 1
+        return require(lib.shms_writer_assign_group(self._w, packed, group)) == 1
 
     def validate(self, packed: bytes, key: bytes | None) -> bool:
         """Say whether the object is there, and has this key, if one is given."""

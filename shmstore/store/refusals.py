@@ -63,7 +63,9 @@ def stale(error: StaleRefError, ref: ObjectRef, store_id: int, n_writers: int = 
             "under the same name does not accept earlier references"
         )
     elif n_writers > 1:
-        hint = "the writer that handed a reference out ends, holds and addresses its lease; no other writer can"
+        hint = (
+            "the writer that handed a reference out ends or holds its lease and assigns its group; no other writer can"
+        )
     return StaleRefError(f"{error.message}: {ref!r}", hint=hint)
 
 
@@ -321,7 +323,7 @@ def _leases(writer: native.Writer, name: str) -> Iterator[dict[str, Any]]:
 
 
 def _most_wait_for_all(writer: native.Writer, name: str) -> bool:
-    """Say whether most of some open leases wait for the ranks of all groups, since nobody has addressed them."""
+    """Say whether most of some open leases wait for the ranks of all groups, since nobody has assigned a group."""
     some = islice(_leases(writer, name), _SAMPLE)
     groups = [lease["group"] for lease in some if any(lease["owed"]) and not lease["held"]]
     return groups.count(0) * 2 > len(groups)
@@ -393,7 +395,7 @@ def full(
     if len(writer.groups) > 1 and _most_wait_for_all(writer, name):
         full.hint = (
             f"leases wait for the ranks of all {len(writer.groups)} groups: before a reference is sent, call "
-            f"address(ref, group), or with a cache sender.address(sent, engine); or {full.hint}"
+            f"assign_group(ref, group), or with a cache sender.assign_group(sent, engine); or {full.hint}"
         )
     return full
 

@@ -57,7 +57,7 @@ class ObjectStoreWriter(Openable):
         """Store `value` under `key` with one copy, open one lease and return the reference to it.
 
         With `hold` only the writer ends the lease, by `cancel`; readers may read the reference any number of times.
-        The lease waits for the ranks of `group`, and for all ranks by default; `address` can name the group later.
+        The lease waits for the ranks of `group`, and for all ranks by default; `assign_group` can name the group later.
         `kind` is a name for statistics and quotas, of up to 23 bytes; a store has up to 15. `namespace` (a model, a
         processor, a tenant) sets keys apart: a key is found only with its namespace, of up to 255 bytes.
         Raises ObjectExistsError, ObjectTooLargeError, StoreFullError (nothing is evicted then), TypeError with the path
@@ -204,17 +204,17 @@ class ObjectStoreWriter(Openable):
             raise refusals.full(self._writer, self.name, batch.refusal(), error.resource) from None
         return ref
 
-    def address(self, ref: ObjectRef, group: int) -> bool:
+    def assign_group(self, ref: ObjectRef, group: int) -> bool:
         """Let the lease of `ref` wait for the ranks of `group` only; return False if it is over already.
 
         For a request whose engine is chosen after its items were put: call it before the reference is sent. Reads that
-        came before count. Once is enough, and the same group again does nothing. A lease that is addressed to no group
+        came before count. Once is enough, and the same group again does nothing. A lease without a group
         waits for all ranks. Raises ValueError if it waits for another group, and StaleRefError if the object is here
         and this writer never handed out this reference for it.
         """
         whom = group_of(self._writer, int_of("group", group, 0, native.MAX_GROUPS - 1))
         try:
-            return self._writer.address(packed_ref(ref), whom)
+            return self._writer.assign_group(packed_ref(ref), whom)
         except StaleRefError as error:
             raise refusals.stale(error, ref, self._handle.store_id, self.n_writers) from None
         except ValueError:

@@ -285,7 +285,7 @@ static void b_address(void) {
     b_hit(COLD);
     for (int i = READ; i <= COLD; i++)
         if (last_of_b((uint64_t)i, 0)) /* READ: only rank 0 */
-            CHECK(shms_writer_address(b, last_of_b((uint64_t)i, 0)->ref, (uint32_t)(i - READ + 1)) >= 0);
+            CHECK(shms_writer_assign_group(b, last_of_b((uint64_t)i, 0)->ref, (uint32_t)(i - READ + 1)) >= 0);
     if (last_of_b(COLD, 0))
         last_of_b(COLD, 0)->open = false;
 }
@@ -471,7 +471,7 @@ static void r_acquire_and_release(void) {
 }
 static void b_was_read(void) { /* A may evict it, and the reference is good as long as A does not */
     b_hit(READ);
-    CHECK_EQ(1, shms_writer_address(b, last_of_b(READ, 0)->ref, 1));
+    CHECK_EQ(1, shms_writer_assign_group(b, last_of_b(READ, 0)->ref, 1));
     r_acquire_and_release();
 }
 static void r_replace(void) {
@@ -673,7 +673,7 @@ static void b_holds_cold(void) {
 static void only_rank_0_is_awaited(void) {
     b_holds_cold();
     b_hit(READ);
-    CHECK_EQ(1, shms_writer_address(b, last_of_b(READ, 0)->ref, 1));
+    CHECK_EQ(1, shms_writer_assign_group(b, last_of_b(READ, 0)->ref, 1));
 }
 static void only_rank_1_is_awaited(void) {
     b_holds_cold();
@@ -688,7 +688,7 @@ static void b_pins_and_leases(void) {
     CHECK_EQ(1, shms_writer_cancel(b, last_of_b(COLD, 0)->ref));
     CHECK(shms_holds_pin(&b->seg, ref.slot, ref.id)); /* where it will die */
 }
-static void b_names_group(void) { CHECK_EQ(1, shms_writer_address(b, last_of_b(READ, 0)->ref, 1)); }
+static void b_names_group(void) { CHECK_EQ(1, shms_writer_assign_group(b, last_of_b(READ, 0)->ref, 1)); }
 static void b_misses(void) { CHECK_EQ(0, shms_writer_touch(b, "else", 4)); }
 
 static void rank_0_is_promised_all(void) {

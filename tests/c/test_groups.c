@@ -85,7 +85,7 @@ static void a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(uint32_t a
         for (int later = 0; later < 2; later++) {
             CHECK_EQ(SHMS_OK, put_for("k", later ? ALL : group));
             if (later)
-                CHECK_EQ(1, shms_writer_address(w, ref, group));
+                CHECK_EQ(1, shms_writer_assign_group(w, ref, group));
             for (uint32_t r = first[group]; r <= last[group] && r < attached; r++) {
                 CHECK(!all_may_go());
                 read_by(r);
@@ -134,26 +134,26 @@ static void a_rank_of_another_group_may_read_and_then_holds_by_its_pin(void) {
     end();
 }
 
-static void a_lease_is_addressed_once(void) {
+static void a_lease_gets_its_group_once(void) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_address(w, ref, NONE));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_address(w, ref, 256)); /* not a group modulo 256 either */
-    CHECK_EQ(1, shms_writer_address(w, ref, ALL));
-    CHECK_EQ(1, shms_writer_address(w, ref, SECOND));
-    CHECK_EQ(1, shms_writer_address(w, ref, SECOND));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_address(w, ref, THIRD));
-    CHECK_EQ(SHMS_EINVAL, shms_writer_address(w, ref, ALL)); /* wider: the others may have been let down already */
+    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, NONE));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, 256)); /* not a group modulo 256 either */
+    CHECK_EQ(1, shms_writer_assign_group(w, ref, ALL));
+    CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
+    CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, THIRD));
+    CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, ALL)); /* wider: the others may have been let down already */
     CHECK_EQ(SHMS_OK, shms_writer_valid(w));
     uint8_t forged[SHMS_REF_SIZE];
     memcpy(forged, ref, sizeof forged);
     forged[SHMS_REF_SIZE - 1] ^= 1;
-    CHECK_EQ(SHMS_ESTALE, shms_writer_address(w, forged, SECOND));
+    CHECK_EQ(SHMS_ESTALE, shms_writer_assign_group(w, forged, SECOND));
     CHECK_EQ(1, shms_writer_cancel(w, ref));
-    CHECK_EQ(0, shms_writer_address(w, ref, SECOND));
-    CHECK_EQ(0, shms_writer_address(w, ref, THIRD));
+    CHECK_EQ(0, shms_writer_assign_group(w, ref, SECOND));
+    CHECK_EQ(0, shms_writer_assign_group(w, ref, THIRD));
     CHECK(all_may_go());
-    CHECK_EQ(0, shms_writer_address(w, ref, SECOND));
+    CHECK_EQ(0, shms_writer_assign_group(w, ref, SECOND));
     end();
 }
 
@@ -197,19 +197,19 @@ static void every_way_to_hand_out_takes_a_group(void) {
     end();
 }
 
-/* Reads that came before the lease was addressed count. */
+/* Reads that came before the lease got its group count. */
 static void an_address_may_release(void) {
     begin(RANKS);
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     read_by(2);
     read_by(3);
     CHECK(!all_may_go()); /* and a search remembers it */
-    CHECK_EQ(1, shms_writer_address(w, ref, SECOND));
+    CHECK_EQ(1, shms_writer_assign_group(w, ref, SECOND));
     CHECK(all_may_go());
     CHECK_EQ(SHMS_OK, put_for("k", ALL));
     read_by(0);
     CHECK(!all_may_go());
-    CHECK_EQ(1, shms_writer_address(w, ref, FIRST));
+    CHECK_EQ(1, shms_writer_assign_group(w, ref, FIRST));
     CHECK(!all_may_go());
     read_by(1);
     CHECK(all_may_go());
@@ -225,7 +225,7 @@ static void an_address_may_free_a_lease_entry(void) {
     CHECK_EQ(w->leases.n_entries, n);
     CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k", 1, ref)); /* all entries are swept, and remembered as open */
     CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k", 1, ref));
-    CHECK_EQ(1, shms_writer_address(w, ref, THIRD)); /* of the last hand-out */
+    CHECK_EQ(1, shms_writer_assign_group(w, ref, THIRD)); /* of the last hand-out */
     CHECK_EQ(SHMS_OK, verb_hit(w, "k", 1, ref));
     CHECK_EQ(SHMS_ENOLEASE, verb_hit(w, "k", 1, ref));
     end();
@@ -236,8 +236,8 @@ static void a_held_lease_stays_held_and_keeps_its_group(void) {
     for (int held_first = 0; held_first < 2; held_first++) {
         CHECK_EQ(SHMS_OK, put_for("k", ALL));
         for (int i = 0; i < 2; i++)
-            CHECK_EQ(1, i == held_first ? shms_writer_address(w, ref, THIRD) : verb_hold(w, ref));
-        CHECK_EQ(SHMS_EINVAL, shms_writer_address(w, ref, FIRST));
+            CHECK_EQ(1, i == held_first ? shms_writer_assign_group(w, ref, THIRD) : verb_hold(w, ref));
+        CHECK_EQ(SHMS_EINVAL, shms_writer_assign_group(w, ref, FIRST));
         read_by(4);
         CHECK(!all_may_go());
         CHECK_EQ(1, shms_writer_cancel(w, ref));
@@ -268,7 +268,7 @@ static void another_lease_of_the_object_still_holds_it(void) {
     memcpy(ref, b.ref, sizeof ref);
     read_by(4);
     CHECK(!all_may_go()); /* nobody has said whom the first is for */
-    CHECK_EQ(1, shms_writer_address(w, all, FIRST));
+    CHECK_EQ(1, shms_writer_assign_group(w, all, FIRST));
     CHECK(!all_may_go());
     memcpy(ref, all, sizeof ref);
     read_by(0);
@@ -292,12 +292,12 @@ static void a_successor_keeps_the_groups(void) {
         if (child == 0) {
             CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
             shms_step_hook = killed ? NULL : die_at_g1;
-            CHECK_EQ(1, shms_writer_address(w, ref, THIRD));
+            CHECK_EQ(1, shms_writer_assign_group(w, ref, THIRD));
             kill(getpid(), SIGKILL);
         }
         CHECK_EQ(1000 + SIGKILL, reap(child));
         CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, NULL));
-        CHECK_EQ(killed ? SHMS_EINVAL : 1, shms_writer_address(w, ref, killed ? FIRST : ALL));
+        CHECK_EQ(killed ? SHMS_EINVAL : 1, shms_writer_assign_group(w, ref, killed ? FIRST : ALL));
         if (!killed) {
             CHECK_EQ(SHMS_OK, shms_writer_close(w, 0));
             shms_writer_free(w);
@@ -369,7 +369,7 @@ int main(void) {
         a_lease_waits_for_the_ranks_of_its_group_and_for_no_other(attached);
     what_the_ranks_of_other_groups_do_does_not_matter();
     a_rank_of_another_group_may_read_and_then_holds_by_its_pin();
-    a_lease_is_addressed_once();
+    a_lease_gets_its_group_once();
     a_group_that_does_not_exist_changes_nothing();
     every_way_to_hand_out_takes_a_group();
     an_address_may_release();

@@ -121,7 +121,7 @@ int main(void) {
                 shms_leases_hold(&l, entry);
                 model[entry].held = true;
             } else if (model[entry].number && model[entry].group == 0) {
-                shms_leases_address(&l, entry, group);
+                shms_leases_assign_group(&l, entry, group);
                 model[entry].group = group;
             }
             break;

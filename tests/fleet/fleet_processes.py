@@ -209,7 +209,7 @@ class _Server:
             given = picture.process()
             data, updates = cache.get_and_update_item(given, mm_hash)
         stored = known.nbytes if cache.writer is None and given is not None else self._stored() - before
-        cache.address([data], deal.group)
+        cache.assign_group([data], deal.group)
         update = updates[0].with_item_idx(0)
         place = PlaceholderRange(0, len(update.content))  # the only item of a prompt
         payload = self._codec.encode([MultiModalFeatureSpec(data, update.modality, mm_hash, place)])

@@ -22,7 +22,7 @@ def main(conn: Any, settings: MultiModalCacheConfig) -> None:
                 ]
                 outputs = sender.get_and_update(inputs, mm_hashes)
                 sent = [piece for piece, _ in outputs]
-                sender.address(sent, engine)
+                sender.assign_group(sent, engine)
                 conn.send((cached, outputs))
             elif method == "stats":
                 conn.send(sender.writer.stats())

@@ -250,21 +250,21 @@ def test_what_one_server_invalidates_or_clears_is_gone_for_it_at_once_and_soon_f
         assert [[False] * 3] * 2 == [cache.is_cached(["a", "b", "c"]) for cache in (other, one)]
 
 
-def test_an_addressed_lease_waits_for_its_engine_core_and_another_one_for_all() -> None:
+def test_a_lease_with_a_group_waits_for_its_engine_core_and_another_one_for_all() -> None:
     with two(data_parallel_size=2) as (one, other), ExitStack() as stack:
         settings = settings_of(2, data_parallel_size=2)
         workers = [stack.enter_context(shm_worker(settings, rank, one.handle)) for rank in range(2)]
         outputs = [one.get_and_update_item((item(100), []), "a"), other.get_and_update_item(None, "a")]
         to_first, to_second = ([sent] for sent, _ in outputs)
-        assert (1, 1) == (one.address([*to_first, item(3), None], 0), other.address(to_second, 1))
-        assert 1 == one.address(to_first, 0)
+        assert (1, 1) == (one.assign_group([*to_first, item(3), None], 0), other.assign_group(to_second, 1))
+        assert 1 == one.assign_group(to_first, 0)
         for wrong in (-1, 2):
             with raises(ValueError, names=("engine", "data_parallel_size", "from 0 to 1", str(wrong))):
-                other.address(to_second, wrong)
+                other.assign_group(to_second, wrong)
         with raises(ValueError, names=("waits for group 1 already, not for group 0",)):
-            other.address(to_second, 0)
+            other.assign_group(to_second, 0)
         with pytest.raises(TypeError):
-            other.address([outputs[1]], 1)  # type: ignore[list-item]
+            other.assign_group([outputs[1]], 1)  # type: ignore[list-item]
         one.clear_cache()
         stats = [one.writer.stats]
         assert workers[0].get_and_update(to_first, ["a"]) == [item(100)]
@@ -275,23 +275,23 @@ def test_an_addressed_lease_waits_for_its_engine_core_and_another_one_for_all() 
         assert 0 == stats[0]().objects
 
 
-@pytest.mark.parametrize("addressed", [False, True])
+@pytest.mark.parametrize("assigned", [False, True])
 def test_the_warning_of_a_full_store_names_address_if_nobody_calls_it(
-    caplog: pytest.LogCaptureFixture, addressed: bool
+    caplog: pytest.LogCaptureFixture, assigned: bool
 ) -> None:
     settings = settings_of(2, data_parallel_size=2)
     with shm_sender(settings) as one, shm_worker(settings, 0, one.handle) as first:
         with shm_worker(settings, 1, one.handle):
             for n in range(8):
                 sent, _ = one.get_and_update_item((item(MIB - 4096), []), str(n))
-                if addressed:
-                    one.address([sent], 0)
+                if assigned:
+                    one.assign_group([sent], 0)
                 first.release([sent])
-    assert (0 if addressed else 4) == one.inline_full
-    assert addressed or "sender.address(sent, engine)" in caplog.messages[0]
+    assert (0 if assigned else 4) == one.inline_full
+    assert assigned or "sender.assign_group(sent, engine)" in caplog.messages[0]
 
 
-def test_an_unaddressed_lease_waits_for_every_worker() -> None:
+def test_a_lease_without_a_group_waits_for_every_worker() -> None:
     settings = settings_of(2, data_parallel_size=2)
     with shm_sender(settings) as one, shm_sender(settings) as other:
         with shm_worker(settings, 0, one.handle) as first, shm_worker(settings, 1, one.handle) as second:

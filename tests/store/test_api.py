@@ -79,7 +79,7 @@ def test_the_signatures_are_those_of_the_contract() -> None:
     expected = {
         "put": ["key", "value", "hold", "group", "kind", "namespace"],
         "get_cached": ["key", "hold", "group", "namespace"],
-        "address": ["ref", "group"],
+        "assign_group": ["ref", "group"],
         "hold": ["ref"],
         "validate": ["ref", "key", "namespace"],
         "is_cached": ["key", "namespace"],

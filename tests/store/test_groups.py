@@ -141,20 +141,20 @@ def test_a_group_that_does_not_exist_changes_nothing(
         lambda: writer.put("new", value(2), group=group),
         lambda: writer.get_cached("k", group=group),
         lambda: writer.get_cached("absent", group=group),
-        lambda: writer.address(ref, group),
+        lambda: writer.assign_group(ref, group),
     ]
     for call in calls:
         with pytest.raises(error) as caught:
             call()
         assert text in str(caught.value)
     assert before == writer.stats()
-    assert writer.address(ref, 1)
+    assert writer.assign_group(ref, 1)
 
 
 def test_a_store_of_one_group_has_that_group(stores: Stores) -> None:
     writer = stores.create(n_readers=2)
     ref = writer.put("k", value(1), group=0)
-    assert writer.address(ref, 0)
+    assert writer.assign_group(ref, 0)
     with pytest.raises(ValueError, match="this store has one group, 0, and no group 1"):
         writer.get_cached("k", group=1)
 
@@ -168,7 +168,7 @@ def test_without_a_group_a_hand_out_waits_for_all(stores: Stores) -> None:
     assert bits(value(1)) == bits(readers[1].get(ref))
 
 
-# ---- addressing
+# ---- assign_group
 
 
 def test_an_address_counts_reads_that_came_before(stores: Stores) -> None:
@@ -177,39 +177,39 @@ def test_an_address_counts_reads_that_came_before(stores: Stores) -> None:
     refs = [writer.put(key, value(1)) for key in "ab"]
     for ref in refs:
         readers[0].get(ref)
-    assert writer.address(refs[0], 0)
-    assert writer.address(refs[1], 1)
+    assert writer.assign_group(refs[0], 0)
+    assert writer.assign_group(refs[1], 1)
     assert may_go(writer, "a")
     assert not may_go(writer, "b")
 
 
-def test_a_lease_is_addressed_once_and_the_error_says_how_to_go_on(stores: Stores) -> None:
+def test_a_lease_gets_its_group_once_and_the_error_says_how_to_go_on(stores: Stores) -> None:
     writer = stores.create(n_readers=3, groups=[1, 1, 1])
     ref = writer.put("k", value(1))
-    assert writer.address(ref, 1)
-    assert writer.address(ref, 1)
+    assert writer.assign_group(ref, 1)
+    assert writer.assign_group(ref, 1)
     with pytest.raises(
         ValueError, match=r"waits for group 1 already, not for group 2; get_cached\(key, group=\.\.\.\)"
     ):
-        writer.address(ref, 2)
+        writer.assign_group(ref, 2)
     with pytest.raises(TypeError, match="group must be an int, not NoneType"):
-        writer.address(ref, None)  # type: ignore[arg-type]
+        writer.assign_group(ref, None)  # type: ignore[arg-type]
     other = writer.get_cached("k", group=2)
-    assert writer.address(other, 2)
+    assert writer.assign_group(other, 2)
     assert writer.cancel(ref)
-    assert not writer.address(ref, 1)
+    assert not writer.assign_group(ref, 1)
     with pytest.raises(TypeError, match="expected an ObjectRef, not bytes"):
-        writer.address(ref.to_bytes(), 1)  # type: ignore[arg-type]
+        writer.assign_group(ref.to_bytes(), 1)  # type: ignore[arg-type]
     forged = ObjectRef.from_bytes(other.to_bytes()[:-1] + bytes([other.to_bytes()[-1] ^ 1]))
     with pytest.raises(StaleRefError):
-        writer.address(forged, 2)
+        writer.assign_group(forged, 2)
 
 
-def test_a_held_lease_can_be_addressed(stores: Stores) -> None:
+def test_a_held_lease_can_get_a_group(stores: Stores) -> None:
     writer = stores.create(n_readers=2, groups=[1, 1])
     reader = stores.attach(writer, 1)
     with writer.hold(writer.put("k", value(1))) as leased:
-        assert writer.address(leased.ref, 1)
+        assert writer.assign_group(leased.ref, 1)
         reader.get(leased.ref)
         assert not may_go(writer, "k")
 
@@ -217,13 +217,13 @@ def test_a_held_lease_can_be_addressed(stores: Stores) -> None:
 def test_groups_of_leases_survive_the_writer(stores: Stores) -> None:
     writer = stores.create(n_readers=2, groups=[1, 1])
     refs = [writer.put("a", value(1), group=1), writer.put("b", value(2)), writer.put("c", value(3))]
-    writer.address(refs[2], 0)
+    writer.assign_group(refs[2], 0)
     writer.close(unlink=False)
     again = stores.recover(writer.handle)
     with StoreInspector.open(writer.name) as inspector:
         leases = inspector.leases()
     assert [(1, (1,)), (None, (0, 1)), (0, (0,))] == [(lease.group, lease.waiting_for) for lease in leases]
-    assert again.address(refs[1], 1)
+    assert again.assign_group(refs[1], 1)
     stores.attach(again, 1).get(refs[1])
     assert may_go(again, "b")
 
@@ -258,12 +258,12 @@ def test_a_group_that_reads_nothing_and_dies_costs_the_other_nothing(stores: Sto
         for i in range(6):
             ref = writer.put(f"k{i}", {"x": value(i)})
             if i % 2:
-                assert writer.address(ref, 1)  # before it is sent
+                assert writer.assign_group(ref, 1)  # before it is sent
             for pipe in pipes:
                 pipe.send(ref.to_bytes())
                 assert {"x": digest(value(i))} == pipe.recv()
             if i % 2 == 0:
-                assert writer.address(ref, 1)  # after it was read
+                assert writer.assign_group(ref, 1)  # after it was read
             kept.append(ref)
         with pytest.raises(StoreFullError) as caught:  # the workers keep their views
             writer.put("more", value(9), group=1)
@@ -405,11 +405,11 @@ class GroupsMachine(RuleBasedStateMachine):
 
     @precondition(has_leases)
     @rule(data=st.data(), group=st.sampled_from([0, 1, 2]))
-    def address(self, data: st.DataObject, group: int) -> None:
+    def assign_group(self, data: st.DataObject, group: int) -> None:
         _, lease = self.some_lease(data)
         over = not lease.waits_for  # the writer may have noticed, or not
         try:
-            done = self.writer.address(lease.ref, group)
+            done = self.writer.assign_group(lease.ref, group)
         except ValueError:
             assert lease.open
             assert lease.group not in (None, group)

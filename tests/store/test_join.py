@@ -561,7 +561,7 @@ def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[Object
     ref = second.get_cached("k")
     for other in (first, third):
         assert other.validate(ref, "k")
-        for call in (other.cancel, other.hold, lambda ref, other=other: other.address(ref, 0)):
+        for call in (other.cancel, other.hold, lambda ref, other=other: other.assign_group(ref, 0)):
             with raises(StaleRefError, hint=["writer"]):
                 call(ref)
     assert not is_free(first)
@@ -575,9 +575,9 @@ def test_leases_of_others_wait_for_the_group_they_name(stores: Stores) -> None:
     readers = [stores.attach(first, rank) for rank in range(2)]
     first.cancel(first.put("k", value(1)))
     refs = [second.get_cached("k", group=1), second.get_cached("k")]
-    assert second.address(refs[1], 0)
+    assert second.assign_group(refs[1], 0)
     with pytest.raises(ValueError, match="waits for group 1 already, not for group 0;"):
-        second.address(refs[0], 0)
+        second.assign_group(refs[0], 0)
     assert not is_free(first)
     for rank, ref in ((1, refs[0]), (0, refs[1])):
         assert not is_free(first)

@@ -207,12 +207,12 @@ class WritersMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.leases)
     @rule(data=st.data(), group=st.sampled_from([0, 1]))
-    def address(self, data: st.DataObject, group: int) -> None:
+    def assign_group(self, data: st.DataObject, group: int) -> None:
         lease = data.draw(st.sampled_from(self.leases[-8:]))
         writer = self.writers[lease.by]
         if writer is None or lease.group not in (None, group) or not lease.open:
             return
-        assert writer.address(lease.ref, group)
+        assert writer.assign_group(lease.ref, group)
         lease.group = group
         lease.expected &= MEMBERS[group]
 

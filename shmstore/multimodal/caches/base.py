@@ -154,11 +154,11 @@ class BaseMultiModalProcessorCache(_Cache, ABC, Generic[ItemT, UpdatesT]):
         self.types.checked_sent(refs)
         return 0
 
-    def address(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
+    def assign_group(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
         """Say, before it is sent, which engine core gets what was sent of each item; 0 without a store.
 
         `engine` is its number from 0 to `data_parallel_size` - 1. Returns the number of references whose items stay for
-        the workers of this core only; those of references that are never addressed stay for the workers of all. Raises
+        the workers of this core only; those of references without a group stay for the workers of all. Raises
         TypeError as `release` does, and has then changed nothing.
         """
         self.types.checked_sent(sent)

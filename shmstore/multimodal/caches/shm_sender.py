@@ -349,14 +349,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         """
         return end_each(self._writer.cancel, self.types.checked_sent(refs))
 
-    def address(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
+    def assign_group(self, sent: Iterable[ReceiverInput[ItemT]], engine: int) -> int:
         """Let the leases of what goes to one engine core wait for its workers only; return how many are still open.
 
         Call it before the request is sent; again with the same core does nothing. Raises TypeError as `release` does,
         and ValueError if there is no such core, or if one of the leases waits for another one already.
         """
         engine = int_of("engine (below data_parallel_size)", engine, 0, len(self._writer.groups) - 1)
-        return end_each(lambda ref: self._writer.address(ref, engine), self.types.checked_sent(sent))
+        return end_each(lambda ref: self._writer.assign_group(ref, engine), self.types.checked_sent(sent))
 
     def invalidate(self, mm_hashes: str | Iterable[str]) -> None:
         """Store these items again at their next input, because a worker has raised `CacheMissError` for them.
