@@ -17,7 +17,7 @@ from shmstore.files import DIRECTORY
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
 from shmstore.store.stats import TierStats
-from shmstore.tiers.behind import WriteBehind
+from shmstore.tiers.write_behind import WriteBehind
 from shmstore.tiers.breaker import Breaker, Costs
 from shmstore.tiers.objects import Incoming, serializer_of, spans_of, tier_key
 from shmstore.tiers.protocol import Tier
