@@ -2,7 +2,7 @@
 
 A sender cache without a tier takes turns with it, in short blocks and random order. Each has a process of its own, so
 threads of the tier slow only one. Each has a miss after 100 hits, and its image takes 5 ms. So the tier is asked all
-the time, and what is new is offered.
+the time, and what is new is published.
 """
 
 import itertools

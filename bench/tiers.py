@@ -1,4 +1,4 @@
-"""Time offers and fetches of 6 MiB over each back end of a tier, beside what it is built on: `make tiers`.
+"""Time publishes and fetches of 6 MiB over each back end of a tier, beside what it is built on: `make tiers`.
 
 All bytes come from one warm mapping in /dev/shm and go into it, as a store's do. The servers are other processes of
 this machine, which this program starts. The ways take turns, and the result is the median. What is not installed is
@@ -37,7 +37,7 @@ PACKAGES = ("redis", "mooncake-transfer-engine-non-cuda", "mooncake-transfer-eng
 
 
 class Memory(NamedTuple):
-    """A mapping in /dev/shm, the half to offer, and the half to fetch into."""
+    """A mapping in /dev/shm, the half to publish, and the half to fetch into."""
 
     path: str
     whole: memoryview
@@ -50,10 +50,10 @@ class Way:
     """One way to move the bytes, the way that it is built on, and the seconds of each round."""
 
     name: str
-    offer: Callable[[], object]
+    publish: Callable[[], object]
     fetch: Callable[[], object]
     raw: str | None = None
-    offers: list[float] = field(default_factory=list)
+    publishes: list[float] = field(default_factory=list)
     fetches: list[float] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ def tier_way(name: str, tier: Tier, memory: Memory, raw: str | None = None) -> W
     head = memoryview(bytearray(len(HEAD)))
     return Way(
         name,
-        lambda: tier.offer(KEY, [HEAD, memory.source.toreadonly()], {}),
+        lambda: tier.publish(KEY, [HEAD, memory.source.toreadonly()], {}),
         lambda: tier.fetch(KEY, lambda size: head if size == len(head) else memory.target),
         raw,
     )
@@ -88,14 +88,14 @@ def serve(listener: socket.socket) -> None:
             sock.sendall(kept)
 
 
-def socket_way(name: str, sock: socket.socket, memory: Memory, offer: list[bytes], fetch: list[bytes]) -> Way:
+def socket_way(name: str, sock: socket.socket, memory: Memory, publish: list[bytes], fetch: list[bytes]) -> Way:
     """Return a way over a socket: what to send before and after the bytes, and what the server says around them."""
 
-    def offer_() -> None:
-        sock.sendall(offer[0])
+    def publish_() -> None:
+        sock.sendall(publish[0])
         sock.sendall(memory.source)
-        sock.sendall(offer[1])
-        skip(sock, offer[2])
+        sock.sendall(publish[1])
+        skip(sock, publish[2])
 
     def fetch_() -> None:
         sock.sendall(fetch[0])
@@ -104,7 +104,7 @@ def socket_way(name: str, sock: socket.socket, memory: Memory, offer: list[bytes
         skip(sock, fetch[2])
 
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Way(name, offer_, fetch_)
+    return Way(name, publish_, fetch_)
 
 
 def plain_tcp(memory: Memory, end: ExitStack) -> Iterator[Way]:
@@ -126,9 +126,9 @@ def resp(memory: Memory, end: ExitStack) -> Iterator[Way]:
     client = end.enter_context(closing(redis.Redis.from_url(server.url)))
     tier = end.enter_context(closing(RespTier(server.url, timeout=PATIENCE)))
     raw, size = "Redis, raw RESP into a buffer", b"$%d\r\n" % SIZE
-    offer = [b"*3\r\n$3\r\nSET\r\n$3\r\nraw\r\n" + size, b"\r\n", b"+OK\r\n"]
+    publish = [b"*3\r\n$3\r\nSET\r\n$3\r\nraw\r\n" + size, b"\r\n", b"+OK\r\n"]
     sock = end.enter_context(socket.create_connection(("127.0.0.1", server.port)))
-    yield socket_way(raw, sock, memory, offer, [b"*2\r\n$3\r\nGET\r\n$3\r\nraw\r\n", size, b"\r\n"])
+    yield socket_way(raw, sock, memory, publish, [b"*2\r\n$3\r\nGET\r\n$3\r\nraw\r\n", size, b"\r\n"])
     yield Way(
         "Redis, redis-py",
         lambda: client.set("library", memory.source),
@@ -177,7 +177,7 @@ def measured(memory: Memory, end: ExitStack) -> list[Way]:
             print(f"left out: {error}", file=sys.stderr)
     for number in range(ROUNDS):
         for way in ways:
-            for call, times in ((way.offer, way.offers), (way.fetch, way.fetches)):
+            for call, times in ((way.publish, way.publishes), (way.fetch, way.fetches)):
                 begin = time.perf_counter()
                 call()
                 times.append(time.perf_counter() - begin)
@@ -189,11 +189,11 @@ def measured(memory: Memory, end: ExitStack) -> list[Way]:
 
 
 def table(ways: list[Way]) -> Iterator[str]:
-    yield "| way | offer, ms | fetch, ms | fetch, beside what it is built on |\n|---|---|---|---|"
+    yield "| way | publish, ms | fetch, ms | fetch, beside what it is built on |\n|---|---|---|---|"
     fetches = {way.name: statistics.median(way.fetches) * 1e3 for way in ways}
     for way in ways:
         beside = f"{fetches[way.name] / fetches[way.raw]:.2f} times" if way.raw else ""
-        yield f"| {way.name} | {statistics.median(way.offers) * 1e3:.2f} | {fetches[way.name]:.2f} | {beside} |"
+        yield f"| {way.name} | {statistics.median(way.publishes) * 1e3:.2f} | {fetches[way.name]:.2f} | {beside} |"
 
 
 def described() -> str:

@@ -319,7 +319,7 @@ class TierError(ShmStoreError, ConnectionError):
 
 
 class TierFullError(TierError):
-    """A tier has no room for what was offered."""
+    """A tier has no room for what was published."""
 
     default_message = "the tier has no room"
     default_hint = "give its server more memory, or let it evict"

@@ -52,7 +52,7 @@ class TierStats:
     hit_bytes: int = 0
     """Their payloads."""
     misses: int = 0
-    """Keys that the tier did not have, or only from before `forget` or `clear`."""
+    """Keys that the tier did not have, or only from before `remove` or `clear`."""
     declined: int = 0
     """Objects that were left there: processing takes less than the fetch, or the store had no room."""
     damaged: int = 0
@@ -61,20 +61,20 @@ class TierStats:
     """Calls that failed."""
     skipped: int = 0
     """Calls that were not made because the last ones had failed."""
-    offered: int = 0
+    published: int = 0
     """Objects that were sent."""
-    offered_bytes: int = 0
+    published_bytes: int = 0
     """Their payloads."""
     refused: int = 0
-    """Offers for which the tier had no room."""
+    """Objects for which the tier had no room."""
     dropped: int = 0
-    """Offers that were given up: the queue was full, the object was evicted first, or the tier failed."""
+    """Objects that were given up: the queue was full, the object was evicted first, or the tier failed."""
     queued: int = 0
-    """Offers that wait now. Each ends as offered, refused or dropped."""
+    """Objects that wait now. Each ends as published, refused or dropped."""
     saved_seconds: float = 0.0
     """How much longer processing would have taken than the fetches did."""
     open: bool = False
-    """Whether the tier is left alone for now because it failed."""
+    """Whether the circuit is open: the tier failed, and is not asked for now."""
 
 
 def tier_stats(figures: dict[str, Any] | None) -> TierStats | None:

@@ -64,8 +64,8 @@ class DirectoryTier:
     def __repr__(self) -> str:
         return f"DirectoryTier({self._path!r})"
 
-    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
-        """Write a file for `key`, in the place of an earlier one, as `Tier.offer` says; nothing is synced."""
+    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        """Write a file for `key`, in the place of an earlier one, as `Tier.publish` says; nothing is synced."""
         check_key(key)
         check_spans(spans)
         end = self._begin()
@@ -114,7 +114,7 @@ class DirectoryTier:
             os.stat(f"{self._path}/.")  # which needs the permission to look for files in it
         return [os.path.isfile(name_of(self._path, key)) for key in keys]
 
-    def forget(self, keys: Sequence[str]) -> None:
+    def remove(self, keys: Sequence[str]) -> None:
         """Remove the files of these keys."""
         check_keys(keys)
         self._begin()

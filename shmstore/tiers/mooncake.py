@@ -48,7 +48,7 @@ _PROGRAM: Final = str(Path(__file__).with_name("mooncake_client.py"))
 
 # Results of Mooncake's calls.
 _FULL = (-200, -1700)  # no room; more than the tenant's quota
-_REPLACED = -601  # another client has offered the same key meanwhile, and its value stands
+_REPLACED = -601  # another client has published the same key meanwhile, and its value stands
 _ABSENT = (-703, -704)  # is being written; is not there
 _LONGER = -600  # than the memory for it: replaced since its size was read
 
@@ -62,7 +62,7 @@ class MooncakeTier:
 
     The first call starts a process, and so does the first call after a time-out. Calls raise TierError until it has
     connected, which takes about half a second. When a call returns or raises, nothing uses its memory any more.
-    A replaced value keeps the place of the old one, so a failed offer may leave a mix of both.
+    A replaced value keeps the place of the old one, so a failed publish may leave a mix of both.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class MooncakeTier:
         """Move spans in `memory` without a copy from now on; it is this process's mapping of a file from `offset` on.
 
         `offset` is a multiple of the page size. The tier keeps `memory` until it is closed. Call it before the first
-        offer or fetch, which it would interrupt.
+        publish or fetch, which it would interrupt.
         """
         fd = os.open(path, os.O_RDWR)
         if os.fstat(fd).st_size < offset + memory.nbytes:
@@ -118,8 +118,8 @@ class MooncakeTier:
         if client is not None:
             client.kill()
 
-    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
-        """Keep these spans under `key`; see `Tier.offer`."""
+    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        """Keep these spans under `key`; see `Tier.publish`."""
         check_key(key)
         check_spans(spans)
         head = _head_of(spans)
@@ -157,7 +157,7 @@ class MooncakeTier:
                 raise _refusal("did not say what it has", code)
         return [code == 1 for code in codes]
 
-    def forget(self, keys: Sequence[str]) -> None:
+    def remove(self, keys: Sequence[str]) -> None:
         """Remove these keys; ignore those that are absent."""
         check_keys(keys)
         with self._lane() as lane:
@@ -251,7 +251,7 @@ class _Client:
                 stderr=subprocess.DEVNULL,  # Mooncake logs there; with MC_LOG_DIR it does so into files
                 pass_fds=[*fds, *files],
                 env=limits | os.environ,
-                process_group=0,  # Ctrl-C is for our process, which may still want to offer something
+                process_group=0,  # Ctrl-C is for our process, which may still want to publish something
             )
         except OSError:
             for lane in self._idle:

@@ -5,7 +5,7 @@
     payload:  as in the store
 
 Both are spans of their own, so the payload goes straight from the arena of one host into the arena of another. `extra`
-is what a cache stores behind an item. The moment is that of the offer, in ns since 1970 by the clock of its host.
+is what a cache stores behind an item. The moment is when it was published, in ns since 1970 by the clock of its host.
 Numbers are little-endian, and checksums are CRC-32C. A head or payload that does not verify is a miss, so an object is
 as it was put or it is not there.
 """
@@ -112,7 +112,7 @@ class Incoming:
         self.begun = False
         """Whether the tier had anything under the key."""
         self.moment = 0
-        """When it was offered."""
+        """When it was published."""
         self.outdated = False
         """Whether that moment was not `valid`."""
         self.declined = False

@@ -26,7 +26,7 @@ class Tier(Protocol):
     `StoreTier` calls it first, for the data of its writer: its mapping of a file from an offset on.
     """
 
-    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
         """Keep these spans under `key`, in the place of earlier ones; there are 1 to 64 spans.
 
         `key` is printable ASCII of up to 200 characters. The bytes do not change until the call returns. `tags` are
@@ -46,7 +46,7 @@ class Tier(Protocol):
         """Return for each key whether `fetch` would probably find it."""
         ...
 
-    def forget(self, keys: Sequence[str]) -> None:
+    def remove(self, keys: Sequence[str]) -> None:
         """Remove these keys; ignore those that are absent."""
         ...
 

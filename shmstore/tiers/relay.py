@@ -1,4 +1,4 @@
-"""The relay of a host: it brings objects of other hosts into the host's store, and hands them out to its workers.
+"""The relay of a host: it fetches objects of other hosts into the host's store and hands them out to its workers.
 
 A worker that gets a reference of another host's store asks for its key (`relay_client`). The relay fetches the object
 from the tier once, and all workers of the host read it in place. Each connection has a thread, because a host has few
@@ -124,7 +124,7 @@ class Relay:
         pause = _FIRST_PAUSE
         while True:
             with suppress(ObjectNotFoundError, StoreFullError):  # evicted just now; no lease is free
-                if self._tier.bring(key, namespace=namespace):
+                if self._tier.fetch(key, namespace=namespace):
                     held[key, namespace] = self._writer.get_cached(key, hold=True, namespace=namespace)
                     return FOUND + held[key, namespace].to_bytes()
             left = end - time.monotonic()

@@ -93,7 +93,7 @@ def has_news(connection: socket.socket, seconds: float) -> bool:
 class RelayClient:
     """Asks the relay that listens at `path` for objects of other hosts; for a worker.
 
-    Other hosts offer their objects some time after they have sent a reference. So an object that is not there counts as
+    Other hosts publish their objects some time after they have sent a reference, so one that is not there counts as
     missing only after `wait` seconds. Thread-safe. It connects when it is first asked, and again after the relay has
     been restarted. Do not use it in a forked process.
     """
@@ -108,8 +108,8 @@ class RelayClient:
         return f"RelayClient({self.path!r})"
 
     @contextmanager
-    def bringing(self) -> Iterator["Conversation"]:
-        """Yield an object with `bring(key)`; what it has brought stays until the block ends.
+    def fetching(self) -> Iterator["Conversation"]:
+        """Yield an object with `fetch(key)`; what it has fetched stays until the block ends.
 
         The `wait` is for all keys of the block together.
         """
@@ -157,7 +157,7 @@ class RelayClient:
 
 
 class Conversation:
-    """One block of `RelayClient.bringing`; for one thread."""
+    """One block of `RelayClient.fetching`; for one thread."""
 
     def __init__(self, client: RelayClient, wait: float) -> None:
         self._client = client
@@ -165,7 +165,7 @@ class Conversation:
         self._connection: socket.socket | None = None
         self._failed: OSError | None = None
 
-    def bring(self, key: str, *, namespace: str | None = None) -> ObjectRef:
+    def fetch(self, key: str, *, namespace: str | None = None) -> ObjectRef:
         """Return a reference of this host to the object, which stays until the block ends.
 
         Raises CacheMissError if the object is in no tier, or the relay does not answer; after the latter at once.
@@ -188,8 +188,8 @@ class Conversation:
         why = cut(answer[1:].decode(errors="replace"))
         raise CacheMissError(
             [key],
-            f"{listed([key])} is of another host, and the relay has not brought it: {why}",
-            hint="see that the other host offers its items to the same tier and namespace; "
+            f"{listed([key])} is of another host, and the relay has not fetched it: {why}",
+            hint="see that the other host publishes its items to the same tier and namespace; "
             + CacheMissError.default_hint,
         )
 

@@ -87,8 +87,8 @@ class RespTier:
         self._idle: list[RespConnection] = []
         self._closed = False
 
-    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
-        """Keep these spans under `key`; see `Tier.offer`."""
+    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        """Keep these spans under `key`; see `Tier.publish`."""
         check_key(key)
         check_spans(spans)
         table = memoryview(NUMBER.pack(len(spans)) + b"".join(SIZE.pack(len(span)) for span in spans))
@@ -137,8 +137,8 @@ class RespTier:
             connection.send([(b"EXISTS", _key(key, 0)) for key in keys])
             return [connection.number() == 1 for _ in keys]
 
-    def forget(self, keys: Sequence[str]) -> None:
-        """Remove these keys; see `Tier.forget`."""
+    def remove(self, keys: Sequence[str]) -> None:
+        """Remove these keys; see `Tier.remove`."""
         check_keys(keys)
         with self._connection() as connection:
             connection.send([(b"GETRANGE", _key(key, 0), b"0", b"%d" % (NUMBER.size - 1)) for key in keys])

@@ -1,4 +1,4 @@
-"""`StoreTier`: offers to a tier what its writer stores, and brings what its store misses."""
+"""`StoreTier`: publishes to a tier what its writer stores, and fetches what its store misses."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from shmstore.files import DIRECTORY
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
 from shmstore.store.stats import TierStats
-from shmstore.tiers.write_behind import WriteBehind
 from shmstore.tiers.breaker import Breaker, Costs
 from shmstore.tiers.objects import Incoming, serializer_of, spans_of, tier_key
 from shmstore.tiers.protocol import Tier
+from shmstore.tiers.write_behind import WriteBehind
 
 __all__ = ["StoreTier", "TierStats"]
 
@@ -38,9 +38,10 @@ _AT_ONCE = 32
 class StoreTier:
     """The tier of a store, for the process that writes to it; no call raises what the tier does wrong.
 
-    `bring` asks the tier, in the caller's thread. All other calls return at once. Owns `tier` and closes it, and not
+    `fetch` asks the tier, in the caller's thread. All other calls return at once. Owns `tier` and closes it, and not
     the writer. Thread-safe; an interrupt of a call keeps no other waiting. Stores find each other's objects if their
-    `namespace` is the same, such as the version of a model. At most `queue` offers wait. Raises TypeError for a writer
+    `namespace` is the same, such as the version of a model. At most `queue` objects wait to be
+    published. Raises TypeError for a writer
     whose serializer has no `format_name`.
     """
 
@@ -65,7 +66,7 @@ class StoreTier:
             register(memoryview(hidden(data)), f"{DIRECTORY}/{writer.name}", offset)
         self._breaker = Breaker(lambda: tier.has([_PROBE]), self._answered)
         self._costs = Costs(clock)
-        self._behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_forgotten)
+        self._write_behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_forgotten)
         self._lock = threading.Lock()
         self._flights: dict[tuple[str, str | None], threading.Lock] = {}
         self._moment = writer._writer.tier_cleared()
@@ -75,13 +76,13 @@ class StoreTier:
         self._counts: dict[str, Any] = {}
         self._count()
 
-    def bring(
+    def fetch(
         self, key: str, *, namespace: str | None = None, accepts: Callable[[bytes], bool] = lambda extra: True
     ) -> bool:
         """Fetch a missing object into the store, unless its extra bytes are not accepted; return if it is there now.
 
         Callers that ask for one key at a time fetch it once. If the answer is False, the caller will process the item:
-        the time until `offer` for it is what processing takes, and `bring` fetches only what takes less.
+        the time until `publish` for it is what processing takes, and `fetch` fetches only what takes less.
         """
         flight, mine = (key, namespace), threading.Lock()
         with mine:  # which ends in C, whatever interrupts this call: nobody waits for longer
@@ -100,8 +101,8 @@ class StoreTier:
             self._costs.missed(key)
         return found
 
-    def settle(self, key: str, *, namespace: str | None = None) -> None:
-        """Wait until nobody brings this key; for a caller that is about to put it."""
+    def wait(self, key: str, *, namespace: str | None = None) -> None:
+        """Wait until nobody fetches this key; for a caller that is about to put it."""
         if self._flights and (other := self._flights.get((key, namespace))) is not None:
             self._await((key, namespace), other)
 
@@ -113,21 +114,21 @@ class StoreTier:
         if self._flights.get(flight) is held:
             del self._flights[flight]
 
-    def offer(self, key: str, *, namespace: str | None = None) -> None:
+    def publish(self, key: str, *, namespace: str | None = None) -> None:
         """Send an object that was just put, some time soon; the oldest of too many are dropped."""
         self._costs.processed(key)
         with self._lock:
             moment = self._next_moment()
-        self._behind.add((key, namespace), partial(self._offer, key, namespace, moment))
+        self._write_behind.add((key, namespace), partial(self._publish, key, namespace, moment))
 
-    def forget(self, keys: Iterable[str], *, namespace: str | None = None) -> None:
-        """Bring these objects no more, unless they are offered again; and remove them from the tier, some time soon.
+    def remove(self, keys: Iterable[str], *, namespace: str | None = None) -> None:
+        """Fetch these objects no more, unless they are published again; and remove them from the tier, some time soon.
 
         They are removed once the tier answers. Call it before you delete them from the store.
         """
         keys = list(keys)
         names = [self._name(key, namespace) for key in keys]
-        self._behind.drop({(key, namespace) for key in keys})  # one that is sent now is removed after it
+        self._write_behind.drop({(key, namespace) for key in keys})  # one that is sent now is removed after it
         with self._lock:
             self._forgot_at = self._next_moment()
             self._forgotten.update(dict.fromkeys(names, self._forgot_at))
@@ -136,10 +137,10 @@ class StoreTier:
                     del self._forgotten[name]
                 self._writer._writer.clear_tier(self._forgot_at)
         if names:
-            self._behind.wake()
+            self._write_behind.wake()
 
     def clear(self) -> None:
-        """Bring nothing that was offered before, by any host; the same holds for all writers of the store.
+        """Fetch nothing that was published before, by any host; the same holds for all writers of the store.
 
         The tier keeps it for the other hosts. Call it before you clear the store.
         """
@@ -152,8 +153,8 @@ class StoreTier:
         return self._moment
 
     def flush(self, timeout: float) -> bool:
-        """Wait until all offers are sent; return False if `timeout` seconds were not enough."""
-        return self._behind.flush(timeout)
+        """Wait until no object waits to be sent; return False if `timeout` seconds were not enough."""
+        return self._write_behind.flush(timeout)
 
     def stats(self) -> TierStats:
         """Return the figures so far."""
@@ -162,15 +163,15 @@ class StoreTier:
 
     def _stats(self) -> TierStats:
         counts = {"dropped": 0} | self._counts
-        counts["dropped"] += self._behind.dropped
-        return TierStats(**counts, queued=len(self._behind), open=self._breaker.open)
+        counts["dropped"] += self._write_behind.dropped
+        return TierStats(**counts, queued=len(self._write_behind), open=self._breaker.open)
 
     def close(self) -> None:
         """Send what is queued, for a few seconds at most, and close the tier; idempotent.
 
         Close the writer after it.
         """
-        self._behind.close(_CLOSING)
+        self._write_behind.close(_CLOSING)
         self._breaker.close()
         try:
             self._tier.close()
@@ -202,7 +203,7 @@ class StoreTier:
             if not isinstance(error, TierError):  # a back end's mistake is not the request's
                 _log.exception("the tier's back end failed")
             if opened:
-                _log.warning("the tier is left alone for a while: %s", error)
+                _log.warning("circuit open: the tier is not asked for a while: %s", error)
             return False
         self._breaker.succeeded()
         return answer
@@ -232,7 +233,7 @@ class StoreTier:
         self._count(hits=1, hit_bytes=incoming.nbytes, saved_seconds=self._costs.saved(seconds))
         return True
 
-    def _offer(self, key: str, namespace: str | None, moment: int) -> None:
+    def _publish(self, key: str, namespace: str | None, moment: int) -> None:
         if not self._ask(self._send, key, namespace, moment):
             self._count(dropped=1)
 
@@ -243,11 +244,11 @@ class StoreTier:
             return False
         tags = {"serializer": self._serializer} | ({} if namespace is None else {"namespace": namespace})
         try:
-            self._tier.offer(name, spans, tags)
+            self._tier.publish(name, spans, tags)
         except TierFullError:
             self._count(refused=1)
             return True
-        self._count(offered=1, offered_bytes=len(spans[1]))
+        self._count(published=1, published_bytes=len(spans[1]))
         return True
 
     def _send_forgotten(self) -> None:
@@ -258,7 +259,7 @@ class StoreTier:
                 return
 
     def _remove(self, names: list[str], moment: int) -> bool:
-        self._tier.forget(names)
+        self._tier.remove(names)
         with self._lock:
             for name in names:
                 if self._forgotten.get(name, moment + 1) <= moment:  # not forgotten again meanwhile
@@ -268,7 +269,7 @@ class StoreTier:
 
     def _answered(self) -> None:
         self._count()
-        self._behind.wake()
+        self._write_behind.wake()
 
     def _name(self, key: str, namespace: str | None) -> str:
         return tier_key(key, namespace, self._serializer, self._namespace)

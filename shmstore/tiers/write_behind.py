@@ -118,6 +118,6 @@ class WriteBehind:
         try:
             call()
         except ShmStoreError as error:  # for example, the store was closed meanwhile
-            _log.debug("an object is not offered: %s", error)
+            _log.debug("an object is not published: %s", error)
         except Exception:
-            _log.exception("an object could not be offered")
+            _log.exception("an object could not be published")

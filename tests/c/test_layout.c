@@ -116,8 +116,8 @@ static void every_word_is_where_it_was(void) {
 #define K(field) offsetof(shms_kind, field)
     CHECK(K(name) == 0 && K(bytes) == 24 && K(objects) == 32 && K(quota) == 40);
 #define T(field) offsetof(shms_tier_figures, field)
-    WORDS(0, T(there), T(hits), T(hit_bytes), T(misses), T(declined), T(damaged), T(errors), T(skipped), T(offered),
-          T(offered_bytes), T(refused), T(dropped), T(queued), T(saved_ns), T(open));
+    WORDS(0, T(there), T(hits), T(hit_bytes), T(misses), T(declined), T(damaged), T(errors), T(skipped), T(published),
+          T(published_bytes), T(refused), T(dropped), T(queued), T(saved_ns), T(open));
 #define O(field) offsetof(shms_slot, field)
     WORDS(0, O(state), O(id), O(secret), O(offset), O(length), O(head), O(flags), O(put_ns));
 #define H(field) offsetof(shms_holds, field)

@@ -7,7 +7,7 @@ A process to be killed gets its successor's pipes made at the start. The request
 at once, to those that live. The last round waits for the successor.
 
 With two hosts the second one gets its requests when the first one has answered all of its own, and when its tier has
-what it has offered.
+what it has published.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ FLEET_MODES = (PICKLE, OWN, SHARED)
 """Each server pickles the items that it keeps through every pipe; has a store of its own; or all have one store."""
 APART = "no tier"
 HOST_MODES = (APART, TIER)
-"""Each host has a store and nothing else; or offers its items to a tier, and asks it before it processes an image."""
+"""Each host has a store alone, or publishes its items to a tier that it asks before it processes an image."""
 
 
 def run_fleet(
@@ -358,7 +358,7 @@ class _Fleet:
         return self._figures(items, len(order), total_s, self._flush(mode, host))
 
     def _flush(self, mode: str, host: int) -> TierStats:
-        """Wait until the tier has what this host has offered, and return the tier's figures."""
+        """Wait until the tier has what this host has published, and return the tier's figures."""
         if mode != TIER:
             return TierStats()
         self._flushed.clear()

@@ -185,7 +185,7 @@ class _Server:
             with suppress(PeerLostError):  # one that has died, or that has never lived
                 self._tell(engine, Signal.FINISH)
         if self._cache.tier:  # it may outlive the demo
-            self._cache.tier.forget(picture.mm_hash() for picture in self._pictures)
+            self._cache.tier.remove(picture.mm_hash() for picture in self._pictures)
 
     def _tell(self, engine: int, message: object) -> None:
         """Send it to the workers of an engine, and wait for their READY."""

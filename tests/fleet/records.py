@@ -44,7 +44,7 @@ class FleetFigures:
     """From the lookup in the server's cache until the last worker of the engine has the tensors."""
     latency_p99_us: float
     first_median_ms: float
-    """The same for the first request of each image, with the time to process it, or to bring it from a tier."""
+    """The same for the first request of each image, with the time to process it, or to fetch it from a tier."""
     checked: int
     """Items compared byte for byte, counted for each worker."""
     mismatches: int

@@ -54,7 +54,7 @@ def test_the_second_host_processes_nothing_that_the_first_has_and_a_tier_that_st
         assert 0 < figures.latency_median_us < 1e3 * figures.first_median_ms
     assert [8, 8, 8, 0] == [figures.processed for figures in modes.values()]
     assert [SIZE, SIZE, SIZE, 0] == [figures.stored_bytes for figures in modes.values()]
-    names = ("hits", "hit_bytes", "misses", "offered", "offered_bytes", "errors")
+    names = ("hits", "hit_bytes", "misses", "published", "published_bytes", "errors")
     assert [(0, 0, 8, 8, SIZE, 0), (8, SIZE, 0, 0, 0, 0)] == [
         tuple(getattr(modes[f"{TIER}, {host}"].tier, name) for name in names) for host in HOSTS
     ]
@@ -67,7 +67,7 @@ def test_without_a_tier_it_makes_a_folder_and_removes_it(tmp_path: Path, monkeyp
     with fleet_tier(None) as tier:
         assert "nothing goes over a network" in tier.network.words
         with closing(open_tier(tier.url)) as opened:
-            opened.offer("key", [memoryview(b"value")], {})
+            opened.publish("key", [memoryview(b"value")], {})
         assert 1 == len(list(tmp_path.rglob("*.shmstore")))
     assert [] == list(tmp_path.iterdir())
 
@@ -103,7 +103,7 @@ def test_the_servers_of_a_tier_serve_the_second_host_and_end_at_the_kill_and_at_
         with fleet_tier(tier) as served:
             started = children()
             with served.network.entered(1), closing(open_tier(served.url)) as opened:
-                opened.offer("key", [memoryview(b"value"), memoryview(bytes(1 << 20))], {})
+                opened.publish("key", [memoryview(b"value"), memoryview(bytes(1 << 20))], {})
                 assert [True] == opened.has(["key"])
                 if killed:
                     assert served.kill is not None

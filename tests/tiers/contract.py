@@ -64,7 +64,7 @@ def verifies(value: list[bytes]) -> bool:
 
 
 class Contract:
-    """The cases. Set `whole` where a fetch beside offers of its key finds exactly one of them, and never misses."""
+    """The cases. Set `whole` where a fetch beside publishes of its key finds exactly one of them, and never misses."""
 
     whole = False
 
@@ -88,13 +88,13 @@ class Contract:
     @pytest.mark.parametrize("sizes", SIZES, ids=str)
     def test_spans_come_back_in_number_size_order_and_bytes(self, tier: Tier, key: str, sizes: list[int]) -> None:
         values = values_of(sizes)
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         assert values == fetch(tier, key)
         assert values == fetch(tier, key), "the second time"
 
     def test_memory_is_asked_for_when_the_span_before_is_filled(self, tier: Tier, key: str) -> None:
         values = values_of([300, 2 * MIB, 0, 5])
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         spans: list[bytearray] = []
 
         def into(size: int) -> memoryview:
@@ -114,7 +114,7 @@ class Contract:
         for place, value in zip(places, values, strict=True):
             shared[place : place + len(value)] = value
         source = shared.toreadonly() if readonly else shared
-        tier.offer(key, [source[at : at + len(value)] for at, value in zip(places, values, strict=True)], TAGS)
+        tier.publish(key, [source[at : at + len(value)] for at, value in zip(places, values, strict=True)], TAGS)
         targets = iter([8 * MIB + 3, 9 * MIB + 7])
         before = bytes(shared)
 
@@ -128,10 +128,10 @@ class Contract:
             expected[at : at + len(value)] = value
         assert expected == shared, "the spans are there, and nothing around them has changed"
 
-    def test_the_bytes_are_taken_before_offer_returns(self, tier: Tier, key: str) -> None:
+    def test_the_bytes_are_taken_before_publish_returns(self, tier: Tier, key: str) -> None:
         source = bytearray(random_bytes(1, 2 * MIB))
         expected = bytes(source)
-        tier.offer(key, [memoryview(source)], TAGS)
+        tier.publish(key, [memoryview(source)], TAGS)
         source[:] = bytes(len(source))
         assert [expected] == fetch(tier, key)
 
@@ -139,13 +139,13 @@ class Contract:
         assert not tier.fetch(key, lambda size: pytest.fail("there is nothing to read"))
         assert [] == tier.has([])
         assert [False] == tier.has([key])
-        tier.forget([])
-        tier.forget([key])
+        tier.remove([])
+        tier.remove([key])
 
     @pytest.mark.parametrize("declined", [0, 1, 2])
     def test_a_declined_span_ends_the_fetch_and_nothing_else(self, tier: Tier, key: str, declined: int) -> None:
         values = values_of([300, 3 * MIB, 40])
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         for _ in range(3):
             sizes: list[int] = []
 
@@ -161,7 +161,7 @@ class Contract:
     @pytest.mark.parametrize("failing", [0, 1])
     def test_an_error_of_into_arrives_and_the_next_call_works(self, tier: Tier, key: str, failing: int) -> None:
         values = values_of([300, 3 * MIB])
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         calls = []
 
         def into(size: int) -> memoryview:
@@ -191,7 +191,7 @@ class Contract:
         self, tier: Tier, key: str, wrong: Callable[[int], Any], error: type[Exception], failing: int
     ) -> None:
         values = values_of([300, 400])
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         calls = []
 
         def into(size: int) -> Any:
@@ -205,21 +205,21 @@ class Contract:
     @pytest.mark.parametrize(
         "sizes", [[300, 2 * MIB], [10, 5], [2 * MIB, 300], [300], [1, 2, 3, 4], [0]], ids=lambda sizes: str(sizes)
     )
-    def test_an_offer_replaces_the_value_of_its_key(self, tier: Tier, key: str, sizes: list[int]) -> None:
-        tier.offer(key, views(values_of([300, 1 * MIB], seed=1)), TAGS)
+    def test_an_publish_replaces_the_value_of_its_key(self, tier: Tier, key: str, sizes: list[int]) -> None:
+        tier.publish(key, views(values_of([300, 1 * MIB], seed=1)), TAGS)
         values = values_of(sizes, seed=2)
-        tier.offer(key, views(values), {})
+        tier.publish(key, views(values), {})
         assert values == fetch(tier, key)
-        tier.forget([key])
+        tier.remove([key])
         assert fetch(tier, key) is None, "nothing of the older value comes back"
 
     def test_has_tells_what_is_there_and_forget_removes_only_its_keys(self, tier: Tier, key: str) -> None:
         keys = [f"{key}-{n}" for n in range(5)]
         for n in (0, 2, 3):
-            tier.offer(keys[n], views(values_of([100, 1000], seed=n)), TAGS)
+            tier.publish(keys[n], views(values_of([100, 1000], seed=n)), TAGS)
         assert [True, False, True, True, False] == tier.has(keys)
         assert [True, True, False] == tier.has([keys[3], keys[3], keys[4]])
-        tier.forget([keys[0], keys[1], keys[3], keys[3]])
+        tier.remove([keys[0], keys[1], keys[3], keys[3]])
         assert [False, False, True, False, False] == tier.has(keys)
         assert [None, values_of([100, 1000], seed=2), None] == [fetch(tier, keys[n]) for n in (0, 2, 3)]
 
@@ -236,10 +236,10 @@ class Contract:
             key,
         ]
         for n, one in enumerate(odd):
-            tier.offer(one, views(values_of([10, 20], seed=10 * n)), TAGS)
+            tier.publish(one, views(values_of([10, 20], seed=10 * n)), TAGS)
         assert [True] * len(odd) == tier.has(odd)
         assert [values_of([10, 20], seed=10 * n) for n in range(len(odd))] == [fetch(tier, one) for one in odd]
-        tier.forget(odd[:4])
+        tier.remove(odd[:4])
         assert [False] * 4 + [True] * (len(odd) - 4) == tier.has(odd)
 
     def test_many_threads_share_a_tier(self, tier: Tier, key: str) -> None:
@@ -247,29 +247,29 @@ class Contract:
             for n in range(12):
                 own = f"{key}-{worker}-{n % 3}"
                 values = values_of([100 + worker, [0, 50_000, 1 * MIB][n % 3] + worker], seed=100 * worker + n)
-                tier.offer(own, views(values), TAGS)
+                tier.publish(own, views(values), TAGS)
                 assert [True, False] == tier.has([own, own + "-absent"])
                 assert tier.fetch(own, lambda size: None) is False
                 assert values == fetch(tier, own)
-                tier.forget([own])
+                tier.remove([own])
                 assert fetch(tier, own) is None
 
         with ThreadPoolExecutor(12) as pool:
             for done in [pool.submit(work, worker) for worker in range(12)]:
                 done.result()
 
-    def test_a_fetch_beside_an_offer_finds_the_old_or_the_new_value_or_misses(self, tier: Tier, key: str) -> None:
+    def test_a_fetch_beside_an_publish_finds_the_old_or_the_new_value_or_misses(self, tier: Tier, key: str) -> None:
         payloads = [random_bytes(n, 200_000 + 70_001 * (n % 3)) for n in range(30)]
         numbers = {payload: n for n, payload in enumerate(payloads)}
         started = finished = 0
         hits: list[int] = []
         over = threading.Event()
-        tier.offer(key, views(checked(payloads[0])), TAGS)
+        tier.publish(key, views(checked(payloads[0])), TAGS)
 
         def read() -> None:
             last = False
             while not last:
-                last = over.is_set()  # a last time when the offers are over, so that there are hits
+                last = over.is_set()  # a last time when the publishes are over, so that there are hits
                 oldest = finished
                 value = fetch(tier, key)
                 newest = started
@@ -285,7 +285,7 @@ class Contract:
             try:
                 for n in range(1, len(payloads)):
                     started = n
-                    tier.offer(key, views(checked(payloads[n])), TAGS)
+                    tier.publish(key, views(checked(payloads[n])), TAGS)
                     finished = n
             finally:
                 over.set()
@@ -296,10 +296,10 @@ class Contract:
     @pytest.mark.parametrize("wrong", ["", "x" * 201, "caf\N{LATIN SMALL LETTER E WITH ACUTE}", "a\n", "a\0", "\x7f"])
     def test_a_key_that_is_not_short_printable_ascii_is_refused(self, tier: Tier, wrong: str) -> None:
         for call in (
-            lambda: tier.offer(wrong, [memoryview(b"a")], TAGS),
+            lambda: tier.publish(wrong, [memoryview(b"a")], TAGS),
             lambda: tier.fetch(wrong, lambda size: memoryview(bytearray(size))),
             lambda: tier.has(["good", wrong]),
-            lambda: tier.forget(["good", wrong]),
+            lambda: tier.remove(["good", wrong]),
         ):
             with pytest.raises(ValueError, match="printable ASCII of 1 to 200 characters"):
                 call()
@@ -307,12 +307,12 @@ class Contract:
     def test_a_key_of_another_type_is_refused(self, tier: Tier) -> None:
         wrong: Any = b"key"
         for call in (
-            lambda: tier.offer(wrong, [memoryview(b"a")], TAGS),
+            lambda: tier.publish(wrong, [memoryview(b"a")], TAGS),
             lambda: tier.fetch(wrong, lambda size: memoryview(bytearray(size))),
             lambda: tier.has([wrong]),
-            lambda: tier.forget([wrong]),
+            lambda: tier.remove([wrong]),
             lambda: tier.has("key"),
-            lambda: tier.forget("key"),
+            lambda: tier.remove("key"),
         ):
             with pytest.raises(TypeError, match="str"):
                 call()
@@ -332,20 +332,20 @@ class Contract:
     def test_spans_that_are_not_flat_bytes_are_refused_and_change_nothing(
         self, tier: Tier, key: str, spans: Any, error: type[Exception]
     ) -> None:
-        tier.offer(key, views(values_of([5, 6])), TAGS)
+        tier.publish(key, views(values_of([5, 6])), TAGS)
         with pytest.raises(error, match="span"):
-            tier.offer(key, spans, TAGS)
+            tier.publish(key, spans, TAGS)
         assert values_of([5, 6]) == fetch(tier, key)
 
     def test_a_closed_tier_refuses_every_call_but_close(self, tier: Tier, key: str) -> None:
-        tier.offer(key, views(values_of([5, 6])), TAGS)
+        tier.publish(key, views(values_of([5, 6])), TAGS)
         tier.close()
         tier.close()
         for call in (
-            lambda: tier.offer(key, [memoryview(b"a")], TAGS),
+            lambda: tier.publish(key, [memoryview(b"a")], TAGS),
             lambda: tier.fetch(key, lambda size: pytest.fail("the tier is closed")),
             lambda: tier.has([key]),
-            lambda: tier.forget([key]),
+            lambda: tier.remove([key]),
         ):
             with pytest.raises(TierError, match="closed"):
                 call()

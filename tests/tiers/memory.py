@@ -24,8 +24,8 @@ class MemoryTier:
         if self.fail is not None:
             raise self.fail
 
-    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
-        self._called("offer")
+    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+        self._called("publish")
         if self.pause is not None:
             self.waiting.set()
             self.pause.wait(10)
@@ -47,8 +47,8 @@ class MemoryTier:
         self._called("has")
         return [key in self.values for key in keys]
 
-    def forget(self, keys: Sequence[str]) -> None:
-        self._called("forget")
+    def remove(self, keys: Sequence[str]) -> None:
+        self._called("remove")
         for key in keys:
             self.values.pop(key, None)
 

@@ -35,8 +35,8 @@ def files(path: Path) -> list[Path]:
     return sorted(one for one in path.rglob("*") if not one.is_dir())
 
 
-def offer(tier: DirectoryTier, key: str, *values: bytes) -> None:
-    tier.offer(key, views(list(values)), TAGS)
+def publish(tier: DirectoryTier, key: str, *values: bytes) -> None:
+    tier.publish(key, views(list(values)), TAGS)
 
 
 def age(path: Path, hours: float) -> None:
@@ -48,7 +48,7 @@ def age(path: Path, hours: float) -> None:
 
 
 def test_an_operator_can_read_what_a_file_is(tier: DirectoryTier, tmp_path: Path) -> None:
-    offer(tier, "a key", b"meta\n", b"the payload")
+    publish(tier, "a key", b"meta\n", b"the payload")
     (path,) = files(tmp_path)
     magic, header, rest = path.read_bytes().split(b"\n", 2)
     assert (b"shmstore tier 1", b"meta\nthe payload") == (magic, rest)
@@ -57,7 +57,7 @@ def test_an_operator_can_read_what_a_file_is(tier: DirectoryTier, tmp_path: Path
 
 
 def test_a_file_that_was_cut_or_goes_on_is_a_miss_and_can_be_replaced(tier: DirectoryTier, tmp_path: Path) -> None:
-    offer(tier, "key", b"meta", random_bytes(1, 3000))
+    publish(tier, "key", b"meta", random_bytes(1, 3000))
     (path,) = files(tmp_path)
     whole = path.read_bytes()
     header = len(whole) - 3004
@@ -66,12 +66,12 @@ def test_a_file_that_was_cut_or_goes_on_is_a_miss_and_can_be_replaced(tier: Dire
         assert fetch(tier, "key") is None, length
     path.write_bytes(whole + b"x")
     assert fetch(tier, "key") is None
-    offer(tier, "key", b"again")
+    publish(tier, "key", b"again")
     assert [b"again"] == fetch(tier, "key")
 
 
 def test_a_file_that_is_cut_while_it_is_read_is_a_miss(tier: DirectoryTier, tmp_path: Path) -> None:
-    offer(tier, "key", b"meta", random_bytes(1, 100_000))
+    publish(tier, "key", b"meta", random_bytes(1, 100_000))
     (path,) = files(tmp_path)
 
     def into(size: int) -> memoryview:
@@ -103,14 +103,14 @@ def test_a_file_that_is_cut_while_it_is_read_is_a_miss(tier: DirectoryTier, tmp_
     ids=lambda forged: forged[16:60].decode(errors="replace"),
 )
 def test_a_forged_file_is_a_miss(tier: DirectoryTier, tmp_path: Path, forged: bytes) -> None:
-    offer(tier, "key", b"meta")
+    publish(tier, "key", b"meta")
     (path,) = files(tmp_path)
     path.write_bytes(forged)
     assert not tier.fetch("key", lambda size: pytest.fail("no memory is needed"))
 
 
 def test_the_header_of_a_forged_file_is_all_that_was_wrong_with_it(tier: DirectoryTier, tmp_path: Path) -> None:
-    offer(tier, "key", b"meta")
+    publish(tier, "key", b"meta")
     (path,) = files(tmp_path)
     path.write_bytes(b"shmstore tier 1\n" + b'{"key": "key", "sizes": [4], "tags": {}}\nmeta')
     assert [b"meta"] == fetch(tier, "key")
@@ -131,7 +131,7 @@ def make_socket(path: Path) -> None:
 def test_what_is_not_a_file_is_a_miss_and_blocks_nobody(
     tier: DirectoryTier, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    offer(tier, "key", b"meta")
+    publish(tier, "key", b"meta")
     (path,) = files(tmp_path)
     path.unlink()
     make(path)
@@ -144,7 +144,7 @@ def test_what_is_not_a_file_is_a_miss_and_blocks_nobody(
 def test_a_file_that_another_host_has_replaced_is_a_miss_and_a_broken_disk_an_error(
     tier: DirectoryTier, monkeypatch: pytest.MonkeyPatch, call: str, number: int, is_miss: bool
 ) -> None:
-    offer(tier, "key", b"meta")
+    publish(tier, "key", b"meta")
 
     def fail(*arguments: Any) -> Any:
         raise OSError(number, os.strerror(number))
@@ -163,11 +163,11 @@ def test_a_file_that_another_host_has_replaced_is_a_miss_and_a_broken_disk_an_er
 # ---- processes
 
 
-def test_a_process_that_is_killed_in_an_offer_leaves_the_older_value(tier: DirectoryTier, tmp_path: Path) -> None:
-    offer(tier, "key", b"older")
+def test_a_process_that_is_killed_in_an_publish_leaves_the_older_value(tier: DirectoryTier, tmp_path: Path) -> None:
+    publish(tier, "key", b"older")
     half_written = Signal()
 
-    def half_an_offer() -> None:
+    def half_an_publish() -> None:
         write = os.write
 
         def slow_write(file: int, data: memoryview) -> int:
@@ -180,9 +180,9 @@ def test_a_process_that_is_killed_in_an_offer_leaves_the_older_value(tier: Direc
             return 0
 
         os.write = slow_write  # type: ignore[assignment]
-        offer(DirectoryTier(tmp_path, timeout=30), "key", b"newer", bytes(100_000))
+        publish(DirectoryTier(tmp_path, timeout=30), "key", b"newer", bytes(100_000))
 
-    child = Child(half_an_offer)
+    child = Child(half_an_publish)
     try:
         half_written.wait()
     finally:
@@ -199,9 +199,9 @@ def test_processes_share_a_directory_and_see_whole_values(tier: DirectoryTier, t
     def write() -> None:
         own = DirectoryTier(tmp_path, timeout=30)
         for n in range(40):
-            own.offer("key", views(checked(random_bytes(n, sizes[n % 3]))), TAGS)
+            own.publish("key", views(checked(random_bytes(n, sizes[n % 3]))), TAGS)
 
-    offer(tier, "key", *checked(b"first"))
+    publish(tier, "key", *checked(b"first"))
     child = Child(write)
     try:
         last = checked(random_bytes(39, sizes[0]))
@@ -210,7 +210,7 @@ def test_processes_share_a_directory_and_see_whole_values(tier: DirectoryTier, t
             assert verifies(value)
     finally:
         child.join()
-    tier.forget(["key"])
+    tier.remove(["key"])
     assert in_child(lambda: DirectoryTier(tmp_path).has(["key"])) == [False]
 
 
@@ -218,7 +218,7 @@ def test_processes_share_a_directory_and_see_whole_values(tier: DirectoryTier, t
 
 
 def test_a_fetch_of_a_file_that_has_aged_makes_it_young(tier: DirectoryTier, tmp_path: Path) -> None:
-    offer(tier, "key", b"value")
+    publish(tier, "key", b"value")
     (path,) = files(tmp_path)
     for hours, noted in ((0.001, False), (1, True)):
         age(path, hours)
@@ -229,7 +229,7 @@ def test_a_fetch_of_a_file_that_has_aged_makes_it_young(tier: DirectoryTier, tmp
 def test_the_job_of_the_guide_removes_what_nobody_uses_and_nothing_else(tier: DirectoryTier, tmp_path: Path) -> None:
     guide = Path(__file__).parents[2] / "docs" / "guides" / "beyond-one-host.md"
     (job,) = [line for line in guide.read_text().splitlines() if line.startswith("find ")]
-    offer(tier, "old", b"value")
+    publish(tier, "old", b"value")
     (old,) = files(tmp_path)
     half_written = old.with_name(f"{old.name}.0123456789abcdef.tmp")
     mine = tmp_path / "notes"
@@ -237,14 +237,14 @@ def test_the_job_of_the_guide_removes_what_nobody_uses_and_nothing_else(tier: Di
         path.touch()
     for path in (old, half_written, mine):
         age(path, 30)
-    offer(tier, "used", b"value")
+    publish(tier, "used", b"value")
     for path in set(files(tmp_path)) - {old, half_written, mine}:
         age(path, 30)
     assert [b"value"] == fetch(tier, "used")
     subprocess.run(["sh", "-c", job.replace("/mnt/tier", str(tmp_path))], check=True)
     assert [False, True] == tier.has(["old", "used"])
     assert (False, True) == (half_written.exists(), mine.exists())
-    offer(tier, "old", b"value")
+    publish(tier, "old", b"value")
     assert [b"value"] == fetch(tier, "old")
 
 
@@ -266,14 +266,14 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_full_file_system_is_no_room_and_the_older_value_stays(small: Path) -> None:
     tier = DirectoryTier(small, timeout=30)
-    offer(tier, "key", b"older", bytes(300_000))
+    publish(tier, "key", b"older", bytes(300_000))
     for _ in range(2):
         with pytest.raises(TierFullError, match="No space left") as caught:
-            offer(tier, "key", b"newer", bytes(900_000))
+            publish(tier, "key", b"newer", bytes(900_000))
         assert "remove" in caught.value.hint
     assert 1 == len(files(small)), "half a file stays behind"
     assert [b"older", bytes(300_000)] == fetch(tier, "key")
-    offer(tier, "key", b"newer", bytes(400_000))
+    publish(tier, "key", b"newer", bytes(400_000))
     assert [b"newer", bytes(400_000)] == fetch(tier, "key")
 
 
@@ -289,7 +289,7 @@ def test_files_are_open_to_those_who_may_use_the_directory_but_not_to_others(
     tmp_path.chmod(directory)
     mask = os.umask(0o022)
     try:
-        offer(tier, "key", b"value")
+        publish(tier, "key", b"value")
     finally:
         os.umask(mask)
     (path,) = files(tmp_path)
@@ -297,14 +297,14 @@ def test_files_are_open_to_those_who_may_use_the_directory_but_not_to_others(
 
 
 CALLS: dict[str, Callable[[DirectoryTier], object]] = {
-    "offer": lambda tier: offer(tier, "key", b"value"),
+    "publish": lambda tier: publish(tier, "key", b"value"),
     "fetch": lambda tier: fetch(tier, "key"),
     "has": lambda tier: tier.has(["key"]),
-    "forget": lambda tier: tier.forget(["key"]),
+    "remove": lambda tier: tier.remove(["key"]),
 }
 
 
-@pytest.mark.parametrize("call", ["offer", "fetch", "has"])
+@pytest.mark.parametrize("call", ["publish", "fetch", "has"])
 def test_a_directory_that_is_not_there_is_an_error_until_it_comes(tmp_path: Path, call: str) -> None:
     path = tmp_path / "mounted later"
     tier = DirectoryTier(path)
@@ -323,7 +323,7 @@ def test_a_directory_of_another_user_is_an_error(tmp_path: Path, call: str) -> N
         pytest.skip("only root can become another user")
     path = tmp_path / "private"
     path.mkdir(mode=0o700)
-    offer(DirectoryTier(path), "key", b"value")
+    publish(DirectoryTier(path), "key", b"value")
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
 
@@ -339,9 +339,9 @@ def test_a_directory_of_another_user_is_an_error(tmp_path: Path, call: str) -> N
 
 
 def test_what_takes_too_long_is_an_error_and_leaves_nothing(tier: DirectoryTier, tmp_path: Path) -> None:
-    offer(tier, "key", b"value")
+    publish(tier, "key", b"value")
     hasty = DirectoryTier(tmp_path, timeout=1e-9)
-    for call in ("fetch", "offer"):
+    for call in ("fetch", "publish"):
         with pytest.raises(TierError, match="more than 1e-09 s"):
             CALLS[call](hasty)
     assert [b"value"] == fetch(tier, "key")
@@ -372,5 +372,5 @@ def test_its_repr_names_the_directory(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_spans_of_a_value_are_read_past_the_buffer(tier: DirectoryTier) -> None:
     values = values_of([0, 4000, 4096, 1, 20 << 20, 5000])
-    offer(tier, "key", *values)
+    publish(tier, "key", *values)
     assert values == fetch(tier, "key")

@@ -39,12 +39,12 @@ def connected(tier: MooncakeTier) -> MooncakeTier:
 
 
 def works_again(tier: MooncakeTier, key: str) -> None:
-    """Wait until an offer and a fetch of its key succeed."""
+    """Wait until a publish and a fetch of its key succeed."""
     value = values_of([10, INLINE + 1])
     deadline = time.monotonic() + 30
     while True:
         try:
-            tier.offer(key, views(value), TAGS)
+            tier.publish(key, views(value), TAGS)
             if value == fetch(tier, key):
                 return
         except TierError:
@@ -158,7 +158,7 @@ def test_two_hosts_move_spans_from_and_into_their_arenas(
     starts = [n * 65 * MIB + 64 for n in range(len(sizes))]
     spans = [arena.filled(at, value) for at, value in zip(starts, values, strict=True)]
     connected(other)
-    one.offer(key, spans, TAGS)
+    one.publish(key, spans, TAGS)
     arena.view[: 200 * MIB : MIB] = bytes(200)
     targets = iter(starts)
     assert other.fetch(key, lambda size: (lambda at: arena.view[at : at + size])(next(targets)))
@@ -170,11 +170,11 @@ def test_a_span_outside_of_registered_memory_is_as_large_as_staging_or_less(
 ) -> None:
     tier = connected(make(servers.address, PATIENT, staging=MIB))
     value = values_of([MIB])
-    tier.offer(key, views(value), TAGS)
+    tier.publish(key, views(value), TAGS)
     assert value == fetch(tier, key)
     with pytest.raises(TierError, match="register its memory"):
-        tier.offer(key, [memoryview(bytes(MIB + 1))], TAGS)
-    shared_tier.offer(key, [memoryview(bytes(MIB + 1))], TAGS)
+        tier.publish(key, [memoryview(bytes(MIB + 1))], TAGS)
+    shared_tier.publish(key, [memoryview(bytes(MIB + 1))], TAGS)
     with pytest.raises(TierError, match="register its memory"):
         fetch(tier, key)
     assert [True] == tier.has([key])
@@ -188,7 +188,7 @@ def test_memory_that_is_longer_than_its_file_is_refused(shared_tier: MooncakeTie
 
 def test_a_value_that_is_not_ours_or_not_whole_is_a_miss(shared_tier: MooncakeTier, key: str) -> None:
     tier = shared_tier
-    tier.offer(key, views(values_of([INLINE + 1, 5])), TAGS)
+    tier.publish(key, views(values_of([INLINE + 1, 5])), TAGS)
     change = changing(tier)
     change("upsert", f"{key}/0", INLINE)
     assert fetch(tier, key) is None, "a shorter span than the head says"
@@ -215,7 +215,7 @@ def changing(tier: MooncakeTier) -> Callable[[str, str, int], None]:
 
 
 def test_forget_removes_the_large_spans_too(shared_tier: MooncakeTier, key: str) -> None:
-    shared_tier.offer(key, views(values_of([5, INLINE + 1, 2 * INLINE])), TAGS)
+    shared_tier.publish(key, views(values_of([5, INLINE + 1, 2 * INLINE])), TAGS)
     names = [f"{key}/{name}" for name in ("head", "1", "2")]
 
     def there() -> list[int]:
@@ -224,22 +224,22 @@ def test_forget_removes_the_large_spans_too(shared_tier: MooncakeTier, key: str)
         return codes
 
     assert [1, 1, 1] == there()
-    shared_tier.forget([key])
+    shared_tier.remove([key])
     assert [0, 0, 0] == there()
 
 
-def test_two_hosts_may_offer_the_same_key_at_the_same_time(
+def test_two_hosts_may_publish_the_same_key_at_the_same_time(
     servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
 ) -> None:
     tiers = [shared_tier, connected(make(servers.address, PATIENT))]
     value = values_of([5, 4 * MIB])
 
-    def offer(tier: MooncakeTier) -> None:
+    def publish(tier: MooncakeTier) -> None:
         for _ in range(25):
-            tier.offer(key, views(value), TAGS)
+            tier.publish(key, views(value), TAGS)
 
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(offer, tiers))
+        list(pool.map(publish, tiers))
     assert value == fetch(shared_tier, key)
 
 
@@ -251,7 +251,7 @@ def test_a_store_without_room_is_full_and_goes_on(
 ) -> None:
     tier = connected(make(few.address, PATIENT, staging=64 * MIB))
     with pytest.raises(TierFullError):
-        tier.offer(key, [memoryview(bytes(40 * MIB))], TAGS)
+        tier.publish(key, [memoryview(bytes(40 * MIB))], TAGS)
     assert fetch(tier, key) is None
     works_again(tier, key)
 
@@ -263,7 +263,7 @@ def test_a_killed_node_is_a_miss_or_an_error_and_another_one_takes_over(
     works_again(tier, key)
     end(few.node)
     in_time(lambda: pytest.fail("the value is gone") if fetch(tier, key) else None)
-    in_time(lambda: tier.offer(key, views(values_of([5, MIB])), TAGS))
+    in_time(lambda: tier.publish(key, views(values_of([5, MIB])), TAGS))
     in_time(lambda: tier.has([key]))
     few.start_node()
     works_again(tier, key)
@@ -277,7 +277,7 @@ def test_a_killed_master_is_an_error_and_another_one_knows_nothing(
     end(few.master)
     for call in (
         lambda: fetch(tier, key),
-        lambda: tier.offer(key, views(values_of([5, MIB])), TAGS),
+        lambda: tier.publish(key, views(values_of([5, MIB])), TAGS),
     ):
         assert in_time(call) is not None
     few.start_master()
@@ -301,7 +301,7 @@ def test_a_stopped_server_is_late_and_the_memory_of_late_calls_is_free(
     size = 8 * MIB
     source = arena.filled(0, random_bytes(1, size))
     target = arena.view[size : 2 * size]
-    shared_tier.offer(key, [memoryview(b"a"), source], TAGS)
+    shared_tier.publish(key, [memoryview(b"a"), source], TAGS)
     process = getattr(servers, who)
 
     def into(size: int) -> memoryview:
@@ -313,7 +313,7 @@ def test_a_stopped_server_is_late_and_the_memory_of_late_calls_is_free(
     try:
         assert in_time(lambda: tier.fetch(key, into)) is not None
         target[:] = bytes(size)
-        assert in_time(lambda: tier.offer(key, [memoryview(b"b"), source], TAGS)) is not None
+        assert in_time(lambda: tier.publish(key, [memoryview(b"b"), source], TAGS)) is not None
         assert who == "node" or in_time(lambda: tier.has([key])) is not None
     finally:
         process.send_signal(signal.SIGCONT)
@@ -394,10 +394,10 @@ def liar(
 
 
 CALLS: dict[str, Callable[[MooncakeTier], object]] = {
-    "offer": lambda tier: tier.offer("a", views(values_of([5, INLINE + 1])), TAGS),
+    "publish": lambda tier: tier.publish("a", views(values_of([5, INLINE + 1])), TAGS),
     "fetch": lambda tier: fetch(tier, "a"),
     "has": lambda tier: tier.has(["a", "b"]),
-    "forget": lambda tier: tier.forget(["a", "b"]),
+    "remove": lambda tier: tier.remove(["a", "b"]),
 }
 
 
@@ -431,7 +431,7 @@ def test_an_answer_that_comes_in_many_pieces_has_no_longer_than_one_in_one() -> 
 
 def test_a_code_of_many_digits_makes_no_long_message(liar: Callable[..., MooncakeTier]) -> None:
     tier = liar(CONNECTED, "b'[%d, -' % number + b'9' * 4000 + b']\\n'")
-    for call in ("offer", "fetch"):
+    for call in ("publish", "fetch"):
         with pytest.raises(TierError) as caught:
             CALLS[call](tier)
         assert len(str(caught.value)) < 500
@@ -462,7 +462,7 @@ def test_a_late_call_ends_those_beside_it_and_no_call_waits_for_a_lane_too_long(
     servers: MooncakeServers, make: Callable[..., MooncakeTier], shared_tier: MooncakeTier, key: str
 ) -> None:
     tier = connected(make(servers.address))
-    shared_tier.offer(key, views(values_of([5, MIB])), TAGS)
+    shared_tier.publish(key, views(values_of([5, MIB])), TAGS)
     servers.node.send_signal(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(3 * LANES) as pool:
@@ -477,7 +477,7 @@ def test_a_span_that_waits_for_its_memory_leaves_the_lane_to_others(
     servers: MooncakeServers, make: Callable[..., MooncakeTier], key: str
 ) -> None:
     tier = connected(make(servers.address, PATIENT))
-    tier.offer(key, views(values_of([5, MIB])), TAGS)
+    tier.publish(key, views(values_of([5, MIB])), TAGS)
 
     def into(size: int) -> memoryview:
         assert [True] == tier.has([key])  # in another lane

@@ -1,4 +1,4 @@
-"""A relay in a thread: what it brings, what it keeps for how long, and what it refuses."""
+"""A relay in a thread: what it fetches, what it keeps for how long, and what it refuses."""
 
 import os
 import resource
@@ -53,9 +53,9 @@ class Host:
         self.clients.append(RelayClient(self.relay.path, wait=wait))
         return self.clients[-1]
 
-    def bring(self, key: str = KEY, wait: float = 10.0) -> Any:
-        with self.client(wait).bringing() as conversation:
-            return self.reader.get(conversation.bring(key), copy=True)
+    def fetch(self, key: str = KEY, wait: float = 10.0) -> Any:
+        with self.client(wait).fetching() as conversation:
+            return self.reader.get(conversation.fetch(key), copy=True)
 
     def leases(self) -> int:
         return self.writer.stats().open_leases
@@ -87,20 +87,20 @@ def host(memory: MemoryTier, tmp_path: Path) -> Iterator[Host]:
 
 
 class Elsewhere:
-    """Another host, which offers what it stores."""
+    """Another host, which publishes what it stores."""
 
     def __init__(self, memory: MemoryTier) -> None:
         self.writer = ObjectStoreWriter.create(capacity=1 << 20, n_readers=1)
         self.tier = StoreTier(self.writer, memory)
 
-    def put(self, key: str = KEY, value: Any = None, offer: bool = True, namespace: str | None = None) -> ObjectRef:
+    def put(self, key: str = KEY, value: Any = None, publish: bool = True, namespace: str | None = None) -> ObjectRef:
         ref = self.writer.put(key, three_tensors(SIZE) if value is None else value, namespace=namespace)
-        if offer:
-            self.offer(key, namespace)
+        if publish:
+            self.publish(key, namespace)
         return ref
 
-    def offer(self, key: str = KEY, namespace: str | None = None) -> None:
-        self.tier.offer(key, namespace=namespace)
+    def publish(self, key: str = KEY, namespace: str | None = None) -> None:
+        self.tier.publish(key, namespace=namespace)
         assert self.tier.flush(10)
 
 
@@ -116,8 +116,8 @@ def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends
     host: Host, elsewhere: Elsewhere
 ) -> None:
     elsewhere.put()
-    with host.client().bringing() as conversation:
-        ref = conversation.bring(KEY)
+    with host.client().fetching() as conversation:
+        ref = conversation.fetch(KEY)
         assert ref.store_id == host.writer.handle.store_id
         assert host.reader.get(ref, copy=True) == three_tensors(SIZE)
         assert host.leases() == 1
@@ -128,11 +128,11 @@ def test_a_key_becomes_a_reference_of_this_host_which_stays_until_the_block_ends
 
 
 @pytest.mark.parametrize("namespace", [None, "a model/1", "x" * 255])
-def test_keys_of_namespaces_are_brought_too(host: Host, elsewhere: Elsewhere, namespace: str | None) -> None:
+def test_keys_of_namespaces_are_fetched_too(host: Host, elsewhere: Elsewhere, namespace: str | None) -> None:
     key = "é" * 16_000  # the longest ones
     elsewhere.put(key, "value", namespace=namespace)
-    with host.client().bringing() as conversation:
-        assert host.reader.get(conversation.bring(key, namespace=namespace)) == "value"
+    with host.client().fetching() as conversation:
+        assert host.reader.get(conversation.fetch(key, namespace=namespace)) == "value"
 
 
 def test_a_client_uses_its_connection_again_and_each_block_at_a_time_has_its_own(
@@ -141,12 +141,12 @@ def test_a_client_uses_its_connection_again_and_each_block_at_a_time_has_its_own
     elsewhere.put()
     client = host.client()
     for _ in range(3):
-        with client.bringing() as conversation:
-            conversation.bring(KEY)
+        with client.fetching() as conversation:
+            conversation.fetch(KEY)
     assert (len(host.relay._connections), len(client._idle)) == (1, 1)
-    with client.bringing() as one, client.bringing() as other:
-        one.bring(KEY)
-        other.bring(KEY)
+    with client.fetching() as one, client.fetching() as other:
+        one.fetch(KEY)
+        other.fetch(KEY)
         assert len(host.relay._connections) == 2
         assert host.leases() == 2
     until(lambda: host.leases() == 0)
@@ -157,12 +157,12 @@ def test_an_error_in_the_block_ends_the_leases_and_nothing_is_left_of_it_for_the
 ) -> None:
     elsewhere.put()
     client = host.client()
-    with pytest.raises(ZeroDivisionError), client.bringing() as conversation:
-        conversation.bring(KEY)
+    with pytest.raises(ZeroDivisionError), client.fetching() as conversation:
+        conversation.fetch(KEY)
         _ = 1 / 0
     until(lambda: host.leases() == 0)
-    with client.bringing() as conversation:
-        assert conversation.bring(KEY).store_id == host.writer.handle.store_id
+    with client.fetching() as conversation:
+        assert conversation.fetch(KEY).store_id == host.writer.handle.store_id
 
 
 def test_an_interrupted_request_leaves_no_answer_for_the_next(
@@ -171,8 +171,8 @@ def test_an_interrupted_request_leaves_no_answer_for_the_next(
     elsewhere.put()
     elsewhere.put("other", "value")
     client = host.client()
-    with client.bringing() as conversation:
-        conversation.bring("other")
+    with client.fetching() as conversation:
+        conversation.fetch("other")
 
         class Interrupted(socket.socket):
             def recv(self, *arguments: Any) -> bytes:
@@ -182,27 +182,27 @@ def test_an_interrupted_request_leaves_no_answer_for_the_next(
         mine = Interrupted(fileno=conversation._connection.detach())
         conversation._connection = mine
         with pytest.raises(KeyboardInterrupt):
-            conversation.bring(KEY)
+            conversation.fetch(KEY)
     until(lambda: host.leases() == 0)
-    with client.bringing() as conversation:
-        assert host.reader.get(conversation.bring("other")) == "value"
+    with client.fetching() as conversation:
+        assert host.reader.get(conversation.fetch("other")) == "value"
 
 
-def test_it_waits_for_an_object_that_is_offered_late(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
-    elsewhere.put(offer=False)
+def test_it_waits_for_an_object_that_is_published_late(host: Host, elsewhere: Elsewhere, memory: MemoryTier) -> None:
+    elsewhere.put(publish=False)
     found: list[Any] = []
-    worker = threading.Thread(target=lambda: found.append(host.bring()))
+    worker = threading.Thread(target=lambda: found.append(host.fetch()))
     worker.start()
     until(lambda: memory.calls.count("fetch") >= 2)
-    elsewhere.offer()
+    elsewhere.publish()
     worker.join(10)
     assert found == [three_tensors(SIZE)]
 
 
 def test_what_does_not_come_is_a_miss_after_the_wait(host: Host) -> None:
     begin = time.monotonic()
-    with raises(CacheMissError, [KEY, "relay"], ["offers", "process"]) as caught:
-        host.bring(wait=0.3)
+    with raises(CacheMissError, [KEY, "relay"], ["publishes", "process"]) as caught:
+        host.fetch(wait=0.3)
     assert 0.3 <= time.monotonic() - begin < 2
     assert caught.value.mm_hashes == (KEY,)
     assert host.leases() == 0
@@ -211,11 +211,11 @@ def test_what_does_not_come_is_a_miss_after_the_wait(host: Host) -> None:
 def test_the_wait_is_for_a_block_as_a_whole(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     begin = time.monotonic()
-    with host.client(0.3).bringing() as conversation:
+    with host.client(0.3).fetching() as conversation:
         for number in range(20):
             with pytest.raises(CacheMissError):
-                conversation.bring(f"missing-{number}")
-        conversation.bring(KEY)  # what is there is brought all the same
+                conversation.fetch(f"missing-{number}")
+        conversation.fetch(KEY)  # what is there is fetched all the same
     assert time.monotonic() - begin < 2
 
 
@@ -223,7 +223,7 @@ def test_a_tier_that_is_down_is_a_miss_at_once(host: Host, memory: MemoryTier) -
     memory.fail = late()
     begin = time.monotonic()
     with raises(CacheMissError, ["the tier does not answer"]):
-        host.bring(wait=60)
+        host.fetch(wait=60)
     assert time.monotonic() - begin < 10
 
 
@@ -234,7 +234,7 @@ def test_several_workers_that_ask_for_one_key_cause_one_fetch(
     memory.pause = threading.Event()
     memory.calls.clear()
     found: list[Any] = []
-    workers = [threading.Thread(target=lambda: found.append(host.bring())) for _ in range(3)]
+    workers = [threading.Thread(target=lambda: found.append(host.fetch())) for _ in range(3)]
     for worker in workers:
         worker.start()
     until(lambda: len(host.relay._connections) == 3)
@@ -249,16 +249,16 @@ def test_an_object_that_is_evicted_before_it_is_handed_out_is_fetched_again(
     host: Host, elsewhere: Elsewhere, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     elsewhere.put()
-    bring = host.tier.bring
+    fetch = host.tier.fetch
 
     def evicted(key: str, **more: Any) -> bool:
-        found = bring(key, **more)
+        found = fetch(key, **more)
         monkeypatch.undo()
         host.writer.delete(key)
         return found
 
-    monkeypatch.setattr(host.tier, "bring", evicted)
-    assert host.bring() == three_tensors(SIZE)
+    monkeypatch.setattr(host.tier, "fetch", evicted)
+    assert host.fetch() == three_tensors(SIZE)
     assert memory.calls.count("fetch") == 2
 
 
@@ -266,9 +266,9 @@ def test_an_object_comes_when_the_store_has_room_for_it(host: Host, elsewhere: E
     elsewhere.put()
     full = host.writer.put("large", torch.zeros(1_030_000, dtype=torch.uint8), hold=True)
     with raises(CacheMissError, ["room"]):
-        host.bring(wait=0.1)
+        host.fetch(wait=0.1)
     found: list[Any] = []
-    worker = threading.Thread(target=lambda: found.append(host.bring()))
+    worker = threading.Thread(target=lambda: found.append(host.fetch()))
     before = memory.calls.count("fetch")
     worker.start()
     until(lambda: memory.calls.count("fetch") > before)
@@ -283,9 +283,9 @@ def test_an_object_comes_when_a_lease_is_free(host: Host, elsewhere: Elsewhere) 
     for _ in range(host.writer.stats().max_leases - 1):
         host.writer.get_cached("own")
     with raises(CacheMissError, ["room"]):
-        host.bring(wait=0.1)
+        host.fetch(wait=0.1)
     host.writer.cancel_all()
-    assert host.bring() == three_tensors(SIZE)
+    assert host.fetch() == three_tensors(SIZE)
 
 
 def connect(host: Host) -> socket.socket:
@@ -333,7 +333,7 @@ def test_what_is_not_a_request_is_refused_and_ends_the_connection(
         assert len(answer) > 10
         assert connection.recv(100) == b""
     until(lambda: host.leases() == 0)
-    assert host.bring() == three_tensors(SIZE)
+    assert host.fetch() == three_tensors(SIZE)
 
 
 def test_the_socket_is_for_this_user_alone_whatever_the_umask(memory: MemoryTier, host: Host) -> None:
@@ -367,7 +367,7 @@ def test_another_users_process_gets_no_answer(memory: MemoryTier, elsewhere: Els
 
         assert Child(ask).join() == b""
         assert memory.calls.count("fetch") == 0
-        assert host.bring() == three_tensors(SIZE)
+        assert host.fetch() == three_tensors(SIZE)
 
 
 @needs_root
@@ -386,9 +386,9 @@ def test_another_users_relay_is_not_asked(shared: Path) -> None:
     ready.wait()
     with (
         raises(CacheMissError, ["another user's"]),
-        RelayClient(shared / "relay").bringing() as conversation,
+        RelayClient(shared / "relay").fetching() as conversation,
     ):
-        conversation.bring(KEY)
+        conversation.fetch(KEY)
     assert child.join() == b""
     ready.close()
 
@@ -406,14 +406,14 @@ def test_its_end_ends_connections_leases_and_socket(host: Host, elsewhere: Elsew
     assert not host.relay._connections
     assert not os.path.exists(host.relay.path)
     with raises(CacheMissError, ["does not answer"], ["shmstore relay"]):
-        host.bring()
+        host.fetch()
 
 
 def test_a_second_relay_does_not_take_the_socket_of_a_living_one(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     with pytest.raises(FileExistsError, match="another relay"):
         Relay(host.writer, host.tier, host.relay.path)
-    assert host.bring() == three_tensors(SIZE)
+    assert host.fetch() == three_tensors(SIZE)
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "stream", "full"])
@@ -477,20 +477,20 @@ def test_it_survives_that_no_thread_can_be_started(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
         with raises(CacheMissError, ["does not answer"]):
-            host.bring()
+            host.fetch()
     assert "can't start new thread" in caplog.text
     assert not host.relay._connections
-    assert host.bring() == three_tensors(SIZE)
+    assert host.fetch() == three_tensors(SIZE)
 
 
 def test_a_worker_that_repeats_itself_takes_one_lease_for_each_key(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     elsewhere.put("namespaced", namespace="a")
     elsewhere.put("namespaced", namespace="b")
-    with host.client().bringing() as conversation:
+    with host.client().fetching() as conversation:
         for _ in range(2):
-            refs = {conversation.bring(KEY) for _ in range(100)}
-            refs |= {conversation.bring("namespaced", namespace=namespace) for namespace in "ab"}
+            refs = {conversation.fetch(KEY) for _ in range(100)}
+            refs |= {conversation.fetch("namespaced", namespace=namespace) for namespace in "ab"}
             assert (len(refs), host.leases()) == (3, 3)
 
 
@@ -503,13 +503,13 @@ def test_a_relay_whose_backlog_is_full_is_tried_again_within_the_wait(
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as filler:
         filler.connect(relay.path)
         begin = time.monotonic()
-        with raises(CacheMissError, ["does not answer"]), RelayClient(relay.path, wait=0.2).bringing() as conversation:
-            conversation.bring(KEY)
+        with raises(CacheMissError, ["does not answer"]), RelayClient(relay.path, wait=0.2).fetching() as conversation:
+            conversation.fetch(KEY)
         assert 0.2 <= time.monotonic() - begin < 2
         serving = threading.Timer(0.2, relay.serve)
         serving.start()
-        with RelayClient(relay.path, wait=10).bringing() as conversation:
-            assert host.reader.get(conversation.bring(KEY), copy=True) == three_tensors(SIZE)
+        with RelayClient(relay.path, wait=10).fetching() as conversation:
+            assert host.reader.get(conversation.fetch(KEY), copy=True) == three_tensors(SIZE)
     relay.stop()
     serving.join(10)
 
@@ -561,8 +561,8 @@ def test_a_batch_may_mix_hosts_and_its_error_names_all_that_is_missing(host: Hos
     stale = host.writer.put("stale", three_tensors(SIZE))
     host.reader.release(stale)
     crowd(host.writer)
-    gone = [elsewhere.put("gone", offer=False), elsewhere.put("gone too", offer=False)]
-    with raises(CacheMissError, ["gone", "gone too", "stale", "relay"], ["offers"]) as caught:
+    gone = [elsewhere.put("gone", publish=False), elsewhere.put("gone too", publish=False)]
+    with raises(CacheMissError, ["gone", "gone too", "stale", "relay"], ["publishes"]) as caught:
         cache.get_and_update([foreign, gone[0], stale, gone[1]], ["foreign", "gone", "stale", "gone too"])
     assert caught.value.mm_hashes == ("gone", "stale", "gone too")
     until(lambda: host.leases() == 0)

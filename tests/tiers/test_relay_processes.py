@@ -139,20 +139,20 @@ def test_all_workers_of_a_host_read_what_another_has_sent_and_each_item_is_fetch
 
 def test_a_worker_that_is_killed_between_answer_and_read_leaves_no_lease(hosts: Hosts) -> None:
     hosts.send("1:5000")
-    brought = Signal()
+    fetched = Signal()
 
     def work() -> None:
-        with RelayClient(hosts.relay.socket).bringing() as conversation:
-            conversation.bring("1:5000")
-            brought.send()
+        with RelayClient(hosts.relay.socket).fetching() as conversation:
+            conversation.fetch("1:5000")
+            fetched.send()
             signal.pause()
 
     child = Child(work)
-    brought.wait()
+    fetched.wait()
     assert hosts.leases() == 1
     child.kill()
     until(lambda: hosts.leases() == 0)
-    brought.close()
+    fetched.close()
 
 
 def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hosts: Hosts) -> None:
@@ -162,8 +162,8 @@ def test_a_relay_that_is_killed_costs_a_quick_miss_and_its_successor_goes_on(hos
     until(lambda: hosts.leases() == 0)
     reading = RelayClient(hosts.relay.socket)
     hosts.stack.callback(reading.close)
-    with reading.bringing() as conversation:
-        conversation.bring("1:5000")
+    with reading.fetching() as conversation:
+        conversation.fetch("1:5000")
         hosts.relay.kill()
     assert hosts.leases() == 1  # of the dead relay
     begin = time.monotonic()
@@ -208,8 +208,8 @@ def test_a_relay_joins_a_store_finds_what_its_host_has_and_leaves_it_there(tmp_p
         reader = stack.enter_context(ObjectStoreReader.attach(writer.handle, 0))
         client = RelayClient(relay.socket, wait=0)
         stack.callback(client.close)
-        with client.bringing() as conversation:
-            assert reader.get(conversation.bring("own")) == "value"
+        with client.fetching() as conversation:
+            assert reader.get(conversation.fetch("own")) == "value"
             with StoreInspector.open(name) as inspector:
                 (lease,) = (lease for lease in inspector.leases() if lease.held)
             assert (lease.writer, lease.adopted_from) == (1, 0)
@@ -280,7 +280,7 @@ def test_its_operator_sees_what_it_logs(tmp_path: Path, capfd: pytest.CaptureFix
         relay = RelayProcess(name, tmp_path, stack).listening()
         client = RelayClient(relay.socket, wait=0.1)
         stack.callback(client.close)
-        with pytest.raises(CacheMissError), client.bringing() as conversation:
-            conversation.bring("none")
+        with pytest.raises(CacheMissError), client.fetching() as conversation:
+            conversation.fetch("none")
         assert relay.end() == 0
     assert f"{tmp_path}/tier" in capfd.readouterr().err

@@ -105,30 +105,30 @@ class TestContractOverAUnixSocket(Contract):
 
 def test_64_mib_come_back(tier: RespTier, key: str) -> None:
     values = [random_bytes(1, 300), random_bytes(2, 64 * MIB)]
-    tier.offer(key, views(values), TAGS)
+    tier.publish(key, views(values), TAGS)
     assert values == fetch(tier, key)
 
 
 def test_spans_lie_under_keys_with_one_hash_tag(tier: RespTier, server: RedisServer) -> None:
-    tier.offer("a key", views(values_of([5, 6, 7])), TAGS)
+    tier.publish("a key", views(values_of([5, 6, 7])), TAGS)
     found = server.ask("KEYS", "*").split(b"\r\n")
     assert [b"{a key}:0", b"{a key}:1", b"{a key}:2"] == sorted(line for line in found if line[:1] == b"{")
-    tier.forget(["a key"])
+    tier.remove(["a key"])
     assert b"*0\r\n" == server.ask("KEYS", "*")
 
 
 def test_values_expire(server: RedisServer, key: str) -> None:
     with opened(server.url, expire=100) as tier:
-        tier.offer(key, views(values_of([5, 60_000])), TAGS)
+        tier.publish(key, views(values_of([5, 60_000])), TAGS)
     for span in (0, 1):
         assert 90 <= int(server.ask("TTL", f"{{{key}}}:{span}")[1:]) <= 100
     with opened(server.url) as tier:
-        tier.offer(key, views(values_of([5, 60_000])), TAGS)
+        tier.publish(key, views(values_of([5, 60_000])), TAGS)
     assert b":-1\r\n" == server.ask("TTL", f"{{{key}}}:0")
 
 
 def test_a_declined_payload_is_not_transferred(tier: RespTier, server: RedisServer, key: str) -> None:
-    tier.offer(key, views(values_of([300, 8 * MIB])), TAGS)
+    tier.publish(key, views(values_of([300, 8 * MIB])), TAGS)
     sent, connections = server.count("total_net_output_bytes"), server.count("total_connections_received")
     for _ in range(10):
         memory = iter([memoryview(bytearray(300)), None])
@@ -141,10 +141,10 @@ def test_a_declined_payload_is_not_transferred(tier: RespTier, server: RedisServ
 def test_a_span_that_the_server_has_evicted_is_a_miss_that_asks_for_no_memory(
     tier: RespTier, server: RedisServer, key: str, evicted: int
 ) -> None:
-    tier.offer(key, views(values_of([300, 1000])), TAGS)
+    tier.publish(key, views(values_of([300, 1000])), TAGS)
     server.ask("DEL", f"{{{key}}}:{evicted}")
     assert not tier.fetch(key, lambda size: pytest.fail("there is a span too few"))
-    tier.forget([key])
+    tier.remove([key])
     assert b"*0\r\n" == server.ask("KEYS", "*"), "also what was left"
 
 
@@ -155,14 +155,14 @@ def test_a_span_of_a_wrong_type_is_a_miss_and_can_be_replaced(
 ) -> None:
     values = values_of([300, size])
     for forgets in (True, False):
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         server.ask("DEL", f"{{{key}}}:{span}")
         server.ask("LPUSH", f"{{{key}}}:{span}", "x")
         assert not tier.fetch(key, lambda size: memoryview(bytearray(size)))
         if forgets:
-            tier.forget([key])
+            tier.remove([key])
             assert b"*0\r\n" == server.ask("KEYS", "*")
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         assert values == fetch(tier, key)
 
 
@@ -172,7 +172,7 @@ def test_a_first_span_that_does_not_fit_its_table_is_a_miss(
 ) -> None:
     server.ask("SET", f"{{{key}}}:0", f'"{table}"')
     assert not tier.fetch(key, lambda size: pytest.fail("the table is wrong"))
-    tier.forget([key])
+    tier.remove([key])
     assert [False] == tier.has([key])
 
 
@@ -181,14 +181,14 @@ def test_a_span_that_changes_its_size_while_it_is_fetched_is_a_miss(
     tier: RespTier, server: RedisServer, key: str, replacement: str
 ) -> None:
     values = values_of([300, 1000])
-    tier.offer(key, views(values), TAGS)
+    tier.publish(key, views(values), TAGS)
 
     def into(size: int) -> memoryview:
         server.ask("SET" if replacement else "DEL", f"{{{key}}}:1", replacement)
         return memoryview(bytearray(size))
 
     assert not tier.fetch(key, into)
-    tier.offer(key, views(values), TAGS)
+    tier.publish(key, views(values), TAGS)
     assert values == fetch(tier, key)
 
 
@@ -199,17 +199,17 @@ def test_a_full_server_keeps_the_old_value_and_the_connection(key: str) -> None:
     with serving("--maxmemory", "20mb", "--maxmemory-policy", "noeviction") as server:
         with opened(server.url) as tier:
             old = checked(random_bytes(1, 2 * MIB))
-            tier.offer(key, views(old), TAGS)
+            tier.publish(key, views(old), TAGS)
             # Room for the small first span, but not for the payload.
             server.ask("CONFIG", "SET", "maxmemory", str(server.count("used_memory", "memory") + 1 * MIB))
             connections = server.count("total_connections_received")
             for _ in range(3):
                 with raises(TierFullError, ["OOM command not allowed"]):
-                    tier.offer(key, views(checked(random_bytes(2, 4 * MIB))), TAGS)
+                    tier.publish(key, views(checked(random_bytes(2, 4 * MIB))), TAGS)
             assert old == fetch(tier, key)
             assert server.count("total_connections_received") - connections == 1, "that of the question"
             server.ask("CONFIG", "SET", "maxmemory", "20mb")
-            tier.offer(key, views(values_of([1, 2])), TAGS)
+            tier.publish(key, views(values_of([1, 2])), TAGS)
             assert values_of([1, 2]) == fetch(tier, key)
 
 
@@ -217,13 +217,13 @@ def test_a_value_larger_than_redis_takes_is_refused_before_it_is_sent(key: str) 
     with mmap.mmap(-1, (512 << 20) + 1) as mapping, memoryview(mapping) as large:
         with opened("redis://127.0.0.1:1") as tier:  # nobody is asked
             with raises(TierFullError, [str(512 << 20)]):
-                tier.offer(key, [memoryview(b"meta"), large], TAGS)
+                tier.publish(key, [memoryview(b"meta"), large], TAGS)
 
 
 def test_a_value_larger_than_the_operator_allows_is_an_error(key: str) -> None:
     with serving("--proto-max-bulk-len", "1mb") as server, opened(server.url) as tier:
         with pytest.raises(TierError):
-            tier.offer(key, views([b"meta", random_bytes(1, 9 * MIB)]), TAGS)
+            tier.publish(key, views([b"meta", random_bytes(1, 9 * MIB)]), TAGS)
         assert [False] == tier.has([key])
 
 
@@ -279,12 +279,12 @@ def test_a_value_of_too_many_spans_is_something_elses(tier: RespTier, server: Re
         server.ask("SET", f"{{{each}}}:0", r'"\xff\xff"')
     tracemalloc.start()
     try:
-        tier.forget(keys)
+        tier.remove(keys)
         assert tracemalloc.get_traced_memory()[1] < 1 * MIB
     finally:
         tracemalloc.stop()
     assert b"*0\r\n" == server.ask("KEYS", "*")
-    tier.offer(key, [memoryview(b"")] * 64, TAGS)
+    tier.publish(key, [memoryview(b"")] * 64, TAGS)
     assert [b""] * 64 == fetch(tier, key)
     server.ask("SET", f"{{{key}}}:0", r'"\x41\x00' + r"\x00" * 8 * 65 + '"')
     assert not tier.fetch(key, lambda size: pytest.fail("65 spans"))
@@ -325,7 +325,7 @@ def test_over_tls(tmp_path: Path, key: str) -> None:
         with opened(f"rediss://localhost:{port}/1?ssl_ca_certs={certificate}") as tier:
             values = values_of([300, 3 * MIB])
             for _ in range(3):
-                tier.offer(key, views(values), TAGS)
+                tier.publish(key, views(values), TAGS)
                 assert values == fetch(tier, key)
             assert server.count("total_connections_received") <= 2, "the tier's and that of the question"
         with opened(f"rediss://localhost:{port}") as tier, raises(TierError, ["cannot be reached"]):
@@ -337,14 +337,14 @@ def test_over_tls(tmp_path: Path, key: str) -> None:
 
 def calls_of(tier: RespTier, key: str, size: int = 9 * MIB) -> dict[str, Callable[[], object]]:
     return {
-        "offer": lambda: tier.offer(key, views(values_of([300, size])), TAGS),
+        "publish": lambda: tier.publish(key, views(values_of([300, size])), TAGS),
         "fetch": lambda: fetch(tier, key),
         "has": lambda: tier.has([key]),
-        "forget": lambda: tier.forget([key]),
+        "remove": lambda: tier.remove([key]),
     }
 
 
-@pytest.mark.parametrize("call", ["offer", "fetch", "has", "forget"])
+@pytest.mark.parametrize("call", ["publish", "fetch", "has", "remove"])
 @pytest.mark.parametrize("connected", [True, False])
 def test_a_stopped_server_costs_the_time_out_and_works_again_after_it(
     own_server: RedisServer, key: str, call: str, connected: bool
@@ -368,7 +368,7 @@ def test_a_stopped_server_costs_the_time_out_and_works_again_after_it(
 
 def test_a_late_answer_is_not_taken_for_that_of_another_call(own_server: RedisServer, key: str) -> None:
     with opened(own_server.url, timeout=0.5) as tier:
-        tier.offer(key, views(values_of([5, 6])), TAGS)
+        tier.publish(key, views(values_of([5, 6])), TAGS)
         own_server.signal(signal.SIGSTOP)
         with raises(TierError, ["in time"]):
             tier.has([key])
@@ -386,7 +386,7 @@ def test_a_late_answer_is_not_taken_for_that_of_another_call(own_server: RedisSe
 
 def test_a_server_that_stops_within_a_fetch_costs_the_time_out(own_server: RedisServer, key: str) -> None:
     with opened(own_server.url) as tier:
-        tier.offer(key, views(values_of([300, 64 * MIB])), TAGS)
+        tier.publish(key, views(values_of([300, 64 * MIB])), TAGS)
     with opened(own_server.url, timeout=0.5) as tier:
         spans = []
 
@@ -409,7 +409,7 @@ def test_the_first_call_after_a_restart_works_on_each_connection(own_server: Red
         def work() -> None:
             fetch_beside(tier, key, together)
 
-        tier.offer(key, views(values_of([5, 6])), TAGS)
+        tier.publish(key, views(values_of([5, 6])), TAGS)
         for _ in range(2):
             with ThreadPoolExecutor(3) as pool:
                 for done in [pool.submit(work) for _ in range(3)]:
@@ -417,7 +417,7 @@ def test_the_first_call_after_a_restart_works_on_each_connection(own_server: Red
             own_server.kill()
             own_server.start()
             assert [False] == tier.has([key])
-            tier.offer(key, views(values_of([5, 6])), TAGS)
+            tier.publish(key, views(values_of([5, 6])), TAGS)
 
 
 def fetch_beside(tier: RespTier, key: str, together: threading.Barrier) -> None:
@@ -431,17 +431,17 @@ def fetch_beside(tier: RespTier, key: str, together: threading.Barrier) -> None:
 
 
 def test_a_server_killed_at_any_moment_costs_only_tier_errors(own_server: RedisServer, key: str) -> None:
-    """Offers and fetches run all the time; what arrives verifies, and both work after each restart."""
+    """Publishes and fetches run all the time; what arrives verifies, and both work after each restart."""
     over = threading.Event()
-    done = {"offer": 0, "fetch": 0, "errors": 0}
+    done = {"publish": 0, "fetch": 0, "errors": 0}
 
-    def offer(tier: RespTier) -> None:
+    def publish(tier: RespTier) -> None:
         n = 0
         while not over.is_set():
             n += 1
             try:
-                tier.offer(key, views(checked(random_bytes(n % 4, 3 * MIB))), TAGS)
-                done["offer"] += 1
+                tier.publish(key, views(checked(random_bytes(n % 4, 3 * MIB))), TAGS)
+                done["publish"] += 1
             except TierError:
                 done["errors"] += 1
 
@@ -460,10 +460,10 @@ def test_a_server_killed_at_any_moment_costs_only_tier_errors(own_server: RedisS
             time.sleep(0.001)
 
     with opened(own_server.url) as tier, ThreadPoolExecutor(2) as pool:
-        threads = [pool.submit(offer, tier), pool.submit(read, tier)]
+        threads = [pool.submit(publish, tier), pool.submit(read, tier)]
         try:
             for n in range(12):
-                wait_for("offer", done["offer"] + 1)
+                wait_for("publish", done["publish"] + 1)
                 wait_for("fetch", done["fetch"] + 1)
                 time.sleep(0.0013 * n)  # at any moment
                 errors = done["errors"]
@@ -549,7 +549,7 @@ NONSENSE = [
 
 
 @pytest.mark.parametrize("said", NONSENSE, ids=lambda said: repr(said[:30]))
-@pytest.mark.parametrize("call", ["offer", "fetch", "forget"])
+@pytest.mark.parametrize("call", ["publish", "fetch", "remove"])
 def test_nonsense_is_an_error(said: bytes, call: str, key: str) -> None:
     with faking(said) as server, opened(server.url, timeout=20) as tier:
         started = time.monotonic()
@@ -627,7 +627,7 @@ def test_threads_share_a_few_connections(own_server: RedisServer, key: str) -> N
         def work(worker: int) -> None:
             for n in range(10):
                 values = values_of([100 + worker, 200_000 + n], seed=100 * worker + n)
-                tier.offer(f"{key}-{worker}", views(values), TAGS)
+                tier.publish(f"{key}-{worker}", views(values), TAGS)
                 assert values == fetch(tier, f"{key}-{worker}")
 
         with ThreadPoolExecutor(8) as pool:
@@ -639,7 +639,7 @@ def test_threads_share_a_few_connections(own_server: RedisServer, key: str) -> N
 def test_a_call_waits_for_a_connection_no_longer_than_its_time_out(
     tier: RespTier, server: RedisServer, key: str
 ) -> None:
-    tier.offer(key, views(values_of([5, 6])), TAGS)
+    tier.publish(key, views(values_of([5, 6])), TAGS)
     with opened(server.url, connections=1, timeout=0.3) as small:
 
         def into(size: int) -> memoryview:
@@ -655,7 +655,7 @@ def test_a_call_waits_for_a_connection_no_longer_than_its_time_out(
 def test_a_call_that_runs_while_the_tier_is_closed_ends_by_itself(server: RedisServer, key: str) -> None:
     with opened(server.url) as tier:
         values = values_of([5, 60_000])
-        tier.offer(key, views(values), TAGS)
+        tier.publish(key, views(values), TAGS)
         got = []
 
         def into(size: int) -> memoryview:

@@ -69,7 +69,7 @@ def test_the_second_host_processes_nothing(hosts: list[Host]) -> None:
     assert first == second == [three_tensors(100_000)] * 6
     stats = there.sender.make_stats()
     assert (stats.hits, stats.total) == (6, 6)
-    assert there.tier.stats().offered == 0  # it came from there
+    assert there.tier.stats().published == 0  # it came from there
     there.sender.writer.check_valid()
 
 
@@ -112,7 +112,7 @@ def test_a_dead_tier_costs_no_request(hosts: list[Host], memory: MemoryTier) -> 
         assert host.processed == NAMES
 
 
-def test_an_item_without_stored_updates_is_not_offered(memory: MemoryTier) -> None:
+def test_an_item_without_stored_updates_is_not_published(memory: MemoryTier) -> None:
     with ExitStack() as stack:
         host = Host(memory, stack)
         host.sender._updates._encode = None
@@ -121,7 +121,7 @@ def test_an_item_without_stored_updates_is_not_offered(memory: MemoryTier) -> No
         assert memory.values == {}
 
 
-def test_an_item_that_the_store_refuses_is_not_offered(hosts: list[Host], memory: MemoryTier) -> None:
+def test_an_item_that_the_store_refuses_is_not_published(hosts: list[Host], memory: MemoryTier) -> None:
     here, _ = hosts
     output = here.sender.get_and_update_item((three_tensors(5 * MIB), [update("large")]), "large")
     assert not isinstance(output[0], ObjectRef)
@@ -172,10 +172,10 @@ def test_an_invalid_item_is_processed_again_though_the_tier_is_down(
     assert here.processed == NAMES + NAMES[:2]
 
 
-def test_what_is_stored_and_offered_comes_before_a_clear_or_after_it(
+def test_what_is_stored_and_published_comes_before_a_clear_or_after_it(
     hosts: list[Host], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else an old item would have a moment after the clear, and be brought again."""
+    """Else an old item would have a moment after the clear, and be fetched again."""
     here, _ = hosts
     free: list[bool] = []
 
@@ -183,7 +183,7 @@ def test_what_is_stored_and_offered_comes_before_a_clear_or_after_it(
         with ThreadPoolExecutor(1) as other:
             free.append(other.submit(here.sender._storing.acquire, False).result())
 
-    for name in ("offer", "forget", "clear"):
+    for name in ("publish", "remove", "clear"):
         monkeypatch.setattr(here.tier, name, look)
     here.request("a")
     here.sender.invalidate("a")

@@ -1,4 +1,4 @@
-"""`StoreTier` between two stores: what is offered comes back whole or not at all, and no error gets out."""
+"""`StoreTier` between two stores: what is published comes back whole or not at all, and no error gets out."""
 
 import gc
 import itertools
@@ -14,7 +14,7 @@ import torch
 
 from shmstore import MsgpackSerde, ObjectStoreReader, ObjectStoreWriter, PickleSerde
 from shmstore.errors import ObjectExistsError, ObjectNotFoundError, TierFullError
-from shmstore.tiers import StoreTier, Tier, behind, store_tier
+from shmstore.tiers import StoreTier, Tier, store_tier, write_behind
 from shmstore.tiers.objects import Incoming, spans_of, tier_key
 from tests.interrupts import interrupted_at
 from tests.tiers.memory import MemoryTier, late
@@ -57,7 +57,7 @@ Side = tuple[ObjectStoreWriter, StoreTier]
 
 def put(side: Side, key: str = KEY, namespace: str | None = None) -> None:
     side[0].put(key, VALUE, namespace=namespace)
-    side[1].offer(key, namespace=namespace)
+    side[1].publish(key, namespace=namespace)
     assert side[1].flush(10)
 
 
@@ -73,23 +73,23 @@ def test_the_test_has_a_tier(memory: MemoryTier) -> None:
 
 
 @pytest.mark.parametrize("namespace", [None, "a model/1"])
-def test_what_one_store_offers_another_brings(here: Side, there: Side, namespace: str | None) -> None:
+def test_what_one_store_publishes_another_fetches(here: Side, there: Side, namespace: str | None) -> None:
     put(here, namespace=namespace)
-    assert there[1].bring(KEY, namespace=namespace)
+    assert there[1].fetch(KEY, namespace=namespace)
     found = read(there[0], namespace=namespace)
     assert found["pixels"].tolist() == PIXELS.tolist()
     assert (found["grid"], found["name"]) == ((1, 2), "x")
     stats = there[1].stats()
     assert (stats.hits, stats.hit_bytes, stats.misses) == (1, 40000, 0)
-    assert (here[1].stats().offered, here[1].stats().offered_bytes) == (1, 40000)
+    assert (here[1].stats().published, here[1].stats().published_bytes) == (1, 40000)
     there[0].check_valid()
 
 
 def test_a_value_without_tensors_comes_too(here: Side, there: Side) -> None:
     here[0].put(KEY, [1, "two"])
-    here[1].offer(KEY)
+    here[1].publish(KEY)
     assert here[1].flush(10)
-    assert there[1].bring(KEY)
+    assert there[1].fetch(KEY)
     assert read(there[0]) == [1, "two"]
 
 
@@ -116,7 +116,7 @@ def test_a_store_finds_only_its_own_namespace(here: Side, memory: MemoryTier) ->
     put(here)
     with store() as writer:
         other = StoreTier(writer, memory, namespace="v2")
-        assert not other.bring(KEY)
+        assert not other.fetch(KEY)
         assert other.stats().misses == 1
         other.close()
 
@@ -126,7 +126,7 @@ def test_a_store_finds_only_its_own_namespace(here: Side, memory: MemoryTier) ->
 def test_one_changed_bit_is_a_miss(here: Side, there: Side, memory: MemoryTier, span: int, where: int) -> None:
     put(here)
     memory.values[NAME][span][where] ^= 16
-    assert not there[1].bring(KEY)
+    assert not there[1].fetch(KEY)
     assert there[1].stats().damaged == 1
     assert not there[0].is_cached(KEY)
     there[0].put(KEY, VALUE)  # its space and its key are free
@@ -147,7 +147,7 @@ def test_spans_of_other_sizes_are_a_miss(here: Side, there: Side, memory: Memory
         "swapped": [payload, head],
         "empty head": [bytearray(), payload],
     }[change]
-    assert not there[1].bring(KEY)
+    assert not there[1].fetch(KEY)
     assert there[1].stats().damaged == 1
     assert not there[0].is_cached(KEY)
     there[0].check_valid()
@@ -156,14 +156,14 @@ def test_spans_of_other_sizes_are_a_miss(here: Side, there: Side, memory: Memory
 def test_an_object_of_another_key_is_a_miss(here: Side, there: Side, memory: MemoryTier) -> None:
     put(here)
     memory.values[tier_key("other", None, "msgpack1")] = memory.values[NAME]
-    assert not there[1].bring("other")
+    assert not there[1].fetch("other")
     assert there[1].stats().damaged == 1
 
 
 def test_what_is_there_is_not_fetched(here: Side, memory: MemoryTier) -> None:
     put(here)
     memory.calls.clear()
-    assert here[1].bring(KEY)
+    assert here[1].fetch(KEY)
     assert memory.calls == []
 
 
@@ -171,7 +171,7 @@ def test_a_store_without_room_declines(here: Side, there: Side) -> None:
     put(here)
     there[0].put("large", torch.zeros(900_000, dtype=torch.uint8), hold=True)
     there[0].put("larger", torch.zeros(130_000, dtype=torch.uint8), hold=True)
-    assert not there[1].bring(KEY)
+    assert not there[1].fetch(KEY)
     assert there[1].stats().declined == 1
 
 
@@ -180,7 +180,7 @@ def test_two_callers_fetch_once(here: Side, there: Side, memory: MemoryTier) -> 
     memory.pause = threading.Event()
     memory.calls.clear()
     found: list[bool] = []
-    threads = [threading.Thread(target=lambda: found.append(there[1].bring(KEY))) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(there[1].fetch(KEY))) for _ in range(4)]
     for thread in threads:
         thread.start()
     assert memory.waiting.wait(10)
@@ -194,16 +194,16 @@ def test_two_callers_fetch_once(here: Side, there: Side, memory: MemoryTier) -> 
 def test_settle_waits_for_a_fetch_of_this_key_alone(here: Side, there: Side, memory: MemoryTier) -> None:
     put(here)
     memory.pause = threading.Event()
-    bringing = threading.Thread(target=there[1].bring, args=(KEY,))
-    bringing.start()
+    fetching = threading.Thread(target=there[1].fetch, args=(KEY,))
+    fetching.start()
     assert memory.waiting.wait(10)
-    there[1].settle("other")
-    settled = threading.Thread(target=there[1].settle, args=(KEY,))
+    there[1].wait("other")
+    settled = threading.Thread(target=there[1].wait, args=(KEY,))
     settled.start()
     settled.join(0.1)
     assert settled.is_alive()
     memory.pause.set()
-    bringing.join(10)
+    fetching.join(10)
     settled.join(10)
     assert not settled.is_alive()
     assert there[0].is_cached(KEY)
@@ -221,7 +221,7 @@ def test_memory_of_a_fetch_that_was_given_up_is_not_used_again(here: Side, there
             raise late()
 
     tier = StoreTier(there[0], Late())
-    assert not tier.bring(KEY)
+    assert not tier.fetch(KEY)
     used = there[0].stats().used_bytes
     assert used >= 40000
     assert not there[0].is_cached(KEY)
@@ -233,10 +233,10 @@ def test_memory_of_a_fetch_that_was_given_up_is_not_used_again(here: Side, there
     tier.close()
 
 
-def test_an_offer_pins_what_is_sent(here: Side, memory: MemoryTier) -> None:
+def test_an_publish_pins_what_is_sent(here: Side, memory: MemoryTier) -> None:
     memory.pause = threading.Event()
     here[0].put(KEY, VALUE)
-    here[1].offer(KEY)
+    here[1].publish(KEY)
     assert memory.waiting.wait(10)
     with pytest.raises(Exception, match="full"):
         for number in range(100):
@@ -247,49 +247,49 @@ def test_an_offer_pins_what_is_sent(here: Side, memory: MemoryTier) -> None:
     assert len(memory.values[NAME][1]) == 40000
     with store() as writer:
         tier = StoreTier(writer, memory)
-        assert tier.bring(KEY)  # it verifies
+        assert tier.fetch(KEY)  # it verifies
         tier.close()
 
 
-def test_the_oldest_offers_are_dropped(memory: MemoryTier) -> None:
+def test_the_oldest_publishes_are_dropped(memory: MemoryTier) -> None:
     with store() as writer:
         tier = StoreTier(writer, memory, queue=2)
         memory.pause = threading.Event()
         for number in range(6):
             writer.put(f"k{number}", number)
-            tier.offer(f"k{number}")
+            tier.publish(f"k{number}")
             if number == 0:
                 assert memory.waiting.wait(10)
         assert tier.stats().queued == 2
         memory.pause.set()
         assert tier.flush(10)
         assert sorted(memory.values) == sorted(tier_key(f"k{n}", None, "msgpack1") for n in (0, 4, 5))
-        assert (tier.stats().dropped, tier.stats().queued, tier.stats().offered) == (3, 0, 3)
+        assert (tier.stats().dropped, tier.stats().queued, tier.stats().published) == (3, 0, 3)
         tier.close()
 
 
-def test_an_offer_of_what_has_gone_is_dropped(here: Side) -> None:
-    here[1].offer("gone")
+def test_an_publish_of_what_has_gone_is_dropped(here: Side) -> None:
+    here[1].publish("gone")
     assert here[1].flush(10)
     assert here[1].stats().dropped == 1
 
 
 def test_forgotten_is_missing(here: Side, there: Side, memory: MemoryTier) -> None:
     put(here)
-    here[1].forget([KEY, "other"])
+    here[1].remove([KEY, "other"])
     assert here[1].flush(10)
     assert memory.values == {}
-    assert not there[1].bring(KEY)
+    assert not there[1].fetch(KEY)
 
 
 def test_errors_are_misses_and_open_the_breaker(there: Side, memory: MemoryTier) -> None:
     memory.fail = late()
-    assert [there[1].bring(f"k{number}") for number in range(6)] == [False] * 6
+    assert [there[1].fetch(f"k{number}") for number in range(6)] == [False] * 6
     stats = there[1].stats()
     assert (stats.errors, stats.skipped, stats.open) == (3, 3, True)
     assert memory.calls == ["fetch"] * 3
     there[0].put(KEY, VALUE)
-    there[1].offer(KEY)
+    there[1].publish(KEY)
     assert there[1].flush(10)
     assert there[1].stats().dropped == 1
     memory.fail = None
@@ -308,7 +308,7 @@ def test_one_late_error_opens_the_breaker(there: Side) -> None:
             raise late()
 
     tier = StoreTier(there[0], Slow())
-    assert not tier.bring(KEY)
+    assert not tier.fetch(KEY)
     assert time.monotonic() - begun >= 0.15
     assert tier.stats().open
     tier.close()
@@ -324,7 +324,7 @@ def test_a_full_tier_is_no_failure(here: Side, memory: MemoryTier) -> None:
 
 def test_a_mistake_of_a_back_end_is_a_miss(there: Side, memory: MemoryTier, caplog: pytest.LogCaptureFixture) -> None:
     memory.fail = ZeroDivisionError("no")
-    assert not there[1].bring(KEY)
+    assert not there[1].fetch(KEY)
     assert there[1].stats().errors == 1
     assert "back end" in caplog.text
 
@@ -359,22 +359,22 @@ def test_what_processing_beats_is_left_there(here: Side, memory: MemoryTier) -> 
         put(here, f"k{number}")
     with store() as writer:
         tier = StoreTier(writer, Slow(), clock=clock)
-        assert tier.bring("k0")  # nothing is known yet
-        assert not tier.bring("new")
+        assert tier.fetch("k0")  # nothing is known yet
+        assert not tier.fetch("new")
         clock.now += 0.03
         writer.put("new", 1)
-        tier.offer("new")  # processed in 30 ms
-        assert tier.bring("k1")
+        tier.publish("new")  # processed in 30 ms
+        assert tier.fetch("k1")
         assert tier.stats().saved_seconds == pytest.approx(0.01)
-        assert not tier.bring("fast")
+        assert not tier.fetch("fast")
         for _ in range(40):
-            assert not tier.bring("fast")
+            assert not tier.fetch("fast")
             clock.now += 0.001
             writer.delete("fast")
             writer.put("fast", 1)
-            tier.offer("fast")
+            tier.publish("fast")
             writer.delete("fast")
-        found = [tier.bring(f"k{number}") for number in range(2, 34)]
+        found = [tier.fetch(f"k{number}") for number in range(2, 34)]
         assert found.count(True) == 2  # one of 16 measures again
         assert tier.stats().declined == 30
         tier.close()
@@ -429,17 +429,17 @@ def in_time(call: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_an_interrupted_bring_keeps_nobody_waiting(here: Side, memory: MemoryTier, exact: bool, known: bool) -> None:
+def test_an_interrupted_fetch_keeps_nobody_waiting(here: Side, memory: MemoryTier, exact: bool, known: bool) -> None:
     if known:
         put(here)
     for number in itertools.count(1):
         with store() as writer:
             tier = StoreTier(writer, memory)
-            interrupted = interrupted_at(number, partial(tier.bring, KEY), store_tier.__file__, exact=exact)
+            interrupted = interrupted_at(number, partial(tier.fetch, KEY), store_tier.__file__, exact=exact)
             gc.collect()  # the unfinished object
-            in_time(partial(tier.settle, KEY))
-            in_time(partial(tier.bring, KEY))
-            assert in_time(partial(tier.bring, KEY)) == known
+            in_time(partial(tier.wait, KEY))
+            in_time(partial(tier.fetch, KEY))
+            assert in_time(partial(tier.fetch, KEY)) == known
             assert tier._flights == {}
             tier.close()
         if not interrupted:
@@ -448,12 +448,12 @@ def test_an_interrupted_bring_keeps_nobody_waiting(here: Side, memory: MemoryTie
 
 
 @pytest.mark.parametrize("begun", [False, True])
-@pytest.mark.parametrize("call", ["offer", "forget", "clear", "flush"])
+@pytest.mark.parametrize("call", ["publish", "remove", "clear", "flush"])
 @pytest.mark.parametrize("exact", [False, True])
-def test_another_thread_can_offer_after_an_interrupt(memory: MemoryTier, call: str, exact: bool, begun: bool) -> None:
-    arguments: list[Any] = {"offer": [KEY], "forget": [[KEY]], "clear": [], "flush": [10]}[call]  # type: ignore[assignment]
+def test_another_thread_can_publish_after_an_interrupt(memory: MemoryTier, call: str, exact: bool, begun: bool) -> None:
+    arguments: list[Any] = {"publish": [KEY], "remove": [[KEY]], "clear": [], "flush": [10]}[call]  # type: ignore[assignment]
     # Not in the start of a thread by Python, which leaves a thread behind.
-    files = [store_tier.__file__, behind.__file__] + [threading.__file__] * begun
+    files = [store_tier.__file__, write_behind.__file__] + [threading.__file__] * begun
     for number in itertools.count(1):
         with store() as writer:
             tier = StoreTier(writer, memory)
@@ -461,12 +461,12 @@ def test_another_thread_can_offer_after_an_interrupt(memory: MemoryTier, call: s
                 put((writer, tier))
             interrupted = interrupted_at(number, partial(getattr(tier, call), *arguments), *files, exact=exact)
             writer.put("next", VALUE)
-            in_time(partial(tier.offer, "next"))
+            in_time(partial(tier.publish, "next"))
             assert in_time(partial(tier.flush, 10))
             assert memory.values.pop(tier_key("next", None, "msgpack1"))
             in_time(tier.close)
-            assert tier._behind._thread is not None
-            assert not tier._behind._thread.is_alive()
+            assert tier._write_behind._thread is not None
+            assert not tier._write_behind._thread.is_alive()
         if not interrupted:
             break
     assert number > 1
@@ -475,17 +475,17 @@ def test_another_thread_can_offer_after_an_interrupt(memory: MemoryTier, call: s
 def test_a_second_thread_waits_for_the_first_and_ends_with_it(here: Side, memory: MemoryTier) -> None:
     memory.pause = threading.Event()
     here[0].put("first", VALUE)
-    here[1].offer("first")
+    here[1].publish("first")
     assert memory.waiting.wait(10)
-    first, here[1]._behind._thread = here[1]._behind._thread, None  # as if `start` had been interrupted
+    first, here[1]._write_behind._thread = here[1]._write_behind._thread, None  # as if `start` had been interrupted
     assert first is not None
     put_later = threading.Thread(target=put, args=(here, "second"))
     put_later.start()
     put_later.join(0.1)
-    assert memory.calls == ["offer"]
+    assert memory.calls == ["publish"]
     memory.pause.set()
     put_later.join(10)
-    second = here[1]._behind._thread
+    second = here[1]._write_behind._thread
     here[1].close()
     for thread in (first, second):
         assert thread is not None
@@ -494,7 +494,7 @@ def test_a_second_thread_waits_for_the_first_and_ends_with_it(here: Side, memory
     assert len(memory.values) == 2
 
 
-def test_where_no_thread_can_be_started_an_offer_is_dropped_and_an_error_a_miss(
+def test_where_no_thread_can_be_started_an_publish_is_dropped_and_an_error_a_miss(
     here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -504,25 +504,25 @@ def test_where_no_thread_can_be_started_an_offer_is_dropped_and_an_error_a_miss(
     writer.put(KEY, VALUE)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        tier.offer(KEY)
-        tier.forget(["other"])
+        tier.publish(KEY)
+        tier.remove(["other"])
         assert tier.flush(10)
         memory.fail = late()
-        assert [tier.bring(f"k{number}") for number in range(4)] == [False] * 4
+        assert [tier.fetch(f"k{number}") for number in range(4)] == [False] * 4
         assert (tier.stats().dropped, tier.stats().queued, tier.stats().errors) == (1, 0, 4)
         assert not tier.stats().open, "nobody would close it again"
     memory.fail = None
-    tier.offer(KEY)
+    tier.publish(KEY)
     assert tier.flush(10)
-    assert tier.stats().offered == 1
-    assert memory.calls[-2:] == ["forget", "offer"]
+    assert tier.stats().published == 1
+    assert memory.calls[-2:] == ["remove", "publish"]
 
 
 def test_a_head_larger_than_any_object_of_the_store_gets_no_memory(here: Side, memory: MemoryTier) -> None:
     memory.values[NAME] = [bytearray(1 << 26), bytearray(1)]
     tracemalloc.start()
     try:
-        assert not here[1].bring(KEY)
+        assert not here[1].fetch(KEY)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -535,11 +535,11 @@ def test_a_moment_that_no_clock_can_have_had_is_a_miss_and_so_none_survives_each
     there[0].put(KEY, VALUE)
     moment = (1 << 64) - 1 if ahead is None else time.time_ns() + ahead
     memory.values[NAME] = [bytearray(span) for span in spans_of(there[0], KEY, None, NAME, moment) or ()]
-    assert here[1].bring(KEY) == found
+    assert here[1].fetch(KEY) == found
     assert here[1].stats().misses == (not found)
 
 
-def test_what_was_forgotten_is_not_brought_while_the_tier_does_not_forget_it(
+def test_what_was_forgotten_is_not_fetched_while_the_tier_does_not_forget_it(
     here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer, tier = here
@@ -549,8 +549,8 @@ def test_what_was_forgotten_is_not_brought_while_the_tier_does_not_forget_it(
     put(here, "other")
     memory.fail = late()
     for number in range(3):
-        assert not tier.bring(f"k{number}")
-    tier.forget([KEY])
+        assert not tier.fetch(f"k{number}")
+    tier.remove([KEY])
     writer.clear()
     assert tier.flush(10)
     assert (tier.stats().open, tier.stats().skipped) == (True, 0)
@@ -560,34 +560,34 @@ def test_what_was_forgotten_is_not_brought_while_the_tier_does_not_forget_it(
     end = time.monotonic() + 10
     while tier._forgotten and time.monotonic() < end:
         time.sleep(0.01)
-    assert memory.calls.count("forget") == 1, "once the tier answers"
+    assert memory.calls.count("remove") == 1, "once the tier answers"
     assert list(memory.values) == [tier_key("other", None, "msgpack1")]
-    assert tier.bring("other")
+    assert tier.fetch("other")
     memory.values[NAME] = kept
     tier._forgotten[NAME] = tier._moment  # as if it had failed
-    assert not tier.bring(KEY)
+    assert not tier.fetch(KEY)
     assert tier.stats().misses == 1
     put(here)
     writer.delete(KEY)
-    assert tier.bring(KEY), "what was offered again"
+    assert tier.fetch(KEY), "what was published again"
 
 
 def test_what_is_forgotten_again_while_the_tier_forgets_it_is_removed_again(here: Side) -> None:
     class Again(MemoryTier):
-        def forget(self, keys: Sequence[str]) -> None:
-            super().forget(keys)
+        def remove(self, keys: Sequence[str]) -> None:
+            super().remove(keys)
             if len(self.calls) == 1:
-                tier.forget([KEY])
+                tier.remove([KEY])
 
     memory = Again()
     tier = StoreTier(here[0], memory)
-    tier.forget([KEY])
+    tier.remove([KEY])
     assert tier.flush(10)
-    assert memory.calls == ["forget", "forget"]
+    assert memory.calls == ["remove", "remove"]
     tier.close()
 
 
-def test_an_offer_that_comes_after_a_forget_stays_and_one_before_goes(here: Side, memory: MemoryTier) -> None:
+def test_an_publish_that_comes_after_a_forget_stays_and_one_before_goes(here: Side, memory: MemoryTier) -> None:
     writer, tier = here
     memory.pause = threading.Event()
     put_first = threading.Thread(target=put, args=(here, "busy"))
@@ -595,16 +595,16 @@ def test_an_offer_that_comes_after_a_forget_stays_and_one_before_goes(here: Side
     assert memory.waiting.wait(10)
     for key in ("before", "after"):
         writer.put(key, VALUE)
-    tier.offer("before")
-    tier.forget(["before", "after"])
-    tier.offer("after")
+    tier.publish("before")
+    tier.remove(["before", "after"])
+    tier.publish("after")
     memory.pause.set()
     put_first.join(10)
     assert tier.flush(10)
     assert sorted(memory.values) == sorted(tier_key(key, None, "msgpack1") for key in ("busy", "after"))
 
 
-def test_what_is_forgotten_does_not_wait_for_the_offers_that_wait(here: Side, memory: MemoryTier) -> None:
+def test_what_is_forgotten_does_not_wait_for_the_publishes_that_wait(here: Side, memory: MemoryTier) -> None:
     writer, tier = here
     memory.pause = threading.Event()
     put_first = threading.Thread(target=put, args=(here, "busy"))
@@ -612,29 +612,29 @@ def test_what_is_forgotten_does_not_wait_for_the_offers_that_wait(here: Side, me
     assert memory.waiting.wait(10)
     for number in range(3):
         writer.put(f"k{number}", VALUE)
-        tier.offer(f"k{number}")
-    tier.forget(["gone"])
+        tier.publish(f"k{number}")
+    tier.remove(["gone"])
     memory.pause.set()
     put_first.join(10)
     assert tier.flush(10)
-    assert memory.calls == ["offer", "forget", "offer", "offer", "offer"]
+    assert memory.calls == ["publish", "remove", "publish", "publish", "publish"]
 
 
 def test_many_are_forgotten_in_calls_that_a_slow_tier_ends_in_time(here: Side) -> None:
     sizes = []
 
     class Counting(MemoryTier):
-        def forget(self, keys: Sequence[str]) -> None:
+        def remove(self, keys: Sequence[str]) -> None:
             sizes.append(len(keys))
 
     tier = StoreTier(here[0], Counting())
-    tier.forget([str(number) for number in range(100)])
+    tier.remove([str(number) for number in range(100)])
     assert tier.flush(10)
     assert sizes == [32, 32, 32, 4]
     tier.close()
 
 
-@pytest.mark.parametrize("what", ["forget", "clear"])
+@pytest.mark.parametrize("what", ["remove", "clear"])
 def test_an_object_that_is_committed_while_another_writer_clears_does_not_stay(
     here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -647,12 +647,12 @@ def test_an_object_that_is_committed_while_another_writer_clears_does_not_stay(
         tiers = [StoreTier(writer, memory) for writer in (first, second)]
 
         def commit_later(self: Incoming) -> None:
-            tiers[0].forget([KEY]) if what == "forget" else tiers[1].clear()
-            first.delete(KEY) if what == "forget" else second.clear()
+            tiers[0].remove([KEY]) if what == "remove" else tiers[1].clear()
+            first.delete(KEY) if what == "remove" else second.clear()
             commit(self)
 
         monkeypatch.setattr(Incoming, "commit", commit_later)
-        assert not tiers[0].bring(KEY)
+        assert not tiers[0].fetch(KEY)
         assert [False, False] == [writer.is_cached(KEY) for writer in (first, second)]
         for tier in tiers:
             tier.close()
@@ -660,7 +660,7 @@ def test_an_object_that_is_committed_while_another_writer_clears_does_not_stay(
 
 
 @pytest.mark.parametrize("span", [0, 1])
-@pytest.mark.parametrize("what", ["forget", "clear"])
+@pytest.mark.parametrize("what", ["remove", "clear"])
 def test_a_fetch_in_which_its_key_is_forgotten_is_a_miss(
     here: Side, there: Side, memory: MemoryTier, what: str, span: int
 ) -> None:
@@ -671,7 +671,7 @@ def test_a_fetch_in_which_its_key_is_forgotten_is_a_miss(
             for number, each in enumerate(memory.values[key]):
                 view = into(len(each))
                 if number == span:
-                    tier.clear() if what == "clear" else tier.forget([KEY])
+                    tier.clear() if what == "clear" else tier.remove([KEY])
                     assert tier.flush(10)  # what was forgotten is confirmed before the object could be committed
                 if view is None:
                     return False
@@ -679,31 +679,31 @@ def test_a_fetch_in_which_its_key_is_forgotten_is_a_miss(
             return True
 
     tier = StoreTier(there[0], Interposed())
-    assert not tier.bring(KEY)
+    assert not tier.fetch(KEY)
     assert (tier.stats().misses, tier.stats().hits) == (1, 0)
     assert not there[0].is_cached(KEY)
     tier.close()
 
 
-def test_after_a_clear_no_writer_of_the_store_brings_what_was_offered_before(here: Side, memory: MemoryTier) -> None:
+def test_after_a_clear_no_writer_of_the_store_fetches_what_was_published_before(here: Side, memory: MemoryTier) -> None:
     put(here)
     put(here, "other")
     with ObjectStoreWriter.create(capacity=1 << 20, n_readers=1, n_writers=2) as first:
         second = ObjectStoreWriter.join(first.handle)
         tiers = [StoreTier(writer, memory) for writer in (first, second)]
-        assert tiers[0].bring("other")
+        assert tiers[0].fetch("other")
         tiers[0].clear()
         first.clear()
-        assert [tier.bring("other") for tier in tiers] == [False, False]
+        assert [tier.fetch("other") for tier in tiers] == [False, False]
         assert [tier.stats().misses for tier in tiers] == [1, 1]
         tiers[1].close()
         second.close(unlink=False)
         second = ObjectStoreWriter.join(first.handle)
         tiers[1] = StoreTier(second, memory)
-        assert not tiers[1].bring(KEY), "also after a restart"
-        here[1].offer(KEY)
+        assert not tiers[1].fetch(KEY), "also after a restart"
+        here[1].publish(KEY)
         assert here[1].flush(10)
-        assert [tier.bring(KEY) for tier in tiers] == [True, True]
+        assert [tier.fetch(KEY) for tier in tiers] == [True, True]
         for tier in tiers:
             tier.close()
         second.close(unlink=False)
@@ -718,11 +718,11 @@ def test_moments_go_on_if_the_clock_is_set_back(
     monkeypatch.setattr(time, "time_ns", lambda: 1)
     put(here)
     writer.delete(KEY)
-    assert tier.bring(KEY)
+    assert tier.fetch(KEY)
     successor = StoreTier(writer, memory)
     put((writer, successor), "other")
     writer.delete("other")
-    assert successor.bring("other")
+    assert successor.fetch("other")
     successor.close()
 
 
@@ -735,13 +735,13 @@ def test_more_than_can_be_remembered_is_as_a_clear(
         put(here, f"k{number}")
     memory.fail = late()
     for number in range(3):
-        assert not tier.bring(f"absent-{number}")
+        assert not tier.fetch(f"absent-{number}")
     for number in range(5):
-        tier.forget([f"k{number}"])
+        tier.remove([f"k{number}"])
     writer.clear()
     assert len(tier._forgotten) == 3
     memory.fail = None
     assert tier._breaker.wait(10)
     assert tier.flush(10)
     assert sorted(memory.values) == sorted(tier_key(f"k{number}", None, "msgpack1") for number in (0, 1, 5))
-    assert [tier.bring(f"k{number}") for number in range(6)] == [False] * 6
+    assert [tier.fetch(f"k{number}") for number in range(6)] == [False] * 6

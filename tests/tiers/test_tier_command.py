@@ -23,7 +23,7 @@ def test_a_tier_that_works_is_timed_and_left_as_it_was(tmp_path: Path) -> None:
     ran = piped("tier", "check", f"file://{tmp_path}?timeout=20", *SMALL)
     assert (0, "") == (ran.status, ran.err)
     header, *rows, last = ran.out.splitlines()
-    assert "offer median" in header
+    assert "publish median" in header
     assert [["1", "KiB"], ["100", "KiB"]] == [row.split()[:2] for row in rows]
     assert last.startswith(f"file://{tmp_path}: 3 values")
     assert [] == [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -38,17 +38,17 @@ def test_json_has_the_figures(tmp_path: Path) -> None:
     )
     assert [1024, 102400] == [figure["nbytes"] for figure in ran.json["figures"]]
     for figure in ran.json["figures"]:
-        for call in ("offer", "fetch", "has"):
+        for call in ("publish", "fetch", "has"):
             assert 0 < figure[call]["median_us"] <= figure[call]["p99_us"]
 
 
 class Full(DirectoryTier):
     """Has no room for 50,000 bytes."""
 
-    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
         if sum(span.nbytes for span in spans) > 50_000:
             raise TierFullError("no room", hint="make room")
-        super().offer(key, spans, tags)
+        super().publish(key, spans, tags)
 
 
 def test_a_problem_has_a_hint_and_the_sizes_before_it_are_shown(
@@ -95,9 +95,9 @@ class Wrong(DirectoryTier):
 
     changes = False
 
-    def offer(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
+    def publish(self, key: str, spans: Sequence[memoryview], tags: Mapping[str, str]) -> None:
         if len(spans[1]) < 1000 or self.changes:
-            super().offer(key, spans, tags)
+            super().publish(key, spans, tags)
 
     def fetch(self, key: str, into: Into) -> bool:
         memory: list[memoryview] = []

@@ -45,11 +45,11 @@ def test_a_file_url_is_a_directory(tmp_path: Path, host: str) -> None:
     tier = open_tier(f"file://{host}{quoted}?timeout=2.5")
     assert isinstance(tier, DirectoryTier)
     assert isinstance(tier, Tier)
-    tier.offer("key", views([b"value"]), TAGS)
+    tier.publish("key", views([b"value"]), TAGS)
     assert [b"value"] == fetch(DirectoryTier(path), "key")
     with pytest.raises(TierError, match=r"more than 1e-09 s"):
-        open_tier(f"file://{host}{quoted}?timeout=1e-9").offer("key", views([b"value"]), TAGS)
-    open_tier(f"file://{host}{quoted}?timeout=1e-9", timeout=30).offer("key", views([b"value"]), TAGS)
+        open_tier(f"file://{host}{quoted}?timeout=1e-9").publish("key", views([b"value"]), TAGS)
+    open_tier(f"file://{host}{quoted}?timeout=1e-9", timeout=30).publish("key", views([b"value"]), TAGS)
 
 
 @pytest.mark.usefixtures("recorded")

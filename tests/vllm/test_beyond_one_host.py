@@ -31,7 +31,7 @@ def test_the_second_host_processes_nothing_that_the_first_has_seen(
         tokens = asked(first)
         assert IMAGES == first.images_processed(IMAGES)
         deadline = time.monotonic() + END
-        while first.metric("shmstore_tier_offered_total") < IMAGES:  # a thread sends them
+        while first.metric("shmstore_tier_published_total") < IMAGES:  # a thread sends them
             assert time.monotonic() < deadline
             time.sleep(0.05)
     with server(model, tmp_path / "second", *settings) as second:

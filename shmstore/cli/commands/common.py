@@ -74,9 +74,9 @@ def tier_line(tier: "TierStats") -> str:
     return (
         f"{tier.hits} hits ({size(tier.hit_bytes)}), {tier.misses} misses, {tier.declined} declined, "
         f"{tier.damaged} damaged, {span(tier.saved_seconds)} saved; "
-        f"{tier.offered} offered ({size(tier.offered_bytes)}), {tier.queued} queued, {tier.dropped} dropped, "
+        f"{tier.published} published ({size(tier.published_bytes)}), {tier.queued} queued, {tier.dropped} dropped, "
         f"{tier.refused} refused; {tier.errors} errors, {tier.skipped} skipped"
-        f"{'; it FAILS, and is left alone' if tier.open else ''}"
+        f"{'; circuit open' if tier.open else ''}"
     )
 
 

@@ -1,4 +1,4 @@
-"""`shmstore relay`: brings objects of other hosts into the store of this one, for its workers."""
+"""`shmstore relay`: fetches objects of other hosts into the store of this one, for its workers."""
 
 import argparse
 import logging
@@ -34,7 +34,7 @@ the handle for the workers."""
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = f"{COMMAND.summary}\n\n{_MORE}"
     parser.add_argument("--tier", metavar="URL", help=f"such as redis://host:6379 (default: {TIER_VARIABLE})")
-    parser.add_argument("--namespace", default="", help="tier_namespace of the hosts that offer (default: none)")
+    parser.add_argument("--namespace", default="", help="tier_namespace of the hosts that publish (default: none)")
     parser.add_argument("--store", metavar="NAME", type=store_argument, required=True, help="the store of this host")
     parser.add_argument(
         "--socket", metavar="PATH", help="where to listen (default: a name made of NAME in $XDG_RUNTIME_DIR or /tmp)"
@@ -107,7 +107,7 @@ def _open(arguments: argparse.Namespace) -> ObjectStoreWriter:
 
 COMMAND = Command(
     name="relay",
-    summary="bring objects of other hosts into the store of this host, for its workers",
+    summary="fetch objects of other hosts into the store of this host, for its workers",
     example="shmstore relay --tier redis://cache.internal:6379 --store engine",
     add_arguments=_add_arguments,
     run=_run,

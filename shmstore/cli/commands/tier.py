@@ -50,7 +50,7 @@ class Figure:
     """What values of one size take."""
 
     nbytes: int
-    offer: Times
+    publish: Times
     fetch: Times
     has: Times
 
@@ -88,7 +88,7 @@ def _connect(tier: Tier) -> None:
 
 
 def _check_size(tier: Tier, source: Any, target: Any, nbytes: int, count: int) -> Figure:
-    taken: dict[str, list[float]] = {"offer": [], "fetch": [], "has": []}
+    taken: dict[str, list[float]] = {"publish": [], "fetch": [], "has": []}
 
     def timed(call: str, *arguments: Any) -> Any:
         start = time.perf_counter()
@@ -102,17 +102,17 @@ def _check_size(tier: Tier, source: Any, target: Any, nbytes: int, count: int) -
         meta, payload = memoryview(value[:_META]), memoryview(value[_META:])
         places = iter((memoryview(target[:_META]), memoryview(target[_META : _META + nbytes])))
         try:
-            timed("offer", key, [meta, payload], _TAGS)
+            timed("publish", key, [meta, payload], _TAGS)
             there = timed("has", [key]) == [True] and timed("fetch", key, lambda size, places=places: next(places))
         finally:
             with suppress(TierError):  # of a server that has failed, so it says why
-                tier.forget([key])
+                tier.remove([key])
         if not there:
             hint = f"its server may be too small for its load; or {_OTHERS}"
             raise TierError(f"a value of {size(nbytes)} was gone right after it was put", hint=hint)
         if not np.array_equal(value, target[: _META + nbytes]):
             raise TierError(f"a value of {size(nbytes)} came back with other bytes", hint=_OTHERS)
-    return Figure(nbytes, *(Times.of(taken[call]) for call in ("offer", "fetch", "has")))
+    return Figure(nbytes, *(Times.of(taken[call]) for call in ("publish", "fetch", "has")))
 
 
 def _sizes_argument(text: str) -> list[int]:
@@ -169,11 +169,11 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _print_table(figures: list[Figure]) -> None:
     console = make_console()
-    columns = [f"{call} {what}" for call in ("offer", "fetch") for what in ("median", "p99", "MB/s")]
+    columns = [f"{call} {what}" for call in ("publish", "fetch") for what in ("median", "p99", "MB/s")]
     table = make_table(console, "", "value", *columns, "has median", "has p99")
     for figure in figures:
         row = [size(figure.nbytes)]
-        for times in (figure.offer, figure.fetch):
+        for times in (figure.publish, figure.fetch):
             row += [_ms(times.median_us), _ms(times.p99_us), f"{figure.nbytes / times.median_us:.0f}"]
         table.add_row(*row, _ms(figure.has.median_us), _ms(figure.has.p99_us))
     console.print(table)

@@ -58,7 +58,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
       feature keeps a view until its request ends. The references must be held (`hold=True`), to be read again.
     * "copy": the item is private and writable, and holds nothing. For engines that keep items until a request ends.
 
-    With a `relay`, a reference of another store becomes the item too: the relay that listens at this path brings it
+    With a `relay`, a reference of another store becomes the item too: the relay that listens at this path fetches it
     from a tier into this host's store. A `RelayClient` in place of a path has a `wait` of its own; the cache owns it.
     """
 
@@ -88,7 +88,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item that the reference names, or that came inline; CacheMissError if it is not there.
 
-        It is not there for None, for a reference of another store that no relay brings, and for one whose object is
+        It is not there for None, for a reference of another store that no relay fetches, and for one whose object is
         gone. An object can go only after its lease is over: every worker has read it, or it was released. Raises
         TypeError for anything else, and StoreNotFoundError or StoreClosedError if the store was removed, like
         `ObjectStoreReader.get`. ObjectBusyError comes after three of these, if the writer was stopped for so long.
@@ -119,7 +119,7 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         return self._read(mm_items, mm_hashes)
 
     def _is_foreign(self, sent: object) -> bool:
-        """Return whether the relay has to bring this."""
+        """Return whether the relay has to fetch this."""
         return self._relay is not None and isinstance(sent, ObjectRef) and sent.store_id != self._reader.store_id
 
     def _relayed(
@@ -128,11 +128,11 @@ class ShmObjectStoreReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         self._reader.stats()  # raises if the cache was closed, before anybody is asked
         arrived = list(mm_items)
         why: CacheMissError | None = None
-        with relay.bringing() as conversation:
+        with relay.fetching() as conversation:
             for at, (mm_item, mm_hash) in enumerate(zip(mm_items, mm_hashes, strict=True)):
                 if self._is_foreign(mm_item):
                     try:
-                        arrived[at] = conversation.bring(mm_hash)
+                        arrived[at] = conversation.fetch(mm_hash)
                     except CacheMissError as error:
                         arrived[at], why = None, error
             try:

@@ -83,8 +83,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
     With several API servers each has a sender, with its own writer of one store. An item of any of them is a hit in
     all, and comes with its prompt updates if these are stored with it.
 
-    With a `tier`, which the sender owns, an item that another host has processed is brought into the store when
-    `is_cached_item` asks for it, and new items are offered to the others. A tier that fails costs misses only.
+    With a `tier`, which the sender owns, an item that another host has processed is fetched into the store when
+    `is_cached_item` asks for it, and new items are published to the others. A tier that fails costs misses only.
 
     Raises ValueError for a configuration of another mode, for a writer that another sender has, and for a writer whose
     readers are not those of the configuration, since leases would wait for workers that never come. Logs a warning if
@@ -171,7 +171,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         def accepts(extra: bytes) -> bool:  # else its hit would be a miss, again and again
             return self._updates.unpacked(extra, mm_hash) is not UNKNOWN
 
-        return self._tier.bring(mm_hash, accepts=accepts) and self._updates.is_cached(mm_hash)
+        return self._tier.fetch(mm_hash, accepts=accepts) and self._updates.is_cached(mm_hash)
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
@@ -249,15 +249,15 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
                 given = _given(mm_items, mm_hashes, outputs)
                 if self._tier is not None:
                     for mm_hash in given:
-                        self._tier.settle(mm_hash)
+                        self._tier.wait(mm_hash)
                 with self._storing:
                     for at, mm_hash in enumerate(mm_hashes):
                         if outputs[at] is None:
                             outputs[at] = self._put(batch, given[mm_hash], mm_hash, missed, stored)
-                    if self._tier is not None:  # here: what is stored before a clear is offered before it
+                    if self._tier is not None:  # here: what is stored before a clear is published before it
                         late = missed.count(ObjectNotFoundError)
                         for mm_hash in stored:  # if this batch is undone, what the tier has is no less right
-                            self._tier.offer(mm_hash)
+                            self._tier.publish(mm_hash)
                 misses = len(missed)
                 full, large = missed.count(StoreFullError), missed.count(ObjectTooLargeError)
             # The commit: without a call, so that nothing comes in between.
@@ -367,7 +367,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         hashes = [stored_key(mm_hash) for mm_hash in one_or_more(mm_hashes)]
         with self._storing:
             if self._tier is not None:
-                self._tier.forget(hashes)
+                self._tier.remove(hashes)
             for mm_hash in hashes:
                 self._writer.delete(mm_hash)
 
