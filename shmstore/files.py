@@ -57,13 +57,13 @@ class SegmentFile:
     """How many of them are alive."""
     ranks_alive: int
     """Readers attached."""
-    nameless: bool
+    ephemeral: bool
     """Whether its name was generated and its processes are dead: the next `create` of its user removes it."""
 
     @property
     def recoverable(self) -> bool:
         """Whether `recover`, of this or another version, may find everything in it, and somebody may ask for it."""
-        return self.state in ("ok", "other version", "sparse") and not self.nameless
+        return self.state in ("ok", "other version", "sparse") and not self.ephemeral
 
 
 def classify(name: str) -> SegmentFile:
@@ -95,7 +95,7 @@ def classify(name: str) -> SegmentFile:
         writers=len(writers) or None,
         writers_alive=sum(writers) if writers else None,
         ranks_alive=seen["ranks_alive"],
-        nameless=bool(seen["disposable"]) and not alive and not seen["ranks_alive"],
+        ephemeral=bool(seen["ephemeral"]) and not alive and not seen["ranks_alive"],
     )
 
 
@@ -145,7 +145,7 @@ def _not_opened(name: str, state: FileState) -> SegmentFile:
         writers=None,
         writers_alive=None,
         ranks_alive=0,
-        nameless=False,
+        ephemeral=False,
     )
 
 

@@ -12,11 +12,11 @@ from shmstore.files import PREFIX, classify
 from tests.inspect.cases import case
 from tests.support import SHM, store_name
 
-ANSWERS = {  # state, writer alive, recoverable, nameless
+ANSWERS = {  # state, writer alive, recoverable, ephemeral
     "live": ("ok", True, True, False),
     "stopped": ("ok", True, True, False),
     "dead": ("ok", False, True, False),
-    "nameless": ("ok", False, False, True),
+    "ephemeral": ("ok", False, False, True),
     "damaged": ("damaged", False, False, False),
     "cut": ("damaged", False, False, False),
     "unfinished": ("unfinished", False, False, False),
@@ -29,7 +29,7 @@ ANSWERS = {  # state, writer alive, recoverable, nameless
 def test_every_condition_has_its_answer(condition: str) -> None:
     with case(condition) as name:
         file = classify(name)
-        assert ANSWERS[condition] == (file.state, file.writer_alive, file.recoverable, file.nameless)
+        assert ANSWERS[condition] == (file.state, file.writer_alive, file.recoverable, file.ephemeral)
         assert (file.state == "ok") == (file.problem is None)
         stat = os.stat(SHM / name)
         assert (stat.st_size, stat.st_ino, stat.st_uid) == (file.file_bytes, file.inode, file.owner_uid)

@@ -47,8 +47,8 @@ typedef struct shms_probe {
     uint64_t same_version; /* 1: by this version */
     uint64_t writer_alive; /* 1: a process holds the lock of a writer */
     uint64_t ranks_alive;  /* how many of the SHMS_MAX_READERS ranks have a held lock */
-    /* 1: of this version, created with SHMS_DISPOSABLE, and no caller has asked to keep it */
-    uint64_t disposable;
+    /* 1: of this version, created with SHMS_EPHEMERAL, and no caller has asked to keep it */
+    uint64_t ephemeral;
 } shms_probe;
 
 /* The superblock, and the table of one writer. The capacity and the numbers of objects and leases are those of an

@@ -19,7 +19,7 @@ int shms_probe_file(shms_probe *out, const char *name) {
         shms_superblock sb;
         uint8_t bytes[SHMS_PAGE];
     } page = {.bytes = {0}};
-    shms_word disposable = 0;
+    shms_word ephemeral = 0;
     struct stat st;
     int rc = shms_segment_name(&seg, name);
     if (rc)
@@ -49,13 +49,13 @@ int shms_probe_file(shms_probe *out, const char *name) {
                          .same_version = page.sb.magic == SHMS_MAGIC && shms_get(&page.sb.stamp) == shms_layout_stamp(),
                          .blank = 1,
                          .writer_alive = shms_segment_written(&seg)};
-        out->disposable = out->same_version;
-        for (uint64_t w = 0; out->disposable && w < page.sb.layout.n_writers && w < SHMS_MAX_WRITERS; w++) {
+        out->ephemeral = out->same_version;
+        for (uint64_t w = 0; out->ephemeral && w < page.sb.layout.n_writers && w < SHMS_MAX_WRITERS; w++) {
             uint64_t at =
-                page.sb.layout.writer_at + w * page.sb.layout.arena_stride + offsetof(shms_writer_table, disposable);
-            if (pread(seg.fd, &disposable, sizeof disposable, (off_t)at) <= 0 || disposable == 2 ||
-                (w == 0 && disposable != 1))
-                out->disposable = 0;
+                page.sb.layout.writer_at + w * page.sb.layout.arena_stride + offsetof(shms_writer_table, ephemeral);
+            if (pread(seg.fd, &ephemeral, sizeof ephemeral, (off_t)at) <= 0 || ephemeral == 2 ||
+                (w == 0 && ephemeral != 1))
+                out->ephemeral = 0;
         }
         for (size_t i = 0; i < sizeof page; i++)
             out->blank &= page.bytes[i] == 0;

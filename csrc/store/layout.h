@@ -127,7 +127,7 @@ typedef struct shms_writer_table {
     shms_word open_leases;
     shms_word published;  /* L3, V4; every lease below it is in the table or has ended; pairs with A4 */
     shms_word small_hand; /* the same for small objects */
-    shms_word disposable; /* 1, of writer 0: the name was generated; 2, of any writer: a caller has asked to keep it */
+    shms_word ephemeral; /* 1, of writer 0: the name was generated; 2, of any writer: a caller has asked to keep it */
     shms_word adopting; /* B1, B5: the slot that this writer pins in another's arena, + 1; pairs with W3h */
     shms_word releases; /* B5, C2: releases of other arenas' objects, stored after the zone's count */
     shms_word retirements; /* how many times shms_writer_retire was called; other writers poll it */

@@ -136,15 +136,15 @@ uint64_t shms_space_free(void) {
 }
 
 /* Flags that are no part of the geometry, because a word that changes has them. */
-static shms_options without_disposable(const shms_options *options) {
+static shms_options without_ephemeral(const shms_options *options) {
     shms_options stored = *options;
-    stored.flags &= ~(uint32_t)SHMS_DISPOSABLE;
+    stored.flags &= ~(uint32_t)SHMS_EPHEMERAL;
     return stored;
 }
 
 int shms_options_round(shms_options *options) {
     shms_layout l;
-    shms_options stored = without_disposable(options);
+    shms_options stored = without_ephemeral(options);
     int rc = shms_layout_compute(&l, &stored, page_size());
     if (rc)
         return rc;
@@ -324,7 +324,7 @@ static int create_locked(shms_segment *seg) {
 int shms_segment_create(shms_segment *seg, const char *name, const shms_options *options) {
     memset(seg, 0, sizeof *seg);
     seg->fd = -1;
-    shms_options stored = without_disposable(options);
+    shms_options stored = without_ephemeral(options);
     int rc;
     if ((rc = shms_segment_name(seg, name)) || (rc = shms_layout_compute(&seg->layout, &stored, page_size())))
         return rc;
@@ -338,8 +338,8 @@ int shms_segment_create(shms_segment *seg, const char *name, const shms_options 
         errno = saved;
         return rc;
     }
-    if (options->flags & SHMS_DISPOSABLE)
-        atomic_store_explicit(&seg->writer->disposable, 1, memory_order_relaxed);
+    if (options->flags & SHMS_EPHEMERAL)
+        atomic_store_explicit(&seg->writer->ephemeral, 1, memory_order_relaxed);
     return SHMS_OK;
 }
 
@@ -471,7 +471,7 @@ int shms_segment_open(shms_segment *seg, const char *name, int role) {
 
 static bool has_options(const shms_segment *seg, const shms_options *options) {
     shms_layout l;
-    shms_options stored = without_disposable(options);
+    shms_options stored = without_ephemeral(options);
     /* whether to prefault is the process's own matter */
     stored.flags = (stored.flags & ~(uint32_t)SHMS_PREFAULT) | (uint32_t)(seg->layout.flags & SHMS_PREFAULT);
     return shms_layout_compute(&l, &stored, seg->layout.page) == SHMS_OK && memcmp(&l, &seg->layout, sizeof l) == 0;

@@ -87,7 +87,7 @@
 #define SHMS_FIFO 4 /* evict in insertion order: a use gives no second chance */
 #define SHMS_CHECKSUMS 8 /* CRC-32C of each object's bytes at its commit, for shms_inspector_check */
 
-#define SHMS_DISPOSABLE 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
+#define SHMS_EPHEMERAL 16 /* nobody will ask for this name, so a dead writer's segment may be removed (shms_probe) */
 
 #define SHMS_EVENT_PUT 1 /* committed */
 #define SHMS_EVENT_EVICTED 2
@@ -107,7 +107,7 @@ typedef struct shms_options {
     uint32_t n_readers; /* ranks that each hand-out expects, 1..SHMS_MAX_READERS */
     uint32_t max_objects; /* slots; 0: from the capacity */
     uint32_t n_writers; /* arenas, each with this capacity and number of objects, 1..SHMS_MAX_WRITERS; 0: 1 */
-    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | SHMS_DISPOSABLE */
+    uint32_t flags; /* SHMS_PREFAULT | SHMS_HUGE_PAGES | SHMS_FIFO | SHMS_CHECKSUMS | SHMS_EPHEMERAL */
     uint32_t n_groups; /* of ranks; 0: one group of all */
     uint16_t group_sizes[SHMS_MAX_GROUPS]; /* each at least 1; together n_readers: the first ranks are group 0 */
 } shms_options;
@@ -118,7 +118,7 @@ typedef struct shms_expected {
     int64_t allow_uid; /* its owner, whatever the mode; or SHMS_OWN_UID */
     uint32_t n_readers; /* 0: any number */
     uint32_t end_leases; /* 1: the leases of the dead writer end; 0: they stay, if the object is still there */
-    const shms_options *options; /* those it was created with, but for SHMS_DISPOSABLE; NULL: any */
+    const shms_options *options; /* those it was created with, but for SHMS_EPHEMERAL; NULL: any */
 } shms_expected;
 
 /* A reference, unpacked. Packed it is 40 bytes, little-endian: store (4), slot (3), entry (3), address (6), then id,
@@ -262,7 +262,7 @@ int shms_writer_join(shms_writer **out, const char *name, int arena, const shms_
 uint64_t shms_writer_damaged(const shms_writer *w); /* the arenas that _join has passed by; one bit each */
 uint32_t shms_writer_arena(const shms_writer *w); /* its number; 0 for NULL */
 /* Releases the lock as soon as the last ticket has ended; its commit returns SHMS_ECLOSED. The mapping stays until
- * _free. Without `unlink` the store stays, and is no longer disposable. */
+ * _free. Without `unlink` the store stays, and is no longer ephemeral. */
 int shms_writer_close(shms_writer *w, int unlink);
 void shms_writer_free(
     shms_writer *w); /* if not closed, ends it like a process that dies, without unlinking; NULL is allowed */

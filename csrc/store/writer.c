@@ -283,7 +283,7 @@ static int start(shms_writer **out, const char *name, const shms_options *option
     pthread_mutex_init(&w->placing, NULL);
     pthread_mutex_init(&w->mutex, NULL);
     if (!options && keep)
-        shms_set(&w->seg.writer->disposable, 2); /* its name was asked for */
+        shms_set(&w->seg.writer->ephemeral, 2); /* its name was asked for */
     if (!options) { /* after V2, which readers may be waiting for, and B4, for which others may not wait */
         if (expected && expected->options)
             w->seg.layout.flags |= expected->options->flags & SHMS_PREFAULT;
@@ -317,7 +317,7 @@ static int end(struct shms_writer *w, bool unlink, bool stays) {
         return rc == SHMS_ECLOSED ? SHMS_OK : rc;
     w->closed = true;
     if (stays)
-        shms_set(&w->seg.writer->disposable, 2);
+        shms_set(&w->seg.writer->ephemeral, 2);
     w->unlinks = unlink && !shms_segment_unlink_last(&w->seg); /* under the lock, so no successor has it yet */
     if (w->unfinished == 0) /* otherwise a successor would reuse bytes that holders of tickets still write */
         shms_segment_unlock(&w->seg, w->unlinks);

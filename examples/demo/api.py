@@ -288,7 +288,7 @@ class _Run:
             bytes_piped=sum(after[name].piped - before[name].piped for name in after),
             bytes_copied=sum(after[name].copied - before[name].copied for name in after),
             evictions=evictions,
-            inline_fallbacks=inline,
+            sent_inline=inline,
             rejected=self._rejected,
             leases_released=self._released,
             held_at_end=held_at_end,

@@ -70,7 +70,7 @@ class ModeFigures:
     """Bytes that all processes copied into and out of pipes, the store, and pickles."""
     evictions: int
     """Items that were cached, and are no longer cached after the last request."""
-    inline_fallbacks: int
+    sent_inline: int
     """Items that found no room in the store and travelled through the pipes instead."""
     rejected: int
     """Times that a request was repeated because the engine or a worker lacked an item."""

@@ -22,7 +22,7 @@ _ROWS: tuple[tuple[str, Callable[[ModeFigures], float], str], ...] = (
     ("sent between processes, MB", lambda figures: figures.bytes_piped / MEGABYTE, ",.1f"),
     ("copied, MB", lambda figures: figures.bytes_copied / MEGABYTE, ",.1f"),
     ("evictions", lambda figures: figures.evictions, ",d"),
-    ("inline fallbacks", lambda figures: figures.inline_fallbacks, ",d"),
+    ("sent inline", lambda figures: figures.sent_inline, ",d"),
     ("checked byte for byte", lambda figures: figures.checked, ",d"),
     ("wrong", lambda figures: figures.mismatches, ",d"),
     ("images processed", lambda figures: figures.processed, ",d"),
@@ -136,9 +136,9 @@ def _too_small(report: DemoReport) -> Iterator[str]:
     if report.smallest_bytes > report.capacity:
         yield f"No image fits into the cache of {capacity}: the smallest has {small}. Raise --capacity."
     for mode, figures in report.modes.items():
-        if figures.inline_fallbacks:
+        if figures.sent_inline:
             yield (
-                f"{mode}: {figures.inline_fallbacks} of {figures.requests} requests found no room and went inline, "
+                f"{mode}: {figures.sent_inline} of {figures.requests} requests found no room and went inline, "
                 f"through the pipes; images have {small} to {large}, the cache has {capacity}. Raise --capacity."
             )
 

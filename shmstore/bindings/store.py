@@ -244,11 +244,11 @@ class Writer:
         cls,
         name: str,
         options: Options,
-        disposable: bool = False,
+        ephemeral: bool = False,
     ) -> "Writer":
         """Create a segment; the caller has checked the numbers."""
         packed = _packed(options)
-        packed.flags |= disposable * lib.SHMS_DISPOSABLE
+        packed.flags |= ephemeral * lib.SHMS_EPHEMERAL
         box = _gc(_new("shms_writer **"), lib.shms_writer_drop)
         try:
             code = lib.shms_writer_create(box, os.fsencode(name), packed)

@@ -21,7 +21,7 @@ from shmstore.errors import (
 from shmstore.files import DIRECTORY, PREFIX, classify
 from shmstore.store import refusals
 
-__all__ = ["close_at_exit", "is_disposable", "look", "make_room", "remove_dead"]
+__all__ = ["close_at_exit", "is_ephemeral", "look", "make_room", "remove_dead"]
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +46,9 @@ def close_at_exit(store: _Store) -> None:
     _open.add(store)
 
 
-def is_disposable(name: str) -> bool:
+def is_ephemeral(name: str) -> bool:
     """Say whether the store ends with its processes."""
-    return bool(native.probe(name)["disposable"])
+    return bool(native.probe(name)["ephemeral"])
 
 
 def _at_exit() -> None:
@@ -75,7 +75,7 @@ def remove_dead() -> None:
 
 def _remove_if_dead(name: str) -> None:
     file = classify(name)
-    if file.nameless and file.owner_uid == os.geteuid():
+    if file.ephemeral and file.owner_uid == os.geteuid():
         native.remove(name, file.device, file.inode, file.file_bytes, False)  # probes again, under the writer's lock
         _log.warning("removed store %s of %d bytes, whose process ended without closing it", name, file.file_bytes)
 

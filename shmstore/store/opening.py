@@ -112,7 +112,7 @@ class Openable(Closable):
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
-        return cls._create(chosen, options, chosen_serde, limits, disposable=name is None)
+        return cls._create(chosen, options, chosen_serde, limits, ephemeral=name is None)
 
     @classmethod
     def _create(
@@ -121,17 +121,17 @@ class Openable(Closable):
         options: native.Options,
         serde: ObjectSerde,
         quotas: Mapping[str, int] | None,
-        disposable: bool = False,
+        ephemeral: bool = False,
     ) -> Self:
         leftovers.remove_dead()
         writer = None
         try:
-            writer = native.Writer.create(name, options, disposable)
+            writer = native.Writer.create(name, options, ephemeral)
             if quotas:
                 set_quotas(writer, quotas)
             _log.debug("created store %s: %d bytes for %d readers", name, options.capacity, options.n_readers)
             made = cls(writer, name, serde)
-            if disposable:
+            if ephemeral:
                 leftovers.close_at_exit(made)
             return made  # not the call itself: its value is not yet the caller's, and this block would be over
         except StoreExistsError:
@@ -171,7 +171,7 @@ class Openable(Closable):
         made = cls._recover(
             wanted, chosen_serde, store_id, ranks, uid, quotas, by_handle, arena=arena, keep_leases=keep_leases
         )
-        if leftovers.is_disposable(wanted):
+        if leftovers.is_ephemeral(wanted):
             leftovers.close_at_exit(made)
         return made
 
@@ -321,7 +321,7 @@ class Openable(Closable):
                     native.await_creation(chosen, min(left, 1))  # its creator may die meanwhile
                     continue
                 try:
-                    return cls._create(chosen, options, chosen_serde, limits, disposable=not keep)
+                    return cls._create(chosen, options, chosen_serde, limits, ephemeral=not keep)
                 except (StoreExistsError, StoreNotFoundError, WriterActiveError):
                     continue
             except (LayoutMismatchError, CorruptStoreError) as error:

@@ -22,14 +22,14 @@ static shms_writer *leave(const char *name, const shms_options *options) {
 
 static void rounding_gives_the_options_of_a_store_made_with_them(void) {
     const char *name = store_name("round");
-    shms_options o = {.capacity = 5000, .n_readers = 2, .flags = SHMS_FIFO | SHMS_DISPOSABLE}, has;
+    shms_options o = {.capacity = 5000, .n_readers = 2, .flags = SHMS_FIFO | SHMS_EPHEMERAL}, has;
     shms_writer *w = leave(name, &o);
     shms_writer_options(w, &has);
     CHECK_EQ(SHMS_OK, shms_options_round(&o));
     CHECK_EQ(has.capacity, o.capacity);
     CHECK_EQ(has.max_object_size, o.max_object_size);
     CHECK_EQ(has.max_objects, o.max_objects);
-    CHECK_EQ(SHMS_FIFO | SHMS_DISPOSABLE, o.flags);
+    CHECK_EQ(SHMS_FIFO | SHMS_EPHEMERAL, o.flags);
     shms_writer_close(w, 1);
     shms_writer_free(w);
     o.capacity = 0;
@@ -58,9 +58,9 @@ static void a_store_of_other_options_stays_as_it_was(void) {
         CHECK_EQ(SHMS_EOPTIONS, shms_writer_recover(&w, name, &e));
     }
     CHECK(pread(fd, after, size, 0) == (ssize_t)size && memcmp(before, after, size) == 0);
-    shms_options disposable = asked;
-    disposable.flags |= SHMS_DISPOSABLE;
-    shms_expected same = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &disposable};
+    shms_options ephemeral = asked;
+    ephemeral.flags |= SHMS_EPHEMERAL;
+    shms_expected same = {.store = SHMS_ANY_STORE, .allow_uid = SHMS_OWN_UID, .options = &ephemeral};
     CHECK_EQ(SHMS_OK, shms_writer_recover(&w, name, &same));
     CHECK_EQ(1, shms_writer_has(w, "a", 1));
     shms_writer_close(w, 1);

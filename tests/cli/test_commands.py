@@ -27,14 +27,14 @@ from tests.inspect.cases import CONDITIONS, Ran, Terminal, case, on_terminal, pi
 from tests.support import SHM, Child, Stores, store_name
 
 pytestmark = pytest.mark.alone
-READABLE = ("live", "stopped", "dead", "nameless")
+READABLE = ("live", "stopped", "dead", "ephemeral")
 NAMED = {"dump": (), "verify": (), "top": ("--iterations", "1"), "gc": ()}
 STATE = {
     "damaged": "damaged",
     "cut": "damaged",
     "unfinished": "unfinished",
     "other version": "other version",
-    "nameless": "ok, nameless",
+    "ephemeral": "ok, ephemeral",
 }
 
 

@@ -19,7 +19,7 @@ from tests.support import SHM, Child, store_name
 pytestmark = pytest.mark.alone
 ALIVE = ("live", "stopped")
 RECOVERABLE = ("dead", "other version")
-USELESS = ("damaged", "cut", "unfinished", "nameless")
+USELESS = ("damaged", "cut", "unfinished", "ephemeral")
 
 
 def make_old(name: str) -> None:
@@ -53,14 +53,14 @@ def test_without_names_all_are_looked_at_and_foreign_files_never() -> None:
 
 
 def test_a_dead_store_whose_name_nobody_knows_is_called_so_and_not_recoverable() -> None:
-    with case("nameless") as nameless, case("dead") as dead:
-        rows = [piped("gc", name, "--json").json["segments"][0] for name in (nameless, dead)]
-        assert [(True, False), (False, True)] == [(row["nameless"], row["recoverable"]) for row in rows]
-        shown = piped("gc", nameless).out
+    with case("ephemeral") as ephemeral, case("dead") as dead:
+        rows = [piped("gc", name, "--json").json["segments"][0] for name in (ephemeral, dead)]
+        assert [(True, False), (False, True)] == [(row["ephemeral"], row["recoverable"]) for row in rows]
+        shown = piped("gc", ephemeral).out
         assert "would be removed: nobody knows its name" in shown
         assert "recover" not in shown
-        with running(nameless, _attached):  # who reads it knows its name
-            assert piped("gc", nameless, "--json").json["segments"][0]["recoverable"]
+        with running(ephemeral, _attached):  # who reads it knows its name
+            assert piped("gc", ephemeral, "--json").json["segments"][0]["recoverable"]
 
 
 def test_force_without_names_is_refused() -> None:

@@ -131,8 +131,8 @@ def test_every_mode_delivers_every_byte_under_pressure_and_says_in_json_what_it_
         assert 0 < figures.evictions < 32 - figures.hits, "the last ones stored are still there"
         assert (figures.rejected, figures.leases_released, figures.held_at_end) == (0, 0, 0)
         assert list(figures.memory) == ["API", "engine", "worker 0", "worker 1"]
-    assert (none.inline_fallbacks, lru.inline_fallbacks) == (0, 0)
-    assert shm.inline_fallbacks == 4, "the item larger than the store, once each round"
+    assert (none.sent_inline, lru.sent_inline) == (0, 0)
+    assert shm.sent_inline == 4, "the item larger than the store, once each round"
     workers = settings.workers
     hops = 1 + workers  # API to engine, engine to each worker
     assert hops * payload < none.bytes_piped < 1.01 * hops * payload
@@ -338,7 +338,7 @@ def report_lines(report: DemoReport, **changes: object) -> list[str]:
 def test_the_report_says_what_its_rates_leave_out_why_hits_differ_and_which_option_is_too_small(
     faulty: DemoReport,
 ) -> None:
-    inline = {**faulty.modes, "shm": replace(faulty.modes["shm"], inline_fallbacks=2)}
+    inline = {**faulty.modes, "shm": replace(faulty.modes["shm"], sent_inline=2)}
     nothing_fits = report_lines(faulty, modes=inline, capacity=faulty.smallest_bytes - 1)
     one_does_not = report_lines(faulty, modes=inline)
     all_fit = report_lines(faulty)

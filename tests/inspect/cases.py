@@ -225,12 +225,12 @@ def case(condition: str) -> Iterator[str]:
             poke(path, 8, 12345)  # the stamp
         elif condition == "unfinished":
             poke(path, 8, 0)
-        elif condition == "nameless":
-            poke(path, FIELDS["disposable"], 1)
+        elif condition == "ephemeral":
+            poke(path, FIELDS["ephemeral"], 1)
         yield name
 
 
-CONDITIONS = ("live", "stopped", "dead", "damaged", "cut", "unfinished", "other version", "nameless", "foreign")
+CONDITIONS = ("live", "stopped", "dead", "damaged", "cut", "unfinished", "other version", "ephemeral", "foreign")
 
 
 def peek(path: Path, offset: int) -> int:

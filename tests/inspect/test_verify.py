@@ -290,7 +290,7 @@ def test_checksums_cover_reserve_and_survive_recover(stores: Stores) -> None:
     assert (True, 4, 4) == (report.ok, report.objects, report.checked_objects)
 
 
-@pytest.mark.parametrize("condition", [c for c in CONDITIONS if c not in ("live", "stopped", "dead", "nameless")])
+@pytest.mark.parametrize("condition", [c for c in CONDITIONS if c not in ("live", "stopped", "dead", "ephemeral")])
 def test_what_cannot_be_opened_is_said(condition: str) -> None:
     with case(condition) as name:
         ran = piped("verify", name, "--json")

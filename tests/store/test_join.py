@@ -839,7 +839,7 @@ def test_a_generated_name_goes_with_the_last_writer_unless_one_of_them_keeps_it(
         handle = first.handle
         first.close(unlink=False) if keep else first.close()
         third = ObjectStoreWriter.join(handle, index)
-        seen = probe(handle.name)["disposable"]
+        seen = probe(handle.name)["ephemeral"]
         second.close()
         third.close()
         return seen

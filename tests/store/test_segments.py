@@ -538,7 +538,7 @@ FREE_FIELDS = [
     "open_leases",
     "hand",
     "small_hand",
-    "disposable",
+    "ephemeral",
     "adopting",
     "releases",
     "retirements",

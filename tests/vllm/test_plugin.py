@@ -651,7 +651,7 @@ def test_api_servers_share_what_either_has_stored_and_the_last_one_ends_their_st
     cache = ReceiverCache(None, None)
     try:
         assert one.writer.handle == other.writer.handle
-        assert kept != probe(name)["disposable"]  # else it goes if they are killed
+        assert kept != probe(name)["ephemeral"]  # else it goes if they are killed
         one.get_and_update_item((whole, []), "a")
         other.clear_cache()  # as vLLM does at its start
         assert other.is_cached_item("a")

@@ -15,7 +15,7 @@ _GRACE_SECONDS = 10
 """A creator takes its lock right after it has made the file, so a younger file without a lock may get one."""
 _RECOVERABLE = "could be recovered"
 _RECOVERABLE_ELSEWHERE = "another version may recover it"
-_NAMELESS = "nobody knows its name; the next create removes it"
+_EPHEMERAL = "nobody knows its name; the next create removes it"
 
 _RULE = """\
 A segment whose writer is alive is never touched, not even with --force.
@@ -98,7 +98,7 @@ def _verdict(candidate: _Candidate, removed: set[str], asked: bool) -> str:
     if candidate.kept_because:
         return f"kept: {'; '.join(candidate.kept_because)}"
     verdict = "NOT removed" if asked else "would be removed"
-    return f"{verdict}: {_NAMELESS}" if candidate.info.nameless else verdict
+    return f"{verdict}: {_EPHEMERAL}" if candidate.info.ephemeral else verdict
 
 
 def _as_json(candidate: _Candidate, removed: set[str]) -> dict[str, object]:
@@ -112,7 +112,7 @@ def _as_json(candidate: _Candidate, removed: set[str]) -> dict[str, object]:
         "processes_not_readable": len(candidate.held.unreadable),
         "kept_because": candidate.kept_because[0] if candidate.kept_because else None,
         "recoverable": info.recoverable,
-        "nameless": info.nameless,
+        "ephemeral": info.ephemeral,
         "removed": info.name in removed,
     }
 

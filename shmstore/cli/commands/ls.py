@@ -29,7 +29,7 @@ def _checked(info: SegmentInfo) -> SegmentInfo:
 
 
 def _state(info: SegmentInfo) -> str:
-    return f"{info.state}, nameless" if info.nameless else info.state
+    return f"{info.state}, ephemeral" if info.ephemeral else info.state
 
 
 def _row(info: SegmentInfo) -> list[str]:
@@ -55,7 +55,7 @@ def _as_json(info: SegmentInfo) -> dict[str, object]:
         "name": info.name,
         "state": info.state,
         "problem": info.problem,
-        "nameless": info.nameless,
+        "ephemeral": info.ephemeral,
         "owner": "alive" if info.writer_alive else "dead",
         "owner_pid": facts.writer_pid if facts else None,
         "writers": len(facts.writers) if facts else None,

@@ -155,7 +155,7 @@ def _sorted(found: Iterable[Any], orders: tuple[_Order, ...], order: str) -> lis
 
 
 def _store_cells(counts: Counts, readers: str, rate: dict[str, float]) -> list[str]:
-    """Return the cells of a store or a writer from `used` to `fallback/s`."""
+    """Return the cells of a store or a writer from `used` to `refusal/s`."""
     recent = _recent_hit_ratio(rate)
     return [
         size(counts.used_bytes),
@@ -175,7 +175,7 @@ def draw_all(console: Console, samples: Sequence[Sample], order: str) -> Rendera
     """Return the sorted table of all stores."""
     columns = (
         *("name", "owner", "used", "of", "objects", "readers", "put/s", "B/s", "hit/s", "hit ratio", "evict/s"),
-        *("fallback/s", "oldest lease"),
+        *("refusal/s", "oldest lease"),
     )
     rows: list[tuple[list[str], str]] = []
     for sample in _sorted(samples, _STORE_ORDERS, order):
@@ -241,7 +241,7 @@ def draw_one(console: Console, sample: Sample, order: str) -> RenderableType:
         recent = (rate["hits"] + rate[name]) / given if given else None
         table.add_row(f"hit ratio at {factor}x capacity", ratio(recent), ratio(facts.hit_ratio_at(factor)))
     table.add_row("evictions", f"{rate['evictions']:.1f}", str(facts.evictions))
-    table.add_row("fallbacks (refusals)", f"{rate['refusals']:.1f}", str(facts.refusals))
+    table.add_row("refusals", f"{rate['refusals']:.1f}", str(facts.refusals))
     ranks = readers_table(console, _sorted(sample.readers, _RANK_ORDERS, order), "ranks")
     kinds: list[RenderableType] = [Text(), kinds_table(console, sample.kinds)] if sample.kinds else []
     arenas: list[RenderableType] = [Text(), writers_table(console, facts.writers)] if several else []
@@ -365,7 +365,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 COMMAND = Command(
     name="top",
-    summary="watch one store, or all: rates, hit ratio, evictions, fallbacks, oldest lease, lag of each rank; exit "
+    summary="watch one store, or all: rates, hit ratio, evictions, refusals, oldest lease, lag of each rank; exit "
     "status 1: the last sample found a damaged one",
     example="shmstore top mm-cache --interval 0.5",
     add_arguments=_add_arguments,
