@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 HANDLE_VARIABLE = "SHMSTORE_HANDLE"
-"""The environment variable with the store's handle as JSON, for a worker without a `handle` argument."""
+"""The environment variable with the store's handle as JSON, for a worker without a `store` argument."""
 RELAY_VARIABLE = "SHMSTORE_RELAY"
 """The environment variable with the path of the relay's socket, for a worker without a `relay` argument."""
 
@@ -113,7 +113,7 @@ def engine_receiver_cache_from_config(
 def worker_receiver_cache_from_config(
     config: MultiModalCacheConfig,
     rank: int,
-    handle: StoreHandle | None = None,
+    store: StoreHandle | str | None = None,
     *,
     types: CacheTypes[ItemT, Any] = MULTIMODAL,
     policy: Policy = "views",
@@ -124,31 +124,33 @@ def worker_receiver_cache_from_config(
     With several engine cores that share a store the ranks go on from one to the next: a worker's is `world_size` times
     the number of its core, plus its rank there.
 
-    `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `handle` is the sender's;
-    without it, the environment variable `SHMSTORE_HANDLE` must hold its JSON. `relay` is the path at which the host's
-    `shmstore relay` listens, or the environment variable `SHMSTORE_RELAY` holds it; without one, a reference of another
-    host's store is a CacheMissError.
+    `policy` says what the worker gets of a reference; see `ShmObjectStoreReceiverCache`. `store` is the sender's handle
+    or the store's name; by default the handle whose JSON is in the environment variable `SHMSTORE_HANDLE`, or the store
+    named `shm_name`. `relay` is the path at which the host's `shmstore relay` listens, or the environment variable
+    `SHMSTORE_RELAY` holds it; without one, a reference of another host's store is a CacheMissError.
 
-    Raises ValueError if both are missing, or if `rank` is not below the number of all workers. In any mode, raises
-    TypeError if `rank` is not an integer or `handle` is not a StoreHandle.
+    Raises ValueError if nothing names the store, or if `rank` is not below the number of all workers, and
+    StoreNotFoundError if it is not there. In any mode, raises TypeError if `rank` is not an integer or `store` is
+    neither a handle nor a name.
     """
     check_config(config)
     if isinstance(rank, bool) or not isinstance(rank, Integral):
         raise TypeError(f"rank must be an int, not {type(rank).__name__}")
-    if handle is not None and not isinstance(handle, StoreHandle):
-        more = " (hint: pass StoreHandle.from_json(handle))" if isinstance(handle, str) else ""
-        raise TypeError(f"handle must be a StoreHandle, not {type(handle).__name__}{more}")
+    if store is not None and not isinstance(store, (StoreHandle, str)):
+        raise TypeError(f"store must be a StoreHandle or a store's name, not {type(store).__name__}")
     if not config.ipc_cache_enabled or config.cache_type != "shm":
         return None
     if not 0 <= rank < config.n_readers:
         all_of = "world_size" if config.n_engines == 1 else "world_size * data_parallel_size"
         raise ValueError(f"rank must be from 0 to {config.n_readers - 1} ({all_of} - 1), not {rank}")
-    if handle is None:
+    if store is None:
         text = os.environ.get(HANDLE_VARIABLE)
-        if not text:
-            raise ValueError(f"handle is missing; pass the sender's handle, or set {HANDLE_VARIABLE} to its to_json()")
-        handle = StoreHandle.from_json(text)
-    reader = ObjectStoreReader.attach(handle, rank=int(rank))
+        store = StoreHandle.from_json(text) if text else config.shm_name
+    if store is None:
+        raise ValueError(
+            f"store is missing; pass the sender's handle, set {HANDLE_VARIABLE} to its to_json(), or set shm_name"
+        )
+    reader = ObjectStoreReader.attach(store, rank=int(rank))
     try:
         relay = relay or os.environ.get(RELAY_VARIABLE) or None
         return ShmObjectStoreReceiverCache(reader, types=types, policy=policy, relay=relay)

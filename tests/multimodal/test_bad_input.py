@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from shmstore import CacheMissError, NestingError, ObjectRef, UnsupportedValueError
+from shmstore import CacheMissError, NestingError, ObjectRef, StoreNotFoundError, UnsupportedValueError
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
     BaseMultiModalProcessorCache,
@@ -480,9 +480,10 @@ def test_swapped_or_wrong_roles_are_named() -> None:
             make_sender(SHM, sender.handle)
         with raises(TypeError, names=("reader", "ObjectStoreReader", "ObjectStoreWriter")):
             make_receiver(sender.writer)
-        for bad in (sender.handle.to_json(), sender.writer):
-            with raises(TypeError, names=("handle", "StoreHandle", type(bad).__name__)):
-                make_worker(SHM, 0, bad)
+        with raises(TypeError, names=("store", "StoreHandle", "ObjectStoreWriter")):
+            make_worker(SHM, 0, sender.writer)
+        with raises(StoreNotFoundError, hint=["from_json"]):
+            make_worker(SHM, 0, sender.handle.to_json())
     for settings in (SHM, config(MIB)):
         for rank in (None, "0"):
             with raises(TypeError, names=("rank", "int", type(rank).__name__)):

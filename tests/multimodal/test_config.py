@@ -5,7 +5,7 @@ import os
 import re
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Never
+from typing import Any, Never, cast
 
 import numpy as np
 import pytest
@@ -26,8 +26,8 @@ from shmstore.multimodal import (
     processor_only_cache_from_config,
     worker_receiver_cache_from_config,
 )
-from tests.multimodal.helpers import GIB, MIB, config, item, processor_cache, shm_sender, shm_worker
-from tests.support import raises
+from tests.multimodal.helpers import GIB, MIB, config, item, processor_cache, shm_sender
+from tests.support import raises, store_name
 
 SMALL = MIB / GIB
 
@@ -333,14 +333,21 @@ def test_a_rank_that_is_not_an_integer_is_a_type_error(rank: Any) -> None:
         worker_receiver_cache_from_config(config(4 * MIB, cache_type="shm"), rank)
 
 
-def test_a_worker_finds_the_handle_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", ["handle", "name", "SHMSTORE_HANDLE", "shm_name"])
+def test_a_worker_finds_its_store_by_handle_name_environment_or_configuration(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = config(4 * MIB, cache_type="shm")
     monkeypatch.delenv("SHMSTORE_HANDLE", raising=False)
-    with raises(ValueError, names=("handle", "SHMSTORE_HANDLE")):
+    with raises(ValueError, names=("store", "SHMSTORE_HANDLE", "shm_name")):
         worker_receiver_cache_from_config(settings, 0)
+    if way == "shm_name":
+        settings = config(4 * MIB, cache_type="shm", shm_name=store_name())
     with shm_sender(settings) as sender:
-        monkeypatch.setenv("SHMSTORE_HANDLE", sender.handle.to_json())
-        with shm_worker(settings, 0) as worker:
+        if way == "SHMSTORE_HANDLE":
+            monkeypatch.setenv("SHMSTORE_HANDLE", sender.handle.to_json())
+        store: Any = {"handle": sender.handle, "name": sender.handle.name}.get(way)
+        with cast(ShmObjectStoreReceiverCache, worker_receiver_cache_from_config(settings, 0, store)) as worker:
             ref, _ = sender.get_and_update_item((item(3), []), "a")
             assert item(3) == worker.get_and_update_item(ref, "a")
             assert isinstance(worker.reader, ObjectStoreReader)
