@@ -5,10 +5,8 @@ A block that is no program by itself says so where readers see it, in the title 
 """
 
 import ast
-import io
 import re
 import runpy
-import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -204,112 +202,3 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmark_page() -> None:
     said = re.findall(r"^\| (.+?) \| (.+?) \| (.+?) \|$", readme, re.M)
     assert 6 == len(said)
     assert set(said) <= set(rows)
-
-
-ARCHAIC = (
-    "for ever",
-    "anew",
-    "befalls",
-    "whoever",
-    "for whom",
-    "for who",
-    "did it not",
-    r"(?<!there\s)is none",
-    r"(?<!there\s)are none",
-    "want of",
-    "what is no",
-    "it is no(?! longer)",
-    "of no number that",
-    "who puts",
-    "for whoever",
-    "known to nobody",
-)
-"""Turns of phrase, as expressions, that stop a reader: archaisms, inversions, and "none" for "not a …"."""
-MOST_WORDS = 30
-
-
-def without_code(text: str) -> str:
-    """Return a page without code and without the tables that are made of docstrings."""
-    text = re.sub(r"<!-- .*?: begin -->.*?<!-- .*?: end -->", "", text, flags=re.S)
-    text = re.sub(r"^( *)(```|~~~).*?^\1\2$", "", text, flags=re.S | re.M)
-    return re.sub(r"`[^`\n]*`", "Code", re.sub(r"^:::.*\n( .*\n)*", "", text, flags=re.M))
-
-
-def prose(text: str) -> list[str]:
-    """Return the lines of sentences, without tables, headings, pictures, links, marks of lists and bold leads."""
-    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"!\[.*?\]\(.*?\)", "", without_code(text)))
-    lines = (re.sub(r"^ *([*-] |\d+\. )?(\*\*.+?\*\*[.:]? *)?", "", line) for line in text.splitlines())
-    return [line for line in lines if line and not line.startswith(("|", "#"))]
-
-
-def archaisms(text: str) -> list[tuple[int, str]]:
-    """Return the archaic phrases, each with the number of its line, also if it goes on in the next one."""
-    text = re.sub(r"\n *[#*]", "\n", re.sub(r"`[^`\n]*`|\bNone\b", "Code", text))
-    found = re.finditer("|".join(rf"\b{phrase}\b".replace(" ", r"\s+") for phrase in ARCHAIC), text, re.I)
-    return sorted((text.count("\n", 0, phrase.start()) + 1, " ".join(phrase[0].split())) for phrase in found)
-
-
-def comments(path: Path) -> list[tuple[int, str]]:
-    """Return the comments and docstrings of a source, each with the number of its first line."""
-    text = path.read_text(encoding="utf-8")
-    if path.suffix != ".py":
-        return [(text.count("\n", 0, found.start()) + 1, found[0]) for found in re.finditer(r"/\*.*?\*/", text, re.S)]
-    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
-    strings = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
-    return [(token.start[0], token.string) for token in tokens if token.type == tokenize.COMMENT] + [
-        (node.lineno, node.value) for node in strings if isinstance(node, ast.Constant) and isinstance(node.value, str)
-    ]
-
-
-def faults(line: str) -> list[str]:
-    """Return what is wrong with a line of prose."""
-    found = []
-    if re.search(r"[a-z\d)`*][.?!]\)? [A-Z*(]", line):
-        found.append("two sentences")
-    if not re.search(r"[.:;?!,][)*]*$", line):
-        found.append("no end")
-    if len(line.split()) > MOST_WORDS:
-        found.append("too long")
-    if len(re.findall(r"[:;](?= |$)", line)) > 1:
-        found.append("two colons or semicolons")
-    return found
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_a_page_has_one_short_sentence_a_line(page: Path) -> None:
-    lines = prose(page.read_text(encoding="utf-8"))
-    assert [] == [(line, found) for line in lines if (found := faults(line))]
-
-
-@pytest.mark.parametrize(
-    "page", [*PAGES, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT))
-)
-def test_a_page_has_no_archaisms(page: Path) -> None:
-    assert [] == archaisms(without_code(page.read_text(encoding="utf-8")))
-
-
-@pytest.mark.parametrize("folder", ["bench", "csrc", "shmstore", "tests"])
-def test_comments_and_docstrings_have_no_archaisms(folder: str) -> None:
-    sources = [path for path in (ROOT / folder).rglob("*.*") if path.suffix in (".c", ".h", ".py")]
-    assert len(sources) > 5
-    assert [] == [
-        f"{path.relative_to(ROOT)}:{start + line - 1}: {phrase}"
-        for path in sources
-        for start, text in comments(path)
-        for line, phrase in archaisms(text)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("line", "fault"),
-    [
-        ("One sentence. Another one.", "two sentences"),
-        ("One sentence, cut", "no end"),
-        ("word " * 30 + "word.", "too long"),
-        ("One: two; three.", "two colons or semicolons"),
-    ],
-)
-def test_a_fault_in_a_line_is_seen(line: str, fault: str) -> None:
-    text = f"# Title. A\n```sh\nls. A\n```\n| a. A |\n\n* **Lead. A**: {line}\nIt is `a. B` for [a link](b.md).\n"
-    assert [[fault], []] == [faults(found) for found in prose(text)]
-    assert [(2, "for ever")] == archaisms("Kept\nfor\n * ever, not whoeverything; None, if there is none. `anew`")
