@@ -1,165 +1,122 @@
-"""An interrupt (Ctrl-C, a timeout's signal) may come at any place in the package's Python, and leaves nothing behind.
+"""An interrupt (Ctrl-C, a timeout's signal) may come anywhere in the package's Python, and leaves no change half done.
 
-Each case is a call of a subject. It is done again and again, interrupted one place later each time, until it is not
-interrupted any more. A case that is *undone* leaves its subject as it was; any other one leaves it sound. Then the call
-works. Who has another subject adds it to `CASES`.
+Each case is a call, done again and again, interrupted one place later each time, until it is not interrupted any more.
 """
 
 import gc
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shmstore import CacheMissError, ObjectStoreReader, ObjectStoreWriter, refs
-from shmstore.bindings import batch, handles, hidden
+from shmstore.bindings import batch, blockhash, handles, hashlist, hidden, kvcache
 from shmstore.bindings import inspect as native_inspect
 from shmstore.bindings import store as native
 from shmstore.multimodal import (
+    LRUCache,
     MultiModalBatchedField,
     MultiModalFieldElem,
     MultiModalKwargsItem,
     ShmObjectStoreReceiverCache,
     ShmObjectStoreSenderCache,
 )
-from shmstore.multimodal.caches import shm_receiver, shm_sender, stored_updates
+from shmstore.multimodal.caches import lru, lru_pair, mirrored, processor_only, shadow, shm_receiver, shm_sender
+from shmstore.multimodal.caches import stored_updates as stored
+from shmstore.multimodal.values.sizes import updates_size
+from shmstore.scheduler import (
+    BlockHasher,
+    EncoderCacheManager,
+    EncoderDecoderCacheManager,
+    Request,
+    block_hasher,
+    encoder_cache,
+    kv_cache_manager,
+)
+from shmstore.scheduler import request as requests
 from shmstore.store import holds, leftovers, opening
 from shmstore.store import reader as reader_module
 from shmstore.store import writer as writer_module
-from tests.interrupts import Second, interrupted_at
+from tests.interrupts import interrupted_at
 from tests.multimodal.helpers import MIB, config, item, update
+from tests.scheduler.helpers import features, manager, request
 from tests.support import is_mapped, segments, store_name
 
-BINDINGS = [module.__file__ for module in (native, batch, handles, hidden)]
-STORE = [*BINDINGS, opening.__file__, writer_module.__file__, reader_module.__file__, holds.__file__, refs.__file__]
-SENDER = [*STORE, shm_sender.__file__, shm_receiver.__file__, stored_updates.__file__]
+
+def files_of(*modules: Any) -> list[str]:
+    return [module.__file__ for module in modules]
+
+
+BINDINGS = files_of(native, batch, handles, hidden)
+STORE = [*BINDINGS, *files_of(opening, writer_module, reader_module, holds, refs, shm_sender, shm_receiver, stored)]
+LRU = files_of(shadow, lru, lru_pair, mirrored, processor_only)
+MANAGERS = files_of(block_hasher, blockhash, encoder_cache, hashlist, kv_cache_manager, kvcache, requests)
 VALUE = np.zeros(9, np.uint8)
 
 
-class StoreOfOne:
-    """A store with the object "old", and a reader."""
+def interrupts(
+    make: Callable[[], Any], call: Callable[[Any], object], files: Iterable[str]
+) -> Iterator[tuple[int, Any]]:
+    """Yield a subject after an interrupt at each place of the call, with its number; 0 if there was no interrupt."""
+    for number in count(1):
+        subject = make()
+        again = interrupted_at(number, partial(call, subject), *files)
+        yield number if again else 0, subject
+        if not again:
+            assert number > 1, "nothing was interrupted"
+            return
 
-    files = STORE
+
+# ---- a store, and the caches of shm
+
+
+class Engine:
+    """A store with "old", a reader that has it, and an `shm` sender and receiver of "a" and "b"."""
 
     def __init__(self) -> None:
-        self.writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
-        self.reader = ObjectStoreReader.attach(self.writer.handle)
+        self.writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
+        settings = config(MIB, MIB, cache_type="shm", shm_max_object_size_mb=1)
+        self.sender = ShmObjectStoreSenderCache(settings, self.writer)
+        self.sent = [self.sender.get_and_update_item(given(h), h)[0] for h in "ab"]
+        self.writer.cancel(self.writer.put("c", given("c")[0]))  # without updates
         self.ref = self.writer.put("old", VALUE)
-
-    def close(self) -> None:
-        self.reader.close()
-        self.writer.close()
+        self.reader = ObjectStoreReader.attach(self.writer.handle)
+        self.receiver = ShmObjectStoreReceiverCache(self.reader)
 
     def state(self) -> Any:
         stats = self.writer.stats()
-        return stats.objects, stats.used_bytes, stats.open_leases, self.writer.keys()
+        return (
+            *(stats.objects, stats.used_bytes, stats.open_leases, self.writer.keys()),
+            *(self.sender.is_cached(list("abd")), self.sender.make_stats(), self.reader.stats().live_views),
+            *(self.sender.inline_full, self.sender.inline_too_large),
+        )
 
-    def check(self) -> None:
+    def close(self) -> None:
         self.writer.check_valid()
+        self.receiver.close()
+        self.sender.close()
+
+    def batch(self, *pairs: tuple[str, Any]) -> Any:
+        return self.sender.get_and_update([one for _, one in pairs], [mm_hash for mm_hash, _ in pairs])
 
     def reserve(self) -> None:
         with self.writer.reserve("new", VALUE) as views:
             views[:] = 1
 
-    def protect(self) -> None:
-        with self.writer.protect(["old", "absent"]):
-            self.writer.is_cached("old")
-
-
-class StoreThatIsRead(StoreOfOne):
-    """The same, and how many views there are."""
-
-    def state(self) -> Any:
-        gc.collect()  # of the interrupted frames, which a trace has kept
-        return *super().state(), self.reader.stats().live_views
-
-
-class StoreWithABlock(StoreOfOne):
-    """One in which nothing is protected any more after an interrupt."""
-
-    def check(self) -> None:
-        gc.collect()  # of the interrupted frames
-        self.writer.cancel_all()
-        self.writer.cancel(self.writer.put("whole", np.zeros(6272, np.uint8)))
-        assert ["whole"] == self.writer.keys()
-        self.writer.delete("whole")
-        self.writer.cancel(self.writer.put("old", VALUE))
-        super().check()
-
-
-class StoreOfAHold(StoreOfOne):
-    """One whose hand-outs end: an interrupted `hold` ends the lease that it was to hold."""
-
     def hold(self) -> None:
         with self.writer.hold(self.writer.get_cached("old")) as leased:
             leased.sent()
 
-    def hold_unsent(self) -> None:
-        self.writer.hold(self.writer.get_cached("old", hold=True))
-
-    def check(self) -> None:
-        gc.collect()  # of the interrupted frames
-        super().check()
-
-
-class Sender:
-    """An `shm` sender that has "a" and "b", whose updates are beside; "c" is stored without updates."""
-
-    files = SENDER
-
-    def __init__(self) -> None:
-        writer = ObjectStoreWriter.create(capacity=MIB, n_readers=1)
-        settings = config(MIB, MIB, cache_type="shm", shm_max_object_size_mb=1)
-        self.cache = ShmObjectStoreSenderCache(settings, writer)
-        self.writer = writer
-        self.writer.cancel(self.writer.put("c", given("c")[0]))
-        for mm_hash in "ab":
-            self.cache.release([self.cache.get_and_update_item(given(mm_hash), mm_hash)[0]])
-
-    def close(self) -> None:
-        self.cache.close()
-
-    def state(self) -> Any:
-        cache = self.cache
-        return (
-            *(self.writer.stats().open_leases, self.writer.keys(), cache.is_cached(list("abd"))),
-            *(cache.make_stats(), cache.inline_full, cache.inline_too_large),
-        )
-
-    def check(self) -> None:
-        self.writer.check_valid()
-        assert 0 <= self.cache.make_stats(delta=True).total
-
-    def batch(self, *pairs: tuple[str, Any]) -> Any:
-        return self.cache.get_and_update([one for _, one in pairs], [mm_hash for mm_hash, _ in pairs])
-
-
-class Receiver:
-    """A worker of `shm`, and what was sent to it."""
-
-    files = SENDER
-
-    def __init__(self) -> None:
-        self.sender = Sender()
-        self.sent = [self.sender.cache.get_and_update_item(None, mm_hash)[0] for mm_hash in "ab"]
-        self.reader = ObjectStoreReader.attach(self.sender.writer.handle)
-        self.cache = ShmObjectStoreReceiverCache(self.reader)
-
-    def close(self) -> None:
-        self.cache.close()
-        self.sender.close()
-
-    def state(self) -> Any:
-        gc.collect()  # of the interrupted frames
-        return self.reader.stats().live_views
-
-    def check(self) -> None:
-        self.sender.check()
+    def protect(self) -> None:
+        with self.writer.protect(["old", "absent"]):
+            self.writer.is_cached("old")
 
 
 def given(mm_hash: str, nbytes: int = 30) -> Any:
@@ -167,241 +124,347 @@ def given(mm_hash: str, nbytes: int = 30) -> Any:
     return item(nbytes), [replace(update(mm_hash), content=content)]
 
 
-class Case(NamedTuple):
-    subject: Callable[[], Any]
-    call: Callable[[Any], Any]
-    undone: bool = False
-
-
 MIXED: Any = (("a", None), ("d", given("d")), ("c", given("c")), ("b", None), ("e", given("e", 2 * MIB)), ("d", None))
 BAD: Any = MultiModalKwargsItem.from_elems([MultiModalFieldElem("image", "k", object(), MultiModalBatchedField())]), []
-CASES: dict[str, Case] = {
-    "put": Case(StoreOfOne, lambda s: s.writer.put("new", VALUE), True),
-    "put of a strided array": Case(StoreOfOne, lambda s: s.writer.put("new", VALUE[::2]), True),
-    "get_cached": Case(StoreOfOne, lambda s: s.writer.get_cached("old"), True),
-    "reserve": Case(StoreOfOne, StoreOfOne.reserve, True),
-    "protect": Case(StoreWithABlock, StoreOfOne.protect),
-    "hold": Case(StoreOfAHold, StoreOfAHold.hold),
-    "hold that is not sent": Case(StoreOfAHold, StoreOfAHold.hold_unsent),
-    "put with a hold": Case(StoreOfOne, lambda s: s.writer.put("new", VALUE, hold=True), True),
-    "is_cached": Case(StoreOfOne, lambda s: s.writer.is_cached("old"), True),
-    "touch": Case(StoreOfOne, lambda s: s.writer.touch("old"), True),
-    "keys": Case(StoreOfOne, lambda s: s.writer.keys(), True),
-    "stats": Case(StoreOfOne, lambda s: s.writer.stats(), True),
-    "cancel": Case(StoreOfOne, lambda s: s.writer.cancel(s.ref)),
-    "delete": Case(StoreOfOne, lambda s: s.writer.delete("old")),
-    "clear": Case(StoreOfOne, lambda s: s.writer.clear()),
-    "get": Case(StoreThatIsRead, lambda s: s.reader.get(s.ref), True),
-    "get of a copy": Case(StoreThatIsRead, lambda s: s.reader.get(s.ref, copy=True), True),
-    "release": Case(StoreOfOne, lambda s: s.reader.release(s.ref)),
-    "validate": Case(StoreOfOne, lambda s: s.reader.validate(s.ref), True),
-    "sender hit": Case(Sender, lambda s: s.cache.get_and_update_item(None, "a"), True),
-    "sender hits": Case(Sender, lambda s: s.cache.get_and_update([None, None], ["a", "b"]), True),
-    "sender miss": Case(Sender, lambda s: s.cache.get_and_update_item(given("d"), "d"), True),
-    "sender miss of updates only": Case(Sender, lambda s: s.cache.get_and_update_item(given("c"), "c"), True),
-    "sender too large": Case(Sender, lambda s: s.cache.get_and_update_item(given("d", 2 * MIB), "d"), True),
-    "sender batch": Case(Sender, lambda s: s.batch(*MIXED), True),
-    "sender is_cached": Case(Sender, lambda s: s.cache.is_cached(["a", "d"]), True),
-    "sender make_stats": Case(Sender, lambda s: s.cache.make_stats(delta=True)),
-    "sender touch": Case(Sender, lambda s: s.cache.touch_sender_cache_item("a"), True),
-    "sender invalidate": Case(Sender, lambda s: s.cache.invalidate(["a", "b"])),
-    "sender clear_cache": Case(Sender, lambda s: s.cache.clear_cache()),
-    "sender release": Case(Sender, lambda s: s.cache.release([s.writer.get_cached("a")])),
-    "receiver": Case(Receiver, lambda s: s.cache.get_and_update(s.sent, ["a", "b"]), True),
-    "receiver release": Case(Receiver, lambda s: s.cache.release(s.sent)),
+UNDONE: dict[str, Callable[[Engine], object]] = {
+    "put": lambda s: s.writer.put("new", VALUE),
+    "put of a strided array": lambda s: s.writer.put("new", VALUE[::2]),
+    "put with a hold": lambda s: s.writer.put("new", VALUE, hold=True),
+    "get_cached": lambda s: s.writer.get_cached("old"),
+    "reserve": Engine.reserve,
+    "touch": lambda s: s.writer.touch("old"),
+    "get": lambda s: s.reader.get(s.ref),
+    "get of a copy": lambda s: s.reader.get(s.ref, copy=True),
+    "sender hits": lambda s: s.batch(("a", None), ("b", None)),
+    "sender, updates only": lambda s: s.sender.get_and_update_item(given("c"), "c"),
+    "sender batch": lambda s: s.batch(*MIXED),
+    "receiver": lambda s: s.receiver.get_and_update(s.sent, ["a", "b"]),
+}
+READS = ("get", "get of a copy", "receiver")
+SOUND: dict[str, Callable[[Engine], object]] = {
+    "protect": Engine.protect,
+    "hold": Engine.hold,
+    "cancel": lambda s: s.writer.cancel(s.ref),
+    "delete": lambda s: s.writer.delete("old"),
+    "clear": lambda s: s.writer.clear(),
+    "release": lambda s: s.reader.release(s.ref),
+    "sender make_stats": lambda s: s.sender.make_stats(delta=True),
+    "sender invalidate": lambda s: s.sender.invalidate(["a", "b"]),
+    "sender clear_cache": lambda s: s.sender.clear_cache(),
+    "sender release": lambda s: s.sender.release(s.sent),
+    "receiver release": lambda s: s.receiver.release(s.sent),
 }
 
 
-@contextmanager
-def made(subject: Callable[[], Any]) -> Iterator[Any]:
-    one = subject()
-    try:
-        yield one
-    finally:
-        one.close()
+@pytest.mark.parametrize("name", UNDONE)
+def test_an_interrupted_call_is_undone(name: str) -> None:
+    untouched = Engine()
+    before = untouched.state()
+    untouched.close()
+    for number, subject in interrupts(Engine, UNDONE[name], STORE):
+        if name in READS:
+            gc.collect()  # of the interrupted frames, which a trace has kept; writes are undone without
+        if number:
+            assert before == subject.state(), f"interrupt {number}"
+            UNDONE[name](subject)  # no lock is left
+        subject.close()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_call_that_is_interrupted_leaves_nothing(name: str) -> None:
-    case = CASES[name]
-    number, again = 0, True
-    while again:
-        number += 1
-        with made(case.subject) as subject:
-            before = subject.state() if case.undone else None
-            again = interrupted_at(number, partial(case.call, subject), *subject.files, exact=True)
-            if again and case.undone:
-                assert before == subject.state(), f"interrupt {number}"
-            if again or not case.undone:
-                subject.check()
-                case.call(subject)  # no lock is left, and no protection
-    assert number > 1, "nothing was interrupted"
-
-
-@pytest.mark.timeout(method="thread")  # the other way has the same timer
-@pytest.mark.parametrize("name", ["put", "put of a strided array", "reserve", "get_cached", "sender hit"])
-def test_a_call_whose_interrupt_is_interrupted_leaves_nothing(name: str) -> None:
-    case = CASES[name]
-    number, again = 0, True
-    with made(case.subject) as subject:
-        before = subject.state()
-        while again:
-            number += 1
-            for delay in range(1, 101):  # it comes when it comes
-                with Second(delay // 2 + 1, *subject.files) as second:
-                    again = interrupted_at(
-                        number, lambda: case.call(subject), *subject.files, exact=True, handler=second.start
-                    )
-                if not again:
-                    break
-                assert before == subject.state(), f"interrupt {number}, and {delay} us later"
-                subject.check()
-    assert number > 3
+@pytest.mark.parametrize("name", SOUND)
+def test_an_interrupted_removal_leaves_the_store_sound(name: str) -> None:
+    for number, subject in interrupts(Engine, SOUND[name], STORE):
+        gc.collect()
+        if number and name not in ("hold", "delete", "clear"):
+            SOUND[name](subject)
+        subject.writer.cancel_all()
+        subject.writer.cancel(subject.writer.put("whole", np.zeros(MIB - 256, np.uint8)))  # nothing is kept
+        assert ["whole"] == subject.writer.keys(), f"interrupt {number}"
+        subject.close()
 
 
 def test_a_batch_that_fails_and_whose_undoing_is_interrupted_leaves_nothing_that_can_be_seen() -> None:
-    number, again = 0, True
-    while again:
-        number += 1
-        with made(Sender) as subject:
-            before = subject.state()
-            try:
-                again = interrupted_at(number, partial(subject.batch, *MIXED, ("bad", BAD)), *SENDER, exact=True)
-            except TypeError:
-                again = False
-            after = subject.state()
-            assert (before[:2], before[4:7]) == (after[:2], after[4:7]), f"interrupt {number}"
-            subject.batch(("x", given("x")))
-            subject.check()
-    assert number > 50
+    def fail(subject: Engine) -> None:
+        with pytest.raises(TypeError):
+            subject.batch(*MIXED, ("bad", BAD))
+
+    untouched = Engine()
+    before = untouched.state()
+    untouched.close()
+    for number, subject in interrupts(Engine, fail, STORE):
+        after = subject.state()
+        assert (before[:2], before[3:5]) == (after[:2], after[3:5]), f"interrupt {number}"
+        subject.batch(("x", given("x")))
+        subject.close()
 
 
 def test_a_batch_that_nobody_undoes_is_undone_when_it_goes() -> None:
-    with made(StoreOfOne) as subject:
-        before = subject.state()
-        forgotten = subject.writer._writer.batch()
-        forgotten.hit(b"old")
-        forgotten.put(b"new", b"", 0, ())
-        assert before != subject.state()
-        del forgotten
-        assert before == subject.state()
+    subject = Engine()
+    before = subject.state()
+    forgotten = subject.writer._writer.batch()
+    forgotten.hit(b"old")
+    forgotten.put(b"new", b"", 0, ())
+    assert before != subject.state()
+    del forgotten
+    assert before == subject.state()
+    subject.close()
 
 
-def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_though_its_traceback_is_kept() -> None:
-    settings = config(MIB, cache_type="shm")
-    kept: list[BaseException] = []
-
-    def make(writer: ObjectStoreWriter) -> None:
-        try:
-            ShmObjectStoreSenderCache(settings, writer)
-        except BaseException as error:
-            kept.append(error)
-            raise
-
-    again = True
-    while again:
-        with ObjectStoreWriter.create(capacity=MIB, n_readers=1) as writer:
-            number = len(kept) + 1
-            again = interrupted_at(number, partial(make, writer), shm_sender.__file__, exact=True)
-            if again:
-                ShmObjectStoreSenderCache(settings, writer)
-    assert len(kept) > 5
+# ---- what is opened
 
 
 OPENING = ("create", "_create", "open", "_recover", "recover", "cancel_all", "make_room", "__init__")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("files", [BINDINGS, [opening.__file__]], ids=["bindings", "store"])
 @pytest.mark.parametrize("make", [ObjectStoreWriter.create, ObjectStoreWriter.open])
-def test_a_creation_that_is_interrupted_leaves_no_store(files: list[str], make: Callable[..., Any]) -> None:
-    number, writers = 0, list[ObjectStoreWriter]()
-    while not writers:
-        number += 1
-        name = store_name()
-        create = lambda name=name: writers.append(make(name, capacity=6400, n_readers=1))  # noqa: E731
-        if interrupted_at(number, create, *files, exact=True, only=OPENING):
-            gc.collect()  # of the interrupted frames
-            assert name not in segments(), f"interrupt {number}"
+@pytest.mark.parametrize("there", [None, 6400, 64])
+def test_an_interrupted_open_leaves_what_was_there_or_nothing(there: int | None, make: Callable[..., Any]) -> None:
+    """A store that fits stays whole and without a writer; one that does not is there or gone, and no other is."""
+    if there is not None and make != ObjectStoreWriter.open:
+        return
+    writers: list[ObjectStoreWriter] = []
+    for number in count(1):
+        name, made = store_name(), 0
+        if there is not None:
+            with ObjectStoreWriter.create(name, capacity=there, n_readers=1) as writer:
+                writer.put("old", 1)
+                made = writer.handle.store_id
+                writer.close(unlink=False)
+        again = lambda name=name: writers.append(make(name, capacity=6400, n_readers=1))  # noqa: E731
+        if not interrupted_at(number, again, *BINDINGS, *files_of(opening, leftovers), only=OPENING):
+            break
+        gc.collect()
+        left = name in segments()
+        assert left or there != 6400, f"interrupt {number}"
+        assert there is not None or not left, f"interrupt {number}"
+        if left:
+            with ObjectStoreWriter.recover(name) as heir:
+                assert (made, ["old"]) == (heir.handle.store_id, heir.keys()), f"interrupt {number}"
+    assert (there == 6400) == writers[0].recovered
     writers[0].close()
     assert number > 4
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("fits", [True, False])
-def test_an_open_that_is_interrupted_leaves_what_was_there_or_nothing(fits: bool) -> None:
-    """A store that fits stays whole and without a writer; one that does not is there or gone, and no other is."""
-    files = [*BINDINGS, opening.__file__, leftovers.__file__]
-    number, writers = 0, list[ObjectStoreWriter]()
-    while not writers:
-        number += 1
-        name = store_name()
-        with ObjectStoreWriter.create(name, capacity=6400 if fits else 64, n_readers=1) as writer:
-            writer.put("old", 1)
-            made = writer.handle.store_id
-            writer.close(unlink=False)
-        again = lambda name=name: writers.append(ObjectStoreWriter.open(name, capacity=6400, n_readers=1))  # noqa: E731
-        if interrupted_at(number, again, *files, exact=True, only=OPENING):
+def test_a_handle_whose_opening_or_close_is_interrupted_leaves_no_lock_and_nothing_mapped() -> None:
+    writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
+    name, reader = writer.name, ObjectStoreReader.attach(writer.handle)
+    for opened in (reader, writer):
+        assert interrupted_at(1, partial(opened.close, *[False][: opened is writer]), *BINDINGS, only=["close"])
+        opened.close(*[False][: opened is writer])
+    del opened, reader, writer
+    openings: list[Callable[[], Any]] = [
+        lambda: native.Writer.recover(name, native.ANY_STORE),
+        lambda: native.Reader.attach(name, 0, native.ANY_STORE),
+        lambda: native_inspect.Inspector(name),
+        lambda: native.Watch("none").__enter__().__exit__(),
+    ]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for take in openings:
+        number = 1
+        while interrupted_at(number, take, *BINDINGS, native_inspect.__file__):
             gc.collect()
-            assert fits <= (name in segments()), f"interrupt {number}"
-            if name in segments():
-                with ObjectStoreWriter.recover(name) as heir:
-                    assert (made, ["old"]) == (heir.handle.store_id, heir.keys()), f"interrupt {number}"
-    assert fits == writers[0].recovered
-    writers[0].close()
-    assert number > 10
-
-
-def test_a_handle_whose_opening_is_interrupted_leaves_no_lock_and_nothing_mapped() -> None:
-    with made(StoreOfOne) as subject:
-        name = subject.writer.name
-        subject.close = lambda: None
-        subject.reader.close()
-        subject.writer.close(unlink=False)
+            assert not is_mapped(name), f"interrupt {number}"
+            ObjectStoreWriter.recover(name).close(unlink=False)
+            assert descriptors == len(os.listdir("/proc/self/fd")), f"interrupt {number}"
+            number += 1
+        assert number > 2
         gc.collect()
-        openings: dict[str, Callable[[], Any]] = {
-            "takeover": lambda: native.Writer.recover(name, native.ANY_STORE),
-            "attachment": lambda: native.Reader.attach(name, 0, native.ANY_STORE),
-            "inspection": lambda: native_inspect.Inspector(name),
-        }
-        for kind, opening in openings.items():
-            number = 1
-            while interrupted_at(number, opening, *BINDINGS, native_inspect.__file__, exact=True):
-                gc.collect()  # of the interrupted frames
-                assert not is_mapped(name), f"{kind}, interrupt {number}"
-                ObjectStoreWriter.recover(name).close(unlink=False)
-                number += 1
-            gc.collect()
-            assert number > 5
-        ObjectStoreWriter.recover(name).close()
+    ObjectStoreWriter.recover(name).close()
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_wait_for_a_store_that_is_interrupted_leaves_no_descriptor() -> None:
-    def wait() -> None:
-        with native.Watch("none") as watch:
-            watch.wait(0)
+def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_though_its_traceback_is_kept() -> None:
+    kept: list[BaseException] = []
 
-    number, before = 1, len(os.listdir("/proc/self/fd"))
-    while interrupted_at(number, wait, *BINDINGS, exact=True):
-        gc.collect()  # of the interrupted frames
-        assert before == len(os.listdir("/proc/self/fd")), f"interrupt {number}"
-        number += 1
-    assert number > 5
+    def make(writer: ObjectStoreWriter) -> None:
+        try:
+            ShmObjectStoreSenderCache(config(MIB, cache_type="shm"), writer)
+        except BaseException as error:
+            kept.append(error)
+            raise
 
-
-def test_a_close_that_is_interrupted_gives_the_memory_back_all_the_same() -> None:
-    subject = StoreOfOne()
-    for opened in (subject.reader, subject.writer):
-        assert interrupted_at(1, opened.close, *BINDINGS, exact=True, only=("close",))
-        opened.close()
-    gc.collect()  # of the interrupted frames
-    assert not is_mapped(subject.writer.name)
+    create = partial(ObjectStoreWriter.create, capacity=MIB, n_readers=1)
+    for number, writer in interrupts(create, make, [shm_sender.__file__]):
+        if number:
+            make(writer)
+        writer.close()
 
 
-def test_a_sender_that_failed_goes_on_and_says_what_it_misses() -> None:
-    with made(Sender) as subject:
-        assert interrupted_at(60, lambda: subject.batch(*MIXED), *SENDER, exact=True)
-        with pytest.raises(CacheMissError) as missed:
-            subject.batch(("a", None), ("d", None), ("c", None))
-        assert ("d", "c") == missed.value.mm_hashes
+# ---- the lru caches: an interrupted change is done, not begun, or empties its cache
+
+
+def send(cache: Any, items: list[Any], mm_hashes: str) -> None:
+    cache.get_and_update([one and (one, [update(h)]) for one, h in zip(items, mm_hashes, strict=True)], [*mm_hashes])
+
+
+UPDATES = updates_size([update("a")], "a")
+GIVE: dict[Any, Callable[..., object]] = {
+    processor_only.MultiModalProcessorOnlyCache: send,
+    lru_pair.MultiModalProcessorSenderCache: send,
+    lru_pair.MultiModalReceiverCache: lambda c, items, hashes: c.get_and_update(items, [*hashes]),
+    mirrored.MirroredProcessingCache: lambda c, items, hashes: c.get_and_update_p0(items, [*hashes]),
+}
+
+
+def filled(kind: Any) -> Any:
+    if kind is LRUCache:
+        cache: Any = LRUCache(6, lambda value: value)
+        cache.update(a=2, b=2, c=2)
+        cache.get("b")
+        return cache
+    cache = kind(config(6 + 3 * UPDATES, 6))
+    GIVE[kind](cache, [item(2)] * 3, "abc")
+    GIVE[kind](cache, [None, None], "ca")
+    return cache
+
+
+def full_batch(cache: Any) -> object:
+    return GIVE[type(cache)](cache, [item(3), None, item(2)], "dce")
+
+
+CACHE_CALLS: list[tuple[Any, str, Callable[[Any], object]]] = [
+    *((LRUCache, name, call) for name, call in {
+        "store": lambda c: c.update(new=3), "grow": lambda c: c.update(b=4), "shrink": lambda c: c.update(a=1),
+        "pop": lambda c: c.pop("a"), "popitem": lambda c: c.popitem(), "get": lambda c: c.get("a"),
+        "touch": lambda c: c.touch("a"), "stat": lambda c: c.stat(delta=True), "clear": lambda c: c.clear(),
+    }.items()),
+    *((kind, "batch", full_batch) for kind in GIVE),
+    (processor_only.MultiModalProcessorOnlyCache, "clear", lambda c: c.clear_cache()),
+    (lru_pair.MultiModalProcessorSenderCache, "clear", lambda c: c.clear_cache()),
+    (lru_pair.MultiModalProcessorSenderCache, "touch", lambda c: c.touch_sender_cache_item("b")),
+    (lru_pair.MultiModalProcessorSenderCache, "invalidate", lambda c: c.invalidate(["c"])),
+    (lru_pair.MultiModalReceiverCache, "clear", lambda c: c.clear_cache()),
+    (mirrored.MirroredProcessingCache, "reset", lambda c: c.reset()),
+]  # fmt: skip
+
+
+def parts_of(one: Any) -> list[Any]:
+    return list(getattr(one, "__dict__", {}).values())
+
+
+def halves(cache: Any) -> list[Any]:
+    """Return the cache, or its parts that have a lock of their own."""
+    return [one for one in (cache, *parts_of(cache)) if any(isinstance(part, lru.Guard) for part in parts_of(one))]
+
+
+def state(half: Any) -> tuple[list[Any], Any]:
+    """Return the contents, in order, and the counts; check that they are whole."""
+    next(part for part in parts_of(half) if isinstance(part, lru.Guard)).check()
+    contents = []
+    for part in parts_of(half):
+        if isinstance(part, lru.Bounded):
+            assert sum(size for _, size in part.entries.values()) == part.nbytes <= part.capacity
+            assert part.pinned <= part.entries.keys()
+        entries = part.entries if isinstance(part, lru.Bounded) else part
+        if isinstance(entries, OrderedDict):
+            contents.append(list(entries.items()))
+    if isinstance(half, shadow.SentKeys):
+        assert half._kept.entries.keys() <= half._shadow.entries.keys() == half._sendings.keys()
+    counts = getattr(half, "_counts", None)
+    return contents, counts and counts.counts
+
+
+@pytest.mark.parametrize(("kind", "name", "call"), CACHE_CALLS)
+def test_an_interrupted_call_of_a_cache_is_done_or_not_begun_or_empties_it(
+    kind: Any, name: str, call: Callable[[Any], object]
+) -> None:
+    done = filled(kind)
+    call(done)
+    before, after = [[*map(state, halves(cache))] for cache in (filled(kind), done)]
+    for number, cache in interrupts(partial(filled, kind), call, LRU):
+        for half, *ends in zip(halves(cache), before, after, strict=True):
+            contents, counts = state(half)
+            assert not any(contents) or contents in [end[0] for end in ends], f"interrupt {number} of {name}"
+            assert counts in [end[1] for end in ends], f"interrupt {number}"
+
+
+LOOKS: list[tuple[Any, str, Callable[[Any], object]]] = [
+    *((LRUCache, name, call) for name, call in {
+        "currsize": lambda c: c.currsize, "contains": lambda c: "c" in c, "len": len, "item": lambda c: c["c"],
+        "peek": lambda c: c.peek("c"), "order": lambda c: c.order, "unpin": lambda c: c.unpin("c"),
+    }.items()),
+    *((kind, name, call) for kind in GIVE if hasattr(kind, "is_cached") for name, call in {
+        "is_cached": lambda c: c.is_cached(["c"]), "order": lambda c: c.order, "stats": lambda c: c.make_stats(),
+    }.items()),
+    *((kind, "empty batch", lambda c: send(c, [], "")) for kind, give in GIVE.items() if give is send),
+    (lru_pair.MultiModalReceiverCache, "empty batch", lambda c: c.get_and_update([], [])),
+    (lru_pair.MultiModalReceiverCache, "nbytes", lambda c: c.nbytes),
+    (lru_pair.MultiModalReceiverCache, "order", lambda c: c.order),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "name", "call"), [*CACHE_CALLS, *LOOKS])
+def test_the_next_call_after_an_interrupt_finds_the_cache_emptied(
+    kind: Any, name: str, call: Callable[[Any], object]
+) -> None:
+    cache = filled(kind)
+    fill = full_batch if kind in GIVE else lambda c: c.update(d=3, e=3)
+    assert interrupted_at(1, partial(fill, cache), lru.__file__, only=["put"])
+    with suppress(CacheMissError, KeyError):
+        call(cache)
+    for part in parts_of(halves(cache)[0]):
+        assert not isinstance(part, lru.Bounded) or "c" not in part.entries, name
+
+
+# ---- the scheduler's books
+
+
+OLD, NEW, NEXT = request("old", range(6)), request("new", range(9)), request("next", range(9))
+A = Request("a", range(9), mm_features=features(("A", 0, 4), ("B", 0, 4), ("A", 0, 4)))
+B = Request("b", range(9), mm_features=features(("A", 0, 4), ("D", 0, 7)))
+HASHER = BlockHasher(4)
+UNUSED = (("free_encoder_input", A, 0), ("free_encoder_input", A, 1))
+SHARED = (("allocate", A, 2), ("allocate", B, 0))
+RESERVED = ("reserve", B, 1)
+
+
+def tables(*held: Request) -> Any:
+    made = manager(20, ("full", 4))
+    assert all(made.allocate_slots(req, req.num_tokens) is not None for req in held)
+    return made
+
+
+def cache(kind: Any, *steps: tuple[str, Request, int]) -> Any:
+    made = kind(20 if kind is not EncoderCacheManager else 10)
+    for call, req, i in (("allocate", A, 0), ("allocate", A, 1), *steps):
+        getattr(made, call)(req, i, *((100, 0) if call == "reserve" else ()))
+    return made
+
+
+BOOKS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "append": (lambda: Request("r", range(7), block_hasher=HASHER), lambda req: req.append_output_token_ids(7)),
+    "allocate_slots": (lambda: tables(OLD), lambda made: made.allocate_slots(NEW, 9)),
+    "free blocks": (lambda: tables(NEW, OLD), lambda made: made.free(NEW)),
+    "use an unused entry": (lambda: cache(EncoderCacheManager, *UNUSED), lambda c: c.check_and_update_cache(A, 0)),
+    "evict": (lambda: cache(EncoderCacheManager, *UNUSED), lambda c: c.allocate(B, 1)),
+    "free one of two": (lambda: cache(EncoderCacheManager, *SHARED), lambda c: c.free(A)),
+    "reset": (lambda: cache(EncoderCacheManager, *SHARED), lambda c: c.reset()),
+    "reserve by eviction": (lambda: cache(EncoderCacheManager, *UNUSED), lambda c: c.reserve(B, 1, 100, 0)),
+    "allocate the reserved": (lambda: cache(EncoderCacheManager, *UNUSED, RESERVED), lambda c: c.allocate(B, 1)),
+    "unreserve": (lambda: cache(EncoderCacheManager, *UNUSED, RESERVED), lambda c: c.unreserve(B)),
+    "allocate, not shared": (lambda: cache(EncoderDecoderCacheManager, RESERVED), lambda c: c.allocate(B, 1)),
+    "unreserve, not shared": (lambda: cache(EncoderDecoderCacheManager, RESERVED), lambda c: c.unreserve(B)),
+}
+
+
+@pytest.mark.parametrize("name", BOOKS)
+def test_an_interrupted_call_leaves_the_books_whole(name: str) -> None:
+    make, action = BOOKS[name]
+    for _, left in interrupts(make, action, MANAGERS):
+        if isinstance(left, Request):  # its tokens are there with their hashes, or not at all
+            assert Request("again", left.all_token_ids[:], block_hasher=HASHER).block_hashes == left.block_hashes
+        elif name in ("allocate_slots", "free blocks"):  # no block is lost, and no table is another request's
+            assert len(left.get_block_ids("new")[0]) in (0, 3)
+            assert left.allocate_slots(NEXT, 9) is not None
+            action(left)
+            left.free(NEW)
+            lengths = [len(left.get_block_ids(one)[0]) for one in ("old", "next")]
+            assert [2, 3, 5] == [*lengths, len(left.block_pool.ref_counts())]
+            left.check_valid()
+        else:  # no room is lost
+            for _ in range(2):
+                getattr(left, "check_valid", int)()
+                action(left)
+            left.free(A)
+            left.free(B)
+            assert left.cache_size == getattr(left, "num_freeable_slots", left.num_free_slots)

@@ -85,7 +85,7 @@ class StoreTier:
         the time until `publish` for it is what processing takes, and `fetch` fetches only what takes less.
         """
         flight, mine = (key, namespace), threading.Lock()
-        with mine:  # which ends in C, whatever interrupts this call: nobody waits for longer
+        with mine:  # nobody waits for longer than this call, also if it is interrupted
             try:
                 other = self._flights.setdefault(flight, mine)
                 if other is not mine:

@@ -1,7 +1,6 @@
 """Write-behind: a bounded queue of calls, and the thread that makes them.
 
-An interrupt of a caller leaves no lock taken. The locks are taken by `with` alone, and the thread waits for a
-`SimpleQueue`. Both are C, in which no signal handler runs; `threading.Condition` is Python.
+An interrupt of a caller leaves no lock taken, because each is taken by `with` alone.
 """
 
 import logging

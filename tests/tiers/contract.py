@@ -205,7 +205,7 @@ class Contract:
     @pytest.mark.parametrize(
         "sizes", [[300, 2 * MIB], [10, 5], [2 * MIB, 300], [300], [1, 2, 3, 4], [0]], ids=lambda sizes: str(sizes)
     )
-    def test_an_publish_replaces_the_value_of_its_key(self, tier: Tier, key: str, sizes: list[int]) -> None:
+    def test_a_publish_replaces_the_value_of_its_key(self, tier: Tier, key: str, sizes: list[int]) -> None:
         tier.publish(key, views(values_of([300, 1 * MIB], seed=1)), TAGS)
         values = values_of(sizes, seed=2)
         tier.publish(key, views(values), {})
@@ -258,7 +258,7 @@ class Contract:
             for done in [pool.submit(work, worker) for worker in range(12)]:
                 done.result()
 
-    def test_a_fetch_beside_an_publish_finds_the_old_or_the_new_value_or_misses(self, tier: Tier, key: str) -> None:
+    def test_a_fetch_beside_a_publish_finds_the_old_or_the_new_value_or_misses(self, tier: Tier, key: str) -> None:
         payloads = [random_bytes(n, 200_000 + 70_001 * (n % 3)) for n in range(30)]
         numbers = {payload: n for n, payload in enumerate(payloads)}
         started = finished = 0

@@ -163,11 +163,11 @@ def test_a_file_that_another_host_has_replaced_is_a_miss_and_a_broken_disk_an_er
 # ---- processes
 
 
-def test_a_process_that_is_killed_in_an_publish_leaves_the_older_value(tier: DirectoryTier, tmp_path: Path) -> None:
+def test_a_process_that_is_killed_in_a_publish_leaves_the_older_value(tier: DirectoryTier, tmp_path: Path) -> None:
     publish(tier, "key", b"older")
     half_written = Signal()
 
-    def half_an_publish() -> None:
+    def half_a_publish() -> None:
         write = os.write
 
         def slow_write(file: int, data: memoryview) -> int:
@@ -182,7 +182,7 @@ def test_a_process_that_is_killed_in_an_publish_leaves_the_older_value(tier: Dir
         os.write = slow_write  # type: ignore[assignment]
         publish(DirectoryTier(tmp_path, timeout=30), "key", b"newer", bytes(100_000))
 
-    child = Child(half_an_publish)
+    child = Child(half_a_publish)
     try:
         half_written.wait()
     finally:

@@ -233,7 +233,7 @@ def test_memory_of_a_fetch_that_was_given_up_is_not_used_again(here: Side, there
     tier.close()
 
 
-def test_an_publish_pins_what_is_sent(here: Side, memory: MemoryTier) -> None:
+def test_a_publish_pins_what_is_sent(here: Side, memory: MemoryTier) -> None:
     memory.pause = threading.Event()
     here[0].put(KEY, VALUE)
     here[1].publish(KEY)
@@ -268,7 +268,7 @@ def test_the_oldest_publishes_are_dropped(memory: MemoryTier) -> None:
         tier.close()
 
 
-def test_an_publish_of_what_has_gone_is_dropped(here: Side) -> None:
+def test_a_publish_of_what_has_gone_is_dropped(here: Side) -> None:
     here[1].publish("gone")
     assert here[1].flush(10)
     assert here[1].stats().dropped == 1
@@ -427,15 +427,14 @@ def in_time(call: Callable[[], Any]) -> Any:
     return found[0]
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("known", [False, True])
-def test_an_interrupted_fetch_keeps_nobody_waiting(here: Side, memory: MemoryTier, exact: bool, known: bool) -> None:
+def test_an_interrupted_fetch_keeps_nobody_waiting(here: Side, memory: MemoryTier, known: bool) -> None:
     if known:
         put(here)
     for number in itertools.count(1):
         with store() as writer:
             tier = StoreTier(writer, memory)
-            interrupted = interrupted_at(number, partial(tier.fetch, KEY), store_tier.__file__, exact=exact)
+            interrupted = interrupted_at(number, partial(tier.fetch, KEY), store_tier.__file__)
             gc.collect()  # the unfinished object
             in_time(partial(tier.wait, KEY))
             in_time(partial(tier.fetch, KEY))
@@ -449,8 +448,7 @@ def test_an_interrupted_fetch_keeps_nobody_waiting(here: Side, memory: MemoryTie
 
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("call", ["publish", "remove", "clear", "flush"])
-@pytest.mark.parametrize("exact", [False, True])
-def test_another_thread_can_publish_after_an_interrupt(memory: MemoryTier, call: str, exact: bool, begun: bool) -> None:
+def test_another_thread_can_publish_after_an_interrupt(memory: MemoryTier, call: str, begun: bool) -> None:
     arguments: list[Any] = {"publish": [KEY], "remove": [[KEY]], "clear": [], "flush": [10]}[call]  # type: ignore[assignment]
     # Not in the start of a thread by Python, which leaves a thread behind.
     files = [store_tier.__file__, write_behind.__file__] + [threading.__file__] * begun
@@ -459,7 +457,7 @@ def test_another_thread_can_publish_after_an_interrupt(memory: MemoryTier, call:
             tier = StoreTier(writer, memory)
             if begun:
                 put((writer, tier))
-            interrupted = interrupted_at(number, partial(getattr(tier, call), *arguments), *files, exact=exact)
+            interrupted = interrupted_at(number, partial(getattr(tier, call), *arguments), *files)
             writer.put("next", VALUE)
             in_time(partial(tier.publish, "next"))
             assert in_time(partial(tier.flush, 10))
@@ -494,7 +492,7 @@ def test_a_second_thread_waits_for_the_first_and_ends_with_it(here: Side, memory
     assert len(memory.values) == 2
 
 
-def test_where_no_thread_can_be_started_an_publish_is_dropped_and_an_error_a_miss(
+def test_where_no_thread_can_be_started_a_publish_is_dropped_and_an_error_a_miss(
     here: Side, memory: MemoryTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
@@ -587,7 +585,7 @@ def test_what_is_forgotten_again_while_the_tier_forgets_it_is_removed_again(here
     tier.close()
 
 
-def test_an_publish_that_comes_after_a_forget_stays_and_one_before_goes(here: Side, memory: MemoryTier) -> None:
+def test_a_publish_that_comes_after_a_forget_stays_and_one_before_goes(here: Side, memory: MemoryTier) -> None:
     writer, tier = here
     memory.pause = threading.Event()
     put_first = threading.Thread(target=put, args=(here, "busy"))

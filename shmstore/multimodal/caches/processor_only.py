@@ -116,7 +116,6 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts."""
         with self._lock:
-            self._guard.check()
             self._held.clear()
             self._counts.clear()
 
