@@ -698,3 +698,24 @@ def test_a_call_that_fails_ends_no_lease_of_the_hit_before_it() -> None:
         with pytest.raises(CacheMissError):
             engine.sender.get_and_update_item(None, "b")
         assert engine.sender.release([ref]) == 1
+
+
+def test_items_are_counted_by_modality_which_never_refuses_one() -> None:
+    def of(modality: str) -> MultiModalKwargsItem:
+        return MultiModalKwargsItem.from_elems(
+            [MultiModalFieldElem(modality, "k", torch.zeros(100), MultiModalBatchedField())]
+        )
+
+    names = [
+        "image",
+        "audio",
+        "audio",
+        "m" * 24,
+        *(f"kind {n}" for n in range(14)),
+    ]  # a name too long, and one too many
+    with shm_sender(config(4 * MIB, cache_type="shm")) as sender:
+        for at, name in enumerate(names):
+            ref, _ = sender.get_and_update_item((of(name), []), str(at))
+            assert isinstance(ref, ObjectRef)
+        kinds = sender.writer.stats().kinds
+    assert (1, 2, 15) == (kinds["image"].objects, kinds["audio"].objects, len(kinds))

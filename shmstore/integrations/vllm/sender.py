@@ -163,13 +163,18 @@ def _make_sender(vllm_config: Any, named: bool) -> Any:
         tier_namespace=f"vllm {__version__} {model.model} {model.revision}",  # what an item depends on
     )
     types: CacheTypes[Any, Any] = CacheTypes(
-        MultiModalKwargsItem, encode_updates=encode_updates, decode_updates=decode_updates
+        MultiModalKwargsItem, encode_updates=encode_updates, decode_updates=decode_updates, modality=_modality
     )
     try:
         return processor_cache_from_config(config, types=types, keep=named)
     except WriterActiveError as error:
         hint = f"stop that server, or wait until it has ended; a second server needs another {STORE}"
         raise WriterActiveError(error.message, hint=hint) from None
+
+
+def _modality(item: MultiModalKwargsItem, updates: tuple[Any, str | None]) -> str | None:
+    resolved, modality = updates  # items name it in 0.13, and their updates in later versions
+    return modality or next((update.modality for update in resolved), None)
 
 
 @cache

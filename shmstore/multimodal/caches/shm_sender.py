@@ -58,6 +58,7 @@ from shmstore.multimodal.values.types import (
 from shmstore.refs import trusted_ref
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import MAX_KEY, int_of, stored_key
+from shmstore.store.kinds import number_of
 
 if TYPE_CHECKING:
     from shmstore.refs import StoreHandle
@@ -304,7 +305,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         kept, extra = self._updates.written(mm_item, mm_hash)
         try:
             try:
-                ref = self._writer._put(batch, mm_hash, item, self._hold, extra)
+                ref = self._writer._put(batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates))
             except ObjectExistsError:  # a repetition, or another thread has just stored it, or its updates are unknown
                 ref = self._writer._hand_out(batch, mm_hash, self._hold)
                 known = self._updates.of(ref, mm_hash)
@@ -325,6 +326,14 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
             stored.append(mm_hash)
         self._updates.record(ref, mm_hash, kept, beside=not extra)
         return ref, updates
+
+    def _kind_of(self, item: ItemT, updates: UpdatesT) -> str | None:
+        """Return the modality, unless it cannot be the name of a kind, or is one too many: it is for figures only."""
+        kind = self.types.modality(item, updates)
+        try:
+            return kind if kind is not None and number_of(self._native, kind) else None
+        except (TypeError, ValueError):
+            return None
 
     def _inline(self, mm_item: tuple[ItemT, UpdatesT]) -> tuple[ItemT, UpdatesT]:
         item, updates = mm_item

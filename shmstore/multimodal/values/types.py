@@ -69,6 +69,8 @@ class CacheTypes(Generic[ItemT, UpdatesT]):
     """Turns updates into bytes that `shm` stores with the item; None for updates that cannot be written as data."""
     decode_updates: Callable[[bytes], UpdatesT] | None = None
     """Turns these bytes into updates, perhaps in a later process; an exception makes the item count as not cached."""
+    modality: Callable[[ItemT, UpdatesT], str | None] = lambda item, updates: None
+    """Names what an item is, such as "image": the kind of its object in `shm`, which `shmstore top` and quotas tell."""
     own_memory: Callable[[ItemT], ItemT] = _same
     """Returns the item without tensors that are views of larger ones, for an item that is pickled or kept."""
 
@@ -131,6 +133,7 @@ MULTIMODAL: CacheTypes[Any, Any] = CacheTypes(
     give_updates=list,
     encode_updates=encode_updates,
     decode_updates=decode_updates,
+    modality=lambda item, updates: item.modality,
     own_memory=own_memory,
 )
 """The types of this package."""
