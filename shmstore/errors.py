@@ -225,7 +225,10 @@ class SharedMemoryError(ShmStoreError, OSError):
     """The system does not let this process use shared memory; `errno` is the system's error number."""
 
     default_message = "shared memory cannot be used here"
-    default_hint = "check /dev/shm, its mount options and permissions, and this process's limits"
+    default_hint = (
+        "stores are files in /dev/shm, a writable tmpfs (mount it, or chmod); check its free space and inodes, and the "
+        "limits of this process: ulimit -f (RLIMIT_FSIZE), -n (RLIMIT_NOFILE), -v (RLIMIT_AS)"
+    )
 
     def __init__(self, message: str | None = None, *, number: int | None = None, hint: str | None = None) -> None:
         super().__init__(message, hint=hint)

@@ -3,7 +3,7 @@
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from itertools import islice
 from typing import Any, Final, Literal
@@ -25,11 +25,13 @@ from shmstore.errors import (
     StoreNotFoundError,
     WriterActiveError,
     held_by,
+    kind_of,
     listed,
     shown,
 )
 from shmstore.files import DIRECTORY, SegmentFile, classify, holders
 from shmstore.refs import ObjectRef
+from shmstore.serde.protocol import Encoded, Layout
 
 __all__ = [
     "active",
@@ -91,8 +93,8 @@ def active(
 
     If other options were `asked` for, waiting does not help with a store of several writers: it says which differ.
     """
-    seen: list[dict[str, Any]] = []
-    n_writers = 1
+    free = "" if arena in (None, native.ANY_ARENA) else f" {arena}"  # in all of them, or in this one
+    how = ""
     with suppress(ShmStoreError, OSError), closing(Inspector(name)) as inspector:  # else it is of another version
         first = inspector.facts()
         n_writers = first["n_writers"]
@@ -100,31 +102,20 @@ def active(
             return _other_options(
                 name, differ, "give all its writers the same options; a store is never replaced while a writer lives"
             )
-        arenas = range(n_writers) if arena == native.ANY_ARENA else [arena or 0]
-        seen = list(map(inspector.facts, arenas))
-    alive = [facts for facts in seen if facts["writer_alive"]]
-    pids = [facts["writer_pid"] for facts in alive]
-    store, all_taken = f"store {shown(name)}", 1 < n_writers == len(pids)
-    pids = [pid for pid in pids if pid]  # 0: it joins
-    who = f": process{'es' if len(pids) > 1 else ''} {listed(pids)}" if pids else ""
-    if n_writers == 1 and arena is not None and asked is None:
-        return WriterActiveError(
-            f"{store} was created for one writer (n_writers=1), which is alive{who}",
-            hint="create it with n_writers=2 or more, for as many processes; or wait until that process has ended",
-        )
-    if all_taken:
-        return WriterActiveError(
-            f"all {n_writers} arenas (n_writers) of {store} have a living writer{who}",
-            hint="close one of them, or create the store with a larger n_writers",
-        )
-    if seen and not alive:
-        return WriterActiveError(
-            f"no writer of {store} is alive, but a process that fetched for one is still ending",
-            hint=f"try again; if that does not help, `fuser {DIRECTORY}/{name}` names the process to end",
-        )
-    if len(pids) > 1:
-        return WriterActiveError(f"the writers of {store} are alive{who}")
-    return WriterActiveError(f"the writer of {store} is alive{who}")
+        seen = map(inspector.facts, [int(free)] if free else range(n_writers))
+        who = _processes(facts["writer_pid"] for facts in seen if facts["writer_alive"] and facts["writer_pid"])
+        how = f" (n_writers={n_writers}); living writers: {who or 'none'}"
+    return WriterActiveError(
+        f"store {shown(name)} has no free arena{free}{how}",
+        hint="wait until a writer has ended, or create the store with a larger n_writers; if none is alive, "
+        f"`fuser {DIRECTORY}/{name}` names the process that is still ending",
+    )
+
+
+def _processes(pids: Iterable[int]) -> str:
+    """Return the processes in words; "" for none."""
+    found = list(pids)
+    return f"process{'es' if len(found) > 1 else ''} {listed(found)}" if found else ""
 
 
 def creating(name: str, waited: float) -> WriterActiveError:
@@ -133,7 +124,7 @@ def creating(name: str, waited: float) -> WriterActiveError:
     with suppress(ShmStoreError, OSError):  # it has gone meanwhile
         file = classify(name)
         pids = holders(file.device, file.inode).pids
-    who = f"process{'es' if len(pids) > 1 else ''} {listed(pids)}" if pids else "another process"
+    who = _processes(pids) or "another process"
     return WriterActiveError(
         f"store {shown(name)} is still being created by {who}, after {waited:g} seconds",
         hint="let that process continue, or end it; or wait longer (wait=seconds)",
@@ -195,34 +186,12 @@ def not_found(error: StoreNotFoundError, name: str, by_handle: bool) -> ShmStore
     return named
 
 
-_UNUSABLE: Final = {
-    errno.ENOENT: (f"there is no {DIRECTORY}", "mount a tmpfs there; stores are files in it"),
-    errno.EROFS: (f"{DIRECTORY} is mounted read-only", "mount it read-write; stores are files there"),
-    errno.EACCES: ("this process may not open {path}", f"check the permissions of that file and of {DIRECTORY}"),
-    errno.EFBIG: (
-        "the segment is larger than a file of this process may be (RLIMIT_FSIZE)",
-        "raise the limit (ulimit -f), or ask for less capacity",
-    ),
-    errno.EMFILE: (
-        "this process has no file descriptor left",
-        "close unused files, or raise the limit (ulimit -n, RLIMIT_NOFILE)",
-    ),
-    errno.ENFILE: ("the system has no file descriptor left", "raise fs.file-max, or close unused files"),
-    errno.ENOSPC: (f"{DIRECTORY} takes no more files", "remove files there, or mount it with more nr_inodes"),
-    errno.ENOMEM: (
-        "this process may not map that much memory",
-        "raise its limit (ulimit -v, RLIMIT_AS), or ask for less capacity",
-    ),
-}
-
-
 def unusable(error: OSError, name: str) -> ShmStoreError:
     """Return the error for a system call that failed; an error of shmstore comes back unchanged."""
     if isinstance(error, ShmStoreError):
         return error
     path = f"{DIRECTORY}/{name if len(name) <= 80 else name[:77] + '...'}"
-    message, hint = _UNUSABLE.get(error.errno or 0, (f"{{path}}: {error.strerror}", None))
-    return SharedMemoryError(message.format(path=path), number=error.errno, hint=hint)
+    return SharedMemoryError(f"{path} cannot be used: {error.strerror}", number=error.errno)
 
 
 def foreign(name: str, allow_uid: int) -> ShmStoreError:
@@ -250,16 +219,10 @@ def exists(name: str) -> StoreExistsError:
     """Return the error for a name that is taken; it says so if the file is not a store."""
     with suppress(OSError):  # the file has gone meanwhile
         file = classify(name)
-        if file.state == "unreadable":
-            return StoreExistsError(
-                f"{DIRECTORY}/{name} exists and {file.problem}; this process may not read it",
-                hint="choose another name, or omit it",
-            )
-        if file.state in ("foreign", "blank"):
+        if file.state in ("foreign", "blank", "unreadable"):
             return StoreExistsError(
                 f"{DIRECTORY}/{name} exists and {file.problem}",
-                hint="choose another name, or omit it; if nobody needs it, remove it yourself, because "
-                "shmstore gc does not",
+                hint="choose another name, or omit it; shmstore gc does not remove this file",
             )
     return StoreExistsError(f"a store named {shown(name)} exists already")
 
@@ -424,17 +387,16 @@ def _wrong_places(made: Any, name: Literal["spans", "fills"]) -> str | None:
 
 def wrong_encoding(made: Any) -> SerdeError | None:
     """Return what is wrong with the result of a serializer's `encode`; None if it is an `Encoded`."""
-    if not all(hasattr(made, name) for name in ("meta", "nbytes", "spans", "fills")):
-        wrong: str | None = f"it must be an Encoded, not {type(made).__name__}"
-    else:
-        wrong = _wrong_sizes(made) or _wrong_places(made, "spans") or _wrong_places(made, "fills")
-    return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None
+    return _wrong(made, Encoded, "spans", "fills")
 
 
 def wrong_layout(made: Any) -> SerdeError | None:
     """Return what is wrong with the result of a serializer's `layout`; None if it is a `Layout`."""
-    if not all(hasattr(made, name) for name in ("meta", "nbytes", "build")):
-        wrong: str | None = f"it must be a Layout, not {type(made).__name__}"
-    else:
-        wrong = _wrong_sizes(made)
+    return _wrong(made, Layout)
+
+
+def _wrong(made: Any, expected: type, *places: Literal["spans", "fills"]) -> SerdeError | None:
+    wrong: str | None = f"it must have the fields of {expected.__name__}, not be {kind_of(made)}"
+    if all(hasattr(made, name) for name in expected.__annotations__ if name != "keepalive"):
+        wrong = next(filter(None, (_wrong_sizes(made), *(_wrong_places(made, name) for name in places))), None)
     return SerdeError(f"{SerdeError.default_message}: {wrong}") if wrong else None

@@ -97,7 +97,7 @@ def test_numbers_of_other_libraries_are_numbers_and_kept_as_our_own() -> None:
 def test_a_second_replica_of_the_same_name_is_told_that_it_needs_its_own() -> None:
     settings = config(MIB, cache_type="shm", shm_name=f"replica-{os.getpid()}", data_parallel_external_lb=True)
     with shm_sender(settings):
-        hint = ("shm_name", "each replica", WriterActiveError.default_hint)
+        hint = ("shm_name", "each replica", "has ended")
         with raises(WriterActiveError, names=[repr(settings.shm_name), f"process {os.getpid()}"], hint=hint):
             processor_cache_from_config(settings)
 

@@ -153,7 +153,7 @@ def test_the_first_server_creates_the_store_the_others_join_and_there_is_no_plac
     with shm_sender(settings) as one, shm_sender(settings) as other:
         assert (0, 1, one.handle) == (one.writer.index, other.writer.index, other.handle)
         assert ((3, 3), 2, 4 * MIB) == (one.writer.groups, one.writer.n_writers, other.writer.stats().capacity)
-        with raises(WriterActiveError, names=[settings.shm_name, "all 2 arenas"], hint=["api_process_count is 2"]):
+        with raises(WriterActiveError, names=[settings.shm_name, "n_writers=2"], hint=["api_process_count is 2"]):
             processor_cache_from_config(settings)
         with raises(ValueError, names=("rank", "5 (world_size * data_parallel_size - 1)", "6")):
             shm_worker(settings, 6, one.handle)

@@ -56,7 +56,7 @@ def broken(stores: Stores) -> Iterator[tuple[ObjectStoreWriter, Broken]]:
 NONE: tuple[Any, ...] = ()
 PAIR: Any = Encoded(b"m", 64, NONE, NONE, None)
 WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "nothing": (None, ("NoneType", "Encoded")),
+    "nothing": (None, ("None", "Encoded")),
     "a pair": ((b"m", 64), ("tuple", "Encoded")),
     "meta of text": (PAIR._replace(meta="m"), ("meta", "bytes", "str")),
     "negative nbytes": (PAIR._replace(nbytes=-1), ("nbytes", "-1")),
@@ -109,7 +109,7 @@ def test_what_a_fill_itself_raises_is_left_alone(broken: tuple[ObjectStoreWriter
 @pytest.mark.parametrize(
     ("made", "names"),
     [
-        (None, ("NoneType", "Layout")),
+        (None, ("None", "Layout")),
         (Layout("m", 64, bytes), ("meta", "bytes", "str")),  # type: ignore[arg-type]
         (Layout(b"m", -1, bytes), ("nbytes", "-1")),
         (Layout(b"m", 2**70, bytes), ("nbytes", str(2**70))),

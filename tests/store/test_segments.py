@@ -380,7 +380,7 @@ def test_a_name_that_a_file_of_others_has_is_not_said_to_be_a_store_to_take_over
         ObjectStoreWriter.create(foreign.name, capacity=4096, n_readers=1)
     assert caught.value.message.startswith(f"/dev/shm/{foreign.name} exists and is ")
     assert "no store" in caught.value.message or "not yet" in caught.value.message
-    assert "remove it yourself" in caught.value.hint
+    assert "shmstore gc" in caught.value.hint
     assert "recover" not in caught.value.hint
 
 
