@@ -468,6 +468,12 @@ def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: Sender
     assert 0 == sender.writer.stats().open_leases
 
 
+def test_items_are_counted_by_the_modality_of_their_updates(sender: SenderCache) -> None:
+    for mm_hash, modality in (("a", "image"), ("b", "audio"), ("c", "audio")):
+        sender.get_and_update_item((item(*FIELDS), [SimpleNamespace(modality=modality)]), mm_hash)
+    assert {"audio": 2, "image": 1} == {kind: has.objects for kind, has in sender.writer.stats().kinds.items()}
+
+
 def test_an_item_whose_owner_was_stopped_is_sent_inline(sender: SenderCache, monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped(self: shmstore.ObjectStoreWriter, ref: shmstore.ObjectRef) -> None:
         raise shmstore.ObjectBusyError

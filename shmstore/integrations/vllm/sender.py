@@ -174,7 +174,7 @@ def _make_sender(vllm_config: Any, named: bool) -> Any:
 
 def _modality(item: MultiModalKwargsItem, updates: tuple[Any, str | None]) -> str | None:
     resolved, modality = updates  # items name it in 0.13, and their updates in later versions
-    return modality or next((update.modality for update in resolved), None)
+    return modality or next((getattr(update, "modality", None) for update in resolved), None)
 
 
 @cache
