@@ -1,10 +1,13 @@
 """The direction of imports and includes: a layer knows those below it, and nothing else."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+from shmstore import ObjectStoreReader, ObjectStoreWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "shmstore"
@@ -308,3 +311,24 @@ def test_there_is_no_python_in_c() -> None:
         text = (CSRC / name).read_text()
         assert not re.search(r"#\s*include\s*[<\"](Python|structmember|cffi|_cffi|numpy|torch)", text), name
         assert not re.search(r"\bPy(Object|_[A-Z]|Gil|GIL|Err_|Mem_)", text), name
+
+
+PRIVATE = {
+    name
+    for cls in (ObjectStoreWriter, ObjectStoreReader)
+    for name in {*dir(cls), *re.findall(r"self\.(_\w+)", "".join(map(inspect.getsource, cls.__mro__[:-1])))}
+    if name.startswith("_") and not name.startswith("__")
+}
+
+
+def private_reaches(text: str) -> list[str]:
+    """Return where a private attribute of a writer or reader is taken from anything but `self`, as `a.b._c`."""
+    taken = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute) and node.attr in PRIVATE]
+    return [ast.unparse(node) for node in taken if not (isinstance(node.value, ast.Name) and node.value.id == "self")]
+
+
+def test_only_the_folder_of_the_store_reaches_into_a_writer_or_reader() -> None:
+    assert {"_writer", "_reader", "_put", "_serde", "_handle"} <= PRIVATE
+    assert ["writer._writer", "self._writer._put"] == private_reaches("writer._writer; self._writer._put(self._reader)")
+    outside = [path for path in sources() if path.parent != PACKAGE / "store" and path.parent != PACKAGE / "bindings"]
+    assert [] == [(path.name, found) for path in outside for found in private_reaches(path.read_text())]

@@ -22,6 +22,7 @@ from shmstore.errors import ObjectExistsError, ObjectNotFoundError, ObjectTooLar
 from shmstore.serde import MsgpackSerde, ObjectSerde
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import packed_key
+from shmstore.store.batch import internals_of
 
 __all__ = ["Incoming", "serializer_of", "spans_of", "tier_key"]
 
@@ -68,10 +69,11 @@ def spans_of(
 ) -> list[memoryview] | None:
     """Return head and payload of this writer's object, which is pinned while the payload is in use; None if absent."""
     packed = packed_key(key, namespace)
-    batch = writer._writer.new_batch()
+    native = internals_of(writer).native
+    batch = native.new_batch()
     batch.protect([packed])
     try:
-        meta, extra, buffer = writer._writer.look(packed, batch)
+        meta, extra, buffer = native.look(packed, batch)
     except ObjectNotFoundError:
         return None
     payload = memoryview(hidden(buffer))
@@ -97,7 +99,7 @@ class Incoming:
         valid: Callable[[int], bool],
         accepts: Callable[[bytes], bool],
     ) -> None:
-        self._writer = writer
+        self._native = internals_of(writer).native
         self._key = packed_key(key, namespace)
         self._name = name
         self._wanted = wanted
@@ -122,7 +124,7 @@ class Incoming:
         """Return the memory for the head, and then for the payload if the head is whole; else None."""
         self.begun = True
         if self._head is None:
-            if not 0 <= size - _HEAD.size - _CRC.size <= self._writer._writer.max_object_size:
+            if not 0 <= size - _HEAD.size - _CRC.size <= self._native.max_object_size:
                 return None
             self._head = bytearray(size)
             return memoryview(self._head)
@@ -148,7 +150,7 @@ class Incoming:
         extra = bytes(head[rest + n_meta :])
         if not self._accepts(extra):
             return False
-        batch = self._writer._writer.new_batch()
+        batch = self._native.new_batch()
         try:
             batch.begin(self._key, bytes(head[rest : rest + n_meta]), nbytes, False, extra)
         except (StoreFullError, ObjectTooLargeError, ObjectExistsError):

@@ -16,6 +16,7 @@ from shmstore.errors import ShmStoreError, StoreClosedError, TierError, TierFull
 from shmstore.files import DIRECTORY
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import int_of
+from shmstore.store.batch import internals_of
 from shmstore.store.stats import TierStats
 from shmstore.tiers.breaker import Breaker, Costs
 from shmstore.tiers.objects import Incoming, serializer_of, spans_of, tier_key
@@ -56,20 +57,21 @@ class StoreTier:
     ) -> None:
         if not isinstance(tier, Tier):
             raise TypeError(f"tier must be a Tier, such as open_tier(url) returns, not {type(tier).__name__}")
-        self._writer = writer
+        inside = internals_of(writer)
+        self._writer, self._native = writer, inside.native
         self._tier = tier
         self._clock = clock
         self._namespace = namespace
-        self._serializer = serializer_of(writer._serde)
+        self._serializer = serializer_of(inside.serde)
         if (register := getattr(tier, "register", None)) is not None:
-            data, offset = writer._writer.data()
+            data, offset = inside.native.data()
             register(memoryview(hidden(data)), f"{DIRECTORY}/{writer.name}", offset)
         self._breaker = Breaker(lambda: tier.has([_PROBE]), self._answered)
         self._costs = Costs(clock)
         self._write_behind = WriteBehind(int_of("queue", queue, 1, _MAX_QUEUE), self._send_forgotten)
         self._lock = threading.Lock()
         self._flights: dict[tuple[str, str | None], threading.Lock] = {}
-        self._moment = writer._writer.tier_cleared()
+        self._moment = inside.native.tier_cleared()
         self._forgot_at = 0
         self._forgotten: dict[str, int] = {}
         """What the tier may still have, and when it was forgotten."""
@@ -135,7 +137,7 @@ class StoreTier:
             if (more := len(self._forgotten) - _MAX_FORGOTTEN) > 0:  # as after `clear`
                 for name in list(islice(self._forgotten, more)):
                     del self._forgotten[name]
-                self._writer._writer.clear_tier(self._forgot_at)
+                self._native.clear_tier(self._forgot_at)
         if names:
             self._write_behind.wake()
 
@@ -145,7 +147,7 @@ class StoreTier:
         The tier keeps it for the other hosts. Call it before you clear the store.
         """
         with self._lock:
-            self._writer._writer.clear_tier(self._next_moment())
+            self._native.clear_tier(self._next_moment())
 
     def _next_moment(self) -> int:
         """Return a moment after all that this object has returned, in ns; the lock is taken."""
@@ -185,7 +187,7 @@ class StoreTier:
             for name, value in more.items():
                 self._counts[name] = self._counts.get(name, 0) + value
             with suppress(StoreClosedError):  # nobody looks there any more
-                self._writer._writer.show_tier(self._stats())  # within the lock, so that no older figures come later
+                self._native.show_tier(self._stats())  # within the lock, so that no older figures come later
 
     def _ask(self, call: Callable[..., bool], *arguments: Any) -> bool:
         """Return what the call does; False if it fails or is not made. This is where the tier's errors end."""
@@ -215,7 +217,7 @@ class StoreTier:
             return False
 
         def valid(moment: int) -> bool:
-            cleared = self._writer._writer.tier_cleared()
+            cleared = self._native.tier_cleared()
             return cleared < moment <= max(cleared, time.time_ns()) + _AHEAD and self._forgot_at <= begun_at
 
         incoming = Incoming(self._writer, key, namespace, name, self._costs.worth, valid, accepts)

@@ -548,18 +548,17 @@ def test_a_closed_sender_says_so_and_not_that_items_are_missing() -> None:
 
 def test_a_batch_during_which_the_store_is_closed_raises_what_made_it_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(MIB) as engine:
-        writer = engine.sender.writer
-        put = writer._put
+        inside = engine.sender._inside
 
         def put_once(*args: Any) -> ObjectRef:
-            monkeypatch.setattr(writer, "_put", close_and_fail)
-            return put(*args)
+            monkeypatch.setattr(engine.sender, "_inside", inside._replace(put=close_and_fail))
+            return inside.put(*args)
 
-        def close_and_fail(*args: Any) -> None:
-            writer.close()
+        def close_and_fail(*args: Any) -> ObjectRef:
+            engine.sender.writer.close()
             raise ZeroDivisionError
 
-        monkeypatch.setattr(writer, "_put", put_once)
+        monkeypatch.setattr(engine.sender, "_inside", inside._replace(put=put_once))
         with pytest.raises(ZeroDivisionError):
             engine.sender.get_and_update([(item(1), [])] * 2, ["x", "y"])
         assert CacheInfo(0, 0) == engine.sender.make_stats()

@@ -58,6 +58,7 @@ from shmstore.multimodal.values.types import (
 from shmstore.refs import trusted_ref
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import MAX_KEY, int_of, stored_key
+from shmstore.store.batch import internals_of
 from shmstore.store.kinds import number_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,8 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         self._hold = bool(hold)
         self._tier = tier
         self._writer = writer
-        self._native = writer._writer
+        self._inside = internals_of(writer)
+        self._native = self._inside.native
         self._updates = StoredUpdates(types, writer)
         self._counts = HitCounter()
         self._inline_full = 0
@@ -305,9 +307,9 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         kept, extra = self._updates.written(mm_item, mm_hash)
         try:
             try:
-                ref = self._writer._put(batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates))
+                ref = self._inside.put(batch, mm_hash, item, self._hold, extra, self._kind_of(item, updates))
             except ObjectExistsError:  # a repetition, or another thread has just stored it, or its updates are unknown
-                ref = self._writer._hand_out(batch, mm_hash, self._hold)
+                ref = self._inside.hand_out(batch, mm_hash, self._hold)
                 known = self._updates.of(ref, mm_hash)
                 if known is not UNKNOWN:
                     return ref, known

@@ -15,6 +15,7 @@ from shmstore.multimodal.values.types import CacheTypes, ItemT, UpdatesT
 from shmstore.refs import ObjectRef
 from shmstore.store import ObjectStoreWriter
 from shmstore.store.arguments import MAX_EXTRA, packed_key
+from shmstore.store.batch import internals_of
 
 __all__ = ["UNKNOWN", "StoredUpdates"]
 
@@ -37,7 +38,7 @@ class StoredUpdates(Generic[ItemT, UpdatesT]):
         self._decode = types.decode_updates
         self._give = types.give_updates
         self._writer = writer
-        self._native = writer._writer
+        self._native = internals_of(writer).native
         self._decoded: dict[bytes, Any] = {}
         """By object id. Ids are never reused, so an entry may stay when its object goes."""
         self._beside: dict[str, tuple[int, Any]] = {}

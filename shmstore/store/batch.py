@@ -1,0 +1,34 @@
+"""What caches and tiers need of a writer besides its public calls: parts of their own batches, and a tier's words.
+
+Nobody else may use it, and nobody outside this folder may reach a private attribute of a writer in another way;
+tests/test_layers.py looks.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from shmstore.bindings.store import Writer
+from shmstore.refs import ObjectRef
+from shmstore.serde import ObjectSerde
+from shmstore.store.writer import ObjectStoreWriter
+
+__all__ = ["Internals", "internals_of"]
+
+
+class Internals(NamedTuple):
+    """The inside of a writer."""
+
+    native: Writer
+    """Batches (`batch`, `new_batch`, `spare`), look-ups by packed key, and the words of a tier."""
+    put: Callable[..., ObjectRef]
+    """`put` as a part of a batch, with extra bytes behind the object that no reader gets."""
+    hand_out: Callable[..., ObjectRef]
+    """`get_cached` as a part of a batch."""
+    serde: ObjectSerde
+    """The serializer."""
+
+
+def internals_of(writer: ObjectStoreWriter) -> Internals:
+    """Return the inside of an open writer."""
+    inside: Any = writer
+    return Internals(inside._writer, inside._put, inside._hand_out, inside._serde)
