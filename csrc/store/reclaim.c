@@ -193,9 +193,10 @@ static int find(struct shms_writer *w, search *f, int64_t *budget) {
     f->area = shms_ring_area(r, span);
     f->moves = true;
     f->lap = false;
+    uint64_t wanted = shms_ring_wanted(r, span);
     /* A gap behind the hand is as good as new room. With `fifo` it is not used, because that would break the order. */
-    if (span > r->small && !r->fifo && span <= r->gap && shms_ring_gap(r, SHMS_LARGE) < span) {
-        int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, span, SHMS_GAPS, budget, &f->place.at,
+    if (!r->fifo && wanted <= r->gap && shms_ring_gap(r, f->area) < span) {
+        int rc = shms_zones_find(&w->zones, 0, r->areas[SHMS_LARGE].to, 0, wanted, SHMS_GAPS, budget, &f->place.at,
                                  &f->longest);
         if (rc > 0) {
             f->place.first = shms_ring_at(r, f->place.at);

@@ -135,6 +135,10 @@ static uint32_t next_victim(const shms_ring *r, enum shms_area_name name) {
     return s == SHMS_NONE || shms_ring_start(r, s) >= area->to ? SHMS_NONE : s;
 }
 
+uint64_t shms_ring_wanted(const shms_ring *r, uint64_t span) {
+    return span > r->small ? span : r->capacity / SMALL_AREA;
+}
+
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     const shms_area *large = &r->areas[SHMS_LARGE];
     if (span > r->small)
@@ -144,7 +148,8 @@ enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span) {
     if (shms_ring_gap(r, SHMS_SMALL) >= span)
         return SHMS_SMALL;
     bool last = large->hand_next == SHMS_NONE || shms_ring_start(r, large->hand_next) >= large->to;
-    if (last && shms_ring_gap(r, SHMS_LARGE) >= span) /* free room, next to the other small objects */
+    /* free room: next to the other small objects, or room to spare */
+    if (shms_ring_gap(r, SHMS_LARGE) >= (last ? span : shms_ring_wanted(r, span)))
         return SHMS_LARGE;
     uint32_t here = next_victim(r, SHMS_SMALL), there = next_victim(r, SHMS_LARGE);
     if (here == SHMS_NONE || there == SHMS_NONE) /* an area without objects has room */

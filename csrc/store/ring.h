@@ -53,7 +53,7 @@ typedef struct shms_ring {
     uint32_t n_zones, zone_shift;
     uint64_t capacity;
     uint64_t small; /* objects up to this many bytes are small; 0 if the store itself is small */
-    /* No gap is longer, except those at the hands. It buys a put that evicts in 0.6 us where a search for gaps in 4,096
+    /* No gap is longer, except those at the hands and in the area of small objects. It buys a put that evicts in 0.6 us where a search for gaps in 4,096
      * zones takes 8. */
     uint64_t gap;
     bool fifo;
@@ -77,6 +77,8 @@ void shms_ring_init(shms_ring *r, void *memory, const shms_layout *l, const shms
 /* Chooses the area for an object of that span. A small object may go to the other area if that has room to spare, or if
  * its next victim is older. */
 enum shms_area_name shms_ring_area(shms_ring *r, uint64_t span);
+/* The gap among large objects that an object of that span may take, in bytes: for a small one, room to spare. */
+uint64_t shms_ring_wanted(const shms_ring *r, uint64_t span);
 /* The gap at the area's hand, in bytes. */
 uint64_t shms_ring_gap(const shms_ring *r, enum shms_area_name area);
 /* Walks once round from the area's hand, over at most `limit` objects, and looks for a run of place->span bytes. Asks

@@ -110,6 +110,36 @@ static void a_gap_away_from_the_hands_is_filled_before_an_eviction(void) {
     }
 }
 
+/* The hand has gone round once. Half a megabyte is free, right at the hand or behind the next object. */
+static void small_objects_fill_a_large_gap_before_an_eviction(bool at_hand) {
+    begin(4 * MIB, 8192, 0);
+    put_and_release("small", 0, 900);
+    for (uint64_t i = 0; i < 9; i++) /* eight leave no gap; the last one takes the place of k0 */
+        put_and_release("k", i, w->ring.areas[SHMS_LARGE].to / 8 - 64);
+    if (at_hand)
+        put_and_release("medium", 0, 2000); /* in the place of k1 */
+    else
+        CHECK_EQ(1, shms_writer_delete(w, "k2", 2));
+    uint64_t before = w->seg.writer->counters[SHMS_C(evictions)];
+    for (uint64_t i = 1; i < 500; i++)
+        put_and_release("small", i, 900);
+    CHECK_EQ(before, w->seg.writer->counters[SHMS_C(evictions)]);
+    end();
+}
+
+/* A hundred held ones there would cost large objects as many places. */
+static void small_objects_take_no_small_gap_among_large_ones(void) {
+    begin(4 * MIB, 8192, 0);
+    put_and_release("small", 0, 900);
+    uint64_t to = w->ring.areas[SHMS_LARGE].to;
+    for (uint64_t i = 0; i < 9; i++) /* eight leave a gap at the end, which the hand has passed with the ninth */
+        put_and_release("k", i, to / 8 - 2048);
+    for (uint64_t i = 1; i < 50; i++)
+        put_and_release("small", i, 900);
+    CHECK(shms_ring_start(&w->ring, shms_ring_at(&w->ring, to - 2048)) >= to);
+    end();
+}
+
 static bool there(const char *prefix, uint64_t i) {
     char key[32];
     snprintf(key, sizeof key, "%s%llu", prefix, (unsigned long long)i);
@@ -563,6 +593,9 @@ int main(void) {
     a_slot_is_found_however_long_it_takes();
     an_object_as_large_as_the_store_replaces_small_ones();
     a_gap_away_from_the_hands_is_filled_before_an_eviction();
+    small_objects_fill_a_large_gap_before_an_eviction(true);
+    small_objects_fill_a_large_gap_before_an_eviction(false);
+    small_objects_take_no_small_gap_among_large_ones();
     used_objects_leave_after_a_lap(4096, 64, 256);       /* one zone */
     used_objects_leave_after_a_lap(4 * MIB, 512, 15000);   /* large objects, several in a zone */
     used_objects_leave_after_a_lap(4 * MIB, 16384, 900); /* small ones, in both areas */
