@@ -5,7 +5,8 @@ which, and the factories build them.
 """
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
-from shmstore.multimodal.caches.lru import CacheInfo, LRUCache, MultiModalCache
+from shmstore.multimodal.caches.counts import CacheInfo
+from shmstore.multimodal.caches.lru import LRUCache, MultiModalCache
 from shmstore.multimodal.caches.lru_pair import MultiModalProcessorSenderCache, MultiModalReceiverCache
 from shmstore.multimodal.caches.mirrored import MirroredProcessingCache
 from shmstore.multimodal.caches.processor_only import MultiModalProcessorOnlyCache

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 from shmstore.multimodal.caches.checks import check_batch, check_pairs, checked_hashes, no_features, one_or_more
-from shmstore.multimodal.caches.lru import CacheInfo
+from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.values.types import (
     MULTIMODAL,
     CacheTypes,

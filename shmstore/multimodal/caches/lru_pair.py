@@ -12,7 +12,8 @@ from typing import Any
 from shmstore.errors import shown
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache, BaseMultiModalReceiverCache
 from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, checked_types, one_or_more
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Guard, most_entries
+from shmstore.multimodal.caches.counts import CacheInfo
+from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import (

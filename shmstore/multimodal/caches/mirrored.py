@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from shmstore.multimodal.caches.checks import check_batch, check_config, one_or_more
-from shmstore.multimodal.caches.lru import CacheInfo
+from shmstore.multimodal.caches.counts import CacheInfo
 from shmstore.multimodal.caches.lru_pair import MultiModalReceiverCache
 from shmstore.multimodal.caches.shadow import Offer, SentKeys
 from shmstore.multimodal.config import MultiModalCacheConfig

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 
 from shmstore.multimodal.caches.base import BaseMultiModalProcessorCache
 from shmstore.multimodal.caches.checks import check_batch, check_config, check_hash, checked_types
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Guard, HitCounter, most_entries
+from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
+from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 from shmstore.multimodal.config import MultiModalCacheConfig
 from shmstore.multimodal.values.types import MULTIMODAL, CacheTypes, ItemT, ProcessorInput, ProcessorOutput, UpdatesT
 

@@ -30,7 +30,8 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
-from shmstore.multimodal.caches.lru import Bounded, CacheInfo, Guard, HitCounter, most_entries
+from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
+from shmstore.multimodal.caches.lru import Bounded, Guard, most_entries
 
 __all__ = ["Offer", "SentKeys"]
 

@@ -42,7 +42,7 @@ from shmstore.multimodal.caches.checks import (
     checked_types,
     one_or_more,
 )
-from shmstore.multimodal.caches.lru import CacheInfo, HitCounter
+from shmstore.multimodal.caches.counts import CacheInfo, HitCounter
 from shmstore.multimodal.caches.shm_receiver import end_each
 from shmstore.multimodal.caches.stored_updates import UNKNOWN, StoredUpdates
 from shmstore.multimodal.config import MultiModalCacheConfig
