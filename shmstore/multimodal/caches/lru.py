@@ -25,6 +25,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")
 T = TypeVar("T")
+B = TypeVar("B")
 
 
 def most_entries(capacity: float) -> int:
@@ -35,31 +36,33 @@ def most_entries(capacity: float) -> int:
     return 1024 + int(capacity) // 1024
 
 
-class Guard:
-    """The lock of a cache, and whether a change of its entries has ended; see the top of this module."""
+class Guard(Generic[B]):
+    """The lock of a cache's entries, and the one way to them; see the top of this module."""
 
-    __slots__ = ("_changing", "_empty", "lock")
+    __slots__ = ("_changing", "_empty", "_entries", "lock")
 
-    def __init__(self, empty: Callable[[], object]) -> None:
+    def __init__(self, entries: B, empty: Callable[[], object]) -> None:
         self.lock = threading.RLock()
+        self._entries = entries
         self._empty = empty  # may be called with the entries in any state
         self._changing: object = None
 
-    def change(self, change: Callable[[], T]) -> T:
-        """Change the entries. The caller holds the lock and has called `check`."""
-        mine = self._changing = object()
-        result = change()
-        # If a signal handler or finalizer has used the cache in between, the sums may be wrong: leave them to `check`.
-        self._changing = None if self._changing is mine else mine
-        return result
-
-    def check(self) -> None:
-        """Empty the cache if an interrupt has stopped a change."""
+    def held(self) -> B:
+        """Return the entries, emptied if an interrupt has stopped a change."""
         if self._changing is not None:
             with self.lock:
                 if self._changing is not None:
                     self._empty()
                     self._changing = None
+        return self._entries
+
+    def change(self, change: Callable[[], T]) -> T:
+        """Change the entries. The caller holds the lock and has called `held`."""
+        mine = self._changing = object()
+        result = change()
+        # If a signal handler or finalizer has used the cache in between, the sums may be wrong: leave them to `held`.
+        self._changing = None if self._changing is mine else mine
+        return result
 
 
 class Bounded(Generic[K, V]):
@@ -172,7 +175,7 @@ class LRUCache(MutableMapping[K, V]):
         self._getsizeof = getsizeof
         self._counts = HitCounter()
         self._on_remove = on_remove
-        self._guard = Guard(self._empty)
+        self._guard = Guard(self._held, self._empty)
         self._lock = self._guard.lock
 
     @property
@@ -185,8 +188,7 @@ class LRUCache(MutableMapping[K, V]):
     @property
     def currsize(self) -> float:
         """The sum of the sizes."""
-        self._guard.check()
-        return self._held.nbytes
+        return self._guard.held().nbytes
 
     @property
     def usage(self) -> float:
@@ -205,7 +207,6 @@ class LRUCache(MutableMapping[K, V]):
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
         with self._lock:
-            self._guard.check()
             return self._counts.stat(delta)
 
     def _removed(self, gone: dict[K, tuple[V, float]]) -> None:
@@ -214,31 +215,28 @@ class LRUCache(MutableMapping[K, V]):
                 self._on_remove(key, value)
 
     def __contains__(self, key: object) -> bool:
-        self._guard.check()
-        return key in self._held.entries
+        return key in self._guard.held().entries
 
     def __len__(self) -> int:
-        self._guard.check()
-        return len(self._held.entries)
+        return len(self._guard.held().entries)
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._snapshot())
 
     def __getitem__(self, key: K) -> V:
         with self._lock:
-            self._guard.check()
-            entry = self._held.entries.get(key)
+            entries = self._guard.held().entries
+            entry = entries.get(key)
             if entry is None:
                 self._counts.add(0, 1)
                 raise KeyError(key)
-            self._held.entries.move_to_end(key)
+            entries.move_to_end(key)
             self._counts.add(1, 1)
             return entry[0]
 
     def peek(self, key: K) -> V | None:
         """Return the value or None, without a use or a count."""
-        self._guard.check()
-        entry = self._held.entries.get(key)
+        entry = self._guard.held().entries.get(key)
         return None if entry is None else entry[0]
 
     def __setitem__(self, key: K, value: V) -> None:
@@ -246,17 +244,16 @@ class LRUCache(MutableMapping[K, V]):
         if size > self.capacity:
             raise ValueError("value too large")
         with self._lock:
-            self._guard.check()
-            victims = self._held.victims(key, size)  # before the change, because it may raise
-            self._removed(self._guard.change(partial(self._held.put, key, value, size, victims)))
+            held = self._guard.held()
+            victims = held.victims(key, size)  # before the change, because it may raise
+            self._removed(self._guard.change(partial(held.put, key, value, size, victims)))
 
     def __delitem__(self, key: K) -> None:
         self.pop(key)
 
     def _snapshot(self) -> dict[K, V]:
         with self._lock:
-            self._guard.check()
-            return {key: value for key, (value, _) in self._held.entries.items()}
+            return {key: value for key, (value, _) in self._guard.held().entries.items()}
 
     def items(self) -> ItemsView[K, V]:
         """Return a snapshot, least recently used first."""
@@ -273,8 +270,7 @@ class LRUCache(MutableMapping[K, V]):
     def pop(self, key: K, default: object = _required) -> object:
         """Remove the entry, even if it is pinned, and return its value, or `default`, or raise KeyError."""
         with self._lock:
-            self._guard.check()
-            gone = self._guard.change(partial(self._held.pop, key))
+            gone = self._guard.change(partial(self._guard.held().pop, key))
             self._removed(gone)
             if gone:
                 return gone[key][0]
@@ -288,9 +284,9 @@ class LRUCache(MutableMapping[K, V]):
         Raises KeyError if the cache is empty, and RuntimeError if all entries are pinned.
         """
         with self._lock:
-            self._guard.check()
-            for key in self._held.entries:
-                if key not in self._held.pinned:
+            held = self._guard.held()
+            for key in held.entries:
+                if key not in held.pinned:
                     return key, self.pop(key)
             raise RuntimeError("all entries are pinned (hint: unpin some)") if self else KeyError("the cache is empty")
 
@@ -305,8 +301,7 @@ class LRUCache(MutableMapping[K, V]):
     def touch(self, key: K) -> None:
         """Mark the entry as just used, without a count; ignore an absent one."""
         with self._lock:
-            self._guard.check()
-            self._held.touch(key)
+            self._guard.held().touch(key)
 
     def pin(self, key: K) -> None:
         """Keep this entry from eviction until `unpin`, `pop` or `clear`; ValueError if it is absent."""
@@ -318,8 +313,7 @@ class LRUCache(MutableMapping[K, V]):
     def unpin(self, key: K) -> None:
         """Allow eviction of this entry again; ignore one that is not pinned."""
         with self._lock:
-            self._guard.check()
-            self._held.pinned.discard(key)
+            self._guard.held().pinned.discard(key)
 
     def clear(self) -> None:
         """Remove all entries, pins and counts."""

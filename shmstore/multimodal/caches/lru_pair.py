@@ -121,21 +121,19 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         check_config(config)
         self.types = checked_types(types)
         capacity = config.ipc_cache_bytes
-        self._held: Bounded[str, ItemT] = Bounded(capacity, most_entries(capacity))
-        self._guard = Guard(self._held.clear)
+        held: Bounded[str, ItemT] = Bounded(capacity, most_entries(capacity))
+        self._guard = Guard(held, held.clear)
 
     @property
     def order(self) -> tuple[str, ...]:
         """The hashes cached, least recently used first."""
         with self._guard.lock:
-            self._guard.check()
-            return tuple(self._held.entries)
+            return tuple(self._guard.held().entries)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the items held."""
-        self._guard.check()
-        return int(self._held.nbytes)
+        return int(self._guard.held().nbytes)
 
     def get_and_update_item(self, mm_item: ReceiverInput[ItemT], mm_hash: str) -> ItemT:
         """Return the item, and store it if it came; CacheMissError for None if nothing is cached."""
@@ -147,9 +145,9 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         Raises ValueError if the lengths differ, TypeError for a wrong item or hash (a reference is for the workers),
         and CacheMissError with all missing hashes of the batch.
         """
-        held, types = self._held, self.types
+        types = self.types
         with self._guard.lock:
-            self._guard.check()
+            held = self._guard.held()
             check_batch(mm_items, mm_hashes, held.entries.__contains__, partial(_check_arrived, types))
             found = {mm_hash: entry[0] for mm_hash in mm_hashes if (entry := held.entries.get(mm_hash)) is not None}
             items: list[ItemT] = []
@@ -169,13 +167,12 @@ class MultiModalReceiverCache(BaseMultiModalReceiverCache[ItemT]):
         """Mark the item as just used; ignore an absent one, even if `mm_item` is given."""
         check_hash(mm_hash)
         with self._guard.lock:
-            self._guard.check()
-            self._held.touch(mm_hash)
+            self._guard.held().touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items; call P0's `clear_cache`, too."""
         with self._guard.lock:
-            self._held.clear()
+            self._guard.held().clear()
 
 
 def _check_arrived(types: CacheTypes[Any, Any], item: ReceiverInput[Any], mm_hash: str) -> None:

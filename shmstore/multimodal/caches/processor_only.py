@@ -39,8 +39,8 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
         check_config(config)
         self.types = checked_types(types)
         capacity = config.processor_cache_bytes
-        self._held: Bounded[str, _Stored] = Bounded(capacity, most_entries(capacity))
-        self._guard = Guard(self._held.clear)
+        held: Bounded[str, _Stored] = Bounded(capacity, most_entries(capacity))
+        self._guard = Guard(held, held.clear)
         self._lock = self._guard.lock
         self._counts = HitCounter()
 
@@ -48,16 +48,15 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
     def order(self) -> tuple[str, ...]:
         """The hashes cached, least recently used first."""
         with self._lock:
-            self._guard.check()
-            return tuple(self._held.entries)
+            return tuple(self._guard.held().entries)
 
     def is_cached_item(self, mm_hash: str) -> bool:
         """Return whether the item is cached; changes neither order nor counts."""
-        self._guard.check()
-        if type(mm_hash) is str and mm_hash in self._held.entries:
+        entries = self._guard.held().entries
+        if type(mm_hash) is str and mm_hash in entries:
             return True
         check_hash(mm_hash)
-        return mm_hash in self._held.entries
+        return mm_hash in entries
 
     def get_and_update_item(
         self, mm_item: ProcessorInput[ItemT, UpdatesT], mm_hash: str
@@ -74,35 +73,35 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
         missing hashes of the batch.
         """
         with self._lock:
-            self._guard.check()
-            check_batch(mm_items, mm_hashes, self._held.entries.__contains__, self.types.check_input)
+            held = self._guard.held()
+            check_batch(mm_items, mm_hashes, held.entries.__contains__, self.types.check_input)
             offers = [
-                None if mm_item is None else self._offer(mm_item, mm_hash)
+                None if mm_item is None else self._offer(mm_item, mm_hash, held)
                 for mm_item, mm_hash in zip(mm_items, mm_hashes, strict=True)
             ]
-            held = {h: entry[0] for h in mm_hashes if (entry := self._held.entries.get(h)) is not None}
+            found = {h: entry[0] for h in mm_hashes if (entry := held.entries.get(h)) is not None}
             given: dict[str, _Offer] = {}
             outputs: list[ProcessorOutput[ItemT, UpdatesT]] = []
             news: list[tuple[_Stored, float] | None] = []
             for offer, mm_hash in zip(offers, mm_hashes, strict=True):
-                stored = held.get(mm_hash)
+                stored = found.get(mm_hash)
                 if stored is not None:
                     outputs.append((stored.item, self.types.give_updates(stored.updates)))
                     news.append(None)
                 else:
                     new = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
-                    if new.size <= self._held.capacity:
-                        held[mm_hash] = new.stored
+                    if new.size <= held.capacity:
+                        found[mm_hash] = new.stored
                     outputs.append(new.output)
                     news.append((new.stored, new.size))
-            self._guard.change(partial(self._held.exchange, mm_hashes, news))
+            self._guard.change(partial(held.exchange, mm_hashes, news))
             self._counts.add(news.count(None), len(news))
             return outputs
 
-    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str) -> _Offer:
+    def _offer(self, mm_item: tuple[ItemT, UpdatesT], mm_hash: str, held: Bounded[str, _Stored]) -> _Offer:
         item, updates = mm_item
         size = self.types.item_size(item, mm_hash) + self.types.updates_size(updates, mm_hash)
-        if size <= self._held.capacity and mm_hash not in self._held.entries:
+        if size <= held.capacity and mm_hash not in held.entries:
             item = self.types.own_memory(item)
         output = mm_item if item is mm_item[0] else (item, updates)
         return _Offer(_Stored(item, self.types.keep_updates(updates)), size, output)
@@ -111,17 +110,15 @@ class MultiModalProcessorOnlyCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]
         """Mark the item as just used; ignore an absent one."""
         check_hash(mm_hash)
         with self._lock:
-            self._guard.check()
-            self._held.touch(mm_hash)
+            self._guard.held().touch(mm_hash)
 
     def clear_cache(self) -> None:
         """Forget all items, prompt updates and counts."""
         with self._lock:
-            self._held.clear()
+            self._guard.held().clear()
             self._counts.clear()
 
     def make_stats(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
         with self._lock:
-            self._guard.check()
             return self._counts.stat(delta)

@@ -66,34 +66,31 @@ class SentKeys(Generic[V, T]):
     """
 
     def __init__(self, capacity: float, kept_capacity: float) -> None:
-        self.guard = Guard(self._empty)
         self._shadow: Bounded[str, _Sent] = Bounded(capacity, most_entries(capacity))
         self._kept: Bounded[str, V] = Bounded(kept_capacity)
         self._sendings: OrderedDict[str, None] = OrderedDict()  # the keys of the shadow, the last sent last
         self._departed: OrderedDict[str, int] = OrderedDict()  # the `first_hit` of keys that have gone
         self._counts = HitCounter()
+        self.guard = Guard(self._kept, self._empty)
 
     def __contains__(self, mm_hash: str) -> bool:
-        self.guard.check()
-        return mm_hash in self._kept.entries
+        return mm_hash in self.guard.held().entries
 
     @property
     def order(self) -> tuple[str, ...]:
         """The keys that P1 is expected to hold, least recently used first."""
         with self.guard.lock:
-            self.guard.check()
+            self.guard.held()
             return tuple(self._shadow.entries)
 
     def peek(self, mm_hash: str) -> V | None:
         """Return the value of the key, or None if it is not cached."""
-        self.guard.check()
-        entry = self._kept.entries.get(mm_hash)
+        entry = self.guard.held().entries.get(mm_hash)
         return None if entry is None else entry[0]
 
     def stat(self, delta: bool = False) -> CacheInfo:
         """Return hits and total so far; with `delta`, since the last call with `delta`."""
         with self.guard.lock:
-            self.guard.check()
             return self._counts.stat(delta)
 
     def exchange(
@@ -103,8 +100,8 @@ class SentKeys(Generic[V, T]):
 
         The caller has held the lock since its `check_batch`.
         """
-        self.guard.check()  # an empty batch has not
-        held = {key: entry[0] for key in mm_hashes if (entry := self._kept.entries.get(key)) is not None}
+        kept = self.guard.held()
+        held = {key: entry[0] for key in mm_hashes if (entry := kept.entries.get(key)) is not None}
         given: dict[str, Offer[V, T]] = {}
         outputs: list[T] = []
         sent: list[Offer[V, T] | None] = []
@@ -116,7 +113,7 @@ class SentKeys(Generic[V, T]):
             offer = given.setdefault(mm_hash, offer) if offer is not None else given[mm_hash]
             outputs.append(offer.sent)
             sent.append(offer)
-            if offer.size <= self._shadow.capacity and offer.kept_size <= self._kept.capacity:
+            if offer.size <= self._shadow.capacity and offer.kept_size <= kept.capacity:
                 held[mm_hash] = offer.kept
         self.guard.change(partial(self._exchange, mm_hashes, sent))
         self._counts.add(sent.count(None), len(sent))
@@ -163,14 +160,13 @@ class SentKeys(Generic[V, T]):
     def touch(self, mm_hash: str) -> None:
         """Mark the key as just used; ignore an absent one."""
         with self.guard.lock:
-            self.guard.check()
+            self.guard.held()
             self.guard.change(partial(self._touch, mm_hash))
 
     def invalidate(self, mm_hashes: Iterable[str]) -> None:
         """Send these again, which P1 does not have, and what was sent with them (see 3 above)."""
         with self.guard.lock:
-            self.guard.check()
-            shadow, back = self._shadow.entries, [*mm_hashes]
+            kept, shadow, back = self.guard.held(), self._shadow.entries, [*mm_hashes]
             since = self._counts.total
             for mm_hash in back:
                 first_hit = shadow[mm_hash][0].first_hit if mm_hash in shadow else self._departed.get(mm_hash)
@@ -180,7 +176,7 @@ class SentKeys(Generic[V, T]):
                 if shadow[mm_hash][0].sent_at < since:
                     break
                 back.append(mm_hash)
-            self.guard.change(lambda: [self._kept.pop(mm_hash) for mm_hash in back])
+            self.guard.change(lambda: [kept.pop(mm_hash) for mm_hash in back])
 
     def clear(self) -> None:
         """Forget all keys and counts."""
