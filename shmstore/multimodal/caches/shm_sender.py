@@ -330,7 +330,7 @@ class ShmObjectStoreSenderCache(BaseMultiModalProcessorCache[ItemT, UpdatesT]):
         return ref, updates
 
     def _kind_of(self, item: ItemT, updates: UpdatesT) -> str | None:
-        """Return the modality, unless it cannot be the name of a kind, or is one too many: it is for figures only."""
+        """Return the modality; None if it cannot name a kind or is one too many: that is no reason to refuse."""
         kind = self.types.modality(item, updates)
         try:
             return kind if kind is not None and number_of(self._native, kind) else None
