@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -150,13 +148,6 @@ def test_what_is_no_request_is_refused_with_what_is_expected(wrong: Any) -> None
         with pytest.raises(TypeError, match=r"request must have the attributes of a Request.*: " + repr(wrong)):
             call()
     assert before == kv.get_block_ids("a")
-
-
-def test_docstrings_speak_the_markup_of_the_pages() -> None:
-    folder = Path(__file__).resolve().parents[2] / "shmstore" / "scheduler"
-    files = sorted(folder.glob("*.py"))
-    assert len(files) > 10
-    assert [] == [path.name for path in files if re.search(r":[a-z]+:`", path.read_text(encoding="utf-8"))]
 
 
 def test_a_refusal_says_how_many_hashes_or_blocks_are_missing() -> None:

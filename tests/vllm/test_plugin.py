@@ -9,9 +9,10 @@ import pickle
 import sys
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -79,17 +80,18 @@ def test_the_environment_says_whether_the_plugin_comes(
     assert comes == len(came)
 
 
-def wrapped() -> list[Any]:
-    methods = [getattr(OutputProcessor, name) for name in METHODS]
-    return [*methods, AsyncMPClient._send_input, factories._get_cache_type]
+def followed() -> list[Any]:
+    return [AsyncMPClient._send_input, *(getattr(OutputProcessor, name) for name in METHODS)]
 
 
-def test_the_factories_find_the_classes_of_the_plugin() -> None:
+def test_the_factories_find_the_classes_of_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(OutputProcessor, "_shmstore_leases", raising=False)
     register()
-    followed = wrapped()
-    assert all(hasattr(method, "__wrapped__") for method in followed)
+    assert not hasattr(OutputProcessor, "_shmstore_leases")  # a server without a sender cache pays nothing
+    chosen = factories._get_cache_type
+    assert hasattr(chosen, "__wrapped__")
     register()
-    assert followed == wrapped()
+    assert chosen is factories._get_cache_type
     assert (SenderCache, ReceiverCache) == (
         factories.ShmObjectStoreSenderCache,
         factories.ShmObjectStoreReceiverCache,
@@ -192,7 +194,7 @@ def test_the_bytes_of_something_else_are_not_an_item(tree: Any) -> None:
 def test_a_reference_travels_as_vllms_messages_do() -> None:
     with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
         ref = writer.put("item", b"")
-        sent = ReferenceItem(writer.hold(ref), None)
+        sent = ReferenceItem(writer.hold(ref), None, pytest.fail)
         messages = MsgpackEncoder().encode(sent)
         arrived = MsgpackDecoder(MultiModalKwargsItem).decode(messages)
         assert [ref, ref, None] == [ref_of(arrived), ref_of(pickle.loads(pickle.dumps(sent))), ref_of(item(*FIELDS))]
@@ -215,11 +217,19 @@ class Desk:
         self.request_states: dict[str, Any] = {}
 
     @property
+    def books(self) -> Any:
+        return vars(self).get("_shmstore_leases")
+
+    @property
     def opened(self) -> int:
         return self.writer.stats().open_leases
 
     def item(self, name: str) -> ReferenceItem:
-        return ReferenceItem(self.writer.hold(self.writer.put(name, b"")), None)
+        again = partial(sender_module.SenderCache._lease_again, cast(Any, self), name)
+        return ReferenceItem(self._held(self.writer.put(name, b"")), None, again)
+
+    def _held(self, ref: shmstore.ObjectRef) -> shmstore.LeasedRef:
+        return self.writer.hold(ref)
 
     def request(self, name: str, *, children: int = 1) -> None:
         features = [SimpleNamespace(data=self.item(name))]
@@ -235,7 +245,7 @@ class Desk:
         reason: Any = FinishReason.STOP,
         tokens: tuple[int, ...] = (1,),
         pooled: Any = None,
-    ) -> str:
+    ) -> Any:
         of = {"request_id": name, "new_token_ids": tokens, "pooling_output": pooled}
         return self.process_outputs(
             [SimpleNamespace(**of, finished=finished, finish_reason=reason if finished else None)]
@@ -250,7 +260,9 @@ class Desk:
     def abort_requests(self, request_ids: list[str]) -> list[str]:
         return [request_id for request_id in request_ids if self.request_states.pop(request_id, None)]
 
-    def process_outputs(self, engine_core_outputs: list[Any]) -> str:
+    def process_outputs(self, engine_core_outputs: list[Any]) -> Any:
+        if hasattr(self, "own_outputs"):
+            return self.own_outputs(engine_core_outputs)
         for output in engine_core_outputs:
             if output.finished or output.request_id in self.stopped:
                 self.request_states.pop(output.request_id, None)
@@ -364,6 +376,72 @@ def test_the_methods_return_what_they_returned_and_a_text_has_no_items(desk: Des
     assert ["text"] == desk.abort_requests(["text", "unknown"])
 
 
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_lease_ends_with_its_request_whatever_keeps_the_item(desk: Desk, aborted: bool) -> None:
+    features = [SimpleNamespace(data=desk.item("a"))]
+    desk.add_request(SimpleNamespace(request_id="a", mm_features=features))
+    if aborted:
+        desk.abort_requests(["a"])
+        desk.request("b")
+        desk.output("b")
+        desk.output("b", finished=True)
+    else:
+        desk.output("a", finished=True)
+    assert 0 == desk.opened
+
+
+def test_a_later_request_for_an_item_opens_a_lease_of_its_own(desk: Desk) -> None:
+    sent = desk.item("a")
+    request = SimpleNamespace(request_id="step", mm_features=[SimpleNamespace(data=sent)])
+    for _ in range(3):  # as a beam search does
+        desk.add_request(request)
+        assert 1 == desk.opened
+        assert desk.writer.validate(cast(Any, ref_of(sent)), "a")
+        desk.output("step", finished=True)
+        assert 0 == desk.opened
+    desk.writer.delete("a")
+    with pytest.raises(ValueError, match="'a'"):
+        desk.add_request(request)
+    assert {} == desk.request_states
+
+
+def test_texts_enter_no_table_unless_a_token_is_awaited(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(RequestLeases, "engines", {})
+
+    def text(name: str) -> None:
+        desk.add_request(SimpleNamespace(request_id=name, mm_features=None))
+        desk.output(name)
+
+    text("before")
+    desk.output("before", finished=True)
+    assert [None] == [desk.books]
+    desk.request("a")
+    text("gone")
+    desk.abort_requests(["gone"])
+    text("beside")
+    assert {} == desk.books.aborted
+    assert ["a"] == [*desk.books.sent]
+    desk.abort_requests(["a"])
+    desk.output("beside")
+    assert 1 == desk.opened
+    text("after")  # its token says that the workers are past `a`
+    assert 0 == desk.opened
+    assert ({}, {}, {}) == (desk.books.sent, desk.books.aborted, RequestLeases.engines)
+
+
+def test_a_step_without_items_does_nothing_but_vllms_own(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.request("a")
+    desk.output("a", finished=True)
+
+    class Unread:
+        def __iter__(self) -> Any:
+            pytest.fail("the plug-in looks at each output")
+
+    outputs: Any = Unread()
+    monkeypatch.setattr(desk, "own_outputs", lambda given: given, raising=False)
+    assert outputs is desk.process_outputs(outputs)
+
+
 def test_the_last_part_of_a_stream_ends_the_leases_of_all_parts(desk: Desk) -> None:
     desk.request("stream")
     desk.request("b")
@@ -393,6 +471,15 @@ def test_a_token_of_a_streams_first_part_says_nothing_about_what_came_before_its
     assert 3 == desk.opened
     desk.output("stream", finished=True)
     assert 1 == desk.opened
+
+
+def test_a_token_of_a_streams_text_says_nothing_about_what_came_before_its_item(desk: Desk) -> None:
+    desk.add_request(SimpleNamespace(request_id="stream", mm_features=None))
+    desk.request("b")
+    desk.abort_requests(["b"])
+    desk.add_request(SimpleNamespace(request_id="stream", mm_features=[SimpleNamespace(data=desk.item("second"))]))
+    desk.output("stream")
+    assert 2 == desk.opened
 
 
 def test_a_request_that_the_core_aborts_may_be_on_its_way_to_the_workers(desk: Desk) -> None:
@@ -449,6 +536,14 @@ def received(cache: ReceiverCache, sent: Any) -> Any:
     feature = SimpleNamespace(data=sent, identifier="a")
     assert [feature] == cache.get_and_update_features([feature, SimpleNamespace(data=None)])[:1]
     return feature.data
+
+
+def test_a_sender_follows_the_requests_of_its_process(sender: SenderCache) -> None:
+    before = followed()
+    assert all(hasattr(method, "__wrapped__") for method in before)
+    follow(OutputProcessor)
+    follow_engines(AsyncMPClient)
+    assert before == followed()
 
 
 def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: SenderCache) -> None:
@@ -804,7 +899,7 @@ def test_a_reference_that_comes_from_outside_gets_a_lease_if_it_is_one_to_its_it
     sender.validate_input_item(came, "a")
     assert 1 == sender.writer.stats().open_leases
     assert same(whole, received(ReceiverCache(None, None), came))
-    assert came.lease.ref == ref_of(came) == ref_of(pickle.loads(pickle.dumps(came)))
+    assert came._lease.ref == ref_of(came) == ref_of(pickle.loads(pickle.dumps(came)))
     del came
     assert 0 == sender.writer.stats().open_leases
     kept = sender.get_and_update_item(None, "b")[0]

@@ -83,6 +83,22 @@ def test_clients_that_hang_up_while_they_wait_leave_no_lease(running: Server, ex
     assert [4, 4] == hits_of_four(running, expected)[1:]
 
 
+def test_clients_that_hang_up_leave_no_lease_without_pythons_collector(
+    model: Path, tmp_path: Path, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that is cancelled leaves its items in a cycle of frame and traceback."""
+    (tmp_path / "sitecustomize.py").write_text("import gc\ngc.disable()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    with server(model, tmp_path / "log", "--mm-processor-cache-gb", "0.005") as one:  # eleven photographs
+        for number in range(12):
+            connection = one.send(photograph(500 + number), max_tokens=4000, stream=True)
+            assert connection.getresponse().read(200)
+            connection.close()
+        assert until(lambda: 0 == one.metric("vllm:num_requests_running"))
+        assert 200 == one.ask()[0]  # its token says that the worker is past them
+        assert [0, 4, 4] == hits_of_four(one, expected)
+
+
 def test_the_store_shows_beside_vllms_own_metrics_and_in_the_command_line(running: Server) -> None:
     assert 0 < running.metric("vllm:mm_cache_queries_total")
     assert running.store().facts.puts == running.metric("shmstore_puts_total")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -30,19 +31,40 @@ _OLD = "modality" in {field.name for field in dataclasses.fields(MultiModalField
 
 
 class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
-    """What the API server sends of a stored item. Its lease lasts as long as it, or a request that it was sent for."""
+    """What the API server sends of a stored item. Its lease ends with the last request that it was sent for.
 
-    lease: LeasedRef
+    A lease that no request has had ends with this object. `lease_again` opens one for a later request, as in a beam
+    search, whose steps are requests of their own.
+    """
 
-    def __init__(self, lease: LeasedRef, modality: str | None) -> None:
-        super().__init__({ADDRESS: _elem(ADDRESS, modality, list(lease.ref.to_words()), MultiModalBatchedField())})
-        self.lease = lease
+    def __init__(self, lease: LeasedRef, modality: str | None, lease_again: Callable[[], LeasedRef]) -> None:
+        self._lease_again, self._modality = lease_again, modality
+        self.users = 0
+        """Unfinished and aborted requests that have this item."""
+        self._hold(lease)
+
+    def _hold(self, lease: LeasedRef) -> None:
+        self._lease: LeasedRef | None = lease
+        words = list(lease.ref.to_words())
+        super().__init__({ADDRESS: _elem(ADDRESS, self._modality, words, MultiModalBatchedField())})
+
+    def renew(self) -> None:
+        """Open a lease if the last one has ended; ValueError if the item was evicted since."""
+        if self._lease is None:
+            self._hold(self._lease_again())
+
+    def let_go(self) -> None:
+        """End the lease with its last user: whatever keeps this object, such as a traceback, does not keep the item."""
+        self.users -= 1
+        if self.users == 0 and self._lease is not None:
+            self._lease.end()
+            self._lease = None
 
     @classmethod
-    def adopt(cls, item: Any, lease: LeasedRef) -> None:
+    def adopt(cls, item: Any, lease: LeasedRef, lease_again: Callable[[], LeasedRef]) -> None:
         """Make a reference that came from outside one of this process's."""
-        new = cls(lease, modality_of(item))
-        item.__class__, item.data, item.lease = cls, new.data, lease
+        new = cls(lease, modality_of(item), lease_again)
+        item.__class__, item.__dict__ = cls, new.__dict__
 
     def __reduce__(self) -> tuple[Any, ...]:
         return MultiModalKwargsItem, (self.data,)  # without the lease, which is this process's

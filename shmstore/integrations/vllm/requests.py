@@ -1,4 +1,4 @@
-"""Leases last as long as their request: `vllm.v1.engine.output_processor.OutputProcessor`, through which each one goes.
+"""Leases end with their request: `vllm.v1.engine.output_processor.OutputProcessor`, through which each one goes.
 
 A request is over for the workers when the engine core says so. If the API server ends it first (the client hung up, or
 a stop string came), it may be on its way to a worker. Its leases then last until the first token of a request that was
@@ -21,47 +21,63 @@ __all__ = ["RequestLeases", "follow", "follow_engines"]
 
 
 class RequestLeases:
-    """The references that unfinished requests of one `OutputProcessor` have sent. An item's end is its lease's."""
+    """The references that requests of one `OutputProcessor` have sent, until no worker will read them.
+
+    A request without items is noted only while something is aborted, because its token may be the one awaited.
+    """
 
     total = 0
     """How many requests this process has had."""
     engines: dict[str, bytes | None] = {}  # noqa: RUF012  of all instances: who sends a request knows none of them
-    """To which engine each unfinished request was sent; None before, and if there is one engine."""
+    """To which engine each noted request was sent; None before, and if there is one engine."""
 
     def __init__(self) -> None:
         self._added = 0
-        self._sent: dict[str, tuple[int, list[ReferenceItem]]] = {}
-        self._aborted: dict[bytes | None, deque[tuple[int, list[ReferenceItem]]]] = {}
+        self.sent: dict[str, tuple[int, list[ReferenceItem]]] = {}
+        self.aborted: dict[bytes | None, deque[tuple[int, list[ReferenceItem]]]] = {}
 
-    def add(self, request: Any) -> None:
-        """Keep what this request, or one more part of it, sends. The children of one request share their items."""
-        self._added += 1
-        RequestLeases.total += 1
-        RequestLeases.engines.setdefault(request.request_id, None)
-        # The first part's number: a token of it says nothing about requests that came between it and a later part.
-        number, items = self._sent.get(request.request_id, (self._added, []))
-        found = [feature.data for feature in request.mm_features or () if isinstance(feature.data, ReferenceItem)]
-        self._sent[request.request_id] = number, items + found
+    def add(self, request_id: str, items: list[ReferenceItem], part: bool) -> None:
+        """Keep what this request sends, or one more part of it. The children of one request share their items."""
+        if items or self.aborted:
+            self._added += 1
+            RequestLeases.engines.setdefault(request_id, None)
+            # The first part's number: a token of it says nothing about requests that came between it and a later part.
+            number, before = self.sent.get(request_id, (0 if part else self._added, []))
+            for item in items:
+                item.users += 1
+            self.sent[request_id] = number, before + items
 
     def finish(self, request_id: str) -> None:
         """Let go: the engine core has finished the request."""
-        self._sent.pop(request_id, None)
-        RequestLeases.engines.pop(request_id, None)
+        _let_go(self._pop(request_id)[0])
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Let go as soon as the workers are past these requests, which the engine core has not finished."""
         for request_id in request_ids:
-            _, items = self._sent.pop(request_id, (0, []))
-            engine = RequestLeases.engines.pop(request_id, None)
-            self._aborted.setdefault(engine, deque()).append((self._added, items))
+            items, engine = self._pop(request_id)
+            if items:
+                self.aborted.setdefault(engine, deque()).append((self._added, items))
 
     def answer(self, request_id: str) -> None:
         """Let go of what its engine had, or none, and was aborted before this request was added, whose tokens came."""
-        number, _ = self._sent.get(request_id, (0, []))
+        number, _ = self.sent.get(request_id, (0, []))
         for engine in {None, RequestLeases.engines.get(request_id)}:
-            aborted = self._aborted.get(engine)
+            aborted = self.aborted.get(engine, ())
             while aborted and aborted[0][0] < number:
-                aborted.popleft()
+                _let_go(aborted.popleft()[1])
+            if not aborted:
+                self.aborted.pop(engine, None)
+        if not self.aborted:
+            for other in [other for other, (_, items) in self.sent.items() if not items]:
+                self._pop(other)
+
+    def _pop(self, request_id: str) -> tuple[list[ReferenceItem], bytes | None]:
+        return self.sent.pop(request_id, (0, []))[1], RequestLeases.engines.pop(request_id, None)
+
+
+def _let_go(items: list[ReferenceItem]) -> None:
+    for item in items:
+        item.let_go()
 
 
 def follow(processor: type[Any]) -> None:
@@ -71,36 +87,47 @@ def follow(processor: type[Any]) -> None:
     add_request, abort_requests = processor.add_request, processor.abort_requests
     process_outputs = processor.process_outputs
 
-    def leases(self: Any) -> RequestLeases:
-        return self.__dict__.setdefault("_shmstore_leases", RequestLeases())  # type: ignore[no-any-return]
-
     @functools.wraps(add_request)
     def add_and_keep(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        items = [feature.data for feature in request.mm_features or () if isinstance(feature.data, ReferenceItem)]
+        for item in items:
+            item.renew()
+        part = request.request_id in self.request_states
         done = add_request(self, request, *args, **kwargs)
+        RequestLeases.total += 1
+        ours = self._shmstore_leases
+        if items and ours is None:
+            ours = self._shmstore_leases = RequestLeases()
+        if ours is None:
+            return done
         if request.request_id in self.request_states:
-            leases(self).add(request)
+            ours.add(request.request_id, items, part)
         else:
-            leases(self).finish(request.request_id)  # the last part of an input stream
+            ours.finish(request.request_id)  # the last part of an input stream
         return done
 
     @functools.wraps(abort_requests)
     def abort_and_keep(self: Any, *args: Any, **kwargs: Any) -> Any:
         aborted = abort_requests(self, *args, **kwargs)
-        leases(self).abort(aborted)
+        if self._shmstore_leases is not None:
+            self._shmstore_leases.abort(aborted)
         return aborted
 
     @functools.wraps(process_outputs)
     def process_and_end(self: Any, engine_core_outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        ours = leases(self)
-        for output in engine_core_outputs:
-            if output.new_token_ids or output.pooling_output is not None:
-                ours.answer(output.request_id)
+        ours = self._shmstore_leases
+        if ours is None:
+            return process_outputs(self, engine_core_outputs, *args, **kwargs)
+        if ours.aborted:
+            for output in engine_core_outputs:
+                if output.new_token_ids or output.pooling_output is not None:
+                    ours.answer(output.request_id)
         done = process_outputs(self, engine_core_outputs, *args, **kwargs)
-        for output in engine_core_outputs:
-            if output.request_id not in self.request_states:
-                # The core may abort requests whose steps are still on their way to the workers.
-                over = output.finished and str(output.finish_reason) != "abort"
-                ours.finish(output.request_id) if over else ours.abort([output.request_id])
+        if ended := [request_id for request_id in ours.sent if request_id not in self.request_states]:
+            # The core may abort requests whose steps are still on their way to the workers.
+            over = {o.request_id for o in engine_core_outputs if o.finished and str(o.finish_reason) != "abort"}
+            for request_id in ended:
+                ours.finish(request_id) if request_id in over else ours.abort([request_id])
         return done
 
     processor._shmstore_leases = None

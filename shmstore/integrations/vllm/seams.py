@@ -22,7 +22,7 @@ try:
 except ImportError:  # 0.13 has them beside the caches, others in the registry
     _factories = _registry if hasattr(_registry.MultiModalRegistry, "processor_cache_from_config") else _cache
 
-from shmstore.integrations.vllm import receiver, requests, sender, shared
+from shmstore.integrations.vllm import receiver, sender, shared
 
 __all__ = ["difference", "install"]
 
@@ -74,15 +74,13 @@ def difference() -> str | None:
 
 
 def install() -> None:
-    """Put our classes where vLLM's factories look theirs up, and follow requests; idempotent."""
+    """Put our classes where vLLM's factories look theirs up; idempotent. A sender then follows requests."""
     shared.agree()
     receiver.policy()  # a wrong setting is an error now, in the API server, and not later in a worker
     for name, ours in _OURS.items():
         setattr(_factories, name, ours)
     if hasattr(_factories, _CHOICE) and not hasattr(getattr(_factories, _CHOICE), "__wrapped__"):
         setattr(_factories, _CHOICE, shared.cache_type(getattr(_factories, _CHOICE)))
-    requests.follow(OutputProcessor)
-    requests.follow_engines(AsyncMPClient)
 
 
 def _parameters(function: Any) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import OrderedDict
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from prometheus_client import REGISTRY
@@ -14,10 +14,12 @@ from vllm import __version__
 from vllm.multimodal.cache import BaseMultiModalProcessorCache
 from vllm.multimodal.inputs import MultiModalKwargsItem
 from vllm.utils.cache import CacheInfo
+from vllm.v1.engine.core_client import AsyncMPClient
+from vllm.v1.engine.output_processor import OutputProcessor
 
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
-from shmstore.integrations.vllm.requests import RequestLeases
+from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, store_name
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
@@ -39,6 +41,8 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
     def __init__(self, vllm_config: Any) -> None:
         super().__init__()
         register_items()
+        follow(OutputProcessor)
+        follow_engines(AsyncMPClient)
         self._named = bool(os.environ.get(STORE))
         self._sender = _make_sender(vllm_config, self._named)
         self._has_others = self.writer.n_writers > 1 or self._sender.tier is not None
@@ -87,7 +91,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
         if isinstance(sent, ObjectRef):
             try:
-                return ReferenceItem(self._held(sent), modality), updates
+                return ReferenceItem(self._held(sent), modality, partial(self._lease_again, mm_hash)), updates
             except ObjectBusyError as busy:
                 if given is None:
                     raise CacheMissError([mm_hash]) from busy
@@ -100,6 +104,12 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         except ObjectBusyError:  # the object is another writer's, which was stopped
             self.writer.cancel(ref)
             raise
+
+    def _lease_again(self, mm_hash: str) -> LeasedRef:
+        try:
+            return self._held(self.writer.get_cached(mm_hash))
+        except (ObjectNotFoundError, ObjectBusyError):
+            raise ValueError(f"the item {mm_hash!r} is not in the store any more; send the item itself") from None
 
     def touch_sender_cache_item(self, mm_hash: str) -> None:
         """Count a use of the item."""
@@ -114,13 +124,9 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         ref = ref_of(mm_item)
         if ref is None:
             return
-        try:
-            if self.writer.validate(ref, mm_hash):
-                ReferenceItem.adopt(mm_item, self._held(self.writer.get_cached(mm_hash)))
-                return
-        except (ObjectNotFoundError, ObjectBusyError):  # deleted, and readable as long as somebody holds it
-            pass
-        raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
+        if not self.writer.validate(ref, mm_hash):
+            raise ValueError(f"the reference is not one to the stored item {mm_hash!r}; send the item itself")
+        ReferenceItem.adopt(mm_item, self._lease_again(mm_hash), partial(self._lease_again, mm_hash))
 
     def invalidate(self, mm_hash: str) -> None:
         """Take the item out: the next request sends it again."""
