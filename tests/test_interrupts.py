@@ -182,7 +182,7 @@ def test_an_interrupted_removal_leaves_the_store_sound(name: str) -> None:
         subject.close()
 
 
-def test_a_batch_that_fails_and_whose_undoing_is_interrupted_leaves_nothing_that_can_be_seen() -> None:
+def test_a_batch_whose_undoing_is_interrupted_leaves_nothing() -> None:
     def fail(subject: Engine) -> None:
         with pytest.raises(TypeError):
             subject.batch(*MIXED, ("bad", BAD))
@@ -246,7 +246,7 @@ def test_an_interrupted_open_leaves_what_was_there_or_nothing(there: int | None,
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_handle_whose_opening_or_close_is_interrupted_leaves_no_lock_and_nothing_mapped() -> None:
+def test_an_interrupted_open_or_close_leaves_no_lock_and_nothing_mapped() -> None:
     writer = ObjectStoreWriter.create(store_name(), capacity=6400, n_readers=1)
     name, reader = writer.name, ObjectStoreReader.attach(writer.handle)
     for opened in (reader, writer):
@@ -273,7 +273,7 @@ def test_a_handle_whose_opening_or_close_is_interrupted_leaves_no_lock_and_nothi
     ObjectStoreWriter.recover(name).close()
 
 
-def test_a_sender_whose_making_is_interrupted_leaves_the_writer_to_the_next_though_its_traceback_is_kept() -> None:
+def test_an_interrupted_sender_leaves_the_writer_to_the_next_one() -> None:
     kept: list[BaseException] = []
 
     def make(writer: ObjectStoreWriter) -> None:

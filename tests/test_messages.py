@@ -151,7 +151,7 @@ def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> No
     writer.check_valid()
 
 
-def test_a_retired_rank_that_is_attached_keeps_its_views_and_may_lose_what_it_has_not_read(stores: Stores) -> None:
+def test_a_retired_rank_keeps_its_views_and_may_lose_what_it_has_not_read(stores: Stores) -> None:
     writer = stores.create(64 * 1024)
     reader = stores.attach(writer)
     read = writer.put("read", torch.arange(100))

@@ -108,7 +108,7 @@ def test_a_creation_that_has_just_begun_is_left_alone() -> None:
         assert "may be in the making" == row["kept_because"]
 
 
-def test_a_creator_that_died_before_its_first_word_leaves_a_blank_file_which_is_ours_by_its_name_alone() -> None:
+def test_a_blank_file_of_a_dead_creator_is_ours_by_its_name() -> None:
     ours, anyones = f"shmstore-{os.getpid()}-0", store_name()
     try:
         for name in (ours, anyones):
@@ -175,7 +175,7 @@ def test_only_processes_that_could_hold_something_count_as_not_looked_at() -> No
 
 
 @as_root
-def test_processes_that_were_not_looked_at_are_told_of_only_where_the_verdict_hangs_on_them() -> None:
+def test_unread_processes_are_named_only_if_the_verdict_depends_on_them() -> None:
     useless, recoverable = f"shmstore-{os.getpid()}-0", store_name()
 
     cli.build_parser()  # loads modules, which the other user may not be allowed to read

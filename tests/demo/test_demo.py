@@ -227,7 +227,7 @@ class Generations(Observer):
 @pytest.mark.parametrize(
     ("kill", "victim"), [("api", "the API process"), ("engine", "the engine process"), ("worker", "worker 0")]
 )
-def test_after_a_kill_new_processes_take_the_store_over_and_no_image_is_processed_again(
+def test_after_a_kill_new_processes_process_no_image_again(
     kill: str, victim: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     killed: list[tuple[str, int | None]] = []
@@ -335,7 +335,7 @@ def report_lines(report: DemoReport, **changes: object) -> list[str]:
     return shown.getvalue().splitlines()
 
 
-def test_the_report_says_what_its_rates_leave_out_why_hits_differ_and_which_option_is_too_small(
+def test_the_report_explains_its_rates_and_names_an_option_that_is_too_small(
     faulty: DemoReport,
 ) -> None:
     inline = {**faulty.modes, "shm": replace(faulty.modes["shm"], sent_inline=2)}
@@ -559,7 +559,7 @@ def test_images_that_cannot_be_used_are_skipped_in_every_mode_with_one_line_each
 
 
 @needs_extra
-def test_a_folder_in_which_no_image_can_be_used_is_a_usage_error_that_says_why_of_each(
+def test_a_folder_without_usable_images_is_a_usage_error_with_reasons(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write_unusable_images(tmp_path)
@@ -766,7 +766,7 @@ def test_a_percentile_is_one_of_the_values() -> None:
     ] == [99, 100, 1, 7]
 
 
-def test_the_order_of_the_requests_follows_the_seed_and_asks_for_each_item_once_a_round() -> None:
+def test_requests_follow_the_seed_and_ask_for_each_item_once_a_round() -> None:
     order = request_order(items=50, rounds=3, seed=1)
     assert order == request_order(items=50, rounds=3, seed=1)
     assert order != request_order(items=50, rounds=3, seed=2)

@@ -24,7 +24,7 @@ def run(settings: FleetSettings, source: Any, *modes: str) -> FleetReport:
     return run_fleet(settings, source, modes=modes, observer=Observer())
 
 
-def test_one_store_for_all_servers_processes_each_image_once_and_a_store_for_each_as_often_as_pickle(
+def test_only_one_store_for_all_servers_processes_each_image_once(
     tmp_path: Path,
 ) -> None:
     source = NotedItems(rows=ROWS, notes=tmp_path / "processed")

@@ -40,7 +40,7 @@ needs_mooncake = pytest.mark.skipif(
 )
 
 
-def test_the_second_host_processes_nothing_that_the_first_has_and_a_tier_that_stays_is_empty(
+def test_the_second_host_processes_nothing_that_the_first_has(
     tmp_path: Path,
 ) -> None:
     source = NotedItems(rows=ROWS, notes=tmp_path / "processed")
@@ -94,7 +94,7 @@ def test_every_request_is_served_when_the_tier_is_killed(tier: str) -> None:
 
 @pytest.mark.parametrize("cable", [True, False], ids=["cable", "loopback"])
 @pytest.mark.parametrize("tier", SERVED)
-def test_the_servers_of_a_tier_serve_the_second_host_and_end_at_the_kill_and_at_the_end(
+def test_the_servers_of_a_tier_serve_the_second_host_until_they_are_ended(
     tier: str, cable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not cable:

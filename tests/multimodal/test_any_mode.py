@@ -76,7 +76,7 @@ def receiver(settings: MultiModalCacheConfig, handle: StoreHandle | None) -> Any
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_request_that_is_served_one_that_is_aborted_and_one_that_is_rejected_are_the_same_lines_in_every_mode(
+def test_served_aborted_and_rejected_requests_take_the_same_lines_in_every_mode(
     mode: str,
 ) -> None:
     settings = MODES[mode]

@@ -117,7 +117,7 @@ def test_lru_pair() -> None:
     assert sum(sizes(h) for h in receiver.order) == receiver.nbytes
 
 
-def test_the_senders_books_agree_after_many_threads_sent_and_took_back_the_same_few_items() -> None:
+def test_the_senders_books_agree_after_many_threads_sent_the_same_items() -> None:
     sender = MultiModalProcessorSenderCache(config(2000, 60))
 
     def work(rng: random.Random) -> int:

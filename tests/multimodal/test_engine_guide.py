@@ -96,7 +96,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(("how", "seen"), [("send", ["400", "400", "400"]), ("send_bytes", ["400", "4", "4"])])
-def test_what_one_worker_writes_others_see_where_it_was_sent_by_send_and_not_by_send_bytes(
+def test_what_one_worker_writes_others_see_after_send_and_not_after_send_bytes(
     tmp_path: Path, how: str, seen: list[str]
 ) -> None:
     script = tmp_path / "trap.py"
@@ -140,7 +140,7 @@ def test_a_restarted_api_server_takes_over_the_store_as_the_page_says(name: str)
         assert [] == sender.writer.keys()
 
 
-def test_a_sender_that_cannot_be_made_leaves_what_it_took_over_and_nothing_that_it_created(
+def test_a_sender_that_cannot_be_made_keeps_what_it_took_over_and_creates_nothing(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = MultiModalCacheConfig(cache_type="shm", processor_cache_gb=0.01, ipc_cache_gb=0.01, shm_name=name)

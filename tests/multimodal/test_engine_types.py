@@ -317,7 +317,7 @@ def test_an_item_type_that_cannot_be_told_apart_is_refused(wrong: type[Any]) -> 
         CacheTypes("Item")  # type: ignore[arg-type]
 
 
-def test_an_error_of_the_engines_own_functions_reaches_the_engine_and_leaves_no_lease() -> None:
+def test_an_error_of_an_engines_function_reaches_it_and_leaves_no_lease() -> None:
     def broken(kept: Any) -> Any:
         raise KeyError("the engine's own")
 

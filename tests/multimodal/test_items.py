@@ -75,7 +75,7 @@ def test_keys_that_give_different_numbers_of_items_are_refused() -> None:
         MultiModalKwargsItems.from_hf_inputs({"a": torch.zeros(2, 1), "b": torch.zeros(3, 1)}, config)
 
 
-def test_a_key_that_looks_misspelt_is_warned_of_once_and_what_is_no_items_or_absent_is_left_out(
+def test_a_key_that_looks_misspelt_is_warned_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     items_module._warn_of_spelling.cache_clear()

@@ -407,7 +407,7 @@ def test_prompt_updates_count_their_own_text() -> None:
     assert 0 == updates_size([], "h")
 
 
-def test_prompt_updates_that_are_more_than_text_or_a_list_of_tokens_count_what_they_hold() -> None:
+def test_prompt_updates_of_other_types_count_what_they_hold() -> None:
     ids = list(range(1000))
     held = {
         "list": (ids, 8 * 1000),
@@ -446,7 +446,7 @@ def test_a_prompt_update_that_contains_itself_is_an_error_and_not_an_endless_wal
 
 
 @pytest.mark.timeout(20)
-def test_an_item_that_contains_itself_is_an_error_that_names_it_and_not_an_endless_walk() -> None:
+def test_an_item_that_contains_itself_is_an_error_that_names_it() -> None:
     data: list[object] = []
     data.append(data)
     field = MultiModalBatchedField()

@@ -469,7 +469,7 @@ def test_invalidate_leaves_what_was_sent_before_the_missing_item_was_counted_on(
     assert [True, False, False] == sender.is_cached(["old", "lost", "new"])
 
 
-def test_invalidate_takes_back_what_came_with_each_request_that_counted_on_the_missing_item() -> None:
+def test_invalidate_takes_back_what_came_with_requests_for_the_missing_item() -> None:
     sender, _ = pair(20)
     for mm_hashes in (["lost"], ["lost", "first"], ["lost", "second"]):
         sender.get_and_update([None if sender.is_cached_item(h) else (item(2), []) for h in mm_hashes], mm_hashes)

@@ -86,7 +86,7 @@ def workers_of(settings: Any, handle: Any) -> Iterator[list[Any]]:
                 process.join()
 
 
-def test_three_servers_store_each_image_once_and_the_successor_of_a_killed_one_goes_on() -> None:
+def test_three_servers_store_each_image_once_also_after_a_kill() -> None:
     rng = random.Random(5)
     settings = settings_of(3, world_size=WORKERS, data_parallel_size=ENGINES)
     images = [f"{n}:{rng.choice([100, 5_000, 60_000])}" for n in range(30)]
@@ -148,7 +148,7 @@ def two(**more: Any) -> Iterator[tuple[ShmObjectStoreSenderCache, ShmObjectStore
         yield one, other
 
 
-def test_the_first_server_creates_the_store_the_others_join_and_there_is_no_place_for_one_more() -> None:
+def test_the_first_server_creates_the_store_and_the_others_join() -> None:
     settings = settings_of(2, data_parallel_size=2, world_size=3)
     with shm_sender(settings) as one, shm_sender(settings) as other:
         assert (0, 1, one.handle) == (one.writer.index, other.writer.index, other.handle)
@@ -204,7 +204,7 @@ def test_what_two_servers_miss_at_once_is_stored_twice_and_either_goes_alone(mon
 
 
 @pytest.mark.parametrize("codec", [False, True], ids=["without a codec", "that the codec refuses"])
-def test_updates_that_are_not_stored_stay_with_their_server_and_the_item_is_a_miss_elsewhere(codec: bool) -> None:
+def test_an_item_whose_updates_are_not_stored_is_a_miss_elsewhere(codec: bool) -> None:
     without: dict[str, Any] = {"encode_updates": None, "decode_updates": None}
     types = replace(MULTIMODAL, **({"encode_updates": lambda updates: None} if codec else without))
     settings = settings_of(2)
@@ -222,7 +222,7 @@ def test_updates_that_are_not_stored_stay_with_their_server_and_the_item_is_a_mi
         assert [1, 1] == [cache.make_stats().hits for cache in (one, other)]
 
 
-def test_updates_that_were_kept_beside_an_earlier_object_are_not_those_of_another_server_s() -> None:
+def test_updates_of_an_earlier_object_are_not_those_of_another_servers_object() -> None:
     """The key is the same, and the object is another one."""
     settings = settings_of(2)
     types = replace(MULTIMODAL, encode_updates=lambda updates: None)
@@ -234,7 +234,7 @@ def test_updates_that_were_kept_beside_an_earlier_object_are_not_those_of_anothe
             assert [update("new")] == other.get_and_update_item(None, "a")[1]
 
 
-def test_what_one_server_invalidates_or_clears_is_gone_for_it_at_once_and_soon_for_its_owner() -> None:
+def test_what_one_server_removes_is_gone_for_it_at_once_and_soon_for_its_owner() -> None:
     with two() as (one, other):
         for mm_hash in "abc":
             one.release([one.get_and_update_item((item(100), [update(mm_hash)]), mm_hash)[0]])

@@ -120,7 +120,7 @@ def test_stored_updates_are_nobodys_list() -> None:
         assert [update("f")] == sender.get_and_update_item(None, "f")[1]
 
 
-def test_release_of_what_is_no_reference_item_or_none_is_an_error_and_gives_nothing_back() -> None:
+def test_release_of_anything_but_a_reference_item_or_none_is_an_error() -> None:
     with _sender() as sender:
         output = sender.get_and_update_item(None, "a")
         ref = output[0]
@@ -131,7 +131,7 @@ def test_release_of_what_is_no_reference_item_or_none_is_an_error_and_gives_noth
         assert 1 == sender.release(iter([None, item(3), ref]))
 
 
-def test_an_item_that_a_signal_handler_invalidates_right_after_its_hand_out_leaves_no_unknown_lease(
+def test_an_item_invalidated_by_a_signal_handler_leaves_no_lease(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = config(MIB, MIB, cache_type="shm")

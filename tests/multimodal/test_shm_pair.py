@@ -244,7 +244,7 @@ def test_ring_of_three_a_hit_is_protected_and_the_new_item_takes_the_room_of_ano
         assert cached in ([True, True, False, True], [True, False, True, True])
 
 
-def test_ring_of_three_while_all_are_leased_the_new_item_goes_inline_and_nothing_else_changes(
+def test_a_new_item_goes_inline_while_all_three_places_are_leased(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with Engine(int(15.2 * MIB), shm_max_object_size_mb=6) as engine:
@@ -601,7 +601,7 @@ def test_a_successor_of_p0_takes_the_items_over_and_copies_none_again() -> None:
             assert given[0] == worker.get_and_update_item(ref, "a")
 
 
-def test_a_writer_that_does_not_fit_the_configuration_is_refused_and_stays_its_owners() -> None:
+def test_a_writer_that_does_not_fit_is_refused_and_stays_its_owners() -> None:
     with ObjectStoreWriter.create(capacity=MIB, n_readers=2) as writer:
         for settings, said in (
             (config(MIB), r"^config: expected one of cache_type='shm', got cache_type='lru'$"),

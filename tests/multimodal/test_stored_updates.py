@@ -457,7 +457,7 @@ def test_an_item_whose_updates_cannot_be_decoded_is_stored_again(caplog: pytest.
         assert 1 == sender.release([sent])
 
 
-def test_an_item_that_goes_between_its_hand_out_and_the_look_at_its_updates_is_missing(
+def test_an_item_removed_before_its_updates_are_read_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with sender_of(make()) as sender:

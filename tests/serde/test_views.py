@@ -74,9 +74,7 @@ def check_pinning(value: Any, path: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", TENSOR_PATHS)
-def test_whatever_shares_a_tensors_storage_keeps_the_payload_and_the_last_one_lets_it_go(
-    name: str, dtype: torch.dtype
-) -> None:
+def test_the_last_tensor_on_a_storage_lets_the_payload_go(name: str, dtype: torch.dtype) -> None:
     value = torch.arange(16, dtype=dtype).reshape(4, 4)
     if dtype is torch.bfloat16 and ("numpy" in name or name in ("memoryview", "view of another dtype")):
         path = TENSOR_PATHS[name]
@@ -88,7 +86,7 @@ def test_whatever_shares_a_tensors_storage_keeps_the_payload_and_the_last_one_le
 
 
 @pytest.mark.parametrize("name", ARRAY_PATHS)
-def test_whatever_shares_an_arrays_memory_keeps_the_payload_and_the_last_one_lets_it_go(name: str) -> None:
+def test_the_last_array_on_a_memory_lets_the_payload_go(name: str) -> None:
     check_pinning(np.arange(16, dtype=np.float32).reshape(4, 4), ARRAY_PATHS[name])
 
 

@@ -193,7 +193,7 @@ def empty(path: Path) -> None:
         (empty, LayoutMismatchError),
     ],
 )
-def test_a_damaged_or_unfinished_store_or_one_of_another_version_is_replaced_or_named(
+def test_a_store_that_is_damaged_or_of_another_version_is_replaced_or_named(
     stores: Stores,
     name: str,
     damage: Callable[[Path], None],

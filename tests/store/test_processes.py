@@ -414,7 +414,7 @@ def kill_at_random(life: Child, pipe: int, generator: random.Random) -> list[lis
     return [json.loads(line) for line in text.splitlines()]
 
 
-def test_a_writer_killed_at_any_moment_leaves_every_committed_object_to_its_successor(stores: Stores) -> None:
+def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stores) -> None:
     writer = stores.create(CAPACITY, n_readers=2, max_objects=40)
     handle = writer.handle
     reader, idle = stores.attach(handle, 0), stores.attach(handle, 1)
@@ -492,7 +492,7 @@ def test_a_writer_killed_inside_a_reservation_leaves_nothing_of_it(stores: Store
     assert ["whole", "half"] == writer.keys()
 
 
-def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing_that_passes_for_one() -> None:
+def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing() -> None:
     generator = random.Random(1)
     outcomes = set()
     for _ in range(60):

@@ -152,9 +152,7 @@ def test_a_client_uses_its_connection_again_and_each_block_at_a_time_has_its_own
     until(lambda: host.leases() == 0)
 
 
-def test_an_error_in_the_block_ends_the_leases_and_nothing_is_left_of_it_for_the_next(
-    host: Host, elsewhere: Elsewhere
-) -> None:
+def test_an_error_in_the_block_ends_the_leases_and_leaves_nothing(host: Host, elsewhere: Elsewhere) -> None:
     elsewhere.put()
     client = host.client()
     with pytest.raises(ZeroDivisionError), client.fetching() as conversation:

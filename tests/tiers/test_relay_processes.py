@@ -105,7 +105,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         yield Hosts(tmp_path, stack)
 
 
-def test_all_workers_of_a_host_read_what_another_has_sent_and_each_item_is_fetched_once(
+def test_the_workers_of_a_host_fetch_each_item_of_another_host_once(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"{seed}:{size}" for seed, size in enumerate([0, 100, 5_000, 60_000, 600_000])]

@@ -527,7 +527,7 @@ def test_a_head_larger_than_any_object_of_the_store_gets_no_memory(here: Side, m
 
 
 @pytest.mark.parametrize(("ahead", "found"), [(3000 * 10**9, True), (4000 * 10**9, False), (None, False)])
-def test_a_moment_that_no_clock_can_have_had_is_a_miss_and_so_none_survives_each_clear(
+def test_an_object_from_the_future_is_a_miss_so_that_clear_removes_it(
     here: Side, there: Side, memory: MemoryTier, ahead: int | None, found: bool
 ) -> None:
     there[0].put(KEY, VALUE)

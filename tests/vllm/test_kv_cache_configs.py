@@ -329,7 +329,7 @@ def our_groups(layers: Layers) -> list[tuple[Any, list[str]]]:
     return [(spec_shape(group.kv_cache_spec), list(group.layer_names)) for group in groups]
 
 
-def test_vllm_pads_groups_up_to_one_and_a_half_times_the_smallest_where_ours_stop_at_one_and_a_quarter() -> None:
+def test_vllm_pads_groups_up_to_a_half_more_and_ours_up_to_a_quarter() -> None:
     full, window = FullAttentionSpec(**attention(2)), SlidingWindowSpec(**attention(2), sliding_window=32)
     for fulls, windows, same in ((5, 6, True), (4, 5, False), (5, 7, False), (4, 6, True)):
         layers: Layers = {f"f{i}": full for i in range(fulls)} | {f"w{i}": window for i in range(windows)}
@@ -355,7 +355,7 @@ def test_vllm_counts_no_block_for_chunks_that_begin_within_one() -> None:
     assert not passes([{"a": chunk}], [(need - 1) * page], LIMIT, 40, 1)
 
 
-def test_vllm_has_no_configuration_for_a_worker_without_layers_where_ours_is_without_buffers() -> None:
+def test_only_ours_has_a_configuration_for_a_worker_without_layers() -> None:
     layers: Layers = {"a": FullAttentionSpec(**attention(2))}
     with pytest.raises(ZeroDivisionError):
         ask_vllm([layers, {}], [1 << 20, 1 << 20], 16, 16, 1)

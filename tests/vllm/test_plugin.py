@@ -459,7 +459,7 @@ def test_a_request_that_a_stop_string_ended_may_be_in_the_core_still(desk: Desk)
     assert 0 == desk.opened
 
 
-def test_a_token_of_a_streams_first_part_says_nothing_about_what_came_before_its_second(desk: Desk) -> None:
+def test_a_token_of_a_streams_first_part_ends_no_lease_from_before_its_second(desk: Desk) -> None:
     desk.request("stream")
     desk.request("b")
     desk.abort_requests(["b"])
