@@ -546,6 +546,14 @@ def test_a_sender_follows_the_requests_of_its_process(sender: SenderCache) -> No
     assert before == followed()
 
 
+def test_a_sender_names_a_version_without_tests(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vllm.__version__", "0.99.0")
+    SenderCache(config()).close()
+    assert "not tested with vLLM 0.99.0" in caplog.text
+
+
 def test_a_miss_and_a_hit_give_a_reference_and_the_prompt_updates(sender: SenderCache) -> None:
     whole, updates = item(*FIELDS), ["update"]
     assert not sender.is_cached_item("a")

@@ -197,6 +197,35 @@ def test_a_kv_connector_keeps_the_manager_of_vllm(text: Path, monkeypatch: pytes
     assert "connector" in line
 
 
+@pytest.mark.parametrize("name", ["get_computed_blocks", "allocate_slots", "a_new_method"])
+def test_another_method_or_parameter_keeps_the_manager_of_vllm(
+    text: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Any = getattr(KVCacheManager, name, None)
+    monkeypatch.setattr(KVCacheManager, name, lambda *args, **named: real(*args, **named), raising=False)
+    (line,) = fall_back(text, [full()], monkeypatch)
+    assert f"KVCacheManager.{name}" in line
+
+
+def test_a_method_that_is_missing_keeps_the_encoder_manager_of_vllm(
+    text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delattr(EncoderCacheManager, "get_freed_mm_hashes")
+    _, mine = two(text, 40, [full()])
+    assert EncoderCacheManager is type(mine.scheduler.encoder_cache_manager)
+    assert "EncoderCacheManager.get_freed_mm_hashes" in caplog.text
+
+
+def test_a_version_without_tests_is_named_in_the_log(
+    text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    two(text, 40, [full()])
+    assert "not tested" not in caplog.text
+    monkeypatch.setattr("vllm.__version__", "0.99.0+cpu")
+    two(text, 40, [full()])
+    assert "not tested with vLLM 0.99.0" in caplog.text
+
+
 def test_the_encoder_manager_is_ours_where_vllm_has_its_plain_one(text: Path) -> None:
     theirs, mine = two(text, 40, [full()])
     assert EncoderCacheManager is type(theirs.scheduler.encoder_cache_manager)

@@ -3,14 +3,16 @@
     vllm serve MODEL --scheduler-cls shmstore.integrations.vllm.scheduler.Scheduler
 
 It is vLLM's own scheduler, synchronous or asynchronous as the configuration says. When it has been built, our managers
-take the places of vLLM's two. They answer the same calls with the same blocks. If ours do not serve a configuration,
-vLLM's manager stays, and one line in the log says why.
+take the places of vLLM's two. They answer the same calls with the same blocks. If ours do not serve a configuration, or
+vLLM's manager has other methods or parameters than those known here, it stays, and one line in the log says why.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import logging
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ import vllm.v1.core.sched.scheduler as _sync
 import vllm.v1.core.single_type_kv_cache_manager as _types
 from vllm.v1.metrics.stats import PrefixCacheStats
 
+from shmstore.integrations.vllm.shared import note_version
 from shmstore.scheduler import (
     BlockHashes,
     ChunkedLocalAttentionSpec,
@@ -51,6 +54,48 @@ _allocate_slots = KVCacheManager.allocate_slots
 _EVENT = _events.BlockStored | _events.BlockRemoved | _events.AllBlocksCleared
 
 
+_KNOWN = {
+    "KVCacheManager": """
+        __init__(self kv_cache_config max_model_len scheduler_block_size hash_block_size max_in_flight_tokens
+            enable_caching use_eagle num_prefill_lookahead log_stats enable_kv_cache_events dcp_world_size
+            pcp_world_size metrics_collector watermark enable_mamba_shared_prefix_checkpoint)
+        allocate_slots(self request num_new_tokens num_new_computed_tokens new_computed_blocks num_lookahead_tokens
+            num_external_computed_tokens delay_cache_blocks num_encoder_tokens full_sequence_must_fit reserved_blocks
+            has_scheduled_reqs skip_zeroing_group_ids)
+        cache_blocks(self request num_computed_tokens) create_kv_cache_blocks(self blocks)
+        estimate_cached_tokens(self request) evict_blocks(self block_ids) finalize_partial_tail_offloads(self request)
+        free(self request) get_block_ids(self request_id) get_blocks(self request_id)
+        get_block_ids_for_computed_tokens(self request_id num_computed_tokens) get_computed_blocks(self request)
+        get_computed_blocks_for_connector(self request) get_num_common_prefix_blocks(self running_request_id)
+        make_prefix_cache_stats(self) new_step_starts(self) pop_blocks_for_free(self request)
+        prefix_cache_lookup_enabled(self request) record_blocks_for_zeroing(self request_id start_token)
+        record_prefix_cache_stats(self request num_hits)
+        remove_skipped_blocks(self request_id processed_computed_tokens num_prompt_tokens) reset_prefix_cache(self)
+        take_boundary_state_offloads(self) take_events(self) take_kv_cache_block_copies(self) take_new_block_ids(self)
+        truncate_computed_blocks(self blocks num_computed_tokens)""",
+    "EncoderCacheManager": """
+        __init__(self cache_size) allocate(self request input_id)
+        can_allocate(self request input_id encoder_compute_budget num_embeds_to_schedule)
+        check_and_update_cache(self request input_id) free(self request) free_encoder_input(self request input_id)
+        get_cached_input_ids(self request) get_cached_num_encoder_embeds(self request input_id)
+        get_freed_mm_hashes(self) get_manager_metadata(self) reset(self)""",
+}
+"""The methods of vLLM's managers in 0.32, which ours answer as the scheduler calls them there."""
+
+
+def _check_known(theirs: type) -> None:
+    """Raise ValueError if a method of vLLM's manager is new, is missing or has other parameters."""
+    known = dict(re.findall(r"(\w+)\(([^)]*)\)", " ".join(_KNOWN.get(theirs.__name__, "").split())))
+    found = {
+        name: " ".join(inspect.signature(method).parameters)
+        for name, method in vars(theirs).items()
+        if inspect.isfunction(method) and (name == "__init__" or not name.startswith("_"))
+    }
+    for name in sorted(known.keys() | found.keys()):
+        if known.get(name) != found.get(name):
+            raise ValueError(f"it knows {theirs.__name__}.{name}({known.get(name)}), and here is ({found.get(name)})")
+
+
 def _spec_of(manager: Any) -> KVCacheSpec:
     """Return our spec for what one of vLLM's managers of one type manages; ValueError if we have none."""
     theirs = getattr(manager.kv_cache_spec, "first_spec", manager.kv_cache_spec)
@@ -70,6 +115,7 @@ class KVManager(KVCacheManager):
     """
 
     def __init__(self, theirs: Any, max_in_flight_tokens: int, watermark: float) -> None:
+        _check_known(type(theirs))
         config, coordinator = theirs.kv_cache_config, theirs.coordinator
         managers = coordinator.single_type_managers
         if config.needs_kv_cache_zeroing:
@@ -198,7 +244,12 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
         except ValueError as why:
             _log.warning("The KV-cache manager of shmstore does not serve this, so vLLM's own stays: %s", why)
         if type(self.encoder_cache_manager) is _encoder.EncoderCacheManager:
-            self.encoder_cache_manager = EncoderManager(self.encoder_cache_manager.cache_size)
+            try:
+                _check_known(_encoder.EncoderCacheManager)
+                self.encoder_cache_manager = EncoderManager(self.encoder_cache_manager.cache_size)
+            except ValueError as why:
+                _log.warning("The encoder-cache manager of shmstore does not serve this, so vLLM's own stays: %s", why)
+        note_version()
 
     def add_request(self, request: Any) -> None:
         """Add a request, whose block hashes are in C from now on."""

@@ -20,7 +20,7 @@ from vllm.v1.engine.output_processor import OutputProcessor
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
 from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
-from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, store_name
+from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, note_version, store_name
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
 from shmstore.metrics import ShmStoreCollector
 from shmstore.multimodal import CacheTypes, MultiModalCacheConfig, processor_cache_from_config
@@ -54,6 +54,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         os.environ[HANDLE] = self._sender.handle.to_json()
         _collector().watch(self._sender, self.writer.name)
         came = self.writer.recovered
+        note_version()
         _log.info("multi-modal items go through store %s of shmstore, with %d from before", self.writer.name, came)
 
     @property

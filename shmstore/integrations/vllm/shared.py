@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import logging
 import multiprocessing
 import os
 import secrets
@@ -20,9 +21,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import vllm
+
 from shmstore.files import DIRECTORY, PREFIX
 
-__all__ = ["HANDLE", "RUN", "STORE", "TIER", "agree", "cache_type", "engines", "store_name"]
+__all__ = ["HANDLE", "RUN", "STORE", "TIER", "agree", "cache_type", "engines", "note_version", "store_name"]
+
+_log = logging.getLogger("vllm.shmstore")
+
+TESTED = "0.32.0"
+"""The version that the tests run engines of."""
 
 STORE = "SHMSTORE_VLLM_STORE"
 """The variable with a name for the store, which then outlives its servers."""
@@ -46,6 +54,12 @@ def agree() -> None:
 def _remove(name: str, pid: int) -> None:
     if os.getpid() == pid:  # not a forked child
         Path(DIRECTORY, name).unlink(missing_ok=True)  # also while a worker is still ending: it needs no name
+
+
+def note_version() -> None:
+    """Log if this vLLM is not the one that the tests run engines of; what is compared is the same then."""
+    if (version := vllm.__version__.partition("+")[0]) != TESTED:
+        _log.warning("shmstore was not tested with vLLM %s, but with %s", version, TESTED)
 
 
 def store_name() -> str:
