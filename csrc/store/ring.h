@@ -53,8 +53,8 @@ typedef struct shms_ring {
     uint32_t n_zones, zone_shift;
     uint64_t capacity;
     uint64_t small; /* objects up to this many bytes are small; 0 if the store itself is small */
-    /* No gap is longer, except those at the hands and in the area of small objects. It buys a put that evicts in 0.6 us where a search for gaps in 4,096
-     * zones takes 8. */
+    /* No gap is longer, except those at the hands and in the area of small objects. It buys a put that evicts in 0.6 us
+     * where a search for gaps in 4,096 zones takes 8. */
     uint64_t gap;
     bool fifo;
     uint64_t changes; /* how many times a zone has become stale, from 1 on */
