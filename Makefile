@@ -29,11 +29,12 @@ test-python: $(VENV)/.dev $(VENV)/.demo $(VENV)/.built
 	case "$$most $$?" in "0 0"$(if $(ARGS), | "0 5" | "5 0")) ;; *) exit 1 ;; esac
 
 # In a real vLLM, with an environment of its own; some 4 GB and, once it is there, 6 minutes.
+# Another version than CI's: make test-vllm VLLM=0.33.0 VLLM_VENV=.venv-vllm-0.33.0
 test-vllm: $(VLLM_VENV)/.made
 	$(VLLM_VENV)/bin/python -m pytest tests/vllm -o addopts=-ra -p no:cacheprovider --timeout 900 $(ARGS)
 
 $(VLLM_VENV)/.made: tests/vllm/environment.py pyproject.toml $(SOURCES)
-	$(PYTHON) tests/vllm/environment.py $(VLLM_VENV)
+	$(PYTHON) tests/vllm/environment.py $(VLLM_VENV) $(VLLM)
 
 lint: $(VENV)/.dev $(VENV)/.built
 	$(BIN)/ruff check .

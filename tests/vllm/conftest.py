@@ -12,6 +12,7 @@ import pytest
 
 from shmstore.files import PREFIX
 from shmstore.inspect.segments import holders
+from shmstore.integrations.vllm import compare
 
 collect_ignore_glob = [] if "vllm" in {one.name for one in distributions()} else ["test_*"]
 
@@ -28,6 +29,14 @@ os.environ |= {
 
 VLLMS = ("psm_", "vllm_dist_", "sem.loky-")
 """How the names of vLLM's own files in /dev/shm begin."""
+
+
+def change(monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str) -> None:
+    """Let the plug-in see another vLLM: in one of its source files, one text stands in the place of another."""
+    real = compare.installed()
+    assert old in real.read(file)
+    read = lambda asked: real.read(asked).replace(old, new) if asked == file else real.read(asked)  # noqa: E731
+    monkeypatch.setattr(compare, "installed", lambda: compare.Sources(read))
 
 
 @pytest.fixture(autouse=True)

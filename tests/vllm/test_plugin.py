@@ -20,10 +20,9 @@ import torch
 from prometheus_client import REGISTRY, generate_latest
 from vllm.config import ParallelConfig
 from vllm.multimodal import processing
-from vllm.multimodal.cache import ShmObjectStoreSenderCache, factories
+from vllm.multimodal.cache import factories
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
-    MultiModalFeatureSpec,
     MultiModalFieldElem,
     MultiModalFlatField,
     MultiModalKwargsItem,
@@ -105,48 +104,6 @@ def test_a_setting_that_means_nothing_is_refused(name: str, monkeypatch: pytest.
         register()
 
 
-# ---- a look at vLLM
-
-
-def unknown_parameter(self: Any, mm_item: Any, mm_hash: str, priority: int) -> Any: ...
-
-
-DIFFERENCES: list[tuple[Any, str, Any]] = [
-    (SenderCache.__mro__[1], "get_and_update_item", unknown_parameter),
-    (SenderCache.__mro__[1], "rotate", unknown_parameter),
-    (ReceiverCache.__mro__[1], "rotate", unknown_parameter),
-    (OutputProcessor, "add_request", unknown_parameter),
-    (OutputProcessor, "process_outputs", unknown_parameter),
-    (OutputProcessor, "__init__", unknown_parameter),
-    (AsyncMPClient, "_send_input", unknown_parameter),
-    (ShmObjectStoreSenderCache, "__init__", unknown_parameter),
-    (factories, "processor_cache_from_config", unknown_parameter),
-    (factories, "worker_receiver_cache_from_config", unknown_parameter),
-    (seams, "MultiModalFieldElem", MultiModalFeatureSpec),
-    (seams, "EngineCoreOutput", object),
-    (seams, "MultiModalFeatureSpec", object),
-    (OutputProcessor, "abort_requests", unknown_parameter),
-]
-
-
-def test_this_vllm_is_known() -> None:
-    assert seams.difference() is None
-
-
-@pytest.mark.parametrize(("where", "name", "other"), DIFFERENCES, ids=lambda value: getattr(value, "__name__", value))
-def test_what_differs_keeps_the_plugin_out(
-    where: Any, name: str, other: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(seams, "install", lambda: pytest.fail("it was changed"))
-    monkeypatch.setattr(where, name, other, raising=False)
-    monkeypatch.setenv("SHMSTORE_VLLM", "1")
-    register()
-    assert 1 == len([record for record in caplog.records if record.name == "vllm.shmstore"])
-    monkeypatch.setenv("SHMSTORE_VLLM", "strict")
-    with pytest.raises(RuntimeError):
-        register()
-
-
 # ---- items
 
 
@@ -185,7 +142,7 @@ def test_slices_may_be_in_tuples() -> None:
     assert [[slice(0, 4), slice(4, 9)]] == found.slices
 
 
-@pytest.mark.parametrize("tree", [5, [], ["[null]"], ["[null]", {}, 3], [5, {}], ["[null]", 5], ["[null]", {"a": 1}]])
+@pytest.mark.parametrize("tree", [5, [], ["[]"], ["[]", {}, 3], [5, {}], ["[]", 5], ["[]", {"a": 1}]])
 def test_the_bytes_of_something_else_are_not_an_item(tree: Any) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - it is what the reader turns into a typed error
         items._from_tree(tree)
@@ -194,7 +151,7 @@ def test_the_bytes_of_something_else_are_not_an_item(tree: Any) -> None:
 def test_a_reference_travels_as_vllms_messages_do() -> None:
     with shmstore.ObjectStoreWriter.create(capacity=1 << 20, n_readers=1) as writer:
         ref = writer.put("item", b"")
-        sent = ReferenceItem(writer.hold(ref), None, pytest.fail)
+        sent = ReferenceItem(writer.hold(ref), pytest.fail)
         messages = MsgpackEncoder().encode(sent)
         arrived = MsgpackDecoder(MultiModalKwargsItem).decode(messages)
         assert [ref, ref, None] == [ref_of(arrived), ref_of(pickle.loads(pickle.dumps(sent))), ref_of(item(*FIELDS))]
@@ -226,7 +183,7 @@ class Desk:
 
     def item(self, name: str) -> ReferenceItem:
         again = partial(sender_module.SenderCache._lease_again, cast(Any, self), name)
-        return ReferenceItem(self._held(self.writer.put(name, b"")), None, again)
+        return ReferenceItem(self._held(self.writer.put(name, b"")), again)
 
     def _held(self, ref: shmstore.ObjectRef) -> shmstore.LeasedRef:
         return self.writer.hold(ref)
@@ -613,14 +570,14 @@ def plain(updates: list[Any]) -> list[Any]:
 
 
 def test_prompt_updates_come_back_with_the_answers_of_their_functions() -> None:
-    packed = encode_updates((prompt_updates(), "image"))
+    packed = encode_updates(prompt_updates())
     assert packed is not None
-    updates, modality = decode_updates(packed)
-    assert (plain(prompt_updates()), "image") == (plain(updates), modality)
+    updates = decode_updates(packed)
+    assert plain(prompt_updates()) == plain(updates)
     assert updates[0].with_content([1]).content.full == [1]
     at_start = processor.PromptIndexTargets.start()
     for odd in (prompt_updates()[0].with_target(at_start), "update"):
-        assert encode_updates(([odd], None)) is None
+        assert encode_updates([odd]) is None
 
 
 @pytest.fixture

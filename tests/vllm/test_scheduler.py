@@ -10,16 +10,21 @@ from typing import Any
 import msgspec
 import pytest
 from vllm.config import KVEventsConfig, KVTransferConfig, SpeculativeConfig
+from vllm.config.ec_manager_config import EncoderCacheManagerConfig
 from vllm.distributed.kv_events import BlockStored
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
-from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, EncoderDecoderCacheManager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import RSWASpec, SlidingWindowSpec
 
 from shmstore.integrations.vllm import scheduler as ours
+from shmstore.integrations.vllm.encoder_cache import EncoderManager
+from tests.vllm.conftest import change
 from tests.vllm.lockstep import SHAPE, Engine, Images, full, kv_cache_config, vllm_config, window
+
+ENCODER = EncoderCacheManagerConfig("shmstore.integrations.vllm.encoder_cache.EncoderManager")
 
 GROUPS: dict[str, tuple[int, list[Any]]] = {
     "full": (40, [full()]),
@@ -58,6 +63,7 @@ def two(
         config = vllm_config(text, blocks, **settings)
         # On CPUs vLLM turns this off; its scheduler does not know on what the model runs.
         config.scheduler_config.async_scheduling = is_async = settings.get("async_scheduling", False)
+        config.ec_manager_config = ENCODER if mine else EncoderCacheManagerConfig()
         cls = ours.Scheduler if mine else AsyncScheduler if is_async else Scheduler
         interval = config.cache_config.prefix_cache_retention_interval
         made = kv_cache_config(blocks, *specs, eagle=eagle, prefix_cache_retention_interval=interval)
@@ -197,22 +203,49 @@ def test_a_kv_connector_keeps_the_manager_of_vllm(text: Path, monkeypatch: pytes
     assert "connector" in line
 
 
-@pytest.mark.parametrize("name", ["get_computed_blocks", "allocate_slots", "a_new_method"])
-def test_another_method_or_parameter_keeps_the_manager_of_vllm(
+@pytest.mark.parametrize(
+    ("file", "old", "new", "named"),
+    [
+        ("v1/core/kv_cache_manager.py", "def get_computed_blocks(", "def found(", "get_computed_blocks is missing"),
+        ("v1/core/kv_cache_manager.py", "num_lookahead_tokens: int = 0,", "ahead: int = 0,", "num_lookahead_tokens"),
+        ("v1/core/kv_cache_coordinator.py", "self.retention_interval", "self.interval", "retention_interval"),
+        ("v1/core/sched/scheduler.py", "self.kv_cache_manager.usage", "self.kv_cache_manager.used", "used"),
+    ],
+    ids=["method", "parameter", "coordinator", "scheduler"],
+)
+def test_another_kv_cache_manager_stays(
+    text: Path, file: str, old: str, new: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change(monkeypatch, file, old, new)
+    (line,) = fall_back(text, [full()], monkeypatch)
+    assert named in line
+
+
+@pytest.mark.parametrize("name", ["aux_output_connector", "num_hash_lookahead_tokens"])
+def test_what_asks_more_of_the_manager_keeps_that_of_vllm(
     text: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real: Any = getattr(KVCacheManager, name, None)
-    monkeypatch.setattr(KVCacheManager, name, lambda *args, **named: real(*args, **named), raising=False)
-    (line,) = fall_back(text, [full()], monkeypatch)
-    assert f"KVCacheManager.{name}" in line
+    """vLLM makes them for models that are not here, so the scheduler believes that it has one."""
+
+    class Asking(ours.Scheduler):
+        def __getattribute__(self, wanted: str) -> Any:
+            return 1 if wanted == name else super().__getattribute__(wanted)
+
+    monkeypatch.setattr(ours, "Scheduler", Asking)
+    said: list[str] = []
+    monkeypatch.setattr(ours._log, "warning", lambda line, *about: said.append(line % about))
+    engine = Engine(Asking, vllm_config(text, 40, async_scheduling=False), kv_cache_config(40, full()))
+    assert KVCacheManager is type(engine.scheduler.kv_cache_manager)
+    assert 1 == len(said)
 
 
-def test_a_method_that_is_missing_keeps_the_encoder_manager_of_vllm(
+def test_an_unknown_encoder_manager_stays(
     text: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delattr(EncoderCacheManager, "get_freed_mm_hashes")
-    _, mine = two(text, 40, [full()])
-    assert EncoderCacheManager is type(mine.scheduler.encoder_cache_manager)
+    change(monkeypatch, "v1/core/encoder_cache_manager.py", "def get_freed_mm_hashes", "def get_freed")
+    config = vllm_config(text, 40, ec_manager_config=ENCODER)
+    engine = Engine(Scheduler, config, kv_cache_config(40, full()))
+    assert EncoderCacheManager is type(engine.scheduler.encoder_cache_manager)
     assert "EncoderCacheManager.get_freed_mm_hashes" in caplog.text
 
 
@@ -226,10 +259,16 @@ def test_a_version_without_tests_is_named_in_the_log(
     assert "not tested with vLLM 0.99.0" in caplog.text
 
 
-def test_the_encoder_manager_is_ours_where_vllm_has_its_plain_one(text: Path) -> None:
-    theirs, mine = two(text, 40, [full()])
-    assert EncoderCacheManager is type(theirs.scheduler.encoder_cache_manager)
-    assert ours.EncoderManager is type(mine.scheduler.encoder_cache_manager)
+def test_the_encoder_manager_comes_by_vllms_own_setting(text: Path) -> None:
+    for wanted, cls in ((EncoderCacheManagerConfig(), EncoderCacheManager), (ENCODER, EncoderManager)):
+        engine = Engine(Scheduler, vllm_config(text, 40, ec_manager_config=wanted), kv_cache_config(40, full()))
+        assert cls is type(engine.scheduler.encoder_cache_manager)
+
+
+def test_an_encoder_decoder_model_keeps_the_encoder_manager_of_vllm() -> None:
+    about = SimpleNamespace(model_config=SimpleNamespace(is_encoder_decoder=True))
+    made = EncoderManager.create_manager(cache_size=12, vllm_config=about)
+    assert EncoderDecoderCacheManager is type(made)
 
 
 def test_room_that_was_asked_for_and_not_taken_is_there_for_the_next_request() -> None:
@@ -238,7 +277,7 @@ def test_room_that_was_asked_for_and_not_taken_is_there_for_the_next_request() -
         return SimpleNamespace(request_id=name, mm_features=places, get_num_encoder_embeds=lambda i: 6)
 
     one, two_items, other = request("one", "A"), request("two", "B", "C"), request("other", "D")
-    for manager in (EncoderCacheManager(12), ours.EncoderManager(12)):
+    for manager in (EncoderCacheManager(12), EncoderManager(12)):
         assert manager.can_allocate(one, 0, 100, 0)  # and then blocks are short
         assert manager.can_allocate(two_items, 0, 100, 0)
         assert manager.can_allocate(two_items, 1, 100, 6)

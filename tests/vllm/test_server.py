@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -20,10 +19,10 @@ from shmstore import ObjectStoreWriter, StoreNotFoundError
 from shmstore.inspect import find_segments
 from tests.vllm.inputs import photograph
 from tests.vllm.server import Server, server
+from tests.vllm.traffic import LONG, Traffic
 
 ROUNDS = 3
 SMALL = ("--mm-processor-cache-gb", "0.02")  # some 40 photographs
-LONG = "w" * 8140  # fits, but not together with a picture, which is stored when that is found
 
 
 @pytest.fixture(scope="module")
@@ -111,28 +110,11 @@ def test_the_store_shows_beside_vllms_own_metrics_and_in_the_command_line(runnin
 
 def test_two_hundred_requests_at_random_leave_no_lease(running: Server, expected: list[list[int]]) -> None:
     """One or several pictures, three answers, rejections, and clients that hang up; the cache is too small for all."""
-    luck = random.Random(13)
-    open_connections = []
+    traffic = Traffic(running, 13)
     for _ in range(200):
-        several = range(luck.choice((1, 1, 1, 2, 3)))
-        numbers = [luck.randrange(12) if luck.random() < 0.5 else luck.randrange(400, 520) for _ in several]
-        pictures = [photograph(number) for number in numbers]
-        what = luck.random()
-        if what < 0.1:
-            assert 400 == running.ask(*pictures, text=LONG)[0]
-        elif what < 0.3:
-            open_connections.append(running.send(*pictures, max_tokens=200))
-        elif what < 0.4:
-            assert 200 == running.ask(*pictures, n=3, temperature=1, top_k=1)[0]
-        else:
-            status, tokens = running.ask(*pictures)
-            assert 200 == status
-            if len(numbers) == 1 and numbers[0] < 12:
-                assert [expected[numbers[0]]] == tokens
-        if len(open_connections) > 3:
-            open_connections.pop(luck.randrange(4)).close()
-    for connection in open_connections:
-        connection.close()
+        if found := traffic.send():
+            assert [expected[found[0]]] == found[1]
+    traffic.hang_up()
     assert 0 < running.store().facts.evictions
     assert [4, 4] == hits_of_four(running, expected)[1:]
 

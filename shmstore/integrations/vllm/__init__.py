@@ -9,12 +9,15 @@ keeps the item until the request is over, however often and by however many work
     SHMSTORE_VLLM_READ  copy (default), views or until_step: how a worker reads; see `receiver`
     SHMSTORE_TIER       the URL of a tier, in which API servers of other hosts find what this one has processed
 
-`register` first compares vLLM's names and signatures with those that the plug-in knows. If they differ, it changes
-nothing and logs one line.
+`register` first compares vLLM's classes and methods with those that the plug-in knows (`compare`). If they differ, it
+changes nothing and logs one line.
 """
 
 import logging
 import os
+
+from shmstore.integrations.vllm import compare
+from shmstore.integrations.vllm.known import CACHES
 
 __all__ = ["register"]
 
@@ -33,11 +36,11 @@ def register() -> None:
     if wanted == "0":
         return
     try:
-        from shmstore.integrations.vllm import seams
-
-        problem = seams.difference()
-    except Exception as error:  # whatever another vLLM makes of our questions
-        problem = f"{type(error).__name__}: {error}"
+        problem = compare.difference(compare.installed(), CACHES)
+        if problem is None:
+            from shmstore.integrations.vllm import seams  # not before: it imports what was compared
+    except (ImportError, SyntaxError) as error:  # there is no vLLM, or one for a later Python
+        problem = str(error)
     if problem is None:
         seams.install()
     elif wanted == "strict":

@@ -21,13 +21,12 @@ from shmstore.refs import ObjectRef
 from shmstore.serde import register_type
 from shmstore.store import LeasedRef
 
-__all__ = ["ReferenceItem", "modality_of", "ref_of", "register_items"]
+__all__ = ["ReferenceItem", "ref_of", "register_items"]
 
 ADDRESS = "address"
 """The key of a reference. vLLM sends an item with this key to the workers even if the prefix cache covers it."""
 
 _FIELDS = {cls.__name__: cls for cls in (MultiModalBatchedField, MultiModalFlatField, MultiModalSharedField)}
-_OLD = "modality" in {field.name for field in dataclasses.fields(MultiModalFieldElem)}  # 0.13
 
 
 class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
@@ -37,8 +36,8 @@ class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
     search, whose steps are requests of their own.
     """
 
-    def __init__(self, lease: LeasedRef, modality: str | None, lease_again: Callable[[], LeasedRef]) -> None:
-        self._lease_again, self._modality = lease_again, modality
+    def __init__(self, lease: LeasedRef, lease_again: Callable[[], LeasedRef]) -> None:
+        self._lease_again = lease_again
         self.users = 0
         """Unfinished and aborted requests that have this item."""
         self._hold(lease)
@@ -46,7 +45,7 @@ class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
     def _hold(self, lease: LeasedRef) -> None:
         self._lease: LeasedRef | None = lease
         words = list(lease.ref.to_words())
-        super().__init__({ADDRESS: _elem(ADDRESS, self._modality, words, MultiModalBatchedField())})
+        super().__init__({ADDRESS: MultiModalFieldElem(words, MultiModalBatchedField())})
 
     def renew(self) -> None:
         """Open a lease if the last one has ended; ValueError if the item was evicted since."""
@@ -63,7 +62,7 @@ class ReferenceItem(MultiModalKwargsItem):  # type: ignore[misc]
     @classmethod
     def adopt(cls, item: Any, lease: LeasedRef, lease_again: Callable[[], LeasedRef]) -> None:
         """Make a reference that came from outside one of this process's."""
-        new = cls(lease, modality_of(item), lease_again)
+        new = cls(lease, lease_again)
         item.__class__, item.__dict__ = cls, new.__dict__
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,33 +80,21 @@ def ref_of(item: Any) -> ObjectRef | None:
         raise ValueError(f"not a reference to a stored item: {shown(elem.data)}") from None
 
 
-def modality_of(item: Any) -> str | None:
-    """Return the modality that the elements of an item name in 0.13; None where they name none."""
-    return next(iter(item.values())).modality if _OLD else None
-
-
-def _elem(key: str, modality: str | None, data: Any, field: Any) -> Any:
-    if _OLD:
-        return MultiModalFieldElem(modality=modality, key=key, data=data, field=field)
-    return MultiModalFieldElem(data=data, field=field)
-
-
 def register_items() -> None:
     """Let this process store vLLM's items, and read them."""
     register_type("vllm.MultiModalKwargsItem", MultiModalKwargsItem, _to_tree, _from_tree)
 
 
 def _to_tree(item: Any) -> list[Any]:
-    head = [modality_of(item), *(_field_to_json(elem.field) for elem in item.values())]
-    return [json.dumps(head), {key: elem.data for key, elem in item.items()}]
+    head = json.dumps([_field_to_json(elem.field) for elem in item.values()])
+    return [head, {key: elem.data for key, elem in item.items()}]
 
 
 def _from_tree(tree: Any) -> Any:
     if type(tree) is not list or len(tree) != 2 or type(tree[0]) is not str or type(tree[1]) is not dict:
         raise ValueError("not the tree of an item")
-    modality, fields = _parse_head(tree[0])
-    pairs = zip(tree[1].items(), fields, strict=True)
-    return MultiModalKwargsItem({key: _elem(key, modality, data, field) for (key, data), field in pairs})
+    pairs = zip(tree[1].items(), _parse_head(tree[0]), strict=True)
+    return MultiModalKwargsItem({key: MultiModalFieldElem(data, field) for (key, data), field in pairs})
 
 
 def _field_to_json(field: Any) -> list[Any]:
@@ -130,11 +117,10 @@ def _slices_from_json(value: Any) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _parse_head(text: str) -> tuple[str | None, list[Any]]:
-    modality, *parts = json.loads(text)
+def _parse_head(text: str) -> list[Any]:
     fields = []
-    for name, settings in parts:
+    for name, settings in json.loads(text):
         if "slices" in settings:
             settings["slices"] = _slices_from_json(settings["slices"])
         fields.append(_FIELDS[name](**settings))
-    return modality, fields
+    return fields

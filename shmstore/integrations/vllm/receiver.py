@@ -49,11 +49,6 @@ class LazyItem(MultiModalKwargsItem):  # type: ignore[misc]
         """The elements, as they are in the store."""
         return get_patiently(self._reader, self._ref).data
 
-    @property
-    def modality(self) -> Any:
-        """The modality, which items of 0.13 have."""
-        return get_patiently(self._reader, self._ref).modality
-
     def __reduce__(self) -> tuple[Any, ...]:
         return MultiModalKwargsItem, (self.data,)
 

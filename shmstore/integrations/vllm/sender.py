@@ -18,7 +18,7 @@ from vllm.v1.engine.core_client import AsyncMPClient
 from vllm.v1.engine.output_processor import OutputProcessor
 
 from shmstore.errors import CacheMissError, ObjectBusyError, ObjectNotFoundError, WriterActiveError
-from shmstore.integrations.vllm.items import ReferenceItem, modality_of, ref_of, register_items
+from shmstore.integrations.vllm.items import ReferenceItem, ref_of, register_items
 from shmstore.integrations.vllm.requests import RequestLeases, follow, follow_engines
 from shmstore.integrations.vllm.shared import HANDLE, STORE, TIER, engines, note_version, store_name
 from shmstore.integrations.vllm.updates import decode_updates, encode_updates
@@ -48,7 +48,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._has_others = self.writer.n_writers > 1 or self._sender.tier is not None
         self._requests_before = RequestLeases.total
         self._found: OrderedDict[str, list[Any]] = OrderedDict()
-        # 0.13 never says that a request is merged: then what was found stays until 64 others are.
+        # 0.31 never says that a request is merged: then what was found stays until 64 others are.
         self._limit = 4096 if hasattr(BaseMultiModalProcessorCache, "release_sender_touches") else 64
         self._warned = False
         os.environ[HANDLE] = self._sender.handle.to_json()
@@ -79,9 +79,8 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         """Return a reference to the item, or the item if it does not fit, and its prompt updates."""
         if mm_item is None and (found := self._found.get(mm_hash)):
             return found.pop()  # type: ignore[no-any-return]
-        given = None if mm_item is None else (mm_item[0], (mm_item[1], modality_of(mm_item[0])))
         try:
-            return self._exchange(given, mm_hash)
+            return self._exchange(mm_item, mm_hash)
         except TypeError as error:  # of a field or a value that the store does not know
             if not self._warned:
                 self._warned = True
@@ -89,10 +88,10 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
             return tuple(mm_item)
 
     def _exchange(self, given: Any, mm_hash: str) -> tuple[Any, Any]:
-        sent, (updates, modality) = self._sender.get_and_update_item(given, mm_hash)
+        sent, updates = self._sender.get_and_update_item(given, mm_hash)
         if isinstance(sent, ObjectRef):
             try:
-                return ReferenceItem(self._held(sent), modality, partial(self._lease_again, mm_hash)), updates
+                return ReferenceItem(self._held(sent), partial(self._lease_again, mm_hash)), updates
             except ObjectBusyError as busy:
                 if given is None:
                     raise CacheMissError([mm_hash]) from busy
@@ -117,7 +116,7 @@ class SenderCache(BaseMultiModalProcessorCache):  # type: ignore[misc]
         self._sender.touch_sender_cache_item(mm_hash)
 
     def release_sender_touches(self) -> None:
-        """Let go of what was found and not taken; 0.13 has no such call."""
+        """Let go of what was found and not taken; 0.31 has no such call."""
         self._found.clear()
 
     def validate_input_item(self, mm_item: Any, mm_hash: str) -> None:
@@ -179,9 +178,8 @@ def _make_sender(vllm_config: Any, named: bool) -> Any:
         raise WriterActiveError(error.message, hint=hint) from None
 
 
-def _modality(item: MultiModalKwargsItem, updates: tuple[Any, str | None]) -> str | None:
-    resolved, modality = updates  # items name it in 0.13, and their updates in later versions
-    return modality or next((getattr(update, "modality", None) for update in resolved), None)
+def _modality(item: MultiModalKwargsItem, updates: Any) -> str | None:
+    return next((getattr(update, "modality", None) for update in updates), None)
 
 
 @cache

@@ -29,8 +29,8 @@ __all__ = ["HANDLE", "RUN", "STORE", "TIER", "agree", "cache_type", "engines", "
 
 _log = logging.getLogger("vllm.shmstore")
 
-TESTED = "0.32.0"
-"""The version that the tests run engines of."""
+TESTED = ("0.31.0", "0.32.0", "0.33.0")
+"""The versions that the tests ran engines of."""
 
 STORE = "SHMSTORE_VLLM_STORE"
 """The variable with a name for the store, which then outlives its servers."""
@@ -57,9 +57,9 @@ def _remove(name: str, pid: int) -> None:
 
 
 def note_version() -> None:
-    """Log if this vLLM is not the one that the tests run engines of; what is compared is the same then."""
-    if (version := vllm.__version__.partition("+")[0]) != TESTED:
-        _log.warning("shmstore was not tested with vLLM %s, but with %s", version, TESTED)
+    """Log if this vLLM is not one that the tests ran engines of; what is compared is the same then."""
+    if (version := vllm.__version__.partition("+")[0]) not in TESTED:
+        _log.warning("shmstore was not tested with vLLM %s, but with %s", version, ", ".join(TESTED))
 
 
 def store_name() -> str:

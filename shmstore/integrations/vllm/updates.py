@@ -25,33 +25,31 @@ _FIELDS = ["modality", "item_idx", "mode", "target", "content", "full", "is_embe
 _IS_KNOWN = [field.name for cls in (_Update, PromptUpdateDetails) for field in fields(cls)] == _FIELDS
 
 
-def encode_updates(given: tuple[Any, str | None]) -> bytes | None:
-    """Return prompt updates and the modality of their item as bytes, or None if they are not data."""
+def encode_updates(given: Any) -> bytes | None:
+    """Return prompt updates as bytes, or None if they are not data."""
     if not _IS_KNOWN:
         return None
     rows = []
-    for update in given[0]:
+    for update in given:
         if type(update) is not _Update or type(update.content) is not PromptUpdateDetails:
             return None
         full, is_embed = update.content.full, update.content.is_embed
         try:
             mask = None if is_embed is None else bytes(is_embed(full).bool().tolist())
-        except Exception:  # a function that wants more, such as the tokenizer in 0.13
+        except Exception:  # a function that wants more than the tokens
             return None
         rows.append([update.modality, update.item_idx, update.mode.value, update.target, shortened(full), mask])
-    return pack([rows, given[1]])
+    return pack(rows)
 
 
-def decode_updates(packed: bytes) -> tuple[list[Any], str | None]:
+def decode_updates(packed: bytes) -> list[Any]:
     """Return what `encode_updates` has encoded; an exception for other bytes."""
-    rows, modality = unpack(packed)
-    updates = [
+    return [
         _Update(
             kind, item_idx, _MODES(mode), target, PromptUpdateDetails(full, None if mask is None else _answer(mask))
         )
-        for kind, item_idx, mode, target, full, mask in rows
+        for kind, item_idx, mode, target, full, mask in unpack(packed)
     ]
-    return updates, modality
 
 
 def _answer(mask: bytes) -> Callable[..., torch.Tensor]:
