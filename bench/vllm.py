@@ -1,8 +1,8 @@
 """`make bench-vllm`: how long an item takes from the API server to all workers of a real vLLM, with each of its caches.
 
-A time is from the call that stores the item, or finds it, in the API server to the moment when the last worker has the
-items of the request. It contains what vLLM does on the way: its messages, its scheduler. Whole requests stand beside
-it. Engines take turns; each figure is a median over all turns.
+A time is from the call that stores the item, or looks for it and finds it, in the API server to the moment when the
+last worker has the items of the request. It contains what vLLM does on the way: its messages, its scheduler. Whole
+requests stand beside it. Engines take turns; each figure is a median over all turns.
 """
 
 import argparse
@@ -63,13 +63,18 @@ def measure(mode: str, workers: int, items: int, model: str) -> dict[str, list[f
         **MODES[mode][1],
     )
     cache = llm.llm_engine.renderer.mm_processor_cache
-    send, started = cache.get_and_update_item, [0]
+    look, send, started = cache.is_cached_item, cache.get_and_update_item, [0]
 
-    def timed(*args: Any) -> Any:
+    def looked(mm_hash: str) -> Any:
         started[0] = time.monotonic_ns()
-        return send(*args)
+        return look(mm_hash)
 
-    cache.get_and_update_item = timed
+    def sent(mm_item: Any, mm_hash: str) -> Any:
+        if mm_item is not None:  # it was processed since
+            started[0] = time.monotonic_ns()
+        return send(mm_item, mm_hash)
+
+    cache.is_cached_item, cache.get_and_update_item = looked, sent
     probe = Path(os.environ[PROBE])
     pictures = [photograph(number, SIZE) for number in range(items + 2)]
     times: dict[str, list[float]] = {"miss": [], "hit": [], "request, miss": [], "request, hit": []}

@@ -1,0 +1,98 @@
+"""`python -m bench.vllm_own`: what the plug-in for vLLM takes of a hit and of a miss, without an engine.
+
+A hit is the API server's part (look, lease, reference) and a worker's (read in place). A miss is a put; beside it
+stands the copy of as many bytes into shared memory that is there already. Medians, in turn.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import ParallelConfig
+from vllm.multimodal.inputs import (
+    MultiModalBatchedField,
+    MultiModalFieldElem,
+    MultiModalFlatField,
+    MultiModalKwargsItem,
+)
+
+from shmstore.integrations.vllm import shared
+from shmstore.integrations.vllm.receiver import ReceiverCache
+from shmstore.integrations.vllm.sender import SenderCache
+
+PATCHES = {"6 MB": (4900, 1176), "18 MB": (15408, 1176)}
+"""Rows of pixels of a photograph, and bytes of each."""
+HITS, MISSES, TURNS = 2000, 20, 5
+
+
+def config() -> Any:
+    """Return what the caches read of vLLM's configuration: 1 GiB, one worker."""
+    settings = SimpleNamespace(mm_processor_cache_gb=1, mm_shm_cache_max_object_size_mb=128)
+    model = SimpleNamespace(get_multimodal_config=lambda: settings, model="tiny", revision=None)
+    return SimpleNamespace(model_config=model, parallel_config=ParallelConfig())
+
+
+def item(rows: int, columns: int) -> MultiModalKwargsItem:
+    pixels = torch.randint(0, 255, (rows, columns), dtype=torch.uint8)
+    elems = {
+        "pixel_values": MultiModalFieldElem(pixels, MultiModalFlatField(slices=[slice(0, rows)])),
+        "image_grid_thw": MultiModalFieldElem(torch.tensor([1, 70, 70]), MultiModalBatchedField()),
+    }
+    return MultiModalKwargsItem(elems)
+
+
+def median(call: Callable[[int], Any], times: int) -> float:
+    """Return the median time of a call in microseconds; what it returns is dropped after it."""
+    taken = []
+    for number in range(times):
+        begun = time.perf_counter_ns()
+        kept = call(number)
+        taken.append(time.perf_counter_ns() - begun)
+        del kept
+    return statistics.median(taken) / 1e3
+
+
+def row(sender: SenderCache, worker: ReceiverCache, size: str) -> list[float]:
+    """Return the medians for items of one size: the server's hit, the worker's, a miss, and the copy."""
+    rows, columns = PATCHES[size]
+    whole = item(rows, columns)
+    source = whole["pixel_values"].data.numpy()
+    places = torch.ones((MISSES, rows, columns), dtype=torch.uint8).share_memory_().numpy()
+    sent = MultiModalKwargsItem(sender.get_and_update_item((whole, []), size)[0].data)
+
+    def hit(_: int) -> Any:
+        assert sender.is_cached_item(size)
+        return sender.get_and_update_item(None, size)
+
+    keys = (f"{size} {number}" for number in range(TURNS * MISSES))
+    figures = [
+        (
+            median(hit, HITS),
+            median(lambda _: worker.get_and_update_item(sent, ""), HITS),
+            median(lambda _: sender.get_and_update_item((whole, []), next(keys)), MISSES),
+            median(lambda number: np.copyto(places[number], source), MISSES),
+        )
+        for _ in range(TURNS)
+    ]
+    return [statistics.median(column) for column in zip(*figures, strict=True)]
+
+
+def main() -> None:
+    os.environ["SHMSTORE_VLLM_READ"] = "views"
+    shared.agree()
+    sender = SenderCache(config())
+    worker = ReceiverCache(None, None)
+    print("| item | API server, hit | worker, hit | miss | copy alone | miss - copy |\n|---|---:|---:|---:|---:|---:|")
+    for size in PATCHES:
+        api, get, miss, copy = row(sender, worker, size)
+        print(f"| {size} | {api:.1f} us | {get:.1f} us | {miss:.0f} us | {copy:.0f} us | {miss - copy:.0f} us |")
+    sender.close()
+
+
+if __name__ == "__main__":
+    main()
