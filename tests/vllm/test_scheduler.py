@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from vllm.config import KVEventsConfig, KVTransferConfig, SpeculativeConfig
+from vllm.config import KVEventsConfig, KVTransferConfig, SpeculativeConfig, VllmConfig
 from vllm.config.ec_manager_config import EncoderCacheManagerConfig
 from vllm.distributed.kv_events import BlockStored
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
@@ -129,6 +129,7 @@ def test_every_step_is_the_same(text: Path, groups: str, settings: str) -> None:
         assert 0 < preempted
 
 
+@pytest.mark.skipif(hasattr(VllmConfig, "num_hash_lookahead_tokens"), reason="0.33 keeps its own manager for EAGLE")
 @pytest.mark.parametrize("marked", [(0,), ()], ids=["marked", "unmarked"])
 @pytest.mark.parametrize("groups", GROUPS)
 def test_every_step_with_a_draft_model_is_the_same(
@@ -221,22 +222,17 @@ def test_another_kv_cache_manager_stays(
     assert named in line
 
 
-@pytest.mark.parametrize("name", ["aux_output_connector", "num_hash_lookahead_tokens"])
-def test_what_asks_more_of_the_manager_keeps_that_of_vllm(
-    text: Path, name: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "value"), [("aux_output_connector", object()), ("use_eagle", True)])
+def test_what_is_new_in_033_keeps_the_manager_of_vllm(
+    text: Path, name: str, value: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """vLLM makes them for models that are not here, so the scheduler believes that it has one."""
-
-    class Asking(ours.Scheduler):
-        def __getattribute__(self, wanted: str) -> Any:
-            return 1 if wanted == name else super().__getattribute__(wanted)
-
-    monkeypatch.setattr(ours, "Scheduler", Asking)
-    said: list[str] = []
-    monkeypatch.setattr(ours._log, "warning", lambda line, *about: said.append(line % about))
-    engine = Engine(Asking, vllm_config(text, 40, async_scheduling=False), kv_cache_config(40, full()))
+    """vLLM has it with models that are not here, so the scheduler believes that it does."""
+    monkeypatch.setattr(ours.Scheduler, "num_hash_lookahead_tokens", 0, raising=False)
+    own = property(lambda self: value, lambda self, other: None)
+    monkeypatch.setattr(ours.Scheduler, name, own, raising=False)
+    engine = Engine(ours.Scheduler, vllm_config(text, 40), kv_cache_config(40, full()))
     assert KVCacheManager is type(engine.scheduler.kv_cache_manager)
-    assert 1 == len(said)
+    assert 1 == caplog.text.count("vLLM's own stays")
 
 
 def test_an_unknown_encoder_manager_stays(

@@ -16,9 +16,6 @@ changes nothing and logs one line.
 import logging
 import os
 
-from shmstore.integrations.vllm import compare
-from shmstore.integrations.vllm.known import CACHES
-
 __all__ = ["register"]
 
 _log = logging.getLogger("vllm.shmstore")  # a child of vLLM's own logger, so that its settings apply
@@ -35,6 +32,9 @@ def register() -> None:
         raise ValueError(f"SHMSTORE_VLLM must be 0, 1 or strict, not {wanted!r}")
     if wanted == "0":
         return
+    from shmstore.integrations.vllm import compare  # here: it is also a command, which this module must not load
+    from shmstore.integrations.vllm.known import CACHES
+
     try:
         problem = compare.difference(compare.installed(), CACHES)
         if problem is None:

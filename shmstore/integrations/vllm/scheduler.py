@@ -48,12 +48,6 @@ _SPECS: dict[type, tuple[type[KVCacheSpec], tuple[str, ...]]] = {
     _types.CrossAttentionManager: (CrossAttentionSpec, ()),
 }
 """Our spec for each of vLLM's managers of one type of attention whose work ours does, and what it has of its own."""
-_NOT_SERVED = {
-    "connector": "KV connectors",
-    "aux_output_connector": "connectors of auxiliary outputs",
-    "num_hash_lookahead_tokens": "block hashes that look ahead",
-}
-"""What the scheduler has if it asks more of its manager than ours does."""
 _allocate_slots = KVCacheManager.allocate_slots
 _EVENT = _events.BlockStored | _events.BlockRemoved | _events.AllBlocksCleared
 
@@ -171,9 +165,13 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
         try:
             if problem := compare.difference(compare.installed(), KV_CACHE):
                 raise ValueError(problem)
-            for name, what in _NOT_SERVED.items():
-                if getattr(self, name, None):
-                    raise ValueError(f"it does not know {what}")
+            if self.connector is not None:
+                raise ValueError("it does not know KV connectors")
+            if hasattr(self, "num_hash_lookahead_tokens"):  # since 0.33
+                if self.aux_output_connector is not None:
+                    raise ValueError("it does not know connectors of auxiliary outputs")
+                if self.use_eagle:
+                    raise ValueError("it does not know how this vLLM finds prefixes for EAGLE")
             self.kv_cache_manager = KVManager(
                 self.kv_cache_manager, self.vllm_config.max_in_flight_tokens, self.scheduler_config.watermark
             )
