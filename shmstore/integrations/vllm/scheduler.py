@@ -24,7 +24,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 
 from shmstore.integrations.vllm import compare
 from shmstore.integrations.vllm.known import KV_CACHE
-from shmstore.integrations.vllm.shared import note_version
+from shmstore.integrations.vllm.shared import check_plugins, note_version
 from shmstore.scheduler import (
     BlockHashes,
     ChunkedLocalAttentionSpec,
@@ -162,6 +162,7 @@ class Scheduler(_sync.Scheduler):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        check_plugins()
         try:
             if problem := compare.difference(compare.installed(), KV_CACHE):
                 raise ValueError(problem)

@@ -22,10 +22,22 @@ from pathlib import Path
 from typing import Any
 
 import vllm
+import vllm.envs
 
 from shmstore.files import DIRECTORY, PREFIX
 
-__all__ = ["HANDLE", "RUN", "STORE", "TIER", "agree", "cache_type", "engines", "note_version", "store_name"]
+__all__ = [
+    "HANDLE",
+    "RUN",
+    "STORE",
+    "TIER",
+    "agree",
+    "cache_type",
+    "check_plugins",
+    "engines",
+    "note_version",
+    "store_name",
+]
 
 _log = logging.getLogger("vllm.shmstore")
 
@@ -60,6 +72,13 @@ def note_version() -> None:
     """Log if this vLLM is not one that the tests ran engines of; what is compared is the same then."""
     if (version := vllm.__version__.partition("+")[0]) not in TESTED:
         _log.warning("shmstore was not tested with vLLM %s, but with %s", version, ", ".join(TESTED))
+
+
+def check_plugins() -> None:
+    """Raise RuntimeError if the plug-in must not stay out, and VLLM_PLUGINS leaves it out, so that nobody called it."""
+    chosen = vllm.envs.VLLM_PLUGINS
+    if os.environ.get("SHMSTORE_VLLM") == "strict" and chosen is not None and "shmstore" not in chosen:
+        raise RuntimeError(f"VLLM_PLUGINS leaves out shmstore: {','.join(chosen)} (hint: add shmstore to it)")
 
 
 def store_name() -> str:
