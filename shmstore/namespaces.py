@@ -6,8 +6,6 @@ byte, and the namespace in UTF-8. No UTF-8 text begins with 0xFF, so no plain ke
 
 from shmstore.errors import shown
 
-__all__ = ["MARK", "named", "prefix_of", "split"]
-
 MARK = b"\xff"
 _MAX_NAMESPACE = 255
 

@@ -15,24 +15,6 @@ from shmstore.namespaces import prefix_of
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
 
-__all__ = [
-    "DEFAULT_SERDE",
-    "MAX_EXTRA",
-    "MAX_KEY",
-    "Closable",
-    "checked_name",
-    "checked_serde",
-    "expected_store",
-    "group_of",
-    "hides_payload",
-    "int_of",
-    "packed_key",
-    "packed_ref",
-    "seconds_of",
-    "store_options",
-    "stored_key",
-]
-
 DEFAULT_SERDE = MsgpackSerde()
 MAX_EXTRA = native.MAX_EXTRA
 MAX_KEY = native.MAX_KEY

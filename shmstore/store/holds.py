@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from shmstore.refs import ObjectRef
     from shmstore.store.writer import ObjectStoreWriter
 
-__all__ = ["LeasedRef"]
-
 
 class LeasedRef:
     """A reference whose lease ends with the request: by `end`, at the end of a `with` block, or as garbage if unsent.

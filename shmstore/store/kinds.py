@@ -9,8 +9,6 @@ from shmstore.bindings.store import ALIGN, Writer
 from shmstore.errors import listed, shown
 from shmstore.store.stats import KindStats
 
-__all__ = ["checked_quotas", "kind_stats", "number_of", "set_quotas"]
-
 
 def _packed(kind: Any) -> bytes:
     if not isinstance(kind, str):

@@ -33,8 +33,6 @@ from shmstore.store.arguments import (
 )
 from shmstore.store.kinds import checked_quotas, set_quotas
 
-__all__ = ["Openable"]
-
 _log = logging.getLogger(__name__)
 
 
