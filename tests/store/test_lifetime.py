@@ -1,8 +1,6 @@
 """How long an object stays: as long as anything shares its storage, on whatever path, and not a put longer."""
 
-import contextlib
 import gc
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,7 +13,6 @@ from shmstore import (
     MsgpackSerde,
     ObjectStoreReader,
     ObjectStoreWriter,
-    RankInUseError,
     StoreClosedError,
     StoreFullError,
     TensorSpec,
@@ -169,19 +166,6 @@ def test_arrays_keep_the_object_as_tensors_do(stores: Stores, name: str) -> None
     assert (0, False) == (reader.stats().live_views, is_held(writer))
 
 
-def test_an_array_refuses_dlpack_or_keeps_the_object_by_it(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    array = reader.get(writer.put("k", NUMBERS.numpy()))
-    kept = None
-    with contextlib.suppress(BufferError, ValueError, RuntimeError):
-        kept = DLPACK.from_dlpack(array)
-    del array
-    assert is_held(writer) == (kept is not None)
-    if kept is not None:
-        assert bits(NUMBERS) == bits(kept)
-
-
 @pytest.mark.parametrize("kept_key", ["a", "b", "c"])
 def test_one_tensor_of_a_dict_keeps_all_of_its_object(stores: Stores, kept_key: str) -> None:
     writer = stores.create(CAPACITY)
@@ -211,46 +195,6 @@ def test_the_order_in_which_views_die_does_not_matter(stores: Stores, order: tup
         assert expected[number] == bits(views[number])
         views[number] = None
     assert (0, False) == (reader.stats().live_views, is_held(writer))
-
-
-def test_two_views_of_one_object_hold_it_twice(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    ref = writer.put("k", NUMBERS)
-    one, two = reader.get(ref), reader.get(ref)
-    del one
-    crowd(writer)
-    assert bits(NUMBERS) == bits(two)
-    assert is_held(writer)
-
-
-def test_views_of_several_readers_hold_each_for_itself(stores: Stores) -> None:
-    writer = stores.create(CAPACITY, n_readers=3)
-    readers = [stores.attach(writer, rank) for rank in range(3)]
-    ref = writer.put("k", NUMBERS)
-    views = [reader.get(ref) for reader in readers]
-    while views:
-        crowd(writer)
-        assert is_held(writer)
-        assert {bits(NUMBERS)} == {bits(view) for view in views}
-        views.pop()
-    assert not is_held(writer)
-
-
-def test_the_last_view_may_die_on_another_thread(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    box = [reader.get(writer.put("k", NUMBERS)).numpy()[3:]]
-    held = []
-
-    def last() -> None:
-        held.append(is_held(writer))
-        box.clear()
-
-    thread = threading.Thread(target=last)
-    thread.start()
-    thread.join()
-    assert ([True], 0, False) == (held, reader.stats().live_views, is_held(writer))
 
 
 def test_a_view_in_a_cycle_goes_when_the_cycle_is_collected(stores: Stores) -> None:
@@ -290,26 +234,6 @@ def test_a_value_without_bytes_holds_nothing(stores: Stores, value: Any) -> None
     assert not is_held(writer)
 
 
-def test_a_get_whose_decoding_fails_holds_nothing(stores: Stores) -> None:
-    from shmstore import CorruptStoreError, PickleSerde
-
-    writer = stores.create(CAPACITY, serde=PickleSerde())
-    reader = stores.attach(writer)
-    with pytest.raises(CorruptStoreError):
-        reader.get(writer.put("k", 1))
-    assert (0, False) == (reader.stats().live_views, is_held(writer))
-
-
-def test_what_is_put_while_its_source_is_a_view_is_copied(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    view = reader.get(writer.put("a", NUMBERS))
-    ref = writer.put("b", view.T)
-    del view
-    crowd(writer)
-    assert bits(NUMBERS.T) == bits(reader.get(ref))
-
-
 @pytest.mark.parametrize(
     "make",
     [lambda: random_tensor(1, 8000), lambda: random_tensor(1, 16000)[::2], lambda: {"x": random_tensor(1, 8000)}],
@@ -331,30 +255,6 @@ def test_a_source_that_dies_right_after_the_put_is_stored_whole(stores: Stores, 
 # ---- close
 
 
-def test_views_outlive_reader_and_writer(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    view, array = reader.get(writer.put("a", NUMBERS)), reader.get(writer.put("b", NUMBERS.numpy()))
-    reader.close()
-    writer.close()
-    del reader, writer
-    gc.collect()
-    assert bits(NUMBERS) == bits(view)
-    assert bits(NUMBERS) == bits(array[:].T.T)
-
-
-def test_views_of_a_closed_reader_are_not_reclaimed(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    view = reader.get(writer.put("k", NUMBERS))
-    reader.close()
-    crowd(writer)
-    assert is_held(writer)
-    assert bits(NUMBERS) == bits(view)
-    del view
-    assert not is_held(writer)
-
-
 @pytest.mark.parametrize("properly", [True, False], ids=["closed", "garbage"])
 def test_a_closed_reader_holds_what_its_views_show_and_nothing_else(stores: Stores, properly: bool) -> None:
     writer = stores.create(CAPACITY)
@@ -372,21 +272,6 @@ def test_a_closed_reader_holds_what_its_views_show_and_nothing_else(stores: Stor
     assert not writer.cancel(unread)
     assert is_held(writer)
     assert bits(NUMBERS) == bits(view)
-
-
-def test_the_rank_stays_taken_until_the_last_view_has_gone(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    ref = writer.put("k", NUMBERS)
-    one, two = reader.get(ref), reader.get(ref)[1:]
-    reader.close()
-    for _ in range(2):
-        with pytest.raises(RankInUseError):
-            ObjectStoreReader.attach(writer.handle)
-        one = None
-    assert one is None
-    del two
-    stores.attach(writer)
 
 
 def test_reserved_views_that_are_kept_do_not_crash_after_close() -> None:

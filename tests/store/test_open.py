@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import struct
 import time
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ from shmstore import (
     CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
-    ObjectStoreReader,
     ObjectStoreWriter,
     ShmStoreError,
     StoreHandle,
@@ -399,39 +397,8 @@ def test_of_two_that_open_at_once_one_gets_the_store_and_the_other_is_refused(
         writer.close()
 
 
-def test_a_creator_that_is_killed_at_any_moment_is_no_obstacle_to_the_next(stores: Stores) -> None:
-    name = store_name()
-    for number in range(40):
-        ready = Signal()
-
-        def create(ready: Signal = ready) -> None:
-            ready.send()
-            ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 4 << 20}, prefault=True)
-            signal.pause()
-
-        child = Child(create)
-        ready.wait()
-        until = time.perf_counter() + number % 20 * 0.0002
-        while time.perf_counter() < until:
-            pass
-        child.kill()
-        ready.close()
-        ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 4 << 20}, prefault=True).close(unlink=number % 2 == 0)
-    (SHM / name).unlink()
-    assert name not in segments()
-
-
 def test_what_a_creator_left_in_its_first_moments_is_replaced(stores: Stores, name: str) -> None:
     (SHM / name).write_bytes(struct.pack("8s", b"SHMSTOR1"))
     (SHM / name).chmod(0o600)
     assert 0 == reopened(stores, name).recovered
     stores.attach(name)
-
-
-def test_a_reader_keeps_its_rank_over_a_restart(stores: Stores, name: str) -> None:
-    left(name)
-    reader = stores.attach(name)
-    writer = reopened(stores, name)
-    assert 5 == reader.get(writer.put("new", 5))
-    with pytest.raises(ShmStoreError):
-        ObjectStoreReader.attach(name, 0)

@@ -119,13 +119,6 @@ def test_of_many_threads_one_tells(stores: Stores) -> None:
     assert list(range(2, 22)) == told
 
 
-def test_a_closed_reader_has_no_epoch(stores: Stores) -> None:
-    reader = stores.attach(stores.create(**OPTIONS))
-    reader.close()
-    with pytest.raises(StoreClosedError):
-        _ = reader.writer_epoch
-
-
 @pytest.mark.parametrize("hook", [5, "print"])
 def test_a_hook_that_cannot_be_called_is_a_type_error(stores: Stores, hook: Any) -> None:
     with raises(TypeError, names=("on_takeover", type(hook).__name__)):
