@@ -3,7 +3,6 @@
 import fcntl
 import logging
 import os
-import resource
 import struct
 import subprocess
 import sys
@@ -18,12 +17,10 @@ from shmstore import (
     CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
-    ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreReader,
     ObjectStoreWriter,
     StaleRefError,
-    StoreClosedError,
     StoreFullError,
     StoreHandle,
     StoreNotFoundError,
@@ -38,7 +35,7 @@ from shmstore.store import leftovers
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, store_name
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, store_name
 
 SIZE = 900
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 16}
@@ -185,17 +182,6 @@ def test_what_is_neither_a_name_nor_a_handle_is_refused_by_its_argument(stores: 
         ObjectStoreReader.attach(None)  # type: ignore[arg-type]
 
 
-def test_only_an_arena_with_objects_is_said_to_be_recovered(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "shmstore")
-    first = stores.create(**OPTIONS, n_writers=2)
-    second = join(stores, first.handle)
-    second.put("k", value(1))
-    assert [] == caplog.messages
-    second.close()
-    join(stores, first.handle)
-    assert [f"recovered store {first.name} with 1 objects"] == caplog.messages
-
-
 def test_quotas_are_those_of_an_arena(stores: Stores) -> None:
     first = stores.create(**OPTIONS, n_writers=2, quotas={"image": 4096})
     second = join(stores, first.handle, quotas={"image": 0.5})
@@ -206,41 +192,7 @@ def test_quotas_are_those_of_an_arena(stores: Stores) -> None:
         ObjectStoreWriter.join(stores.create(**OPTIONS, n_writers=2).handle, quotas={"image": 2.0})
 
 
-def test_a_forked_child_has_no_part_in_its_parents_arena(three: list[ObjectStoreWriter]) -> None:
-    def call_and_join() -> tuple[bool, bool]:
-        with pytest.raises(StoreClosedError):
-            three[1].put("k", value(1))
-        with pytest.raises(WriterActiveError):
-            ObjectStoreWriter.join(three[0].handle)
-        return True, True
-
-    assert (True, True) == in_child(call_and_join)
-    three[1].put("k", value(1))
-    assert three[0].is_cached("k")
-
-
 # ---- open
-
-
-def test_processes_that_open_at_once_get_an_arena_each(name: str) -> None:
-    def live(go: Signal, stay: Signal) -> int:
-        go.wait()
-        with ObjectStoreWriter.open(name, **OPTIONS, n_writers=3) as writer:
-            stay.wait()
-            return writer.index
-
-    for _ in range(10):
-        go, stay = Signal(), Signal()
-        children = [Child(live, go, stay) for _ in range(3)]
-        for signal in (go, stay):
-            for _ in children:
-                signal.send()
-        # those that end first may leave their arena to one that comes later, so nobody ends before all are there
-        indices = [child.join() for child in children]
-        assert set(indices) <= {0, 1, 2}
-        assert not (SHM / name).exists()
-        go.close()
-        stay.close()
 
 
 def test_open_takes_one_arena_after_the_other_and_the_store_of_the_same_options_only(stores: Stores) -> None:
@@ -335,16 +287,6 @@ def test_two_that_close_at_once_leave_no_name(name: str) -> None:
         go.close()
 
 
-def test_the_last_writer_of_a_process_without_a_free_descriptor_removes_the_name(name: str) -> None:
-    def close() -> bool:
-        writer = ObjectStoreWriter.create(name, **OPTIONS, n_writers=2)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        writer.close()
-        return (SHM / name).exists()
-
-    assert in_child(close) is False
-
-
 @pytest.mark.parametrize("last", ["creator", "joined"])
 def test_a_generated_name_ends_with_the_last_process(last: str) -> None:
     code = """
@@ -396,17 +338,6 @@ def test_a_killed_writer_leaves_its_objects_to_the_next_that_joins(stores: Store
     assert (1, 2, ["a", "b"]) == (heir.index, heir.recovered, heir.keys())
     assert (2 if keep_leases else 0) == heir.stats().open_leases
     assert is_free(heir) is not keep_leases
-
-
-def test_what_a_killed_writer_held_of_anothers_objects_is_free(stores: Stores) -> None:
-    first = stores.create(**OPTIONS, n_writers=2)
-    first.cancel(first.put("k", value(1)))
-    second = Process(first.handle, lambda writer: writer.hold(writer.get_cached("k")))
-    try:
-        assert not is_free(first)
-    finally:
-        second.kill()
-    assert is_free(first)
 
 
 @pytest.mark.parametrize("how", ["join", "open", "recover", "ended"])
@@ -464,42 +395,6 @@ def test_all_find_the_objects_of_all_and_list_their_own(stores: Stores, three: l
         writer.check_valid()
     assert verify(three[0].name).ok
     assert [True] * 3 == [is_free(writer) for writer in three]
-
-
-def test_a_key_may_be_in_two_arenas(three: list[ObjectStoreWriter]) -> None:
-    first, second, third = three
-    first.put("k", value(1))
-    assert second.put("k", value(1)).address != first.get_cached("k").address
-    for writer in (first, second):
-        with pytest.raises(ObjectExistsError):
-            writer.put("k", value(1))
-    assert third.is_cached("k")
-    first.delete("k")
-    assert [False, False, False] == [writer.is_cached("k") for writer in (first, second, third)]
-
-
-def test_anothers_lease_holds_an_object_until_it_is_read_cancelled_or_retired(
-    stores: Stores, three: list[ObjectStoreWriter]
-) -> None:
-    first, second, _ = three
-    readers = [stores.attach(first, rank) for rank in range(2)]
-    endings: list[Callable[[Any], Any]] = [
-        lambda ref: [reader.release(ref) for reader in readers],
-        second.cancel,
-        lambda _: second.cancel_all(),
-        lambda _: (second.retire(0), second.retire(1)),  # type: ignore[func-returns-value]
-    ]
-    for end in endings:
-        first.clear()
-        first.cancel(first.put("k", value(1)))
-        ref = second.get_cached("k")
-        assert not is_free(first)
-        assert first.is_cached("k")
-        end(ref)
-        assert is_free(first)
-        assert not second.is_cached("k")
-        with pytest.raises(StaleRefError):
-            readers[0].get(ref)
 
 
 def test_a_refusal_says_how_much_other_writers_hold(three: list[ObjectStoreWriter]) -> None:
@@ -566,22 +461,6 @@ def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[Object
     assert not is_free(first)
     assert second.cancel(ref)
     assert not second.cancel(ref)
-
-
-def test_leases_of_others_wait_for_the_group_they_name(stores: Stores) -> None:
-    first = stores.create(**OPTIONS, groups=[1, 1], n_writers=2)
-    second = join(stores, first.handle)
-    readers = [stores.attach(first, rank) for rank in range(2)]
-    first.cancel(first.put("k", value(1)))
-    refs = [second.get_cached("k", group=1), second.get_cached("k")]
-    assert second.assign_group(refs[1], 0)
-    with pytest.raises(ValueError, match="waits for group 1 already, not for group 0;"):
-        second.assign_group(refs[0], 0)
-    assert not is_free(first)
-    for rank, ref in ((1, refs[0]), (0, refs[1])):
-        assert not is_free(first)
-        readers[rank].release(ref)
-    assert is_free(first)
 
 
 def test_a_hold_on_anothers_object_ends_with_its_request(stores: Stores, three: list[ObjectStoreWriter]) -> None:
@@ -725,20 +604,6 @@ def test_what_another_deletes_is_gone_for_all_at_once(stores: Stores, three: lis
     assert third.get_cached("k").monotonic_id == second.get_cached("k").monotonic_id
 
 
-@pytest.mark.parametrize("how", ["delete", "clear"])
-def test_what_is_deleted_of_a_dead_writer_is_gone_for_all(stores: Stores, how: str) -> None:
-    first = stores.create(**OPTIONS, n_writers=3)
-    second = join(stores, first.handle, 1)
-    dead = Process(first.handle, lambda writer: writer.put("k", value(1)))
-    dead.kill()
-    assert second.is_cached("k")
-    first.clear() if how == "clear" else first.delete("k")
-    assert not second.is_cached("k")
-    successor = join(stores, first.handle)
-    assert not successor.is_cached("k")
-    assert not second.is_cached("k")
-
-
 def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     for number, writer in enumerate(three):
@@ -756,13 +621,6 @@ def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(thr
     for writer in three:
         assert [False] * 3 == [writer.is_cached(f"c{n}", namespace="t") for n in range(3)]
         assert ([], 0) == (writer.keys(), len(writer))
-
-
-def test_anothers_objects_survive_an_attached_reader_that_knows_one_handle(three: list[ObjectStoreWriter]) -> None:
-    """A worker attaches once, and reads the references of every writer."""
-    with ObjectStoreReader.attach(three[2].handle, 0) as reader:
-        for number, writer in enumerate(three):
-            assert bits(value(number)) == bits(reader.get(writer.put("k", value(number))))
 
 
 def test_a_file_that_a_dead_creator_left_empty_is_replaced(name: str, stores: Stores) -> None:

@@ -317,9 +317,10 @@ def with_descriptors_left(spare: int, act: Callable[[], Any]) -> Any:
             os.close(number)
 
 
-def test_a_store_is_removed_also_by_a_process_without_descriptors() -> None:
+@pytest.mark.parametrize("n_writers", [1, 2])
+def test_a_store_is_removed_also_by_a_process_without_descriptors(n_writers: int) -> None:
     def close_without() -> bool:
-        writer = ObjectStoreWriter.create(name, capacity=4096, n_readers=1)
+        writer = ObjectStoreWriter.create(name, capacity=4096, n_readers=1, n_writers=n_writers)
         with_descriptors_left(0, writer.close)
         return (SHM / name).exists()
 
