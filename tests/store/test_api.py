@@ -7,8 +7,9 @@ import json
 import pickle
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,20 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from tests.support import SHM, Leavers, Stores, bits, crowd, frozen, random_tensor, segments, span_of, state, store_name
+from tests.support import (
+    SHM,
+    Leavers,
+    Stores,
+    bits,
+    crowd,
+    frozen,
+    random_tensor,
+    run_all,
+    segments,
+    span_of,
+    state,
+    store_name,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,12 +119,6 @@ def test_the_signatures_are_those_of_the_contract() -> None:
     assert expected == {name: [p[0] for p in parameters(getattr(ObjectStoreReader, name))] for name in expected}
     assert [("unlink", True, False)] == parameters(ObjectStoreWriter.close)
     assert ("copy", False, False) == parameters(ObjectStoreReader.get)[1]
-
-
-def test_every_public_name_is_there_and_documented() -> None:
-    for name in shmstore.__all__:
-        thing = getattr(shmstore, name)
-        assert name == "__version__" or thing.__doc__, name
 
 
 def test_a_put_and_a_get_give_back_what_went_in(stores: Stores) -> None:
@@ -211,35 +219,26 @@ def test_a_full_store_refuses_and_leaves_keys_order_and_figures_as_they_were(sto
     assert evicted_in_turn(refused=0) == evicted_in_turn(refused=3)
 
 
-def test_a_put_that_fails_while_the_bytes_are_written_leaves_the_store_as_it_was(stores: Stores) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
+def test_a_put_that_fails_while_the_bytes_are_written_leaves_the_store_as_it_was(
+    stores: Stores, error: type[BaseException]
+) -> None:
     class Failing(shmstore.MsgpackSerde):
         def fill(self, dst: Any, source: Any) -> None:
             memoryview(dst)[:1] = b"x"
-            raise ZeroDivisionError
+            raise error
 
     writer = stores.create(n_readers=1, serde=Failing())
     writer.put("a", torch.ones(10))
     before = state(writer)
     for protected in ([], ["b"]):
-        with writer.protect(protected), pytest.raises(ZeroDivisionError):
+        with writer.protect(protected), pytest.raises(error):
             writer.put("b", torch.arange(100).reshape(10, 10).T)
         after = state(writer)
         assert before[0] == after[0]
         assert dataclasses.replace(before[1], next_id=after[1].next_id) == after[1]
         writer.check_valid()
     assert writer.put("b", torch.ones(10)).monotonic_id > before[1].next_id
-
-
-def test_not_even_an_interrupt_in_a_put_leaves_anything_half_written(stores: Stores) -> None:
-    class Interrupted(shmstore.MsgpackSerde):
-        def fill(self, dst: Any, source: Any) -> None:
-            raise KeyboardInterrupt
-
-    writer = stores.create(n_readers=1, serde=Interrupted())
-    with pytest.raises(KeyboardInterrupt):
-        writer.put("b", torch.arange(100).reshape(10, 10).T)
-    assert ([], 0, 0) == (writer.keys(), writer.stats().used_bytes, writer.stats().open_leases)
-    writer.check_valid()
 
 
 # ---- looking
@@ -255,7 +254,7 @@ def test_questions_change_no_order_and_no_count(stores: Stores) -> None:
         assert not writer.is_cached("b")
         assert "a" in writer
         assert "b" not in writer
-        assert 3 not in writer
+        assert [False] * 4 == [key in writer for key in ("", 5, None, "x" * 100_000)]
         assert 1 == len(writer)
         assert reader.validate(ref)
         assert ["a"] == writer.keys()
@@ -272,11 +271,6 @@ def test_keys_come_oldest_first_wherever_they_lie(stores: Stores) -> None:
     assert "k19" == kept[-1]
     assert len(kept) == len(writer)
     assert writer
-
-
-def test_an_empty_store_is_true_and_has_no_keys(stores: Stores) -> None:
-    writer = stores.create(4096)
-    assert (True, 0, []) == (bool(writer), len(writer), writer.keys())
 
 
 def test_every_figure_counts_what_its_docstring_says(stores: Stores) -> None:
@@ -352,17 +346,6 @@ def test_cancel_ends_one_lease_and_says_whether_it_did(stores: Stores) -> None:
     assert not writer.cancel(second)
 
 
-def test_cancel_after_the_last_read_is_harmless(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    reader = stores.attach(writer)
-    ref = writer.put("a", torch.ones(4))
-    view = reader.get(ref)
-    writer.cancel(ref)
-    assert not writer.cancel(ref)
-    crowd(writer)
-    assert [1, 1, 1, 1] == view.tolist()
-
-
 def test_a_lease_waits_for_every_rank_that_has_not_been_retired(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=3)
     readers = [stores.attach(writer, rank) for rank in (0, 1)]
@@ -374,15 +357,6 @@ def test_a_lease_waits_for_every_rank_that_has_not_been_retired(stores: Stores) 
     writer.retire(2)
     crowd(writer)
     assert "a" not in writer
-
-
-def test_a_retired_rank_is_expected_again_when_it_attaches(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    writer.retire(0)
-    stores.attach(writer)
-    writer.put("a", 1)
-    crowd(writer)
-    assert "a" in writer
 
 
 def test_delete_takes_the_key_at_once_and_the_bytes_when_nobody_holds_them(stores: Stores) -> None:
@@ -517,27 +491,6 @@ def test_a_handle_travels_by_json_by_pickle_and_through_the_environment(stores: 
     assert (0, "through the environment\n", "") == (done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "3",
-        '{"name": "x"}',
-        '{"name": 3, "store_id": 1, "n_readers": 1}',
-        '{"name": "x", "store_id": "1", "n_readers": 1}',
-        '{"name": "x", "store_id": true, "n_readers": 1}',
-        '{"name": "x", "store_id": 1, "n_readers": 1.0}',
-        '{"name": "x", "store_id": 1, "n_readers": 1, "more": 1}',
-    ],
-)
-def test_json_that_is_no_handle_is_a_value_error(text: str) -> None:
-    with pytest.raises(ValueError, match="not a store handle"):
-        StoreHandle.from_json(text)
-
-
 def test_a_handle_with_fields_that_lie_is_refused(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=2)
     fields = json.loads(writer.handle.to_json())
@@ -640,7 +593,9 @@ def test_every_call_after_close_is_a_store_closed_error(stores: Stores) -> None:
     ref = writer.put("a", 1)
     writer.close()
     reader.close()
-    for number, call in enumerate(every_call(writer, reader, ref)):
+    calls = every_call(writer, reader, ref)
+    calls.append(lambda: reader.writer_epoch)
+    for number, call in enumerate(calls):
         with pytest.raises(StoreClosedError, match="closed"):
             call()
             pytest.fail(f"call {number}")
@@ -712,24 +667,16 @@ def test_writers_and_readers_do_not_pickle(stores: Stores) -> None:
 def test_a_writer_may_be_closed_while_other_threads_use_it(stores: Stores) -> None:
     writer = stores.create(1 << 20, n_readers=1)
     writer.retire(0)
-    errors: list[BaseException] = []
 
     def work(number: int) -> None:
         value = random_tensor(number, 20000)
-        try:
+        with suppress(StoreClosedError):
             for i in range(10**6):
                 writer.put(f"{number}-{i}", value)
-        except StoreClosedError:
-            return
-        except BaseException as error:
-            errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    while writer.stats().puts < 200:
-        pass
-    writer.close()
-    for thread in threads:
-        thread.join()
-    assert [] == errors
+    def close() -> None:
+        while writer.stats().puts < 200:
+            pass
+        writer.close()
+
+    run_all(close, *(partial(work, number) for number in range(4)))

@@ -22,39 +22,9 @@ from shmstore import (
     StoreClosedError,
     StoreFullError,
 )
-from tests.support import Stores, bits, in_child
+from tests.support import Stores, bits, in_child, run_all
 
 CAPACITY = 256 * 1024
-
-
-def run_all(*works: Callable[[], None]) -> None:
-    """Run each in a thread of its own; raises the first error of any."""
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(works))
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            start.wait()
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-@pytest.fixture
-def often() -> object:
-    """Let threads take turns a hundred times as often as usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-5)
-    yield before
-    sys.setswitchinterval(before)
 
 
 def value_of(number: int) -> dict[str, torch.Tensor]:
