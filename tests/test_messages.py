@@ -258,12 +258,6 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_done(stores: 
     for opening in (ObjectStoreReader.attach, ObjectStoreWriter.recover):
         refused(ValueError, (r"'a\ud800'", "surrogates"), lambda: opening("a\ud800"))  # noqa: B023
         refused(ValueError, (f"'{path}'",), lambda: opening(path))  # noqa: B023
-        for handle, names in (
-            (StoreHandle(writer.name, writer.handle.store_id, -9), ("n_readers", "-9")),
-            (StoreHandle(writer.name, -1, 2), ("store_id", "-1")),
-            (StoreHandle("a/b", 1, 2), ("name", "'a/b'")),
-        ):
-            refused(ValueError, ("StoreHandle", *names), lambda: opening(handle))  # noqa: B023
 
 
 @pytest.mark.parametrize(

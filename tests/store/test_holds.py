@@ -177,13 +177,6 @@ def test_a_hold_survives_recovery_and_ends_with_cancel_all(stores: Stores) -> No
     assert fills(heir)
 
 
-def test_a_key_may_be_protected_before_it_is_stored(writer: ObjectStoreWriter) -> None:
-    with writer.protect(["a"]):
-        writer.cancel(writer.put("a", VALUE))
-        assert not fills(writer)
-    assert fills(writer)
-
-
 def test_a_reference_is_validated_with_and_without_its_key(stores: Stores, writer: ObjectStoreWriter) -> None:
     ref = writer.put("a", VALUE)
     before = writer.stats()
