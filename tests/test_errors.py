@@ -131,11 +131,6 @@ def test_a_full_store_says_what_was_needed_and_who_holds_what() -> None:
     assert ["1", "9", "3", "7"] == re.findall(r"\d+", StoreFullError(held_bytes_by_writer={3: 7, 1: 9}).message)
 
 
-def test_what_a_full_store_knows_is_optional() -> None:
-    error = StoreFullError()
-    assert (error.needed, error.held_bytes_by_rank, error.held_bytes_by_writer) == (None, None, None)
-
-
 def test_a_cache_miss_carries_every_missing_hash_in_order() -> None:
     error = CacheMissError(iter(["b", "a"]))
     assert error.mm_hashes == ("b", "a")
