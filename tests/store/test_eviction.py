@@ -41,20 +41,6 @@ def test_asking_whether_a_key_is_cached_is_no_use(stores: Stores) -> None:
     assert ["k3", "k4", "k5", "k6", "k7"] == hits_decide(stores, "clock", ObjectStoreWriter.is_cached)
 
 
-def test_a_second_chance_is_one_not_more(stores: Stores) -> None:
-    writer = stores.create(8 * 1024, n_readers=1)
-    writer.retire(0)
-    writer.put("used", random_tensor(0, 900))
-    writer.touch("used")
-    left_after = []
-    for i in range(16):
-        writer.put(f"n{i}", random_tensor(i, 900))
-        if "used" not in writer:
-            left_after.append(i)
-    assert left_after, "one use kept the object for two laps"
-    assert left_after[0] >= 8, "the use gave no second chance"
-
-
 # ---- protect
 
 
@@ -75,21 +61,6 @@ def test_what_is_protected_stays_inside_the_block_and_goes_after_it(stores: Stor
     crowd(writer)
     assert "kept" not in writer
     writer.check_valid()
-
-
-@pytest.mark.parametrize("value", [torch.ones(50), torch.arange(100).reshape(10, 10).T], ids=["span", "fill"])
-def test_what_is_put_inside_the_block_is_protected_too(stores: Stores, value: torch.Tensor) -> None:
-    writer = stores.create(8192, n_readers=1)
-    writer.retire(0)
-    with writer.protect(["late", "reserved"]):
-        writer.put("late", value)
-        with writer.reserve("reserved", TensorSpec((10,), torch.uint8)):
-            pass
-        crowd(writer)
-        assert "late" in writer
-        assert "reserved" in writer
-    crowd(writer)
-    assert not {"late", "reserved"} & set(writer.keys())
 
 
 def test_a_block_that_is_over_protects_nothing_however_long_its_exception_is_kept(stores: Stores) -> None:
@@ -128,20 +99,6 @@ def test_the_plain_values_of_a_template_are_stored_whatever_their_type(stores: S
         value["size"],
         int(value["a"].sum()),
     )
-
-
-def test_blocks_nest_and_the_outermost_decides(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    writer.retire(0)
-    writer.put("a", 1)
-    with writer.protect(["a", "a"]):
-        with writer.protect(iter(["a", "b"])):
-            writer.put("b", 1)
-        crowd(writer)
-        assert "a" in writer
-        assert "b" not in writer
-    crowd(writer)
-    assert "a" not in writer
 
 
 @pytest.mark.parametrize("reserved", [False, True])

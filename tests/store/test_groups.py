@@ -179,29 +179,6 @@ def test_a_lease_gets_its_group_once_and_the_error_says_how_to_go_on(stores: Sto
         writer.assign_group(forged, 2)
 
 
-def test_a_held_lease_can_get_a_group(stores: Stores) -> None:
-    writer = stores.create(n_readers=2, groups=[1, 1])
-    reader = stores.attach(writer, 1)
-    with writer.hold(writer.put("k", value(1))) as leased:
-        assert writer.assign_group(leased.ref, 1)
-        reader.get(leased.ref)
-        assert not may_go(writer, "k")
-
-
-def test_groups_of_leases_survive_the_writer(stores: Stores) -> None:
-    writer = stores.create(n_readers=2, groups=[1, 1])
-    refs = [writer.put("a", value(1), group=1), writer.put("b", value(2)), writer.put("c", value(3))]
-    writer.assign_group(refs[2], 0)
-    writer.close(unlink=False)
-    again = stores.recover(writer.handle)
-    with StoreInspector.open(writer.name) as inspector:
-        leases = inspector.leases()
-    assert [(1, (1,)), (None, (0, 1)), (0, (0,))] == [(lease.group, lease.waiting_for) for lease in leases]
-    assert again.assign_group(refs[1], 1)
-    stores.attach(again, 1).get(refs[1])
-    assert may_go(again, "b")
-
-
 # ---- processes
 
 

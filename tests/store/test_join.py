@@ -7,7 +7,7 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,6 @@ from shmstore import (
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
-from shmstore.bindings.hidden import hidden
 from shmstore.bindings.inspect import probe
 from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect import StoreInspector, verify
@@ -43,14 +42,6 @@ OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 
 
 def value(seed: int) -> Any:
     return random_tensor(seed, SIZE)
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """Return a name for a store, and remove what has it in the end."""
-    made = store_name()
-    yield made
-    (SHM / made).unlink(missing_ok=True)
 
 
 def join(stores: Stores, store: Any, index: int | None = None, **options: Any) -> ObjectStoreWriter:
@@ -419,20 +410,6 @@ def test_a_refusal_says_how_much_other_writers_hold(three: list[ObjectStoreWrite
     assert {2: span} == again.value.held_bytes_by_writer
 
 
-def test_a_full_quota_says_how_much_of_the_kind_other_writers_hold(stores: Stores) -> None:
-    first = stores.create(**OPTIONS, n_writers=2, quotas={"image": 2048})
-    second = join(stores, first.name)
-    first.cancel(first.put("other", value(0)))
-    span = first.stats().used_bytes
-    for seed, key in enumerate(("one", "two"), 1):
-        first.cancel(first.put(key, value(seed), kind="image"))
-    for key in ("other", "one", "two"):
-        second.get_cached(key)
-    with pytest.raises(StoreFullError) as caught:
-        first.put("next", value(3), kind="image")
-    assert ("quota", {1: 2 * span}) == (caught.value.resource, caught.value.held_bytes_by_writer)
-
-
 def test_a_refusal_tells_to_retire_a_rank_as_long_as_any_writer_waits_for_it(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     first.cancel(first.put("a", value(0)))
@@ -463,40 +440,6 @@ def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[Object
     assert not second.cancel(ref)
 
 
-def test_a_hold_on_anothers_object_ends_with_its_request(stores: Stores, three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    reader = stores.attach(first, 0)
-    stores.attach(first, 1)
-    first.cancel(first.put("k", value(1)))
-    leased = second.hold(second.get_cached("k"))
-    for _ in range(2):
-        assert bits(value(1)) == bits(reader.get(leased.ref))
-    assert not is_free(first)
-    assert leased.end()
-    assert not leased.end()
-    held = second.get_cached("k", hold=True)
-    reader.get(held)
-    assert not is_free(first)
-    second.cancel(held)
-    unsent = second.hold(second.get_cached("k"))
-    assert not is_free(first)
-    del unsent
-    assert is_free(first)
-
-
-def test_a_batch_that_is_undone_leaves_nothing_at_another_writers_object(three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    first.cancel(first.put("k", value(1)))
-    batch = second._writer.batch()
-    for hold in (False, True):
-        second._hand_out(batch, "k", hold)
-    second._put(batch, "own", value(2), False)
-    assert (2, 3) == (second.stats().hits, second.stats().open_leases)
-    batch.undo()
-    assert (0, []) == (second.stats().open_leases, second.keys())
-    assert is_free(first)
-
-
 def test_what_a_protection_or_an_undone_batch_ends_is_no_cancel(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     ref = first.put("k", 1)
@@ -511,34 +454,6 @@ def test_what_a_protection_or_an_undone_batch_ends_is_no_cancel(three: list[Obje
     first.get_cached("k")
     assert first.cancel_all() == 1
     assert first.stats().cancels == 2
-
-
-def test_extra_bytes_of_anothers_object_are_there_for_who_was_handed_it(three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    for key, extra in (("short", b"updates"), ("long", bytes(range(256)) * 40)):
-        batch = first._writer.batch()
-        first._put(batch, key, value(1), False, extra)
-        batch.record.keep = 1
-        ref = second.get_cached(key)
-        assert extra == second._writer.extra(ref.to_bytes())
-        assert 2 == second._writer.has(key.encode())
-    first.put("none", value(2))
-    assert (1, b"") == (second._writer.has(b"none"), second._writer.extra(second.get_cached("none").to_bytes()))
-
-
-def test_uses_by_others_give_a_second_chance(stores: Stores) -> None:
-    first = stores.create(capacity=8 * 1024, n_readers=1, n_writers=2, max_objects=16)
-    second = join(stores, first.handle)
-    stores.attach(first, 0).close()
-    for number in range(7):
-        first.cancel(first.put(str(number), value(number)))
-    for number in (0, 2):
-        second.cancel(second.get_cached(str(number)))
-    assert second.touch("4")
-    assert not second.touch("absent")
-    for number in range(7, 11):
-        first.cancel(first.put(str(number), value(number)))
-    assert {"0", "2", "4"} <= set(first.keys())
 
 
 def test_protection_is_of_ones_own_objects(three: list[ObjectStoreWriter]) -> None:
@@ -623,12 +538,6 @@ def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(thr
         assert ([], 0) == (writer.keys(), len(writer))
 
 
-def test_a_file_that_a_dead_creator_left_empty_is_replaced(name: str, stores: Stores) -> None:
-    (SHM / name).touch(0o600)
-    writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
-    assert (0, 2) == (writer.index, writer.n_writers)
-
-
 @pytest.mark.parametrize(("module", "step"), [(leftovers, "make_room"), (native, "remove")])
 def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
     name: str, stores: Stores, monkeypatch: pytest.MonkeyPatch, module: Any, step: str
@@ -649,31 +558,6 @@ def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
     stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
     assert 2 == len(seen)  # left alone once; removed when nobody was creating it
     assert 1 == len(set(seen))
-
-
-def test_an_arena_into_which_a_process_still_writes_is_left_to_it(name: str, stores: Stores) -> None:
-    """As a client of a tier does, which ends an instant after its writer."""
-    dead = ObjectStoreWriter.create(name, **OPTIONS, n_writers=2)
-    data, offset = dead._writer.data()
-    locked, end = Signal(), Signal()
-
-    def helper() -> None:
-        with (SHM / name).open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH, memoryview(hidden(data)).nbytes, offset)
-            locked.send()
-            end.wait()
-
-    child = Child(helper)
-    locked.wait()
-    dead.close(unlink=False)
-    try:
-        with raises(WriterActiveError, [name, "none"], ["fuser"]):
-            ObjectStoreWriter.join(name, 0)
-        assert 1 == join(stores, name).index
-    finally:
-        end.send()
-        child.join()
-    assert 0 == join(stores, name).index
 
 
 def open_and_close(name: str, rounds: int) -> None:

@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from shmstore import (
     StoreFullError,
     StoreHandle,
     StoreNotFoundError,
-    TensorSpec,
     WriterActiveError,
 )
 from tests.store.children import digest, read_what_comes
@@ -143,60 +141,6 @@ def test_a_forked_child_attaches_for_itself(stores: Stores) -> None:
     stores.attach(writer, 1)
 
 
-def fork_and_wait(open_it: Callable[[], Any], ready: Signal, end: int) -> None:
-    """Opens something, forks a child that lives until `end` is closed, and waits to be killed."""
-    opened = open_it()
-    if os.fork() == 0:
-        os.read(end, 1)
-        os._exit(0)
-    ready.send()
-    while opened:
-        time.sleep(60)
-
-
-@pytest.mark.parametrize("role", ["reader", "writer"])
-def test_a_child_that_lives_on_keeps_no_lock_of_its_dead_parent(stores: Stores, role: str) -> None:
-    handle = None
-    if role == "reader":
-        writer = stores.create(CAPACITY)
-        ref = writer.put("k", VALUE)
-        handle = writer.handle
-    name = handle.name if handle else store_name()
-
-    def open_reader() -> Any:
-        assert handle
-        reader = ObjectStoreReader.attach(handle)
-        return reader, reader.get(ref)
-
-    def open_writer() -> Any:
-        made = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
-        made.put("k", VALUE)
-        return made
-
-    ready = Signal()
-    end, keep = os.pipe()
-    os.set_inheritable(keep, False)
-
-    def life() -> None:
-        os.close(keep)
-        fork_and_wait(open_reader if role == "reader" else open_writer, ready, end)
-
-    child = Child(life)
-    try:
-        ready.wait()
-        child.kill()
-        if role == "reader":
-            writer.put("all", ALL)  # what it held is let go
-            stores.attach(writer)
-        else:
-            assert ["k"] == stores.recover(name).keys()
-    finally:
-        os.close(keep)
-        os.close(end)
-        ready.close()
-        child.kill()
-
-
 # ---- death of a reader
 
 
@@ -228,26 +172,6 @@ def test_a_reader_killed_with_pins_and_leases_gives_everything_back_at_the_next_
     finally:
         child.kill()
         ready.close()
-
-
-def test_a_rank_whose_process_was_killed_can_be_taken_again(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    for generation in range(5):
-        old = [writer.put(f"{generation}-{i}", random_tensor(i, 12_000)).to_bytes() for i in range(4)]
-        ready = Signal()
-        child = Child(hold_and_wait, writer.handle, 0, old[:2], ready)
-        try:
-            ready.wait()
-            with pytest.raises(RankInUseError):
-                ObjectStoreReader.attach(writer.handle)
-        finally:
-            child.kill()
-            ready.close()
-        with ObjectStoreReader.attach(writer.handle) as reader:
-            assert bits(random_tensor(3, 12_000)) == bits(reader.get(ObjectRef.from_bytes(old[3])))
-            # Leases from before are not for this process, and its predecessor's pins are gone.
-            writer.put(f"all-{generation}", ALL)
-        writer.clear()
 
 
 # ---- the writer
@@ -427,35 +351,6 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
     assert handle.name not in segments()
     for view, expected in views:
         assert expected == bits(view)
-
-
-@pytest.mark.parametrize("written", [False, True])
-def test_a_writer_killed_inside_a_reservation_leaves_nothing_of_it(stores: Stores, written: bool) -> None:
-    name = store_name()
-    ready = Signal()
-
-    def reserve() -> None:
-        writer = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
-        ref = writer.put("whole", VALUE)
-        with writer.reserve("half", TensorSpec((50_000,), torch.uint8)) as view:
-            if written:
-                view.fill_(7)
-            ready.send()
-            while ref:
-                time.sleep(60)
-
-    child = Child(reserve)
-    try:
-        ready.wait()
-    finally:
-        child.kill()
-        ready.close()
-    writer = stores.recover(name)
-    reader = stores.attach(name)
-    assert ["whole"] == writer.keys()
-    assert bits(VALUE) == bits(reader.get(writer.get_cached("whole")))
-    writer.put("half", random_tensor(2, 50_000))  # the key and the bytes are free
-    assert ["whole", "half"] == writer.keys()
 
 
 def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing() -> None:
