@@ -23,7 +23,7 @@ from shmstore import (
     StoreNotFoundError,
     TensorSpec,
 )
-from tests.support import Stores, crowd, in_child, raises, segments, store_name
+from tests.support import Stores, raises, segments, store_name
 
 
 def test_errors_name_what_they_are_about_and_what_to_do(stores: Stores) -> None:
@@ -114,17 +114,6 @@ def test_a_reference_of_another_store_says_so(stores: Stores) -> None:
         ours.cancel(ref)
 
 
-def attempt(handle: StoreHandle, taken_by: int) -> None:
-    with raises(RankInUseError, names=("rank 0", repr(handle.name), f"process {taken_by}")):
-        ObjectStoreReader.attach(handle)
-
-
-def test_a_rank_taken_by_another_process_names_it(stores: Stores) -> None:
-    writer = stores.create(8192, n_readers=1)
-    stores.attach(writer)
-    in_child(attempt, writer.handle, os.getpid())
-
-
 @pytest.mark.parametrize("resource", ["bytes", "slots", "leases"])
 def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> None:
     writer = stores.create(8192, n_readers=1, max_objects=2)
@@ -151,28 +140,6 @@ def test_a_full_store_says_what_has_run_out(stores: Stores, resource: str) -> No
             writer.get_cached("new")
     writer.cancel(ref)
     writer.check_valid()
-
-
-def test_a_retired_rank_keeps_its_views_and_may_lose_what_it_has_not_read(stores: Stores) -> None:
-    writer = stores.create(64 * 1024)
-    reader = stores.attach(writer)
-    read = writer.put("read", torch.arange(100))
-    view = reader.get(read)
-    unread = writer.put("unread", torch.arange(100))
-    writer.retire(0)
-    crowd(writer)
-    assert torch.arange(100).equal(view)
-    with raises(StaleRefError, hint=["retired"]):
-        reader.get(unread)
-    kept = writer.put("still there", 5)
-    assert 5 == reader.get(kept)
-    del view
-    reader.close()
-    again = stores.attach(writer)
-    expected = writer.put("expected again", torch.arange(100))
-    with pytest.raises(StoreFullError):
-        writer.put("too large beside it", torch.zeros(64 * 1024 - 600, dtype=torch.uint8))
-    assert torch.arange(100).equal(again.get(expected))
 
 
 def test_a_store_whose_space_is_split_says_what_could_go_and_what_is_in_between(stores: Stores) -> None:

@@ -330,21 +330,6 @@ def test_a_spec_is_not_a_value() -> None:
 # ---- pickle
 
 
-def test_pickle_stores_any_object_as_private_copies() -> None:
-    serde = PickleSerde()
-    value: dict[str, Any] = {"set": {1, 2}, "t": torch.arange(4), "a": np.arange(3), "f": Field("k", torch.ones(1))}
-    encoded = serde.encode(value)
-    payload = store(encoded, serde)
-    gone = weakref.ref(payload)
-    back = serde.decode(encoded.meta, payload)
-    del payload
-    assert gone() is None
-    assert back["set"] == {1, 2}
-    assert exact([back["t"], back["a"], back["f"].data]) == exact([value["t"], value["a"], value["f"].data])
-    back["t"][0] = 5
-    back["a"][0] = 5
-
-
 def test_pickle_says_what_it_cannot_store_and_what_is_damaged() -> None:
     serde = PickleSerde()
     with raises(UnsupportedValueError, names=("value", "pickle")):

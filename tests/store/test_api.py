@@ -32,7 +32,6 @@ from shmstore import (
     TensorSpec,
 )
 from tests.support import (
-    SHM,
     Leavers,
     Stores,
     bits,
@@ -321,39 +320,6 @@ def test_a_copy_is_private_and_writable_and_keeps_nothing(stores: Stores) -> Non
 # ---- serializers of the user's own
 
 
-class ReversingSerde:
-    """Stores bytes backwards, by `fill` alone."""
-
-    def encode(self, value: Any) -> shmstore.serde.Encoded:
-        if not isinstance(value, bytes):
-            raise TypeError(f"value: no serializer for {type(value).__name__}")
-        return shmstore.serde.Encoded(b"rev", len(value), (), ((0, len(value), value),), value)
-
-    def fill(self, dst: Any, source: bytes) -> None:
-        memoryview(dst)[:] = source[::-1]
-
-    def decode(self, meta: bytes, payload: Any, *, copy: bool = False) -> Any:
-        assert meta == b"rev"
-        return bytes(payload)[::-1]
-
-    def layout(self, template: Any) -> shmstore.serde.Layout:
-        raise TypeError("no layout")
-
-
-def test_a_serializer_of_the_users_own_is_used_on_both_sides(stores: Stores) -> None:
-    assert isinstance(ReversingSerde(), shmstore.ObjectSerde)
-    writer = stores.create(8192, n_readers=1, serde=ReversingSerde())
-    reader = stores.attach(writer, serde=ReversingSerde())
-    for i, value in enumerate((b"abc", b"", bytes(range(256)))):
-        assert value == reader.get(writer.put(f"{i}", value))
-    before = state(writer)
-    with pytest.raises(TypeError, match="no serializer for str"):
-        writer.put("x", "text")
-    with pytest.raises(TypeError, match="no layout"), writer.reserve("x", b""):
-        pass
-    assert before == state(writer)
-
-
 def test_pickle_stores_any_object_and_only_where_both_sides_ask_for_it(stores: Stores) -> None:
     writer = stores.create(8192, n_readers=1, serde=shmstore.PickleSerde())
     ref = writer.put("a", {"set": {1, 2}, "type": ZeroDivisionError, "t": torch.arange(3)})
@@ -420,12 +386,6 @@ def test_the_handle_of_a_store_that_was_replaced_finds_nothing_and_disturbs_nobo
 
 
 # ---- create, close
-
-
-def test_a_name_is_made_where_none_is_given(stores: Stores) -> None:
-    writers = [stores.keep(ObjectStoreWriter.create(capacity=4096, n_readers=1)) for _ in range(3)]
-    assert 3 == len({writer.name for writer in writers})
-    assert all((SHM / writer.name).exists() for writer in writers)
 
 
 def test_a_name_that_is_taken_is_left_alone(stores: Stores) -> None:
@@ -510,15 +470,6 @@ def test_close_without_unlink_leaves_the_store_for_recover(stores: Stores) -> No
     writer.close()  # a second close does not change the first one's mind
     again = stores.recover(writer.name)
     assert (["a"], writer.handle) == (again.keys(), again.handle)
-
-
-def test_close_does_not_unlink_a_later_store_of_the_same_name(stores: Stores) -> None:
-    first = stores.create(8192, n_readers=1)
-    (SHM / first.name).unlink()
-    second = stores.create(8192, n_readers=1, name=first.name)
-    first.close()
-    assert first.name in segments()
-    stores.attach(second)
 
 
 def test_the_context_managers_close(stores: Stores) -> None:

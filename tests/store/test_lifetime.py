@@ -143,20 +143,6 @@ def test_arrays_keep_the_object_as_tensors_do(stores: Stores, name: str) -> None
     assert (0, False) == (reader.stats().live_views, is_held(writer))
 
 
-@pytest.mark.parametrize("kept_key", ["a", "b", "c"])
-def test_one_tensor_of_a_dict_keeps_all_of_its_object(stores: Stores, kept_key: str) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    value = {key: random_tensor(i, 2000) for i, key in enumerate("abc")}
-    kept = reader.get(writer.put("k", {**value, "n": 1}))[kept_key]
-    crowd(writer)
-    assert "k" in writer
-    assert bits(value[kept_key]) == bits(kept)
-    assert 1 == reader.stats().live_views
-    del kept
-    assert (0, False) == (reader.stats().live_views, is_held(writer))
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (0, 2, 1)])
 def test_the_order_in_which_views_die_does_not_matter(stores: Stores, order: tuple[int, ...]) -> None:
     writer = stores.create(CAPACITY)
@@ -191,17 +177,6 @@ def test_a_view_in_a_cycle_goes_when_the_cycle_is_collected(stores: Stores) -> N
         gc.enable()
 
 
-def test_a_view_on_the_readers_own_attribute_is_collected_with_it(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    reader = ObjectStoreReader.attach(writer.handle)
-    reader.cache = reader.get(writer.put("k", NUMBERS))  # type: ignore[attr-defined]
-    reader.close()
-    del reader
-    gc.collect()
-    stores.attach(writer)
-    assert not is_held(writer)
-
-
 @pytest.mark.parametrize("value", [torch.empty(0, 3), 3, "text", [None, (1,)], {}, np.empty((2, 0))])
 def test_a_value_without_bytes_holds_nothing(stores: Stores, value: Any) -> None:
     writer = stores.create(CAPACITY)
@@ -209,24 +184,6 @@ def test_a_value_without_bytes_holds_nothing(stores: Stores, value: Any) -> None
     kept = reader.get(writer.put("k", value))
     assert type(value) is type(kept)
     assert not is_held(writer)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [lambda: random_tensor(1, 8000), lambda: random_tensor(1, 16000)[::2], lambda: {"x": random_tensor(1, 8000)}],
-)
-def test_a_source_that_dies_right_after_the_put_is_stored_whole(stores: Stores, make: Callable[[], Any]) -> None:
-    writer = stores.create(CAPACITY)
-    reader = stores.attach(writer)
-    expected, source = make(), make()
-    ref = writer.put("k", source)
-    leaf = source["x"] if isinstance(source, dict) else source
-    leaf.zero_()
-    del source, leaf
-    got = reader.get(ref)
-    if isinstance(expected, dict):
-        expected, got = expected["x"], got["x"]
-    assert bits(expected) == bits(got)
 
 
 # ---- close
