@@ -79,8 +79,7 @@ class Tables:
     @property
     def longest(self) -> int:
         """The tokens of the longest prefix that one type of group had in the last `find`."""
-        tokens: int = self._found.longest
-        return tokens
+        return self._found.longest
 
     def allocate(
         self, request_id: str, passed: int, computed: int, external: int, n_new: int, lookahead: int, n_tokens: int,
@@ -173,8 +172,7 @@ class Tables:
 
     def cached(self, request_id: str) -> int:
         """Return the number of leading tokens whose blocks have been given keys in all groups."""
-        n: int = lib.shms_kvcache_cached(self._c, self._requests[request_id]) if request_id in self else 0
-        return n
+        return lib.shms_kvcache_cached(self._c, self._requests[request_id]) if request_id in self else 0
 
     def table(self, request_id: str) -> tuple[bytes, tuple[int, ...]]:
         """Return the request's blocks of all groups, and the number in each group."""
