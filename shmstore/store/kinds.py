@@ -7,16 +7,12 @@ from typing import Any
 from shmstore.bindings.kinds import MAX_KINDS, MAX_NAME
 from shmstore.bindings.store import ALIGN, Writer
 from shmstore.errors import listed, shown
+from shmstore.namespaces import packed_text
 from shmstore.store.stats import KindStats
 
 
 def _packed(kind: Any) -> bytes:
-    if not isinstance(kind, str):
-        raise TypeError(f"kind must be a str, not {type(kind).__name__}")
-    try:
-        packed = kind.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"kind must be encodable in UTF-8: {error.reason} (position {error.start})") from None
+    packed = packed_text("kind", kind)
     if not 0 < len(packed) <= MAX_NAME or b"\0" in packed:
         raise ValueError(f"kind must have 1 to {MAX_NAME} bytes in UTF-8 without a null byte, not {shown(kind)}")
     return packed
