@@ -9,7 +9,7 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.blockpool import Pool
 from shmstore.bindings.hashlist import HashList
 from shmstore.bindings.hidden import held
-from shmstore.bindings.kv_errors import ARGUMENT, FULL, check_valid, refusal
+from shmstore.bindings.kv_errors import ARGUMENT, FULL, check, check_valid, refusal
 
 KINDS: Final[dict[str, int]] = {
     "full": lib.SHMS_KV_FULL,
@@ -117,7 +117,6 @@ class Tables:
     ) -> int:  # fmt: skip
         """Return the number of blocks that a request still needs to reach `n_tokens`."""
         record = self._requests.get(request_id, self._found)
-        n: int
         try:
             n = lib.shms_kvcache_needed(
                 self._c, record, n_tokens, computed, external, n_encoder, in_flight, ids,
@@ -125,17 +124,13 @@ class Tables:
             )  # fmt: skip
         except OverflowError:  # not an int64
             n = ARGUMENT
-        if n < 0:
-            raise refusal(n)
-        return n
+        return check(n)
 
     def skip(self, request_id: str, passed: int) -> None:
         """Give back what windows need no more after `passed` tokens."""
         if request_id in self:
             record = self._requests[request_id]
-            rc = lib.shms_kvcache_skip(self._c, record, passed)
-            if rc:
-                raise refusal(rc)
+            check(lib.shms_kvcache_skip(self._c, record, passed))
             self.settled[request_id] = record.settled
 
     def cache(self, request_id: str, hashes: HashList, n_tokens: int, boundaries: Sequence[int] = ()) -> None:
@@ -186,9 +181,7 @@ class Tables:
         if request_id not in self:
             return False
         self._answer = self._requests[request_id]
-        rc = question(self._c, self._answer)
-        if rc:
-            raise refusal(rc)
+        check(question(self._c, self._answer))
         return True
 
     def ids(self) -> bytes:
