@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.support import Stores, children, segments
+from tests.support import SHM, Stores, children, segments, store_name
 
 torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
 
@@ -26,6 +26,14 @@ def stores() -> Iterator[Stores]:
     made = Stores()
     yield made
     made.close()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Return a name for a store, and remove what has it in the end."""
+    made = store_name()
+    yield made
+    (SHM / made).unlink(missing_ok=True)
 
 
 @pytest.fixture
