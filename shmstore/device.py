@@ -13,8 +13,6 @@ import torch
 
 from shmstore.errors import DeviceError
 
-__all__ = ["HostMemory", "finish", "release_done", "require_cuda", "upload"]
-
 _cuda: Any = torch.cuda  # tests have a stand-in
 _READ_ONLY = 8  # cudaHostRegisterReadOnly: the device needs it for pages that this process may not write
 

@@ -109,13 +109,24 @@ class ShmStoreError(Exception):
     _code: int | None = None
     """What the bindings raised it for, of the codes of C; None when Python has raised it."""
 
-    def __init__(self, message: str | None = None, *, hint: str | None = None) -> None:
-        self.message = self.default_message if message is None else message
-        self.hint = self.default_hint if hint is None else hint
+    def __init__(self, message: str | None = None, *, hint: str | None = None, **facts: Any) -> None:
+        """Take what the class has as attributes by their names; without a message they make one."""
+        for name, value in facts.items():
+            if not hasattr(type(self), name):
+                raise TypeError(f"{type(self).__name__} has no attribute {name!r}")
+            setattr(self, name, value)
+        self.message = self._usual_message() if message is None else message
+        self.hint = self._usual_hint() if hint is None else hint
         super().__init__(self.message)
         error: object = self
         if isinstance(error, OSError):  # its constructor takes these from two arguments
             error.errno, error.strerror = self._number, self.message
+
+    def _usual_message(self) -> str:
+        return self.default_message
+
+    def _usual_hint(self) -> str:
+        return self.default_hint
 
     # KeyError would quote the message, and OSError would put the number in front.
     def __str__(self) -> str:
@@ -164,31 +175,17 @@ class StoreFullError(ShmStoreError, MemoryError):
         "quota": "release references to objects of this kind, cancel leases of aborted requests, or raise the quota",
     }
 
-    needed: int | None
-    held_bytes_by_rank: dict[int, int] | None
-    held_bytes_by_writer: dict[int, int] | None
-    resource: Literal["bytes", "slots", "leases", "quota"] | None
+    needed: int | None = None
+    held_bytes_by_rank: dict[int, int] | None = None
+    held_bytes_by_writer: dict[int, int] | None = None
+    resource: Literal["bytes", "slots", "leases", "quota"] | None = None
 
-    def __init__(
-        self,
-        message: str | None = None,
-        *,
-        needed: int | None = None,
-        held_bytes_by_rank: Mapping[int, int] | None = None,
-        held_bytes_by_writer: Mapping[int, int] | None = None,
-        resource: Literal["bytes", "slots", "leases", "quota"] | None = None,
-        hint: str | None = None,
-    ) -> None:
-        self.needed = needed
-        self.resource = resource
-        self.held_bytes_by_rank = None if held_bytes_by_rank is None else dict(held_bytes_by_rank)
-        self.held_bytes_by_writer = None if held_bytes_by_writer is None else dict(held_bytes_by_writer)
-        if message is None:
-            message = self.default_message
-            if needed is not None:
-                message += f": {needed} bytes needed"
-            message += held_by(self.held_bytes_by_rank, self.held_bytes_by_writer)
-        super().__init__(message, hint=hint or self._hints.get(resource or ""))
+    def _usual_message(self) -> str:
+        needed = "" if self.needed is None else f": {self.needed} bytes needed"
+        return self.default_message + needed + held_by(self.held_bytes_by_rank, self.held_bytes_by_writer)
+
+    def _usual_hint(self) -> str:
+        return self._hints.get(self.resource or "", self.default_hint)
 
 
 class StoreSpaceError(ShmStoreError, OSError):
@@ -201,24 +198,12 @@ class StoreSpaceError(ShmStoreError, OSError):
     default_message = "the file system of shared memory is too small"
     default_hint = "use less capacity, or enlarge /dev/shm (containers: --shm-size)"
 
-    needed: int | None
-    free: int | None
+    needed: int | None = None
+    free: int | None = None
 
-    def __init__(
-        self,
-        message: str | None = None,
-        *,
-        needed: int | None = None,
-        free: int | None = None,
-        hint: str | None = None,
-    ) -> None:
-        self.needed = needed
-        self.free = free
-        if message is None:
-            message = self.default_message
-            if needed is not None:
-                message += f": {needed} bytes needed, {free} free"
-        super().__init__(message, hint=hint)
+    def _usual_message(self) -> str:
+        space = "" if self.needed is None else f": {self.needed} bytes needed, {self.free} free"
+        return self.default_message + space
 
 
 class SharedMemoryError(ShmStoreError, OSError):
@@ -355,14 +340,16 @@ class UnknownTypeError(CorruptStoreError):
     default_message = "the object holds a value of an unregistered type"
     default_hint = "import the module that calls shmstore.serde.register_type for this name"
 
-    type_name: str
+    type_name: str = ""
 
-    def __init__(self, message: str | None = None, *, type_name: str = "", hint: str | None = None) -> None:
-        self.type_name = type_name
-        if type_name:
-            message = message or f"no type is registered under the name {shown(type_name)}"
-            hint = hint or f"import the module that registers {shown(type_name)} before reading this object"
-        super().__init__(message, hint=hint)
+    def _usual_message(self) -> str:
+        return (
+            f"no type is registered under the name {shown(self.type_name)}" if self.type_name else self.default_message
+        )
+
+    def _usual_hint(self) -> str:
+        which = f"import the module that registers {shown(self.type_name)} before reading this object"
+        return which if self.type_name else self.default_hint
 
 
 class StoreClosedError(ShmStoreError, ValueError):
@@ -381,13 +368,10 @@ class EventsLostError(ShmStoreError, LookupError):
     default_message = "events were lost"
     default_hint = "forget what the events have said, and start again with events()"
 
-    lost: int | None
+    lost: int | None = None
 
-    def __init__(self, message: str | None = None, *, lost: int | None = None, hint: str | None = None) -> None:
-        self.lost = lost
-        if message is None and lost is not None:
-            message = f"{lost} events were lost"
-        super().__init__(message, hint=hint)
+    def _usual_message(self) -> str:
+        return self.default_message if self.lost is None else f"{self.lost} events were lost"
 
 
 class CacheMissError(ShmStoreError, LookupError):
@@ -411,11 +395,7 @@ class UnsupportedValueError(ShmStoreError, TypeError):
     default_message = "no serializer for this value"
     default_hint = "convert it to a tensor, an array or plain data, or register its type (shmstore.serde.register_type)"
 
-    path: str
-
-    def __init__(self, message: str | None = None, *, path: str = "", hint: str | None = None) -> None:
-        self.path = path
-        super().__init__(message, hint=hint)
+    path: str = ""
 
 
 class SerdeError(ShmStoreError, ValueError):
@@ -448,26 +428,14 @@ class KVCacheMemoryError(ShmStoreError, ValueError):
     default_message = "the memory is too small for the KV cache of one request"
     default_hint = "give the KV cache more memory, or use a max_model_len that fits"
 
-    needed: int | None
-    available: int | None
-    fitting_model_len: int | None
+    needed: int | None = None
+    available: int | None = None
+    fitting_model_len: int | None = None
 
-    def __init__(
-        self,
-        message: str | None = None,
-        *,
-        needed: int | None = None,
-        available: int | None = None,
-        fitting_model_len: int | None = None,
-        hint: str | None = None,
-    ) -> None:
-        self.needed = needed
-        self.available = available
-        self.fitting_model_len = fitting_model_len
-        if message is None:
-            message = self.default_message
-            if needed is not None:
-                message += f": {needed} bytes needed, {available} available"
-        if hint is None and fitting_model_len:
-            hint = f"{self.default_hint}: at most {fitting_model_len}"
-        super().__init__(message, hint=hint)
+    def _usual_message(self) -> str:
+        memory = "" if self.needed is None else f": {self.needed} bytes needed, {self.available} available"
+        return self.default_message + memory
+
+    def _usual_hint(self) -> str:
+        fitting = f": at most {self.fitting_model_len}" if self.fitting_model_len else ""
+        return self.default_hint + fitting

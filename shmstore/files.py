@@ -8,8 +8,6 @@ from typing import Final, Literal
 from shmstore.bindings import inspect as native
 from shmstore.errors import CorruptStoreError, LayoutMismatchError, SparseStoreError, StoreNotFoundError, shown
 
-__all__ = ["DIRECTORY", "PREFIX", "FileState", "Holders", "SegmentFile", "classify", "holders", "no_store"]
-
 DIRECTORY: Final = "/dev/shm"
 PREFIX: Final = "shmstore-"
 """The start of generated names."""

@@ -4,22 +4,27 @@ A plain key is stored as UTF-8. The key of a namespace has a prefix: the byte 0x
 byte, and the namespace in UTF-8. No UTF-8 text begins with 0xFF, so no plain key looks like one of a namespace.
 """
 
-from shmstore.errors import shown
+from typing import Any
 
-__all__ = ["MARK", "named", "prefix_of", "split"]
+from shmstore.errors import shown
 
 MARK = b"\xff"
 _MAX_NAMESPACE = 255
 
 
+def packed_text(name: str, text: Any) -> bytes:
+    """Return `text` in UTF-8; TypeError or ValueError, which have the `name`, if it is not a str or has no UTF-8."""
+    if not isinstance(text, str):
+        raise TypeError(f"{name} must be a str, not {type(text).__name__}") from None
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{name} must be encodable in UTF-8: {error.reason} (position {error.start})") from None
+
+
 def prefix_of(namespace: str) -> bytes:
     """Return what the stored keys of `namespace` begin with; TypeError or ValueError if there is no such one."""
-    if not isinstance(namespace, str):
-        raise TypeError(f"namespace must be a str, not {type(namespace).__name__}")
-    try:
-        packed = namespace.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"namespace must be encodable in UTF-8: {error.reason} (position {error.start})") from None
+    packed = packed_text("namespace", namespace)
     if not 0 < len(packed) <= _MAX_NAMESPACE:
         raise ValueError(
             f"namespace must have 1 to {_MAX_NAMESPACE} bytes in UTF-8, not {len(packed)}; pass None for none, and "

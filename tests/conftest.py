@@ -1,11 +1,12 @@
 """Fixtures for all tests: stores that are closed at the end, and the check that nothing is left behind."""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from tests.support import Stores, children, segments
+from tests.support import SHM, Stores, children, segments, store_name
 
 torch.set_num_threads(1)  # forked children have no use for a pool of threads, and two cores are few
 
@@ -25,3 +26,20 @@ def stores() -> Iterator[Stores]:
     made = Stores()
     yield made
     made.close()
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """Return a name for a store, and remove what has it in the end."""
+    made = store_name()
+    yield made
+    (SHM / made).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def often() -> Iterator[None]:
+    """Let threads take turns a hundred times as often as usual."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(5e-5)
+    yield
+    sys.setswitchinterval(before)

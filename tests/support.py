@@ -6,6 +6,7 @@ import pickle
 import re
 import secrets
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -152,6 +153,30 @@ def raises(
     missing = [name for name in names if not re.search(rf"(?<!\w){re.escape(name)}(?!\w)", message)]
     missing += [part for part in hint if part not in advice]
     assert not missing, f"the error does not name {missing}: {caught.value}"
+
+
+# ---- threads
+
+
+def run_all(*works: Callable[[], None]) -> None:
+    """Run each in a thread of its own; raises the first error of any."""
+    errors: list[BaseException] = []
+    start = threading.Barrier(len(works))
+
+    def guarded(work: Callable[[], None]) -> None:
+        try:
+            start.wait()
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 # ---- children

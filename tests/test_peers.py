@@ -5,18 +5,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from bench import peers
-from bench.peers import COMMON, LIMITS, OURS, STDLIB, host, interface
-from bench.peers.harness import Cell, Measurement, Results, percentile
+from bench.peers import COMMON, LIMITS, OURS, STDLIB, interface
+from bench.peers.harness import Cell, Measurement, Results
 from bench.peers.host import HIT, PUT, Session
-from bench.peers.interface import Packed, UnavailableError, arrays, fresh, load, make_tree, touch, unpacked
+from bench.peers.interface import UnavailableError, load, touch
 from bench.peers.plots import COPY, MESSAGE, medians
 from bench.peers.plots import OURS as OURS_TITLE
-from bench.peers.report import Page, is_ahead, time_name
+from bench.peers.report import Page, is_ahead
 
 SPAWNED = [name for name in STDLIB if name not in (*LIMITS, OURS)]
 
@@ -122,45 +120,6 @@ def test_a_peer_that_delivers_other_bytes_is_refused() -> None:
         Session(_Broken(), 4096, 1)
 
 
-def test_a_tree_has_three_tensors_and_exactly_the_bytes_asked_for() -> None:
-    for nbytes in (1 << 10, 6 << 20):
-        tree = make_tree(nbytes)
-        assert [torch.float32, torch.int64, torch.uint8] == [tensor.dtype for tensor in tree.values()]
-        assert nbytes == sum(tensor.nbytes for tensor in tree.values())
-
-
-def test_touching_reads_one_byte_of_every_page() -> None:
-    tree = {"a": torch.ones(3 * 4096 + 1, dtype=torch.uint8), "b": torch.full((5,), 2, dtype=torch.uint8)}
-    assert 4 + 2 == touch(tree)
-
-
-def test_two_trees_of_one_session_differ_and_are_private() -> None:
-    source = make_tree(4096)
-    one, other = fresh(source, 1), fresh(source, 2)
-    assert touch(one) != touch(other)
-    assert one["pixels"].data_ptr() != source["pixels"].data_ptr()
-
-
-def test_a_packed_tree_comes_out_as_it_went_in() -> None:
-    tree = make_tree(5000)
-    packed = Packed(arrays(tree))
-    block = memoryview(bytearray(packed.nbytes))
-    packed.write(block, arrays(tree))
-    out = unpacked(packed.fields, block)
-    assert all(torch.equal(tree[name], out[name]) for name in tree)
-    assert all(start % 64 == 0 for *_, start in packed.fields)
-
-
-def test_the_cpu_time_of_a_process_is_what_it_says_of_itself() -> None:
-    import os
-    import time
-
-    before, own = host.cpu_seconds([os.getpid()]), time.process_time()
-    np.random.default_rng(1).random(3_000_000)
-    assert host.cpu_seconds([os.getpid()]) - before == pytest.approx(time.process_time() - own, abs=0.002)
-    assert host.cpu_seconds([2**22 + 1]) == 0, "a process that has ended"
-
-
 def cells(**medians: float) -> list[Cell]:
     return [
         Cell(name, 1 << 20, 1, path, 9, value, 2 * value, value, 100 << 20, [value] * 4)
@@ -212,18 +171,6 @@ def test_the_plots_show_the_medians_of_the_page() -> None:
     for path in (PUT, HIT):
         rows = {COPY: 10.0, MESSAGE: 20.0, OURS_TITLE: 60.0, "multiprocessing Pipe": 1200.0}
         assert {"1 reader": {title: {"1 MiB": us} for title, us in rows.items()}} == medians(text, path)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(1.234e-6, "1.23 µs"), (123e-6, "123 µs"), (0.0123, "12.3 ms"), (2.0, "2 s")]
-)
-def test_times_have_three_digits(seconds: float, text: str) -> None:
-    assert text == time_name(seconds)
-
-
-def test_a_percentile_is_one_of_the_values() -> None:
-    assert 99 == percentile(range(100), 0.99)
-    assert 3.0 == percentile([3.0], 0.99)
 
 
 def test_every_peer_has_a_title_of_its_own_and_says_how_it_works() -> None:

@@ -161,56 +161,6 @@ def test_references_of_another_store_are_stale(stores: Stores) -> None:
     assert 1 == two.stats().open_leases
 
 
-def gone_by(how: str, writer: ObjectStoreWriter, ref: ObjectRef) -> ObjectStoreWriter:
-    writer.cancel(ref)
-    if how == "evicted":
-        i = 0
-        while "a" in writer:
-            writer.cancel(writer.put(f"n{i}", random_tensor(i, 900)))
-            i += 1
-    elif how == "deleted":
-        writer.delete("a")
-    elif how == "cleared":
-        writer.clear()
-    elif how == "put again":
-        writer.delete("a")
-        again = writer.put("a", random_tensor(1, 100))
-        assert ref.address != again.address or ref.monotonic_id != again.monotonic_id
-    elif how == "recovered and deleted":
-        writer.close(unlink=False)
-        writer = ObjectStoreWriter.recover(writer.name)
-        writer.delete("a")
-    return writer
-
-
-@pytest.mark.parametrize("how", ["evicted", "deleted", "cleared", "put again", "recovered and deleted"])
-def test_a_reference_whose_object_has_gone_is_stale(stores: Stores, how: str) -> None:
-    writer = stores.create(4096)
-    reader = stores.attach(writer)
-    ref = writer.put("a", random_tensor(0, 100))
-    assert reader.validate(ref)
-    writer = stores.keep(gone_by(how, writer, ref))
-    refuse(reader, ref)
-    assert not reader.release(ref)
-    assert not writer.cancel(ref)
-    writer.check_valid()
-
-
-def test_the_reference_of_a_finished_hand_out_is_good_while_the_object_is_there(stores: Stores) -> None:
-    writer = stores.create(4096)
-    reader = stores.attach(writer)
-    value = random_tensor(0, 100)
-    read, cancelled = writer.put("a", value), writer.get_cached("a")
-    reader.get(read)
-    writer.cancel(cancelled)
-    for ref in (read, cancelled):
-        assert reader.validate(ref)
-        assert bits(value) == bits(reader.get(ref))
-        assert not reader.release(ref)
-    writer.put("b", 1)
-    assert bits(value) == bits(reader.get(read))
-
-
 def test_an_old_reference_answers_for_no_later_lease_in_its_entry(stores: Stores) -> None:
     writer = stores.create(8192, max_objects=1)  # few entries: the stack gives the freed one out next
     reader = stores.attach(writer)
@@ -224,14 +174,3 @@ def test_an_old_reference_answers_for_no_later_lease_in_its_entry(stores: Stores
         writer.put("b", 1)  # the one slot is promised still
     assert reader.release(new)
     writer.put("b", 1)
-
-
-def test_references_and_handles_survive_recover(stores: Stores) -> None:
-    writer = stores.create(4096)
-    reader = stores.attach(writer)
-    value = random_tensor(0, 100)
-    ref = writer.put("a", value)
-    writer.close(unlink=False)
-    again = stores.recover(writer.handle)
-    assert bits(value) == bits(reader.get(ref))
-    assert ref.monotonic_id + 1 == again.put("b", 1).monotonic_id

@@ -69,14 +69,14 @@ class Batch:
         )
         if code:
             fail(code)
-        return self._ref[:]  # type: ignore[no-any-return]
+        return self._ref[:]
 
     def hit(self, key: bytes, hold: bool = False, group: int = 0) -> bytes:
         """Hand out a stored object and return the packed reference."""
         code = _hit(self._w, self.record, key, len(key), group, hold)
         if code:
             fail(code)
-        return self._ref[:]  # type: ignore[no-any-return]
+        return self._ref[:]
 
     def begin(
         self, key: bytes, meta: bytes, nbytes: int, hand_out: bool = True, extra: bytes = b"", kind: int = 0
@@ -107,7 +107,7 @@ class Batch:
     def commit(self, hold: bool = False, group: int = 0) -> bytes:
         """Publish the object and return the packed reference, which is invalid without `hand_out` in `begin`."""
         require(lib.shms_batch_commit(self._w, self.record, group, hold))
-        return self._ref[:]  # type: ignore[no-any-return]
+        return self._ref[:]
 
     def protect(self, keys: Sequence[bytes]) -> None:
         """Protect these keys, stored or not, until the batch is undone; call this once."""

@@ -51,20 +51,17 @@ class Pool:
     @property
     def n_free(self) -> int:
         """Length of the free queue."""
-        n: int = lib.shms_blockpool_n_free(self._c)
-        return n
+        return lib.shms_blockpool_n_free(self._c)
 
     @property
     def n_keys(self) -> int:
         """Number of keys that find a block."""
-        n: int = lib.shms_blockpool_n_keys(self._c)
-        return n
+        return lib.shms_blockpool_n_keys(self._c)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the pool takes."""
-        n: int = lib.shms_blockpool_nbytes(self._c)
-        return n
+        return lib.shms_blockpool_nbytes(self._c)
 
     def get(self, n: int) -> bytes | None:
         """Return the ids of n blocks from the head of the queue; None if it is shorter."""
@@ -73,8 +70,7 @@ class Pool:
         if rc == FULL:
             return None
         check(rc)
-        ids: bytes = ffi.buffer(out, 4 * n)[:]
-        return ids
+        return ffi.buffer(out, 4 * n)[:]
 
     def touch(self, ids: bytes) -> None:
         """Add a reference to each block."""
@@ -87,8 +83,7 @@ class Pool:
     def find(self, block_hash: bytes, group: int) -> int:
         """Return the block that got this key first, or 0."""
         raw = exact_bytes(block_hash)
-        n: int = lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group)
-        return n
+        return lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group)
 
     def key(self, ids: bytes, hashes: HashList, first: int, factor: int, group: int) -> None:
         """Give blocks `ids`, which are blocks `first`, `first` + 1, … of a request, their keys."""
@@ -115,14 +110,12 @@ class Pool:
     def keyed(self, ids: bytes) -> list[int]:
         """Return those of `ids` that have a key, in order."""
         out = ffi.new("int32_t[]", len(ids) // 4 + 1)
-        found: list[int] = ffi.unpack(out, check(lib.shms_blockpool_keyed(self._c, out, ids, len(ids) // 4)))
-        return found
+        return ffi.unpack(out, check(lib.shms_blockpool_keyed(self._c, out, ids, len(ids) // 4)))
 
     def free_ids(self) -> list[int]:
         """Return the free queue, head to tail."""
         out = ffi.new("int32_t[]", self.n_blocks)
-        found: list[int] = ffi.unpack(out, lib.shms_blockpool_free_ids(self._c, out))
-        return found
+        return ffi.unpack(out, lib.shms_blockpool_free_ids(self._c, out))
 
     def log(self, on: bool) -> None:
         """Log removed keys from now on, or stop."""
@@ -131,8 +124,7 @@ class Pool:
     @property
     def log_len(self) -> int:
         """Bytes in the log."""
-        n: int = LOG_BYTES * lib.shms_blockpool_log_len(self._c)
-        return n
+        return LOG_BYTES * lib.shms_blockpool_log_len(self._c)
 
     def take_log(self) -> bytes:
         """Return and clear the log: for each key 32 bytes of hash, int32 width, int32 group."""

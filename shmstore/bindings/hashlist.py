@@ -30,14 +30,12 @@ class HashList:
         self._hold = held(self._c)
 
     def __len__(self) -> int:
-        n: int = self._c.n
-        return n
+        return self._c.n
 
     @property
     def width(self) -> int:
         """Bytes of each hash; 0 in a new list."""
-        n: int = self._c.width
-        return n
+        return self._c.width
 
     def raw(self, start: int, stop: int) -> bytes:
         """Return hashes `start` to `stop` in one piece, each padded with zeros to 32 bytes."""
@@ -45,8 +43,7 @@ class HashList:
             raise IndexError(f"hashes {start} to {stop} of {len(self)}")
         if start == stop:
             return b""
-        got: bytes = ffi.buffer(self._c.data + HASH_BYTES * start, HASH_BYTES * (stop - start))[:]
-        return got
+        return ffi.buffer(self._c.data + HASH_BYTES * start, HASH_BYTES * (stop - start))[:]
 
     def append(self, block_hash: bytes) -> None:
         """Append one hash; ValueError if its length is not 1 to 32, or differs from the others."""

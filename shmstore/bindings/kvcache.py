@@ -9,7 +9,7 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.blockpool import Pool
 from shmstore.bindings.hashlist import HashList
 from shmstore.bindings.hidden import held
-from shmstore.bindings.kv_errors import ARGUMENT, FULL, check_valid, refusal
+from shmstore.bindings.kv_errors import ARGUMENT, FULL, check, check_valid, refusal
 
 KINDS: Final[dict[str, int]] = {
     "full": lib.SHMS_KV_FULL,
@@ -79,8 +79,7 @@ class Tables:
     @property
     def longest(self) -> int:
         """The tokens of the longest prefix that one type of group had in the last `find`."""
-        tokens: int = self._found.longest
-        return tokens
+        return self._found.longest
 
     def allocate(
         self, request_id: str, passed: int, computed: int, external: int, n_new: int, lookahead: int, n_tokens: int,
@@ -118,7 +117,6 @@ class Tables:
     ) -> int:  # fmt: skip
         """Return the number of blocks that a request still needs to reach `n_tokens`."""
         record = self._requests.get(request_id, self._found)
-        n: int
         try:
             n = lib.shms_kvcache_needed(
                 self._c, record, n_tokens, computed, external, n_encoder, in_flight, ids,
@@ -126,17 +124,13 @@ class Tables:
             )  # fmt: skip
         except OverflowError:  # not an int64
             n = ARGUMENT
-        if n < 0:
-            raise refusal(n)
-        return n
+        return check(n)
 
     def skip(self, request_id: str, passed: int) -> None:
         """Give back what windows need no more after `passed` tokens."""
         if request_id in self:
             record = self._requests[request_id]
-            rc = lib.shms_kvcache_skip(self._c, record, passed)
-            if rc:
-                raise refusal(rc)
+            check(lib.shms_kvcache_skip(self._c, record, passed))
             self.settled[request_id] = record.settled
 
     def cache(self, request_id: str, hashes: HashList, n_tokens: int, boundaries: Sequence[int] = ()) -> None:
@@ -173,8 +167,7 @@ class Tables:
 
     def cached(self, request_id: str) -> int:
         """Return the number of leading tokens whose blocks have been given keys in all groups."""
-        n: int = lib.shms_kvcache_cached(self._c, self._requests[request_id]) if request_id in self else 0
-        return n
+        return lib.shms_kvcache_cached(self._c, self._requests[request_id]) if request_id in self else 0
 
     def table(self, request_id: str) -> tuple[bytes, tuple[int, ...]]:
         """Return the request's blocks of all groups, and the number in each group."""
@@ -188,9 +181,7 @@ class Tables:
         if request_id not in self:
             return False
         self._answer = self._requests[request_id]
-        rc = question(self._c, self._answer)
-        if rc:
-            raise refusal(rc)
+        check(question(self._c, self._answer))
         return True
 
     def ids(self) -> bytes:

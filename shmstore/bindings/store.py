@@ -240,12 +240,7 @@ class Writer:
         self.max_object_size = options.max_object_size
 
     @classmethod
-    def create(
-        cls,
-        name: str,
-        options: Options,
-        ephemeral: bool = False,
-    ) -> "Writer":
+    def create(cls, name: str, options: Options, ephemeral: bool = False) -> "Writer":
         """Create a segment; the caller has checked the numbers."""
         packed = _packed(options)
         packed.flags |= ephemeral * lib.SHMS_EPHEMERAL
@@ -380,7 +375,7 @@ class Writer:
         """Return the keys that begin with `prefix`, oldest object first; those of a namespace as pairs with it."""
 
         def keys(handle: Any, out: Any, words: Any) -> int:
-            return lib.shms_writer_keys(handle, prefix, len(prefix), out, words)  # type: ignore[no-any-return]
+            return lib.shms_writer_keys(handle, prefix, len(prefix), out, words)
 
         packed, _ = _filled(keys, self._w)
         return _split(packed, len(packed))

@@ -13,8 +13,6 @@ import torch
 from shmstore.serde.dtypes import MAX_NDIM, TORCH_KINDS
 from shmstore.serde.protocol import TensorSpec
 
-__all__ = ["advice_for", "advice_for_key"]
-
 _REGISTER = "or register its type (shmstore.serde.register_type)"
 
 

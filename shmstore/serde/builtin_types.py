@@ -12,8 +12,6 @@ import torch
 
 from shmstore.serde.registry import register_type
 
-__all__ = ["NUMPY_SCALARS"]
-
 NUMPY_SCALARS: tuple[type[np.generic], ...] = (
     *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64),
     *(np.float16, np.float32, np.float64, np.complex64, np.complex128),

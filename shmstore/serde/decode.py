@@ -43,8 +43,6 @@ from shmstore.serde.wire import (
     parse,
 )
 
-__all__ = ["Mode", "Plan", "make_plan", "parse_plain", "plain"]
-
 Mode = Literal["view", "copy", "write", "device"]
 """The leaves that a plan makes: read-only views, private copies, writable views, or views of a copy on a device.
 

@@ -21,19 +21,6 @@ import torch
 
 from shmstore.errors import cut
 
-__all__ = [
-    "MAX_NDIM",
-    "NUMPY_MAX_NDIM",
-    "TORCH_BY_NAME",
-    "TORCH_KINDS",
-    "TorchKind",
-    "is_hollow",
-    "numpy_dtype_from_wire",
-    "numpy_dtype_to_wire",
-    "torch_view",
-    "torch_viewer",
-]
-
 NUMPY_MAX_NDIM = 64 if int(np.__version__.split(".")[0]) >= 2 else 32
 MAX_NDIM = 1024
 """torch has no limit; this one bounds the cost of a forged shape."""

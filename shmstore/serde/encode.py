@@ -30,8 +30,6 @@ from shmstore.serde.wire import (
     crowded,
 )
 
-__all__ = ["array_address", "encode_tree", "fill_leaf"]
-
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
 _strided = torch.strided

@@ -11,8 +11,6 @@ from shmstore.serde.encode import array_address, encode_tree, fill_leaf
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.registry import BY_CLASS
 
-__all__ = ["MsgpackSerde"]
-
 _CACHE_ENTRIES = 2048
 _CACHED_META_BYTES = 2048
 """Larger meta holds lists of data rather than shapes; it is unlikely to repeat, and slow to hash."""

@@ -9,8 +9,6 @@ from shmstore.errors import CorruptStoreError, NestingError, UnsupportedValueErr
 from shmstore.serde.protocol import Encoded, Layout
 from shmstore.serde.wire import PICKLE, parse
 
-__all__ = ["PickleSerde"]
-
 
 class PickleSerde:
     """Stores any value that pickles; it is never a default.

@@ -17,8 +17,6 @@ from numpy.typing import DTypeLike
 
 from shmstore.errors import shown
 
-__all__ = ["ALIGNMENT", "Encoded", "Layout", "ObjectSerde", "TensorSpec"]
-
 ALIGNMENT = 64
 """Each leaf starts at a multiple of this many bytes from the start of the payload area; it is one cache line."""
 

@@ -13,8 +13,6 @@ import torch
 from shmstore.errors import shown
 from shmstore.serde.protocol import TensorSpec
 
-__all__ = ["BY_CLASS", "BY_NAME", "Registration", "register_type"]
-
 T = TypeVar("T")
 
 

@@ -33,25 +33,6 @@ import msgpack
 
 from shmstore.errors import CorruptStoreError, cut
 
-__all__ = [
-    "ARRAY",
-    "ATOMS",
-    "INT",
-    "INTS",
-    "MAX_DEPTH",
-    "MAX_NBYTES",
-    "MAX_RUNS",
-    "MAX_SAME_HASH",
-    "OBJECT",
-    "PICKLE",
-    "RUN",
-    "TENSOR",
-    "TUPLE",
-    "are_numbers",
-    "crowded",
-    "parse",
-]
-
 TUPLE = msgpack.ExtType(1, b"")
 INT = msgpack.ExtType(2, b"")
 TENSOR = msgpack.ExtType(3, b"")

@@ -11,27 +11,9 @@ from typing import Any, Self
 from shmstore.bindings import store as native
 from shmstore.bindings.inspect import FLAGS
 from shmstore.errors import StoreClosedError, shown
-from shmstore.namespaces import prefix_of
+from shmstore.namespaces import packed_text, prefix_of
 from shmstore.refs import ObjectRef, StoreHandle
 from shmstore.serde import MsgpackSerde, ObjectSerde
-
-__all__ = [
-    "DEFAULT_SERDE",
-    "MAX_EXTRA",
-    "MAX_KEY",
-    "Closable",
-    "checked_name",
-    "checked_serde",
-    "expected_store",
-    "group_of",
-    "hides_payload",
-    "int_of",
-    "packed_key",
-    "packed_ref",
-    "seconds_of",
-    "store_options",
-    "stored_key",
-]
 
 DEFAULT_SERDE = MsgpackSerde()
 MAX_EXTRA = native.MAX_EXTRA
@@ -79,17 +61,10 @@ def checked_name(name: Any) -> str:
 
 
 def store_options(
-    *,
-    capacity: Any,
-    n_readers: Any,
-    max_object_size: Any,
-    max_objects: Any,
-    eviction: Any,
-    groups: Any = None,
-    n_writers: Any = 1,
-    **flags: Any,
+    sizes: tuple[Any, Any, Any], n_readers: Any, groups: Any, n_writers: Any, eviction: Any, flags: Mapping[str, Any]
 ) -> native.Options:
-    """Return the options of `create` and `open`, checked and rounded."""
+    """Return the options of `create` and `open`, checked and rounded; `sizes` are capacity, object size and objects."""
+    capacity, max_object_size, max_objects = sizes
     capacity = int_of("capacity", capacity, 1, native.MAX_CAPACITY)
     n_readers = int_of("n_readers", n_readers, 1, native.MAX_READERS)
     size = 0 if max_object_size is None else int_of("max_object_size", max_object_size, 1, capacity)
@@ -185,10 +160,8 @@ def packed_key(key: str, namespace: str | None = None) -> bytes:
     """
     try:
         packed = key.encode()
-    except AttributeError:
-        raise TypeError(f"a key must be a str, not {type(key).__name__}") from None
-    except UnicodeEncodeError as error:
-        raise ValueError(f"a key must be encodable in UTF-8: {error.reason} (position {error.start})") from None
+    except (AttributeError, UnicodeEncodeError):
+        packed = packed_text("a key", key)  # which says what is wrong
     if not packed:
         raise ValueError("a key must not be empty")
     if namespace is not None:

@@ -12,8 +12,6 @@ from shmstore.refs import ObjectRef
 from shmstore.serde import ObjectSerde
 from shmstore.store.writer import ObjectStoreWriter
 
-__all__ = ["Internals", "internals_of"]
-
 
 class Internals(NamedTuple):
     """The inside of a writer."""

@@ -7,8 +7,6 @@ from typing import Literal, cast
 from shmstore.bindings import store as native
 from shmstore.errors import EventsLostError
 
-__all__ = ["LOG_BYTES", "StoreEvent", "events_from", "stored_events"]
-
 LOG_BYTES = 4 << 20
 """Size of the log: some 50,000 events with keys of 64 bytes."""
 

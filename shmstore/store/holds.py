@@ -1,18 +1,14 @@
 """A lease that the writer ends itself, for a request whose reference may be read again."""
 
-from __future__ import annotations
-
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from shmstore.bindings.batch import Batch
 from shmstore.errors import StoreClosedError
+from shmstore.refs import ObjectRef
 
 if TYPE_CHECKING:
-    from shmstore.bindings.batch import Batch
-    from shmstore.refs import ObjectRef
     from shmstore.store.writer import ObjectStoreWriter
-
-__all__ = ["LeasedRef"]
 
 
 class LeasedRef:
@@ -27,7 +23,7 @@ class LeasedRef:
 
     __slots__ = ("__weakref__", "_batch", "_writer", "ref")
 
-    def __init__(self, writer: ObjectStoreWriter, ref: ObjectRef, batch: Batch) -> None:
+    def __init__(self, writer: "ObjectStoreWriter", ref: ObjectRef, batch: Batch) -> None:
         self._writer = writer
         self._batch: Batch | None = batch  # its finalizer, which is C, ends the lease
         self.ref = ref

@@ -1,24 +1,18 @@
 """Kinds of objects: their names, numbers and quotas, checked and converted for the bindings."""
 
-import operator
 from collections.abc import Mapping
 from typing import Any
 
 from shmstore.bindings.kinds import MAX_KINDS, MAX_NAME
 from shmstore.bindings.store import ALIGN, Writer
 from shmstore.errors import listed, shown
+from shmstore.namespaces import packed_text
+from shmstore.store.arguments import int_of
 from shmstore.store.stats import KindStats
-
-__all__ = ["checked_quotas", "kind_stats", "number_of", "set_quotas"]
 
 
 def _packed(kind: Any) -> bytes:
-    if not isinstance(kind, str):
-        raise TypeError(f"kind must be a str, not {type(kind).__name__}")
-    try:
-        packed = kind.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"kind must be encodable in UTF-8: {error.reason} (position {error.start})") from None
+    packed = packed_text("kind", kind)
     if not 0 < len(packed) <= MAX_NAME or b"\0" in packed:
         raise ValueError(f"kind must have 1 to {MAX_NAME} bytes in UTF-8 without a null byte, not {shown(kind)}")
     return packed
@@ -38,23 +32,15 @@ def number_of(writer: Writer, kind: str) -> int:
 
 
 def _quota_bytes(kind: str, quota: Any, capacity: int) -> int:
+    name = f"quotas[{shown(kind)}]"
+    if isinstance(quota, float):
+        if not 0 < quota <= 1:
+            raise ValueError(f"{name} must be a fraction above 0 and up to 1, not {quota}")
+        return max(int(quota * capacity) // ALIGN, 1) * ALIGN
     try:
-        if isinstance(quota, bool):
-            raise TypeError
-        nbytes = int(quota * capacity) if isinstance(quota, float) and 0 < quota <= 1 else operator.index(quota)
-    except TypeError:
-        if not isinstance(quota, float):
-            raise TypeError(
-                f"quotas[{shown(kind)}] must be a float (a fraction of the capacity) or an int (bytes), "
-                f"not {type(quota).__name__}"
-            ) from None
-        raise ValueError(f"quotas[{shown(kind)}] must be a fraction above 0 and up to 1, not {quota}") from None
-    if isinstance(quota, int) and not ALIGN <= nbytes <= capacity:
-        raise ValueError(
-            f"quotas[{shown(kind)}] must be from {ALIGN} to {capacity} bytes, not {shown(quota)}; a fraction of the "
-            "capacity is a float"
-        )
-    return max(nbytes // ALIGN, 1) * ALIGN
+        return int_of(name, quota, ALIGN, capacity) // ALIGN * ALIGN
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{error}; an int is a number of bytes, a float a fraction of the capacity") from None
 
 
 def checked_quotas(quotas: Mapping[str, float] | None, capacity: int) -> dict[str, int] | None:

@@ -21,8 +21,6 @@ from shmstore.errors import (
 from shmstore.files import DIRECTORY, PREFIX, classify
 from shmstore.store import refusals
 
-__all__ = ["close_at_exit", "is_ephemeral", "look", "make_room", "remove_dead"]
-
 _log = logging.getLogger(__name__)
 
 

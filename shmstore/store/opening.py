@@ -33,8 +33,6 @@ from shmstore.store.arguments import (
 )
 from shmstore.store.kinds import checked_quotas, set_quotas
 
-__all__ = ["Openable"]
-
 _log = logging.getLogger(__name__)
 
 
@@ -97,18 +95,9 @@ class Openable(Closable):
         StoreSpaceError if /dev/shm is too small, SharedMemoryError if it cannot be used, and ValueError for numbers out
         of range.
         """
-        options = store_options(
-            capacity=capacity,
-            n_readers=n_readers,
-            groups=groups,
-            n_writers=n_writers,
-            max_object_size=max_object_size,
-            max_objects=max_objects,
-            eviction=eviction,
-            prefault=prefault,
-            huge_pages=huge_pages,
-            checksums=checksums,
-        )
+        sizes = capacity, max_object_size, max_objects
+        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
+        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags)
         chosen_serde = checked_serde(serde)
         chosen = f"{PREFIX}{os.getpid()}-{secrets.token_hex(4)}" if name is None else checked_name(name)
         limits = checked_quotas(quotas, options.capacity)
@@ -165,13 +154,12 @@ class Openable(Closable):
         and ValueError if there is no arena of that number.
         """
         chosen_serde = checked_serde(serde)
-        wanted, store_id, ranks, uid = expected_store(store, allow_uid, "store")
+        expected = expected_store(store, allow_uid, "store")
         arena = native.ANY_ARENA if index is None else int_of("index", index, 0, native.MAX_WRITERS - 1)
-        by_handle = isinstance(store, StoreHandle)
         made = cls._recover(
-            wanted, chosen_serde, store_id, ranks, uid, quotas, by_handle, arena=arena, keep_leases=keep_leases
+            expected, chosen_serde, quotas, isinstance(store, StoreHandle), arena=arena, keep_leases=keep_leases
         )
-        if leftovers.is_ephemeral(wanted):
+        if leftovers.is_ephemeral(made.name):
             leftovers.close_at_exit(made)
         return made
 
@@ -194,27 +182,24 @@ class Openable(Closable):
         store of this version or not the store of the handle, and SharedMemoryError if shared memory cannot be used.
         """
         chosen_serde = checked_serde(serde)
-        wanted, store_id, ranks, uid = expected_store(name, allow_uid, "name")
-        by_handle = isinstance(name, StoreHandle)
-        return cls._recover(wanted, chosen_serde, store_id, ranks, uid, quotas, by_handle)
+        expected = expected_store(name, allow_uid, "name")
+        return cls._recover(expected, chosen_serde, quotas, isinstance(name, StoreHandle))
 
     @classmethod
     def _recover(
         cls,
-        name: str,
+        expected: tuple[str, int, int, int],
         serde: ObjectSerde,
-        store_id: int = native.ANY_STORE,
-        ranks: int = 0,
-        uid: int = native.OWN_UID,
-        quotas: Mapping[str, float] | None = None,
+        quotas: Mapping[str, float] | None,
         by_handle: bool = False,
         *,
         options: native.Options | None = None,
         arena: int | None = None,
         keep_leases: bool = True,
     ) -> Self:
+        name, *_, uid = expected
         try:
-            writer = native.Writer.recover(name, store_id, ranks, uid, options, arena, keep_leases)
+            writer = native.Writer.recover(*expected, options, arena, keep_leases)
         except StoreNotFoundError as error:
             raise refusals.not_found(error, name, by_handle) from None
         except WriterActiveError:
@@ -288,20 +273,12 @@ class Openable(Closable):
         `wait` is over. Raises ForeignStoreError, StoreSpaceError, SharedMemoryError and ValueError like
         `recover` and `create`.
         """
-        options = store_options(
-            capacity=capacity,
-            n_readers=n_readers,
-            groups=groups,
-            n_writers=n_writers,
-            max_object_size=max_object_size,
-            max_objects=max_objects,
-            eviction=eviction,
-            prefault=prefault,
-            huge_pages=huge_pages,
-            checksums=checksums,
-        )
+        sizes = capacity, max_object_size, max_objects
+        flags = {"prefault": prefault, "huge_pages": huge_pages, "checksums": checksums}
+        options = store_options(sizes, n_readers, groups, n_writers, eviction, flags)
         limits = checked_quotas(quotas, options.capacity)
-        chosen, chosen_serde = checked_name(name), checked_serde(serde)
+        expected, chosen_serde = expected_store(checked_name(name), None, "name"), checked_serde(serde)
+        chosen = expected[0]
         arena = None if options.n_writers == 1 else native.ANY_ARENA
         if on_mismatch not in ("recreate", "raise"):
             raise ValueError(f"on_mismatch must be 'recreate' or 'raise', not {shown(on_mismatch)}")
@@ -312,7 +289,7 @@ class Openable(Closable):
             seen = leftovers.look(chosen)
             try:
                 made = cls._recover(
-                    chosen, chosen_serde, quotas=quotas, options=options, arena=arena, keep_leases=keep_leases
+                    expected, chosen_serde, quotas, options=options, arena=arena, keep_leases=keep_leases
                 )
             except StoreNotFoundError as error:
                 if error._code == native.CREATING:

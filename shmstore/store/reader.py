@@ -36,8 +36,6 @@ from shmstore.store.arguments import (
 )
 from shmstore.store.stats import ReaderStats
 
-__all__ = ["ObjectStoreReader"]
-
 
 class _Watching(native.Reader):
     """Looks before each call whether another writer has taken over."""

@@ -33,28 +33,6 @@ from shmstore.files import DIRECTORY, SegmentFile, classify, holders
 from shmstore.refs import ObjectRef
 from shmstore.serde.protocol import Encoded, Layout
 
-__all__ = [
-    "active",
-    "another_layout",
-    "cannot_open",
-    "creating",
-    "damaged",
-    "exists",
-    "foreign",
-    "full",
-    "group_of_lease",
-    "in_use",
-    "not_found",
-    "other_options",
-    "shown",
-    "stale",
-    "stale_or_gone",
-    "there_is_no",
-    "unusable",
-    "wrong_encoding",
-    "wrong_layout",
-]
-
 
 def stale(error: StaleRefError, ref: ObjectRef, store_id: int, n_writers: int = 1) -> StaleRefError:
     """Return the same error with the reference, and a hint if it belongs to another store or writer."""

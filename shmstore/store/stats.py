@@ -6,19 +6,6 @@ from typing import Any
 
 from shmstore.errors import shown
 
-__all__ = [
-    "MORE_HITS",
-    "KindStats",
-    "ReaderCounters",
-    "ReaderStats",
-    "StoreStats",
-    "TierStats",
-    "WriterCounters",
-    "more_hits_at",
-    "sum_of_tiers",
-    "tier_stats",
-]
-
 MORE_HITS = {1.5: "more_hits_at_1_5x", 2: "more_hits_at_2x", 4: "more_hits_at_4x"}
 """The fields that say what a larger store would have done, by factors of the capacity."""
 

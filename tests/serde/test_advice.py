@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import msgpack
 import numpy as np
 import pytest
 import torch
@@ -109,23 +110,59 @@ if STRINGS is not None:
     )
 
 
+WRAPS: dict[str, Callable[[Any], Any]] = {
+    "value": lambda v: v,
+    "value[1]": lambda v: [1, v],
+    "value[0]": lambda v: (v,),
+    "value['a']": lambda v: {"t": torch.zeros(1), "a": v},
+    "value['a'][2][3][1]": lambda v: {"a": [1, torch.zeros(2), {3: (None, v)}]},
+    "value[(1, 'x')][b'k']": lambda v: {(1, "x"): {b"k": v}},
+}
+
+
+def refuse(value: Any, words: str) -> None:
+    for path, wrap in WRAPS.items():
+        with raises(UnsupportedValueError, names=[f"{path}: no serializer for"], hint=[words]) as caught:
+            SERDE.encode(wrap(value))
+        assert isinstance(caught.value, TypeError)
+        assert path == caught.value.path
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_the_hint_says_what_to_store_instead_and_that_can_be_stored(name: str) -> None:
+def test_a_refused_value_is_named_by_its_path_and_what_to_store_instead_can_be_stored(name: str) -> None:
     make, words, instead = CASES[name]
-    for wrap in (lambda value: value, lambda value: {"a": [value]}):
-        with raises(UnsupportedValueError, hint=[words]):
-            SERDE.encode(wrap(make()))
+    refuse(make(), words)
+    for wrap in WRAPS.values():
         SERDE.encode(wrap(instead(make())))
 
 
-def test_a_spec_that_is_put_and_an_object_of_whatever_kind_have_fitting_words() -> None:
-    for value, words in (
-        (TensorSpec((1,), np.dtype("f4")), "reserve()"),
-        (Record, "class"),
-        (object(), "register_type"),
-    ):
-        with raises(UnsupportedValueError, hint=[words]):
-            SERDE.encode([value])
+def _freed() -> torch.Tensor:
+    tensor = torch.zeros(3)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+# Refused values for which no conversion is right for all.
+OTHERS: dict[str, tuple[Any, str]] = {
+    "spec": (TensorSpec((1,), np.dtype("f4")), "reserve()"),
+    "class": (Record, "class"),
+    "object": (object(), "register_type"),
+    "function": (refuse, "register_type"),
+    "dtype": (torch.float32, "register_type"),
+    "numpy's str": (np.str_("a"), "str(value)"),
+    "memoryview": (memoryview(b"a"), "bytes(value)"),
+    "range": (range(3), "list(value)"),
+    "ext value": (msgpack.ExtType(3, b""), "tuple(value)"),
+    "timestamp": (msgpack.Timestamp(1), "register_type"),
+    "record": (np.zeros(2, np.dtype((np.record, [("a", "f4")]))), "its bits"),
+    "field of objects": (np.zeros(2, [("a", "O")]), "array.tolist()"),
+    "freed storage": (_freed(), "clone()"),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_other_value_is_refused_with_fitting_words(name: str) -> None:
+    refuse(*OTHERS[name])
 
 
 @pytest.mark.parametrize(

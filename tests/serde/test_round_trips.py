@@ -6,13 +6,11 @@ import itertools
 import math
 import pickle
 import struct
-import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-import msgpack
 import numpy as np
 import pytest
 import torch
@@ -21,12 +19,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from shmstore.errors import NestingError, UnsupportedValueError
-from shmstore.serde import ALIGNMENT, Encoded, MsgpackSerde, ObjectSerde, PickleSerde, encode, msgpack_serde
+from shmstore.serde import ALIGNMENT, MsgpackSerde, ObjectSerde, PickleSerde, encode, msgpack_serde
 from shmstore.serde.builtin_types import NUMPY_SCALARS
 from shmstore.serde.dtypes import TORCH_KINDS
 from shmstore.serde.wire import MAX_DEPTH
 from tests.serde.values import SERDE, aligned, exact, random_array, random_tensor, round_trip, store
-from tests.support import raises
+from tests.support import raises, run_all
 
 TORCH_DTYPES = sorted(TORCH_KINDS, key=str)
 NUMPY_DTYPES = [
@@ -314,19 +312,6 @@ def test_any_tree_comes_back_equal_and_every_leaf_is_aligned_and_apart(value: An
     assert (again.meta, again.nbytes) == (encoded.meta, encoded.nbytes)
 
 
-def test_views_of_leaves_lie_at_aligned_addresses() -> None:
-    value = [torch.zeros(3, dtype=torch.uint8), np.zeros(5, np.int16), {"a": torch.zeros(1)}, torch.zeros(2, 3).t()]
-    a, b, c, d = round_trip(value)
-    assert [p % ALIGNMENT for p in (a.data_ptr(), b.ctypes.data, c["a"].data_ptr(), d.data_ptr())] == [0] * 4
-
-
-@pytest.mark.parametrize("first", [torch.zeros(2, 3), np.zeros((2, 3)), {"a": torch.zeros(2), "b": torch.zeros(3)}])
-def test_the_fast_paths_write_the_same_bytes_the_first_and_every_later_time(first: Any) -> None:
-    for _ in range(3):
-        assert exact(round_trip(first)) == exact(first)
-    assert SERDE.encode(first).meta == SERDE.encode(first).meta
-
-
 def test_equal_shapes_of_different_dtype_or_kind_are_not_mixed_up_by_the_caches() -> None:
     for _ in range(2):
         for value in (torch.zeros(4), torch.zeros(4, dtype=torch.int32), np.zeros(4, np.float32), np.zeros(4, ">f4")):
@@ -370,83 +355,11 @@ class Colour(enum.IntEnum):
     RED = 1
 
 
-class Text(str):
-    pass
-
-
 class Foo:
     pass
 
 
-class Sub(torch.Tensor):
-    pass
-
-
 Point = collections.namedtuple("Point", "x y")
-
-
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # torch means to drop them
-    quantised = torch._empty_affine_quantized([2], scale=1, zero_point=0, dtype=torch.qint8)
-
-REFUSED = {
-    "Foo": Foo(),
-    "OrderedDict": collections.OrderedDict(a=1),
-    "defaultdict": collections.defaultdict(int),
-    "Point": Point(1, 2),
-    "Colour": Colour.RED,
-    "Text": Text("a"),
-    "longdouble": np.longdouble(1),
-    "str_": np.str_("a"),
-    "datetime64": np.datetime64("2026-01-01"),
-    "bytearray": bytearray(b"a"),
-    "memoryview": memoryview(b"a"),
-    "set": {1},
-    "complex": 1j,
-    "range": range(3),
-    "ExtType": msgpack.ExtType(3, b""),
-    "Timestamp": msgpack.Timestamp(1),
-    "Sub": torch.zeros(2).as_subclass(Sub),
-    "MaskedArray": np.ma.masked_array([1, 2]),
-    "object dtype": np.array([None]),
-    "record": np.zeros(2, np.dtype((np.record, [("a", "f4")]))),
-    "object dtype ": np.zeros(2, [("a", "O")]),
-    "layout torch.sparse_coo": torch.ones(2).to_sparse(),
-    "meta device": torch.empty(2, device="meta"),
-    "torch.qint8": quantised,
-    "storage has been freed": torch.zeros(3),
-    "type": int,
-    "function": test_the_caches_are_bounded,
-    "dtype": torch.float32,
-}
-REFUSED["storage has been freed"].untyped_storage().resize_(0)
-
-
-@pytest.mark.parametrize("name", REFUSED)
-@pytest.mark.parametrize(
-    ("wrap", "path"),
-    [
-        (lambda v: v, "value"),
-        (lambda v: [1, v], "value[1]"),
-        (lambda v: (v,), "value[0]"),
-        (lambda v: {"a": v}, "value['a']"),
-        (lambda v: {"t": torch.zeros(1), "a": v}, "value['a']"),
-        (lambda v: {"a": [1, torch.zeros(2), {3: (None, v)}]}, "value['a'][2][3][1]"),
-        (lambda v: {(1, "x"): {b"k": v}}, "value[(1, 'x')][b'k']"),
-    ],
-)
-def test_a_value_that_would_come_back_as_something_else_is_refused_with_its_path(
-    name: str, wrap: Callable[[Any], Any], path: str
-) -> None:
-    with raises(UnsupportedValueError, names=(f"{path}: no serializer for", name.strip())) as caught:
-        SERDE.encode(wrap(REFUSED[name]))
-    assert isinstance(caught.value, TypeError)
-    assert caught.value.path == path
-
-
-def test_the_message_is_the_one_of_the_contract() -> None:
-    with pytest.raises(TypeError, match=r"^value\['a'\]\[2\]: no serializer for Foo \(hint: .+\)$"):
-        SERDE.encode({"a": [0, 1, Foo()]})
 
 
 @pytest.mark.parametrize("key", [Foo(), torch.zeros(1), Colour.RED, np.int64(1), (1, Foo()), frozenset(), Point(1, 2)])
@@ -454,14 +367,6 @@ def test_a_dict_key_that_is_not_a_scalar_is_refused_with_the_path_of_its_dict(ke
     with raises(UnsupportedValueError, names=("dict key",)) as caught:
         SERDE.encode([{"a": {key: 1}}])
     assert caught.value.path == "value[0]['a']"
-
-
-def test_a_nested_tensor_is_refused() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says once in a process that they are a prototype
-        nested = torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)])
-    with raises(UnsupportedValueError, names=["nested tensor"], hint=["unbind()"]):
-        SERDE.encode(nested)
 
 
 def test_a_tensor_inside_a_transform_is_refused() -> None:
@@ -509,16 +414,6 @@ def tuple_key(depth: int) -> Any:
     return key
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
-    lst: list[Any] = []
-    dct: dict[str, Any] = {}
-    lst.append(lst)
-    dct["a"] = (1, dct)
-    for value in (lst, dct):
-        with pytest.raises(NestingError):
-            SERDE.encode(value)
-
-
 def test_what_is_kept_alive_is_what_the_spans_point_into() -> None:
     value = {"a": torch.ones(1000), "b": np.ones(1000), "c": (torch.ones(3),)}
     encoded = SERDE.encode(value)
@@ -535,43 +430,20 @@ def test_encoding_copies_no_leaf() -> None:
         assert SERDE.encode(value).spans[0][2] == big.data_ptr()
 
 
+@pytest.mark.usefixtures("often")
 def test_many_threads_share_one_serde() -> None:
-    errors = []
-
     def work(seed: int) -> None:
-        try:
-            for i in range(200):
-                value = {
-                    "a": random_tensor(torch.float32, (seed, i % 5), seed),
-                    "n": [i, 10**30, (seed,)],
-                    "k": "x" * i,
-                }
-                assert exact(round_trip(value)) == exact(value)
-        except BaseException as error:
-            errors.append(error)
+        for i in range(200):
+            value = {"a": random_tensor(torch.float32, (seed, i % 5), seed), "n": [i, 10**30, (seed,)], "k": "x" * i}
+            assert exact(round_trip(value)) == exact(value)
 
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        threads = [threading.Thread(target=work, args=(n,)) for n in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        sys.setswitchinterval(interval)
-    assert errors == []
+    run_all(*(partial(work, seed) for seed in range(8)))
 
 
 def test_the_serializers_meet_the_protocol_and_pickle() -> None:
     for serde in (MsgpackSerde(), PickleSerde()):
         assert isinstance(serde, ObjectSerde)
         assert type(pickle.loads(pickle.dumps(serde))) is type(serde)
-
-
-def test_every_path_returns_the_record_of_the_protocol() -> None:
-    for value in (torch.zeros(2), np.zeros(2), {"a": torch.zeros(2)}, [1]):
-        assert [type(SERDE.encode(value)) for _ in range(2)] == [Encoded, Encoded]
 
 
 def test_a_fill_writes_all_of_its_region_and_nothing_beside_it() -> None:

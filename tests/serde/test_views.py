@@ -22,37 +22,6 @@ from shmstore.serde import ALIGNMENT, PickleSerde, TensorSpec, register_type, re
 from tests.serde.values import SERDE, aligned, exact, round_trip, store
 from tests.support import raises
 
-TENSOR_PATHS: dict[str, Callable[[Any], Any]] = {
-    "itself": lambda t: t,
-    "slice": lambda t: t[1:, ::2],
-    "element": lambda t: t[0, 0],
-    "view": lambda t: t.view(-1),
-    "view of another dtype": lambda t: t.view(torch.int32),
-    "transpose": lambda t: t.t(),
-    "numpy": lambda t: t.numpy(),
-    "slice of numpy": lambda t: t.numpy()[1:],
-    "Parameter": lambda t: torch.nn.Parameter(t),
-    "detach": lambda t: t.detach(),
-    "dlpack": lambda t: torch.utils.dlpack.from_dlpack(t),
-    "dlpack to numpy": lambda t: np.from_dlpack(t),
-    "storage": lambda t: t.untyped_storage(),
-    "tensor over its storage": lambda t: torch.empty(0).set_(t.untyped_storage()),
-    "memoryview": lambda t: memoryview(t.numpy()),
-    "unbind": lambda t: t.unbind()[1],
-    "as_strided": lambda t: t.as_strided((2,), (1,)),
-}
-ARRAY_PATHS: dict[str, Callable[[Any], Any]] = {
-    "itself": lambda a: a,
-    "slice": lambda a: a[1:, ::2],
-    "view": lambda a: a.view(np.int32),
-    "reshape": lambda a: a.reshape(-1),
-    "transpose": lambda a: a.T,
-    "memoryview": lambda a: memoryview(a),
-    "flat iterator": lambda a: a.flat,
-    "asarray": lambda a: np.asarray(a),
-    "broadcast": lambda a: np.broadcast_to(a, (2, *a.shape)),
-}
-
 
 def decoded_and_watched(value: Any, path: Callable[[Any], Any], copy: bool = False) -> tuple[Any, weakref.ref[Any]]:
     encoded = SERDE.encode(value)
@@ -70,24 +39,6 @@ def check_pinning(value: Any, path: Callable[[Any], Any]) -> None:
     del back
     gc.collect()
     assert gone() is None
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", TENSOR_PATHS)
-def test_the_last_tensor_on_a_storage_lets_the_payload_go(name: str, dtype: torch.dtype) -> None:
-    value = torch.arange(16, dtype=dtype).reshape(4, 4)
-    if dtype is torch.bfloat16 and ("numpy" in name or name in ("memoryview", "view of another dtype")):
-        path = TENSOR_PATHS[name]
-        check_pinning(
-            value, lambda t: path(t.view(torch.int16)) if name != "view of another dtype" else t.view(torch.int16)
-        )
-    else:
-        check_pinning(value, TENSOR_PATHS[name])
-
-
-@pytest.mark.parametrize("name", ARRAY_PATHS)
-def test_the_last_array_on_a_memory_lets_the_payload_go(name: str) -> None:
-    check_pinning(np.arange(16, dtype=np.float32).reshape(4, 4), ARRAY_PATHS[name])
 
 
 @pytest.mark.parametrize(
@@ -127,13 +78,6 @@ def test_private_copies_keep_nothing_and_are_writable(value: Any) -> None:
     assert exact(value) != exact(back)
 
 
-@pytest.mark.parametrize("value", [torch.zeros(0, 3), np.zeros((3, 0)), [1, "a"]])
-def test_values_without_bytes_keep_nothing(value: Any) -> None:
-    _, gone = decoded_and_watched([value, torch.zeros(4)], lambda v: v[0])
-    gc.collect()
-    assert gone() is None
-
-
 def test_views_show_the_payload_itself() -> None:
     encoded = SERDE.encode([torch.zeros(4, dtype=torch.uint8), np.zeros(4, np.uint8)])
     payload = store(encoded)
@@ -142,20 +86,15 @@ def test_views_show_the_payload_itself() -> None:
     assert (int(tensor[0]), int(array[0])) == (7, 9)
 
 
-def test_arrays_cannot_be_made_writable() -> None:
-    for value in (np.zeros(3), np.zeros(2, "<f4,<i8"), np.zeros((2, 3)).T):
-        back = round_trip(value)
-        for array in (back, back[:1], back.reshape(-1)):
-            with pytest.raises(ValueError, match="WRITEABLE"):
-                array.flags.writeable = True
-
-
 def test_arrays_cannot_be_written_to() -> None:
-    for value in (np.zeros(3), np.zeros(3, "M8[s]"), np.zeros(0), np.zeros(2, "<f4,<i8")):
+    for value in (np.zeros(3), np.zeros(3, "M8[s]"), np.zeros(0), np.zeros(2, "<f4,<i8"), np.zeros((2, 3)).T):
         back = round_trip(value)
         assert back.flags.writeable is False
         with pytest.raises(ValueError, match="read-only"):
             back[...] = value
+        for array in (back, back[:1], back.reshape(-1)) if back.size else ():
+            with pytest.raises(ValueError, match="WRITEABLE"):
+                array.flags.writeable = True
 
 
 # ---- registered types
@@ -356,11 +295,8 @@ def test_a_layout_refuses_a_buffer_that_is_too_small() -> None:
 def test_specs_are_checked_when_they_are_made() -> None:
     assert TensorSpec([2, np.int64(3)], "f4") == TensorSpec((2, 3), np.float32)
     assert hash(TensorSpec((2,), torch.int8)) == hash(TensorSpec((2,), torch.int8))
-    for shape, error in (((-1,), ValueError), ((1.5,), TypeError), (3, TypeError)):
-        with raises(error, names=("shape", repr(shape))):
-            TensorSpec(cast(Any, shape), torch.int8)
-    with pytest.raises(TypeError):
-        TensorSpec((1,), "no such dtype")
+    with raises(ValueError, names=("shape", "(-1,)")):
+        TensorSpec((-1,), torch.int8)
 
 
 @pytest.mark.parametrize(
@@ -392,21 +328,6 @@ def test_a_spec_is_not_a_value() -> None:
 
 
 # ---- pickle
-
-
-def test_pickle_stores_any_object_as_private_copies() -> None:
-    serde = PickleSerde()
-    value: dict[str, Any] = {"set": {1, 2}, "t": torch.arange(4), "a": np.arange(3), "f": Field("k", torch.ones(1))}
-    encoded = serde.encode(value)
-    payload = store(encoded, serde)
-    gone = weakref.ref(payload)
-    back = serde.decode(encoded.meta, payload)
-    del payload
-    assert gone() is None
-    assert back["set"] == {1, 2}
-    assert exact([back["t"], back["a"], back["f"].data]) == exact([value["t"], value["a"], value["f"].data])
-    back["t"][0] = 5
-    back["a"][0] = 5
 
 
 def test_pickle_says_what_it_cannot_store_and_what_is_damaged() -> None:

@@ -4,6 +4,7 @@ import itertools
 import random
 import threading
 from collections.abc import Iterable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from shmstore.bindings import store as native
 from shmstore.store import events as events_module
 from shmstore.store import writer as writer_module
 from tests.interrupts import interrupted_at
-from tests.support import Stores, raises, store_name
+from tests.support import Stores, raises, run_all, store_name
 
 VALUE = np.zeros(900, np.uint8)
 
@@ -245,15 +246,13 @@ def test_listeners_and_writers_in_many_threads(stores: Stores) -> None:
         for i in range(1500):
             writer.put(f"{number}-{i}", VALUE)
 
-    listeners = [threading.Thread(target=route, args=(router,)) for router in routers]
-    writers = [threading.Thread(target=write, args=(number,)) for number in range(2)]
-    for thread in listeners + writers:
-        thread.start()
-    for thread in writers:
-        thread.join()
-    done.set()
-    for thread in listeners:
-        thread.join()
+    def writes() -> None:
+        try:
+            run_all(partial(write, 0), partial(write, 1))
+        finally:
+            done.set()
+
+    run_all(writes, *(partial(route, router) for router in routers))
     for router in routers:
         router.poll()
         assert set(writer.keys()) == set(router.stored)

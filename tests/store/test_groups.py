@@ -1,6 +1,5 @@
 """Groups of ranks: a lease waits for one group, named at the hand-out or once later, and for all ranks otherwise."""
 
-import multiprocessing
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +20,8 @@ from shmstore import (
     StoreFullError,
     TensorSpec,
 )
-from shmstore.inspect import StoreInspector, verify
-from tests.store.children import digest, read_what_comes
-from tests.support import Child, Signal, Stores, bits, random_tensor, span_of, store_name
+from shmstore.inspect import StoreInspector
+from tests.support import Stores, bits, random_tensor, span_of, store_name
 
 SIZE = 900
 SPAN = span_of("a", random_tensor(0, SIZE))
@@ -51,6 +49,8 @@ def test_the_groups_of_a_store_are_known_to_its_writers(stores: Stores) -> None:
     assert (5,) == stores.create(n_readers=5).groups
     assert (5,) == stores.create(n_readers=5, groups=[5]).groups
     assert (1,) * 255 == stores.create(n_readers=255, groups=(1,) * 255).groups
+    with pytest.raises(ValueError, match="is 256 groups of 256 ranks"):
+        stores.create(n_readers=256, groups=(1,) * 256)
 
 
 def test_a_store_with_other_groups_is_another_store(stores: Stores) -> None:
@@ -88,11 +88,6 @@ def test_groups_that_are_none_are_refused(groups: Any, error: type[Exception], t
         with pytest.raises(error) as caught:
             call(name=store_name(), capacity=4096, n_readers=8, groups=groups)
         assert text in str(caught.value)
-
-
-def test_too_many_groups_are_refused() -> None:
-    with pytest.raises(ValueError, match="is 256 groups of 256 ranks"):
-        ObjectStoreWriter.create(capacity=4096, n_readers=256, groups=[1] * 256)
 
 
 # ---- handing out
@@ -159,28 +154,7 @@ def test_a_store_of_one_group_has_that_group(stores: Stores) -> None:
         writer.get_cached("k", group=1)
 
 
-def test_without_a_group_a_hand_out_waits_for_all(stores: Stores) -> None:
-    writer = stores.create(n_readers=2, groups=[1, 1])
-    readers = [stores.attach(writer, rank) for rank in (0, 1)]
-    ref = writer.put("k", value(1))
-    readers[0].get(ref)
-    assert not may_go(writer, "k")
-    assert bits(value(1)) == bits(readers[1].get(ref))
-
-
 # ---- assign_group
-
-
-def test_an_address_counts_reads_that_came_before(stores: Stores) -> None:
-    writer = stores.create(n_readers=2, groups=[1, 1])
-    readers = [stores.attach(writer, rank) for rank in (0, 1)]
-    refs = [writer.put(key, value(1)) for key in "ab"]
-    for ref in refs:
-        readers[0].get(ref)
-    assert writer.assign_group(refs[0], 0)
-    assert writer.assign_group(refs[1], 1)
-    assert may_go(writer, "a")
-    assert not may_go(writer, "b")
 
 
 def test_a_lease_gets_its_group_once_and_the_error_says_how_to_go_on(stores: Stores) -> None:
@@ -205,91 +179,7 @@ def test_a_lease_gets_its_group_once_and_the_error_says_how_to_go_on(stores: Sto
         writer.assign_group(forged, 2)
 
 
-def test_a_held_lease_can_get_a_group(stores: Stores) -> None:
-    writer = stores.create(n_readers=2, groups=[1, 1])
-    reader = stores.attach(writer, 1)
-    with writer.hold(writer.put("k", value(1))) as leased:
-        assert writer.assign_group(leased.ref, 1)
-        reader.get(leased.ref)
-        assert not may_go(writer, "k")
-
-
-def test_groups_of_leases_survive_the_writer(stores: Stores) -> None:
-    writer = stores.create(n_readers=2, groups=[1, 1])
-    refs = [writer.put("a", value(1), group=1), writer.put("b", value(2)), writer.put("c", value(3))]
-    writer.assign_group(refs[2], 0)
-    writer.close(unlink=False)
-    again = stores.recover(writer.handle)
-    with StoreInspector.open(writer.name) as inspector:
-        leases = inspector.leases()
-    assert [(1, (1,)), (None, (0, 1)), (0, (0,))] == [(lease.group, lease.waiting_for) for lease in leases]
-    assert again.assign_group(refs[1], 1)
-    stores.attach(again, 1).get(refs[1])
-    assert may_go(again, "b")
-
-
 # ---- processes
-
-
-def test_a_group_that_reads_nothing_and_dies_costs_the_other_nothing(stores: Stores) -> None:
-    """Two replicas of an engine, each with two workers; one of them never reads."""
-    writer = stores.create(8 * SPAN, n_readers=4, groups=[2, 2])
-    context = multiprocessing.get_context("spawn")
-    pipes, workers = [], []
-    for rank in (2, 3):
-        ours, theirs = context.Pipe()
-        workers.append(context.Process(target=read_what_comes, args=(writer.handle, rank, theirs)))
-        workers[-1].start()
-        pipes.append(ours)
-    attached = Signal()
-
-    def idle() -> None:
-        for rank in (0, 1):
-            stores.attach(writer.handle, rank)
-        attached.send()
-        Signal().wait()
-
-    other = Child(idle)
-    attached.wait()
-    try:
-        assert ["attached", "attached"] == [pipe.recv() for pipe in pipes]
-        unread = [writer.put(f"u{i}", value(i), group=0) for i in range(2)]
-        kept = []
-        for i in range(6):
-            ref = writer.put(f"k{i}", {"x": value(i)})
-            if i % 2:
-                assert writer.assign_group(ref, 1)  # before it is sent
-            for pipe in pipes:
-                pipe.send(ref.to_bytes())
-                assert {"x": digest(value(i))} == pipe.recv()
-            if i % 2 == 0:
-                assert writer.assign_group(ref, 1)  # after it was read
-            kept.append(ref)
-        with pytest.raises(StoreFullError) as caught:  # the workers keep their views
-            writer.put("more", value(9), group=1)
-        assert {0: 2 * SPAN, 1: 2 * SPAN} == {
-            rank: held for rank, held in (caught.value.held_bytes_by_rank or {}).items() if rank < 2
-        }
-        for pipe in pipes:
-            pipe.send(None)
-            assert [{"x": digest(value(i))} for i in range(6)] == pipe.recv()
-        for worker in workers:
-            worker.join()
-        for i in range(6):
-            writer.cancel(writer.put(f"more{i}", value(i), group=1))
-        assert {"u0", "u1"} <= set(writer.keys())
-        other.kill()
-        for i in range(8):
-            writer.cancel(writer.put(f"last{i}", value(i), group=1))
-        assert not {"u0", "u1"} & set(writer.keys())
-        assert not any(map(writer.validate, unread + kept))
-        writer.check_valid()
-        assert verify(writer.name).ok
-    finally:
-        other.kill()
-        for worker in workers:
-            worker.join()
-        attached.close()
 
 
 # ---- against a model

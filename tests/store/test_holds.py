@@ -165,25 +165,6 @@ def test_a_lease_that_has_ended_cannot_be_held(
     assert isinstance(writer.hold(late), LeasedRef), "read by all, but not yet ended"
 
 
-def test_a_hold_survives_recovery_and_ends_with_cancel_all(stores: Stores) -> None:
-    dead = stores.create(capacity=48 * KIB, n_readers=1)
-    reader = stores.attach(dead, 0)
-    ref = dead.put("a", VALUE, hold=True)
-    dead.close(unlink=False)
-    heir = stores.recover(dead.name)
-    read([reader], ref)
-    assert not fills(heir)
-    assert 1 == heir.cancel_all()
-    assert fills(heir)
-
-
-def test_a_key_may_be_protected_before_it_is_stored(writer: ObjectStoreWriter) -> None:
-    with writer.protect(["a"]):
-        writer.cancel(writer.put("a", VALUE))
-        assert not fills(writer)
-    assert fills(writer)
-
-
 def test_a_reference_is_validated_with_and_without_its_key(stores: Stores, writer: ObjectStoreWriter) -> None:
     ref = writer.put("a", VALUE)
     before = writer.stats()

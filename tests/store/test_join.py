@@ -3,12 +3,11 @@
 import fcntl
 import logging
 import os
-import resource
 import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,19 +17,16 @@ from shmstore import (
     CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
-    ObjectExistsError,
     ObjectNotFoundError,
     ObjectStoreReader,
     ObjectStoreWriter,
     StaleRefError,
-    StoreClosedError,
     StoreFullError,
     StoreHandle,
     StoreNotFoundError,
     WriterActiveError,
 )
 from shmstore.bindings import inspect as native
-from shmstore.bindings.hidden import hidden
 from shmstore.bindings.inspect import probe
 from shmstore.bindings.store import MAX_WRITERS
 from shmstore.inspect import StoreInspector, verify
@@ -38,7 +34,7 @@ from shmstore.store import leftovers
 from tests.inspect.cases import piped, poke
 from tests.inspect.test_verify import of_writer
 from tests.layout import FIELDS
-from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, random_tensor, store_name
+from tests.support import SHM, Child, Signal, Stores, bits, raises, random_tensor, store_name
 
 SIZE = 900
 OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 16}
@@ -46,14 +42,6 @@ OPTIONS: dict[str, Any] = {"capacity": 16 << 10, "n_readers": 2, "max_objects": 
 
 def value(seed: int) -> Any:
     return random_tensor(seed, SIZE)
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """Return a name for a store, and remove what has it in the end."""
-    made = store_name()
-    yield made
-    (SHM / made).unlink(missing_ok=True)
 
 
 def join(stores: Stores, store: Any, index: int | None = None, **options: Any) -> ObjectStoreWriter:
@@ -185,17 +173,6 @@ def test_what_is_neither_a_name_nor_a_handle_is_refused_by_its_argument(stores: 
         ObjectStoreReader.attach(None)  # type: ignore[arg-type]
 
 
-def test_only_an_arena_with_objects_is_said_to_be_recovered(stores: Stores, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "shmstore")
-    first = stores.create(**OPTIONS, n_writers=2)
-    second = join(stores, first.handle)
-    second.put("k", value(1))
-    assert [] == caplog.messages
-    second.close()
-    join(stores, first.handle)
-    assert [f"recovered store {first.name} with 1 objects"] == caplog.messages
-
-
 def test_quotas_are_those_of_an_arena(stores: Stores) -> None:
     first = stores.create(**OPTIONS, n_writers=2, quotas={"image": 4096})
     second = join(stores, first.handle, quotas={"image": 0.5})
@@ -206,41 +183,7 @@ def test_quotas_are_those_of_an_arena(stores: Stores) -> None:
         ObjectStoreWriter.join(stores.create(**OPTIONS, n_writers=2).handle, quotas={"image": 2.0})
 
 
-def test_a_forked_child_has_no_part_in_its_parents_arena(three: list[ObjectStoreWriter]) -> None:
-    def call_and_join() -> tuple[bool, bool]:
-        with pytest.raises(StoreClosedError):
-            three[1].put("k", value(1))
-        with pytest.raises(WriterActiveError):
-            ObjectStoreWriter.join(three[0].handle)
-        return True, True
-
-    assert (True, True) == in_child(call_and_join)
-    three[1].put("k", value(1))
-    assert three[0].is_cached("k")
-
-
 # ---- open
-
-
-def test_processes_that_open_at_once_get_an_arena_each(name: str) -> None:
-    def live(go: Signal, stay: Signal) -> int:
-        go.wait()
-        with ObjectStoreWriter.open(name, **OPTIONS, n_writers=3) as writer:
-            stay.wait()
-            return writer.index
-
-    for _ in range(10):
-        go, stay = Signal(), Signal()
-        children = [Child(live, go, stay) for _ in range(3)]
-        for signal in (go, stay):
-            for _ in children:
-                signal.send()
-        # those that end first may leave their arena to one that comes later, so nobody ends before all are there
-        indices = [child.join() for child in children]
-        assert set(indices) <= {0, 1, 2}
-        assert not (SHM / name).exists()
-        go.close()
-        stay.close()
 
 
 def test_open_takes_one_arena_after_the_other_and_the_store_of_the_same_options_only(stores: Stores) -> None:
@@ -335,16 +278,6 @@ def test_two_that_close_at_once_leave_no_name(name: str) -> None:
         go.close()
 
 
-def test_the_last_writer_of_a_process_without_a_free_descriptor_removes_the_name(name: str) -> None:
-    def close() -> bool:
-        writer = ObjectStoreWriter.create(name, **OPTIONS, n_writers=2)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-        writer.close()
-        return (SHM / name).exists()
-
-    assert in_child(close) is False
-
-
 @pytest.mark.parametrize("last", ["creator", "joined"])
 def test_a_generated_name_ends_with_the_last_process(last: str) -> None:
     code = """
@@ -396,17 +329,6 @@ def test_a_killed_writer_leaves_its_objects_to_the_next_that_joins(stores: Store
     assert (1, 2, ["a", "b"]) == (heir.index, heir.recovered, heir.keys())
     assert (2 if keep_leases else 0) == heir.stats().open_leases
     assert is_free(heir) is not keep_leases
-
-
-def test_what_a_killed_writer_held_of_anothers_objects_is_free(stores: Stores) -> None:
-    first = stores.create(**OPTIONS, n_writers=2)
-    first.cancel(first.put("k", value(1)))
-    second = Process(first.handle, lambda writer: writer.hold(writer.get_cached("k")))
-    try:
-        assert not is_free(first)
-    finally:
-        second.kill()
-    assert is_free(first)
 
 
 @pytest.mark.parametrize("how", ["join", "open", "recover", "ended"])
@@ -466,42 +388,6 @@ def test_all_find_the_objects_of_all_and_list_their_own(stores: Stores, three: l
     assert [True] * 3 == [is_free(writer) for writer in three]
 
 
-def test_a_key_may_be_in_two_arenas(three: list[ObjectStoreWriter]) -> None:
-    first, second, third = three
-    first.put("k", value(1))
-    assert second.put("k", value(1)).address != first.get_cached("k").address
-    for writer in (first, second):
-        with pytest.raises(ObjectExistsError):
-            writer.put("k", value(1))
-    assert third.is_cached("k")
-    first.delete("k")
-    assert [False, False, False] == [writer.is_cached("k") for writer in (first, second, third)]
-
-
-def test_anothers_lease_holds_an_object_until_it_is_read_cancelled_or_retired(
-    stores: Stores, three: list[ObjectStoreWriter]
-) -> None:
-    first, second, _ = three
-    readers = [stores.attach(first, rank) for rank in range(2)]
-    endings: list[Callable[[Any], Any]] = [
-        lambda ref: [reader.release(ref) for reader in readers],
-        second.cancel,
-        lambda _: second.cancel_all(),
-        lambda _: (second.retire(0), second.retire(1)),  # type: ignore[func-returns-value]
-    ]
-    for end in endings:
-        first.clear()
-        first.cancel(first.put("k", value(1)))
-        ref = second.get_cached("k")
-        assert not is_free(first)
-        assert first.is_cached("k")
-        end(ref)
-        assert is_free(first)
-        assert not second.is_cached("k")
-        with pytest.raises(StaleRefError):
-            readers[0].get(ref)
-
-
 def test_a_refusal_says_how_much_other_writers_hold(three: list[ObjectStoreWriter]) -> None:
     first, second, third = three
     for seed, key in enumerate("ab"):
@@ -522,20 +408,6 @@ def test_a_refusal_says_how_much_other_writers_hold(three: list[ObjectStoreWrite
     with pytest.raises(StoreFullError) as again:
         first.put("all", random_tensor(0, first.stats().capacity - 256))
     assert {2: span} == again.value.held_bytes_by_writer
-
-
-def test_a_full_quota_says_how_much_of_the_kind_other_writers_hold(stores: Stores) -> None:
-    first = stores.create(**OPTIONS, n_writers=2, quotas={"image": 2048})
-    second = join(stores, first.name)
-    first.cancel(first.put("other", value(0)))
-    span = first.stats().used_bytes
-    for seed, key in enumerate(("one", "two"), 1):
-        first.cancel(first.put(key, value(seed), kind="image"))
-    for key in ("other", "one", "two"):
-        second.get_cached(key)
-    with pytest.raises(StoreFullError) as caught:
-        first.put("next", value(3), kind="image")
-    assert ("quota", {1: 2 * span}) == (caught.value.resource, caught.value.held_bytes_by_writer)
 
 
 def test_a_refusal_tells_to_retire_a_rank_as_long_as_any_writer_waits_for_it(three: list[ObjectStoreWriter]) -> None:
@@ -568,56 +440,6 @@ def test_a_reference_belongs_to_the_writer_that_handed_it_out(three: list[Object
     assert not second.cancel(ref)
 
 
-def test_leases_of_others_wait_for_the_group_they_name(stores: Stores) -> None:
-    first = stores.create(**OPTIONS, groups=[1, 1], n_writers=2)
-    second = join(stores, first.handle)
-    readers = [stores.attach(first, rank) for rank in range(2)]
-    first.cancel(first.put("k", value(1)))
-    refs = [second.get_cached("k", group=1), second.get_cached("k")]
-    assert second.assign_group(refs[1], 0)
-    with pytest.raises(ValueError, match="waits for group 1 already, not for group 0;"):
-        second.assign_group(refs[0], 0)
-    assert not is_free(first)
-    for rank, ref in ((1, refs[0]), (0, refs[1])):
-        assert not is_free(first)
-        readers[rank].release(ref)
-    assert is_free(first)
-
-
-def test_a_hold_on_anothers_object_ends_with_its_request(stores: Stores, three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    reader = stores.attach(first, 0)
-    stores.attach(first, 1)
-    first.cancel(first.put("k", value(1)))
-    leased = second.hold(second.get_cached("k"))
-    for _ in range(2):
-        assert bits(value(1)) == bits(reader.get(leased.ref))
-    assert not is_free(first)
-    assert leased.end()
-    assert not leased.end()
-    held = second.get_cached("k", hold=True)
-    reader.get(held)
-    assert not is_free(first)
-    second.cancel(held)
-    unsent = second.hold(second.get_cached("k"))
-    assert not is_free(first)
-    del unsent
-    assert is_free(first)
-
-
-def test_a_batch_that_is_undone_leaves_nothing_at_another_writers_object(three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    first.cancel(first.put("k", value(1)))
-    batch = second._writer.batch()
-    for hold in (False, True):
-        second._hand_out(batch, "k", hold)
-    second._put(batch, "own", value(2), False)
-    assert (2, 3) == (second.stats().hits, second.stats().open_leases)
-    batch.undo()
-    assert (0, []) == (second.stats().open_leases, second.keys())
-    assert is_free(first)
-
-
 def test_what_a_protection_or_an_undone_batch_ends_is_no_cancel(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     ref = first.put("k", 1)
@@ -632,34 +454,6 @@ def test_what_a_protection_or_an_undone_batch_ends_is_no_cancel(three: list[Obje
     first.get_cached("k")
     assert first.cancel_all() == 1
     assert first.stats().cancels == 2
-
-
-def test_extra_bytes_of_anothers_object_are_there_for_who_was_handed_it(three: list[ObjectStoreWriter]) -> None:
-    first, second, _ = three
-    for key, extra in (("short", b"updates"), ("long", bytes(range(256)) * 40)):
-        batch = first._writer.batch()
-        first._put(batch, key, value(1), False, extra)
-        batch.record.keep = 1
-        ref = second.get_cached(key)
-        assert extra == second._writer.extra(ref.to_bytes())
-        assert 2 == second._writer.has(key.encode())
-    first.put("none", value(2))
-    assert (1, b"") == (second._writer.has(b"none"), second._writer.extra(second.get_cached("none").to_bytes()))
-
-
-def test_uses_by_others_give_a_second_chance(stores: Stores) -> None:
-    first = stores.create(capacity=8 * 1024, n_readers=1, n_writers=2, max_objects=16)
-    second = join(stores, first.handle)
-    stores.attach(first, 0).close()
-    for number in range(7):
-        first.cancel(first.put(str(number), value(number)))
-    for number in (0, 2):
-        second.cancel(second.get_cached(str(number)))
-    assert second.touch("4")
-    assert not second.touch("absent")
-    for number in range(7, 11):
-        first.cancel(first.put(str(number), value(number)))
-    assert {"0", "2", "4"} <= set(first.keys())
 
 
 def test_protection_is_of_ones_own_objects(three: list[ObjectStoreWriter]) -> None:
@@ -725,20 +519,6 @@ def test_what_another_deletes_is_gone_for_all_at_once(stores: Stores, three: lis
     assert third.get_cached("k").monotonic_id == second.get_cached("k").monotonic_id
 
 
-@pytest.mark.parametrize("how", ["delete", "clear"])
-def test_what_is_deleted_of_a_dead_writer_is_gone_for_all(stores: Stores, how: str) -> None:
-    first = stores.create(**OPTIONS, n_writers=3)
-    second = join(stores, first.handle, 1)
-    dead = Process(first.handle, lambda writer: writer.put("k", value(1)))
-    dead.kill()
-    assert second.is_cached("k")
-    first.clear() if how == "clear" else first.delete("k")
-    assert not second.is_cached("k")
-    successor = join(stores, first.handle)
-    assert not successor.is_cached("k")
-    assert not second.is_cached("k")
-
-
 def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(three: list[ObjectStoreWriter]) -> None:
     first, second, _ = three
     for number, writer in enumerate(three):
@@ -756,19 +536,6 @@ def test_clear_takes_the_keys_of_all_writers_and_of_a_namespace_only_its_own(thr
     for writer in three:
         assert [False] * 3 == [writer.is_cached(f"c{n}", namespace="t") for n in range(3)]
         assert ([], 0) == (writer.keys(), len(writer))
-
-
-def test_anothers_objects_survive_an_attached_reader_that_knows_one_handle(three: list[ObjectStoreWriter]) -> None:
-    """A worker attaches once, and reads the references of every writer."""
-    with ObjectStoreReader.attach(three[2].handle, 0) as reader:
-        for number, writer in enumerate(three):
-            assert bits(value(number)) == bits(reader.get(writer.put("k", value(number))))
-
-
-def test_a_file_that_a_dead_creator_left_empty_is_replaced(name: str, stores: Stores) -> None:
-    (SHM / name).touch(0o600)
-    writer = stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
-    assert (0, 2) == (writer.index, writer.n_writers)
 
 
 @pytest.mark.parametrize(("module", "step"), [(leftovers, "make_room"), (native, "remove")])
@@ -791,31 +558,6 @@ def test_an_empty_file_that_its_creator_locks_only_now_is_left_to_it(
     stores.keep(ObjectStoreWriter.open(name, **OPTIONS, n_writers=2))
     assert 2 == len(seen)  # left alone once; removed when nobody was creating it
     assert 1 == len(set(seen))
-
-
-def test_an_arena_into_which_a_process_still_writes_is_left_to_it(name: str, stores: Stores) -> None:
-    """As a client of a tier does, which ends an instant after its writer."""
-    dead = ObjectStoreWriter.create(name, **OPTIONS, n_writers=2)
-    data, offset = dead._writer.data()
-    locked, end = Signal(), Signal()
-
-    def helper() -> None:
-        with (SHM / name).open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_SH, memoryview(hidden(data)).nbytes, offset)
-            locked.send()
-            end.wait()
-
-    child = Child(helper)
-    locked.wait()
-    dead.close(unlink=False)
-    try:
-        with raises(WriterActiveError, [name, "none"], ["fuser"]):
-            ObjectStoreWriter.join(name, 0)
-        assert 1 == join(stores, name).index
-    finally:
-        end.send()
-        child.join()
-    assert 0 == join(stores, name).index
 
 
 def open_and_close(name: str, rounds: int) -> None:

@@ -1,7 +1,5 @@
 """Kinds and quotas: what each kind has is counted, and a kind at its quota evicts objects of its own."""
 
-import random
-import threading
 from typing import Any
 
 import pytest
@@ -95,35 +93,6 @@ def test_a_wrong_quota_is_refused_before_a_store_is_created(
     assert before == segments()
 
 
-def test_a_kind_that_churns_at_its_quota_takes_no_hit_from_the_others(stores: Stores) -> None:
-    writer = stores.create(1 << 20, quotas={"encoder": 0.25})
-    names = [f"image-{i}" for i in range(11)]
-    for name in names:
-        put_free(writer, name, 64 * KIB, kind="image")
-    rng = random.Random(3)
-    for i in range(500):
-        put_free(writer, f"encoder-{i}", 32 * KIB, kind="encoder")
-        writer.cancel(writer.get_cached(rng.choice(names)))  # no hit is lost
-        assert writer.stats().kinds["encoder"].bytes <= 1 << 18
-    assert 11 == writer.stats().kinds["image"].objects
-    assert writer.stats().kinds["encoder"].objects >= 7
-    writer.check_valid()
-
-
-def test_mixed_sizes_stay_within_the_quota_and_spare_what_is_used(stores: Stores) -> None:
-    writer = stores.create(4 << 20, quotas={"encoder": 1 << 20})
-    names = [f"image-{i}" for i in range(30)]
-    for name in names:
-        put_free(writer, name, 64 * KIB, kind="image")
-    rng = random.Random(4)
-    for i in range(1000):
-        put_free(writer, f"encoder-{i}", rng.randrange(1, 200 * KIB), kind="encoder")
-        for name in names:
-            assert writer.touch(name)
-        assert writer.stats().kinds["encoder"].bytes <= 1 << 20
-    writer.check_valid()
-
-
 def test_own_objects_that_are_held_refuse_by_name_and_evict_nothing(stores: Stores) -> None:
     writer = stores.create(1 << 20, n_readers=2, quotas={"encoder": 0.25})
     writer.retire(1)
@@ -181,32 +150,6 @@ def test_a_successor_keeps_the_quotas_or_sets_others(stores: Stores) -> None:
     put_free(third, "new", 50 * KIB, kind="encoder")
     assert 2 == third.stats().kinds["encoder"].objects
     third.check_valid()
-
-
-def test_threads_of_several_kinds_stay_within_their_quotas(stores: Stores) -> None:
-    writer = stores.create(2 << 20, quotas={"a": 0.25, "b": 0.25})
-    wrong: list[BaseException] = []
-
-    def churn(kind: str, seed: int) -> None:
-        rng = random.Random(seed)
-        try:
-            for i in range(300):
-                put_free(writer, f"{kind}-{seed}-{i}", rng.randrange(1, 100 * KIB), kind=kind)
-                if i % 3 == 0:
-                    writer.delete(f"{kind}-{seed}-{rng.randrange(i + 1)}")
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=churn, args=(kind, seed)) for kind in "abc" for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [] == wrong
-    kinds = writer.stats().kinds
-    assert kinds["a"].bytes <= 1 << 19
-    assert kinds["b"].bytes <= 1 << 19
-    writer.check_valid()
 
 
 def test_open_sets_the_quotas_of_a_new_store_and_of_one_that_it_takes_over(stores: Stores) -> None:

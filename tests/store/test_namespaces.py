@@ -10,7 +10,7 @@ from shmstore import ObjectExistsError, ObjectNotFoundError, ObjectStoreWriter, 
 from shmstore.inspect import StoreInspector, verify
 from shmstore.store.arguments import MAX_KEY, packed_key
 from tests.inspect.cases import piped
-from tests.support import Leavers, Stores, raises, state
+from tests.support import Stores, raises, state
 
 ONE = torch.ones(4)
 
@@ -126,16 +126,6 @@ def test_protection_is_of_the_key_in_its_namespace(stores: Stores) -> None:
         assert (False, True) == (writer.is_cached("a"), writer.is_cached("a", namespace="m1"))
     push_out()
     assert not writer.is_cached("a", namespace="m1")
-
-
-def test_what_has_left_names_its_namespace(stores: Stores) -> None:
-    writer = stores.create()
-    fill(writer)
-    left = Leavers(writer)
-    writer.delete("a")
-    writer.delete("a", namespace="m12")
-    writer.clear(namespace="m1")
-    assert ["a", ("m12", "a"), ("m1", "a"), ("m1", "b")] == left.take()
 
 
 def test_namespaces_survive_recover(stores: Stores) -> None:

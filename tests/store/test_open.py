@@ -2,10 +2,9 @@
 
 import logging
 import os
-import signal
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from shmstore import (
     CorruptStoreError,
     ForeignStoreError,
     LayoutMismatchError,
-    ObjectStoreReader,
     ObjectStoreWriter,
     ShmStoreError,
     StoreHandle,
@@ -30,14 +28,6 @@ from tests.support import SHM, Child, Signal, Stores, bits, in_child, raises, ra
 
 VALUE = random_tensor(1, 5000)
 OPTIONS: dict[str, Any] = {"capacity": 64 * 1024, "n_readers": 2}
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    """Return a name for a store, and remove what has it in the end."""
-    made = store_name()
-    yield made
-    (SHM / made).unlink(missing_ok=True)
 
 
 def reopened(stores: Stores, name: str, **options: Any) -> ObjectStoreWriter:
@@ -350,17 +340,17 @@ def leave_empty(name: str) -> None:
     (SHM / name).touch(0o600)
 
 
-def race(name: str, start: int, told: int, end: int) -> str:
-    """Open when `start` is closed, hold what was opened until `end` is closed; tell one byte in between."""
-    os.read(start, 1)
+def race(name: str, go: Signal, told: Signal, end: Signal) -> str:
+    """Open when told to `go`, and hold what was opened until the `end`; return the key that was put."""
+    go.wait()
     try:
         writer = ObjectStoreWriter.open(name, **OPTIONS)
     except WriterActiveError:
-        os.write(told, b"a")
+        told.send()
         return ""
     writer.put(f"by {os.getpid()}", VALUE)
-    os.write(told, b"g")
-    os.read(end, 1)
+    told.send()
+    end.wait()
     writer.close(unlink=False)
     return f"by {os.getpid()}"
 
@@ -372,53 +362,22 @@ def test_of_two_that_open_at_once_one_gets_the_store_and_the_other_is_refused(
     for _ in range(15):
         name = store_name()
         leave(name)
-        start, go = os.pipe()
-        end, done = os.pipe()
-        telling, told = os.pipe()
-
-        def run(name: str = name, go: int = go, done: int = done, pipes: Any = (start, told, end)) -> str:
-            os.close(go)
-            os.close(done)
-            return race(name, *pipes)
-
-        racers = [Child(run) for _ in range(2)]
+        signals = go, told, end = Signal(), Signal(), Signal()
+        racers = [Child(race, name, *signals) for _ in range(2)]
         try:
-            os.close(go)
-            said = sorted(os.read(telling, 1) + os.read(telling, 1))
-            os.close(done)
-            (winner,) = [key for racer in racers if (key := racer.join())]
-            assert list(b"ag") == said
+            for step in (go.send, told.wait, end.send):
+                step()
+                step()
+            (winner,) = filter(None, [racer.join() for racer in racers])
         finally:
             for racer in racers:
                 racer.kill()
-            for pipe in (start, end, telling, told):
-                os.close(pipe)
+            for signal in signals:
+                signal.close()
         writer = stores.recover(name)
         assert [*(["k"] if leave is left else []), winner] == writer.keys()
         assert 1 == sum(made.startswith(name) for made in segments())
         writer.close()
-
-
-def test_a_creator_that_is_killed_at_any_moment_is_no_obstacle_to_the_next(stores: Stores) -> None:
-    name = store_name()
-    for number in range(40):
-        ready = Signal()
-
-        def create(ready: Signal = ready) -> None:
-            ready.send()
-            ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 4 << 20}, prefault=True)
-            signal.pause()
-
-        child = Child(create)
-        ready.wait()
-        until = time.perf_counter() + number % 20 * 0.0002
-        while time.perf_counter() < until:
-            pass
-        child.kill()
-        ready.close()
-        ObjectStoreWriter.open(name, **OPTIONS | {"capacity": 4 << 20}, prefault=True).close(unlink=number % 2 == 0)
-    (SHM / name).unlink()
-    assert name not in segments()
 
 
 def test_what_a_creator_left_in_its_first_moments_is_replaced(stores: Stores, name: str) -> None:
@@ -426,12 +385,3 @@ def test_what_a_creator_left_in_its_first_moments_is_replaced(stores: Stores, na
     (SHM / name).chmod(0o600)
     assert 0 == reopened(stores, name).recovered
     stores.attach(name)
-
-
-def test_a_reader_keeps_its_rank_over_a_restart(stores: Stores, name: str) -> None:
-    left(name)
-    reader = stores.attach(name)
-    writer = reopened(stores, name)
-    assert 5 == reader.get(writer.put("new", 5))
-    with pytest.raises(ShmStoreError):
-        ObjectStoreReader.attach(name, 0)

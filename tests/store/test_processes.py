@@ -8,7 +8,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,10 +23,10 @@ from shmstore import (
     StoreFullError,
     StoreHandle,
     StoreNotFoundError,
-    TensorSpec,
     WriterActiveError,
 )
 from tests.store.children import digest, read_what_comes
+from tests.store.test_api import every_call
 from tests.support import SHM, Child, Leavers, Signal, Stores, bits, in_child, random_tensor, segments, store_name
 
 CAPACITY = 64 * 1024
@@ -74,29 +73,7 @@ def test_children_of_both_kinds_attach_and_read_in_place(stores: Stores, method:
 
 def use_what_was_inherited(writer: Any, reader: Any, ref: ObjectRef) -> list[str]:
     said = []
-    calls: list[Callable[[], Any]] = [
-        lambda: writer.put("x", 1),
-        lambda: writer.get_cached("k"),
-        lambda: writer.is_cached("k"),
-        lambda: writer.touch("k"),
-        lambda: writer.delete("k"),
-        lambda: writer.clear(),
-        lambda: writer.cancel(ref),
-        lambda: writer.retire(0),
-        lambda: writer.keys(),
-        lambda: len(writer),
-        lambda: writer.stats(),
-        lambda: writer.reserve("x", TensorSpec((1,), torch.uint8)).__enter__(),
-        lambda: writer.protect(["k"]).__enter__(),
-        lambda: writer.check_valid(),
-        lambda: writer.close(),
-        lambda: reader.get(ref),
-        lambda: reader.release(ref),
-        lambda: reader.validate(ref),
-        lambda: reader.stats(),
-        lambda: reader.close(),
-    ]
-    for number, call in enumerate(calls):
+    for number, call in enumerate([*every_call(writer, reader, ref), writer.close, reader.close]):
         try:
             call()
             said.append(f"call {number} returned")
@@ -164,60 +141,6 @@ def test_a_forked_child_attaches_for_itself(stores: Stores) -> None:
     stores.attach(writer, 1)
 
 
-def fork_and_wait(open_it: Callable[[], Any], ready: Signal, end: int) -> None:
-    """Opens something, forks a child that lives until `end` is closed, and waits to be killed."""
-    opened = open_it()
-    if os.fork() == 0:
-        os.read(end, 1)
-        os._exit(0)
-    ready.send()
-    while opened:
-        time.sleep(60)
-
-
-@pytest.mark.parametrize("role", ["reader", "writer"])
-def test_a_child_that_lives_on_keeps_no_lock_of_its_dead_parent(stores: Stores, role: str) -> None:
-    handle = None
-    if role == "reader":
-        writer = stores.create(CAPACITY)
-        ref = writer.put("k", VALUE)
-        handle = writer.handle
-    name = handle.name if handle else store_name()
-
-    def open_reader() -> Any:
-        assert handle
-        reader = ObjectStoreReader.attach(handle)
-        return reader, reader.get(ref)
-
-    def open_writer() -> Any:
-        made = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
-        made.put("k", VALUE)
-        return made
-
-    ready = Signal()
-    end, keep = os.pipe()
-    os.set_inheritable(keep, False)
-
-    def life() -> None:
-        os.close(keep)
-        fork_and_wait(open_reader if role == "reader" else open_writer, ready, end)
-
-    child = Child(life)
-    try:
-        ready.wait()
-        child.kill()
-        if role == "reader":
-            writer.put("all", ALL)  # what it held is let go
-            stores.attach(writer)
-        else:
-            assert ["k"] == stores.recover(name).keys()
-    finally:
-        os.close(keep)
-        os.close(end)
-        ready.close()
-        child.kill()
-
-
 # ---- death of a reader
 
 
@@ -251,42 +174,7 @@ def test_a_reader_killed_with_pins_and_leases_gives_everything_back_at_the_next_
         ready.close()
 
 
-def test_a_rank_whose_process_was_killed_can_be_taken_again(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    for generation in range(5):
-        old = [writer.put(f"{generation}-{i}", random_tensor(i, 12_000)).to_bytes() for i in range(4)]
-        ready = Signal()
-        child = Child(hold_and_wait, writer.handle, 0, old[:2], ready)
-        try:
-            ready.wait()
-            with pytest.raises(RankInUseError):
-                ObjectStoreReader.attach(writer.handle)
-        finally:
-            child.kill()
-            ready.close()
-        with ObjectStoreReader.attach(writer.handle) as reader:
-            assert bits(random_tensor(3, 12_000)) == bits(reader.get(ObjectRef.from_bytes(old[3])))
-            # Leases from before are not for this process, and its predecessor's pins are gone.
-            writer.put(f"all-{generation}", ALL)
-        writer.clear()
-
-
 # ---- the writer
-
-
-def test_a_store_has_one_writer_here_and_elsewhere(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    writer.put("k", VALUE)
-
-    def second() -> None:
-        for store in (writer.name, writer.handle):
-            with pytest.raises(WriterActiveError, match="is alive"):
-                ObjectStoreWriter.recover(store)
-
-    second()
-    in_child(second)
-    assert ["k"] == writer.keys()
-    writer.put("k2", VALUE)
 
 
 def value_of(seed: int) -> torch.Tensor:
@@ -422,7 +310,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
     book = Book()
     views: list[tuple[torch.Tensor, bytes]] = []
     generator = random.Random(4)
-    interrupted = 0
+    interrupted, heaps = 0, set()
     for generation in range(1, 121):
         writer.close(unlink=False)
         reading, writing = os.pipe()
@@ -444,6 +332,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
             assert bits(value_of(book.seeds[key])) == bits(seen)
             views = [*views[-5:], (seen, bits(seen))]
         writer = stores.recover(handle if generation % 2 else handle.name)
+        heaps.add(writer.stats().heap_bytes)
         book.check(writer, reader)
         if book.doing and book.doing[0] in ("put", "hit"):
             # A lease may be open whose reference was lost with the writer: the rank that it waits for restarts.
@@ -452,6 +341,7 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
             book.leases.clear()
         book.doing = []
     assert interrupted > 20, "hardly ever killed in the middle"
+    assert 1 == len(heaps), "the writer's memory grows"
     stats = writer.stats()
     assert stats.evictions > 50
     assert stats.puts > 500
@@ -461,35 +351,6 @@ def test_a_writer_killed_at_any_moment_leaves_all_committed_objects(stores: Stor
     assert handle.name not in segments()
     for view, expected in views:
         assert expected == bits(view)
-
-
-@pytest.mark.parametrize("written", [False, True])
-def test_a_writer_killed_inside_a_reservation_leaves_nothing_of_it(stores: Stores, written: bool) -> None:
-    name = store_name()
-    ready = Signal()
-
-    def reserve() -> None:
-        writer = ObjectStoreWriter.create(name, capacity=CAPACITY, n_readers=1)
-        ref = writer.put("whole", VALUE)
-        with writer.reserve("half", TensorSpec((50_000,), torch.uint8)) as view:
-            if written:
-                view.fill_(7)
-            ready.send()
-            while ref:
-                time.sleep(60)
-
-    child = Child(reserve)
-    try:
-        ready.wait()
-    finally:
-        child.kill()
-        ready.close()
-    writer = stores.recover(name)
-    reader = stores.attach(name)
-    assert ["whole"] == writer.keys()
-    assert bits(VALUE) == bits(reader.get(writer.get_cached("whole")))
-    writer.put("half", random_tensor(2, 50_000))  # the key and the bytes are free
-    assert ["whole", "half"] == writer.keys()
 
 
 def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing() -> None:
@@ -531,31 +392,6 @@ def test_a_writer_killed_while_it_creates_leaves_a_store_or_nothing() -> None:
 
 
 # ---- stopped
-
-
-def test_a_stopped_reader_keeps_what_it_holds_and_blocks_nobody(stores: Stores) -> None:
-    writer = stores.create(CAPACITY, n_readers=2)
-    reader = stores.attach(writer, 1)
-    ref = writer.put("k", VALUE)
-    ready = Signal()
-    child = Child(hold_and_wait, writer.handle, 0, [ref.to_bytes()], ready)
-    try:
-        ready.wait()
-        child.signal(signal.SIGSTOP)
-        reader.release(ref)
-        for i in range(200):
-            other = writer.put(f"n{i}", random_tensor(i, 3000))
-            reader.get(other)
-            writer.cancel(other)
-        assert "k" in writer
-        with pytest.raises(RankInUseError):
-            ObjectStoreReader.attach(writer.handle, 0)
-        with pytest.raises(StoreFullError, match="rank 0"):
-            writer.put("all", ALL)
-    finally:
-        child.kill()
-        ready.close()
-    writer.put("all", ALL)
 
 
 def test_a_stopped_writer_is_alive_and_blocks_no_reader(stores: Stores) -> None:

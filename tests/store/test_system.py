@@ -19,11 +19,11 @@ from typing import Any
 
 import pytest
 
-from shmstore import ObjectStoreReader, ObjectStoreWriter, RankInUseError, StoreFullError, WriterActiveError, errors
+from shmstore import ObjectStoreReader, ObjectStoreWriter, errors
 from shmstore.inspect import StoreInspector, find_segments, look_at, verify
 from tests.layout import FIELDS
 from tests.store.test_segments import mount_small, put_word
-from tests.support import SHM, Stores, bits, crowd, in_child, raises, random_tensor, segments, store_name
+from tests.support import SHM, Stores, in_child, raises, random_tensor, segments, store_name
 
 pytestmark = pytest.mark.alone
 VALUE = random_tensor(1, 5000)
@@ -43,81 +43,6 @@ def run(script: str, *arguments: str, **options: Any) -> "subprocess.Popen[str]"
     """Start a process of its own that runs a script."""
     command = [sys.executable, "-c", textwrap.dedent(script), *arguments]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options)
-
-
-# ---- descriptors that a stranger closes
-
-
-def descriptors_of(name: str) -> list[int]:
-    found = []
-    for number in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{number}") == f"/dev/shm/{name}":
-                found.append(int(number))
-    return found
-
-
-@pytest.fixture(params=["closed", "given to another file"])
-def take_away(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[str], list[int]]]:
-    """Do to a store's descriptors what a program does that closes descriptors which are not its own."""
-    taken: list[int] = []
-    with (tmp_path / "another").open("w+b") as other:
-
-        def take(name: str) -> list[int]:
-            numbers = descriptors_of(name)
-            for number in numbers:
-                if request.param == "closed":
-                    os.close(number)
-                else:
-                    os.dup2(other.fileno(), number)
-                    taken.append(number)
-            return numbers
-
-        yield take
-        for number in taken:
-            with contextlib.suppress(OSError):
-                os.close(number)
-
-
-def test_a_stranger_s_close_makes_no_living_rank_dead(stores: Stores, take_away: Callable[[str], list[int]]) -> None:
-    writer = stores.create(64 * 1024)
-    assert take_away(writer.name)
-    reader = stores.attach(writer)
-    view = reader.get(writer.put("k", VALUE))
-    with contextlib.suppress(StoreFullError):
-        crowd(writer)
-    assert bits(VALUE) == bits(view)
-    assert "k" in writer
-
-
-def test_a_stranger_s_close_lets_no_second_writer_and_no_second_rank_in(
-    stores: Stores, take_away: Callable[[str], list[int]]
-) -> None:
-    writer = stores.create(64 * 1024)
-    stores.attach(writer)
-    assert take_away(writer.name)
-    with pytest.raises(WriterActiveError):
-        stores.recover(writer.handle)
-    with pytest.raises(RankInUseError):
-        stores.attach(writer)
-
-
-def test_a_store_closes_no_descriptor_that_is_another_s_by_now(stores: Stores, tmp_path: Path) -> None:
-    writer = stores.create(64 * 1024)
-    reader = stores.attach(writer)
-    numbers = descriptors_of(writer.name)
-    assert numbers
-    with (tmp_path / "another").open("w+b") as other:
-        expected = os.fstat(other.fileno())
-        for number in numbers:
-            os.dup2(other.fileno(), number)
-        reader.close()
-        writer.close()
-        del reader, writer
-        stores.close()
-        for number in numbers:
-            assert (expected.st_dev, expected.st_ino) == (os.fstat(number).st_dev, os.fstat(number).st_ino)
-            os.close(number)
 
 
 WITH_A_CHILD = """
@@ -317,9 +242,10 @@ def with_descriptors_left(spare: int, act: Callable[[], Any]) -> Any:
             os.close(number)
 
 
-def test_a_store_is_removed_also_by_a_process_without_descriptors() -> None:
+@pytest.mark.parametrize("n_writers", [1, 2])
+def test_a_store_is_removed_also_by_a_process_without_descriptors(n_writers: int) -> None:
     def close_without() -> bool:
-        writer = ObjectStoreWriter.create(name, capacity=4096, n_readers=1)
+        writer = ObjectStoreWriter.create(name, capacity=4096, n_readers=1, n_writers=n_writers)
         with_descriptors_left(0, writer.close)
         return (SHM / name).exists()
 

@@ -1,12 +1,9 @@
 """Many threads on one writer and one reader, and that copying holds nobody up."""
 
 import random
-import signal
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,45 +13,12 @@ from shmstore import (
     ObjectExistsError,
     ObjectNotFoundError,
     ObjectRef,
-    ObjectStoreReader,
-    ObjectStoreWriter,
     StaleRefError,
-    StoreClosedError,
     StoreFullError,
 )
-from tests.support import Stores, bits, in_child
+from tests.support import Stores, bits, run_all
 
 CAPACITY = 256 * 1024
-
-
-def run_all(*works: Callable[[], None]) -> None:
-    """Run each in a thread of its own; raises the first error of any."""
-    errors: list[BaseException] = []
-    start = threading.Barrier(len(works))
-
-    def guarded(work: Callable[[], None]) -> None:
-        try:
-            start.wait()
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=guarded, args=(work,)) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-
-
-@pytest.fixture
-def often() -> object:
-    """Let threads take turns a hundred times as often as usual."""
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(5e-5)
-    yield before
-    sys.setswitchinterval(before)
 
 
 def value_of(number: int) -> dict[str, torch.Tensor]:
@@ -183,27 +147,6 @@ def test_of_many_puts_of_one_key_one_succeeds(stores: Stores) -> None:
 
 
 @pytest.mark.usefixtures("often")
-def test_protect_blocks_of_many_threads_keep_their_keys_and_end(stores: Stores) -> None:
-    writer = stores.create(CAPACITY, max_objects=64)
-    writer.retire(0)
-
-    def work(number: int) -> None:
-        generator = random.Random(number)
-        for i in range(60):
-            mine = f"{number}-{i}"
-            with writer.protect([mine, f"shared-{i % 3}"]):
-                writer.put(mine, value_of(number))
-                for j in range(4):
-                    writer.put(f"{number}-{i}-{j}", value_of(generator.randrange(1000)))
-                assert mine in writer
-
-    run_all(*(lambda n=n: work(n) for n in range(4)))
-    writer.check_valid()
-    writer.clear()
-    assert 0 == writer.stats().objects, "something is still protected"
-
-
-@pytest.mark.usefixtures("often")
 def test_reservations_of_many_threads_lie_apart(stores: Stores) -> None:
     writer = stores.create(CAPACITY)
     reader = stores.attach(writer)
@@ -248,24 +191,6 @@ def test_views_of_one_object_may_die_on_any_thread(stores: Stores) -> None:
     run_all(make, drop, make, drop)
     assert (1000, 0) == (reader.stats().gets, reader.stats().live_views)
     writer.put("all", torch.zeros(CAPACITY - 1024, dtype=torch.uint8))
-
-
-def attach_many(writer: ObjectStoreWriter, seen: list[int]) -> None:
-    for _ in range(30):
-        try:
-            with ObjectStoreReader.attach(writer.handle) as reader:
-                seen.append(reader.rank)
-        except RuntimeError:
-            continue
-
-
-@pytest.mark.usefixtures("often")
-def test_one_thread_at_a_time_has_a_rank(stores: Stores) -> None:
-    writer = stores.create(CAPACITY)
-    seen: list[int] = []
-    run_all(*(lambda: attach_many(writer, seen) for _ in range(4)))
-    assert len(seen) >= 30
-    stores.attach(writer)
 
 
 SOURCES: dict[str, Callable[[], object]] = {
@@ -328,60 +253,3 @@ def test_a_put_of_another_thread_goes_on_while_one_is_being_written(stores: Stor
         run_all(others)
     assert [5, 1] == seen
     assert ["k", "other"] == sorted(writer.keys())
-
-
-def leave_and_enter(writer: ObjectStoreWriter, inherited: Any) -> str:
-    """What a forked child may do; it dies of SIGALRM where it waits for somebody."""
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(10)
-    inherited.__exit__(None, None, None)
-    try:
-        with writer.protect(["a"]):
-            return "entered"
-    except StoreClosedError:
-        return "refused"
-
-
-def test_a_child_forked_while_a_thread_is_anywhere_in_protect_waits_for_nobody(stores: Stores) -> None:
-    writer = stores.create(8192)
-    writer.put("a", 1)
-    code = ObjectStoreWriter.protect.__wrapped__.__code__  # type: ignore[attr-defined]
-    at_a_line, go_on = threading.Semaphore(0), threading.Semaphore(0)
-    over = threading.Event()
-    lines: list[int] = []
-
-    def trace(frame: FrameType, event: str, _: Any) -> Any:
-        if frame.f_code is not code:
-            return None
-        if event == "line" and not over.is_set():
-            lines.append(frame.f_lineno)
-            at_a_line.release()
-            go_on.acquire()
-        return trace
-
-    def enter_and_leave() -> None:
-        sys.settrace(trace)
-        try:
-            with writer.protect(["a"]):
-                pass
-        finally:
-            sys.settrace(None)
-            over.set()
-            at_a_line.release()
-
-    inherited = writer.protect(["a"])
-    inherited.__enter__()
-    thread = threading.Thread(target=enter_and_leave, daemon=True)
-    thread.start()
-    try:
-        while at_a_line.acquire(timeout=30) and not over.is_set():
-            assert "refused" == in_child(leave_and_enter, writer, inherited), f"line {lines[-1]} of the parent's thread"
-            go_on.release()
-    finally:
-        over.set()
-        go_on.release()
-        thread.join(30)
-        inherited.__exit__(None, None, None)
-    assert not thread.is_alive()
-    first, count = code.co_firstlineno, len(set(lines))
-    assert count >= 6, f"protect, from line {first} on, was seen at {count} lines"

@@ -8,7 +8,7 @@ import mmap
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ from shmstore import (
     StoreFullError,
 )
 from shmstore.inspect import verify
-from tests.support import SHM, Child, bits, random_tensor, store_name
+from tests.support import Child, bits, random_tensor
 
 WRITERS, RANKS, GROUPS, KEYS = 3, 4, [2, 2], 60
 CAPACITY = 64 << 10
@@ -111,13 +111,6 @@ def read(name: str, board: Board, process: int, seed: int) -> None:
         if len(views) > 4:
             check(views.pop(chance.randrange(len(views))))
         board.counted(process)
-
-
-@pytest.fixture
-def name() -> Iterator[str]:
-    made = store_name()
-    yield made
-    (SHM / made).unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("kills", [24, pytest.param(10_000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])])
