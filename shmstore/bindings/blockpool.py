@@ -51,20 +51,17 @@ class Pool:
     @property
     def n_free(self) -> int:
         """Length of the free queue."""
-        n: int = lib.shms_blockpool_n_free(self._c)
-        return n
+        return int(lib.shms_blockpool_n_free(self._c))
 
     @property
     def n_keys(self) -> int:
         """Number of keys that find a block."""
-        n: int = lib.shms_blockpool_n_keys(self._c)
-        return n
+        return int(lib.shms_blockpool_n_keys(self._c))
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory that the pool takes."""
-        n: int = lib.shms_blockpool_nbytes(self._c)
-        return n
+        return int(lib.shms_blockpool_nbytes(self._c))
 
     def get(self, n: int) -> bytes | None:
         """Return the ids of n blocks from the head of the queue; None if it is shorter."""
@@ -87,8 +84,7 @@ class Pool:
     def find(self, block_hash: bytes, group: int) -> int:
         """Return the block that got this key first, or 0."""
         raw = exact_bytes(block_hash)
-        n: int = lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group)
-        return n
+        return check(lib.shms_blockpool_find(self._c, raw.ljust(HASH_BYTES, b"\0"), len(raw), group))
 
     def key(self, ids: bytes, hashes: HashList, first: int, factor: int, group: int) -> None:
         """Give blocks `ids`, which are blocks `first`, `first` + 1, … of a request, their keys."""
@@ -131,8 +127,7 @@ class Pool:
     @property
     def log_len(self) -> int:
         """Bytes in the log."""
-        n: int = LOG_BYTES * lib.shms_blockpool_log_len(self._c)
-        return n
+        return LOG_BYTES * int(lib.shms_blockpool_log_len(self._c))
 
     def take_log(self) -> bytes:
         """Return and clear the log: for each key 32 bytes of hash, int32 width, int32 group."""

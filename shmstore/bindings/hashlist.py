@@ -36,8 +36,7 @@ class HashList:
     @property
     def width(self) -> int:
         """Bytes of each hash; 0 in a new list."""
-        n: int = self._c.width
-        return n
+        return int(self._c.width)
 
     def raw(self, start: int, stop: int) -> bytes:
         """Return hashes `start` to `stop` in one piece, each padded with zeros to 32 bytes."""
