@@ -9,7 +9,7 @@ from shmstore.bindings._shmstore import ffi, lib
 from shmstore.bindings.blockpool import Pool
 from shmstore.bindings.hashlist import HashList
 from shmstore.bindings.hidden import held
-from shmstore.bindings.kv_errors import ARGUMENT, FULL, check_valid, refusal
+from shmstore.bindings.kv_errors import FULL, check, check_valid, refusal
 
 KINDS: Final[dict[str, int]] = {
     "full": lib.SHMS_KV_FULL,
@@ -26,7 +26,7 @@ _find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, l
 class Tables:
     """The block tables of all requests over one :class:`Pool`, by request id.
 
-    `groups` are (kind, block size, parameter, EAGLE) of each. `ids`, `counts` and `stored` return the answer of the
+    `groups` are (kind, parameter, block size, EAGLE) of each. `ids`, `counts` and `stored` return the answer of the
     last call.
 
     A change is one call into C, which writes state and answer into the request's record. The record is in `_requests`
@@ -41,7 +41,7 @@ class Tables:
         max_model_len: int, caching: bool, ahead: bool, interval: int | None = None,
     ) -> None:  # fmt: skip
         kinds = [kind | (lib.SHMS_KV_EAGLE if eagle else 0) for kind, _, _, eagle in groups]
-        sizes, params = ([group[column] for group in groups] for column in (1, 2))
+        params, sizes = ([group[column] for group in groups] for column in (1, 2))
         flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_AHEAD if ahead else 0)
         self._pool = pool  # borrowed by the C side
         self._c: Any = ffi.gc(
@@ -68,10 +68,7 @@ class Tables:
     def find(self, hashes: HashList, max_tokens: int) -> int:
         """Return the number of tokens in the longest cached prefix."""
         record = self._answer = self._found
-        try:
-            n: int = _find(self._c, record, hashes._c, max_tokens)
-        except OverflowError:  # not an int64
-            n = ARGUMENT
+        n: int = _find(self._c, record, hashes._c, max_tokens)
         if n < 0:
             raise refusal(n)
         return n
@@ -79,8 +76,7 @@ class Tables:
     @property
     def longest(self) -> int:
         """The tokens of the longest prefix that one type of group had in the last `find`."""
-        tokens: int = self._found.longest
-        return tokens
+        return int(self._found.longest)
 
     def allocate(
         self, request_id: str, passed: int, computed: int, external: int, n_new: int, lookahead: int, n_tokens: int,
@@ -98,8 +94,6 @@ class Tables:
                 self._c, record, passed, computed, external, n_new, lookahead, n_tokens, n_encoder, reserved, delay,
                 hashes._c, ids, _NULL if counts is None else counts,
             )  # fmt: skip
-        except OverflowError:  # not an int64
-            rc = ARGUMENT
         finally:
             if not record.table:
                 self._requests.pop(request_id, None)
@@ -118,25 +112,18 @@ class Tables:
     ) -> int:  # fmt: skip
         """Return the number of blocks that a request still needs to reach `n_tokens`."""
         record = self._requests.get(request_id, self._found)
-        n: int
-        try:
-            n = lib.shms_kvcache_needed(
+        return check(
+            lib.shms_kvcache_needed(
                 self._c, record, n_tokens, computed, external, n_encoder, in_flight, ids,
                 _NULL if counts is None else counts,
-            )  # fmt: skip
-        except OverflowError:  # not an int64
-            n = ARGUMENT
-        if n < 0:
-            raise refusal(n)
-        return n
+            )
+        )  # fmt: skip
 
     def skip(self, request_id: str, passed: int) -> None:
         """Give back what windows need no more after `passed` tokens."""
         if request_id in self:
             record = self._requests[request_id]
-            rc = lib.shms_kvcache_skip(self._c, record, passed)
-            if rc:
-                raise refusal(rc)
+            check(lib.shms_kvcache_skip(self._c, record, passed))
             self.settled[request_id] = record.settled
 
     def cache(self, request_id: str, hashes: HashList, n_tokens: int, boundaries: Sequence[int] = ()) -> None:
@@ -149,19 +136,16 @@ class Tables:
             raise refusal(rc, record.wanted, record.there)
         self.settled[request_id] = record.settled
 
-    def release(self, request_id: str) -> None:
-        """Free the request's tables, if it has any."""
-        self._release(request_id, 0)
-
     def pop(self, request_id: str) -> bytes:
         """Drop the request's tables, and return the blocks of all groups with their references."""
         if request_id not in self:
             return b""
         self._answer = self._requests[request_id]
-        self._release(request_id, 1)
+        self.release(request_id, keep=True)
         return self.ids()
 
-    def _release(self, request_id: str, keep: int) -> None:
+    def release(self, request_id: str, keep: bool = False) -> None:
+        """Drop the request's tables, if it has any, and their references unless `keep`."""
         record = self._requests.get(request_id)
         if record is None:
             return
@@ -173,8 +157,7 @@ class Tables:
 
     def cached(self, request_id: str) -> int:
         """Return the number of leading tokens whose blocks have been given keys in all groups."""
-        n: int = lib.shms_kvcache_cached(self._c, self._requests[request_id]) if request_id in self else 0
-        return n
+        return int(lib.shms_kvcache_cached(self._c, self._requests[request_id])) if request_id in self else 0
 
     def table(self, request_id: str) -> tuple[bytes, tuple[int, ...]]:
         """Return the request's blocks of all groups, and the number in each group."""
@@ -188,9 +171,7 @@ class Tables:
         if request_id not in self:
             return False
         self._answer = self._requests[request_id]
-        rc = question(self._c, self._answer)
-        if rc:
-            raise refusal(rc)
+        check(question(self._c, self._answer))
         return True
 
     def ids(self) -> bytes:

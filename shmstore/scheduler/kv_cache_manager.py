@@ -21,8 +21,6 @@ from shmstore.scheduler.kv_cache_config import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    MambaSpec,
-    SlidingWindowSpec,
     UniformTypeSpec,
 )
 from shmstore.scheduler.metrics import PrefixCacheStats
@@ -33,19 +31,12 @@ __all__ = ["KVCacheManager"]
 _NO_HASHES = BlockHashes()
 
 
-def _kind_and_parameter(spec: KVCacheSpec) -> tuple[str, int]:
-    for cls, kind, field in (
-        (FullAttentionSpec, "full", None),
-        (SlidingWindowSpec, "window", "sliding_window"),
-        (ChunkedLocalAttentionSpec, "chunk", "attention_chunk_size"),
-        (MambaSpec, "mamba", "num_speculative_blocks"),
-        (CrossAttentionSpec, "cross", None),
-    ):
-        if isinstance(spec, cls):
-            parameter = getattr(spec, field) if field else 0
-            check_range(0, INT64_LIMIT, **{field or "": parameter})
-            return kind, parameter
-    raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
+def _kind_and_parameter(spec: KVCacheSpec) -> tuple[int, int]:
+    if spec.table not in KINDS:
+        raise ValueError(f"no manager for {type(spec).__name__}; use one of the spec classes of shmstore.scheduler")
+    parameter: int = getattr(spec, spec.table_field, 0)
+    check_range(0, INT64_LIMIT, **{spec.table_field: parameter})
+    return KINDS[spec.table], parameter
 
 
 def _check_groups(
@@ -186,9 +177,7 @@ class KVCacheManager:
         )  # fmt: skip
         self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
         """The shared instance with no blocks."""
-        groups_in_c = [
-            (KINDS[kind], size, parameter, e) for (kind, parameter), size, e in zip(kinds, sizes, eagle, strict=True)
-        ]
+        groups_in_c = [(*kind, size, e) for kind, size, e in zip(kinds, sizes, eagle, strict=True)]
         self._tables = Tables(
             self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, ahead,
             retention_interval,
@@ -223,7 +212,7 @@ class KVCacheManager:
             hashes = BlockHashes(hashes)
         try:
             tokens = self._tables.find(hashes, num_tokens - 1)
-        except ValueError:
+        except (OverflowError, ValueError):
             check_range(0, TOKEN_LIMIT, num_tokens=num_tokens)
             raise ValueError(f"num_tokens must be what a block table can hold, not {num_tokens}") from None
         if self._several and self._tables.longest > tokens:  # one group agrees with itself
@@ -346,7 +335,7 @@ class KVCacheManager:
                 hashes, ids, counts,
                 self._boundaries(request) if self._thin else (),
             )  # fmt: skip
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             check_range(
                 0, TOKEN_LIMIT, num_computed_tokens=seen, num_new_computed_tokens=num_new_computed_tokens,
                 num_external_computed_tokens=num_external_computed_tokens, num_new_tokens=num_new_tokens,
@@ -476,11 +465,13 @@ class KVCacheManager:
         That is, a window needs no more blocks than it holds at a time, by `max_in_flight_tokens`. Blocks that a window
         has passed count as held, as in vLLM, so a request that has passed some may need more than this.
         """
-        check_range(0, TOKEN_LIMIT, num_tokens=num_tokens, num_encoder_tokens=num_encoder_tokens)
+        computed = request.num_computed_tokens
+        check_range(
+            0, TOKEN_LIMIT, num_tokens=num_tokens, num_encoder_tokens=num_encoder_tokens, num_computed_tokens=computed
+        )
         return self._tables.needed(
-            request.request_id, num_tokens, request.num_computed_tokens, 0, num_encoder_tokens,
-            self.max_in_flight_tokens, b"", None,
-        )  # fmt: skip
+            request.request_id, num_tokens, computed, 0, num_encoder_tokens, self.max_in_flight_tokens, b"", None
+        )
 
     def estimate_cached_tokens(self, request: RequestLike) -> int:
         """Return how many leading tokens of the request others can find, if nothing has been evicted.
