@@ -16,7 +16,7 @@ from shmstore.scheduler.block_hashes import BlockHashes
 from shmstore.scheduler.checks import INT32_LIMIT, check_range, whole
 from shmstore.scheduler.events import MEDIUM_GPU, AllBlocksCleared, BlockRemoved, BlockStored, EventHash, KVCacheEvent
 from shmstore.scheduler.extra_keys import EventSource
-from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, ids_of
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, blocks_of, ids_of
 from shmstore.scheduler.kv_cache_config import KVCacheSpec, SlidingWindowSpec
 from shmstore.scheduler.metrics import KVCacheMetricsCollector
 
@@ -113,14 +113,14 @@ class BlockPool:
             found.append(self.core.find(block_hash, group))
         return [KVCacheBlock(self, block_id) for block_id in found] if all(found) else None
 
-    def get_new_blocks(self, n: int) -> BlockSequence:
+    def get_new_blocks(self, n: int) -> list[KVCacheBlock]:
         """Take n blocks, which lose their contents, from the head of the queue. ValueError if fewer are free."""
         check_range(0, n=n)
         ids = self.core.get(n)
         if ids is None:
             raise ValueError(f"Cannot get {n} free blocks from the pool")
         self.notify_metrics(b"", ids, ids)
-        return BlockSequence(self, ids)
+        return blocks_of(self, ids)
 
     def touch(self, groups: Sequence[Iterable[KVCacheBlock]]) -> None:
         """Add a reference to each block of each group, except null blocks; free blocks leave the queue."""

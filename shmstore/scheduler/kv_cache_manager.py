@@ -13,7 +13,7 @@ from shmstore.scheduler.block_pool import BlockPool
 from shmstore.scheduler.checks import INT32_LIMIT, INT64_LIMIT, TOKEN_LIMIT, check_range
 from shmstore.scheduler.events import KVCacheEvent
 from shmstore.scheduler.extra_keys import EventSource
-from shmstore.scheduler.kv_cache_blocks import BlockSequence, KVCacheBlock, KVCacheBlocks, empty_blocks
+from shmstore.scheduler.kv_cache_blocks import KVCacheBlock, KVCacheBlocks, blocks_of, empty_blocks
 from shmstore.scheduler.kv_cache_config import (
     ChunkedLocalAttentionSpec,
     CrossAttentionSpec,
@@ -369,13 +369,13 @@ class KVCacheManager:
         except AttributeError as error:
             raise _no_request(request) from error
 
-    def pop_blocks_for_free(self, request: RequestLike) -> Sequence[KVCacheBlock]:
+    def pop_blocks_for_free(self, request: RequestLike) -> list[KVCacheBlock]:
         """Forget the request, and return its blocks with their references, group after group.
 
         For blocks that a step in flight or a transfer may still write: pass them to `block_pool.free_blocks` when it is
         over, in reverse order. An unknown request has none. An interrupt in this call may lose them.
         """
-        return BlockSequence(self.block_pool, self._tables.pop(request.request_id))
+        return blocks_of(self.block_pool, self._tables.pop(request.request_id))
 
     def cache_blocks(self, request: RequestLike, num_computed_tokens: int) -> None:
         """Let other requests find the full blocks of the first `num_computed_tokens`; do nothing with caching off.
@@ -409,12 +409,10 @@ class KVCacheManager:
     def _stored(self, request_id: str) -> Iterator[tuple[int, int, int]]:
         """Yield (group, first, end) of blocks that have just got keys; a window may have kept only some of a range."""
         stored = self._tables.stored()
-        blocks = self.get_blocks(request_id).blocks if self._thin else ()
+        tables = self.get_block_ids(request_id) if self._thin else ()
         for group, first, end in stored:
-            if not blocks:
-                yield group, first, end
-                continue
-            gaps = [i for i in range(first, end) if blocks[group][i].block_hash is None]
+            key_of = self.block_pool.core.key_of
+            gaps = [i for i in range(first, end) if key_of(tables[group][i]) is None] if tables else []
             for start, gap in zip([first, *(gap + 1 for gap in gaps)], [*gaps, end], strict=True):
                 if start < gap:
                     yield group, start, gap
