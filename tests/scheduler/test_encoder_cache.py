@@ -249,7 +249,7 @@ class Counted:
         if entry not in {*self.cached, *self.reserved.values()} and self.size(entry) > self.freeable_slots():
             return False
         if (request, i) not in self.held and not self.shares and not self.per_request:
-            self.allocated = [name for name in self.allocated if name != entry[2]] + [entry[2]]
+            self.allocated += [] if entry[2] in self.allocated else [entry[2]]
         self.take(self.held, request, i, entry)
         self.reserved.pop((request, i), None)
         if entry not in self.cached:
