@@ -6,24 +6,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
-from shmstore.bindings.blockpool import Pool, pack_ids, unpack_ids
+from shmstore.bindings.blockpool import pack_ids, unpack_ids
+
+if TYPE_CHECKING:
+    from shmstore.scheduler.block_pool import BlockPool
 
 __all__ = ["KVCacheBlock", "KVCacheBlocks", "blocks_of", "empty_blocks", "ids_of"]
-
-
-class OwnsBlocks(Protocol):
-    """What blocks need of their pool, such as a `BlockPool`."""
-
-    core: Pool
 
 
 @dataclass(slots=True, unsafe_hash=True, repr=False)
 class KVCacheBlock:
     """A view of one block of a pool as it is now; views of the same block are equal."""
 
-    _pool: OwnsBlocks
+    _pool: BlockPool
     block_id: int
 
     @property
@@ -45,12 +42,12 @@ class KVCacheBlock:
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, block_hash={self.block_hash})"
 
 
-def blocks_of(pool: OwnsBlocks, ids: bytes) -> list[KVCacheBlock]:
+def blocks_of(pool: BlockPool, ids: bytes) -> list[KVCacheBlock]:
     """Return the blocks of these packed ids."""
     return [KVCacheBlock(pool, block_id) for block_id in unpack_ids(ids)]
 
 
-def ids_of(blocks: Iterable[Any], pool: OwnsBlocks) -> bytes:
+def ids_of(blocks: Iterable[Any], pool: BlockPool) -> bytes:
     """Return the packed ids of blocks, objects with a ``block_id``; ValueError for blocks of another pool."""
     blocks = list(blocks)
     if any(getattr(block, "_pool", pool) is not pool for block in blocks):
@@ -65,7 +62,7 @@ class KVCacheBlocks:
     It is a value, and does not follow the request's table.
     """
 
-    pool: OwnsBlocks | None
+    pool: BlockPool | None
     """The pool of the blocks; None only if there are no blocks."""
     packed_ids: bytes
     """The ids of all groups as native int32, group after group."""
@@ -80,7 +77,7 @@ class KVCacheBlocks:
         self.counts = tuple(len(ids) // 4 for ids in packed)
 
     @classmethod
-    def from_ids(cls, pool: OwnsBlocks | None, ids: bytes, counts: tuple[int, ...]) -> KVCacheBlocks:
+    def from_ids(cls, pool: BlockPool | None, ids: bytes, counts: tuple[int, ...]) -> KVCacheBlocks:
         """Return blocks from their packed ids, group after group; `counts` has the number for each group."""
         made = object.__new__(cls)
         made.pool = pool

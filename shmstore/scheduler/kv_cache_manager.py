@@ -21,7 +21,6 @@ from shmstore.scheduler.kv_cache_config import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
-    UniformTypeSpec,
 )
 from shmstore.scheduler.metrics import PrefixCacheStats
 from shmstore.scheduler.request import RequestLike
@@ -136,10 +135,7 @@ class KVCacheManager:
         check_range(0, TOKEN_LIMIT, max_in_flight_tokens=max_in_flight_tokens)
         if not 0 <= watermark <= 1:
             raise ValueError(f"watermark is a share of the blocks, 0 to 1, not {shown(watermark)}")
-        specs = [
-            group.kv_cache_spec.first if isinstance(group.kv_cache_spec, UniformTypeSpec) else group.kv_cache_spec
-            for group in groups
-        ]
+        specs = [group.kv_cache_spec.first for group in groups]
         kinds = [_kind_and_parameter(spec) for spec in specs]
         ranks = dcp_world_size * pcp_world_size
         if ranks > 1 and (len(specs) > 1 or not isinstance(specs[0], FullAttentionSpec)):
@@ -410,8 +406,8 @@ class KVCacheManager:
         """Yield (group, first, end) of blocks that have just got keys; a window may have kept only some of a range."""
         stored = self._tables.stored()
         tables = self.get_block_ids(request_id) if self._thin else ()
+        key_of = self.block_pool.core.key_of
         for group, first, end in stored:
-            key_of = self.block_pool.core.key_of
             gaps = [i for i in range(first, end) if key_of(tables[group][i]) is None] if tables else []
             for start, gap in zip([first, *(gap + 1 for gap in gaps)], [*gaps, end], strict=True):
                 if start < gap:
@@ -424,8 +420,7 @@ class KVCacheManager:
         pool = self.block_pool
         if source is not None:
             for group, first, end in self._stored(request_id):
-                size = self._sizes[group]
-                pool.record_stored(source, hashes, first, end, size, size // self.hash_block_size, group)
+                pool.record_stored(source, hashes, first, end, self._sizes[group], group)
         if pool.metrics is not None and (found or new):
             pool.notify_metrics(found, new, new)
 
@@ -437,12 +432,11 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all contents and return True; while any block is in use, log a warning and return False."""
-        if not self.block_pool.forget():
-            return False
-        if self.log_stats:
-            self._stats.reset = True
-        self.block_pool.notify_reset()
-        return True
+        stats, before = self._stats, self._stats.reset
+        stats.reset = True  # already now, because the metrics collector may ask for it
+        done = self.block_pool.reset_prefix_cache()
+        stats.reset = done or before
+        return done
 
     def make_prefix_cache_stats(self) -> PrefixCacheStats | None:
         """Return the statistics since the last call; None without `log_stats`."""
