@@ -26,7 +26,7 @@ _find, _allocate, _release = lib.shms_kvcache_find, lib.shms_kvcache_allocate, l
 class Tables:
     """The block tables of all requests over one :class:`Pool`, by request id.
 
-    `groups` are (kind, parameter, block size, EAGLE) of each. `ids`, `counts` and `stored` return the answer of the
+    `groups` are (kind, block size, parameter, EAGLE) of each. `ids`, `counts` and `stored` return the answer of the
     last call.
 
     A change is one call into C, which writes state and answer into the request's record. The record is in `_requests`
@@ -41,7 +41,7 @@ class Tables:
         max_model_len: int, caching: bool, ahead: bool, interval: int | None = None,
     ) -> None:  # fmt: skip
         kinds = [kind | (lib.SHMS_KV_EAGLE if eagle else 0) for kind, _, _, eagle in groups]
-        params, sizes = ([group[column] for group in groups] for column in (1, 2))
+        sizes, params = ([group[column] for group in groups] for column in (1, 2))
         flags = (lib.SHMS_KV_CACHING if caching else 0) | (lib.SHMS_KV_AHEAD if ahead else 0)
         self._pool = pool  # borrowed by the C side
         self._c: Any = ffi.gc(

@@ -209,22 +209,22 @@ class _Manager:
         """Raise RuntimeError at the first broken invariant."""
         used, reserved = sum(self._sizes.values()), {h for items in self._reserved.values() for h in items.values()}
         unused = {h for h, users in self.cached.items() if not users}
-        _require(self.num_free_slots == self.cache_size - used, "free slots are not what the entries leave")
-        _require(self.num_freeable_slots == self.num_free_slots + sum(self.freeable.values()), "freeable slots")
-        _require(self.num_free_slots >= 0, "more is cached or reserved than the capacity")
-        _require(self._sizes.keys() == self.cached.keys() | reserved, "an entry without a size, or a size without one")
-        _require(self.freeable.keys() == unused - reserved, "entries that nobody uses or has reserved")
-        _require(all(self._held.values()) and all(self._reserved.values()), "a request without items")
         holders: dict[Any, set[str]] = {entry: set() for entry in self.cached}
         for request_id, taken in self._held.items():
             for entry in taken.values():
                 holders[entry].add(request_id)
-        _require(holders == self.cached, "users that hold no item")
-
-
-def _require(holds: bool, what: str) -> None:
-    if not holds:
-        raise RuntimeError(f"broken invariant: {what}")
+        for holds, what in (
+            (self.num_free_slots == self.cache_size - used, "free slots are not what the entries leave"),
+            (self.num_freeable_slots == self.num_free_slots + sum(self.freeable.values()), "freeable slots"),
+            (self.num_free_slots >= 0, "more is cached or reserved than the capacity"),
+            (self._sizes.keys() == self.cached.keys() | reserved, "an entry without a size, or a size without one"),
+            (self.freeable.keys() == unused - reserved, "entries that nobody uses or has reserved"),
+            (not self._freed.keys() & self.cached.keys(), "an entry is cached and freed"),
+            (all(self._held.values()) and all(self._reserved.values()), "a request without items"),
+            (holders == self.cached, "users that hold no item"),
+        ):
+            if not holds:
+                raise RuntimeError(f"broken invariant: {what}")
 
 
 class _Reserving(_Manager):

@@ -173,7 +173,7 @@ class KVCacheManager:
         )  # fmt: skip
         self.empty_kv_cache_blocks = empty_blocks(self.num_groups)
         """The shared instance with no blocks."""
-        groups_in_c = [(*kind, size, e) for kind, size, e in zip(kinds, sizes, eagle, strict=True)]
+        groups_in_c = [(kind, size, value, e) for (kind, value), size, e in zip(kinds, sizes, eagle, strict=True)]
         self._tables = Tables(
             self.block_pool.core, groups_in_c, hash_block_size, alignment, max_model_len, enable_caching, ahead,
             retention_interval,
