@@ -402,13 +402,11 @@ class KVCacheManager:
             again, longer = (max(tokens // block * block - block, 0) for tokens in (again, again + 1))
         return again, longer, getattr(request, "shared_prefix_boundary", 0) or -1
 
-    def _stored(self, request_id: str) -> Iterator[tuple[int, int, int]]:
-        """Yield (group, first, end) of blocks that have just got keys; a window may have kept only some of a range."""
-        stored = self._tables.stored()
-        tables = self.get_block_ids(request_id) if self._thin else ()
-        key_of = self.block_pool.core.key_of
+    def _kept(self, request_id: str, stored: list[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
+        """Yield the parts of `stored` that have keys: with `retention_interval` a window keeps only some of a range."""
+        tables, key_of = self.get_block_ids(request_id), self.block_pool.core.key_of
         for group, first, end in stored:
-            gaps = [i for i in range(first, end) if key_of(tables[group][i]) is None] if tables else []
+            gaps = [i for i in range(first, end) if key_of(tables[group][i]) is None]
             for start, gap in zip([first, *(gap + 1 for gap in gaps)], [*gaps, end], strict=True):
                 if start < gap:
                     yield group, start, gap
@@ -419,7 +417,8 @@ class KVCacheManager:
         """Record events, then notify the metrics, whose calls may overwrite the results of the last change."""
         pool = self.block_pool
         if source is not None:
-            for group, first, end in self._stored(request_id):
+            stored = self._tables.stored()
+            for group, first, end in self._kept(request_id, stored) if self._thin else stored:
                 pool.record_stored(source, hashes, first, end, self._sizes[group], group)
         if pool.metrics is not None and (found or new):
             pool.notify_metrics(found, new, new)
